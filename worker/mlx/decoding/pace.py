@@ -69,13 +69,13 @@ class PrefillPace:
     def prefilled(self, tokens: int, took_s: float, depth_tokens: int, *, decoding: bool) -> None:
         """Note that a chunk of ``tokens`` after ``depth_tokens`` took ``took_s``. ``decoding`` says
         whether rows waited for it."""
+        # The rest of a prompt says little of a full chunk: what any chunk costs weighs too much.
+        if 2 * tokens < self._suggested and took_s <= self.budget_s(decoding):
+            return
         if decoding and self._measured_tokens:
             self._compare(
                 self._decode_s + took_s, self._decode_s + self._takes_s(tokens, depth_tokens)
             )
-        # The rest of a prompt says little of a full chunk: what any chunk costs weighs too much.
-        if 2 * tokens < self._suggested and took_s <= self.budget_s(decoding):
-            return
         self._measured_tokens = tokens
         self._token_s = took_s / tokens
         self._depth_tokens = depth_tokens

@@ -85,7 +85,7 @@ def test_a_chunk_that_takes_longer_than_foreseen_makes_the_next_ones_smaller() -
     prefill(pace, steady, 60_000, 0.01)
     calm = pace.chunk(0, decoding=True)
     pace.prefilled(calm, 1.5 * steady.takes_s(calm, 0), 0, decoding=True)
-    prefill(pace, steady, calm, 0.01)
+    pace.prefilled(calm // 2, steady.takes_s(calm // 2, 0), 0, decoding=True)
     assert pace.chunk(0, decoding=True) < 0.75 * calm
     prefill(pace, steady, 60_000, 0.01)
     assert pace.chunk(0, decoding=True) == pytest.approx(calm, rel=0.05)
