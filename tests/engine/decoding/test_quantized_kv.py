@@ -26,8 +26,9 @@ from lmx.worker.mlx.prefix.state import CacheLayout
 pytestmark = pytest.mark.engine
 
 KINDS = ("llama-64", "gemma3-64", "qwen3_next-64")
-# Some are read in one chunk with other rows' tokens between them, some slide out of a window.
-LENGTHS = (40, 3, 75, 18)
+# Some are read in one chunk with other rows' tokens between them, some slide out of a window, and of
+# one there is nothing to read before it decodes.
+LENGTHS = (40, 3, 75, 18, 1)
 COUNT = 16
 
 
@@ -65,7 +66,7 @@ def caches(runner: EngineRunner) -> set[type]:
 
 def test_rows_that_join_and_leave_are_what_they_are_alone(runner: EngineRunner) -> None:
     """The others decode, so that their prompts are read in chunks."""
-    samplings = [GREEDY, HOT, GREEDY, replace(HOT, seed=7)]
+    samplings = [GREEDY, HOT, GREEDY, replace(HOT, seed=7), GREEDY]
     expected = [
         cold(runner, prompt_of(length), one, COUNT)
         for length, one in zip(LENGTHS, samplings, strict=True)
@@ -180,7 +181,9 @@ def test_rows_of_different_lengths_are_whole_in_one_batch_and_out_of_it() -> Non
         assert again.size() == row.size()
         for whole, part in zip(row.state, again.state, strict=True):
             assert all(mx.array_equal(one, other) for one, other in zip(whole, part, strict=True))
-    assert BatchQuantizedCache([0], packing).size() == 0
+    assert QuantizedCache.merge([QuantizedCache(packing)]).size() == 0
+    half_full = QuantizedCache.merge([QuantizedCache(packing), rows[0]])
+    assert [half_full.extract(place).size() for place in range(2)] == [0, rows[0].size()]
 
 
 def test_keys_that_a_model_makes_wait_for_others_are_stored() -> None:

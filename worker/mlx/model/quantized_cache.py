@@ -73,8 +73,10 @@ class QuantizedCache(QuantizedKVCache):  # type: ignore[misc]  # mlx-vlm has no 
 
     @classmethod
     def merge(cls, caches: Sequence[QuantizedCache]) -> BatchQuantizedCache:
-        """Return a batch with these rows, of which each holds at least one token."""
+        """Return a batch with these rows."""
         longest = max(cache.offset for cache in caches)
+        if not longest:  # A prompt of one token leaves nothing to read before it decodes.
+            return BatchQuantizedCache([0] * len(caches), caches[0].packing)
         padding = [longest - cache.offset for cache in caches]
         batch = BatchQuantizedCache(padding, caches[0].packing)
         batch.state = (
@@ -154,13 +156,17 @@ def _quantized(cache: Any, packings: Iterator[Packing | None]) -> Any:
     return QuantizedCache(packing)
 
 
-def _stacked(contents: Sequence[_Parts], caches: Sequence[QuantizedCache], length: int) -> _Parts:
-    """Return the rows' numbers as one array for each part, with padding before shorter rows."""
+def _stacked(
+    contents: Sequence[_Parts | None], caches: Sequence[QuantizedCache], length: int
+) -> _Parts:
+    """Return the rows' numbers as one array for each part, with padding before shorter rows. The
+    content of a row that holds nothing is None."""
+    some = next(content for content in contents if content is not None)
     return tuple(
         mx.concatenate(
             [
                 mx.pad(
-                    content[part][:, :, : cache.offset],
+                    (some if content is None else content)[part][:, :, : cache.offset],
                     [(0, 0), (0, 0), (length - cache.offset, 0), (0, 0)],
                 )
                 for content, cache in zip(contents, caches, strict=True)
