@@ -26,8 +26,8 @@ from lmx.worker.mlx.prefix.state import CacheLayout
 pytestmark = pytest.mark.engine
 
 KINDS = ("llama-64", "gemma3-64", "qwen3_next-64")
-# Some are read in one chunk with other rows' tokens between them, some slide out of a window, and of
-# one there is nothing to read before it decodes.
+# Some are read in one chunk with other rows' tokens between them, some slide out of a window, and
+# one has nothing to be read before it decodes.
 LENGTHS = (40, 3, 75, 18, 1)
 COUNT = 16
 
