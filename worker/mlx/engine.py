@@ -23,6 +23,7 @@ from lmx.worker.constraints.compiler import ConstraintCompiler
 from lmx.worker.engine import (
     ConstraintMaker,
     ConstraintSource,
+    Detokenizer,
     EncodedPrompt,
     Engine,
     LoadReporter,
@@ -55,7 +56,6 @@ from lmx.worker.mlx.prefix.folder import prefix_namespace
 from lmx.worker.mlx.sampling.draw import warm_up_draws
 from lmx.worker.mlx.sampling.sampler import RowSampler
 from lmx.worker.templates.renderer import Renderer
-from lmx.worker.text.detokenize import IncrementalDetokenizer
 
 log = structlog.get_logger()
 
@@ -153,7 +153,7 @@ class MlxGenerator:
 
     def detokenizer(
         self, markers: bool, after: Sequence[int] = (), *, special: bool = False
-    ) -> IncrementalDetokenizer:
+    ) -> Detokenizer:
         """Return a new row's detokenizer."""
         return self._text.detokenizer(markers, after, special=special)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
+
+_Utf8 = codecs.getincrementaldecoder("utf-8")
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -15,16 +18,37 @@ _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 _LONGEST_WAIT_TOKENS: Final = 16
 
 
-class TokenTexts(dict[int, str]):
-    """The texts of single tokens, each decoded once."""
+class ByteDetokenizer:
+    """Decodes tokens whose bytes, one after the other, are the text.
 
-    def __init__(self, decode: Decode) -> None:
-        super().__init__()
-        self._decode = decode
+    An incomplete character is held back; bytes that are none become U+FFFD, as when all are decoded
+    at once. ``token_bytes`` are the bytes of each token. ``skip`` are the special tokens, which are
+    no text. ``after`` are tokens that come before, and are no part of the text; a character that
+    they begin is a part of it.
+    """
 
-    def __missing__(self, token: int) -> str:
-        text = self[token] = self._decode([token])
-        return text
+    __slots__ = ("_decode", "_skip", "_token_bytes")
+
+    def __init__(
+        self,
+        token_bytes: Mapping[int, bytes],
+        skip: frozenset[int],
+        after: Sequence[int] = (),
+    ) -> None:
+        self._token_bytes = token_bytes
+        self._skip = skip
+        self._decode = _Utf8("replace").decode
+        for token in after:
+            self.add(token)
+
+    def add(self, token: int) -> str:
+        """Return the text that became final with this token: all of it, but for the first bytes of
+        a character."""
+        return "" if token in self._skip else self._decode(self._token_bytes[token])
+
+    def flush(self) -> str:
+        """Return U+FFFD if the last character is incomplete."""
+        return self._decode(b"", True)
 
 
 class IncrementalDetokenizer:
@@ -35,22 +59,19 @@ class IncrementalDetokenizer:
     off. Text that ends in U+FFFD is an incomplete character and is held back.
 
     ``skip`` are the special tokens, which are no text. ``after`` are tokens that come before, and
-    are no part of the text. ``texts`` are those of single tokens, if the bytes of several are
-    always the bytes of each: then a token of whole characters needs no decoding.
+    are no part of the text.
     """
 
-    __slots__ = ("_context", "_context_text", "_decode", "_new", "_skip", "_texts")
+    __slots__ = ("_context", "_context_text", "_decode", "_new", "_skip")
 
     def __init__(
         self,
         decode: Decode,
         skip: frozenset[int],
         after: Sequence[int] = (),
-        texts: Mapping[int, str] | None = None,
     ) -> None:
         self._decode = decode
         self._skip = skip
-        self._texts = texts
         self._context = [token for token in after if token not in skip]
         self._context_text = decode(self._context) if self._context else ""
         self._new: list[int] = []
@@ -59,11 +80,6 @@ class IncrementalDetokenizer:
         """Return the text that became final with this token, often none."""
         if token in self._skip:
             return ""
-        if self._texts is not None and not self._new:
-            text = self._texts[token]
-            if _REPLACEMENT not in text:
-                self._context, self._context_text = [token], text
-                return text
         self._new.append(token)
         text = self._decode(self._context + self._new)
         if text.endswith(_REPLACEMENT) and len(self._new) < _LONGEST_WAIT_TOKENS:

@@ -23,9 +23,9 @@ from lmx.protocol.messages.tasks import (
     Tokenized,
     TokenizerDescribed,
 )
-from lmx.worker.engine import EncodedPrompt, PromptSource
+from lmx.worker.engine import Detokenizer, EncodedPrompt, PromptSource
 from lmx.worker.media.values import Media
-from lmx.worker.text.detokenize import Decode, IncrementalDetokenizer, TokenTexts
+from lmx.worker.text.detokenize import ByteDetokenizer, Decode, IncrementalDetokenizer
 
 _BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _METASPACE: Final = "\N{LOWER ONE EIGHTH BLOCK}"
@@ -44,16 +44,19 @@ class TokenText:
         self._special = _special_ids(tokenizer) | end_ids
         self._markers = marker_ids - end_ids
         self._byte_level = _is_byte_level(tokenizer)
-        self._texts = TokenTexts(self._decode) if _joins_bytes(tokenizer) else None
+        self._bytes = _TextBytes(self._tokenizer) if _joins_bytes(tokenizer) else None
 
     def detokenizer(
         self, markers: bool, after: Sequence[int], *, special: bool = False
-    ) -> IncrementalDetokenizer:
+    ) -> Detokenizer:
         """See :meth:`lmx.worker.engine.Generator.detokenizer`."""
         if special:
-            return IncrementalDetokenizer(self._decode, frozenset(), after, self._texts)
-        skip = self._special - self._markers if markers else self._special | self._markers
-        return IncrementalDetokenizer(self._decode, skip, after, self._texts)
+            skip = frozenset[int]()
+        else:
+            skip = self._special - self._markers if markers else self._special | self._markers
+        if self._bytes is not None:
+            return ByteDetokenizer(self._bytes, skip, after)
+        return IncrementalDetokenizer(self._decode, skip, after)
 
     def token_bytes(self, token: int) -> bytes:
         """Return a token's bytes, which may be a part of a character; the name of a special token;
@@ -68,6 +71,24 @@ class TokenText:
         if match := _BYTE_TOKEN.fullmatch(name):
             return bytes([int(match[1], 16)])
         return str(name).replace(_METASPACE, " ").encode()
+
+
+class _TextBytes(dict[int, bytes]):
+    """What each token adds to a text of the tokenizers for which :func:`_joins_bytes` is true. Each
+    token is looked up once."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        super().__init__()
+        self._name_of = tokenizer.backend_tokenizer.id_to_token
+
+    def __missing__(self, token: int) -> bytes:
+        name = self._name_of(token) or ""
+        try:
+            text = bytes([_BYTE_OF[char] for char in name])
+        except KeyError:  # It was added to the vocabulary, and is written as it is.
+            text = name.encode()
+        self[token] = text
+        return text
 
 
 def _decode_by(tokenizer: Any) -> Decode:

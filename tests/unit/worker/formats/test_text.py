@@ -23,7 +23,7 @@ from lmx.worker.scheduling.logprobs import LogprobTrack
 from lmx.worker.scheduling.row import StopMatcher
 from lmx.worker.service.outgoing import Outgoing
 from lmx.worker.service.stream import Ranking, Stream
-from lmx.worker.text.detokenize import Decode, IncrementalDetokenizer, TokenTexts
+from lmx.worker.text.detokenize import Decode, IncrementalDetokenizer
 
 SMALL = st.text("ab", max_size=12)
 STOPS = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=4)
@@ -296,36 +296,6 @@ def test_any_bytes_join_to_what_decoding_them_at_once_gives(ids: list[int]) -> N
 
 
 BYTE_LEVEL = byte_level()
-
-
-@given(
-    ids=st.one_of(
-        st.lists(st.integers(0, 255), max_size=40),
-        st.text(max_size=20).map(lambda text: BYTE_LEVEL.encode(text).ids),
-    ),
-    cut=st.integers(0, 5),
-)
-def test_texts_of_single_tokens_give_the_same_pieces(ids: list[int], cut: int) -> None:
-    decode = decoder_of(BYTE_LEVEL)
-
-    def pieces(texts: TokenTexts | None) -> list[str]:
-        detokenizer = IncrementalDetokenizer(decode, frozenset(), ids[:cut], texts)
-        return [*(detokenizer.add(token) for token in ids[cut:]), detokenizer.flush()]
-
-    assert pieces(TokenTexts(decode)) == pieces(None)
-
-
-def test_a_token_of_whole_characters_is_decoded_once() -> None:
-    calls: list[Sequence[int]] = []
-
-    def decode(ids: Sequence[int]) -> str:
-        calls.append(list(ids))
-        return decoder_of(BYTE_LEVEL)(ids)
-
-    detokenizer = IncrementalDetokenizer(decode, frozenset(), (), TokenTexts(decode))
-    a, b = BYTE_LEVEL.encode("ab").ids
-    assert [detokenizer.add(token) for token in (a, b, a, a, b)] == ["a", "b", "a", "a", "b"]
-    assert calls == [[a], [b]]
 
 
 @given(text=st.text(max_size=30))
