@@ -13,7 +13,9 @@ from lmx.supervisor.cli.command import Exit, command, config_option, config_path
 @click.command()
 @config_option
 @json_option
-@click.option("--bench", is_flag=True, help="Also measure the device and its memory (a minute).")
+@click.option(
+    "--bench", is_flag=True, help="Also measure the device, its memory, processes (up to minutes)."
+)
 @click.option("--sleep", is_flag=True, help="Also put this Mac to sleep once; wake it again.")
 @command
 def doctor(config: Path | None, as_json: bool, bench: bool, sleep: bool) -> None:
@@ -29,16 +31,17 @@ def doctor(config: Path | None, as_json: bool, bench: bool, sleep: bool) -> None
     from lmx.supervisor.cli.views.json_output import json_text
 
     system = System()
-    title, lines = examine(system, home(), config_path(config))
+    found = examine(system, home(), config_path(config))
+    lines = found.lines
     if bench or sleep:
         from lmx.supervisor.cli.doctor import bench as measuring
 
-        lines += measuring.bench() if bench else []
+        lines += measuring.bench(system, found.folders) if bench else []
         lines += [measuring.sleep_once()] if sleep else []
     user_home = str(Path.home())
     if as_json:
-        click.echo(json_text(json_report(title, lines, user_home)))
+        click.echo(json_text(json_report(found.title, lines, user_home)))
     else:
-        click.echo(as_text(title, lines, user_home))
+        click.echo(as_text(found.title, lines, user_home))
     if not healthy(lines):
         sys.exit(Exit.FAILED)

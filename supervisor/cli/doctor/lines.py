@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 
 class Verdict(StrEnum):
@@ -24,11 +24,25 @@ class Verdict(StrEnum):
     """Something does not work."""
 
 
+Name = Literal[
+    # Of every machine, then of this installation.
+    "python", "packages", "blas", "files", "memory", "disk",
+    "sockets", "config", "processes", "keys", "port", "models", "service",
+    # Of a Mac.
+    "macos", "gpu", "pressure", "wired", "backlog", "sleep", "backups", "firewall", "panics",
+    "killed", "privacy",
+    # With --bench and --sleep.
+    "exits", "stacks", "exec", "descriptors", "launchd", "speed", "footprint", "counted", "back",
+    "pause", "batch", "together", "kernel", "bench", "clock",
+]  # fmt: skip
+"""What is checked. ``docs/start/doctor.md`` has a row for each."""
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """One assumption, checked."""
 
-    name: str
+    name: Name
     """One word, always the same."""
 
     assumption: str
@@ -72,7 +86,8 @@ def as_text(title: str, lines: Sequence[Line], user_home: str) -> str:
 
 
 def as_json(title: str, lines: Sequence[Line], user_home: str) -> dict[str, Any]:
-    """Return the report for programs."""
+    """Return the report for programs. Its shape is in ``docs/start/doctor.md``: keys and names are
+    added to it, and none is changed or removed."""
     found = [
         {name: private(str(value), user_home) for name, value in asdict(line).items()}
         for line in lines

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from lmx.protocol.web_origins import is_loopback
 from lmx.supervisor.cli.doctor.lines import Line, Verdict
-from lmx.supervisor.cli.doctor.setup import model_folders
 from lmx.supervisor.cli.doctor.system import System
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.decisions.ledger import budget_bytes, format_bytes
-from lmx.supervisor.decisions.memory_reading import MemoryReading
+from lmx.supervisor.decisions.memory_reading import KernelPressure, MemoryReading
 from lmx.supervisor.memory.working_set import LIMIT_NAME
 from lmx.supervisor.state.home import Home
 
@@ -28,23 +29,25 @@ _GUARDED: Final = ("Documents", "Desktop", "Downloads")
 """Folders of a user that macOS keeps from programs that launchd runs, without a word."""
 
 
-def check_mac(system: System, home: Home, config: Config | None, *, running: bool) -> list[Line]:
-    """Return the findings."""
+def check_mac(
+    system: System, home: Home, config: Config, folders: Sequence[Path], *, running: bool
+) -> list[Line]:
+    """Return the findings. ``folders`` are those that lmx needs."""
     reading, working_set = system.memory(), system.working_set()
     lines = [check_release(system.release(), system.machine())]
     if reading is not None and working_set is not None:
         limit_mb = system.sysctl(LIMIT_NAME) or 0
-        lines.append(check_gpu(config or Config(), reading, working_set, limit_mb))
+        lines.append(check_gpu(config, reading, working_set, limit_mb))
+        left, available = system.sysctl("kern.memorystatus_level"), system.other_available_bytes()
+        lines.append(check_pressure(reading, left, available))
         lines.append(check_wired(reading, running=running))
     lines.append(check_backlog(system.sysctl("kern.ipc.somaxconn")))
-    lines.append(check_sleep(system.run("/usr/bin/pmset", "-g"), config or Config()))
-    lines.append(check_firewall(_firewall(system), config or Config()))
+    battery = "'Battery Power'" in (system.run("/usr/bin/pmset", "-g", "batt") or "")
+    lines.append(check_sleep(system.run("/usr/bin/pmset", "-g"), config, battery=battery))
+    lines.append(check_backups(system.run("/usr/bin/tmutil", "isexcluded", *_kept_out(home))))
+    lines.append(check_firewall(_firewall(system), config))
     lines += check_reports(system)
-    user = Path(system.environment.get("HOME", "/"))
-    folders = [home.path, Path(__file__).resolve().parents[3]]
-    lines.append(
-        check_guarded([*folders, *([] if config is None else model_folders(config))], user)
-    )
+    lines.append(check_guarded(folders, Path(system.environment.get("HOME", "/"))))
     return lines
 
 
@@ -82,6 +85,23 @@ def check_gpu(config: Config, reading: MemoryReading, working_set: int, limit_mb
     )  # fmt: skip
 
 
+def check_pressure(reading: MemoryReading, left: int | None, other_bytes: int) -> Line:
+    """Show the measures of a shortage side by side: lmx goes by the first one. ``left`` is how much
+    the kernel says is left, in percent, ``other_bytes`` what psutil calls available."""
+    level = reading.kernel_pressure
+    measured = (
+        f"{'unknown' if level is None else level.name.lower()}; {left}% left by the kernel's "
+        f"count; Memory Used {format_bytes(reading.used_bytes)}, by another count "
+        f"{format_bytes(reading.total_bytes - other_bytes)}"
+    )
+    short = level is not KernelPressure.NORMAL
+    return Line(
+        "pressure", "macOS says itself how short memory is", measured,
+        Verdict.WARNING if short else Verdict.OK,
+        "close other programs, or lower memory.budget_bytes" if short else "",
+    )  # fmt: skip
+
+
 def check_wired(reading: MemoryReading, *, running: bool) -> Line:
     """Judge whether memory of ended processes has stayed wired."""
     wired = reading.wired_bytes or 0
@@ -106,13 +126,13 @@ def check_backlog(backlog: int | None) -> Line:
     )  # fmt: skip
 
 
-def check_sleep(told: str | None, config: Config) -> Line:
+def check_sleep(told: str | None, config: Config, *, battery: bool = False) -> Line:
     """Judge whether the Mac goes to sleep by itself."""
     found = re.search(r"^\s*sleep\s+(\d+)", told or "", re.MULTILINE)
     prevent = config.server.prevent_sleep
     minutes = int(found.group(1)) if found else None
     measured = {None: "unknown", 0: "it does not sleep"}.get(minutes, f"after {minutes} minutes")
-    measured += f"; server.prevent_sleep is {prevent}"
+    measured += f"; server.prevent_sleep is {prevent}{', on battery' if battery else ''}"
     sleeps = minutes != 0 and prevent != "always"
     return Line(
         "sleep", "a server that others use stays awake", measured,
@@ -121,11 +141,21 @@ def check_sleep(told: str | None, config: Config) -> Line:
     )  # fmt: skip
 
 
+def check_backups(told: str | None) -> Line:
+    """Judge whether Time Machine leaves out what can be fetched or computed again."""
+    copied = (told or "").count("[Included]")
+    measured = f"{copied} of lmx's folders are" if copied else "they are not"
+    return Line(
+        "backups", "models and caches are in no backup",
+        "unknown" if told is None else measured,
+        Verdict.NOTE if copied else Verdict.OK,
+        "tmutil addexclusion ~/.lmx/models ~/.lmx/cache ~/.lmx/tmp" if copied else "",
+    )  # fmt: skip
+
+
 def check_firewall(state: int | None, config: Config) -> Line:
     """Judge the application firewall. It asks once for each Python, and drops silently when nobody
     is logged in."""
-    from lmx.protocol.web_origins import is_loopback
-
     on = bool(state)
     others = not is_loopback(config.server.host)
     measured = {None: "unknown", 0: "off"}.get(state, "on")
@@ -163,7 +193,7 @@ def check_reports(system: System) -> list[Line]:
     ]  # fmt: skip
 
 
-def check_guarded(folders: list[Path], user: Path) -> Line:
+def check_guarded(folders: Sequence[Path], user: Path) -> Line:
     """Judge whether launchd's agents can read what lmx needs."""
     guarded = sorted(
         {
@@ -180,6 +210,10 @@ def check_guarded(folders: list[Path], user: Path) -> Line:
         "move it, e.g. to ~/models and ~/lmx: macOS keeps these from programs that launchd runs"
         if guarded else "",
     )  # fmt: skip
+
+
+def _kept_out(home: Home) -> list[str]:
+    return [str(each) for each in (home.models, home.cache, home.temporary) if each.exists()]
 
 
 def _firewall(system: System) -> int | None:

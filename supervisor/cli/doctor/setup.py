@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from lmx.protocol.errors import OperationError
 from lmx.protocol.web_origins import is_loopback
 from lmx.protocol.wire.endpoints import SOCKET_PATH_LIMIT_BYTES
 from lmx.supervisor.cli.doctor.lines import Line, Verdict
 from lmx.supervisor.cli.doctor.system import System
-from lmx.supervisor.config.load import load_config
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.config.sources import FolderSource, GgufSource, folder_path, parse_source
 from lmx.supervisor.inventory.unreadable import unreadable_models
@@ -23,12 +21,11 @@ _LABEL: Final = "com.lmx.supervisor"
 
 
 def check_setup(
-    system: System, home: Home, config_path: Path | None, *, running: bool
+    system: System, home: Home, config_path: Path | None, config: Config | None, *, running: bool
 ) -> list[Line]:
-    """Return the findings. ``running`` says whether a supervisor runs."""
-    lines = [check_socket_path(home)]
-    config, line = check_config(config_path, system)
-    lines.append(line)
+    """Return the findings. ``config`` is None if it is not valid. ``running`` says whether a
+    supervisor runs."""
+    lines = [check_socket_path(home), check_config(config_path, config)]
     lines.append(check_processes(running, [] if running else _left(home)))
     if config is not None:
         lines.append(check_keys(config))
@@ -50,16 +47,12 @@ def check_socket_path(home: Home) -> Line:
     )  # fmt: skip
 
 
-def check_config(path: Path | None, system: System) -> tuple[Config | None, Line]:
+def check_config(path: Path | None, config: Config | None) -> Line:
     """Judge the configuration. What is wrong is not shown: it may quote keys."""
     where = str(path or "defaults and LMX_* variables")
-    try:
-        config = load_config(path, system.environment)
-    except OperationError:
-        mend = "lmx config check"
-        return None, Line("config", "valid", f"{where} is not", Verdict.BAD, mend)
-    count = len(config.models)
-    return config, Line("config", "valid", f"{where}, {count} models", Verdict.OK)
+    if config is None:
+        return Line("config", "valid", f"{where} is not", Verdict.BAD, "lmx config check")
+    return Line("config", "valid", f"{where}, {len(config.models)} models", Verdict.OK)
 
 
 def check_keys(config: Config) -> Line:

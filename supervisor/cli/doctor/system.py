@@ -16,6 +16,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
+import psutil
+
 from lmx.protocol.host.sysctl import sysctl_number
 from lmx.supervisor.decisions.memory_reading import MemoryReading
 from lmx.supervisor.memory.system import read_memory
@@ -107,6 +109,10 @@ class System:
             return read_memory()
         except OSError:
             return None
+
+    def other_available_bytes(self) -> int:
+        """Return what psutil calls available, for comparison."""
+        return int(psutil.virtual_memory().available)
 
     def working_set(self) -> int | None:
         """Return how many bytes the GPU may have; None if it is no Mac."""

@@ -4,88 +4,28 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import get_args
 
 import pytest
 from click.testing import CliRunner
+from fake_machine import GIB, PMSET, Linux, Mac, line_of
 
-from lmx.supervisor.cli.doctor import bench, mac, machine, setup
+from lmx.supervisor.cli.doctor import examine as examining
+from lmx.supervisor.cli.doctor import mac, machine, setup
 from lmx.supervisor.cli.doctor.examine import examine
-from lmx.supervisor.cli.doctor.lines import Line, Verdict, as_json, as_text, healthy
+from lmx.supervisor.cli.doctor.lines import Line, Name, Verdict, as_json, as_text, healthy
 from lmx.supervisor.cli.doctor.system import System
 from lmx.supervisor.cli.main import main
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.decisions.memory_reading import KernelPressure, MemoryReading
 from lmx.supervisor.state.home import Home
 
-GIB = 1024**3
 OK, NOTE, WARNING, BAD = Verdict
-PMSET = "Active Profiles:\nBattery Power\t-1\nAC Power\t-1*\nCurrently in use:\n sleep\t\t10\n"
 SECRET = "a-very-secret-key-of-32-characters"
-
-
-class Mac(System):
-    """A Mac on which all is well."""
-
-    platform = "darwin"
-
-    def __init__(self, home: Path, **changes: Any) -> None:
-        self.home = home
-        self.changes = changes
-        self.asked: list[tuple[str, ...]] = []
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        return {"HOME": str(self.home), **self.changes.get("environment", {})}
-
-    def python(self) -> tuple[int, int, int]:
-        return 3, 13, 1
-
-    def machine(self) -> str:
-        return "arm64"
-
-    def release(self) -> str:
-        return "26.1"
-
-    def sysctl(self, name: str) -> int | None:
-        return {"kern.ipc.somaxconn": 1024, "iogpu.wired_limit_mb": 0}.get(name)
-
-    def run(self, *command: str, limit_s: float = 10.0) -> str | None:
-        self.asked.append(command)
-        return {
-            "/usr/bin/pmset": PMSET.replace("10", "0"),
-            "/usr/bin/id": "501\n",
-            "/usr/libexec/ApplicationFirewall/socketfilterfw": "Firewall is off. (State = 0)",
-        }.get(command[0])
-
-    def requirements(self) -> Sequence[str]:
-        return ["mlx==0.32.4; sys_platform == 'darwin'", "mlx[cpu]==9; sys_platform == 'linux'"]
-
-    def version(self, package: str) -> str | None:
-        return {"mlx": "0.32.4", "mlx-vlm": "0.7.10", "lmx": "0.1.0"}.get(package)
-
-    def free_bytes(self, folder: Path) -> int | None:
-        return 100 * GIB
-
-    def port_taken(self, host: str, port: int) -> bool:
-        return False
-
-    def memory(self) -> MemoryReading | None:
-        return MemoryReading(64 * GIB, 40 * GIB, 3 * GIB, kernel_pressure=KernelPressure.NORMAL)
-
-    def working_set(self) -> int | None:
-        return 48 * GIB
-
-    def files(self, folder: Path, pattern: str, newer_than_s: float) -> list[Path]:
-        found: list[Path] = self.changes.get(pattern, [])
-        return found
-
-    def text(self, path: Path, most_bytes: int) -> str:
-        return "panic(cpu 4): completeMemory() prepare count underflow @IOGPUMemory.cpp:550"
 
 
 @pytest.fixture
@@ -95,18 +35,19 @@ def home(tmp_path: Path) -> Home:
     return place
 
 
-def found(lines: Sequence[Line], name: str) -> Line:
-    return next(line for line in lines if line.name == name)
-
-
 def test_a_mac_on_which_all_is_well(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mac, "__file__", "/opt/lmx/supervisor/cli/doctor/mac.py")
-    title, lines = examine(Mac(home.path.parent), home, None)
-    assert title == "lmx 0.1.0, macOS 26.1 arm64, Python 3.13.1"
+    monkeypatch.setattr(examining, "_INSTALLED", Path("/opt/lmx"))
+    found = examine(Mac(home.path.parent), home, None)
+    lines = found.lines
+    assert found.title == "lmx 0.1.0, macOS 26.1 arm64, Python 3.13.1"
+    assert found.folders == [home.path, Path("/opt/lmx")]
     wrong = [line for line in lines if line.verdict is not OK and line.name != "service"]
     assert wrong == []
     assert healthy(lines)
-    assert "models 47.0 GiB" in found(lines, "gpu").measured
+    assert "models 47.0 GiB" in line_of(lines, "gpu").measured
+    assert line_of(lines, "pressure").measured == (
+        "normal; 71% left by the kernel's count; Memory Used 24.0 GiB, by another count 52.0 GiB"
+    )
 
 
 def test_what_is_wrong_is_said_with_what_mends_it(home: Home) -> None:
@@ -123,9 +64,11 @@ def test_what_is_wrong_is_said_with_what_mends_it(home: Home) -> None:
         "macos": mac.check_release("13.6", "arm64"),
         "rosetta": mac.check_release("26.1", "x86_64"),
         "gpu": mac.check_gpu(config, reading, 48 * GIB, 0),
+        "pressure": mac.check_pressure(reading, 20, 10 * GIB),
         "wired": mac.check_wired(reading, running=False),
         "backlog": mac.check_backlog(128),
-        "sleep": mac.check_sleep(PMSET, config),
+        "sleep": mac.check_sleep(PMSET, config, battery=True),
+        "backups": mac.check_backups("[Included]  /a\n[Excluded]  /b\n"),
         "firewall": mac.check_firewall(1, config),
         "keys": setup.check_keys(config),
         "port": setup.check_port(config, running=False, taken=True),
@@ -135,13 +78,14 @@ def test_what_is_wrong_is_said_with_what_mends_it(home: Home) -> None:
     verdicts = {name: line.verdict for name, line in lines.items()}
     assert verdicts == {
         "python": BAD, "blas": WARNING, "files": WARNING, "memory": WARNING, "macos": BAD,
-        "rosetta": BAD, "gpu": WARNING, "wired": WARNING, "backlog": NOTE, "sleep": NOTE,
-        "firewall": WARNING, "keys": WARNING, "port": BAD, "processes": WARNING,
-        "privacy": WARNING,
+        "rosetta": BAD, "gpu": WARNING, "pressure": WARNING, "wired": WARNING, "backlog": NOTE,
+        "sleep": NOTE, "backups": NOTE, "firewall": WARNING, "keys": WARNING,
+        "port": BAD, "processes": WARNING, "privacy": WARNING,
     }  # fmt: skip
     assert all(line.mend for line in lines.values())
     assert not healthy(list(lines.values()))
     assert mac.check_release("14.8", "arm64").verdict is NOTE
+    assert "on battery" in lines["sleep"].measured
     assert mac.check_wired(reading, running=True).verdict is OK
     assert mac.check_guarded([Path("/Users/me/models")], Path("/Users/me")).verdict is OK
 
@@ -160,18 +104,11 @@ def test_packages_of_another_version(home: Home) -> None:
     assert "mlx 0.32.4 instead of 9" in line.measured
 
 
-class Linux(Mac):
-    platform = "linux"
-
-    def library(self, name: str) -> str | None:
-        return "libopenblas.so.0"
-
-
 def test_on_linux_nothing_of_a_mac_is_asked(home: Home) -> None:
     system = Linux(home.path)
-    title, lines = examine(system, home, None)
-    assert title.startswith("lmx 0.1.0, Linux")
-    names = {line.name for line in lines}
+    found = examine(system, home, None)
+    assert found.title.startswith("lmx 0.1.0, Linux")
+    names = {line.name for line in found.lines}
     assert {"blas", "files", "disk", "port", "processes", "config", "models"} <= names
     assert names.isdisjoint({"gpu", "macos", "wired", "firewall"})
     assert {command[0] for command in system.asked} == {"systemctl"}
@@ -180,15 +117,41 @@ def test_on_linux_nothing_of_a_mac_is_asked(home: Home) -> None:
 def test_a_configuration_that_is_not_valid_is_not_shown(home: Home, tmp_path: Path) -> None:
     path = tmp_path / "lmx.yaml"
     path.write_text(f"security: {{api_keys: [{{key: {SECRET}, nmae: x}}]}}\n")
-    _, lines = examine(Linux(home.path), home, path)
-    assert found(lines, "config").verdict is BAD
+    lines = examine(Linux(home.path), home, path).lines
+    assert line_of(lines, "config").verdict is BAD
     assert SECRET not in as_text("t", lines, "/root")
+
+
+@pytest.mark.parametrize("kind", ["Linux", "Mac"])
+def test_a_configuration_is_read_once_and_its_keys_are_not_shown(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    path = tmp_path / "lmx.yaml"
+    path.write_text(
+        f"server: {{host: 0.0.0.0}}\nsecurity: {{api_keys: [{{key: {SECRET}, name: x}}]}}\n"
+        "models: [{id: m, source: /nowhere/m}]\n"
+    )
+    read: list[Path | None] = []
+    load = examining.load_config
+
+    def counted(path: Path | None, environment: Mapping[str, str]) -> Config:
+        read.append(path)
+        return load(path, environment)
+
+    monkeypatch.setattr(examining, "load_config", counted)
+    system = {"Linux": Linux, "Mac": Mac}[kind](home.path)
+    found = examine(system, home, path)
+    assert read == [path]
+    assert Path("/nowhere/m") in found.folders
+    assert line_of(found.lines, "config").verdict is OK
+    told = json.dumps(as_json(found.title, found.lines, "/root"))
+    assert SECRET not in told + as_text(found.title, found.lines, "/root")
 
 
 def test_a_folder_that_is_no_model_is_named(home: Home, tmp_path: Path) -> None:
     path = tmp_path / "lmx.yaml"
     path.write_text(f"models: [{{id: m, source: {tmp_path / 'none'}}}]\n")
-    _, lines = examine(Linux(home.path), home, path)
+    lines = examine(Linux(home.path), home, path).lines
     told = [line for line in lines if line.name == "models" and line.verdict is BAD]
     assert any("m can't be loaded" in line.measured for line in told)
 
@@ -216,8 +179,26 @@ def test_the_report_has_no_name_of_a_user() -> None:
     assert "-> free some" in text
     assert "1 bad" in text
     told = as_json("lmx", lines, "/Users/mary")
-    assert told["healthy"] is False
-    assert told["checks"][0]["measured"] == "5 GiB free at ~/.lmx"
+    assert told == {
+        "system": "lmx",
+        "healthy": False,
+        "checks": [
+            {
+                "name": "disk",
+                "assumption": "room",
+                "measured": "5 GiB free at ~/.lmx",
+                "verdict": "bad",
+                "mend": "free some",
+            }
+        ],
+    }, "programs rely on this shape"
+
+
+def test_each_check_has_a_row_in_the_document() -> None:
+    page = Path(__file__).parents[5] / "docs" / "start" / "doctor.md"
+    rows = re.findall(r"(?m)^\| `(\w+)`(?:, `(\w+)`)* \|", page.read_text())
+    names = re.findall(r"`(\w+)`", "".join(re.findall(r"(?m)^\|( `.*?) \|", page.read_text())))
+    assert rows and sorted(names) == sorted(get_args(Name))
 
 
 def test_the_command_says_what_is_bad_by_its_exit_code(
@@ -233,22 +214,3 @@ def test_the_command_says_what_is_bad_by_its_exit_code(
     bad = CliRunner().invoke(main, ["doctor", "--config", str(tmp_path / "bad.yaml")])
     assert bad.exit_code == 1
     assert "BAD  config" in bad.stdout
-
-
-def test_memory_that_comes_back_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    readings = [MemoryReading(100, free) for free in (10, 20, 90)]
-    monkeypatch.setattr(bench, "read_memory", lambda: readings.pop(0))
-    monkeypatch.setattr(bench, "_LOOK_S", 0.0)
-    assert bench._until_back(100, 10)[1]
-    assert readings == []
-
-
-@pytest.mark.soak
-def test_the_bench_measures_this_machine() -> None:
-    lines = bench.bench(gpu=False)
-    names = [line.name for line in lines]
-    assert names == ["speed", "footprint", "back"] * 2
-    assert found(lines, "speed").measured.endswith("GFLOP/s")
-    assert found(lines, "footprint").verdict is OK
-    if sys.platform != "darwin":
-        assert bench.sleep_once().verdict is NOTE
