@@ -12,8 +12,6 @@ import functools
 import os
 from typing import Final
 
-import psutil
-
 from lmx.protocol.host.sysctl import sysctl_number
 from lmx.supervisor.decisions.memory_reading import (
     KernelPressure,
@@ -23,6 +21,7 @@ from lmx.supervisor.decisions.memory_reading import (
 )
 
 _HOST_VM_INFO64: Final = 4
+_TOTAL: Final = "hw.memsize"
 _PRESSURE: Final = "kern.memorystatus_vm_pressure_level"
 
 
@@ -58,8 +57,14 @@ class VmStatistics64(ctypes.Structure):
 
 
 def read_mac_memory() -> MemoryReading:
-    """Read the memory of this Mac. Raises ``OSError`` when the kernel does not answer."""
-    total_bytes = psutil.virtual_memory().total
+    """Read the memory of this Mac. Raises ``OSError`` when the kernel does not answer.
+
+    The kernel answers a few questions for its statistics a second, so that one is asked: psutil
+    would ask another one for the total alone.
+    """
+    total_bytes = sysctl_number(_TOTAL)
+    if total_bytes is None:
+        raise OSError(f"{_TOTAL} can't be read")
     pages = mac_pages(_read_statistics())
     return mac_reading(
         total_bytes,

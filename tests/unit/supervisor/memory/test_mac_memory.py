@@ -82,6 +82,9 @@ def test_the_layout_is_the_kernels() -> None:
 class Library:
     """The C library of a Mac, as far as it is asked."""
 
+    asked = 0
+    """How often it was asked for its statistics of memory."""
+
     def __init__(self, numbers: dict[str, tuple[int, int]], status: int = 0) -> None:
         self.numbers = numbers
         self.status = status
@@ -100,6 +103,7 @@ class Library:
 
     def host_statistics64(self, host: int, flavor: int, found: Any, count: Any) -> int:
         assert (host, flavor, count._obj.value) == (7, 4, 38)
+        Library.asked += 1
         found._obj.wire_count, found._obj.internal_page_count = 100, 200
         found._obj.purgeable_count, found._obj.compressor_page_count = 50, 25
         found._obj.total_uncompressed_pages_in_compressor = 75
@@ -111,9 +115,12 @@ class Library:
         return 0
 
 
-def library(monkeypatch: pytest.MonkeyPatch, status: int = 0, **numbers: tuple[int, int]) -> None:
+def library(
+    monkeypatch: pytest.MonkeyPatch, status: int = 0, /, **numbers: tuple[int, int]
+) -> None:
     named = {name.replace("__", "."): number for name, number in numbers.items()}
     monkeypatch.setattr(ctypes, "CDLL", lambda name: Library(named, status))
+    Library.asked = 0
     mac._host_port.cache_clear()
 
 
@@ -127,15 +134,21 @@ def test_numbers_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_mac_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    library(monkeypatch, kern__memorystatus_vm_pressure_level=(2, 4))
+    numbers = {"hw__memsize": (8 * GIB, 8), "kern__memorystatus_vm_pressure_level": (2, 4)}
+    library(monkeypatch, **numbers)
     monkeypatch.setattr(os, "sysconf", lambda name: PAGE)
     reading = mac.read_mac_memory()
+    assert reading.total_bytes == 8 * GIB
+    assert Library.asked == 1, "the kernel answers few such questions a second"
     used = 100 + 25 + 200 - 50
     assert reading.used_bytes == used * PAGE
     assert (reading.wired_bytes, reading.saved_bytes) == (100 * PAGE, 50 * PAGE)
     assert reading.kernel_pressure is WARNING
-    library(monkeypatch, status=1)
+    library(monkeypatch, 1, **numbers)
     with pytest.raises(OSError, match="host_statistics64"):
+        mac.read_mac_memory()
+    library(monkeypatch)
+    with pytest.raises(OSError, match=r"hw\.memsize"):
         mac.read_mac_memory()
 
 

@@ -20,6 +20,7 @@ from lmx.supervisor.cli.doctor.examine import examine
 from lmx.supervisor.cli.doctor.lines import Line, Name, Verdict, as_json, as_text, healthy
 from lmx.supervisor.cli.doctor.system import System
 from lmx.supervisor.cli.main import main
+from lmx.supervisor.config.load import load_config
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.decisions.memory_reading import KernelPressure, MemoryReading
 from lmx.supervisor.state.home import Home
@@ -132,11 +133,10 @@ def test_a_configuration_is_read_once_and_its_keys_are_not_shown(
         "models: [{id: m, source: /nowhere/m}]\n"
     )
     read: list[Path | None] = []
-    load = examining.load_config
 
     def counted(path: Path | None, environment: Mapping[str, str]) -> Config:
         read.append(path)
-        return load(path, environment)
+        return load_config(path, environment)
 
     monkeypatch.setattr(examining, "load_config", counted)
     system = {"Linux": Linux, "Mac": Mac}[kind](home.path)
