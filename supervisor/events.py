@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Any, Final, Protocol
 
 import structlog
 
-from lmx.protocol.messages.control import Event, EventList
+from lmx.protocol.messages.control import EarlierEvents, Event, EventList
 
 _KEPT: Final = 2000
 
@@ -28,13 +29,18 @@ class Events(Protocol):
 class EventLog:
     """Numbers the events from 1 within an epoch, and keeps the latest. Only the supervisor's event
     loop writes to it. ``keep(epoch, event)`` puts an event where it outlives the supervisor, and
-    never raises ``OSError``."""
+    never raises ``OSError``. ``earlier`` are the events of supervisors before, with their epochs,
+    the oldest first."""
 
     def __init__(
-        self, epoch: str, keep: Callable[[str, Event], None] = lambda _epoch, _event: None
+        self,
+        epoch: str,
+        keep: Callable[[str, Event], None] = lambda _epoch, _event: None,
+        earlier: Sequence[tuple[str, Event]] = (),
     ) -> None:
         self._epoch = epoch
         self._keep = keep
+        self._earlier = tuple(earlier)[-_KEPT:]
         self._seq = 0
         self._events: deque[Event] = deque(maxlen=_KEPT)
 
@@ -46,7 +52,14 @@ class EventLog:
         self._keep(self._epoch, event)
         log.info(name, model=model_id, detail=detail or None, **data)
 
-    def after(self, seq: int, limit: int) -> EventList:
-        """Return the latest events after ``seq``, at most ``limit`` of them, the oldest first."""
-        found = [event for event in self._events if event.seq > seq]
-        return EventList(self._epoch, self._seq, tuple(found[-limit:] if limit > 0 else ()))
+    def after(self, seq: int, limit: int, *, earlier: bool = False) -> EventList:
+        """Return the latest events after ``seq``, at most ``limit`` of them, the oldest first. With
+        ``earlier`` those of supervisors before come too, as far as the limit allows."""
+        found = [event for event in self._events if event.seq > seq][-limit:] if limit > 0 else []
+        room = limit - len(found) if earlier else 0
+        before = self._earlier[-room:] if room > 0 else ()
+        lives = tuple(
+            EarlierEvents(epoch, tuple(event for _, event in events))
+            for epoch, events in groupby(before, key=lambda each: each[0])
+        )
+        return EventList(self._epoch, self._seq, tuple(found), lives)

@@ -456,6 +456,19 @@ class GetEvents:
     after_seq: int
     limit: int
 
+    earlier: bool = False
+    """Whether the reply has the events of earlier supervisors as well, as far as ``limit``
+    allows."""
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierEvents:
+    """What happened in the life of an earlier supervisor."""
+
+    epoch: str
+    events: tuple[Event, ...]
+    """The events, the oldest first."""
+
 
 @message
 @dataclass(frozen=True, slots=True)
@@ -470,6 +483,9 @@ class EventList:
 
     events: tuple[Event, ...]
     """The events, the oldest first."""
+
+    earlier: tuple[EarlierEvents, ...] = ()
+    """Those of earlier supervisors, if the question asks for them: the oldest life first."""
 
 
 @message

@@ -27,8 +27,8 @@ _Filter = Callable[[Iterable[Happening]], Sequence[Happening]]
 async def stream_events(request: web.Request) -> web.StreamResponse:
     """Send the latest events, then each new one.
 
-    An event's id is its epoch and its number. With it in ``Last-Event-ID`` all later events are
-    sent, as far as they are kept; after a restart of the supervisor, all events of the new one. The
+    Those of supervisors before are among them, as far as they are kept. An event's id is its epoch
+    and its number. With it in ``Last-Event-ID`` all later events are sent. The
     stream ends when the client leaves, when the router stops, and with ``follow=false`` after the
     last event. Raises MODEL_NOT_FOUND, SUPERVISOR_UNAVAILABLE.
     """
@@ -71,8 +71,12 @@ async def _batches(
 
 
 def missed(found: Sequence[Happening], epoch: str, seq: int) -> Sequence[Happening]:
-    """Return the events that came after a given one; all of them if it is of another epoch."""
-    return [each for each in found if each.epoch != epoch or each.event.seq > seq]
+    """Return the events that came after a given one; all of them if nothing of its epoch is
+    known."""
+    seen = [
+        index for index, each in enumerate(found) if each.epoch == epoch and each.event.seq <= seq
+    ]
+    return found[seen[-1] + 1 :] if seen else found
 
 
 def _since(last_event_id: str | None) -> tuple[str, int] | None:

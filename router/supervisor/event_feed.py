@@ -1,4 +1,5 @@
-"""The supervisor's events for everybody who listens. One task asks for them while anybody does."""
+"""The supervisor's events for everybody who listens, also those of supervisors before. One task
+asks for them while anybody does."""
 
 from __future__ import annotations
 
@@ -115,18 +116,26 @@ class EventFeed:
                 continue
 
     async def _ask(self) -> None:
-        answer = await ask(self._supervisor, GetEvents(self._seq, _KEPT), EventList, _DEADLINE_S)
+        question = GetEvents(self._seq, _KEPT, earlier=not self._asked)
+        answer = await ask(self._supervisor, question, EventList, _DEADLINE_S)
         if self._epoch not in (None, answer.epoch):
             # Another supervisor counts from 1 again: the question was about the other's numbers.
             self._epoch, self._seq = None, 0
             await self._ask()
             return
+        if not self._asked:  # two listeners may have asked at once
+            for life in answer.earlier:
+                for event in life.events:
+                    self._keep(life.epoch, event)
         self._asked, self._epoch = True, answer.epoch
         for event in answer.events:
             if event.seq > self._seq:
-                self._number += 1
-                self._kept.append(Happening(self._number, answer.epoch, event))
+                self._keep(answer.epoch, event)
         if answer.last_seq > self._seq:
             self._seq = answer.last_seq
             news, self._news = self._news, asyncio.Event()
             news.set()
+
+    def _keep(self, epoch: str, event: Event) -> None:
+        self._number += 1
+        self._kept.append(Happening(self._number, epoch, event))

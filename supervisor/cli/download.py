@@ -35,8 +35,7 @@ from lmx.supervisor.cli.views.json_output import json_text
 from lmx.supervisor.cli.views.progress import make_console
 from lmx.supervisor.cli.views.table import Column, model_table
 from lmx.supervisor.cli.views.words import find_model
-from lmx.supervisor.config.known_models import KNOWN_MODELS
-from lmx.supervisor.config.problems import suggestion
+from lmx.supervisor.config.known_models import KNOWN_MODELS, meant_instead, repository_of
 from lmx.supervisor.decisions.ledger import budget_bytes, format_bytes
 from lmx.supervisor.inventory.download_records import Download, asked_download
 from lmx.supervisor.inventory.without_supervisor import fetch, keep, list_available
@@ -48,6 +47,7 @@ from lmx.supervisor.sockets.client import ControlClient, supervisor_runs
 from lmx.supervisor.state.home import Home
 
 _POLL_S: Final = 0.5
+_SHORT_NAMES: Final = f" (known are {', '.join(KNOWN_MODELS)})"
 _START_S: Final = 30.0
 _SCAN_S: Final = 90.0
 _DELETE_S: Final = 300.0
@@ -69,12 +69,12 @@ def download_model(home: Home, name: str, filename: str | None) -> None:
 def _wanted(name: str, filename: str | None) -> Download:
     """Return what a person asks for by a repository or by a short name. Raises
     :class:`OperationError`, which says what to write."""
-    repository = KNOWN_MODELS.get(name.lower(), name)
+    repository = repository_of(name)
     if "/" not in repository:
         raise OperationError(
             ErrorCode.MODEL_NOT_FOUND,
-            f"no model has the short name {name!r} ({suggestion(name.lower(), KNOWN_MODELS)}); "
-            "other models are named as on Hugging Face: org/name",
+            f"no model has the short name {name!r}{meant_instead(name) or _SHORT_NAMES}; other "
+            "models are named as on Hugging Face: org/name",
         )
     repo_id, at, revision = repository.partition("@")
     return asked_download(StartDownload(repo_id, revision if at else None, filename))
@@ -141,13 +141,13 @@ def served_name(home: Home, name: str) -> str:
     with ControlClient(home) as client:
         workers = client.status().workers
     try:
-        return find_model(workers, KNOWN_MODELS.get(name, name)).model
-    except OperationError:
-        if name not in KNOWN_MODELS and "/" not in name:
-            raise
+        return find_model(workers, repository_of(name)).model
+    except OperationError as error:
+        if "/" not in repository_of(name):
+            raise OperationError(error.code, f"{error.message}{meant_instead(name)}") from error
     download_model(home, name, None)
     with ControlClient(home) as client:
-        return find_model(client.status().workers, KNOWN_MODELS.get(name, name)).model
+        return find_model(client.status().workers, repository_of(name)).model
 
 
 def _tell_size(home: Home, wanted: Download, budget_bytes: int) -> None:

@@ -48,7 +48,7 @@ def ps() -> None:
 @click.command()
 @command
 def top() -> None:
-    """Watch models, memory and events live, until Ctrl-C.
+    """Watch models, memory and events live, until q or Ctrl-C.
 
     Where there is no terminal, it prints what it sees once.
     """

@@ -6,6 +6,7 @@ Each is quantized to 4 bits, or as its makers published it. The weights of the f
 
 from __future__ import annotations
 
+import difflib
 from typing import Final
 
 KNOWN_MODELS: Final = {
@@ -26,3 +27,14 @@ KNOWN_MODELS: Final = {
 }
 """The repositories by their short names, smaller models first. None of these names can be the name
 of a repository, which has a slash."""
+
+
+def repository_of(name: str) -> str:
+    """Return the repository of a short name, in capitals or not; other names as they are."""
+    return KNOWN_MODELS.get(name.lower(), name)
+
+
+def meant_instead(name: str) -> str:
+    """Return words about the short name that is most like a name that is none, or no words."""
+    near = difflib.get_close_matches(name.lower(), KNOWN_MODELS, n=1)
+    return f" (did you mean {near[0]}?)" if near and "/" not in name else ""

@@ -74,7 +74,7 @@ class ServiceCommands:
     def _list_events(
         self, question: control.GetEvents, _asker: Asker, _now_s: float
     ) -> control.EventList:
-        return self._events.after(question.after_seq, question.limit)
+        return self._events.after(question.after_seq, question.limit, earlier=question.earlier)
 
     def _stop_all(self, _question: control.StopAll, _asker: Asker, _now_s: float) -> control.Done:
         self._service.stop("an operator asked for it")

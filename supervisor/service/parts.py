@@ -121,7 +121,8 @@ def wire(
     """Put a supervisor together, on the running event loop. Nothing begins yet, except the reading
     of models' files. The home's lock must be held, because its files are read and repaired."""
     epoch = new_epoch()
-    events = EventLog(epoch, EventFile(home.events).keep)
+    kept = EventFile(home.events)
+    events = EventLog(epoch, kept.keep, kept.read())
     files = StateFiles.of(home, events, say)
     added_file = AddedFile(home.added_models, say)
     added_models = added_file.load()

@@ -81,3 +81,11 @@ def test_commands_and_their_options_exist(document: Path) -> None:
 def _is_there(name: str) -> bool:
     places = [ROOT, *(ROOT / room for room in ROOMS)]
     return any((place / name).exists() for place in places)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_a_shell_would_expand_is_quoted(document: Path) -> None:
+    """An address with a question mark is a pattern of file names for zsh, the shell of macOS."""
+    for block in re.findall(r"```sh\n(.*?)```", document.read_text(), flags=re.DOTALL):
+        bare = re.sub(r"'[^']*'|\"[^\"]*\"", "", block)
+        assert re.findall(r"https?://\S*[?&*]\S*", bare) == []

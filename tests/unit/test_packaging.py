@@ -106,6 +106,19 @@ def test_the_wheel_installs_and_imports(wheel: Path, tmp_path: Path) -> None:
     assert heavy == "[]"
 
 
+def test_make_run_says_what_it_installs_and_brings_no_developers_tools() -> None:
+    done = subprocess.run(
+        ["make", "-n", "run", "VENV=/no/such/folder"],
+        cwd=ROOT, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    assert "Installing lmx into .venv. It happens once" in done.stdout
+    assert "-r deploy/requirements.txt" in done.stdout
+    assert "requirements-dev.txt" not in done.stdout
+    # A download of minutes shows its progress.
+    assert "pip install " in done.stdout
+    assert "install --quiet" not in done.stdout
+
+
 def test_constraints_are_exact_and_name_no_index() -> None:
     for line in (ROOT / "constraints.txt").read_text().splitlines():
         if line and not line.startswith("#"):

@@ -24,7 +24,7 @@ from lmx.supervisor.cli.chat.conversation import (
 )
 from lmx.supervisor.cli.command import read_config
 from lmx.supervisor.cli.views.words import find_model
-from lmx.supervisor.config.known_models import KNOWN_MODELS
+from lmx.supervisor.config.known_models import repository_of
 from lmx.supervisor.sockets.client import ControlClient
 from lmx.supervisor.state.home import Home
 
@@ -66,7 +66,7 @@ def connect(home: Home, model: str | None) -> tuple[ChatClient, str]:
         return client, _default_model(status)
     if model in (*_ROUTES, *config.routing):
         return client, model
-    return client, find_model(status.workers, KNOWN_MODELS.get(model, model)).model
+    return client, find_model(status.workers, repository_of(model)).model
 
 
 def _default_model(status: SystemStatus) -> str:

@@ -46,8 +46,11 @@ _POLL_S: Final = 0.1
 _SEEN_S: Final = 0.01
 """How long the event loop needs to see a signal that came just before."""
 
-_SHOWN: Final = SETTLED | {ModelState.BACKOFF, ModelState.QUEUED}
-"""States in which a model's load has come to an end, or to a pause that others decide about."""
+_PAUSED: Final = frozenset({ModelState.BACKOFF, ModelState.QUEUED})
+"""States in which a load waits for something else. They often last for a moment only."""
+
+_PAUSE_S: Final = 3.0
+"""How long loads may wait before lmx says that it serves."""
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -154,15 +157,24 @@ def _stop(service: Service, number: signal.Signals, say: bool) -> None:
 async def _narrate(service: Service) -> None:
     """Show the loads until every model has settled, then how to talk to lmx."""
     console = make_console()
+    paused_since_s: float | None = None
     with LoadProgress(console) as progress:
         while True:
             await asyncio.sleep(_POLL_S)
             if not service.serving:
                 continue
-            status = service.status(time.monotonic())
+            now_s = time.monotonic()
+            status = service.status(now_s)
             for model in status.workers:
                 progress.show(model)
-            if all(model.state in _SHOWN for model in status.workers):
+            states = {model.state for model in status.workers}
+            if states <= SETTLED:
+                break
+            if not states <= SETTLED | _PAUSED:
+                paused_since_s = None
+            elif paused_since_s is None:
+                paused_since_s = now_s
+            elif now_s - paused_since_s >= _PAUSE_S:
                 break
     print_welcome(console, status)
     tip = await asyncio.to_thread(advice)

@@ -49,7 +49,8 @@ def model_columns(models: Sequence[ModelStatus]) -> dict[str, Column]:
     columns = (
         Column("MODEL", cells(lambda model: model.model), right=False),
         Column("STATE", cells(lambda model: model.state.value), right=False, style=style),
-        Column("PID", cells(lambda model: model.pid or "-"), leave=5),
+        Column("KIND", cells(lambda model: model.kind or "-"), leave=5, right=False),
+        Column("PID", cells(lambda model: model.pid or "-"), leave=6),
         Column("MEMORY", cells(lambda model: _size(model.figures.held_bytes))),
         Column("RESERVED", cells(lambda model: _size(model.reserved_bytes)), leave=4),
         Column("ACTIVE", cells(lambda model: model.requests_active)),

@@ -1,12 +1,17 @@
-"""`lmx top`: models with their tokens per second, memory and events, until Ctrl-C."""
+"""`lmx top`: models with their tokens per second, memory and events, until q or Ctrl-C."""
 
 from __future__ import annotations
 
+import os
+import select
 import signal
 import sys
+import termios
 import time
+import tty
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from rich.console import Console, Group, RenderableType
@@ -58,8 +63,10 @@ class TokenRates:
 
 _BAR_WIDTH: Final = 30
 _NOTE_WIDTH: Final = 24
-_LINES_ABOVE_EVENTS: Final = 6
-"""Two of processes, a blank one, the heading, a blank one, the one for Ctrl-C."""
+_LINES_BESIDE_EVENTS: Final = 7
+"""Two of processes, a blank one, the heading, a blank one, that of the keys, and one for Ctrl-C."""
+
+_KEYS_SHOWN: Final = "q quits"
 
 
 def top_frame(
@@ -77,7 +84,7 @@ def top_frame(
     if words := memory_words(supervisor):
         parts.append(Text(words, style="yellow", no_wrap=True, overflow="ellipsis"))
     parts += [Text(""), _models(workers, rates, width, now_s)]
-    room = height - _LINES_ABOVE_EVENTS - len(workers) - (len(parts) - 4)
+    room = height - _LINES_BESIDE_EVENTS - len(workers) - (len(parts) - 4)
     shown = list(events)[-room:] if room > 0 else []
     if shown:
         parts += [Text(""), *(_event(event) for event in shown)]
@@ -135,7 +142,7 @@ _PLAIN_HEIGHT: Final = 24
 
 
 def run_top(home: Home) -> None:
-    """Show frames until Ctrl-C; where stdout is no terminal, one.
+    """Show frames until q or Ctrl-C; where stdout is no terminal, one.
 
     Raises :class:`OperationError` when lmx does not run, or has been away for long.
     """
@@ -155,12 +162,40 @@ def run_top(home: Home) -> None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         console = Console(highlight=False)
         try:
-            with Live(console=console, screen=True, auto_refresh=False) as live:
+            with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
                 while True:
                     _show(live, console, client, cursor, rates, events)
-                    time.sleep(_REFRESH_S)
+                    if "q" in pressed(_REFRESH_S).lower():
+                        return
         except KeyboardInterrupt:
             return
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[float], str]]:
+    """Have keys read without Enter. The function that is returned waits for so many seconds, and
+    returns what was typed. The terminal is as before when the block ends."""
+    if not sys.stdin.isatty():
+        yield _wait
+        return
+    terminal = sys.stdin.fileno()
+    before = termios.tcgetattr(terminal)
+    tty.setcbreak(terminal)
+
+    def pressed(wait_s: float) -> str:
+        ready, _, _ = select.select([terminal], [], [], wait_s)
+        typed = os.read(terminal, 64) if ready else b""
+        return typed.decode("utf-8", "replace")
+
+    try:
+        yield pressed
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+
+
+def _wait(wait_s: float) -> str:
+    time.sleep(wait_s)
+    return ""
 
 
 def _show(
@@ -178,4 +213,4 @@ def _show(
     events.extend(event for _, event in cursor.read(client))
     rates.take(status.workers, time.monotonic())
     frame = top_frame(status, rates, events, (console.width, console.height), time.time())
-    live.update(frame, refresh=True)
+    live.update(Group(frame, Text(_KEYS_SHOWN, style="dim")), refresh=True)

@@ -71,8 +71,13 @@ def test_top_on_a_terminal(lmx: Rig) -> None:
         top.saw("TOK/S")
         top.saw("alpha")
         top.saw("worker.ready")
-        assert top.interrupt() == 0
+        top.saw("q quits")
+        top.type("q")
+        assert top.process.wait(10) == 0
         top.saw("\x1b[?1049l")  # the screen is as it was
+    with reading(lmx, "top", terminal=True) as top:
+        top.saw("alpha")
+        assert top.interrupt() == 0
 
 
 def test_a_bad_configuration_changes_nothing_and_says_why(lmx: Rig) -> None:

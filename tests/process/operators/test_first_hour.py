@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -137,6 +138,14 @@ def test_the_supervisor_dies_and_nothing_changes_unnoticed() -> None:
         assert (lmx.status()["router"]["pid"], lmx.url) == (router, url)
         assert lmx.events("supervisor.took_over")
         assert lmx.cli("events").stdout.count("supervisor.ready") >= 3
+        # Over HTTP those of the supervisor that died come first.
+        url = lmx.url.removesuffix("/v1") + "/admin/events?follow=false&last=1000"
+        key = (lmx.home / "admin.key").read_text().strip()
+        request = urllib.request.Request(url, headers={"X-Admin-Key": key})
+        with urllib.request.urlopen(request, timeout=30) as response:
+            told = response.read().decode()
+        assert told.count('"name":"supervisor.ready"') >= 3
+        assert told.index("supervisor.ready") < told.index("supervisor.took_over")
         assert lmx.cli("stop").returncode == 0
         again = lmx.cli("stop")
         assert (again.returncode, again.stdout) == (0, "lmx is not running\n")

@@ -18,7 +18,15 @@ from router_rig import INSTANCE, MODEL, Rig, knows, router_rig
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.host.log_files import process_log, rotated, slug, worker_log
-from lmx.protocol.messages.control import Denied, Done, Event, EventList, GetEvents, KillModel
+from lmx.protocol.messages.control import (
+    Denied,
+    Done,
+    EarlierEvents,
+    Event,
+    EventList,
+    GetEvents,
+    KillModel,
+)
 from lmx.protocol.messages.snapshot import Snapshot
 from lmx.protocol.messages.status import GetStatus, Status
 from lmx.router.operators.logs import CHUNK_BYTES, Place, last_lines, log_path, more_lines
@@ -365,6 +373,27 @@ async def test_events_come_as_they_happen_with_ids_to_go_on_from() -> None:
         async with reading(rig, "/admin/events?follow=false", **{"Last-Event-ID": "aa-5"}) as late:
             await until(lambda: late.ended)
             assert late.ids == ["bb-1"]
+
+
+async def test_events_of_supervisors_before_come_first_and_are_gone_on_from() -> None:
+    async with router_rig() as rig:
+        lives = (
+            EarlierEvents("aa", (event(1), event(7))),
+            EarlierEvents("bb", (event(1),)),
+        )
+        rig.supervisor.replies[GetEvents] = EventList("cc", 2, (event(1), event(2)), lives)
+        wanted = {
+            None: ["aa-1", "aa-7", "bb-1", "cc-1", "cc-2"],
+            "aa-1": ["aa-7", "bb-1", "cc-1", "cc-2"],
+            "aa-9": ["bb-1", "cc-1", "cc-2"],
+            "cc-1": ["cc-2"],
+            "unknown-1": ["aa-1", "aa-7", "bb-1", "cc-1", "cc-2"],
+        }
+        for last, ids in wanted.items():
+            headers = {} if last is None else {"Last-Event-ID": last}
+            async with reading(rig, "/admin/events?follow=false", **headers) as reader:
+                await until(lambda: reader.ended)
+                assert reader.ids == ids, last
 
 
 async def test_events_of_one_model_and_of_one_kind() -> None:

@@ -304,6 +304,23 @@ def test_top_without_a_terminal_prints_one_frame(home: Home) -> None:
         assert word in done.output
 
 
+def test_nothing_to_list_is_said_and_what_to_do(home: Home) -> None:
+    answers = {
+        inventory.GetDownloads: lambda _: inventory.Downloads(()),
+        inventory.GetAvailable: lambda _: inventory.Available(()),
+        GetStatus: statuses(status()),
+    }
+    with fake_supervisor(home, answers):
+        assert run("downloads").output == "nothing was downloaded yet: `lmx pull -h` says how\n"
+        assert "no model is on this machine yet: `lmx pull -h`" in run("list").output
+        assert "no model is loaded; `lmx list`" in run("ps").output
+        assert "no models: `lmx pull qwen3-8b` downloads one" in run("status").output
+        # Nothing is pulled for a name that is nearly a short name.
+        said = run("run", "qwen3:8b", "hi").output
+        assert "no model is named 'qwen3:8b'" in said
+        assert "(did you mean qwen3-8b?)" in said
+
+
 def event_log(epoch: str, count: int) -> Callable[[Any], Any]:
     """Answer as a supervisor with so many events, on models a and b in turn."""
     events = [
@@ -363,6 +380,7 @@ def test_patience_has_an_end(home: Home) -> None:
 def test_start_on_a_full_disk_says_why(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
+    monkeypatch.setenv("LMX_SERVER_PORT", "0")
     home.prepare()
     home.supervisor_log.symlink_to("/dev/full")
     monkeypatch.setattr(background, "last_lines", lambda _path, _count: [])

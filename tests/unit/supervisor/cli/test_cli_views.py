@@ -150,7 +150,8 @@ def test_columns_give_way_the_least_useful_first() -> None:
 
     assert "NOTE" in heading(200)
     assert heading(120)[-3:] == ["SERVED", "IDLE", "EXPIRES"]
-    assert heading(80) == ["MODEL", "STATE", "PID", "MEMORY", "ACTIVE", "QUEUED"]
+    assert heading(80) == ["MODEL", "STATE", "KIND", "PID", "MEMORY", "ACTIVE", "QUEUED"]
+    assert heading(75) == ["MODEL", "STATE", "PID", "MEMORY", "ACTIVE", "QUEUED"]
     assert heading(70) == ["MODEL", "STATE", "MEMORY", "ACTIVE", "QUEUED"]
 
 
@@ -211,6 +212,15 @@ def test_the_request_to_paste_suits_the_model(
     assert re.search(r"docs:   http://\S+:\d+/docs\n", text)
     body = json.loads(text[text.index("-d '") + 4 : text.rindex("'")])
     assert body["model"] == model
+
+
+def test_a_model_that_can_t_be_loaded_is_not_one_to_try() -> None:
+    out = io.StringIO()
+    broken = model_line("m", "failed", problem="/nope does not exist")
+    print_welcome(Console(file=out, width=200, soft_wrap=True), status(broken))
+    assert "models: none can be loaded\n" in out.getvalue()
+    assert "curl" not in out.getvalue()
+    assert "lmx chat" not in out.getvalue()
 
 
 def test_a_model_is_told_to_be_ready_once_however_long_others_load() -> None:

@@ -71,6 +71,9 @@ def test_models_by_every_kind_of_name(home: Path) -> None:
 def test_a_name_that_is_none_says_what_to_write(home: Path) -> None:
     with pytest.raises(OperationError, match=r"write './nothing' for a folder"):
         served("nothing")
+    with pytest.raises(OperationError, match=r"did you mean qwen3-8b\?"):
+        served("qwen3:8b")
+    assert served("Qwen3-8B").models[0].id == "qwen3-8b"
     (home / "m" / "minilm").mkdir(parents=True)
     (home / "m" / "minilm" / "config.json").write_text("{}")
     for model in ("m/minilm", "a=m/minilm"):
