@@ -63,12 +63,13 @@ run: $(SERVES) ## serve MODELS (default: a small demo model) on PORT
 	  LMX_MODELS='$(MODELS)' exec $(BIN)/lmx serve --port '$(PORT)'; \
 	else exec $(BIN)/lmx demo --port '$(PORT)'; fi
 
-# Three at a time on two processors: half of the tests wait for processes, half of them compute. What
-# goes together, and what comes first, is in tests/support/rigs/file_queue.py. The tests start a
-# thousand processes, which would each compile lmx anew: they write no compiled code.
-test: install ## run the tests, three files at a time (soak tests are left out)
+# More at a time than there are processors: half of the tests wait for processes, half of them
+# compute. What goes together, and what comes first, is in tests/support/rigs/file_queue.py. The tests
+# start a thousand processes, which would each compile lmx anew: they write no compiled code.
+JOBS ?= 4
+test: install ## run the tests, JOBS files at a time (soak tests are left out)
 	@$(BIN)/python -m compileall -q protocol router supervisor worker tests/support
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -n 3 --dist loadfile
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -n $(JOBS) --dist loadfile
 
 # All of two files, and what `make test` leaves out of the others.
 CONFORMANCE := tests/engine/model/test_conformance.py tests/engine/media/test_families.py
@@ -79,7 +80,8 @@ conformance: install ## every type of models against its library, every combinat
 models-page: install ## examine every type of models, and write docs/models.md
 	@PYTHONPATH=tests/support/models:tests/support/references:tests/support/rigs $(BIN)/python docs/make/models_page.py
 
-fuzz: install ## 10,000 model folders, state files and control frames of nonsense against one lmx; all hostile media (minutes)
+fuzz: install ## all examples of all properties; 10,000 model folders, state files and control frames of nonsense (minutes)
+	@LMX_TEST_EXAMPLES=whole $(BIN)/pytest -q -m 'hypothesis and not soak and not conformance' tests/unit tests/engine
 	@$(BIN)/pytest -q -s -m soak tests/process/faults/test_fuzz.py tests/process/requests/test_hostile_media.py
 
 chaos: install ## a bad day of 2,000 requests for eight models in the memory of three (two minutes)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from budgets import examples
 from file_queue import FileQueue
 from hypothesis import HealthCheck, settings
 from minilm import obtain_minilm
@@ -41,7 +42,12 @@ if sys.platform == "darwin":
         mx.set_default_device(mx.cpu)
 
 # How long an example takes says how busy the machine is, and nothing about lmx.
-settings.register_profile("lmx", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "lmx",
+    deadline=None,
+    max_examples=examples(100),
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("lmx")
 
 

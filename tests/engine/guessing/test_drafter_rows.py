@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from budgets import examples
 from engine_rig import EngineRunner, spec_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -81,7 +82,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(STEPS)
 def test_each_place_is_taken_once_with_the_token_after_it(steps: list[Any]) -> None:
     model = Recorder()

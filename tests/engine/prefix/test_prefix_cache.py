@@ -7,6 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from budgets import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_vlm.models.cache import BatchKVCache, KVCache, QuantizedKVCache
@@ -303,7 +304,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(states=st.booleans(), ample=st.booleans(), steps=STEPS)
 def test_any_sequence_of_stores_and_lookups(
     tmp_path_factory: pytest.TempPathFactory, states: bool, ample: bool, steps: list[Any]

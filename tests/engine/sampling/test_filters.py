@@ -6,6 +6,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 import pytest
+from budgets import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -47,7 +48,7 @@ def nucleus(weights: Floats, share: float) -> list[int]:
     return sorted(order[:count])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     steps=st.lists(st.integers(0, 60), min_size=1, max_size=3 * LANES),
     scale=st.sampled_from([1e-3, 0.05, 0.3, 1.0]),

@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 import pytest
+from budgets import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling_reference import edited
@@ -66,7 +67,7 @@ def expected(
     return made
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.lists(
         st.tuples(samplings, st.lists(tokens), st.lists(tokens, max_size=4)), min_size=1, max_size=4
@@ -193,7 +194,7 @@ actions = st.one_of(
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.lists(actions, min_size=15, max_size=60), st.integers(0, 2**32))
 def test_rows_that_join_and_leave_count_their_own_tokens(
     acts: list[tuple[str, Any]], seed: int

@@ -7,6 +7,7 @@ from typing import Any
 
 import call_writers as writers
 import pytest
+from budgets import examples
 from call_writers import Calls, dumps
 from grammar_walk import allowed_set
 from hypothesis import given, settings
@@ -199,7 +200,7 @@ def test_no_value_is_read_as_another(family: str, as_text: bool) -> None:
 
 
 @given(st.sampled_from(ROUND), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_no_mixture_of_marks_is_read_as_another(
     case: tuple[str, bool], data: st.DataObject
 ) -> None:

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from budgets import examples
 from grammar_walk import allowed_tokens, walk
 from hypothesis import HealthCheck, example, given, settings
 from jsonschema import Draft202012Validator
@@ -261,7 +262,7 @@ UNSEEN = {
 }
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(SCHEMAS, VALUES)
 @example(UNSEEN, [None])
 def test_no_answer_that_passes_is_invalid(schema: Any, value: Any) -> None:

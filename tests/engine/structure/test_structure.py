@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from budgets import examples
 from grammar_walk import allowed_tokens, feed, walk
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -489,7 +490,7 @@ def hold_or_refuse(words: tuple[Any, ConstraintCompiler], data: st.DataObject) -
             break
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(100), deadline=None, derandomize=True)
 @given(st.data())
 def test_hostile_forms_are_refused_or_can_be_answered(
     words: tuple[Any, ConstraintCompiler], data: st.DataObject
@@ -499,7 +500,7 @@ def test_hostile_forms_are_refused_or_can_be_answered(
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=examples(1000), deadline=None)
 @given(st.data())
 def test_many_hostile_forms(words: tuple[Any, ConstraintCompiler], data: st.DataObject) -> None:
     hold_or_refuse(words, data)

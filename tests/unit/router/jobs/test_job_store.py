@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from bad_files import BAD_FILES, put_bad
+from budgets import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -474,7 +475,7 @@ _JOBS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     jobs=_JOBS,
     limit=st.integers(1, 7),

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from budgets import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
@@ -324,7 +325,7 @@ def names_of(schema: type[BaseModel]) -> list[str]:
     return sorted({"messages", "tools", *schema.model_fields})
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.data())
 def test_any_json_in_any_fields_can_be_sent_to_a_worker_or_is_refused(data: st.DataObject) -> None:
     schema, parse, valid = data.draw(st.sampled_from(SCHEMAS))

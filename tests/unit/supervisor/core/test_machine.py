@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from budgets import examples
 from core_rig import CoreRig, make_config
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -270,4 +271,6 @@ class Supervised(RuleBasedStateMachine):
 
 
 TestSupervised = Supervised.TestCase
-TestSupervised.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
+TestSupervised.settings = settings(
+    max_examples=examples(300), stateful_step_count=50, deadline=None
+)

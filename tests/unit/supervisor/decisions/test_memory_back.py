@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from budgets import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -91,7 +92,7 @@ _DEPARTURES = st.lists(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(_DEPARTURES, _BYTES, st.floats(0, 30))
 def test_whatever_happens(departures: list[ExitedWorker], reach: int, now_s: float) -> None:
     now = Balance(reach)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from budgets import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -223,7 +224,7 @@ def test_the_margin_never_lowers_a_level(workers: list[WorkerMemory], taken: int
     assert _RANK[with_margin] >= _RANK[wanted_level(used(taken), workers, LINES)]
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(_SCRIPT)
 def test_whatever_happens(script: list[tuple[float, int, list[WorkerMemory]]]) -> None:
     state, now_s = GuardState(), 0.0

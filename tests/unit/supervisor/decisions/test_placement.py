@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from budgets import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -321,7 +322,7 @@ def carried_out(picture: PlacementView, decisions: tuple[Decision, ...]) -> Plac
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(scenes())
 def test_nobody_goes_who_is_busy_loading_pinned_or_young(picture: PlacementView) -> None:
     """But a busy one for fairness, which is asked to end its requests first."""
@@ -345,7 +346,7 @@ def test_nobody_goes_who_is_busy_loading_pinned_or_young(picture: PlacementView)
         assert decision.if_idle or NOW_S - since_s >= FAIR_S
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(scenes())
 def test_what_starts_fits_and_no_two_start_that_exclude_each_other(picture: PlacementView) -> None:
     started = [one.model_id for one in of(Start, decide(picture, NOW_S))]
@@ -357,7 +358,7 @@ def test_what_starts_fits_and_no_two_start_that_exclude_each_other(picture: Plac
     assert not (picture.short_of_memory and started)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(scenes())
 def test_victims_are_enough_and_each_is_needed(picture: PlacementView) -> None:
     decisions = decide(picture, NOW_S)
@@ -383,7 +384,7 @@ def test_victims_are_enough_and_each_is_needed(picture: PlacementView) -> None:
         assert picture.groups.conflict(name, one.model_id) or one.held_bytes > spare
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(scenes())
 def test_nobody_who_waits_longer_loses_bytes_to_one_behind_it(picture: PlacementView) -> None:
     decisions = decide(picture, NOW_S)
@@ -410,7 +411,7 @@ def test_nobody_who_waits_longer_loses_bytes_to_one_behind_it(picture: Placement
             assert not behind or one.need_bytes + needs <= picture.free_bytes + coming
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(scenes())
 def test_one_that_waited_long_gets_its_room_if_anybody_may_go(picture: PlacementView) -> None:
     """The starvation cap: for the first in the queue, being busy protects nobody any more."""
@@ -439,7 +440,7 @@ def test_one_that_waited_long_gets_its_room_if_anybody_may_go(picture: Placement
         assert after.free_bytes + freed >= first.need_bytes
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 30), st.integers(0, 3)), min_size=1, max_size=6),
     st.integers(1, 100),
@@ -471,7 +472,7 @@ def test_of_idle_models_the_least_recently_used_go_and_only_those_needed(
     assert {one.model_id for one in of(Evict, again)} == victims
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(scenes(), st.randoms(use_true_random=False))
 def test_it_is_a_function_of_the_picture_and_comes_to_an_end(
     picture: PlacementView, random: Any

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from budgets import examples
 from core_rig import make_config
 from fake_actions import FakeActions
 from hypothesis import given, settings
@@ -151,7 +152,7 @@ class _Lmx:
 _STEPS = ("load", "unload", "hold", "reset", "pin", "kill", "restart", "up", "exit", "exit")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from(_STEPS), st.sampled_from("ab")), max_size=15),
     st.lists(st.booleans(), max_size=60),

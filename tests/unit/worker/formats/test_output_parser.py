@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from budgets import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parsed_output import THINK, TOOLS, join, parse
@@ -358,7 +359,7 @@ def test_arguments_are_what_the_model_wrote(
     st.booleans(),
     st.data(),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_cuts_make_no_difference(
     text: str, tool_parser: str | None, thinking_open: bool, parallel: bool, data: st.DataObject
 ) -> None:

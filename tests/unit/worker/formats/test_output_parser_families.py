@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from budgets import examples
 from call_writers import (
     BARE_WRITERS,
     WRITERS,
@@ -240,7 +241,7 @@ def test_no_cut_makes_a_difference(name: str, write: Callable[[Calls], str]) -> 
 
 
 @given(st.sampled_from(WRITERS), st.data())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_cuts_make_no_difference_to_what_went_wrong(
     writer: tuple[str, Callable[[Calls], str]], data: st.DataObject
 ) -> None:

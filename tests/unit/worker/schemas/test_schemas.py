@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from budgets import examples
 from hypothesis import HealthCheck, given, settings
 from jsonschema import Draft202012Validator
 from schema_cases import SCHEMAS, VALUES
@@ -18,7 +19,9 @@ from lmx.worker.schemas.rewrite import Rewritten, rewrite
 
 DRAFT_4 = "http://json-schema.org/draft-04/schema#"
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
-_SLOW = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+_SLOW = settings(
+    max_examples=examples(120), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 
 
 def rewritten(schema: dict[str, Any], *, expand: bool = True) -> Rewritten:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from budgets import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -225,7 +226,7 @@ def replied(told: tuple[Any, ...]) -> list[int]:
     ]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(
     st.sampled_from([life for lives in LIVES.values() for life in lives]),
     st.lists(st.tuples(st.integers(0, len(EVENTS) - 1), st.floats(0, 20)), max_size=60),

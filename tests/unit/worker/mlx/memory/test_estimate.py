@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from budgets import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_folders import PLAIN, PLAIN_TOKEN_BYTES, write_model, write_shard
@@ -170,7 +171,7 @@ KEYS = sorted(
 )  # fmt: skip
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.dictionaries(st.sampled_from(KEYS), NONSENSE, max_size=8), st.sampled_from([None, 4, 8]))
 def test_nonsense_is_an_error_or_a_size(config: dict[str, Any], bits: int | None) -> None:
     try:

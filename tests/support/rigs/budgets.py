@@ -1,0 +1,15 @@
+"""How many examples a property is tried with: a part in `make test`, all in `make fuzz`."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+WHOLE: Final = os.environ.get("LMX_TEST_EXAMPLES") == "whole"
+_SHARE: Final = 4
+_FEWEST: Final = 20
+
+
+def examples(whole: int) -> int:
+    """Return ``whole``; in `make test` a quarter of it, and 20 at least."""
+    return whole if WHOLE else min(whole, max(_FEWEST, whole // _SHARE))
