@@ -41,10 +41,6 @@ log = structlog.get_logger()
 
 _HELLO_RETRY_S: Final = 0.02
 _LAST_WORD_S: Final = 2.0
-_ENGINE_STOP_S: Final = 0.3  # an engine that is in a step is not waited for
-_ENGINE_CLOSE_S: Final = 15.0 if sys.platform == "darwin" else 3.5
-"""How long the engine may take to write what it keeps on disk, and to give memory of the GPU back,
-within ``term_grace_s``. On a Mac of 512 GB it took 4 s to give back 373 GB."""
 
 _TOLD_TO_END: Final = (ErrorCode.MODEL_UNLOADED, "The model's worker was told to end.")
 _HUNG: Final = (
@@ -61,6 +57,17 @@ _REFUSALS: Final[Mapping[WorkerState, Refusal]] = {
     WorkerState.DRAINING: _DRAINING,
 }
 """The refusal of requests in each state in which none is accepted."""
+
+
+def close_bounds_s(platform: str = sys.platform) -> tuple[float, float]:
+    """Return how long the engine has to leave its step, and then to write what it keeps on disk and
+    to give memory of the GPU back. Both together are within ``timing.term_grace_s``.
+
+    On a Mac a step is waited for: wired memory of a process that ends without giving it back may
+    stay wired for good. A chunk of a prompt takes up to 2 s there, and to give back 373 GB took 4 s
+    on a Mac of 512 GB.
+    """
+    return (4.0, 14.0) if platform == "darwin" else (0.3, 3.5)
 
 
 class WorkerLife:
@@ -115,11 +122,11 @@ class WorkerLife:
 
     def close(self) -> None:
         """End everything that can be ended within about a second, and let the engine close, which
-        may take longer. An engine that is in a step is left alone."""
+        may take longer. An engine that stays in its step is left alone."""
         self._fail_all(*self._last_words)
         self._data.close()
         self._control.close()
-        if not self._engine.stop(_ENGINE_STOP_S, _ENGINE_CLOSE_S):
+        if not self._engine.stop(*close_bounds_s()):
             log.warning("engine.stuck_at_exit")
         self._context.term()
 

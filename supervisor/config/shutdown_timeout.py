@@ -21,7 +21,7 @@ _SLACK_S: Final = 3.0
 
 _TERM_GRACE_S: Final = 5.0
 _MAC_TERM_GRACE_S: Final = 20.0
-"""A worker on a Mac unwires its memory before it ends: 15 s at most."""
+"""A worker on a Mac leaves its step and unwires its memory before it ends: 18 s at most."""
 
 
 def term_grace_s(timing: TimingConfig, platform: str = sys.platform) -> float:

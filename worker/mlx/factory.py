@@ -29,6 +29,17 @@ def create(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
 
     prefer_openblas()
     keep_resident(spec.wiring)
+    try:
+        return _load(spec, advanced)
+    except Exception:
+        # It may have failed after the weights were wired, and then no engine gives them back.
+        from lmx.worker.mlx.device.metal_memory import unwire
+
+        unwire()
+        raise
+
+
+def _load(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
     match spec.kind:
         case ModelKind.CHAT:
             from lmx.worker.mlx.engine import load_generator

@@ -57,6 +57,17 @@ def give_back(models: Iterable[Any]) -> None:
     # The objects of the load were put out of the garbage collector's sight.
     gc.unfreeze()
     gc.collect()
-    mx.synchronize()
+    try:
+        mx.synchronize()
+    finally:
+        # A device that has failed says so here, and what is wired must be unwired all the same.
+        unwire()
+
+
+def unwire() -> None:
+    """Unwire all memory, and free what is kept for reuse. What the process still refers to stays in
+    memory."""
+    if not mx.metal.is_available():
+        return
     mx.set_wired_limit(0)
     mx.clear_cache()

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from lmx.protocol.states import MemoryWiring
+from lmx.protocol.states import MemoryWiring, ModelKind
+from lmx.supervisor.config.schema import TimingConfig
+from lmx.supervisor.config.shutdown_timeout import term_grace_s
+from lmx.worker.life import close_bounds_s
+from lmx.worker.mlx import factory
 from lmx.worker.mlx.device import metal_memory
 from lmx.worker.mlx.device.residency import VARIABLE, keep_resident
 from lmx.worker.mlx.device.wired import wired_bytes
+from lmx.worker.mlx.encoders import embedding
 
 GIB = 1024**3
 AUTO, ALWAYS, NEVER = MemoryWiring.AUTO, MemoryWiring.ALWAYS, MemoryWiring.NEVER
@@ -105,6 +111,45 @@ def test_all_is_freed_before_it_is_unwired(monkeypatch: pytest.MonkeyPatch) -> N
     metal_memory.give_back([model])
     assert model == {} and part == {}, "also if somebody else still refers to a part"
     assert fake.calls == [("synchronize", None), ("set_wired_limit", 0), ("clear_cache", None)]
+
+
+def test_a_device_that_has_failed_is_unwired_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says so once, at the first call that waits for it."""
+    fake = metal(monkeypatch, 60 * GIB)
+
+    def fail() -> None:
+        raise RuntimeError("[METAL] Command buffer execution failed: Innocent Victim")
+
+    monkeypatch.setattr(fake, "synchronize", fail)
+    with pytest.raises(RuntimeError, match="METAL"):
+        metal_memory.give_back([Layer(weight=1)])
+    assert fake.calls == [("set_wired_limit", 0), ("clear_cache", None)]
+
+
+def test_a_load_that_fails_leaves_nothing_wired(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The warm-up comes after the wiring, and is the first to find that memory is short."""
+    fake = metal(monkeypatch, 60 * GIB)
+
+    def load(spec: Any, advanced: Any) -> None:
+        metal_memory.hold_weights(ALWAYS, 70 * GIB)
+        raise RuntimeError("[malloc] Unable to allocate")
+
+    monkeypatch.setattr(embedding, "load_embedder", load)
+    spec: Any = SimpleNamespace(kind=ModelKind.EMBEDDING, wiring=ALWAYS)
+    with pytest.raises(RuntimeError, match="malloc"):
+        factory.create(spec, lambda *_: None)
+    assert fake.calls[-3:] == [
+        ("set_wired_limit", 60),
+        ("set_wired_limit", 0),
+        ("clear_cache", None),
+    ]
+
+
+@pytest.mark.parametrize("platform", ["darwin", "linux"])
+def test_a_worker_has_given_its_memory_back_before_it_is_killed(platform: str) -> None:
+    step_s, close_s = close_bounds_s(platform)
+    assert step_s + close_s + 1 < term_grace_s(TimingConfig(), platform)
+    assert (step_s > 2) is (platform == "darwin"), "so long a chunk of a prompt may take there"
 
 
 def test_other_machines_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
