@@ -9,6 +9,7 @@ from typing import Any, cast
 import mlx.core as mx
 import numpy as np
 import pytest
+from device import near
 from hypothesis import given
 from hypothesis import strategies as st
 from mlx_vlm.utils import load
@@ -113,7 +114,7 @@ def test_vectors_are_pooled_as_the_model_says(tmp_path: Path, pooling: str, pool
     folder = add_sentence_transformers(make_bert(tmp_path / "m"), pooling)
     plain = PlainBert(folder)
     expected = [unit(pooled(plain.hidden(tokens_of(text)))) for text in TEXTS]
-    np.testing.assert_allclose(embed(loaded(folder), *TEXTS), expected, atol=1e-5)
+    np.testing.assert_allclose(embed(loaded(folder), *TEXTS), expected, atol=near(1e-5))
 
 
 def test_what_the_model_does_not_normalize_stays_as_it_is(tmp_path: Path) -> None:
@@ -121,9 +122,9 @@ def test_what_the_model_does_not_normalize_stays_as_it_is(tmp_path: Path) -> Non
     plain = PlainBert(folder)
     expected = [plain.hidden(tokens_of(text)).mean(0) for text in TEXTS]
     engine = loaded(folder)
-    np.testing.assert_allclose(embed(engine, *TEXTS), expected, atol=1e-4)
+    np.testing.assert_allclose(embed(engine, *TEXTS), expected, atol=near(1e-4))
     short = embed(engine, *TEXTS, dimensions=5)
-    np.testing.assert_allclose(short, np.array(expected)[:, :5], atol=1e-4)
+    np.testing.assert_allclose(short, np.array(expected)[:, :5], atol=near(1e-4))
 
 
 def test_a_causal_model_takes_the_last_token(tmp_path: Path) -> None:
@@ -133,7 +134,7 @@ def test_a_causal_model_takes_the_last_token(tmp_path: Path) -> None:
     for text in TEXTS:
         ids = mx.array([tokens_of(text)[1:-1]])
         expected.append(unit(np.array(chat_model.language_model.model(ids))[0, -1]))
-    np.testing.assert_allclose(embed(loaded(folder), *TEXTS), expected, atol=1e-5)
+    np.testing.assert_allclose(embed(loaded(folder), *TEXTS), expected, atol=near(1e-5))
 
 
 @pytest.mark.parametrize("make", [make_bert, make_qwen3])
@@ -150,7 +151,7 @@ def test_a_vector_is_the_same_alone_and_in_a_batch(tmp_path: Path, make: Any) ->
 def test_fewer_dimensions_are_the_first_ones_at_full_length(tmp_path: Path) -> None:
     engine = loaded(add_sentence_transformers(make_bert(tmp_path / "m")))
     whole, short = embed(engine, *TEXTS), embed(engine, *TEXTS, dimensions=8)
-    np.testing.assert_allclose(short, [unit(vector[:8]) for vector in whole], atol=1e-6)
+    np.testing.assert_allclose(short, [unit(vector[:8]) for vector in whole], atol=near(1e-6))
     assert embed(engine, "a", dimensions=HIDDEN).shape == (1, HIDDEN)
     with pytest.raises(RequestError, match=rf"{HIDDEN + 1}.*{HIDDEN}") as caught:
         embed(engine, "a", dimensions=HIDDEN + 1)
@@ -160,7 +161,7 @@ def test_fewer_dimensions_are_the_first_ones_at_full_length(tmp_path: Path) -> N
 def test_tokens_are_taken_as_they_are(tmp_path: Path) -> None:
     engine = loaded(add_sentence_transformers(make_bert(tmp_path / "m")))
     rows = tuple(tuple(tokens_of(text)) for text in TEXTS)
-    np.testing.assert_allclose(embed(engine, tokens=rows), embed(engine, *TEXTS), atol=1e-6)
+    np.testing.assert_allclose(embed(engine, tokens=rows), embed(engine, *TEXTS), atol=near(1e-6))
     with pytest.raises(RequestError, match="9999") as caught:
         embed(engine, tokens=((1, 2), (3, 9999)))
     assert caught.value.param == "input[1][1]"
@@ -181,7 +182,7 @@ def test_an_input_that_is_too_long_is_cut_off_where_that_is_asked_for(tmp_path: 
     assert planned(engine, "x" * 40, truncate=True).prompt_tokens == 20
     # The mark of the end stays.
     cut_off = embed(engine, "x" * 40, "ab", truncate=True)
-    np.testing.assert_allclose(cut_off, embed(engine, "x" * 18, "ab"), atol=1e-6)
+    np.testing.assert_allclose(cut_off, embed(engine, "x" * 18, "ab"), atol=near(1e-6))
     with pytest.raises(RequestError, match=r"42 tokens.* 20 "):
         embed(engine, "x" * 40)
 
@@ -204,7 +205,7 @@ def test_much_work_is_cut_into_pieces(tmp_path: Path) -> None:
     for some in rows:
         assert len(some) * max(map(len, some)) <= CPU_PIECE_TOKENS
     vectors = embed(engine, *texts)
-    np.testing.assert_allclose(vectors[3], vectors[43], atol=1e-5)
+    np.testing.assert_allclose(vectors[3], vectors[43], atol=near(1e-5))
 
 
 @given(st.lists(st.integers(1, 50)), st.integers(1, 120))

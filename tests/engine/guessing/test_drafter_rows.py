@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from budgets import examples
+from device import near
 from engine_rig import EngineRunner, spec_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -148,4 +149,4 @@ def test_rows_hear_what_one_pass_over_the_whole_text_computes(
     places = [at for part in heard for at in range(part.begin, part.begin + part.states.shape[1])]
     assert places == list(range(len(text)))
     together = mx.concatenate([part.states for part in heard], axis=1)
-    assert mx.allclose(together, whole, atol=1e-3).item()
+    assert mx.allclose(together, whole, atol=near(1e-3)).item()

@@ -12,6 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from device import near
 from engine_rig import spec_of
 from media_check import MediaModel, picture
 from media_models import make_media_model
@@ -116,7 +117,7 @@ def test_only_what_computes_each_row_alone_is_cut_by_rows(module: Rows, kinds: s
     parts, made = written(Tower(module), lambda: module(x))
     assert {kind for part in parts for kind in part.kinds} == kinds
     assert len(parts) > 10
-    assert mx.allclose(made, whole, atol=1e-5).item()
+    assert mx.allclose(made, whole, atol=near(1e-5)).item()
 
 
 @pytest.mark.parametrize("mask", [None, "array", "causal"])
@@ -132,7 +133,7 @@ def test_attention_is_cut_by_its_queries(mask: str | None) -> None:
     parts, made = written(Tower(), attend)
     # A mask that is said by its name is one of the whole.
     assert (len(parts) > 10) == (mask != "causal")
-    assert mx.allclose(made, whole, atol=1e-5).item()
+    assert mx.allclose(made, whole, atol=near(1e-5)).item()
 
 
 @pytest.mark.parametrize(
@@ -149,7 +150,7 @@ def test_convolutions_are_cut_where_nothing_overlaps(layer: nn.Module, shape: An
     whole = layer(x)
     parts, made = written(Tower(layer), lambda: layer(x))
     assert (len(parts) > 10) == (not isinstance(layer, nn.Conv1d))
-    assert mx.allclose(made, whole, atol=1e-5).item()
+    assert mx.allclose(made, whole, atol=near(1e-5)).item()
 
 
 def test_nothing_stays_replaced() -> None:

@@ -79,6 +79,22 @@ def test_the_layout_is_the_kernels() -> None:
     assert ctypes.sizeof(found) == 152
 
 
+def test_the_layout_of_a_footprint_is_the_kernels() -> None:
+    """The offsets of xnu's <sys/resource.h>."""
+    found = host_memory._RusageInfoV4
+    offsets = {
+        "uuid": 0,
+        "user_time": 16,
+        "wired_size": 56,
+        "phys_footprint": 72,
+        "proc_exit_abstime": 88,
+        "lifetime_max_phys_footprint": 240,
+        "runnable_time": 288,
+    }
+    assert {name: getattr(found, name).offset for name in offsets} == offsets
+    assert ctypes.sizeof(found) == 296
+
+
 class Library:
     """The C library of a Mac, as far as it is asked."""
 
