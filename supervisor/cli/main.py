@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -148,13 +150,14 @@ def demo(port: int | None) -> None:
     It is SmolLM2-135M, 93 MB from the package index. It is quick, and often wrong.
     """
     from lmx.protocol.errors import ErrorCode, OperationError
-    from lmx.supervisor.cli.serving.demo import DemoModelError, cache_dir, obtain
+    from lmx.supervisor.cli.serving.demo import DemoModelError, cache_dir, demo_model, obtain
 
     try:
         gguf = obtain(cache_dir() / "demo")
     except DemoModelError as error:
         raise OperationError(ErrorCode.DOWNLOAD_FAILED, str(error)) from error
-    apply((f"smollm2-135m-instruct={gguf}",), None, port, (), None, None)
+    os.environ["LMX_MODELS"] = json.dumps([demo_model(gguf)])
+    apply((), None, port, (), None, None)
     _run(None)
 
 

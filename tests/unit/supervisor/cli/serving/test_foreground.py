@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import pytest
+from fake_supervisor import model_line, status
 
 from lmx.protocol.host.log_limit import LogLimit
+from lmx.protocol.messages.status import SystemStatus
 from lmx.supervisor.cli.serving import foreground
-from lmx.supervisor.config.schema import LogConfig
+from lmx.supervisor.cli.serving.demo import demo_model
+from lmx.supervisor.config.schema import Config, LogConfig
+from lmx.supervisor.service.service import Service
 from lmx.supervisor.state.home import Home
 
 
@@ -33,3 +38,47 @@ def test_a_log_that_cannot_be_kept_keeps_no_other_from_it(
         logs._keep_once()
     assert {"a.log", "b.log", "c.log"} <= set(kept)
     assert kept[0] in str(raised.value)
+
+
+class FakeService:
+    """Tells one status after the other, then the last one for good."""
+
+    serving = True
+
+    def __init__(self, *states: str) -> None:
+        self._left = list(states)
+
+    def status(self, _now_s: float) -> SystemStatus:
+        state = self._left.pop(0) if len(self._left) > 1 else self._left[0]
+        return status(model_line("a", state))
+
+
+@pytest.mark.parametrize(
+    ("states", "pause_s", "said"),
+    [
+        # A model waits for a moment for its memory, and is loaded then.
+        (("fetching", "queued", "loading", "queued", "ready"), 60.0, ["ready", "serves at"]),
+        (("queued",), 0.02, ["waits for memory", "serves at"]),
+        (("backoff",), 0.02, ["serves at"]),
+    ],
+)
+async def test_it_is_said_that_lmx_serves_when_the_loads_have_come_to_an_end(
+    states: tuple[str, ...],
+    pause_s: float,
+    said: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(foreground, "_POLL_S", 0.005)
+    monkeypatch.setattr(foreground, "_PAUSE_S", pause_s)
+    monkeypatch.setattr(foreground, "advice", lambda: None)
+    await foreground._narrate(cast(Service, FakeService(*states)))
+    output = capsys.readouterr().out
+    places = [output.index(words) for words in said]
+    assert places == sorted(places)
+
+
+def test_the_demo_model_does_not_go_on_without_end() -> None:
+    (model,) = Config.model_validate({"models": [demo_model(Path("/x.gguf"))]}).models
+    assert model.default_max_tokens == 256
+    assert (model.id, model.source) == ("smollm2-135m-instruct", "/x.gguf")
