@@ -30,6 +30,8 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
     "hangs": ({"hang_at": AT}, "hang", "worker_hung"),
     "has_no_memory": ({"memory_error_at": AT}, "out_of_memory", "worker_out_of_memory"),
     "breaks": ({"step_raise_at": AT}, "crash", "engine_error"),
+    # It is told as the failure of one row, and may have spoiled those of all.
+    "loses_its_device": ({"device_at": AT}, "crash", "engine_error"),
 }
 """Model: what its request does, the cause of its worker's exit, the code that its client gets."""
 
