@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -22,6 +23,9 @@ LINGER_S: Final = 60.0
 
 _AGAIN_S: Final = 60.0
 """A program that could not be started, or has ended by itself, is started again after this time."""
+
+
+_END_S: Final = 1.0
 
 
 class Awake(Protocol):
@@ -89,8 +93,9 @@ class SleepPrevention:
         """Let the machine sleep."""
         if self._awake is not None:
             self._awake.terminate()
-            # It has no handler, and ends at once.
-            self._awake.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                # It has no handler, and ends at once. At the latest it ends with this process.
+                self._awake.wait(_END_S)
             self._awake = None
 
 

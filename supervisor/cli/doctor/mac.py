@@ -22,6 +22,8 @@ _BACKLOG: Final = 1024
 _MONTH_S: Final = 30 * 86_400.0
 _MOST_REPORT_BYTES: Final = 256 * 1024
 _REPORTS: Final = Path("/Library/Logs/DiagnosticReports")
+_NO_PANICS: Final = "none of the GPU's memory in a month"
+_NO_KILLS: Final = "macOS has killed no Python in a month"
 _USUAL_WIRED_BYTES: Final = 8 * 1024**3
 """A Mac without models has 2 to 5 GiB wired."""
 
@@ -169,6 +171,12 @@ def check_firewall(state: int | None, config: Config) -> Line:
 
 def check_reports(system: System) -> list[Line]:
     """Look for kernel panics of the GPU's memory, and for kills by the system, in a month."""
+    if system.refused(_REPORTS):
+        measured, mend = "unknown: only administrators may look", f"sudo ls {_REPORTS}"
+        return [
+            Line("panics", _NO_PANICS, measured, Verdict.NOTE, mend),
+            Line("killed", _NO_KILLS, measured, Verdict.NOTE, mend),
+        ]
     panics = [
         path
         for path in system.files(_REPORTS, "*.panic", _MONTH_S)
@@ -181,12 +189,12 @@ def check_reports(system: System) -> list[Line]:
     ]
     return [
         Line(
-            "panics", "none of the GPU's memory in a month", f"{len(panics)}",
+            "panics", _NO_PANICS, f"{len(panics)}",
             Verdict.WARNING if panics else Verdict.OK,
             "set memory.wire: never, and max_rows: 1 if they go on" if panics else "",
         ),
         Line(
-            "killed", "macOS has killed no Python in a month", f"{len(kills)} reports",
+            "killed", _NO_KILLS, f"{len(kills)} reports",
             Verdict.WARNING if kills else Verdict.OK,
             "lower memory.budget_bytes" if kills else "",
         ),

@@ -130,9 +130,14 @@ def check_service(system: System) -> Line:
     """Say whether the system starts lmx by itself."""
     assumption = "starts lmx with the machine, if that is wanted"
     if system.platform == "darwin":
-        domain = f"gui/{(system.run('/usr/bin/id', '-u') or '').strip()}/{_LABEL}"
-        there = system.run("/bin/launchctl", "print", domain) is not None
-        measured = "launchd runs it as an agent" if there else "no agent of launchd"
+        user = (system.run("/usr/bin/id", "-u") or "").strip()
+        kinds = [
+            kind
+            for kind, domain in (("an agent", f"gui/{user}"), ("a daemon", "system"))
+            if system.run("/bin/launchctl", "print", f"{domain}/{_LABEL}") is not None
+        ]
+        there = bool(kinds)
+        measured = f"launchd runs it as {' and '.join(kinds)}" if there else "launchd has none"
     else:
         there = any(
             system.run("systemctl", *scope, "is-enabled", "lmx") is not None

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -96,6 +96,43 @@ def test_panics_and_kills_of_the_last_month(home: Home) -> None:
     panics, kills = mac.check_reports(system)
     assert (panics.verdict, kills.verdict) == (WARNING, OK)
     assert "memory.wire: never" in panics.mend
+
+
+def test_reports_that_only_administrators_may_see_are_not_called_none(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system = Mac(home.path)
+    monkeypatch.setattr(system, "refused", lambda folder: folder.name == "DiagnosticReports")
+    assert [line.verdict for line in mac.check_reports(system)] == [NOTE, NOTE]
+
+
+@pytest.mark.parametrize(
+    ("loaded", "verdict", "words"),
+    [
+        ((), NOTE, "launchd has none"),
+        (("gui/501/com.lmx.supervisor",), OK, "an agent"),
+        (("system/com.lmx.supervisor",), OK, "a daemon"),
+    ],
+)
+def test_a_service_of_launchd_is_an_agent_or_a_daemon(
+    home: Home,
+    monkeypatch: pytest.MonkeyPatch,
+    loaded: Sequence[str],
+    verdict: Verdict,
+    words: str,
+) -> None:
+    system = Mac(home.path)
+    run = system.run
+
+    def launchctl(*command: str, limit_s: float = 10.0) -> str | None:
+        if command[0] != "/bin/launchctl":
+            return run(*command)
+        return "state = running" if command[2] in loaded else None
+
+    monkeypatch.setattr(system, "run", launchctl)
+    line = setup.check_service(system)
+    assert line.verdict is verdict
+    assert words in line.measured
 
 
 def test_packages_of_another_version(home: Home) -> None:
