@@ -98,26 +98,26 @@ def test_odd_messages_do_not_end_the_supervisor(running: Rig) -> None:
     wait_until(lambda: lmx.log_events("supervisor", "control.bad_frame"), "it is logged")
 
 
-async def test_lost_records_are_made_up_for() -> None:
+async def test_lost_records_are_made_up_for(running: Rig) -> None:
     """A supervisor that died between starting a process and writing it down."""
-    with rig(ONE) as lmx:
-        before = lmx.wait_state("alpha", "ready")
-        url, router = lmx.url, lmx.status()["router"]["pid"]
-        kill_supervisor(lmx)
-        (lmx.home / "state" / "router.json").unlink()
-        for record in (lmx.home / "state" / "workers").iterdir():
-            record.unlink()
-        config = json.loads(json.dumps({**ONE, "server": {"port": int(url.split(":")[2][:-3])}}))
-        lmx.configure(config)
-        lmx.up()
-        after = lmx.wait_state("alpha", "ready")
-        assert (after["pid"], after["instance"]) == (before["pid"], before["instance"])
-        assert (lmx.status()["router"]["pid"], lmx.url) == (router, url)
-        async with http() as session:
-            stream = Stream(session, url, ask("alpha", {"tokens": 3}))
-            await stream.ended()
-            assert stream.text == "word " * 3
-        assert len(lmx.lasting()) == 3
+    lmx = running
+    before = lmx.wait_state("alpha", "ready")
+    url, router = lmx.url, lmx.status()["router"]["pid"]
+    kill_supervisor(lmx)
+    (lmx.home / "state" / "router.json").unlink()
+    for record in (lmx.home / "state" / "workers").iterdir():
+        record.unlink()
+    config = json.loads(json.dumps({**ONE, "server": {"port": int(url.split(":")[2][:-3])}}))
+    lmx.configure(config)
+    lmx.up()
+    after = lmx.wait_state("alpha", "ready")
+    assert (after["pid"], after["instance"]) == (before["pid"], before["instance"])
+    assert (lmx.status()["router"]["pid"], lmx.url) == (router, url)
+    async with http() as session:
+        stream = Stream(session, url, ask("alpha", {"tokens": 3}))
+        await stream.ended()
+        assert stream.text == "word " * 3
+    assert len(lmx.lasting()) == 3
 
 
 def test_what_has_no_place_any_more_is_ended() -> None:
@@ -170,19 +170,27 @@ async def test_unload_returns_though_requests_keep_coming(running: Rig) -> None:
     assert lmx.wait_state("alpha", "ready")["pid"] != first
 
 
-async def test_unload_is_not_undone_by_a_request_that_waited() -> None:
-    config = {"models": [scripted("slow", preload=False, options={"load_s": 6})]}
+@pytest.fixture(scope="module")
+def slow() -> Iterator[Rig]:
+    """One whose model takes long to load, which no test waits for."""
+    config = {"models": [scripted("slow", preload=False, options={"load_s": 10})]}
     with rig({**config, "timing": {"load_stall_timeout_s": 30}}) as lmx:
-        async with http() as session:
-            # Not a stream: that would have begun by now where the command takes long to start.
-            waiting = asyncio.create_task(whole(session, lmx.url, "slow", {"tokens": 3}))
-            await asyncio.to_thread(lmx.wait_state, "slow", "loading")
-            done = await asyncio.to_thread(lmx.cli, "unload", "slow")
-            assert (done.returncode, "again" in done.stdout) == (0, False)
-            status, error = await waiting
-        assert (status, error["code"]) == (503, "model_unloaded")
-        assert lmx.worker("slow")["state"] == "cold"
-        assert len(lmx.log_events("supervisor", "worker.spawned")) == 1
+        yield lmx
+
+
+async def test_unload_is_not_undone_by_a_request_that_waited(slow: Rig) -> None:
+    lmx = slow
+    spawned = len(lmx.log_events("supervisor", "worker.spawned"))
+    async with http() as session:
+        # Not a stream: that would have begun by now where the command takes long to start.
+        waiting = asyncio.create_task(whole(session, lmx.url, "slow", {"tokens": 3}))
+        await asyncio.to_thread(lmx.wait_state, "slow", "loading")
+        done = await asyncio.to_thread(lmx.cli, "unload", "slow")
+        assert (done.returncode, "again" in done.stdout) == (0, False)
+        status, error = await waiting
+    assert (status, error["code"]) == (503, "model_unloaded")
+    assert lmx.worker("slow")["state"] == "cold"
+    assert len(lmx.log_events("supervisor", "worker.spawned")) - spawned == 1
 
 
 async def test_a_source_that_keeps_failing_is_quarantined() -> None:
@@ -203,17 +211,6 @@ async def test_a_source_that_keeps_failing_is_quarantined() -> None:
         assert len(lmx.log_events("supervisor", "model.fetching")) == 2
     finally:
         lmx.close()
-
-
-def test_stop_ends_what_a_dead_supervisor_left() -> None:
-    with rig(ONE) as lmx:
-        lmx.wait_state("alpha", "ready")
-        kill_supervisor(lmx)
-        status = lmx.cli("status")
-        assert (status.returncode, "still serves" in status.stderr) == (3, True)
-        assert lmx.cli("stop").returncode == 0
-        assert lmx.processes() == []
-        assert "still serves" not in lmx.cli("status").stderr
 
 
 def test_a_home_that_can_not_be_used_is_said_so() -> None:
@@ -244,21 +241,20 @@ def test_a_habitual_hangup_signal_costs_nobody_a_stream(running: Rig) -> None:
     assert lmx.status()["router"]["pid"] == router
 
 
-def test_a_load_that_somebody_else_undoes_returns() -> None:
-    config = {"models": [scripted("slow", preload=False, options={"load_s": 10})]}
-    with rig({**config, "timing": {"load_stall_timeout_s": 30}}) as lmx:
-        command = [sys.executable, "-m", "lmx.supervisor", "load", "slow"]
-        loading = subprocess.Popen(
-            command,
-            env=lmx.environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        lmx.wait_state("slow", "loading")
-        assert lmx.cli("unload", "slow").returncode == 0
-        _, errors = loading.communicate(timeout=20)
-        assert (loading.returncode, "unloaded meanwhile" in errors) == (1, True)
+def test_a_load_that_somebody_else_undoes_returns(slow: Rig) -> None:
+    lmx = slow
+    command = [sys.executable, "-m", "lmx.supervisor", "load", "slow"]
+    loading = subprocess.Popen(
+        command,
+        env=lmx.environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    lmx.wait_state("slow", "loading")
+    assert lmx.cli("unload", "slow").returncode == 0
+    _, errors = loading.communicate(timeout=20)
+    assert (loading.returncode, "unloaded meanwhile" in errors) == (1, True)
 
 
 def test_stopping_ends_a_fetch_too(smollm2_gguf: Path) -> None:

@@ -73,6 +73,8 @@ def test_kill_and_stop_work_while_there_is_no_supervisor() -> None:
         beta = lmx.wait_state("beta", "ready")["pid"]
         os.kill(supervisor_of(lmx), signal.SIGKILL)
         reaped(lmx)
+        status = lmx.cli("status")
+        assert (status.returncode, "still serves" in status.stderr) == (3, True)
         for record in (lmx.home / "state" / "workers").iterdir():
             record.unlink()  # lost: the process is found all the same
         done = lmx.cli("kill", "alpha")
@@ -83,6 +85,7 @@ def test_kill_and_stop_work_while_there_is_no_supervisor() -> None:
         done = lmx.cli("stop", timeout_s=60)
         assert (done.returncode, done.stderr) == (0, "")
         assert lmx.processes() == []
+        assert "still serves" not in lmx.cli("status").stderr
 
 
 def test_stop_leaves_nothing_behind_of_what_is_stopped() -> None:
