@@ -15,13 +15,15 @@ from tiny_models import make_tiny_model
 @pytest.fixture(scope="package")
 def server(smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     """Two models on the real engine, loaded at once: SmolLM2 in float32, and a tiny one with random
-    weights, for what is the same whatever an answer says: it writes a hundred times as fast."""
+    weights, for what is the same whatever an answer says: it writes a hundred times as fast. Files
+    that need others have it serve those too."""
     tiny = make_tiny_model(tmp_path_factory.mktemp("models") / "tiny", "llama", 8192)
     config = {
         "models": [
             {"id": "smollm2", "source": str(smollm2_dir), "aliases": ["small"]},
             {"id": "tiny", "source": str(tiny)},
         ],
+        "media": {"allowed_networks": ["127.0.0.1"]},
         "timing": PATIENT | {"shutdown_grace_s": 1.0},
     }
     with rig(config) as lmx:

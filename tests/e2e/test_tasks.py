@@ -17,7 +17,7 @@ import numpy as np
 import openai
 import pytest
 from openai import OpenAI
-from rig import PATIENT, Rig, rig, wait_until
+from rig import Rig, serving_too, wait_until
 from tiny_encoders import PlainBert, make_bert
 
 # The first test also fetches, converts and loads the models.
@@ -31,26 +31,17 @@ pytestmark = [
 TEXTS = ["A cat sits on the mat.", "A kitten rests on a rug.", "Shares fell sharply today."]
 
 
-@pytest.fixture(scope="module")
-def server(minilm_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+@pytest.fixture(scope="module", autouse=True)
+def encoders(
+    server: Rig, minilm_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
     """A real embedding model, and a reranker with random weights: no real one can be had."""
     reranker = make_bert(tmp_path_factory.mktemp("models") / "reranker", labels=1)
-    config = {
-        "models": [
-            {"id": "minilm", "source": str(minilm_dir), "max_queue": 20},
-            {"id": "ranker", "source": str(reranker), "preload": False},
-        ],
-        "timing": PATIENT,
-    }
-    with rig(config) as lmx:
-        lmx.wait_state("minilm", "ready", deadline_s=120)
-        yield lmx
-
-
-@pytest.fixture
-def client(server: Rig) -> Iterator[OpenAI]:
-    with OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=120) as made:
-        yield made
+    minilm = {"id": "minilm", "source": str(minilm_dir), "max_queue": 20}
+    ranker = {"id": "ranker", "source": str(reranker), "preload": False}
+    with serving_too(server, minilm, ranker):
+        server.wait_state("minilm", "ready", deadline_s=120)
+        yield
 
 
 def post(server: Rig, path: str, **body: Any) -> tuple[int, Any]:
@@ -105,7 +96,9 @@ def test_an_embedding_model_does_not_chat(client: OpenAI) -> None:
 
 def test_the_kinds_are_known_before_a_model_is_loaded(server: Rig) -> None:
     kinds = {worker["model"]: worker["kind"] for worker in server.status()["workers"]}
-    assert kinds == {"minilm": "embedding", "ranker": "rerank"}
+    assert kinds == {
+        "smollm2": "chat", "tiny": "chat", "minilm": "embedding", "ranker": "rerank",
+    }  # fmt: skip
 
 
 def test_rerank_loads_its_model_and_sorts(server: Rig) -> None:

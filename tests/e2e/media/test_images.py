@@ -22,9 +22,8 @@ from client_packages import run_python
 from hostile_server import HostileServer, answer, hostile_server, redirect
 from openai import OpenAI
 from PIL import Image
-from rig import PATIENT, Rig, rig
+from rig import Rig, serving_too
 from terminal import reading
-from tiny_models import make_tiny_model
 
 pytestmark = [
     pytest.mark.e2e,
@@ -57,19 +56,10 @@ def image(colour: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def seeing(shapes_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    tiny = make_tiny_model(tmp_path_factory.mktemp("models") / "tiny", "llama", 8192)
-    config = {
-        "models": [
-            {"id": "shapes", "source": str(shapes_dir), "temperature": 0},
-            {"id": "tiny", "source": str(tiny)},
-        ],
-        "media": {"allowed_networks": ["127.0.0.1"]},
-        "timing": PATIENT | {"shutdown_grace_s": 1.0},
-    }
-    with rig(config) as lmx:
-        for model in ("shapes", "tiny"):
-            lmx.wait_state(model, "ready", deadline_s=120)
+def seeing(server: Rig, shapes_dir: Path) -> Iterator[Rig]:
+    shapes = {"id": "shapes", "source": str(shapes_dir), "temperature": 0}
+    with serving_too(server, shapes) as lmx:
+        lmx.wait_state("shapes", "ready", deadline_s=120)
         yield lmx
 
 
@@ -228,7 +218,7 @@ def test_a_model_of_text_alone_says_so_and_which_one_sees(seeing: Rig) -> None:
     assert asked(seeing, image("red"), WHAT, model="auto").model == "shapes"
     with urllib.request.urlopen(f"{seeing.url}/models") as response:
         told = {one["id"]: one["modalities"] for one in json.load(response)["data"]}
-    assert told == {"shapes": ["text", "image"], "tiny": ["text"]}
+    assert told == {"shapes": ["text", "image"], "smollm2": ["text"], "tiny": ["text"]}
 
 
 def test_other_clients_forms_of_an_image(seeing: Rig, packages: Path) -> None:

@@ -13,9 +13,8 @@ from pathlib import Path
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
-from rig import PATIENT, Rig, Stream, ask, http, rig
+from rig import Rig, Stream, ask, http, serving_too
 from speech_samples import word_errors
-from tiny_models import make_tiny_model
 from whisper_models import CLIP_TEXT, obtain_clip, obtain_whisper_tiny_en
 
 # The first test also fetches, converts and loads the models.
@@ -28,22 +27,10 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def speaking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    tiny = make_tiny_model(tmp_path_factory.mktemp("models") / "tiny", "llama", 8192)
-    config = {
-        "models": [
-            {"id": "tiny", "source": str(tiny)},
-            {
-                "id": "whisper",
-                "source": str(obtain_whisper_tiny_en()),
-                "aliases": ["whisper-1"],
-                "preload": False,
-            },
-        ],
-        "timing": PATIENT | {"shutdown_grace_s": 1.0},
-    }
-    with rig(config) as lmx:
-        lmx.wait_state("tiny", "ready", deadline_s=120)
+def speaking(server: Rig) -> Iterator[Rig]:
+    source = str(obtain_whisper_tiny_en())
+    whisper = {"id": "whisper", "source": source, "aliases": ["whisper-1"], "preload": False}
+    with serving_too(server, whisper) as lmx:
         yield lmx
 
 
@@ -88,7 +75,7 @@ async def test_a_worker_that_is_killed_ends_its_transcript_alone(speaking: Rig) 
         )
         told = [await anext(stream)]
         pid = speaking.wait_state("whisper", "ready")["pid"]
-        chat = Stream(session, url, ask("tiny", "Go on.", max_tokens=2000, ignore_eos=True))
+        chat = Stream(session, url, ask("tiny", "Go on.", max_tokens=800, ignore_eos=True))
         await chat.has_text(5, 60)
         before = len(chat.text)
         assert not chat.done

@@ -281,6 +281,25 @@ def rig(config: dict[str, Any], variables: Mapping[str, str] | None = None) -> I
         made.close()
 
 
+@contextmanager
+def serving_too(lmx: Rig, *models: dict[str, Any]) -> Iterator[Rig]:
+    """Have an lmx that several files share serve more models, for as long as the block lasts."""
+    before = lmx.config_path.read_text()
+    config = yaml.safe_load(before)
+    lmx.config_path.write_text(yaml.safe_dump(config | {"models": [*config["models"], *models]}))
+    try:
+        _reload(lmx)
+        yield lmx
+    finally:
+        lmx.config_path.write_text(before)
+        _reload(lmx)
+
+
+def _reload(lmx: Rig) -> None:
+    done = lmx.cli("reload", timeout_s=120)
+    assert done.returncode == 0, done.stderr
+
+
 @asynccontextmanager
 async def http(silence_s: float = 30.0) -> AsyncIterator[aiohttp.ClientSession]:
     """A client without a total time-out but with one between bytes."""
