@@ -79,7 +79,7 @@ FEW_BITS_QUICK = ("bailing_hybrid", "gemma3_text", "gpt_oss")
 def wrong(found: Conformance | FewBits) -> list[str]:
     offs = {"in company": found.batched_off, "after a prefix": found.prefix_off}
     if isinstance(found, Conformance):
-        offs["alone"] = found.alone_off
+        offs |= {"alone": found.alone_off, "after guesses": found.guessed_off}
     return [name for name, off in offs.items() if off is not None and not off < MOST_OFF]
 
 

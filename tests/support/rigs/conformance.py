@@ -30,7 +30,13 @@ from lmx.protocol.states import ModelKind
 from lmx.worker.engine import RowRequest, RowSampling
 from lmx.worker.mlx.decoding.batching import can_batch
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
-from lmx.worker.mlx.decoding.rollback import Blocks, try_blocks
+from lmx.worker.mlx.decoding.rollback import (
+    Blocks,
+    Rollback,
+    Undo,
+    put_windows_in_order,
+    try_blocks,
+)
 from lmx.worker.mlx.memory.estimate import estimate
 from lmx.worker.mlx.model import library
 from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states
@@ -65,6 +71,10 @@ class Conformance:
 
     prefix_off: float | None
     """After a prefix that was stored and restored, against a cold prompt."""
+
+    guessed_off: float | None
+    """A block of tokens of which some are taken back, against one token after the other; of a row
+    alone, and of two if that is done. The windows have slid."""
 
     prefix: str
     """``any``: cut anywhere; ``ends``: a state after a prompt; ``none``."""
@@ -112,13 +122,15 @@ def examine(folder: Path, reference: Logits | None) -> Conformance:
         prefix = "any" if layout.cuttable else "ends" if layout.restorable else "none"
         prefix_off = None if prefix == "none" else _after_prefix(forward)
         assert prefix == "none" or prefix_off is not None, "nothing was found again"
+        blocks, together = try_blocks(forward, guesses=True), can_batch(forward)
         return Conformance(
             library=loaded.library,
             alone_off=_off(alone, reference),
-            batched_off=_in_company(forward) if can_batch(forward) else None,
+            batched_off=_in_company(forward) if together else None,
             prefix_off=prefix_off,
+            guessed_off=_guessed(forward, blocks, together=together),
             prefix=prefix,
-            blocks=try_blocks(forward, guesses=True),
+            blocks=blocks,
             held_bytes=_held_bytes(forward),
             counted_bytes=counted_bytes(folder, HELD_TOKENS),
         )
@@ -268,6 +280,48 @@ def _in_company(forward: Forward) -> float:
     return max(
         _off(_numbers(mx.stack(each)), _numbers(expected))
         for each, expected in zip(found, alone, strict=True)
+    )
+
+
+def _guessed(forward: Forward, blocks: Blocks, *, together: bool) -> float | None:
+    ways: list[tuple[Undo | None, Sequence[int]]] = [(blocks.alone, (2,))]
+    if together:
+        ways.append((blocks.together, (2, 1) if blocks.apart else (2, 2)))
+    offs = [_taken_back(forward, undo, kept) for undo, kept in ways if undo is not None]
+    return max(offs, default=None)
+
+
+def _taken_back(forward: Forward, undo: Undo, kept: Sequence[int]) -> float:
+    """Let each row keep so many tokens of a block, and go on with one token and with another
+    block."""
+    rows = [_prefill(forward, prompt) for prompt, _ in zip((PROMPT, _COMPANY), kept, strict=False)]
+    expected = [
+        _decode(forward, copy.deepcopy(row), [*FOLLOWING[:tokens], *FOLLOWING[3:]])
+        for row, tokens in zip(rows, kept, strict=True)
+    ]
+    cache = rows[0].cache
+    for row in rows[1:]:
+        cache = _extend_cache(cache, row.cache)
+    deltas = [row.deltas for row in rows if row.deltas is not None]
+
+    def decode(*tokens: int) -> mx.array:
+        together = mx.concatenate(deltas) if deltas else None
+        logits = forward.decode(mx.array([tokens] * len(rows)), cache, together)
+        mx.eval(logits, cache_states(cache))
+        return logits
+
+    rollback = Rollback(cache, 3, undo)
+    first = decode(*FOLLOWING[:3])
+    rollback.keep(kept, lambda tokens: decode(*FOLLOWING[:tokens]))
+    after = decode(FOLLOWING[3])
+    put_windows_in_order(cache)
+    last = decode(*FOLLOWING[4:])
+    return max(
+        _off(
+            _numbers(mx.concatenate([first[row, :tokens], after[row], last[row]])),
+            _numbers(mx.stack(alone)),
+        )
+        for row, (tokens, alone) in enumerate(zip(kept, expected, strict=True))
     )
 
 

@@ -268,6 +268,8 @@ def _slips(forward: Forward, undo: Undo, kept: Sequence[int]) -> bool:
         expected = mx.concatenate(alone)
         logits = _logits_on_the_way(forward, _joined(rows), undo, kept)
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        if is_device_failure(error):
+            raise
         log.info("decode.windows_one_by_one", kept=list(kept), reason=str(error))
         return True
     spread = mx.linalg.norm(expected - mx.mean(expected, axis=-1, keepdims=True), axis=-1)
