@@ -15,6 +15,7 @@ from tiny_models import VOCABULARY, make_tiny_model
 
 from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
 from lmx.worker.engine import BeamSearch
+from lmx.worker.mlx.decoding.single_row import single_row
 from lmx.worker.mlx.model.quantized_cache import (
     BatchQuantizedCache,
     Packing,
@@ -182,6 +183,8 @@ def test_rows_of_different_lengths_are_whole_in_one_batch_and_out_of_it() -> Non
         for whole, part in zip(row.state, again.state, strict=True):
             assert all(mx.array_equal(one, other) for one, other in zip(whole, part, strict=True))
     assert QuantizedCache.merge([QuantizedCache(packing)]).size() == 0
+    (single,) = single_row([QuantizedCache.merge([QuantizedCache(packing)] * 2)], 1)
+    assert type(single) is QuantizedCache
     half_full = QuantizedCache.merge([QuantizedCache(packing), rows[0]])
     assert [half_full.extract(place).size() for place in range(2)] == [0, rows[0].size()]
 

@@ -37,6 +37,8 @@ from lmx.worker.mlx.decoding.rollback import (
     put_windows_in_order,
     try_blocks,
 )
+from lmx.worker.mlx.decoding.single_row import can_be_single, single_row
+from lmx.worker.mlx.engine import _can_batch as rows_go_together
 from lmx.worker.mlx.memory.estimate import estimate
 from lmx.worker.mlx.model import library
 from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states
@@ -158,7 +160,6 @@ def examine_few_bits(
     with mx.stream(generation_stream), without_processors():
         forward = load_model(spec_of(folder), lambda *_: None).forward
         plain = _alone(forward)
-        together = can_batch(forward)
         found = {}
         for bits in (8, 4):
             forward.kv_quantization = None
@@ -166,6 +167,7 @@ def examine_few_bits(
                 quantize_kv(forward, bits)
             except OperationError:
                 continue
+            together = rows_go_together(forward)
             alone = _alone(forward)
             prefix_off = _after_prefix(forward)
             assert CacheLayout(forward.new_cache).restorable == (prefix_off is not None)
@@ -273,8 +275,11 @@ def _in_company(forward: Forward) -> float:
             each.append(logits[number])
     for number, tokens in enumerate(following):
         left = copy.deepcopy(both)
-        for layer in left:
-            layer.filter(mx.array([number], mx.int32))
+        if can_be_single(left):
+            left = single_row(left, number)
+        else:
+            for layer in left:
+                layer.filter(mx.array([number], mx.int32))
         row = _Row(left, rows[number].deltas, found[number][-1])
         found[number] += _decode(forward, row, tokens[4:])
     return max(

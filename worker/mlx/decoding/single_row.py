@@ -32,8 +32,11 @@ def single_row(cache: PromptCache, index: int) -> PromptCache:
 def _single(layer: Any, index: int) -> Any:
     if isinstance(layer, CacheList):
         return CacheList(*single_row(layer.caches, index))
+    if isinstance(layer, BatchQuantizedCache):
+        return layer.extract(index)
     if isinstance(layer, ArraysCache) or layer.keys is None:
-        # The kind is the same for one row as for many; or the layer borrows another one's cache.
+        # The kind is the same for one row as for many; or it holds nothing: the layer borrows
+        # another one's cache, or no row has decoded yet.
         layer.filter(mx.array([index], mx.int32))
         return layer
     return layer.extract(index)
