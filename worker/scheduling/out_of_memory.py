@@ -18,6 +18,8 @@ _SAYINGS: Final = (
     # Metal's words for a command buffer that could not be run.
     "insufficient memory",
     "kiogpucommandbuffercallbackerroroutofmemory",
+    # macOS lets a process have so many buffers of the GPU (``iogpu.rsrc_limit``).
+    "[metal::malloc] resource limit",
 )
 """Phrases, in lower case, of libraries whose exceptions have no type of their own for this."""
 

@@ -30,6 +30,7 @@ NO_MEMORY = [
         "[METAL] Command buffer execution failed: Insufficient Memory "
         "(00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)"
     ),
+    RuntimeError("[metal::malloc] Resource limit (499000) exceeded."),
     OSError(errno.ENOMEM, "Cannot allocate memory"),
     OperationError(ErrorCode.INSUFFICIENT_MEMORY, "no"),
     caused(ValueError("could not"), MemoryError()),
