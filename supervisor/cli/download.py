@@ -9,8 +9,9 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final
 
 import click
@@ -36,7 +37,10 @@ from lmx.supervisor.cli.views.progress import make_console
 from lmx.supervisor.cli.views.table import Column, model_table
 from lmx.supervisor.cli.views.words import find_model
 from lmx.supervisor.config.known_models import KNOWN_MODELS, meant_instead, repository_of
+from lmx.supervisor.config.sources import HubSource, parse_source
 from lmx.supervisor.decisions.ledger import budget_bytes, format_bytes
+from lmx.supervisor.inventory.added import with_added
+from lmx.supervisor.inventory.added_file import AddedFile
 from lmx.supervisor.inventory.download_records import Download, asked_download
 from lmx.supervisor.inventory.without_supervisor import fetch, keep, list_available
 from lmx.supervisor.memory.inspection import Question
@@ -202,32 +206,59 @@ def show_downloads(home: Home, as_json: bool) -> None:
 
 
 def show_available(home: Home, as_json: bool) -> None:
-    """Print the models on disk, by name. Without a running lmx they are looked up here."""
+    """Print the models on disk, by name, then folders and files elsewhere that are served. Without
+    a running lmx they are looked up here. As JSON these are the former alone."""
+    served: list[tuple[str, str]]
     if supervisor_runs(home):
         with ControlClient(home, _SCAN_S) as client:
             found: Available = client.ask(GetAvailable())
+            served = [(worker.model, worker.source) for worker in client.status().workers]
     else:
-        found = asyncio.run(list_available(home, own_config(None)))
+        config = own_config(None)
+        found = asyncio.run(list_available(home, config))
+        models = with_added(config, AddedFile(home.added_models).read()).models
+        served = [(model.id, model.source) for model in models]
     if as_json:
         click.echo(json_text([dataclasses.asdict(model) for model in found.models]))
         return
-    if not found.models:
+    rows = [_on_disk(model) for model in found.models]
+    listed = {model.model_id for model in found.models}
+    rows += [
+        _Row(source, source, "-", model_id)
+        for model_id, source in served
+        if model_id not in listed and not isinstance(parse_source(source), HubSource)
+    ]
+    if not rows:
         click.echo("no model is on this machine yet: `lmx pull -h` says how to get one")
         return
+    kinds = inspect_now(home, [Question(row.source) for row in rows])
+    columns = (
+        Column("MODEL", tuple(row.name for row in rows), right=False),
+        Column("KIND", tuple(each.kind or "-" for each in kinds), right=False),
+        Column("SIZE", tuple(row.size for row in rows)),
+        Column("SERVED AS", tuple(row.served_as for row in rows), right=False),
+    )
     console = make_console()
-    console.print(model_table(_available_columns(home, found.models), console.width))
+    console.print(model_table(columns, console.width))
 
 
-def _available_columns(home: Home, models: Sequence[AvailableModel]) -> list[Column]:
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A line of the list of models on this machine."""
+
+    name: str
+    source: str
+    """Where its kind is read from."""
+
+    size: str
+    served_as: str
+
+
+def _on_disk(model: AvailableModel) -> _Row:
     # A repository is found by its name; what was made from a .gguf file has a folder of its own.
-    sources = [model.repo_id if "/" in model.repo_id else model.local_path for model in models]
-    files = inspect_now(home, [Question(source) for source in sources])
-    return [
-        Column("MODEL", tuple(model.repo_id for model in models), right=False),
-        Column("KIND", tuple(each.kind or "-" for each in files), right=False),
-        Column("SIZE", tuple(format_bytes(model.size_bytes) for model in models)),
-        Column("SERVED AS", tuple(model.model_id or "-" for model in models), right=False),
-    ]
+    source = model.repo_id if "/" in model.repo_id else model.local_path
+    size = format_bytes(model.size_bytes)
+    return _Row(model.repo_id, source, size, model.model_id or "-")
 
 
 def delete_model(home: Home, model: str, *, force: bool) -> None:

@@ -17,7 +17,12 @@ from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.host.regular_file import read_regular
 from lmx.supervisor.config.problems import describe, is_secret, suggestion
 from lmx.supervisor.config.schema import Config
-from lmx.supervisor.config.sources import SourceError, absolute_source, parse_models_variable
+from lmx.supervisor.config.sources import (
+    SourceError,
+    absolute_source,
+    parse_models_variable,
+    refuse_folder_as_repository,
+)
 
 _QUOTED: Final = re.compile(r"'[^'<]{8,}'")
 """A word of the file itself, long enough to be a key."""
@@ -94,9 +99,17 @@ def configured_models(path: Path | None, environment: Mapping[str, str]) -> list
 
 def config_notices(path: Path | None) -> list[str]:
     """Return sentences for people about what is odd in a configuration that is valid."""
-    if path is None or read_regular(path, _MOST_BYTES).strip():
+    if path is None:
         return []
-    return [f"{path} is empty: what it should say is as by default, and no models are in it"]
+    if not read_regular(path, _MOST_BYTES).strip():
+        return [f"{path} is empty: what it should say is as by default, and no models are in it"]
+    notices = []
+    for model in configured_models(path, {}):
+        try:
+            refuse_folder_as_repository(str(model["source"]), path.absolute().parent)
+        except (SourceError, LookupError) as error:
+            notices.append(f"models.{model.get('id')}.source: {error}")
+    return notices
 
 
 def setting_variables(environment: Mapping[str, str]) -> dict[str, str]:

@@ -76,13 +76,14 @@ def parse_source(text: str) -> Source:
     return _parse_hub(text)
 
 
-def refuse_folder_as_repository(text: str) -> None:
+def refuse_folder_as_repository(text: str, here: Path = Path()) -> None:
     """Refuse a source that names a repository while a folder with a model stands at that path from
-    here. This looks at the disk. Raises `SourceError`, which says how either is written."""
+    here. This looks at the disk. Raises `SourceError`, which says how either is written. Also for a
+    text that is no source."""
     source = text.strip()
     if not isinstance(parse_source(source), HubSource) or "@" in source:
         return
-    folder = Path(source)
+    folder = here / source
     try:
         is_model = (folder / "config.json").is_file()
     except OSError:

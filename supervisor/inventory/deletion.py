@@ -113,7 +113,7 @@ class Deletion:
             raise OperationError(
                 ErrorCode.MODEL_LOADED,
                 f"{', '.join(used)} is loaded or about to be, from these files: unload it first, "
-                "or delete with force, which does that",
+                "or delete with force (`lmx rm --force`), which does that",
                 param="model_id",
             )
         running = self._unfinished(gone)
@@ -121,7 +121,7 @@ class Deletion:
             raise OperationError(
                 ErrorCode.MODEL_LOADED,
                 f"{gone.repo_id} is being downloaded ({', '.join(running)}): cancel that first, or "
-                "delete with force, which does that",
+                "delete with force (`lmx rm --force`), which does that",
                 param="model_id",
             )
 

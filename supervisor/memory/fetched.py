@@ -40,10 +40,11 @@ def fetched_folder(source: str, home: Home, environment: Mapping[str, str]) -> P
 
 
 def not_fetched(source: str) -> OperationError:
-    """Return the error for a model of which nothing is on this machine."""
+    """Return the error for a model of which nothing is on this machine, or nothing in MLX form."""
+    done = "converted" if isinstance(parse_source(source), GgufSource) else "fetched"
     return OperationError(
         ErrorCode.MODEL_SOURCE_INVALID,
-        f"{source} was not fetched yet, and its size is read from its files: load it once",
+        f"{source} was not {done} yet, and its size is read from its files: load it once",
     )
 
 

@@ -100,7 +100,9 @@ def test_what_a_stranger_looks_at(lmx: Rig) -> None:
     assert "/no/such/folder does not exist" in shown
     checked = lmx.cli("config", "check")
     assert "broken can't be loaded: /no/such/folder does not exist" in checked.stdout
-    assert lmx.cli("list").stdout
+    listed = lmx.cli("list").stdout.splitlines()
+    assert listed[0].split() == ["MODEL", "KIND", "SIZE", "SERVED", "AS"]
+    assert [line.split()[-1] for line in listed[1:]] == ["alpha", "beta", "broken"]
     refused = lmx.cli("add", "empty", str(lmx.root / "cwd"))
     assert (refused.returncode, "has no config.json" in refused.stderr) == (1, True)
     with reading(lmx, "logs", terminal=True) as logs:

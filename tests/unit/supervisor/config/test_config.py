@@ -515,3 +515,14 @@ def test_paths_of_models_are_from_the_folder_of_the_file(
     same = load_config(Path(tmp_path.name) / "lmx.yaml", {})
     assert same.models == config.models
     assert load_config(None, {"LMX_MODELS": "./a"}).models[0].source == "./a"
+
+
+def test_a_folder_beside_the_file_that_is_read_as_a_repository_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "lmx.yaml"
+    path.write_text("models: [{id: a, source: m/minilm}, {id: b, source: org/b}]")
+    assert config_notices(path) == []
+    (tmp_path / "m" / "minilm").mkdir(parents=True)
+    (tmp_path / "m" / "minilm" / "config.json").write_text("{}")
+    (notice,) = config_notices(path)
+    assert notice.startswith("models.a.source: 'm/minilm' would be a repository of the hub")
+    assert "write './m/minilm' for the folder" in notice

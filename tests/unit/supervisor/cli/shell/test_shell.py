@@ -102,6 +102,13 @@ def test_models_are_completed(home: Home) -> None:
     assert completed("estimate") == []
 
 
+def test_serve_and_start_take_the_same() -> None:
+    serve, start = main.commands["serve"], main.commands["start"]
+    told = [[(each.name, each.opts, getattr(each, "help", None)) for each in one.params]
+            for one in (serve, start)]  # fmt: skip
+    assert told[0] == told[1]
+
+
 def test_commands_are_completed() -> None:
     assert completed(typed="do") == ["download", "downloads", "doctor"]
     assert "--take-over" in completed("serve", typed="--")
