@@ -26,6 +26,8 @@ def hold_weights(wiring: MemoryWiring, limit_bytes: int) -> None:
     if not mx.metal.is_available():
         return
     gc.collect()
+    # mlx forbids another limit of wired memory while something is computed.
+    mx.synchronize()
     mx.clear_cache()
     weights_bytes = int(mx.get_active_memory())
     most_bytes = int(mx.device_info()["max_recommended_working_set_size"])

@@ -36,7 +36,7 @@ def batch() -> decode.DecodeBatch:
     return decode.DecodeBatch(forward, SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
 
 
-# Trying whether rows may decode together (M19).
+# Trying whether rows may decode together.
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_on_a_gpu_one_pair_of_prompts_decides_nothing(
     assert logs[0]["off"] == pytest.approx(sorted(off)[1] if on_gpu else off[0], nan_ok=True)
 
 
-# The size of a prompt's chunks (M15).
+# The size of a prompt's chunks.
 
 
 def test_on_a_gpu_a_prompt_alone_takes_chunks_that_keep_it_busy() -> None:
@@ -121,7 +121,7 @@ def test_the_warm_up_is_as_large_as_the_first_chunks(
     assert lengths == [512 if on_gpu else 64, 50], "never more than a short context has"
 
 
-# Giving buffers back, which the next step makes anew (M14).
+# Giving buffers back, which the next step makes anew.
 
 
 def test_on_a_gpu_buffers_are_kept_for_hundreds_of_steps(on_gpu: bool, cleared: list[str]) -> None:
@@ -160,7 +160,7 @@ def test_a_join_takes_no_buffers_from_the_rows_that_decode(
     assert len(cleared) == (0 if on_gpu and decoding else 1)
 
 
-# The last row leaves while its next token is computed (M21).
+# The last row leaves while its next token is computed.
 
 
 def test_what_the_gpu_still_computes_is_waited_for_before_it_is_dropped(

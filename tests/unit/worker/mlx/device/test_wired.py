@@ -101,7 +101,7 @@ def test_buffers_of_the_load_are_not_counted_as_weights(
 ) -> None:
     fake = metal(monkeypatch, weights * GIB)
     metal_memory.hold_weights(wiring, 70 * GIB)
-    assert fake.calls == [("clear_cache", None), *limits]
+    assert fake.calls == [("synchronize", None), ("clear_cache", None), *limits]
 
 
 def test_all_is_freed_before_it_is_unwired(monkeypatch: pytest.MonkeyPatch) -> None:
