@@ -67,12 +67,20 @@ def print_estimate(config: Config, home: Home, model: str, as_json: bool) -> Non
             f"no weights found in {path}: a model's folder has *.safetensors beside config.json",
         )
     plan = plan_of(chosen, kind, files, draft, estimate, Measured.peek(home.measured))
+    there = zip(chosen.adapters, found.adapter_paths, strict=False)
+    unfetched = [adapter for adapter, folder in there if folder is None]
     if as_json:
         media = [each.value for each in found.facts.media or ()]
         told = {"model": chosen.id, "path": path, "kind": kind.value, "media": media}
-        click.echo(json_text(told | as_dict(estimate, plan, budget)))
-    else:
-        show(make_console(), chosen, estimate, plan, budget)
+        told |= as_dict(estimate, plan, budget)
+        click.echo(json_text(told | {"adapters_not_fetched": unfetched}))
+        return
+    console = make_console()
+    show(console, chosen, estimate, plan, budget)
+    if unfetched:
+        console.print(
+            f"not counted, because they were not fetched yet: the adapters {', '.join(unfetched)}"
+        )
 
 
 def as_dict(estimate: Estimate, plan: MemoryPlan, budget: int) -> dict[str, Any]:

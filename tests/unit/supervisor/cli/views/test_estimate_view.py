@@ -95,6 +95,18 @@ def test_quantized_caches_are_shown(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "4 bits a number" in " ".join(capsys.readouterr().out.split())
 
 
+def test_adapters_that_were_not_fetched_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their size is not known, so the sum is too small."""
+    config = config_of(write_model(tmp_path / "m"), adapters={"tuned": "nobody/no-such-adapter"})
+    assert printed(capsys, config, tmp_path, "s")["adapters_not_fetched"] == ["tuned"]
+    print_estimate(config, Home(tmp_path), "s", False)
+    assert "not fetched yet: the adapters tuned" in " ".join(capsys.readouterr().out.split())
+    print_estimate(config_of(tmp_path / "m"), Home(tmp_path), "s", False)
+    assert "not fetched" not in capsys.readouterr().out
+
+
 def test_what_was_measured_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config, home = config_of(write_model(tmp_path / "m")), Home(tmp_path)
     measured = Measured.load(tmp_path / "measured.json")
