@@ -40,8 +40,8 @@ def load(model: str, context_length: int | None) -> None:
 def add(id: str, source: str, context_length: int | None) -> None:
     """Serve another model under ID, now and after restarts.
 
-    SOURCE is a folder in MLX form, a .gguf file or org/name[@revision]. Its first request loads
-    it. `remove` takes it back.
+    SOURCE is a folder in MLX form, a .gguf file, a short name (see `lmx pull -h`) or
+    org/name[@revision]. Its first request loads it. `remove` takes it back.
     """
     from lmx.supervisor.cli.operations import add_model
 

@@ -15,6 +15,7 @@ from lmx.protocol.states import ModelState
 from lmx.supervisor.cli.views.progress import LoadProgress, make_console
 from lmx.supervisor.cli.views.words import SETTLED, find_model
 from lmx.supervisor.cli.without_supervisor import kill_worker
+from lmx.supervisor.config.known_models import repository_of
 from lmx.supervisor.config.sources import (
     HubSource,
     SourceError,
@@ -55,6 +56,7 @@ def load_model(home: Home, model: str, context_length: int | None) -> None:
 
 def add_model(home: Home, model_id: str, source: str, context_length: int | None) -> None:
     """Let another model be served. Loads nothing. Raises :class:`OperationError`."""
+    source = repository_of(source)
     try:
         refuse_folder_as_repository(source)
         if not isinstance(parse_source(source), HubSource):

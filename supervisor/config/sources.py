@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
+from lmx.supervisor.config.known_models import meant_instead, repository_of
+
 # The hub's own rule: letters, digits, '-', '_' and '.'; neither part starts or ends with '-' or
 # '.', and '--' and '..' never occur, because the hub's cache folders use '--' as a separator.
 _HUB_PART = r"(?!.*(?:--|\.\.))[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
@@ -184,7 +186,8 @@ def file_hash(path: PurePath) -> str:
 
 
 def parse_models_variable(text: str) -> list[tuple[str, str]]:
-    """Read 'id=source,source,...' into pairs of model id and source text, in order.
+    """Read 'id=source,source,...' into pairs of model id and source text, in order. A source may
+    be a short name, which stands for its repository and is the id if none is given.
 
     Empty items, as from a comma at the end, are skipped. Raises `SourceError` for an id that is
     not one, an id given twice and a source that `parse_source` refuses.
@@ -196,9 +199,16 @@ def parse_models_variable(text: str) -> list[tuple[str, str]]:
             continue
         # An id never starts like a path, so an '=' after such a start belongs to the path.
         named = "=" in item and not item.startswith(("/", ".", "~"))
-        source_text = item.partition("=")[2].strip() if named else item
-        source = parse_source(source_text)
-        model_id = item.partition("=")[0].strip() if named else default_model_id(source)
+        written = item.partition("=")[2].strip() if named else item
+        source_text = repository_of(written)
+        try:
+            source = parse_source(source_text)
+        except SourceError as error:
+            raise SourceError(f"{error}{meant_instead(written)}") from error
+        if named:
+            model_id = item.partition("=")[0].strip()
+        else:
+            model_id = default_model_id(source) if source_text == written else written.lower()
         if not _MODEL_ID.fullmatch(model_id) or len(model_id) > _MODEL_ID_LIMIT:
             raise SourceError(
                 f"{model_id!r} in {item!r} is not a model id: use letters, digits, '.', '_', ':' "

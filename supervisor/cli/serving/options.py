@@ -119,7 +119,6 @@ def _entries(names: Sequence[str], config: Path | None) -> list[dict[str, Any]]:
 def named_source(name: str) -> tuple[str, str]:
     """Return the id and the source of a model that a person names: a short name, ``id=source``, a
     folder, a .gguf file or a repository. Raises ``SourceError``."""
-    from lmx.supervisor.config.known_models import KNOWN_MODELS, meant_instead
     from lmx.supervisor.config.sources import (
         HubSource,
         SourceError,
@@ -129,12 +128,7 @@ def named_source(name: str) -> tuple[str, str]:
         refuse_folder_as_repository,
     )
 
-    if name.lower() in KNOWN_MODELS:
-        return name.lower(), KNOWN_MODELS[name.lower()]
-    try:
-        pairs = parse_models_variable(name)
-    except SourceError as error:
-        raise SourceError(f"{error}{meant_instead(name)}") from error
+    pairs = parse_models_variable(name)
     if len(pairs) != 1:
         raise SourceError(f"{name!r} is not one model: separate models by spaces")
     model_id, source = pairs[0]

@@ -149,10 +149,12 @@ def test_a_model_is_added_by_a_path_that_means_the_same_everywhere(
     with fake_supervisor(home, answers) as asked:
         assert run("add", "a", "./x").output == f"added {tmp_path / 'x'}\n"
         assert run("add", "b", "org/b@v1", "--context-length", "64").exit_code == 0
+        assert run("add", "q", "Qwen3-8B").output == "added mlx-community/Qwen3-8B-4bit\n"
         bad = run("add", "c", "nothing")
     assert asked == [
         inventory.AddModel("a", str(tmp_path / "x")),
         inventory.AddModel("b", "org/b@v1", 64),
+        inventory.AddModel("q", "mlx-community/Qwen3-8B-4bit"),
     ]
     assert (bad.exit_code, "./nothing" in bad.output) == (1, True)
 

@@ -68,6 +68,17 @@ def test_models_by_every_kind_of_name(home: Path) -> None:
     assert config.models[0].context_length == 64
 
 
+def test_short_names_in_the_variable(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LMX_MODELS", "Qwen3-8B,mine=qwen3-0.6b")
+    assert [(model.id, model.source) for model in served().models] == [
+        ("qwen3-8b", "mlx-community/Qwen3-8B-4bit"),
+        ("mine", "mlx-community/Qwen3-0.6B-4bit"),
+    ]
+    monkeypatch.setenv("LMX_MODELS", "qwen3:8b")
+    with pytest.raises(OperationError, match=r"LMX_MODELS: .* \(did you mean qwen3-8b\?\)"):
+        served()
+
+
 def test_a_name_that_is_none_says_what_to_write(home: Path) -> None:
     with pytest.raises(OperationError, match=r"write './nothing' for a folder"):
         served("nothing")
