@@ -284,9 +284,14 @@ def _answer(line: str, home: Home) -> dict[str, Any]:
 
 def _limit() -> None:
     """Set limits, so that a file which makes this process grow or compute without end also ends the
-    process. macOS has no limit of memory."""
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY_BYTES, _MOST_MEMORY_BYTES))
+    process.
+
+    macOS has no limit of memory that fits: it counts all that is mapped, of which a process has
+    gigabytes before its first line runs, and refuses or ends what is healthy.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY_BYTES, _MOST_MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 

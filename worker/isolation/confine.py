@@ -17,8 +17,8 @@ def ignore_terminal() -> None:
 
 
 def limit_memory(most_bytes: int) -> None:
-    """Make allocations of more than ``most_bytes`` beyond what is there already fail at once. macOS
-    accepts such a limit and does not enforce it: there the worker watches the process."""
+    """Make allocations of more than ``most_bytes`` beyond what is there already fail at once. Not
+    on macOS, which counts other mappings too: there the worker watches the process."""
     if sys.platform != "linux":
         return
     try:

@@ -181,9 +181,10 @@ def test_supervisor_and_router_are_light(running: Rig) -> None:
     status = lmx.status()
     for name in ("supervisor", "router"):
         process = psutil.Process(status[name]["pid"])
-        mapped = {entry.path for entry in process.memory_maps()}
-        heavy = ("mlx", "torch", "transformers", "tokenizers", "numpy")
-        assert not [path for path in mapped if any(word in path for word in heavy)]
+        if sys.platform == "linux":  # macOS tells nobody.
+            mapped = {entry.path for entry in process.memory_maps()}
+            heavy = ("mlx", "torch", "transformers", "tokenizers", "numpy")
+            assert not [path for path in mapped if any(word in path for word in heavy)]
         assert process.memory_info().rss < 100_000_000
         print(f"{name}: {process.memory_info().rss / 1e6:.0f} MB")
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import resource
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -37,7 +38,7 @@ from lmx.supervisor.decisions.reclaim import (
     threshold_bytes,
 )
 from lmx.supervisor.decisions.working_set import working_set_bytes
-from lmx.supervisor.memory import mac, working_set
+from lmx.supervisor.memory import inspect_main, mac, working_set
 from lmx.supervisor.memory.inspect_main import privacy_hint
 from lmx.supervisor.memory.system import Footprint
 from lmx.supervisor.memory.watch import balance_of
@@ -348,6 +349,18 @@ def test_a_folder_that_macos_keeps_closed_is_told_from_one_with_wrong_rights() -
     assert privacy_hint(kept, "linux") == ""
     assert privacy_hint(PermissionError(errno.EACCES, "Permission denied"), "darwin") == ""
     assert privacy_hint(ValueError("x"), "darwin") == ""
+
+
+@pytest.mark.parametrize(("platform", "limited"), [("linux", True), ("darwin", False)])
+def test_a_mac_counts_too_much_to_limit_what_is_mapped(
+    monkeypatch: pytest.MonkeyPatch, platform: str, limited: bool
+) -> None:
+    kinds: list[int] = []
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, _: kinds.append(kind))
+    inspect_main._limit()
+    assert (resource.RLIMIT_AS in kinds) is limited
+    assert resource.RLIMIT_CORE in kinds
 
 
 def test_launchd_is_not_asked_to_try_in_vain() -> None:
