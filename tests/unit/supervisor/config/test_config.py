@@ -175,10 +175,11 @@ def load(text: str, tmp_path: Path, **variables: str) -> Config:
     ],
 )
 def test_each_mistake_names_key_value_and_what_is_allowed(
-    text: str, words: list[str], tmp_path: Path
+    text: str, words: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    # A long value is shown in part, and a path of its file has that one's folder.
     with pytest.raises(OperationError) as caught:
-        load(text, tmp_path)
+        load(text, tmp_path_factory.mktemp("c"))
     assert caught.value.code is ErrorCode.CONFIG_INVALID
     for word in words:
         assert word in caught.value.message
