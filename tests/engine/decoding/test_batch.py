@@ -267,6 +267,13 @@ def test_a_prompts_embeddings_are_not_kept(tiny_dir: Path) -> None:
     whole = forward.embed(tokens)
     assert part["inputs_embeds"].shape[1] == 20
     assert mx.array_equal(part["inputs_embeds"], whole["inputs_embeds"][:, 40:60])
+    del whole
+    row = RowRequest(0, [7] * 20_000, 1, GREEDY)
+    before = mx.get_active_memory()
+    prefill = PromptPrefill(forward, row, forward.new_cache(), 0)
+    prefill.advance(64, ())
+    all_of_them = len(row.prompt) * part["inputs_embeds"].nbytes // 20
+    assert mx.get_active_memory() - before < all_of_them / 4
 
 
 def test_a_step_lasts_as_long_as_its_chunk(real: EngineRunner) -> None:
