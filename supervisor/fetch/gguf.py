@@ -280,7 +280,7 @@ def fetch_gguf(
         models_dir.mkdir(parents=True, exist_ok=True)
         with _locked(models_dir / f".{target.name}.lock", lambda: _report_wait(report, source)):
             if not is_complete(target, stamp):
-                _check_disk(models_dir, output_bytes(form, facts))
+                _check_disk(source, models_dir, output_bytes(form, facts))
                 _make(source, target, stamp, form, report, convert or run_gguf2mlx)
     except OSError as error:
         if error.errno != errno.ENOSPC:
@@ -371,12 +371,12 @@ def _report_wait(report: Report, source: Path) -> None:
     report("convert", None, f"another process is converting {source.name}")
 
 
-def _check_disk(models_dir: Path, made_bytes: int) -> None:
+def _check_disk(source: Path, models_dir: Path, made_bytes: int) -> None:
     needed_bytes = made_bytes + min(made_bytes, SHARD_BYTES) + SPARE_BYTES
     free_bytes = shutil.disk_usage(models_dir).free
     if free_bytes < needed_bytes:
         raise OperationError(
             ErrorCode.INSUFFICIENT_DISK,
-            f"the conversion needs {gb(needed_bytes)} in {models_dir}, which has "
+            f"the conversion of {source.name} needs {gb(needed_bytes)} in {models_dir}, which has "
             f"{gb(free_bytes)} free: free some space there",
         )

@@ -54,17 +54,15 @@ _WEATHER: Final[dict[str, Any]] = {
     "required": ["city"],
 }
 
+_ASKS_FOR_WEATHER: Final = "What is the weather in Vienna?"
+
 EXAMPLES: Final[dict[str, dict[str, Any]]] = {
     "ChatRequest": {
         "messages": [
             {"role": "system", "content": "You are brief."},
-            {"role": "user", "content": "What is the weather in Vienna?"},
+            {"role": "user", "content": "What is the capital of France?"},
         ],
-        "max_completion_tokens": 200,
-        "temperature": 0.7,
-        "tools": [
-            {"type": "function", "function": {"name": "weather", "parameters": _WEATHER}},
-        ],
+        "max_completion_tokens": 50,
     },
     "CompletionRequest": {"prompt": "Once upon a time", "max_tokens": 50},
     "CountTokensRequest": {"model": "auto", "messages": [{"role": "user", "content": "Hello"}]},
@@ -76,15 +74,14 @@ EXAMPLES: Final[dict[str, dict[str, Any]]] = {
     "LoadRequest": {"model_id": "small"},
     "MessagesRequest": {
         "model": "auto",
-        "max_tokens": 200,
+        "max_tokens": 50,
         "system": "You are brief.",
-        "messages": [{"role": "user", "content": "What is the weather in Vienna?"}],
-        "tools": [{"name": "weather", "input_schema": _WEATHER}],
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
     },
     "OllamaChatRequest": {
         "model": "auto",
-        "messages": [{"role": "user", "content": "What is the weather in Vienna?"}],
-        "options": {"num_predict": 200},
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "options": {"num_predict": 50},
     },
     "OllamaEmbedRequest": {"model": "embeddings", "input": ["first text", "second text"]},
     "OllamaEmbeddingsRequest": {"model": "embeddings", "prompt": "a text"},
@@ -99,8 +96,8 @@ EXAMPLES: Final[dict[str, dict[str, Any]]] = {
     },
     "ResponsesRequest": {
         "instructions": "You are brief.",
-        "input": "What is the weather in Vienna?",
-        "tools": [{"type": "function", "name": "weather", "parameters": _WEATHER}],
+        "input": "What is the capital of France?",
+        "max_output_tokens": 50,
     },
     "ScoreRequest": {
         "model": "reranker",
@@ -111,7 +108,7 @@ EXAMPLES: Final[dict[str, dict[str, Any]]] = {
     "UnloadRequest": {"model_id": "small"},
 }
 """A request for each body, by the name of the model that checks it. A reader can send it as it is:
-the default model answers it. What names another model has to be changed."""
+the default model answers it, within seconds. What names another model has to be changed."""
 
 _RED_SQUARE: Final = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAEAAAABACAMAAACdt4HsAAAABlBMVEUAAAD/AAAb/40iAA"
@@ -126,6 +123,17 @@ def _chat_about(text: str, *parts: dict[str, Any], **fields: Any) -> dict[str, A
 
 FURTHER_EXAMPLES: Final[dict[str, dict[str, dict[str, Any]]]] = {
     "ChatRequest": {
+        "a stream": {
+            "messages": [{"role": "user", "content": "Tell me a short story."}],
+            "max_completion_tokens": 100,
+            "stream": True,
+        },
+        "a tool": {
+            "messages": [{"role": "user", "content": _ASKS_FOR_WEATHER}],
+            "tools": [
+                {"type": "function", "function": {"name": "weather", "parameters": _WEATHER}},
+            ],
+        },
         "an image": _chat_about(
             "What is in the image?",
             {"type": "image_url", "image_url": {"url": _RED_SQUARE, "detail": "auto"}},
@@ -146,7 +154,19 @@ FURTHER_EXAMPLES: Final[dict[str, dict[str, dict[str, Any]]]] = {
             use_audio_in_video=True,
         ),
     },
+    "ResponsesRequest": {
+        "a tool": {
+            "input": _ASKS_FOR_WEATHER,
+            "tools": [{"type": "function", "name": "weather", "parameters": _WEATHER}],
+        },
+    },
     "MessagesRequest": {
+        "a tool": {
+            "model": "auto",
+            "max_tokens": 200,
+            "messages": [{"role": "user", "content": _ASKS_FOR_WEATHER}],
+            "tools": [{"name": "weather", "input_schema": _WEATHER}],
+        },
         "an image": {
             "model": "auto",
             "max_tokens": 200,
