@@ -1,7 +1,7 @@
 """The MLX engine through its interface: what a worker relies on."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +165,30 @@ def test_rows_go_on_while_a_long_prompt_is_prefilled(tiny: EngineRunner) -> None
     assert set(made[:-1]) == {1}
     tiny.remove(row)
     tiny.finish()
+
+
+def test_the_last_token_of_a_prompt_takes_no_pass_of_its_own(
+    tiny: EngineRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass over one token reads all weights, as one over a token of every row does."""
+    other = tiny.admit("a", GREEDY, 100)
+    while not tiny.tokens[other]:
+        tiny.step()
+    passes: list[list[int]] = []
+
+    def noting(run: Callable[..., mx.array]) -> Callable[..., mx.array]:
+        def run_noted(forward: Forward, tokens: mx.array, *more: Any) -> mx.array:
+            passes.append(list(tokens.shape))
+            return run(forward, tokens, *more)
+
+        return run_noted
+
+    monkeypatch.setattr(Forward, "prompt", noting(Forward.prompt))
+    monkeypatch.setattr(Forward, "decode", noting(Forward.decode))
+    tiny.finish_row(tiny.admit([5, 6, 7, 8, 9], GREEDY, 3))
+    tiny.remove(other)
+    after = passes[passes.index([1, 4]) + 1 :]
+    assert after == [[2, 1]] * 4, "the last token of the prompt and three of the answer"
 
 
 def test_no_token_waits_for_the_next_prompts_chunk(
