@@ -20,7 +20,7 @@ from lmx.supervisor.config.sources import (
     SourceError,
     parse_source,
 )
-from lmx.supervisor.config.values import KeepAlive, Name, Seconds, Section, Size
+from lmx.supervisor.config.values import KeepAlive, Name, Seconds, Section, Size, given_text
 
 
 def _check_home(path: str) -> None:
@@ -264,7 +264,7 @@ class ModelConfig(Section):
                 if not isinstance(parse_source(source), HubSource):
                     _check_folder(source, "an adapter")
             except ValueError as error:
-                raise ValueError(f"{name}: {error} (given: {source[:80]!r})") from None
+                raise ValueError(f"{name}: {error} (given: {given_text(source)})") from None
         return value
 
     @model_validator(mode="after")

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from lmx.supervisor.config.schema import Config, ModelConfig
-
-_LONGEST: Final = 80
+from lmx.supervisor.config.values import given_text
 
 _FORMS: Final = {
     "tuple_type": "it is a list: write [a, b], or a line with a dash for each",
@@ -43,9 +42,7 @@ def describe(
     plain = isinstance(detail["input"], str | int | float)
     if is_secret(location) or (detail["type"] in ("value_error", "missing") and not plain):
         return f"{place}{message}"
-    given = repr(detail["input"])
-    given = given if len(given) <= _LONGEST else f"{given[: _LONGEST - 3]}..."
-    return f"{place}{message} (given: {given})"
+    return f"{place}{message} (given: {given_text(detail['input'])})"
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

@@ -137,3 +137,16 @@ class Section(BaseModel):
     The docstring below a key is its meaning, for the documents and for editors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+_MOST_CHARACTERS: Final = 80
+
+
+def given_text(value: Any) -> str:
+    """Return what was given, for an error. Of a long text it keeps both ends: the end of a path
+    says more than its middle."""
+    text = repr(value)
+    if len(text) <= _MOST_CHARACTERS:
+        return text
+    half = (_MOST_CHARACTERS - 3) // 2
+    return f"{text[:half]}...{text[-half:]}"
