@@ -15,7 +15,7 @@ from lmx.worker.media.values import Video
 from lmx.worker.mlx.media.omni import interleaved
 from lmx.worker.mlx.media.processor import Processed
 from lmx.worker.mlx.media.spans import MediaSpans
-from lmx.worker.mlx.model.qwen3_omni import OmniTokens, omni_positions
+from lmx.worker.mlx.model.mended.qwen3_omni import OmniTokens, omni_positions
 
 pytestmark = pytest.mark.engine
 

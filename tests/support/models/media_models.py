@@ -26,8 +26,8 @@ from tiny_models import make_tokenizer
 from vlm_models import SEEING, save_random_model, seeing_config
 
 from lmx.worker.media.values import Media, Picture, Sound, Video
-from lmx.worker.mlx.model.gemma3n import mend_gemma3n
-from lmx.worker.mlx.model.qwen3_omni import mend_qwen3_omni
+from lmx.worker.mlx.model.mended.gemma3n import mend_gemma3n
+from lmx.worker.mlx.model.mended.qwen3_omni import mend_qwen3_omni
 
 HEARING: Final = {
     name: family for name, family in FAMILIES.items() if (family.model_type or name) not in SEEING

@@ -25,11 +25,11 @@ from lmx.protocol.models.media import media_kinds, of_media
 from lmx.protocol.models.safetensors import read_tensors
 from lmx.protocol.states import ModelKind
 from lmx.worker.media.values import MediaNeeds
-from lmx.worker.mlx.model.gemma3n import mend_gemma3n
 from lmx.worker.mlx.model.guard import forbid_checkpoint_code, needs_code
-from lmx.worker.mlx.model.hy_v4 import mend_hy_v4
 from lmx.worker.mlx.model.media_needs import media_needs
-from lmx.worker.mlx.model.qwen3_omni import mend_qwen3_omni
+from lmx.worker.mlx.model.mended.gemma3n import mend_gemma3n
+from lmx.worker.mlx.model.mended.hy_v4 import mend_hy_v4
+from lmx.worker.mlx.model.mended.qwen3_omni import mend_qwen3_omni
 from lmx.worker.mlx.model.text_model import TextModel, load_text_model
 
 log = structlog.get_logger()
