@@ -51,7 +51,7 @@ from lmx.protocol.models.memory import KvLayers
 from lmx.protocol.states import FinishReason, LoadPhase, MemoryPressure, WorkerState
 from lmx.protocol.wire.codec import decode, encode
 from lmx.protocol.wire.endpoints import RunDirectory
-from lmx.protocol.wire.sockets import Role, open_socket
+from lmx.protocol.wire.sockets import Role, open_socket, send_nowait
 
 pytestmark = pytest.mark.process
 
@@ -101,7 +101,8 @@ class Peer:
             self.worker_id = frames[0]
             self.facts.append(message)
             if isinstance(message, WorkerBeat) and self.answer_beats:
-                self.order(BeatSeen("epoch", 1))
+                # It may have ended since.
+                send_nowait(self.control, self.worker_id, encode(BeatSeen("epoch", 1)))
 
     def until(self, condition: Callable[[], Any], what: str) -> Any:
         """Pump until the condition holds; fails at the deadline."""
