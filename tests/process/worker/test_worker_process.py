@@ -51,7 +51,7 @@ from lmx.protocol.models.memory import KvLayers
 from lmx.protocol.states import FinishReason, LoadPhase, MemoryPressure, WorkerState
 from lmx.protocol.wire.codec import decode, encode
 from lmx.protocol.wire.endpoints import RunDirectory
-from lmx.protocol.wire.sockets import Role, open_socket, send_nowait
+from lmx.protocol.wire.sockets import Role, open_socket
 
 pytestmark = pytest.mark.process
 
@@ -101,8 +101,11 @@ class Peer:
             self.worker_id = frames[0]
             self.facts.append(message)
             if isinstance(message, WorkerBeat) and self.answer_beats:
-                # It may have ended since.
-                send_nowait(self.control, self.worker_id, encode(BeatSeen("epoch", 1)))
+                try:
+                    self.order(BeatSeen("epoch", 1))
+                except zmq.ZMQError as error:
+                    if error.errno != zmq.EHOSTUNREACH:  # It has ended since.
+                        raise
 
     def until(self, condition: Callable[[], Any], what: str) -> Any:
         """Pump until the condition holds; fails at the deadline."""
@@ -269,7 +272,7 @@ def test_life_from_hello_to_sigterm(start: Start) -> None:
     peer.facts.clear()
     peer.fact(WorkerBeat)
     worker.process.terminate()
-    assert worker.exit_status(within_s=2) == 0
+    assert worker.exit_status(within_s=10) == 0
     assert not worker.socket_file.exists()
 
 
@@ -282,7 +285,7 @@ def test_refuses_streams_while_loading(start: Start) -> None:
     assert refused.code is ErrorCode.MODEL_LOADING
     assert refused.retry_after_s
     worker.process.terminate()
-    assert worker.exit_status(within_s=2) == 0, "a hung load must not hold up the end"
+    assert worker.exit_status(within_s=10) == 0, "a hung load must not hold up the end"
 
 
 def test_answers_a_stream(start: Start) -> None:
@@ -644,7 +647,7 @@ def test_a_prompt_that_takes_too_long_shows_and_holds_up_nothing(start: Start) -
     before = len(peer.answers(Delta, 1))
     peer.until(lambda: len(peer.answers(Delta, 1)) > before, "deltas meanwhile")
     worker.process.terminate()
-    assert worker.exit_status(within_s=2) == 0
+    assert worker.exit_status(within_s=10) == 0
     assert peer.answer(Refused, 2).code is ErrorCode.MODEL_UNLOADED
     assert peer.answer(Failed, 1).code is ErrorCode.MODEL_UNLOADED
     assert peer.answers(Accepted, 2) == peer.answers(Accepted, 3) == []
@@ -704,7 +707,7 @@ def test_a_load_that_fails_says_why_and_ends(
     assert failed.code is code
     assert words in failed.message
     assert failed.permanent is permanent
-    assert worker.exit_status(within_s=3) == status
+    assert worker.exit_status() == status
     assert not worker.socket_file.exists()
 
 

@@ -213,7 +213,8 @@ picture(decoder, "jpeg", endless)
 @pytest.mark.parametrize("at", ["idle", "work"])
 def test_it_ends_with_its_worker(at: str, pytestconfig: pytest.Config) -> None:
     """Also while it decodes without end, and nobody is left to stop it."""
-    folders = [str(pytestconfig.rootpath / "tests/support" / name) for name in ("rigs", "fakes")]
+    rooms = [pytestconfig.rootpath / "tests/support" / name for name in ("rigs", "fakes", "faults")]
+    folders = list(map(str, rooms))
     with subprocess.Popen(
         [sys.executable, "-c", PARENT, at, *folders],
         stdout=subprocess.DEVNULL,
