@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from rig import Rig, Stream, ask, http, rig, scripted, whole
+from rig import Rig, Stream, ask, http, rig, scripted, wait_until, whole
 
 from lmx.protocol.messages.control import PinModel, UnloadModel
 
@@ -75,8 +75,12 @@ class TestRoomForTwo:
             busy = [Stream(session, url, ask(name, long)) for name in ("a", "b")]
             await asyncio.gather(*(stream.has_text(5) for stream in busy))
             waiting = Stream(session, url, ask("c", QUICKLY))
-            line = await asyncio.to_thread(room_for_two.wait_state, "c", "queued")
-            assert line["position"] == 1
+
+            def waits_first() -> bool:
+                """It has a place in the queue once its files have been read."""
+                return bool(room_for_two.worker("c")["position"] == 1)
+
+            await asyncio.to_thread(wait_until, waits_first, "c is the first that waits")
             await waiting.ended()
             first = min(busy, key=lambda stream: not stream.done)
             assert first.done, "there was room before anybody had ended"
