@@ -55,7 +55,11 @@ def test_the_reader_counts_the_weights(smollm2_gguf: Path) -> None:
 
 @pytest.mark.parametrize(
     ("form", "scales"),
-    [("bfloat16", None), ("int4-float32", "F32"), ("int4-bfloat16", "BF16")],
+    [
+        pytest.param("bfloat16", None, marks=pytest.mark.conformance),
+        pytest.param("int4-float32", "F32", marks=pytest.mark.conformance),
+        ("int4-bfloat16", "BF16"),
+    ],
 )
 def test_other_forms(smollm2_gguf: Path, tmp_path: Path, form: Form, scales: str | None) -> None:
     reports: list[tuple[str, float | None]] = []

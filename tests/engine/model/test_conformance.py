@@ -54,17 +54,13 @@ OVERCOUNTED = {
     "kimi_vl": "mlx-vlm's class keeps all heads' keys and values, mlx-lm's does not",
 }
 
-UNKNOWN_TO_VLM = (
-    *("bailing_hybrid", "bailing_moe_v3", "gear", "gptj", "nanbeige", "olmo_hybrid", "plamo3"),
-    "talkie",
-)
-WRONG_IN_VLM = ("internlm2", "internlm3", "lfm2_moe", "minicpm3")
-TEXT_OF_MORE = ("gemma3", "gemma3n", "kimi_vl", "lfm2-vl", "llama4", "mistral3")
+UNKNOWN_TO_VLM = ("bailing_hybrid", "gear", "olmo_hybrid", "plamo3")
+WRONG_IN_VLM = ("internlm2", "lfm2_moe")
+TEXT_OF_MORE = ("gemma3", "gemma3n", "kimi_vl", "lfm2-vl", "llama4")
 BETTER_BY_VLM = ("mamba", "qwen3_5", "qwen3_5_moe")
-QUICK = (*UNKNOWN_TO_VLM, *WRONG_IN_VLM, *TEXT_OF_MORE, *BETTER_BY_VLM, "gemma3_text", "llama")
+QUICK = (*UNKNOWN_TO_VLM, *WRONG_IN_VLM, *TEXT_OF_MORE, "gemma3_text", "llama", "mamba", "qwen3_5")
 VLM_QUICK = ("cohere2_moe", "hy_v4", "qwen3_5_text")
-SEEING_QUICK = ("gemma3", "gemma3n", "gemma4", "idefics3", "lfm2-vl", "mistral3", "qwen2_5_vl",
-                "qwen3_5", "qwen3_omni_moe", "qwen3_vl")  # fmt: skip
+SEEING_QUICK = ("gemma3n", "gemma4", "lfm2-vl", "qwen2_5_vl", "qwen3_omni_moe")
 
 
 def conformance(folder: Path, model_type: str, bits: int | None = None) -> Conformance:

@@ -44,10 +44,9 @@ def test_a_hundred_clients_and_few_descriptors(lmx: Rig) -> None:
             each.setblocking(False)
             with contextlib.suppress(BlockingIOError):  # too many at once
                 each.connect(str(run.control_socket))
-        for _ in range(3):
-            with contextlib.suppress(OperationError):  # it may be lost among so many
-                assert lmx.status()["supervisor"]["pid"] == pid
-                assert lmx.worker("good")["state"] == "ready"
+        with contextlib.suppress(OperationError):  # it may be lost among so many
+            assert lmx.status()["supervisor"]["pid"] == pid
+            assert lmx.worker("good")["state"] == "ready"
         for each in plain:
             each.close()
     finally:

@@ -12,7 +12,7 @@ _FIRST_TOKENS: Final = 16
 # used. Every chunk has a fixed cost, so on a slow machine this can double the tokens of a chunk.
 _FIRST_SHARE: Final = 0.6
 _LEAST_SHARE: Final = 0.5
-_MOST_SHARE: Final = 0.85
+_MOST_SHARE: Final = 0.8
 # So much longer than the worst of the last chunks may the next one take.
 _SPARE: Final = 1.1
 # What remains of the worst one with each chunk: a tenth after 22 of them.

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 
 import pytest
+from budgets import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -136,7 +137,7 @@ class Engine(ScriptedEngine):
         return [*row.made, *(1 for _ in range(self.made[row_id]))]
 
 
-@settings(max_examples=40, stateful_step_count=30)
+@settings(max_examples=examples(40), stateful_step_count=30)
 class Admission(RuleBasedStateMachine):
     """Jobs come, grow and end in any order, through the batch that admits them."""
 
