@@ -214,10 +214,9 @@ def show_available(home: Home, as_json: bool) -> None:
             found: Available = client.ask(GetAvailable())
             served = [(worker.model, worker.source) for worker in client.status().workers]
     else:
-        config = own_config(None)
+        config = with_added(own_config(None), AddedFile(home.added_models).read())
         found = asyncio.run(list_available(home, config))
-        models = with_added(config, AddedFile(home.added_models).read()).models
-        served = [(model.id, model.source) for model in models]
+        served = [(model.id, model.source) for model in config.models]
     if as_json:
         click.echo(json_text([dataclasses.asdict(model) for model in found.models]))
         return

@@ -34,12 +34,9 @@ from lmx.supervisor.state.process_records import SupervisorLock
 
 async def list_available(home: Home, config: Config) -> Available:
     """Return the models whose files are complete on this machine. ``config`` is what an lmx would
-    serve, without added models. Raises :class:`OperationError`."""
+    serve, added models included. Raises :class:`OperationError`."""
     repos, conversions = await asyncio.gather(scan_hub(), scan_conversions(home.models))
-    served = [
-        Served.of(model, _file(model.source))
-        for model in with_added(config, AddedFile(home.added_models).read()).models
-    ]
+    served = [Served.of(model, _file(model.source)) for model in config.models]
     downloads = DownloadFile(home.downloads).read()
     return Available(available(repos, conversions, downloads, served))
 
