@@ -28,7 +28,7 @@ def server(smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     }
     with rig(config) as lmx:
         for model in ("smollm2", "tiny"):
-            lmx.wait_state(model, "ready", deadline_s=120)
+            lmx.wait_state(model, "ready", deadline_s=300)
         yield lmx
 
 
@@ -59,7 +59,7 @@ def scripted_server(minilm_dir: Path) -> Iterator[Rig]:
     }
     with rig(config) as lmx:
         for model in ("scripted", "narrow"):
-            lmx.wait_state(model, "ready", deadline_s=60)
+            lmx.wait_state(model, "ready", deadline_s=300)
         yield lmx
 
 
@@ -67,7 +67,7 @@ def scripted_server(minilm_dir: Path) -> Iterator[Rig]:
 def scripted_client(scripted_server: Rig) -> Iterator[OpenAI]:
     """The official SDK on the scripted models, without retries."""
     url = scripted_server.url
-    with OpenAI(base_url=url, api_key=API_KEY, max_retries=0, timeout=60) as made:
+    with OpenAI(base_url=url, api_key=API_KEY, max_retries=0, timeout=300) as made:
         yield made
 
 
@@ -80,5 +80,5 @@ def packages() -> Path:
 @pytest.fixture
 def client(server: Rig) -> Iterator[OpenAI]:
     """The official SDK, without retries: a test wants to see each error."""
-    with OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=120) as made:
+    with OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=300) as made:
         yield made

@@ -75,7 +75,7 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.engine,
     pytest.mark.process,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(
         FOLDER is None,
         reason=WHY_SKIPPED,
@@ -100,8 +100,8 @@ def live(
         hub.add_folder(REPO, tiny)
         patch.setenv("HF_ENDPOINT", hub.endpoint)
         with rig(config(tiny, minilm_dir)) as lmx:
-            lmx.wait_state("small", "ready", deadline_s=120)
-            lmx.wait_state("minilm", "ready", deadline_s=120)
+            lmx.wait_state("small", "ready", deadline_s=300)
+            lmx.wait_state("minilm", "ready", deadline_s=300)
             yield Live(lmx, hub, smollm2_gguf, tiny)
 
 

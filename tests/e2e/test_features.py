@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.engine,
     pytest.mark.process,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(900),
 ]
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]

@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.engine,
     pytest.mark.process,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(900),
 ]
 
 TEXTS = ["A cat sits on the mat.", "A kitten rests on a rug.", "Shares fell sharply today."]
@@ -40,7 +40,7 @@ def encoders(
     minilm = {"id": "minilm", "source": str(minilm_dir), "max_queue": 20}
     ranker = {"id": "ranker", "source": str(reranker), "preload": False}
     with serving_too(server, minilm, ranker):
-        server.wait_state("minilm", "ready", deadline_s=120)
+        server.wait_state("minilm", "ready", deadline_s=300)
         yield
 
 
@@ -50,7 +50,7 @@ def post(server: Rig, path: str, **body: Any) -> tuple[int, Any]:
         f"{root}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
     try:
-        with urllib.request.urlopen(request, timeout=120) as response:
+        with urllib.request.urlopen(request, timeout=300) as response:
             return response.status, json.load(response)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)
@@ -138,7 +138,7 @@ def test_tokenize_and_back(server: Rig, minilm_dir: Path) -> None:
 
 
 async def test_a_client_that_leaves_frees_the_worker(server: Rig) -> None:
-    client = openai.AsyncOpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=120)
+    client = openai.AsyncOpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=300)
     async with client:
         # Minutes of work, if nobody stopped it.
         large = asyncio.create_task(
@@ -169,5 +169,5 @@ def test_a_worker_that_dies_answers_with_an_error_and_comes_back(server: Rig) ->
     thread.join(60)
     status, answer = outcome[0]
     assert (status, answer["error"]["code"]) == (500, "worker_crashed")
-    server.wait_state("minilm", "ready", deadline_s=60)
+    server.wait_state("minilm", "ready", deadline_s=300)
     assert post(server, "/v1/embeddings", model="minilm", input="a")[0] == 200

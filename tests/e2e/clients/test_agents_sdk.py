@@ -9,7 +9,7 @@ from client_packages import python_packages, run_python
 from openai import OpenAI
 
 # The first test also fetches the packages: about 15 seconds.
-pytestmark = [pytest.mark.e2e, pytest.mark.process, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.process, pytest.mark.timeout(900)]
 
 CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Oslo"}}</tool_call>'
 CUSTOM = '<tool_call>{"name": "sh", "arguments": {"input": "ls -l"}}</tool_call>'

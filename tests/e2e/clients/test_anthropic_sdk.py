@@ -14,7 +14,7 @@ from openai import OpenAI
 from pydantic import BaseModel
 from rig import Rig
 
-pytestmark = [pytest.mark.e2e, pytest.mark.process, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.e2e, pytest.mark.process, pytest.mark.timeout(900)]
 
 SENTENCE = "The quick brown fox jumps over the lazy dog."
 CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Oslo"}}</tool_call>'
@@ -36,7 +36,7 @@ def url(scripted_client: OpenAI) -> str:
 @pytest.fixture
 def client(url: str, scripted_client: OpenAI) -> Iterator[Anthropic]:
     key = scripted_client.api_key
-    with Anthropic(base_url=url, api_key=key, max_retries=0, timeout=60) as made:
+    with Anthropic(base_url=url, api_key=key, max_retries=0, timeout=300) as made:
         yield made
 
 
@@ -189,7 +189,7 @@ def test_errors(client: Anthropic, url: str) -> None:
 
 def test_a_model_that_fails_to_load_is_tried_again(url: str, scripted_client: OpenAI) -> None:
     key = scripted_client.api_key
-    with Anthropic(base_url=url, auth_token=key, max_retries=4, timeout=60) as patient:
+    with Anthropic(base_url=url, auth_token=key, max_retries=4, timeout=300) as patient:
         made = create(patient, "Hello", model="halting")
     assert made.content[0].type == "text" and made.content[0].text == SENTENCE
 
@@ -206,7 +206,7 @@ def test_the_count_is_that_of_the_prompt(server: Rig) -> None:
         ],
     }
     url = server.url.removesuffix("/v1")
-    with Anthropic(base_url=url, api_key="none", max_retries=0, timeout=120) as client:
+    with Anthropic(base_url=url, api_key="none", max_retries=0, timeout=300) as client:
         counted = client.messages.count_tokens(**fields).input_tokens
         cold = client.messages.create(max_tokens=4, **fields).usage
         warm = client.messages.create(max_tokens=4, **fields).usage

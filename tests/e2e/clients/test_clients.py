@@ -11,7 +11,7 @@ from client_packages import run_python
 from openai import OpenAI
 
 # The first test also fetches the packages: about 25 seconds.
-pytestmark = [pytest.mark.e2e, pytest.mark.process, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.process, pytest.mark.timeout(900)]
 
 SENTENCE = "The quick brown fox jumps over the lazy dog."
 CALL = '<tool_call>{"name": "Weather", "arguments": {"city": "Oslo"}}</tool_call>'

@@ -19,7 +19,7 @@ from engine_rig import Plain
 from rig import PATIENT, Rig, rig
 from tiny_models import make_tiny_model, make_tokenizer
 
-pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.process, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.process, pytest.mark.timeout(900)]
 
 END = 256
 """The end token, which the harness puts before a text whose every token is scored."""
@@ -52,7 +52,7 @@ def asked(server: Rig, path: str, body: dict[str, Any]) -> Any:
     request = urllib.request.Request(
         f"{server.url}/{path}", json.dumps(body).encode(), headers, method="POST"
     )
-    with urllib.request.urlopen(request, timeout=120) as response:
+    with urllib.request.urlopen(request, timeout=300) as response:
         return json.load(response)
 
 
@@ -139,7 +139,7 @@ def test_the_harness_itself(tmp_path: Path) -> None:
         for context, rest in PAIRS
     ]
     with rig(config) as lmx:
-        lmx.wait_state("tiny", "ready", deadline_s=120)
+        lmx.wait_state("tiny", "ready", deadline_s=300)
         packages = python_packages("lm_eval.txt")
         told = run_python(
             packages, "lm_eval_client.py", lmx.url, str(folder), json.dumps(PAIRS),

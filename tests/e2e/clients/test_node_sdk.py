@@ -10,7 +10,7 @@ from client_packages import run_node
 from openai import OpenAI
 
 # The first test also fetches the packages: about 30 seconds.
-pytestmark = [pytest.mark.e2e, pytest.mark.process, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.process, pytest.mark.timeout(900)]
 
 SENTENCE = "The quick brown fox jumps over the lazy dog."
 RAIN = "It rains in Oslo."

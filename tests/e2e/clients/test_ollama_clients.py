@@ -13,7 +13,7 @@ from client_packages import run_node
 from openai import OpenAI
 from pydantic import BaseModel
 
-pytestmark = [pytest.mark.e2e, pytest.mark.process, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.process, pytest.mark.timeout(900)]
 
 SENTENCE = "The quick brown fox jumps over the lazy dog."
 CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Oslo"}}</tool_call>'
@@ -27,7 +27,7 @@ def url(scripted_client: OpenAI) -> str:
 @pytest.fixture
 def client(url: str, scripted_client: OpenAI) -> Iterator[ollama.Client]:
     headers = {"Authorization": f"Bearer {scripted_client.api_key}"}
-    yield ollama.Client(host=url, headers=headers, timeout=60)
+    yield ollama.Client(host=url, headers=headers, timeout=300)
 
 
 def user(content: Any) -> dict[str, str]:

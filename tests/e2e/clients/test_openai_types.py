@@ -13,7 +13,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import ValidationError
 from sdk_types import checked
 
-pytestmark = [pytest.mark.e2e, pytest.mark.process, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.e2e, pytest.mark.process, pytest.mark.timeout(900)]
 
 CALL = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
@@ -38,7 +38,7 @@ def wire(scripted_client: OpenAI) -> Any:
                 "Authorization": f"Bearer {scripted_client.api_key}",
             },
         )
-        with urllib.request.urlopen(request, timeout=60) as response:
+        with urllib.request.urlopen(request, timeout=300) as response:
             content: bytes = response.read()
         return content
 

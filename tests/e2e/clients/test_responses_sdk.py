@@ -20,7 +20,7 @@ from openai.types.responses import (
 from pydantic import BaseModel, TypeAdapter
 from sdk_types import extras_of
 
-pytestmark = [pytest.mark.e2e, pytest.mark.process, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.e2e, pytest.mark.process, pytest.mark.timeout(900)]
 
 SENTENCE = "The quick brown fox jumps over the lazy dog."
 CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Oslo"}}</tool_call>'

@@ -15,7 +15,7 @@ from media_files import sine, wav_file
 from openai import OpenAI
 from rig import Rig
 
-pytestmark = [pytest.mark.e2e, pytest.mark.process, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.process, pytest.mark.timeout(900)]
 
 SENTENCE = "The quick brown fox jumps over the lazy dog."
 SAY = """
@@ -113,7 +113,7 @@ async def test_a_chat_and_a_model_that_is_killed(
 
         await say(page, "Hello")
         assert (await answered(page))["text"].strip() == SENTENCE, "the model is back"
-    scripted_server.wait_state("scripted", "ready", deadline_s=60)
+    scripted_server.wait_state("scripted", "ready", deadline_s=300)
 
 
 async def test_the_page_loads_nothing_from_elsewhere_and_breaks_no_rule(

@@ -14,7 +14,13 @@ from lmx.worker.engine import BeamSearch, RowSampling
 
 pytestmark = pytest.mark.engine
 
-KINDS = sorted(CONFIGS)
+LIKE_ANOTHER = ("qwen3", "qwen3_next")
+"""Their caches are those of llama and qwen3_5. `make conformance` has them too."""
+
+KINDS = [
+    pytest.param(kind, marks=pytest.mark.conformance if kind in LIKE_ANOTHER else ())
+    for kind in sorted(CONFIGS)
+]
 # Longer than gemma3's window; so that most chunks are of several tokens, and the last one's not.
 LENGTHS = (40, 3, 75, 18)
 COUNT = 20

@@ -308,9 +308,10 @@ def test_a_step_lasts_as_long_as_its_chunk(real: EngineRunner) -> None:
     row = real.admit("one two three", GREEDY, 2)
     took_s = []
     while row not in real.started:
-        began_s = time.perf_counter()
+        # Of the processor: how long it takes says how busy the machine is.
+        began_s = time.process_time()
         real.step()
-        took_s.append(time.perf_counter() - began_s)
+        took_s.append(time.process_time() - began_s)
     real.remove(other)
     real.finish()
     assert len(took_s) >= 4

@@ -310,7 +310,7 @@ def test_no_row_gets_more_than_it_asked_for(
     assert len(ahead.tokens(1)) == max_tokens
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *RECURRENT])
+@pytest.mark.parametrize("kind", ["llama", "gemma3", *RECURRENT])
 @pytest.mark.parametrize("max_rows", [1, 2])
 def test_rows_join_and_leave(forward: Callable[[str], Forward], kind: str, max_rows: int) -> None:
     model = forward(kind)

@@ -61,8 +61,8 @@ def load(lmx: Rig, model: str) -> None:
     lmx.wait_state(model, "ready", deadline_s=LOAD_S)
 
 
-# A worker that stays is four times the tolerance; what grows slowly wants more rounds.
-@pytest.mark.parametrize("rounds", [2, pytest.param(6, marks=pytest.mark.soak)])
+# A worker that stays is four times the tolerance, after one round too; what grows slowly is not.
+@pytest.mark.parametrize("rounds", [1, pytest.param(6, marks=pytest.mark.soak)])
 def test_evicted_and_loaded_again(rounds: int, large_dir: Path, minilm_dir: Path) -> None:
     common = {"preload": False, "prefix_cache": {"enabled": False}}
     config = {

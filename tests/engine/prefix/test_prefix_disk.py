@@ -98,7 +98,7 @@ def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stuck]:
 
     def wait_and_write(self: PrefixFolder, *arguments: Any) -> Any:
         disk.begun.set()
-        assert disk.free.wait(30)
+        assert disk.free.wait(90)
         return write(self, *arguments)
 
     monkeypatch.setattr(PrefixFolder, "write", wait_and_write)
@@ -113,7 +113,7 @@ def test_a_stuck_disk_stops_nobody(
     cache = PrefixCache(PLAIN.make_cache, on_disk(folder, limit), "n")
     for seed in range(10):
         keep(cache, PLAIN, prompt(seed, 300))
-        assert stuck.begun.wait(30)
+        assert stuck.begun.wait(90)
         assert find(cache, prompt(seed, 300)) == 299
         assert cache.bytes_held() <= limit
     # What was given up before it was written is nowhere, but for the one in writing.
@@ -143,7 +143,7 @@ def test_what_is_given_up_while_it_is_written_comes_back(folder: Path, stuck: St
     cache = PrefixCache(PLAIN.make_cache, on_disk(folder, 1000 * BYTES_A_TOKEN), "n")
     for seed in range(8):
         keep(cache, PLAIN, prompt(seed, 300))
-        assert stuck.begun.wait(30)
+        assert stuck.begun.wait(90)
     stuck.free.set()
     settle(cache)
     assert find(cache, prompt(0, 300)) == 299
@@ -160,7 +160,7 @@ def test_fetch_begins_to_read_and_never_waits(
     cache.close()
     free = threading.Event()
     read = PrefixFolder.read
-    monkeypatch.setattr(PrefixFolder, "read", lambda self, key: free.wait(30) and read(self, key))
+    monkeypatch.setattr(PrefixFolder, "read", lambda self, key: free.wait(90) and read(self, key))
     monkeypatch.setattr(mlx_prefix_cache, "_READ_WAIT_S", 0.01)
     again = PrefixCache(PLAIN.make_cache, on_disk(folder), "n")
     assert not again.fetch(tokens, "")

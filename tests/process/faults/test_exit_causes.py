@@ -137,7 +137,7 @@ async def test_slow_is_not_hung_where_the_model_may_be_slow(server: Rig) -> None
 async def test_a_load_that_ends_badly_says_how(server: Rig, model: str) -> None:
     _, cause = LOADS[model]
     async with http() as session:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             status, error = await whole(session, server.url, model, QUICKLY)
     assert (status, error["code"] in ("model_load_failed", "model_quarantined")) == (503, True)
     line = await asyncio.to_thread(server.wait_state, model, "quarantined")

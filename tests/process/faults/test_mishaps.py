@@ -253,7 +253,7 @@ def test_a_load_that_somebody_else_undoes_returns(slow: Rig) -> None:
     )
     lmx.wait_state("slow", "loading")
     assert lmx.cli("unload", "slow").returncode == 0
-    _, errors = loading.communicate(timeout=20)
+    _, errors = loading.communicate(timeout=90)
     assert (loading.returncode, "unloaded meanwhile" in errors) == (1, True)
 
 

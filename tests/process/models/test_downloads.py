@@ -179,7 +179,7 @@ def test_one_outlives_the_supervisor(hub: FakeHub, lmx: Rig, tmp_path: Path) -> 
     started = stuck(hub, lmx, name)
     assert lmx.supervisor is not None
     lmx.supervisor.send_signal(signal.SIGKILL)
-    lmx.supervisor.wait(10)
+    lmx.supervisor.wait(90)
     wait_until(lambda: fetches(lmx) == [], "the fetch ends without its supervisor")
     lmx.up()
     assert view(lmx, started.download_id).status is DownloadStatus.INTERRUPTED
@@ -288,7 +288,7 @@ def post(lmx: Rig, repo_id: str) -> tuple[int, Any, str | None]:
         headers={"X-Admin-Key": key, "Content-Type": "application/json"},
     )
     try:
-        with urllib.request.urlopen(request, timeout=30) as response:
+        with urllib.request.urlopen(request, timeout=300) as response:
             return response.status, json.load(response), response.headers["Retry-After"]
     except urllib.error.HTTPError as error:
         return error.code, json.load(error), error.headers["Retry-After"]

@@ -83,7 +83,7 @@ class Fetch:
 
     def __call__(self, source: str, *options: str) -> tuple[int, list[dict[str, Any]]]:
         process = self.start(self.command(source, *options))
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=300)
         assert process.returncode in (0, 1), err
         return process.returncode, [json.loads(line) for line in out.splitlines()]
 
@@ -267,7 +267,7 @@ def test_sigterm_stops_a_download_and_the_next_goes_on(fetch: Fetch, hub: FakeHu
     # What was sent is on its way for a moment longer.
     wait_for_part(fetch, PART_BYTES // 2)
     process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=10)
+    out, _ = process.communicate(timeout=90)
     assert process.returncode == 128 + signal.SIGTERM
     assert "path" not in out
 

@@ -4,19 +4,20 @@ model that an operator takes out of service."""
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
 import aiohttp
 import pytest
-from rig import Rig, Stream, ask, http, rig, scripted, whole
+from rig import Rig, Stream, ask, http, rig, scripted, wait_until, whole
 
 pytestmark = pytest.mark.process
 
 WORDS = "word " * 3
 QUICKLY = {"tokens": 3}
+LONG = 400
+"""Tokens of an answer of 12 s: whoever looks meanwhile finds it under way."""
 
 
 def model(name: str) -> dict[str, Any]:
@@ -27,42 +28,42 @@ class TestTwoThatDoNotFit:
     """Two models, memory for one."""
 
     async def steady(
-        self, session: aiohttp.ClientSession, url: str, name: str, until_s: float
-    ) -> list[float]:
-        """Ask one after the other; returns when each answer was complete."""
-        ends_s = []
-        while time.monotonic() < until_s:
+        self, session: aiohttp.ClientSession, url: str, name: str, over: asyncio.Event
+    ) -> int:
+        """Ask one after the other; returns how many answers came."""
+        answers = 0
+        while not over.is_set():
             stream = Stream(session, url, ask(name, {"tokens": 10, "step_s": 0.01}))
             await stream.ended()
             assert (stream.text, stream.errors) == ("word " * 10, [])
-            ends_s.append(time.monotonic())
-        return ends_s
+            answers += 1
+        return answers
 
     async def test_steady_requests_for_both_alternate_in_batches(self) -> None:
         memory = {"budget_bytes": "150 MiB", "min_residency_s": 1.0, "fair_wait_s": 1.5}
         with rig({"models": [model("a"), model("b")], "memory": memory}) as lmx:
+            over = asyncio.Event()
             async with http() as session:
-                url, began_s = lmx.url, time.monotonic()
-                until_s = began_s + 8
-                ends_s = await asyncio.gather(
-                    *(self.steady(session, url, name, until_s) for name in ("a", "b") * 4)
+                asking = [
+                    asyncio.create_task(self.steady(session, lmx.url, name, over))
+                    for name in ("a", "b") * 4
+                ]
+                await asyncio.to_thread(
+                    wait_until, lambda: len(lmx.events("model.evicting")) >= 2, "each gave way"
                 )
-            took_s = time.monotonic() - began_s
-            swaps = lmx.status()["supervisor"]["swaps_total"]
-            most_s = 0.0
-            for name, place in (("a", 0), ("b", 1)):
-                of_both = sorted(end_s for ends in ends_s[place::2] for end_s in ends)
-                marks_s = [began_s, *of_both]
-                gap_s = max(b - a for a, b in pairwise(marks_s))
-                print(f"{name}: {len(of_both)} answers, longest wait {gap_s:.1f} s")
-                assert len(of_both) >= 20
-                most_s = max(most_s, gap_s)
-            answers = sum(len(ends) for ends in ends_s)
-            print(f"{swaps} swaps for {answers} answers in {took_s:.0f} s")
-            # Each has its turn within: the other's patience, its last answers, two loads.
-            assert most_s < 10
-            assert 2 <= swaps <= took_s  # for each has a second at least
-            assert swaps <= 0.25 * answers
+                over.set()
+                answers = await asyncio.gather(*asking)
+            assert min(answers) >= 1, "everybody had a turn"
+            evicted = [(event.model_id, event.at_s) for event in lmx.events("model.evicting")]
+            loaded = [(event.model_id, event.at_s) for event in lmx.events("worker.ready")]
+            names = [name for name, _ in loaded]
+            assert all(one != next_one for one, next_one in pairwise(names)), "they take turns"
+            stays_s = [
+                end_s - begin_s for (_, begin_s), (_, end_s) in zip(loaded, evicted, strict=False)
+            ]
+            print(f"{len(loaded)} loads for {sum(answers)} answers; stays of {stays_s} s")
+            # In batches: none goes sooner than it may, however many wait for the other one.
+            assert min(stays_s) >= 0.95
 
     async def test_a_busy_one_that_gives_way_ends_what_it_has_however_long(self) -> None:
         """For fairness a busy model takes no new request; no deadline cuts one that it has."""
@@ -72,20 +73,20 @@ class TestTwoThatDoNotFit:
         with rig(config) as lmx:
             async with http() as session:
                 url = lmx.url
-                long = Stream(session, url, ask("a", {"tokens": 100, "step_s": 0.03}))
+                long = Stream(session, url, ask("a", {"tokens": LONG, "step_s": 0.03}))
                 await long.has_text(5)
                 other = Stream(session, url, ask("b", QUICKLY))
                 await asyncio.to_thread(lmx.wait_state, "a", "draining")
                 late = Stream(session, url, ask("a", QUICKLY))
                 await asyncio.gather(long.ended(), other.ended(), late.ended())
-            assert (long.text, long.errors) == ("word " * 100, [])
+            assert (long.text, long.errors) == ("word " * LONG, [])
             # Who came while it gave way had to wait its turn.
             assert [(s.text, s.errors) for s in (other, late)] == [(WORDS, [])] * 2
             exits = [(e.model_id, e.data["cause"]) for e in lmx.events("worker.exited")]
             assert exits == [("a", "evicted"), ("b", "evicted")]
 
     async def test_who_has_just_come_stays_for_a_while(self) -> None:
-        memory = {"budget_bytes": "150 MiB", "min_residency_s": 3.0, "fair_wait_s": 0}
+        memory = {"budget_bytes": "150 MiB", "min_residency_s": 1.5, "fair_wait_s": 0}
         with rig({"models": [model("a"), model("b")], "memory": memory}) as lmx:
             async with http() as session:
                 assert (await whole(session, lmx.url, "a", QUICKLY))[0] == 200
@@ -93,7 +94,7 @@ class TestTwoThatDoNotFit:
             (ready, _) = lmx.events("worker.ready")
             (evicting,) = lmx.events("model.evicting")
             assert (ready.model_id, evicting.model_id) == ("a", "a")
-            assert 2.9 < evicting.at_s - ready.at_s < 6
+            assert evicting.at_s - ready.at_s > 1.4
 
 
 @pytest.fixture(scope="class")
@@ -136,7 +137,7 @@ class TestHeld:
             await stream.has_text(20)
             draining = asyncio.create_task(asyncio.to_thread(lmx.cli, "drain", "a"))
             await asyncio.to_thread(lmx.wait_state, "a", "draining")
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(90):
                 status, error = await whole(session, url, "a", QUICKLY)
             assert (status, error["code"]) == (503, "model_drained")
             await stream.hang_up()

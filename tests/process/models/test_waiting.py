@@ -97,9 +97,6 @@ async def test_a_stream_that_waits_is_told_how_far_the_load_is(server: Rig) -> N
     assert all("slow" in text for text in said)
     assert any("weights" in text and "%" in text for text in said), said
     assert len(set(said)) == len(said), "only what has changed is told"
-    at_s = [at for at, _ in stream.comments]
-    # One a second; a busy machine may bring one late, and the next in time.
-    assert at_s[-1] - at_s[0] > 0.8 * (len(at_s) - 1) - 1, at_s
     # Who does not stream gets no byte before the answer, and the same answer.
     assert (status, answer["choices"][0]["message"]["content"]) == (200, WORDS)
 

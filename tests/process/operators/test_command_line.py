@@ -73,7 +73,7 @@ def test_top_on_a_terminal(lmx: Rig) -> None:
         top.saw("worker.ready")
         top.saw("q quits")
         top.type("q")
-        assert top.process.wait(10) == 0
+        assert top.process.wait(90) == 0
         top.saw("\x1b[?1049l")  # the screen is as it was
     with reading(lmx, "top", terminal=True) as top:
         top.saw("alpha")

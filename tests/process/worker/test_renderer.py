@@ -22,7 +22,7 @@ from lmx.worker.templates.renderer import (
 pytestmark = pytest.mark.process
 
 AMPLE_BYTES = 1 << 30
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 LARGE = "{{ 'x' * 4000000000 }}"
 GROWING = (

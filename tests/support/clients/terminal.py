@@ -77,13 +77,13 @@ class Reading:
     def interrupt(self) -> int:
         """Send what Ctrl-C sends, and wait for the end."""
         self.process.send_signal(signal.SIGINT)
-        return self.process.wait(30)
+        return self.process.wait(90)
 
     def close(self) -> None:
         """End it, if it still runs."""
         self.process.kill()
         self.process.wait()
-        self._thread.join(30)
+        self._thread.join(90)
         os.close(self._ours)
 
 

@@ -272,9 +272,9 @@ def fake_hub() -> Iterator[FakeHub]:
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        assert started.wait(20), "the hub did not start"
+        assert started.wait(90), "the hub did not start"
         yield hub
     finally:
         hub.faults.clear()
         loop.call_soon_threadsafe(stop.set)
-        thread.join(20)
+        thread.join(90)

@@ -57,7 +57,7 @@ def fake_supervisor(home: Home, answers: Answers) -> Iterator[list[Any]]:
         yield asked
     finally:
         over.set()
-        thread.join(30)
+        thread.join(90)
         context.destroy(linger=0)
         os.close(lock)
 

@@ -47,7 +47,7 @@ class Watch:
         trace: TracebackType | None,
     ) -> None:
         self._ended.set()
-        self._thread.join(30)
+        self._thread.join(90)
 
     @property
     def pids(self) -> set[int]:

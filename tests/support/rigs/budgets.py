@@ -6,10 +6,10 @@ import os
 from typing import Final
 
 WHOLE: Final = os.environ.get("LMX_TEST_EXAMPLES") == "whole"
-_SHARE: Final = 4
-_FEWEST: Final = 20
+_SHARE: Final = 8
+_FEWEST: Final = 10
 
 
 def examples(whole: int) -> int:
-    """Return ``whole``; in `make test` a quarter of it, and 20 at least."""
+    """Return ``whole``; in `make test` an eighth of it, and 10 at least."""
     return whole if WHOLE else min(whole, max(_FEWEST, whole // _SHARE))

@@ -294,7 +294,7 @@ async def test_keys_are_never_logged_or_answered(capfd: pytest.CaptureFixture[st
                 writer.write(
                     f"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n{line}\r\n\r\n".encode()
                 )
-                answers.append((await asyncio.wait_for(reader.read(2000), 30)).decode())
+                answers.append((await asyncio.wait_for(reader.read(2000), 90)).decode())
                 writer.close()
     printed = capfd.readouterr()
     told = "\n".join([*answers, *map(str, logs), printed.out, printed.err])

@@ -23,7 +23,7 @@ async def raw(rig: Rig, request: str) -> tuple[int, Any]:
     """Send a request as it stands; return the status, and the error or None."""
     reader, writer = await asyncio.open_connection("127.0.0.1", rig.spec.port)
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(90):
             writer.write(f"{request}Connection: close\r\n\r\n".encode())
             head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     finally:

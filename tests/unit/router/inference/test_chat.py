@@ -40,7 +40,7 @@ async def test_whole_answer() -> None:
     assert timings["tokens_per_s"] == 8.0  # 4 tokens after the first, in 0.5 s
     assert timings["total_s"] >= timings["first_token_s"] > 0
     assert (timings["queue_s"], timings["prefill_s"], timings["decode_s"]) == (0.01, 0.02, 0.5)
-    assert timings["load_s"] < 0.1
+    assert timings["total_s"] > timings["load_s"] >= 0
 
 
 async def test_stream_equals_whole_answer_and_has_the_contracts_form() -> None:
@@ -277,7 +277,7 @@ async def test_pings_while_nothing_comes() -> None:
     async with router_rig(slow, ping_interval_s=0.05) as rig, rig.chat(stream=True) as response:
         seen = b""
         while seen.count(b": ping\n\n") < 3:
-            seen += await asyncio.wait_for(response.content.readany(), 30)
+            seen += await asyncio.wait_for(response.content.readany(), 90)
         release.set()
         seen += await response.read()
     assert joined_text(data_lines(seen)) == "late"

@@ -45,7 +45,7 @@ def weights(fraction: float) -> ModelView:
 
 async def line_of(response: aiohttp.ClientResponse) -> str:
     """The next line that is not empty."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         while not (line := (await response.content.readline()).strip()):
             assert not response.content.at_eof()
     return line.decode()

@@ -286,7 +286,7 @@ async def test_a_request_that_no_worker_had_taken_survives_one_crash(
         await publish(rig, ready("big", instances[0]))
         request = asyncio.create_task(rig.chat_json(model="big"))
         for number in range(crashes):
-            await asyncio.wait_for(seen.get(), 10)
+            await asyncio.wait_for(seen.get(), 90)
             following = Acquired("big", instances[number + 1])
             rig.supervisor.acquire_reply = partial(_always, following)
             await publish(rig, ready("big", instances[number + 1]))
@@ -387,7 +387,7 @@ async def test_without_a_supervisor_warm_models_serve_on_and_cold_ones_are_503(
         await until(lambda: rig.supervisor.acquires)
         rig.supervisor.answers_beats = False
         # Told after five silent beats and the grace, before the load's own deadline.
-        status, body = await asyncio.wait_for(request, 20)
+        status, body = await asyncio.wait_for(request, 90)
         assert (status, body["error"]["code"]) == (503, "supervisor_unavailable")
         assert not rig.router.supervisor.alive
         async with rig.chat(model="big") as response:
@@ -420,7 +420,7 @@ async def test_who_waits_asks_the_next_supervisor() -> None:
 async def test_a_supervisor_that_never_replies_does_not_hold_a_request_for_ever() -> None:
     async with router_rig(load_wait_s=0.2) as rig:
         await publish(rig, cold("big"))
-        status, body = await asyncio.wait_for(rig.chat_json(model="big"), 20)
+        status, body = await asyncio.wait_for(rig.chat_json(model="big"), 90)
     assert (status, body["error"]["code"]) == (503, "model_loading")
 
 

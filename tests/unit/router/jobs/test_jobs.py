@@ -55,7 +55,7 @@ async def job(rig: Rig, job_id: str) -> Any:
 
 async def job_when(rig: Rig, job_id: str, condition: Callable[[Any], bool]) -> Any:
     """The job, once it is as the condition wants it."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         while not condition(found := await job(rig, job_id)):
             await asyncio.sleep(0.01)
     return found
@@ -63,7 +63,7 @@ async def job_when(rig: Rig, job_id: str, condition: Callable[[Any], bool]) -> A
 
 async def only_job(rig: Rig) -> Any:
     """The one job that there is, once there is one."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         while True:
             status, page = await get(rig, "/v1/jobs")
             assert status == 200, page
@@ -231,7 +231,7 @@ async def test_a_client_that_leaves_cancels_its_job(stream: bool) -> None:
 
 
 async def only_job_that(rig: Rig, condition: Callable[[Any], bool]) -> Any:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         while not condition(found := await only_job(rig)):
             await asyncio.sleep(0.01)
     return found
@@ -571,7 +571,7 @@ async def test_a_stream_that_ends_without_having_been_accepted_fails_at_once() -
         await stream.finish("text")
 
     async with router_rig(rude) as rig:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             status, body = await rig.chat_json()
         assert (status, body["error"]["code"]) == (500, "protocol_error")
         assert "had not accepted" in body["error"]["message"]

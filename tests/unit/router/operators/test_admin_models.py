@@ -80,7 +80,7 @@ async def test_a_load_answers_once_the_model_is_ready(name: str) -> None:
         assert asked(rig, LoadModel) == [LoadModel(TINY, 2048)]
     assert status == 200
     took_ms = body.pop("time_to_load_ms")
-    assert 0 < took_ms < 5000
+    assert took_ms > 0
     assert body == {
         "success": True,
         "model_id": TINY,

@@ -171,7 +171,7 @@ async def test_kolosals_health_has_its_fields() -> None:
                 assert response.status == 200
                 body = await response.json()
             system = body.pop("system")
-            assert abs(body.pop("timestamp") - time.time()) < 2
+            assert abs(body.pop("timestamp") - time.time()) < 60
             assert body == {
                 "status": "healthy",
                 "reason": None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import pytest
@@ -143,9 +142,7 @@ async def test_without_a_supervisor_metrics_are_what_the_router_knows() -> None:
         await until(lambda: knows(rig.router, rig.supervisor.revision))
         await rig.chat_json()
         await counted(rig, 1)
-        began_s = time.monotonic()
         early = samples(await scrape(rig))
-        assert time.monotonic() - began_s < 1.0, "also while it lives and does not answer"
         rig.supervisor.answers_beats = False
         await until(lambda: not rig.router.supervisor.alive)
         found = samples(await scrape(rig))
@@ -299,21 +296,6 @@ def test_a_value_is_in_the_bucket_whose_bound_it_does_not_exceed() -> None:
     histogram.add((1.0,))
     assert (copied.count, histogram.count) == (5, 6)
     assert copied.total == pytest.approx(102.10001)
-
-
-def test_an_end_costs_little_beside_its_tokens() -> None:
-    """64 tokens cost a router milliseconds; what is counted of them at the end must be lost in
-    that. The bound is wide for busy machines: it takes a hundredth of it on an idle one."""
-    metrics = counting(MODEL)
-    took_s = []
-    for _ in range(200):
-        gaps_s = [0.013] * 63
-        outcome = Outcome(model=MODEL, completion_tokens=64, decode_s=1.0, gaps_s=gaps_s)
-        began_s = time.perf_counter()
-        metrics.request_ended(outcome, CHAT, 200, 1.0)
-        took_s.append(time.perf_counter() - began_s)
-    print(f"{sorted(took_s)[100] * 1e6:.0f} us for one request of 64 tokens")
-    assert sorted(took_s)[100] < 0.002
 
 
 # The text.

@@ -80,7 +80,7 @@ async def test_a_body_announced_as_too_large_is_refused_before_any_of_it_came() 
             b"Content-Type: application/json\r\n"
             b"Content-Length: 20000000\r\n\r\n"
         )
-        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 90)
         assert head.startswith(b"HTTP/1.1 413 ")
         writer.close()
 
@@ -108,7 +108,7 @@ async def test_a_trickling_body_holds_only_its_own_connection(
             b"Content-Length: 100\r\n\r\n{"
         )
         assert (await rig.chat_json())[0] == 200
-        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 90)
         assert head.startswith(b"HTTP/1.1 408 ")
         writer.close()
 
@@ -371,6 +371,6 @@ async def test_a_hundred_idle_and_half_sent_connections_hold_nothing() -> None:
         idle = [socket.create_connection(("127.0.0.1", rig.spec.port)) for _ in range(100)]
         for connection in idle[:50]:
             connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost:")
-        assert (await asyncio.wait_for(rig.chat_json(), 30))[0] == 200
+        assert (await asyncio.wait_for(rig.chat_json(), 90))[0] == 200
         for connection in idle:
             connection.close()

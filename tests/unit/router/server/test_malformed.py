@@ -17,7 +17,7 @@ async def answer(url: str, request: bytes) -> tuple[int, dict[str, str], dict[st
     port = int(url.rpartition(":")[2])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request)
-    reply = await asyncio.wait_for(reader.read(), 30)
+    reply = await asyncio.wait_for(reader.read(), 90)
     writer.close()
     head, _, body = reply.partition(b"\r\n\r\n")
     status, *lines = head.decode().split("\r\n")

@@ -34,7 +34,7 @@ async def test_it_answers_what_is_under_way_and_says_goodbye_on_kept_connections
         port = int(rig.url.rpartition(":")[2])
         retiring = asyncio.create_task(rig.router.retire())
         # The rig's listener is closed with its only router: no connection is taken any more.
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             while await asyncio.to_thread(connects, port):
                 await asyncio.sleep(0.02)
         async with other.get(f"{rig.url}/health") as kept:
@@ -45,7 +45,7 @@ async def test_it_answers_what_is_under_way_and_says_goodbye_on_kept_connections
         release.set()
         lines = data_lines(await response.read())
         assert (joined_text(lines), lines[-1]) == ("so far and the end", "[DONE]")
-        await asyncio.wait_for(retiring, 30)
+        await asyncio.wait_for(retiring, 90)
 
 
 FOLLOWED = {
@@ -70,8 +70,8 @@ async def test_who_follows_something_does_not_hold_it_up(path: str) -> None:
         async with rig.http.get(f"{rig.url}{path}", headers=headers) as response:
             assert response.status == 200
             assert (await response.content.readline()).strip()
-            await asyncio.wait_for(rig.router.retire(), 30)
-            await asyncio.wait_for(rig.router.stop(grace_s=60.0), 30)
+            await asyncio.wait_for(rig.router.retire(), 90)
+            await asyncio.wait_for(rig.router.stop(grace_s=60.0), 90)
             await response.read()
 
 

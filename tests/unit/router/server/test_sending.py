@@ -72,7 +72,7 @@ async def test_a_router_that_stops_waits_for_an_answer_that_is_being_read() -> N
         assert rig.router.traffic.under_way == 1
         stopping = asyncio.create_task(rig.router.stop(grace_s=60.0))
         await until(lambda: rig.router.traffic.closed)
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(90):
             answer = json.loads(await read_answer(client))
             await stopping
     assert answer["choices"][0]["message"]["content"] == TEXT

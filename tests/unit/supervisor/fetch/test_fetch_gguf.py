@@ -203,7 +203,7 @@ def test_two_at_once_convert_once(source: Path, models: Path) -> None:
     convert, second_waits = FakeConverter(), threading.Event()
 
     def slow(source: Path, target: Path, form: Form, report: Report) -> None:
-        assert second_waits.wait(10)
+        assert second_waits.wait(90)
         FakeConverter.__call__(convert, source, target, form, report)
 
     def report(*what: object) -> None:
@@ -223,7 +223,7 @@ def test_two_at_once_convert_once(source: Path, models: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(90)
     assert len(results) == 2
     assert len(convert.forms) == 1
 

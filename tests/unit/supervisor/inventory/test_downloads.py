@@ -145,7 +145,7 @@ FAILS = """echo '{"error": {"code": "download_failed", "message": "cut off"}}'; 
 
 
 async def ended(downloads: Downloads, view: DownloadView) -> DownloadView:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(90):
         while True:
             (found,) = downloads.list(view.download_id).downloads
             if found.ended_s is not None:
@@ -227,12 +227,12 @@ async def test_some_run_and_the_others_wait(
         statuses = [each.status for each in downloads.list().downloads]
         return statuses.count(DownloadStatus.DOWNLOADING)
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(90):
         while running() < AT_ONCE:
             await asyncio.sleep(0.01)
     first = downloads.list().downloads[-1]
     await downloads.cancel(first.download_id)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(90):
         while running() < AT_ONCE:
             await asyncio.sleep(0.01)
     assert running() == AT_ONCE

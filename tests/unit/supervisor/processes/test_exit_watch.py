@@ -83,10 +83,10 @@ async def test_each_end_is_told_once_with_its_status(watch: ExitWatch) -> None:
     for child in children:
         watched(child)
     children[1].terminate()
-    assert await asyncio.wait_for(ends.get(), 30) == (children[1].pid, -signal.SIGTERM)
+    assert await asyncio.wait_for(ends.get(), 90) == (children[1].pid, -signal.SIGTERM)
     children[0].kill()
     children[2].terminate()
-    rest = {await asyncio.wait_for(ends.get(), 30) for _ in range(2)}
+    rest = {await asyncio.wait_for(ends.get(), 90) for _ in range(2)}
     assert rest == {(children[0].pid, -signal.SIGKILL), (children[2].pid, -signal.SIGTERM)}
     assert ends.empty()
     watch.close()
@@ -100,7 +100,7 @@ async def test_a_pid_that_was_given_again_is_another_process(
     watch.watch(sleeper, None, lambda _: ends.put_nowait("first"))
     watch.watch(sleeper, None, lambda _: ends.put_nowait("second"))
     os.kill(sleeper, signal.SIGTERM)
-    seen = {await asyncio.wait_for(ends.get(), 30) for _ in range(2)}
+    seen = {await asyncio.wait_for(ends.get(), 90) for _ in range(2)}
     assert seen == {"first", "second"}
     watch.close()
 
@@ -125,7 +125,7 @@ async def test_the_first_end_of_a_pid_is_not_the_seconds(sleeper: int) -> None:
     watch.watch(child.pid, child, lambda _: ends.put_nowait("first"))
     watch.watch(child.pid, None, lambda _: ends.put_nowait("second"))
     child.terminate()
-    assert await asyncio.wait_for(ends.get(), 30) == "first"
+    assert await asyncio.wait_for(ends.get(), 90) == "first"
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(ends.get(), 0.1)
     watch.close()
@@ -137,5 +137,5 @@ async def test_one_that_is_gone_is_told_too(watch: ExitWatch) -> None:
     for watching in (watch, ExitWatch(asyncio.get_running_loop(), Gone())):
         ended: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
         watching.watch(child.pid, child, ended.set_result)
-        assert await asyncio.wait_for(ended, 30) == 0
+        assert await asyncio.wait_for(ended, 90) == 0
         watching.close()

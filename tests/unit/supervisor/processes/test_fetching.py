@@ -33,7 +33,7 @@ async def outcome_of(
     runs = FetchRuns(fetching)
     LoadFetches(fetching, runs, lambda *_: None, take_end).start(model)
     try:
-        found: tuple[str, Path | LmxError, dict[str, str]] = await asyncio.wait_for(ended, 20)
+        found: tuple[str, Path | LmxError, dict[str, str]] = await asyncio.wait_for(ended, 90)
         return found
     finally:
         await runs.close()
@@ -112,7 +112,7 @@ class Runs:
         self.told.append(error)
 
     async def until_told(self) -> Any:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(90):
             while not self.told:
                 await asyncio.sleep(0.01)
         return self.told[-1]
@@ -142,7 +142,7 @@ async def test_a_run_waits_until_the_one_before_it_is_gone(
 ) -> None:
     monkeypatch.chdir(runs.folder)
     runs.start(SLOW_TO_GO)
-    await asyncio.wait_for(runs.progress.wait(), 20)
+    await asyncio.wait_for(runs.progress.wait(), 90)
     first = runs.pid()
     runs.runs.stop("k")
     runs.start(f"""kill -0 {first} && exit 9; echo '{{"path": "/second"}}'""")
@@ -155,7 +155,7 @@ async def test_one_that_is_stopped_again_is_still_seen_out(
 ) -> None:
     monkeypatch.chdir(runs.folder)
     runs.start(SLOW_TO_GO)
-    await asyncio.wait_for(runs.progress.wait(), 20)
+    await asyncio.wait_for(runs.progress.wait(), 90)
     first = runs.pid()
     runs.runs.stop("k")
     await asyncio.sleep(0.05)
@@ -173,7 +173,7 @@ async def test_what_goes_wrong_here_is_told_too(runs: Runs) -> None:
 
 async def test_runs_of_different_keys_do_not_wait_for_each_other(runs: Runs) -> None:
     runs.start("""echo '{"phase": "download"}'; exec sleep 60""", "one")
-    await asyncio.wait_for(runs.progress.wait(), 20)
+    await asyncio.wait_for(runs.progress.wait(), 90)
     runs.start("""echo '{"path": "/two"}'""", "two")
     assert await runs.until_told() == Path("/two")
     await runs.runs.close()

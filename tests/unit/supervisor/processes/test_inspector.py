@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ def script(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("exec sleep 60", "no answer within 0.3 s"),
+        ("exec sleep 600", "no answer within 0.3 s"),
         ("exit 1", "its reader"),
         ("read line; kill -9 $$", "ended"),
         ("read line; echo nonsense; exec sleep 60", "nothing that makes sense"),
@@ -79,11 +78,10 @@ async def test_one_that_hangs_keeps_no_other_waiting(
     found = await inspector.inspect(Question(str(folder), str(folder)))
     assert found.files is not None
     assert not any(task.done() for task in hanging)
-    began_s = time.monotonic()
-    await inspector.wait_closed()
-    for task in hanging:
-        assert "can't be read" in ((await task).problem or "")
-    assert time.monotonic() - began_s < 20
+    async with asyncio.timeout(90):
+        await inspector.wait_closed()
+        for task in hanging:
+            assert "can't be read" in ((await task).problem or "")
 
 
 async def test_a_model_gets_the_answer_to_its_latest_question(tmp_path: Path) -> None:
@@ -100,7 +98,7 @@ async def test_a_model_gets_the_answer_to_its_latest_question(tmp_path: Path) ->
         folder = str(write_model(tmp_path / name))
         inspections.ask("m", Question(folder, folder))
         await asyncio.sleep(0)
-    await asyncio.wait_for(came.wait(), 20)
+    await asyncio.wait_for(came.wait(), 90)
     assert told == [("m", str(tmp_path / "z"))]
     await inspector.wait_closed()
 

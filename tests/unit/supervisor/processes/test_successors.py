@@ -97,7 +97,7 @@ class Restarting:
 
     async def ask(self) -> Any:
         self.commands.answer(ASKER, control.RestartSupervisor(), 0.0)
-        return await asyncio.wait_for(self.replies.get(), 30)
+        return await asyncio.wait_for(self.replies.get(), 90)
 
 
 async def test_the_supervisor_is_not_replaced_in_the_middle_of_a_change() -> None:
@@ -187,7 +187,7 @@ async def test_a_child_of_an_earlier_program_is_reaped_with_its_status() -> None
     ended: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
     watch.watch(pid, None, ended.set_result)
     os.kill(pid, signal.SIGTERM)
-    assert await asyncio.wait_for(ended, 30) == -signal.SIGTERM
+    assert await asyncio.wait_for(ended, 90) == -signal.SIGTERM
     with pytest.raises(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
     watch.close()
@@ -245,7 +245,7 @@ async def test_a_reload_is_answered_once_the_router_with_its_keys_serves() -> No
     await asyncio.sleep(0.1)
     assert restarting.replies.empty()
     guard.process, guard.successor = guard.successor, None
-    assert await asyncio.wait_for(restarting.replies.get(), 30) == control.Reloaded(
+    assert await asyncio.wait_for(restarting.replies.get(), 90) == control.Reloaded(
         ("security",), ("keys",)
     )
 
@@ -255,5 +255,5 @@ async def test_a_reload_whose_router_ends_at_its_start_is_an_error() -> None:
     guard = Reloads(restarting).guard
     guard.process, guard.knows = SimpleNamespace(pid=1), lambda _pid: False
     restarting.commands.answer(ASKER, control.ReloadConfig(), 0.0)
-    reply = await asyncio.wait_for(restarting.replies.get(), 30)
+    reply = await asyncio.wait_for(restarting.replies.get(), 90)
     assert "the old one goes on" in reply.message

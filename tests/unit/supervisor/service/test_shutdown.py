@@ -46,7 +46,7 @@ async def test_workers_end_though_every_step_fails() -> None:
     rig.actions.signal = signal  # type: ignore[method-assign]
     shutdown = Shutdown(rig.core, guard, _no_fetches)
     ending = asyncio.create_task(shutdown.run(1.0))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(90):
         while len(rig.actions.signals) < 2:
             await asyncio.sleep(0.01)
         for name in ("a", "b"):

@@ -269,7 +269,8 @@ async def test_rows_are_admitted_in_order_of_arrival(start: Start) -> None:
 async def test_timings_add_up(start: Start) -> None:
     recorder = await start(max_rows=1)
     began_s = time.monotonic()
-    recorder.submit(tokens=10, step_s=0.01)
+    # It lasts longer than this test may be held up before it submits the other.
+    recorder.submit(tokens=10, step_s=0.05)
     row = recorder.submit(tokens=10, step_s=0.01, prefill_s=0.1)
     timings = (await recorder.end(row)).timings
     took_s = time.monotonic() - began_s
@@ -478,12 +479,13 @@ async def test_who_has_no_row_yet_is_not_told_that_it_broke_the_engine(start: St
 async def test_a_hang_shows_as_a_stall_and_long_steps_do_not_add_up(start: Start) -> None:
     recorder = await start()
     clock = recorder.thread.clock
+    began_s = time.monotonic()
     row = recorder.submit(tokens=10, step_s=0.05)
     worst = 0.0
     while not recorder.ends(row):
         worst = max(worst, clock.stalled_for_s(time.monotonic()))
         await asyncio.sleep(0.002)
-    assert worst < 0.4
+    assert worst < 0.8 * (time.monotonic() - began_s), "it begins anew with each step"
     assert clock.stalled_for_s(time.monotonic()) == 0
     recorder.submit(hang_at=1)
     await recorder.until(lambda: clock.stalled_for_s(time.monotonic()) > 0.3)
@@ -492,11 +494,13 @@ async def test_a_hang_shows_as_a_stall_and_long_steps_do_not_add_up(start: Start
 
 async def test_prefill_chunks_are_progress(start: Start) -> None:
     recorder = await start()
-    recorder.submit(prefill_s=0.6, tokens=1)
     began_s = time.monotonic()
-    while time.monotonic() - began_s < 0.4:
-        assert recorder.thread.clock.stalled_for_s(time.monotonic()) < 0.3
-        await asyncio.sleep(0.01)
+    row = recorder.submit(prefill_s=0.6, tokens=1)
+    worst = 0.0
+    while not recorder.ends(row):
+        worst = max(worst, recorder.thread.clock.stalled_for_s(time.monotonic()))
+        await asyncio.sleep(0.002)
+    assert worst < 0.8 * (time.monotonic() - began_s), "it begins anew with each chunk"
 
 
 async def test_an_engine_rests_once_in_a_pause(
@@ -695,8 +699,9 @@ async def test_a_job_that_waits_too_long_is_given_up_while_another_runs(start: S
     assert isinstance(end, JobFailed)
     assert end.code is ErrorCode.QUEUE_TIMEOUT
     assert "max_queue_s" in end.message
-    assert not recorder.ends(running)
     assert isinstance(await recorder.end(running), JobFinished), "which took longer, but has a row"
+    ends = [output.job_id for output in recorder.outputs if isinstance(output, JobEnd)]
+    assert ends == [waiting, running]
     assert recorder.thread.clock.in_flight == 0
 
 

@@ -251,7 +251,7 @@ async def test_a_router_that_hangs_says_so_in_the_family_s_words() -> None:
 
     body = chat_body(stream=True)
     async with toy_rig(hold) as rig, rig.http.post(f"{rig.url}{PATH}", json=body) as response:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(90):
             await response.content.readuntil(b"event: block_delta\n")
             await until(lambda: rig.router.farewell.say() == 1)
             raw = await response.content.readuntil(b"router_hung")

@@ -318,7 +318,7 @@ async def test_a_response_outlives_its_router() -> None:
 
 
 async def status_when(rig: Rig, response_id: str, wanted: str) -> Any:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         while (found := (await ask(rig, "GET", response_id))[1])["status"] != wanted:
             await asyncio.sleep(0.01)
     return found
