@@ -16,7 +16,7 @@ CODE := protocol router supervisor worker tests deploy docs
 PACKAGES := $(foreach name,protocol router supervisor worker,-p lmx.$(name))
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test conformance models-page fuzz chaos agents installs lm-eval bench bench-memory bench-relay bench-mixed bench-lanes bench-host docs fmt lint types resolve imports check clean
+.PHONY: help install run test conformance models-page fuzz chaos agents installs lm-eval bench bench-memory bench-relay bench-mixed bench-lanes bench-host bench-start docs fmt lint types resolve imports check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -110,6 +110,9 @@ bench-mixed: install ## a long conversation, chats and small requests at once; A
 
 bench-lanes: install ## decoding of rows of one length, and of short ones beside a long one; AGAINST=another checkout, in turns
 	@PYTHONPATH=tests/bench/rigs:tests/support/models $(BIN)/python tests/bench/bench_lanes.py $(AGAINST)
+
+bench-start: install ## from the first process to the first answer; AGAINST=another checkout, in turns
+	@PYTHONPATH=tests/bench/rigs $(BIN)/python tests/bench/bench_start.py $(AGAINST)
 
 bench-host: install ## processor time of the engine's thread in a step; AGAINST=another checkout, in turns
 	@PYTHONPATH=tests/bench:tests/bench/rigs:tests/support/models $(BIN)/python tests/bench/bench_host.py $(AGAINST)

@@ -1,7 +1,7 @@
 """Run the benchmarks and write docs/benchmarks.md: ``make bench``.
 
 Names as arguments run a part, without writing: throughput, tiny, host, prefix, prefix-files,
-stall, stall-media, sampling, relay.
+stall, stall-media, sampling, relay, start.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import bench_prefix_files
 import bench_relay
 import bench_sampling
 import bench_stall
+import bench_start
 import bench_throughput
 from report import write_page
 
@@ -32,6 +33,7 @@ BENCHES = {
     "stall-media": bench_stall.measure_media,
     "sampling": bench_sampling.measure,
     "relay": bench_relay.measure,
+    "start": bench_start.measure,
 }
 AMPLE_MEMORY_BYTES = 64 << 30
 

@@ -53,7 +53,7 @@ async def test_a_bad_day(requests: int) -> None:
             await every_model_serves(lmx)
         report(endings, watch, status, took_s)
         assert watch.failure is None
-        assert watch.looks > took_s, "too few looks to prove anything"
+        assert watch.looks > 100, "too few looks to prove anything"
         assert watch.wrongs == []
         ledger_holds_at_every_spawn(lmx)
         no_busy_model_was_evicted(lmx, endings)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import re
 import signal
@@ -14,7 +13,6 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
-import yaml
 from rig import Rig, rig, scripted, wait_until
 
 from lmx.protocol.messages.control import LoadModel, UnloadModel
@@ -185,53 +183,6 @@ def test_supervisor_and_router_are_light(running: Rig) -> None:
             assert not [path for path in mapped if any(word in path for word in heavy)]
         assert process.memory_info().rss < 100_000_000
         print(f"{name}: {process.memory_info().rss / 1e6:.0f} MB")
-
-
-def test_a_start_costs_little_beside_the_imports_of_its_libraries() -> None:
-    """From the first process to the first answer over HTTP, supervisor and router one after the
-    other, beside an interpreter that imports what both need: in turns, by the shortest, so that
-    neither the machine nor a busy moment decides."""
-    lmx = Rig(ONE | {"server": {"port": free_port()}})
-    took_s: list[float] = []
-    imports_s: list[float] = []
-    try:
-        for _ in range(2):
-            started_s = time.monotonic()
-            subprocess.run(
-                [sys.executable, "-c", "import aiohttp, psutil, pydantic, structlog, yaml, zmq"],
-                check=True,
-            )
-            imports_s.append(time.monotonic() - started_s)
-            started_s = time.monotonic()
-            lmx.up(wait=False)
-            wait_until(lambda: answers(lmx), "an answer")
-            took_s.append(time.monotonic() - started_s)
-            lmx.stop()
-    finally:
-        lmx.close()
-    print(f"first answer after {sorted(took_s)} s, imports {sorted(imports_s)} s")
-    assert min(took_s) < 6 * min(imports_s)
-
-
-def free_port() -> int:
-    """Return a port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def answers(lmx: Rig) -> bool:
-    """Whether the API answers at all."""
-    port = yaml.safe_load(lmx.config_path.read_text())["server"]["port"]
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-    try:
-        connection.request("GET", "/v1/models")
-        return connection.getresponse().status == 200
-    except OSError:
-        return False
-    finally:
-        connection.close()
 
 
 @pytest.mark.parametrize(

@@ -77,8 +77,7 @@ class Day:
 def make_day(seed: int, requests: int, rate_per_s: float) -> Day:
     """Draw a day of so many requests, of which so many come in a second in the mean."""
     draw = random.Random(seed)
-    # Two of each on a short day too: one may fall upon a worker that is being killed already.
-    troubles = [*_DEADLY * max(2, requests // 400), *_FAILING * (requests // 100)]
+    troubles = [*_DEADLY * max(1, requests // 400), *_FAILING * (requests // 100)]
     contents = [*troubles, *({} for _ in range(requests - len(troubles)))]
     draw.shuffle(contents)
     at_s, asked = 0.0, []

@@ -19,6 +19,19 @@ DEADLINE_S = 75.0
 """A request must have ended by then, whatever befell it: it waits ``load_wait_s`` at the most, and
 its answer takes seconds."""
 
+CLIENTS = 64
+"""How many requests are under way at a time. The next one is sent when one of them has ended. So a
+slow machine makes the day longer, and not worse: a crash ends at most so many."""
+
+OWN_CODES = {
+    "crash_at": "worker_crashed", "abort_at": "worker_crashed", "step_raise_at": "engine_error",
+    "memory_error_at": "worker_out_of_memory", "hang_at": "worker_hung",
+}  # fmt: skip
+"""What a request that takes its worker down is told, by the directive that does it."""
+
+TRIES = 3
+"""How often such a request is sent. Another one may have taken its worker down before."""
+
 
 @dataclass
 class Ending:
@@ -41,8 +54,15 @@ class Ending:
 async def run_day(lmx: Rig, day: Day) -> list[Ending]:
     """Have a day happen; returns when its last request has ended, and no later than it must."""
     url, began_s = lmx.url, time.monotonic()
+    places = asyncio.Semaphore(CLIENTS)
+
+    async def send(asked: Asked) -> Ending:
+        await asyncio.sleep(began_s + asked.at_s - time.monotonic())
+        async with places:
+            return await _request(session, url, asked)
+
     async with http(silence_s=DEADLINE_S) as session, asyncio.TaskGroup() as group:
-        requests = [group.create_task(_request(session, url, a, began_s)) for a in day.requests]
+        requests = [group.create_task(send(asked)) for asked in day.requests]
         for blow in day.blows:
             group.create_task(_deal(lmx, blow, began_s))
     return [request.result() for request in requests]
@@ -53,10 +73,16 @@ def tally(endings: list[Ending]) -> Counter[str]:
     return Counter(f"{e.kind} {e.code}" if e.code else e.kind for e in endings)
 
 
-async def _request(
-    session: aiohttp.ClientSession, url: str, asked: Asked, began_s: float
-) -> Ending:
-    await asyncio.sleep(began_s + asked.at_s - time.monotonic())
+async def _request(session: aiohttp.ClientSession, url: str, asked: Asked) -> Ending:
+    own = {code for directive, code in OWN_CODES.items() if directive in asked.content}
+    for _ in range(TRIES):
+        ending = await _once(session, url, asked)
+        if not own or ending.code in own:
+            break
+    return ending
+
+
+async def _once(session: aiohttp.ClientSession, url: str, asked: Asked) -> Ending:
     ending, sent_s = Ending(asked), time.monotonic()
     limit_s = DEADLINE_S if asked.leaves_after_s is None else asked.leaves_after_s
     try:
