@@ -39,7 +39,7 @@ CODES = {
 """What a request may be told on this day; anything else is nobody's doing here."""
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("requests", [600, pytest.param(2000, marks=pytest.mark.soak)])
 async def test_a_bad_day(requests: int) -> None:
     day = make_day(SEED, requests, rate_per_s=24)
@@ -142,7 +142,7 @@ async def every_model_serves(lmx: Rig) -> None:
             for _ in range(4):
                 await asyncio.to_thread(reset_all)
                 ending = Ending(Asked(0, model, {"tokens": 5}, stream=True))
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(120):
                     await converse(session, lmx.url, ending)
                 if ending.kind == "answer":
                     break
