@@ -67,7 +67,7 @@ class TokenText:
         if token in self._special or token in self._markers:
             return str(name).encode()
         if self._byte_level:
-            return bytes(_BYTE_OF[char] for char in name if char in _BYTE_OF)
+            return _bytes_of_name(name)
         if match := _BYTE_TOKEN.fullmatch(name):
             return bytes([int(match[1], 16)])
         return str(name).replace(_METASPACE, " ").encode()
@@ -82,12 +82,7 @@ class _TextBytes(dict[int, bytes]):
         self._name_of = tokenizer.backend_tokenizer.id_to_token
 
     def __missing__(self, token: int) -> bytes:
-        name = self._name_of(token) or ""
-        try:
-            text = bytes([_BYTE_OF[char] for char in name])
-        except KeyError:  # It was added to the vocabulary, and is written as it is.
-            text = name.encode()
-        self[token] = text
+        text = self[token] = _bytes_of_name(self._name_of(token) or "")
         return text
 
 
@@ -134,6 +129,15 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _BYTE_OF: Final = _byte_alphabet()
+
+
+def _bytes_of_name(name: str) -> bytes:
+    """Return the bytes of a token of a byte-level tokenizer. A name with a character that is not in
+    the alphabet was added to the vocabulary, and is written as it is."""
+    try:
+        return bytes([_BYTE_OF[char] for char in name])
+    except KeyError:
+        return name.encode()
 
 
 MAX_CHARACTERS = 4 * 1024 * 1024

@@ -81,3 +81,11 @@ def test_a_character_is_given_out_with_its_last_byte() -> None:
     ids = BYTES.encode("aé👍").ids
     pieces = pieces_of(TEXT_OF_BYTES.detokenizer(False, ()), [*ids, ids[1]])
     assert pieces == ["a", "", "é", "", "", "", "👍", "", "\N{REPLACEMENT CHARACTER}"]
+
+
+def test_the_bytes_of_a_token_are_those_of_its_text() -> None:
+    """Also of one that was added to the vocabulary, and has characters such as a space, which are
+    not in the alphabet."""
+    for token in range(BYTES.get_vocab_size()):
+        text = BYTES.decode([token], skip_special_tokens=False)
+        assert TEXT_OF_BYTES.token_bytes(token).decode(errors="replace") == text
