@@ -204,9 +204,9 @@ class MlxGenerator:
             mx.clear_cache()
 
     def shrink(self) -> None:
-        """Give up half of the computed prompts in memory, and all buffers that are kept for
-        reuse."""
+        """Give up half of the computed prompts in memory, and all memory that is kept for later."""
         with mx.stream(generation_stream):
+            self._rows.shrink()
             if self._prefixes is not None:
                 self._prefixes.shrink()
             if self._features is not None:

@@ -8,7 +8,8 @@ A row's input may also be known to the caller before it is fed: the last token o
 a row brings along when it joins, and a token that ``flush`` returned early. Then the row's cache
 holds all of its tokens but that one.
 
-Written for mlx-vlm 0.7.10: caches are joined by a private function of ``mlx_vlm.generate.ar``.
+Written for mlx-vlm 0.7.10: a private function of ``mlx_vlm.generate.ar`` says how often states are
+evaluated on which no token depends.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, Final, NamedTuple, cast
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
-from mlx_vlm.generate.ar import _extend_cache, _get_batch_cache_eval_interval
+from mlx_vlm.generate.ar import _get_batch_cache_eval_interval
 
 from lmx.worker.engine import RowDrafts, RowToken, TokenScores
 from lmx.worker.mlx.decoding.rollback import (
@@ -34,6 +35,7 @@ from lmx.worker.mlx.decoding.single_row import can_be_single, single_row
 from lmx.worker.mlx.decoding.sure import SureTokens
 from lmx.worker.mlx.decoding.verify import Guesses, draw, score, score_known
 from lmx.worker.mlx.media.spans import MediaSpans
+from lmx.worker.mlx.model import batch_slots
 from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states
 from lmx.worker.mlx.sampling.sampler import PendingScores, RowSampler
 
@@ -156,7 +158,7 @@ class DecodeBatch:
             self._rope_deltas = joining.rope_deltas
         else:
             mx.eval(self._next, cache_states(self.prompt_cache))
-            self.prompt_cache = _extend_cache(self.prompt_cache, joining.prompt_cache)
+            self.prompt_cache = batch_slots.join(self.prompt_cache, joining.prompt_cache)
             self._batched = True
             self._next = mx.concatenate([self._next, first])
             if self._rope_deltas is not None and joining.rope_deltas is not None:
@@ -325,9 +327,10 @@ class DecodeBatch:
 
     def leave(self, row_ids: Collection[int]) -> None:
         """Remove rows, and free their caches; ignores those that are not here."""
-        keep = [index for index, row_id in enumerate(self._row_ids) if row_id not in row_ids]
-        if len(keep) == len(self.rows):
+        gone = [index for index, row_id in enumerate(self._row_ids) if row_id in row_ids]
+        if not gone:
             return
+        keep = batch_slots.kept_places(len(self.rows), gone)
         if not keep:
             if self._next is not None and mx.metal.is_available():
                 # The GPU still computes it: its buffer must not go to another array meanwhile.
@@ -347,11 +350,15 @@ class DecodeBatch:
             self.prompt_cache = single_row(self.prompt_cache, keep[0])
             self._batched = False
         else:
-            for layer in self.prompt_cache:
-                layer.filter(kept)
+            longest_tokens = max(len(row.cached) for row in self.rows)
+            batch_slots.leave(self.prompt_cache, keep, longest_tokens)
         self._next = self._next[kept]
         if self._rope_deltas is not None:
             self._rope_deltas = self._rope_deltas[kept]
+
+    def give_up_slots(self) -> None:
+        """Free the memory that is kept for rows that may join."""
+        batch_slots.give_up_slots(self.prompt_cache)
 
     def find(self, row_id: int) -> tuple[DecodeRow, int | None] | None:
         """Return a row and its place in ``prompt_cache``; the place is None if that cache is a

@@ -168,7 +168,12 @@ class RowSet:
             return None
         made = here.row.tokens[len(here.row.tokens) - here.row.made_tokens :]
         self._end([row_id], keep=True)
+        self.shrink()
         return made
+
+    def shrink(self) -> None:
+        """Free the memory that is kept for rows that may come."""
+        self._lanes.give_up_slots()
 
     @property
     def _decoding(self) -> bool:

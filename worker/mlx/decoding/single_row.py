@@ -5,21 +5,28 @@ A batch that has one row left keeps its caches as those of a single row, which n
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import mlx.core as mx
 from mlx_vlm.models.cache import ArraysCache, BatchKVCache, BatchRotatingKVCache, CacheList
 
+from lmx.worker.mlx.model.batch_slots import SlottedKVCache
 from lmx.worker.mlx.model.forward import PromptCache
 from lmx.worker.mlx.model.quantized_cache import BatchQuantizedCache
+
+_KINDS: Final = (
+    ArraysCache,
+    BatchKVCache,
+    BatchQuantizedCache,
+    BatchRotatingKVCache,
+    SlottedKVCache,
+)
 
 
 def can_be_single(cache: PromptCache) -> bool:
     """Return whether all layers are of kinds from which a single row can be taken out."""
     return all(
-        can_be_single(layer.caches)
-        if isinstance(layer, CacheList)
-        else type(layer) in (ArraysCache, BatchKVCache, BatchQuantizedCache, BatchRotatingKVCache)
+        can_be_single(layer.caches) if isinstance(layer, CacheList) else type(layer) in _KINDS
         for layer in cache
     )
 

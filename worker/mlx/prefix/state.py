@@ -226,7 +226,7 @@ def _row_span(leaf: Any, row: int | None) -> tuple[int, int]:
     """Return where a row begins in a plain cache, and how many tokens it has."""
     if _holds_runs(leaf):
         return 0, leaf.offset
-    if type(leaf) is BatchKVCache or isinstance(leaf, BatchQuantizedKVCache):
+    if isinstance(leaf, BatchKVCache | BatchQuantizedKVCache):
         padding = int(leaf.left_padding.tolist()[row or 0])
         return padding, leaf._idx - padding
     raise TypeError(f"a plain cache became {type(leaf).__name__}")

@@ -126,6 +126,11 @@ class DecodeLanes:
             lane.leave(row_ids)
         self._lanes = [lane for lane in self._lanes if lane.rows]
 
+    def give_up_slots(self) -> None:
+        """Free the memory that is kept for rows that may join."""
+        for lane in self._lanes:
+            lane.give_up_slots()
+
     def find(self, row_id: int) -> FoundRow | None:
         """Return a row; None: it is not here."""
         for lane in self._lanes:

@@ -1,0 +1,225 @@
+"""Rows that join a batch and leave it, in the caches of all layers.
+
+mlx-vlm's ``BatchKVCache`` has room for its rows alone: whenever a row joins or leaves, the keys and
+values of all rows are copied. :class:`SlottedKVCache` moves the last row into the slot of one that
+leaves, and keeps the slot behind the remaining rows free for the next row that joins. So one row is
+copied. Caches of all other kinds, such as windows, states and quantized ones, are copied.
+
+A free slot takes as much memory as a row. It is given up when the cache grows, which copies all
+rows anyway. Until then nobody counts it, so there may be only a few.
+
+Where all rows are copied, it is done for some layers at a time: the old and the new content of all
+layers would take twice the memory that the rows are counted with.
+
+Written for mlx-vlm 0.7.10, whose private function joins caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, Final, Self
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_vlm.generate.ar import _extend_cache
+from mlx_vlm.models.cache import BatchKVCache
+
+from lmx.worker.mlx.model.forward import PromptCache, cache_states
+
+_COPIED_BYTES: Final = 64 << 20
+"""Copies are evaluated when they take so much memory. With less, the device would wait for the next
+ones."""
+_MOST_PADDING_TOKENS: Final = 64
+"""If no remaining row is nearly as long as the cache, the cache is cut, by a copy."""
+_SLOTS_SHARE: Final = 4
+"""One free slot for so many rows; at least one."""
+
+
+class SlottedKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm has no types.
+    """``keys`` and ``values`` may have more rows than the batch: those of free slots, the last
+    ones, whose content means nothing."""
+
+    keys: mx.array
+    values: mx.array
+    offset: mx.array
+    left_padding: mx.array
+    _idx: int
+    _right_padding: mx.array | None
+
+    @classmethod
+    def of(cls, cache: BatchKVCache) -> Self:
+        """Return the same content as a cache whose slots may become free. It uses up ``cache``."""
+        slotted = cls([])
+        slotted.__dict__.update(cache.__dict__)
+        return slotted
+
+    @property
+    def batch_size(self) -> int:
+        """How many rows there are."""
+        return int(self.left_padding.shape[0])
+
+    @property
+    def free_slots(self) -> int:
+        """How many more rows ``keys`` and ``values`` have."""
+        return int(self.keys.shape[0]) - self.batch_size
+
+    @property
+    def state(self) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+        """The keys and values of the rows, how many tokens each has, and how many entries of
+        padding are before them."""
+        rows = self.batch_size
+        return (
+            self.keys[:rows, :, : self._idx],
+            self.values[:rows, :, : self._idx],
+            self.offset,
+            self.left_padding,
+        )
+
+    @state.setter
+    def state(self, value: Sequence[mx.array]) -> None:
+        BatchKVCache.state.fset(self, value)
+
+    def may_free(self, slots: int) -> bool:
+        """Return whether so many more slots may be free."""
+        rows = self.batch_size - slots
+        return rows > 1 and self.free_slots + slots <= max(1, rows // _SLOTS_SHARE)
+
+    def fits(self, rows: int, tokens: int) -> bool:
+        """Return whether free slots can take so many rows with so many tokens."""
+        return rows <= self.free_slots and 0 < tokens <= self._idx
+
+    def give_up_slots(self) -> None:
+        """Take no more memory than the rows need, when it is evaluated."""
+        if self.free_slots:
+            self._cut_slots()
+            self.keys, self.values = mx.contiguous(self.keys), mx.contiguous(self.values)
+
+    def extend(self, other: BatchKVCache) -> None:
+        """Add the rows of ``other``, to free slots if it ``fits``."""
+        rows, more = self.batch_size, other.batch_size
+        before = self._idx - other._idx
+        if not self.fits(more, other._idx):
+            self._cut_slots()
+            super().extend(other)
+            return
+        slots = slice(rows, rows + more)
+        for mine, its in ((self.keys, other.keys), (self.values, other.values)):
+            # What the row before has left there might be no number, and no mask hides that.
+            padding = [(0, 0), (0, 0), (before, 0), (0, 0)]
+            mine[slots, :, : self._idx] = mx.pad(its[:, :, : other._idx], padding)
+        self.offset = mx.concatenate([self.offset, other.offset])
+        self.left_padding = mx.concatenate([self.left_padding, other.left_padding + before])
+
+    def finalize(self) -> None:
+        """Shift the rows as ``prepare`` has asked for."""
+        if self._right_padding is not None:
+            self._cut_slots()
+        super().finalize()
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Add new keys and values, and return all of them for attention."""
+        end = self._idx + keys.shape[2]
+        if end > self.keys.shape[2]:
+            self._cut_slots()
+        if not self.free_slots:
+            fetched: tuple[mx.array, mx.array] = super().update_and_fetch(keys, values)
+            return fetched
+        rows = self.batch_size
+        self.keys[:rows, :, self._idx : end] = keys
+        self.values[:rows, :, self._idx : end] = values
+        self.offset += keys.shape[2]
+        self._idx = end
+        return self.keys[:rows, :, :end], self.values[:rows, :, :end]
+
+    def _cut_slots(self) -> None:
+        """Leave free slots out. They take memory until the rest is copied."""
+        if self.free_slots:
+            rows = self.batch_size
+            self.keys, self.values = self.keys[:rows], self.values[:rows]
+
+
+def join(prompt_cache: PromptCache, other: PromptCache) -> PromptCache:
+    """Return the cache of the rows of ``prompt_cache`` and of the single row of ``other``. It uses
+    up both. ``prompt_cache`` must be evaluated."""
+    joined: PromptCache = []
+    copies = _Copies()
+    for row in other:
+        layer = prompt_cache.pop(0)
+        fits = isinstance(layer, SlottedKVCache) and layer.fits(1, row.size())
+        (both,) = _extend_cache([layer], [row])
+        if type(both) is BatchKVCache and isinstance(both.keys, mx.array):
+            both = SlottedKVCache.of(both)
+        joined.append(both)
+        if not fits:
+            copies.add(both)
+    return joined
+
+
+def leave(prompt_cache: PromptCache, places: Sequence[int], longest_tokens: int) -> None:
+    """Keep the rows of these places, in the order that ``kept_places`` gives. The longest of them
+    holds so many tokens. ``prompt_cache`` must be evaluated."""
+    kept = mx.array(list(places), mx.int32)
+    slotted: list[SlottedKVCache] = []
+    copies = _Copies()
+    for layer in prompt_cache:
+        if (
+            isinstance(layer, SlottedKVCache)
+            and layer.may_free(layer.batch_size - len(places))
+            and layer.size() - longest_tokens <= _MOST_PADDING_TOKENS
+        ):
+            slotted.append(layer)
+        else:
+            layer.filter(kept)
+            copies.add(layer)
+    _move_rows(slotted, places)
+
+
+def give_up_slots(prompt_cache: PromptCache) -> None:
+    """Free the memory of free slots."""
+    copies = _Copies()
+    for layer in prompt_cache:
+        if isinstance(layer, SlottedKVCache) and layer.free_slots:
+            layer.give_up_slots()
+            copies.add(layer)
+
+
+def kept_places(rows: int, gone: Collection[int]) -> list[int]:
+    """Return which of the rows stay, in their new order: the last ones take the places of those
+    that are ``gone``."""
+    left = [place for place in range(rows) if place not in gone]
+    moving = [place for place in left if place >= len(left)]
+    return [moving.pop() if place in gone else place for place in range(len(left))]
+
+
+class _Copies:
+    """Evaluates layers that are to be copied, some at a time."""
+
+    def __init__(self) -> None:
+        self._states: list[Any] = []
+        self._bytes = 0
+
+    def add(self, layer: Any) -> None:
+        states = cache_states([layer])
+        arrays = [array for _, array in tree_flatten(states) if isinstance(array, mx.array)]
+        self._states += states
+        self._bytes += sum(array.nbytes for array in arrays)
+        if self._bytes >= _COPIED_BYTES:
+            mx.eval(self._states)
+            self._states, self._bytes = [], 0
+
+
+def _move_rows(caches: Sequence[SlottedKVCache], places: Sequence[int]) -> None:
+    moves = [(new, old) for new, old in enumerate(places) if new != old]
+    # A part of an array is a view of the whole. While there is one, a write would copy the whole.
+    moved = [
+        [mx.contiguous(content[old : old + 1, :, : cache.size()]) for _, old in moves]
+        for cache in caches
+        for content in (cache.keys, cache.values)
+    ]
+    mx.eval(moved)
+    kept = mx.array(list(places), mx.int32)
+    for cache, keys, values in zip(caches, moved[::2], moved[1::2], strict=True):
+        for (new, _), row_keys, row_values in zip(moves, keys, values, strict=True):
+            cache.keys[new : new + 1, :, : cache.size()] = row_keys
+            cache.values[new : new + 1, :, : cache.size()] = row_values
+        cache.offset, cache.left_padding = cache.offset[kept], cache.left_padding[kept]
