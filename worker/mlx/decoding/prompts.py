@@ -94,6 +94,9 @@ class PromptQueue:
         self._found_tokens.pop(row_id, None)
         self._may_begin.discard(row_id)
         orphans = [other for other in self._prompts.values() if other.twin == row_id]
+        for other in self._prompts.values():
+            # The row may come back with the same id, and then waits for those that came before.
+            other.shared.pop(row_id, None)
         for orphan in orphans:
             orphan.twin = orphans[0].row.row_id if orphan is not orphans[0] else None
         return prompt

@@ -130,3 +130,10 @@ def test_the_one_that_has_waited_longest_goes_on_however_many_shorter_ones_come(
         if left_tokens <= chunk_tokens and prompt.row.row_id == oldest:
             oldest = next(iter(queue._prompts), oldest)
             waited = 0
+
+
+def test_a_row_that_comes_back_does_not_wait_for_those_that_wait_for_it() -> None:
+    queue = queue_of([*BASE, 1], [*BASE, 2])
+    queue.remove(1)
+    queue.add(row(1, [*BASE, 1]))
+    assert chosen(queue) == 2
