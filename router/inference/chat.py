@@ -16,7 +16,7 @@ from lmx.router.rendering.chat import ChatShape
 from lmx.router.rendering.envelope import Form
 from lmx.router.rendering.openai import OpenAiAnswer
 from lmx.router.schema.requests.chat import ChatRequest, parse_chat
-from lmx.router.schema.requests.older_forms import has_functions
+from lmx.router.schema.requests.conversation.older_forms import has_functions
 from lmx.router.schema.requests.unsupported import CHAT, ignored_fields
 from lmx.router.services import SERVICES
 

@@ -10,13 +10,17 @@ from pydantic import Field
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Generate, Thinking
 from lmx.router.media.source import MediaSource
+from lmx.router.schema.requests.conversation.media import VideoDefaults
+from lmx.router.schema.requests.conversation.messages import (
+    Messages,
+    check_messages,
+    plain_messages,
+)
+from lmx.router.schema.requests.conversation.older_forms import modernized
+from lmx.router.schema.requests.conversation.tools import FunctionFields, ToolFields, tool_use_of
 from lmx.router.schema.requests.generation import GenerationFields, check_generation, keep_alive_of
-from lmx.router.schema.requests.media import VideoDefaults
-from lmx.router.schema.requests.messages import Messages, check_messages, plain_messages
-from lmx.router.schema.requests.older_forms import modernized
 from lmx.router.schema.requests.sampling import assist_of, only_value, sampling_of, search_of
 from lmx.router.schema.requests.structure import structure_of
-from lmx.router.schema.requests.tools import FunctionFields, ToolFields, tool_use_of
 from lmx.router.schema.requests.unsupported import CHAT, refuse_unsupported
 from lmx.router.schema.validation import Count, FreeObject, Strict, validated
 

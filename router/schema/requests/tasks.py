@@ -17,10 +17,14 @@ from lmx.router.schema.requests.completions import (
     TEXTS,
     TokenArray,
 )
+from lmx.router.schema.requests.conversation.media import VideoDefaults
+from lmx.router.schema.requests.conversation.messages import (
+    Messages,
+    check_messages,
+    plain_messages,
+)
+from lmx.router.schema.requests.conversation.tools import ToolFields, tool_use_of
 from lmx.router.schema.requests.generation import ResidencyFields, keep_alive_of
-from lmx.router.schema.requests.media import VideoDefaults
-from lmx.router.schema.requests.messages import Messages, check_messages, plain_messages
-from lmx.router.schema.requests.tools import ToolFields, tool_use_of
 from lmx.router.schema.requests.unsupported import refuse_unsupported
 from lmx.router.schema.validation import (
     LIST,

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Discriminator, Field, Tag
 
 from lmx.protocol.states import MediaKind
 from lmx.router.media.source import MediaSource
-from lmx.router.schema.requests.documents import document_text
+from lmx.router.schema.requests.conversation.documents import document_text
 from lmx.router.schema.validation import (
     BLOCK_TYPE,
     LIST,

@@ -25,8 +25,8 @@ from lmx.router.schema.requests.anthropic.blocks import (
     text_of,
     texts_of,
 )
-from lmx.router.schema.requests.messages import MAX_MESSAGES
-from lmx.router.schema.requests.turns import add_message, joined_parts
+from lmx.router.schema.requests.conversation.messages import MAX_MESSAGES
+from lmx.router.schema.requests.conversation.turns import add_message, joined_parts
 from lmx.router.schema.validation import Strict
 
 _BILLING: Final = "x-anthropic-billing-header:"

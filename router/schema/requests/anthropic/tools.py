@@ -10,7 +10,7 @@ from pydantic import Discriminator, Field, Tag
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import ToolUse
 from lmx.protocol.states import ToolChoice
-from lmx.router.schema.requests.tools import MAX_TOOLS, function_object, refuse_second
+from lmx.router.schema.requests.conversation.tools import MAX_TOOLS, function_object, refuse_second
 from lmx.router.schema.validation import FreeObject, Strict, short
 
 _OWN: Final = "<custom>"

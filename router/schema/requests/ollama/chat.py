@@ -12,10 +12,10 @@ from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Generate
 from lmx.protocol.states import MediaKind
 from lmx.router.media.source import MediaSource
+from lmx.router.schema.requests.conversation.messages import MAX_CALLS, MAX_MESSAGES
+from lmx.router.schema.requests.conversation.tools import MAX_TOOLS, Tool, ToolFields, tool_use_of
 from lmx.router.schema.requests.generation import keep_alive_of
-from lmx.router.schema.requests.messages import MAX_CALLS, MAX_MESSAGES
 from lmx.router.schema.requests.ollama.common import OllamaFields
-from lmx.router.schema.requests.tools import MAX_TOOLS, Tool, ToolFields, tool_use_of
 from lmx.router.schema.validation import FreeObject, Strict, validated
 
 LOAD: Final = "."

@@ -9,7 +9,7 @@ from pydantic import Field
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Generate
 from lmx.router.media.source import MediaSource
-from lmx.router.schema.requests.messages import MAX_CALLS
+from lmx.router.schema.requests.conversation.messages import MAX_CALLS
 from lmx.router.schema.requests.ollama.chat import generation, loading, with_images
 from lmx.router.schema.requests.ollama.common import OllamaFields
 from lmx.router.schema.validation import validated

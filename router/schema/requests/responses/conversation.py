@@ -12,6 +12,7 @@ from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.router.media.source import MediaSource
 from lmx.router.rendering.responses.sealing import unsealed
 from lmx.router.rendering.responses.tools import INPUT, worker_name
+from lmx.router.schema.requests.conversation.turns import add_message, joined_parts
 from lmx.router.schema.requests.responses.items import (
     AdditionalToolsItem,
     CallOutputItem,
@@ -29,7 +30,6 @@ from lmx.router.schema.requests.responses.items import (
     ReasoningItem,
 )
 from lmx.router.schema.requests.responses.tools import Tool
-from lmx.router.schema.requests.turns import add_message, joined_parts
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,15 +21,15 @@ from pydantic import (
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.router.media.source import MediaSource
-from lmx.router.schema.requests.documents import document_text, file_text
-from lmx.router.schema.requests.media import (
+from lmx.router.schema.requests.conversation.documents import document_text, file_text
+from lmx.router.schema.requests.conversation.media import (
     ImageReference,
     ImageUrlPart,
     InputAudioPart,
     VideoDefaults,
     source_of,
 )
-from lmx.router.schema.requests.messages import MAX_ITEMS, bounded
+from lmx.router.schema.requests.conversation.messages import MAX_ITEMS, bounded
 from lmx.router.schema.requests.responses.tools import Tools
 from lmx.router.schema.validation import (
     BLOCK_TYPE,

@@ -14,8 +14,8 @@ from lmx.protocol.messages.data import Generate, Sampling, Structure, Thinking
 from lmx.protocol.messages.tasks import Tokenize
 from lmx.protocol.states import StructureKind
 from lmx.router.media.source import MediaSource
+from lmx.router.schema.requests.conversation.messages import MAX_MESSAGES
 from lmx.router.schema.requests.generation import LabelFields, ResidencyFields, keep_alive_of
-from lmx.router.schema.requests.messages import MAX_MESSAGES
 from lmx.router.schema.requests.responses.conversation import (
     conversation_of,
     further_tools,

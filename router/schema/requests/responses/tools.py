@@ -17,8 +17,8 @@ from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import ToolUse
 from lmx.protocol.states import ToolChoice
 from lmx.router.rendering.responses.tools import INPUT, CalledTool, worker_name
+from lmx.router.schema.requests.conversation.tools import MAX_TOOLS, function_object, refuse_second
 from lmx.router.schema.requests.responses.grammar import input_pattern
-from lmx.router.schema.requests.tools import MAX_TOOLS, function_object, refuse_second
 from lmx.router.schema.validation import TEXT, FreeObject, Strict, short
 
 MAX_GRAMMAR_CHARS: Final = 65_536

@@ -23,7 +23,7 @@ from lmx.protocol.messages.specs import MediaLimits
 from lmx.protocol.messages.tasks import Tokenize, Tokenized
 from lmx.protocol.states import MediaForm, MediaKind
 from lmx.router.media.source import MediaSource
-from lmx.router.schema.requests.media import ImageReference, ImageUrlPart
+from lmx.router.schema.requests.conversation.media import ImageReference, ImageUrlPart
 from lmx.router.services import SERVICES
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 4

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lmx.protocol.messages.data import Generate
 from lmx.protocol.states import ToolChoice
 from lmx.router.schema.requests.chat import parse_chat
-from lmx.router.schema.requests.older_forms import modernized
+from lmx.router.schema.requests.conversation.older_forms import modernized
 
 USER = {"role": "user", "content": "hi"}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.router.http.bodies.json_body import MAX_DEPTH, parse_object
 from lmx.router.schema.requests.chat import ChatRequest, parse_chat
-from lmx.router.schema.requests.media import KINDS
+from lmx.router.schema.requests.conversation.media import KINDS
 from lmx.router.schema.requests.unsupported import CHAT
 from lmx.router.schema.validation import param_path, short
 

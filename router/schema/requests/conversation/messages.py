@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.router.media.source import MediaSource
-from lmx.router.schema.requests.media import (
+from lmx.router.schema.requests.conversation.media import (
     KINDS,
     AudioPart,
     AudioUrlPart,
