@@ -93,6 +93,7 @@ class Row:
         "_logprob",
         "_out_chars",
         "_parser",
+        "_plain",
         "_raw_chars",
         "_rules",
         "_stops",
@@ -129,6 +130,9 @@ class Row:
         # Tokens of text that may turn out to begin the thinking.
         self._undecided_tokens = 0
         self._ids: list[int] | None = [] if rules.token_ids else None
+        # Whether every text of a token is a piece as it is: the way of most answers, and the
+        # shortest one.
+        self._plain = not (rules.stop or rules.make_parser or rules.logprobs or rules.token_ids)
 
     def echo(
         self,
@@ -169,6 +173,11 @@ class Row:
         text = self._detokenizer.add(token)
         if scores is not None:
             self._logprob += scores.logprob
+        if self._plain:
+            if text:
+                tokens, self._unreported_tokens = self._unreported_tokens, 0
+                out.append(Piece(self._job.job_id, self.index, text, tokens))
+            return self._ended_by_length(out)
         if self._track is not None:
             self._raw_chars += len(text)
             entry = describe(token, scores, self._token_bytes)
@@ -183,9 +192,12 @@ class Row:
             return self._end(FinishReason.STOP, self._stops.matched, out)
         if self._parser is not None and self._parser.satisfied:
             return self._end(FinishReason.STOP, None, out)
-        if self.tokens >= self._job.rows[0].max_tokens:
-            return self._finish(FinishReason.LENGTH, None, out)
-        return False
+        return self._ended_by_length(out)
+
+    def _ended_by_length(self, out: list[JobOutput]) -> bool:
+        if self.tokens < self._job.rows[0].max_tokens:
+            return False
+        return self._finish(FinishReason.LENGTH, None, out)
 
     def _count_reasoning(self, parser: OutputParser, before: DeltaKind) -> None:
         """Count the token as reasoning, or as one that may be a part of the mark before it."""

@@ -133,6 +133,9 @@ class Generation(OpenRequest):
 
     def take(self, output: Piece | AnswerEnded, part: RouterOutputs) -> None:
         """Add the part of ``output``, and of earlier output, that may be sent now to ``part``."""
+        if self.ranking is None and self.review is None:
+            self._give(output, part)
+            return
         if isinstance(output, Piece) and output.kind is DeltaKind.PROMPT:
             # It is no part of an answer, so it waits for no other answer and for no review.
             self._give(output, part)
