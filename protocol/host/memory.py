@@ -9,8 +9,15 @@ import ctypes
 import sys
 from typing import Final
 
-_M_MMAP_THRESHOLD: Final = -3  # of glibc's malloc.h
+# Of glibc's malloc.h.
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+
 _MAPPED_FROM_BYTES: Final = 1024**2
+_KEPT_BYTES: Final = 2 * _MAPPED_FROM_BYTES
+"""How much free memory each arena of the allocator keeps at its end: as glibc does by itself, twice
+the other limit. With the 128 KiB that it keeps otherwise, decoding of 32 rows of a tiny model was 4
+to 10 % slower, with twice as many page faults."""
 
 
 def map_large_blocks() -> None:
@@ -26,6 +33,8 @@ def map_large_blocks() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _MAPPED_FROM_BYTES)
+        # Setting one limit fixes the other at its default.
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 def trim_heap() -> None:
