@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -46,6 +44,7 @@ from lmx.supervisor.inventory.without_supervisor import fetch, keep, list_availa
 from lmx.supervisor.memory.inspection import Question
 from lmx.supervisor.memory.system import read_memory
 from lmx.supervisor.memory.working_set import read_working_set
+from lmx.supervisor.processes.fetching import look_now
 from lmx.supervisor.processes.inspector import inspect_now
 from lmx.supervisor.sockets.client import ControlClient, supervisor_runs
 from lmx.supervisor.state.home import Home
@@ -55,7 +54,6 @@ _SHORT_NAMES: Final = f" (known are {', '.join(KNOWN_MODELS)})"
 _START_S: Final = 30.0
 _SCAN_S: Final = 90.0
 _DELETE_S: Final = 300.0
-_LOOK_S: Final = 30.0
 _RUNNING: Final = (DownloadStatus.STARTING, DownloadStatus.DOWNLOADING)
 
 
@@ -158,23 +156,15 @@ def _tell_size(home: Home, wanted: Download, budget_bytes: int) -> None:
     """Say how large a download is, and whether the disk and the memory have room for it. Where that
     can't be found out nothing is said: the download itself says what is wrong. Raises
     :class:`OperationError` if a person then does not want it."""
-    try:
-        found = subprocess.run(
-            [
-                sys.executable, "-P", "-m", "lmx.supervisor.fetch.main", "--look",
-                "--source", wanted.repo_id, "--models-dir", str(home.models), *wanted.options,
-            ],
-            stdin=subprocess.DEVNULL, capture_output=True, timeout=_LOOK_S, check=False,
-        )  # fmt: skip
-        look = json.loads(found.stdout.splitlines()[-1])["look"]
-    except (subprocess.TimeoutExpired, ValueError, LookupError):
+    look = look_now(home, wanted.repo_id, wanted.options)
+    if look is None:
         return
-    total_bytes, missing_bytes = look["total_bytes"], look["missing_bytes"]
+    total_bytes, missing_bytes = look.total_bytes, look.missing_bytes
     size = f"{wanted.repo_id}: {format_bytes(total_bytes)}"
     if not missing_bytes:
         click.echo(f"{size}, and all of it is on this machine")
     else:
-        free = f"{format_bytes(look['free_bytes'])} free in {look['folder']}"
+        free = f"{format_bytes(look.free_bytes)} free in {look.folder}"
         click.echo(f"{size}; {format_bytes(missing_bytes)} to download, {free}")
     budget = f"the {format_bytes(budget_bytes)} that models may take of the memory"
     if total_bytes <= budget_bytes:

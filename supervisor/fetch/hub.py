@@ -94,12 +94,15 @@ def fetch_hub(
         raise explained(error, repo_id, revision) from error
 
 
-def look_up(repo_id: str, revision: str | None, filename: str | None) -> dict[str, int | str]:
+def look_up(
+    repo_id: str, revision: str | None, filename: str | None, *, adapter: bool = False
+) -> dict[str, int | str]:
     """Return how large a repository or the one file is, how much of it is not here yet, and how
-    much room is where it would go. Downloads nothing. Raises `OperationError`."""
+    much room is where it would go. With `adapter` the repository holds an adapter, and no model.
+    Downloads nothing. Raises `OperationError`."""
     try:
         _, listed = patiently(lambda: _listed(repo_id, revision), longest_wait_s=0.0)
-        files = _wanted(listed, repo_id, filename, adapter=False)
+        files = _wanted(listed, repo_id, filename, adapter)
     # The same border as in `fetch_hub`.
     except Exception as error:
         raise explained(error, repo_id, revision) from error

@@ -217,7 +217,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         source = _source(arguments.source, arguments.revision, arguments.filename)
         if arguments.look and isinstance(source, HubSource):
-            found = look_up(source.repo_id, source.revision, arguments.filename)
+            found = look_up(
+                source.repo_id, source.revision, arguments.filename, adapter=arguments.adapter
+            )
             outlet.line({"look": found})
             return 0
         models_dir: Path = arguments.models_dir.expanduser().absolute()

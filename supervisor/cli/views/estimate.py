@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ from rich.table import Table
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.models.decode_limits import AT_REST_BYTES
 from lmx.protocol.models.memory import kv_bytes
+from lmx.protocol.states import ModelKind
 from lmx.supervisor.cli.views.json_output import json_text
 from lmx.supervisor.cli.views.progress import make_console
 from lmx.supervisor.config.schema import Config, ModelConfig
@@ -21,12 +23,16 @@ from lmx.supervisor.config.sources import folder_path
 from lmx.supervisor.core.inspect_files import question_of
 from lmx.supervisor.decisions.ledger import budget_bytes, format_bytes
 from lmx.supervisor.memory.fetched import not_fetched
+from lmx.supervisor.memory.inspection import Inspection
 from lmx.supervisor.memory.measured import Measured
 from lmx.supervisor.memory.plan import Estimate, MemoryPlan, estimate_memory, plan_of
 from lmx.supervisor.memory.system import read_memory
 from lmx.supervisor.memory.working_set import read_working_set
+from lmx.supervisor.processes.fetching import look_now
 from lmx.supervisor.processes.inspector import inspect_now
 from lmx.supervisor.state.home import Home
+
+_LOOKS_AT_ONCE: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +51,9 @@ class Line:
 def print_estimate(config: Config, home: Home, model: str, as_json: bool) -> None:
     """Print what a model would take: one of the configuration, by id or alias, or a folder.
 
-    Asks no supervisor and loads nothing. Raises :class:`OperationError` for a model that isn't
-    known, isn't fetched yet or can't be read.
+    Asks no supervisor and loads nothing. Asks the hub for the size of adapters that were not
+    fetched yet, and names those for which it doesn't answer, instead of counting them. Raises
+    :class:`OperationError` for a model that isn't known, isn't fetched yet or can't be read.
     """
     chosen = _find(config, model)
     (found,) = inspect_now(home, [question_of(chosen)])
@@ -56,6 +63,9 @@ def print_estimate(config: Config, home: Home, model: str, as_json: bool) -> Non
     if found.problem is not None or files is None or kind is None:
         problem = found.problem or f"{path} is not whole: {found.missing} is missing"
         raise OperationError(ErrorCode.MODEL_SOURCE_INVALID, problem)
+    hub_bytes = _hub_bytes(home, chosen, found)
+    known_bytes = sum(size for size in hub_bytes.values() if size is not None)
+    files = replace(files, adapters_bytes=files.adapters_bytes + known_bytes)
     budget = budget_bytes(config.memory, read_memory().total_bytes, read_working_set())
     decoder_bytes = config.media.decode_limits(chosen.media).process_bytes
     estimate = estimate_memory(
@@ -67,8 +77,7 @@ def print_estimate(config: Config, home: Home, model: str, as_json: bool) -> Non
             f"no weights found in {path}: a model's folder has *.safetensors beside config.json",
         )
     plan = plan_of(chosen, kind, files, draft, estimate, Measured.peek(home.measured))
-    there = zip(chosen.adapters, found.adapter_paths, strict=False)
-    unfetched = [adapter for adapter, folder in there if folder is None]
+    unfetched = [adapter for adapter, size in hub_bytes.items() if size is None]
     if as_json:
         media = [each.value for each in found.facts.media or ()]
         told = {"model": chosen.id, "path": path, "kind": kind.value, "media": media}
@@ -79,8 +88,25 @@ def print_estimate(config: Config, home: Home, model: str, as_json: bool) -> Non
     show(console, chosen, estimate, plan, budget)
     if unfetched:
         console.print(
-            f"not counted, because they were not fetched yet: the adapters {', '.join(unfetched)}"
+            "not counted, because they were not fetched yet, and the hub does not say how large "
+            f"they are: the adapters {', '.join(unfetched)}"
         )
+
+
+def _hub_bytes(home: Home, model: ModelConfig, found: Inspection) -> dict[str, int | None]:
+    """Return how large those of a model's adapters are that were not fetched yet; None: the hub
+    does not say it."""
+    if found.kind is not ModelKind.CHAT:
+        return {}
+    there = zip(model.adapters, found.adapter_paths, strict=False)
+    unfetched = [adapter for adapter, folder in there if folder is None]
+    if not unfetched:
+        return {}
+    with ThreadPoolExecutor(_LOOKS_AT_ONCE) as pool:
+        sources = [model.adapters[adapter] for adapter in unfetched]
+        looks = pool.map(lambda source: look_now(home, source, ("--adapter",)), sources)
+        sizes = [None if look is None else look.total_bytes for look in looks]
+    return dict(zip(unfetched, sizes, strict=True))
 
 
 def as_dict(estimate: Estimate, plan: MemoryPlan, budget: int) -> dict[str, Any]:

@@ -9,7 +9,12 @@ from typing import Any
 
 import pytest
 from fake_hub import fake_hub
+from model_folders import write_model
 from rig import Rig, Stream, ask, http, rig, scripted, wait_until, whole
+
+from lmx.supervisor.cli.views.estimate import print_estimate
+from lmx.supervisor.config.schema import Config
+from lmx.supervisor.state.home import Home
 
 pytestmark = pytest.mark.process
 
@@ -80,6 +85,25 @@ ADAPTER = {
     "model.safetensors": b"-" * 80_000,
     "config.json": b"{}",
 }
+
+
+def test_an_estimate_asks_the_hub_how_large_an_adapter_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Until it is fetched. What the hub does not say is named."""
+    adapters = {"sql": "org/sql-lora@main", "odd": "org/gone"}
+    model = {"id": "m", "source": str(write_model(tmp_path / "m")), "adapters": adapters}
+    config = Config.model_validate({"models": [model]})
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    with fake_hub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        hub.add("org/sql-lora", ADAPTER)
+        print_estimate(config, Home(tmp_path), "m", True)
+        assert not hub.served
+    found = json.loads(capsys.readouterr().out)
+    taken = ("adapter_config.json", "adapters.safetensors")
+    assert found["adapters_bytes"] == sum(len(ADAPTER[name]) for name in taken)
+    assert found["adapters_not_fetched"] == ["odd"]
 
 
 async def test_an_adapter_comes_from_the_hub_and_another_can_not(

@@ -14,6 +14,7 @@ from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.models.decode_limits import AT_REST_BYTES, DecodeLimits
 from lmx.protocol.models.kind import read_kind
 from lmx.protocol.states import ModelKind
+from lmx.supervisor.cli.views import estimate
 from lmx.supervisor.cli.views.estimate import hints, print_estimate
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.memory.fetched import fetched_folder
@@ -95,14 +96,16 @@ def test_quantized_caches_are_shown(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "4 bits a number" in " ".join(capsys.readouterr().out.split())
 
 
-def test_adapters_that_were_not_fetched_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_adapters_of_which_the_hub_says_nothing_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their size is not known, so the sum is too small."""
+    monkeypatch.setattr(estimate, "look_now", lambda *_: None)
     config = config_of(write_model(tmp_path / "m"), adapters={"tuned": "nobody/no-such-adapter"})
     assert printed(capsys, config, tmp_path, "s")["adapters_not_fetched"] == ["tuned"]
     print_estimate(config, Home(tmp_path), "s", False)
-    assert "not fetched yet: the adapters tuned" in " ".join(capsys.readouterr().out.split())
+    out = " ".join(capsys.readouterr().out.split())
+    assert "the hub does not say how large they are: the adapters tuned" in out
     print_estimate(config_of(tmp_path / "m"), Home(tmp_path), "s", False)
     assert "not fetched" not in capsys.readouterr().out
 
