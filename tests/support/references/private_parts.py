@@ -44,6 +44,7 @@ GEMMA3N = "worker/mlx/model/mended/gemma3n.py"
 GUARD = "worker/mlx/model/guard.py"
 HY_V4 = "worker/mlx/model/mended/hy_v4.py"
 NEEDS = "worker/mlx/model/media_needs.py"
+SLOTS = "worker/mlx/model/batch_slots.py"
 GGUF = "supervisor/fetch/gguf.py"
 FILE = "supervisor/fetch/file.py"
 HUB = "supervisor/fetch/hub.py"
@@ -67,7 +68,7 @@ PARTS: dict[str, Sequence[Part]] = {
     "mlx-vlm": (
         Part(
             "mlx_vlm.generate.ar:_extend_cache",
-            (DECODE, BATCHING, ROLLBACK),
+            (SLOTS, BATCHING, ROLLBACK),
             "taking a row that was prefilled into the batch that decodes",
             ("cache_a", "cache_b"),
         ),
