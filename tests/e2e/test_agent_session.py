@@ -20,7 +20,7 @@ from rig import PATIENT, Rig, rig
 from tiny_models import make_tiny_model, make_tokenizer
 from tokenizers import pre_tokenizers
 
-pytestmark = [pytest.mark.e2e, pytest.mark.process, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.process, pytest.mark.timeout(900)]
 
 TEMPLATE = (
     "{% if tools %}<|system|>Tools:{% for tool in tools %}\n{{ tool | tojson }}{% endfor %}<|end|>"
@@ -43,7 +43,10 @@ LETTERS = [
 ]
 """Their tokens."""
 
-SUB_TURNS = 4
+SUB_AGENTS_AT = 4
+"""The turn of each ten after which sub-agents work."""
+
+SUB_TURNS = 3
 REUSED = 0.95
 """The least share of the tokens that are the same as in an earlier request."""
 
@@ -171,7 +174,7 @@ class Agent:
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(("qwen3_5", 12)),
+        pytest.param(("qwen3_5", 6)),
         *(
             pytest.param((kind, 40), marks=[pytest.mark.soak, pytest.mark.timeout(900)])
             for kind in ("llama", "gemma3", "qwen3_5")
@@ -192,7 +195,7 @@ def served(
         "timing": PATIENT | {"beat_timeout_s": 20.0},
     }
     with rig(config) as lmx:
-        lmx.wait_state("agent", "ready", deadline_s=120)
+        lmx.wait_state("agent", "ready", deadline_s=300)
         yield lmx, turns
 
 
@@ -202,11 +205,11 @@ def test_what_was_computed_once_is_not_computed_again(served: tuple[Rig, int]) -
     tools = [tool(rng, number) for number in range(12)]
     system, sub_system = text(rng, 300), text(rng, 150)
     reuse = Reuse()
-    with httpx2.Client(base_url=lmx.url, timeout=120) as client:
+    with httpx2.Client(base_url=lmx.url, timeout=300) as client:
         main = Agent(client, reuse, system, tools, seed=2)
         for number in range(turns):
             main.turn(number)
-            if number and number % 10 == 0:
+            if number % 10 == SUB_AGENTS_AT:
                 with ThreadPoolExecutor(3) as pool:
                     subs = [
                         Agent(client, reuse, sub_system, tools[:6], seed=number + one)
@@ -214,12 +217,12 @@ def test_what_was_computed_once_is_not_computed_again(served: tuple[Rig, int]) -
                     ]
                     for step in range(SUB_TURNS):
                         for done in [pool.submit(sub.turn, step) for sub in subs]:
-                            done.result(timeout=120)
+                            done.result(timeout=300)
     print(
         f"\n{len(reuse.seen)} requests, {reuse.prompt_tokens} prompt tokens, {reuse.same_tokens} "
         f"the same as before, {reuse.cached_tokens} of them cached: {reuse.share:.3f}"
     )
-    assert reuse.same_tokens > 0.8 * reuse.prompt_tokens
+    assert reuse.same_tokens > 0.6 * reuse.prompt_tokens
     assert reuse.share >= REUSED
 
 
@@ -233,7 +236,7 @@ def test_a_line_of_billing_costs_nothing(served: tuple[Rig, int]) -> None:
     instructions = text(rng, 200)
     messages: list[dict[str, Any]] = []
     read = computed = 0
-    with httpx2.Client(base_url=lmx.url, timeout=120) as client:
+    with httpx2.Client(base_url=lmx.url, timeout=300) as client:
         for number in range(6):
             messages.append({"role": "user", "content": f"Turn {number}: {text(rng, 30)}"})
             system = [

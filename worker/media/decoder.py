@@ -116,17 +116,16 @@ class MediaDecoder:
             with self._child.exchange(timeout_s) as exchange:
                 reply = self._exchange(exchange, order, blob, item, left_bytes)
         except ChildTimeoutError as error:
-            raise self._ended(
-                item,
-                ErrorCode.MEDIA_TIMEOUT,
-                f"could not be decoded within {self._limits.deadline_s:g} s",
-            ) from error
+            raise self._too_slow(item) from error
         except ChildMemoryError as error:
             raise self._out_of_memory(item) from error
         except ChildEndedError as error:
             if error.status is not None and error.status > 0:
                 # No file makes it exit so: it could not begin.
                 raise OSError(f"the decoding process exited with {error.status}") from error
+            # On a busy machine its own alarm may come before this thread has its turn.
+            if error.status == -signal.SIGALRM:
+                raise self._too_slow(item) from error
             reason = "broke its decoder"
             if error.status == -signal.SIGXCPU:
                 reason = f"takes more than {self._limits.cpu_s:g} s of the processor's time"
@@ -135,6 +134,13 @@ class MediaDecoder:
             raise reply
         log.debug("media.decoded", form=item.form.value, took_s=time.monotonic() - began_s)
         return reply
+
+    def _too_slow(self, item: MediaItem) -> RequestError:
+        return self._ended(
+            item,
+            ErrorCode.MEDIA_TIMEOUT,
+            f"could not be decoded within {self._limits.deadline_s:g} s",
+        )
 
     def _order(self, item: MediaItem, needs: MediaNeeds, timeout_s: float) -> DecodeOrder:
         heard = item.kind is MediaKind.AUDIO or (

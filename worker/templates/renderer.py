@@ -8,6 +8,7 @@ second.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -121,8 +122,16 @@ class Renderer:
             raise self._too_slow() from error
         except ChildMemoryError as error:
             raise self._too_large() from error
-        except (ChildEndedError, ValueError) as error:
-            raise RenderingEndedError("broke the process that renders it") from error
+        except ChildEndedError as error:
+            # On a busy machine its own alarm may come before this thread has its turn.
+            if error.status == -signal.SIGALRM:
+                raise self._too_slow() from error
+            raise self._broken() from error
+        except ValueError as error:
+            raise self._broken() from error
+
+    def _broken(self) -> RenderingEndedError:
+        return RenderingEndedError("broke the process that renders it")
 
     def _too_slow(self) -> RenderingEndedError:
         return RenderingEndedError(

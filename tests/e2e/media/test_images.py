@@ -34,6 +34,9 @@ pytestmark = [
 
 COLOURS = {"red": (255, 0, 0), "blue": (0, 0, 255), "green": (0, 200, 0)}
 WHAT = {"type": "text", "text": "What is in the image?"}
+ENOUGH_TOKENS = 8
+"""It begins with what it sees: "The image shows a small red square"."""
+
 PATH = "messages[0].content[0].image_url"
 
 
@@ -86,7 +89,7 @@ def pictures() -> Iterator[HostileServer]:
 def asked(lmx: Rig, *parts: Any, **fields: Any) -> Any:
     with OpenAI(base_url=lmx.url, api_key="none", max_retries=0, timeout=300) as client:
         settings: dict[str, Any] = {
-            "model": "shapes", "temperature": 0, "max_tokens": 16,
+            "model": "shapes", "temperature": 0, "max_tokens": ENOUGH_TOKENS,
             "messages": [{"role": "user", "content": list(parts)}], **fields,
         }  # fmt: skip
         made = client.chat.completions.create(**settings)
@@ -127,7 +130,7 @@ def test_streamed_is_whole_and_anthropic_s_form_is_the_same(seeing: Rig) -> None
         base_url=seeing.url.removesuffix("/v1"), api_key="none", max_retries=0
     ) as client:
         said: Any = client.messages.create(
-            model="shapes", max_tokens=16, extra_body={"temperature": 0},
+            model="shapes", max_tokens=ENOUGH_TOKENS, extra_body={"temperature": 0},
             messages=[{"role": "user", "content": [
                 {"type": "image", "source": source},
                 {"type": "text", "text": WHAT["text"]},
@@ -237,13 +240,13 @@ def test_other_clients_forms_of_an_image(seeing: Rig, packages: Path) -> None:
         made = client.responses.create(
             model="shapes",
             temperature=0,
-            max_output_tokens=16,
+            max_output_tokens=ENOUGH_TOKENS,
             input=[{"role": "user", "content": parts}],
         )
         found["responses"] = made.output_text
     turn = {"role": "user", "content": "What is in the image?", "images": [blue]}
     told = ollama.Client(host=origin, timeout=300).chat(
-        "shapes", [turn], options={"temperature": 0, "num_predict": 16}
+        "shapes", [turn], options={"temperature": 0, "num_predict": ENOUGH_TOKENS}
     )
     found["ollama"] = told.message.content
     for name, text in found.items():

@@ -346,8 +346,10 @@ def faults_and_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
         ("gemma3", "small"),
         ("qwen3_5", "disk small"),
         ("deepseek_v3", "small"),  # Latent keys.
-        ("baichuan_m1", "small"),  # Caches of several parts.
-        ("bailing_hybrid", "small"),  # States, and latent keys.
+        # Caches of several parts.
+        pytest.param("baichuan_m1", "small", marks=pytest.mark.conformance),
+        # States, and latent keys.
+        pytest.param("bailing_hybrid", "small", marks=pytest.mark.conformance),
         *(
             pytest.param(kind, "small draft", marks=pytest.mark.conformance)
             for kind in (

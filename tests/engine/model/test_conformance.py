@@ -147,7 +147,7 @@ def test_keys_and_values_in_few_bits_of_a_type_with_eyes(tmp_path: Path, model_t
     assert bits_cell(found) == on_the_page(model_type, sees=True)["kv_bits"], "make models-page"
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [4, pytest.param(8, marks=pytest.mark.conformance)])
 @pytest.mark.parametrize("model_type", ["gemma3_text", "gemma3"])
 def test_a_quantized_gemma_3_whose_head_is_its_embeddings(
     tmp_path: Path, model_type: str, bits: int

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
-from api_fuzz import FAULTY_OPERATIONS, MODEL, OPERATIONS, fuzz
+from api_operations import FAULTY_OPERATIONS, MODEL, OPERATIONS
 from rig import Rig, rig, scripted
-from schemathesis import GenerationMode
 
 pytestmark = pytest.mark.process
 
@@ -43,20 +42,36 @@ def headers(lmx: Rig) -> dict[str, str]:
     return {"X-Admin-Key": admin_key, "Authorization": f"Bearer {API_KEY}"}
 
 
+Ask = Callable[[str, bool, int], None]
+
+
+@pytest.fixture(scope="module")
+def ask(base_url: str, headers: dict[str, str]) -> Ask:
+    # Schemathesis takes seconds to import, and not all that collect this file run it.
+    from api_fuzz import fuzz
+    from schemathesis import GenerationMode
+
+    def ask(operation: str, good: bool, examples: int) -> None:
+        mode = GenerationMode.POSITIVE if good else GenerationMode.NEGATIVE
+        fuzz(operation, mode, base_url, headers, examples)
+
+    return ask
+
+
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_answers_are_as_described(operation: str, base_url: str, headers: dict[str, str]) -> None:
-    fuzz(operation, GenerationMode.POSITIVE, base_url, headers, examples=3)
+def test_answers_are_as_described(operation: str, ask: Ask) -> None:
+    ask(operation, True, 3)
 
 
 @pytest.mark.parametrize("operation", FAULTY_OPERATIONS)
-def test_what_is_wrong_is_refused(operation: str, base_url: str, headers: dict[str, str]) -> None:
-    fuzz(operation, GenerationMode.NEGATIVE, base_url, headers, examples=3)
+def test_what_is_wrong_is_refused(operation: str, ask: Ask) -> None:
+    ask(operation, False, 3)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-def test_it_stays_so(base_url: str, headers: dict[str, str]) -> None:
+def test_it_stays_so(ask: Ask) -> None:
     for operation in OPERATIONS:
-        fuzz(operation, GenerationMode.POSITIVE, base_url, headers, examples=40)
+        ask(operation, True, 40)
     for operation in FAULTY_OPERATIONS:
-        fuzz(operation, GenerationMode.NEGATIVE, base_url, headers, examples=40)
+        ask(operation, False, 40)

@@ -52,6 +52,19 @@ def test_what_loops_is_ended_and_the_next_is_rendered(renderer: Renderer) -> Non
     assert renderer.pid == first
 
 
+def test_an_alarm_that_comes_first_says_that_it_took_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The process ends itself where the worker has no turn in time."""
+    monkeypatch.setattr("lmx.worker.templates.renderer._ALARM_GRACE_S", 0.5 - DEADLINE_S)
+    held_up = Renderer(DEADLINE_S)
+    try:
+        with pytest.raises(RenderingEndedError, match="had not come to an end"):
+            held_up.render(ENDLESS, {}, AMPLE_BYTES)
+    finally:
+        held_up.close()
+
+
 @pytest.mark.parametrize("template", [LARGE, GROWING])
 def test_what_eats_memory_is_ended(renderer: Renderer, template: str) -> None:
     renderer.render("x", {}, AMPLE_BYTES)

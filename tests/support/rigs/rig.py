@@ -47,7 +47,7 @@ QUICK = {
 """Short deadlines, because tests wait for them to pass; long enough that a healthy process keeps
 them on a busy machine."""
 PATIENT = {
-    "beat_timeout_s": 6.0,
+    "beat_timeout_s": 10.0,
     "stall_timeout_s": 60.0,
     "load_stall_timeout_s": 120.0,
     "start_timeout_s": 60.0,

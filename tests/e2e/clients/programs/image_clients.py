@@ -22,7 +22,7 @@ claude = ChatAnthropic(
     base_url=base_url.rstrip("/").removesuffix("/v1"),
     api_key=api_key,
     temperature=0,
-    max_tokens=16,
+    max_tokens=8,
     max_retries=0,
 )
 

@@ -96,6 +96,21 @@ def test_what_takes_too_long_is_ended_and_the_next_is_decoded() -> None:
         impatient.close()
 
 
+def test_an_alarm_that_comes_first_says_that_it_took_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The process ends itself where the worker has no turn in time."""
+    held_up = MediaDecoder()
+    alarm_s = 1.0 - DecodeLimits().deadline_s
+    monkeypatch.setattr("lmx.worker.media.decoder._ALARM_GRACE_S", alarm_s)
+    try:
+        with pytest.raises(RequestError) as caught:
+            picture(held_up, "jpeg", ENDLESS)
+        assert caught.value.code is ErrorCode.MEDIA_TIMEOUT and caught.value.param == PARAM
+    finally:
+        held_up.close()
+
+
 def test_what_takes_too_much_of_the_processor_is_ended() -> None:
     """Also where there is time enough: it would be the other requests'."""
     strict = MediaDecoder(DecodeLimits(cpu_s=1.0))
