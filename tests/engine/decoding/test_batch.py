@@ -214,6 +214,22 @@ def test_no_token_waits_for_the_next_prompts_chunk(
     assert tiny.tokens[row] == expected
 
 
+def test_after_the_last_chunk_every_row_has_its_token_in_one_step(tiny: EngineRunner) -> None:
+    """Rows that have waited for a chunk don't wait for two steps behind it. After that, the steps
+    run ahead again."""
+    row = tiny.admit("a", GREEDY, 100)
+    while not tiny.tokens[row]:
+        tiny.step()
+    long = tiny.admit("x" * 50, GREEDY, 20)
+    while long not in tiny.started:
+        tiny.step()
+    assert {token.row_id for token in tiny.step().tokens} == {row, long}
+    made = [len(tiny.step().tokens) for _ in range(4)]
+    assert made == [0, 2, 2, 2]
+    tiny.remove(row)
+    tiny.finish()
+
+
 def test_a_short_prompt_passes_a_long_one_that_came_first(tiny: EngineRunner) -> None:
     beside = tiny.admit("a", GREEDY, 400)
     while not tiny.tokens[beside]:

@@ -9,12 +9,17 @@ MOST_TOKENS: Final = 2048
 _FIRST_TOKENS: Final = 16
 # The rest of the limit is for what can't be foreseen: a busy machine, a deeper context. How much
 # that is, is learned: on a machine whose chunks take what was foreseen, nearly all of the limit is
-# used. Every chunk has a fixed cost, so on a slow machine this can double the tokens of a chunk.
-_FIRST_SHARE: Final = 0.6
+# used. Every chunk has a fixed cost, so on a slow machine this can double the tokens of a chunk:
+# where decoding and the fixed cost take half of the limit, chunks at 0.6 of it read a third as many
+# tokens as at 0.8.
+_FIRST_SHARE: Final = 0.75
 _LEAST_SHARE: Final = 0.5
-_MOST_SHARE: Final = 0.8
+_MOST_SHARE: Final = 0.88
 # So much longer than the worst of the last chunks may the next one take.
 _SPARE: Final = 1.1
+# A wait that was longer by more than this, as when the machine sleeps, tells nothing more: the
+# least share is used.
+_MOST_OVERRUN: Final = 1 / (_LEAST_SHARE * _SPARE)
 # What remains of the worst one with each chunk: a tenth after 22 of them.
 _REMEMBERED: Final = 0.9
 # What can't be interrupted should fit more than once, because it may take longer than foreseen.
@@ -99,7 +104,7 @@ class PrefillPace:
         return self._max_stall_s * max(_LEAST_SHARE, min(share, _MOST_SHARE))
 
     def _compare(self, waited_s: float, foreseen_s: float) -> None:
-        overrun = waited_s / foreseen_s if foreseen_s > 0 else 1.0
+        overrun = min(waited_s / foreseen_s, _MOST_OVERRUN) if foreseen_s > 0 else 1.0
         self._overrun = max(overrun, 1 + _REMEMBERED * (self._overrun - 1))
 
     def _takes_s(self, tokens: int, depth_tokens: int) -> float:

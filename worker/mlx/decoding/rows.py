@@ -125,14 +125,17 @@ class RowSet:
             # each of these in turn: neither holds up the other.
             longer = self._may_wait and self._waited_for_chunk
         if prompt is None or (decoding and (longer or not self._may_wait)):
-            self._advance(made, alone=prompt is None, longer=longer)
+            # Rows that have waited for a chunk get their tokens at the end of the step, and not
+            # when the one that follows has begun: on a CPU it is then nearly done.
+            alone = prompt is None and (self._may_wait or not self._waited_for_chunk)
+            self._advance(made, alone=alone, longer=longer)
             self._may_wait = not longer
             self._waited_for_chunk = self._waited_for_chunk and not longer
         elif self._lanes.ahead:
             self._take_step(self._lanes.flush(), made)
         else:
             self._read(prompt, decoding, made)
-            self._may_wait, self._waited_for_chunk = False, True
+            self._may_wait, self._waited_for_chunk = False, decoding
         return made.output()
 
     def remove(self, row_id: int) -> None:
@@ -195,7 +198,8 @@ class RowSet:
 
     def _advance(self, made: _Made, *, alone: bool, longer: bool) -> None:
         """Advance everything that decodes by a step: a lane of ``longer`` rows or the shortest
-        lane. If it is not ``alone``, a chunk of a prompt comes next."""
+        lane. If it is not ``alone``, a chunk of a prompt comes before it or next: the tokens that
+        it draws are returned."""
         began_s = time.perf_counter()
         if self._speculation is not None and self._lanes.only is None:
             self._speculation.interrupt()
