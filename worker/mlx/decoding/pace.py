@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import median_low
 from typing import Final
 
 LEAST_TOKENS: Final = 8
@@ -14,14 +15,19 @@ _FIRST_TOKENS: Final = 16
 # tokens as at 0.8.
 _FIRST_SHARE: Final = 0.75
 _LEAST_SHARE: Final = 0.5
-_MOST_SHARE: Final = 0.88
-# So much longer than the worst of the last chunks may the next one take.
+_MOST_SHARE: Final = 0.86
+# So much longer than foreseen from the late ones of the last chunks may the next one take.
 _SPARE: Final = 1.1
 # A wait that was longer by more than this, as when the machine sleeps, tells nothing more: the
 # least share is used.
 _MOST_OVERRUN: Final = 1 / (_LEAST_SHARE * _SPARE)
-# What remains of the worst one with each chunk: a tenth after 22 of them.
+# A single late chunk tells little of the next one, and several tell much: each of them counts by
+# this share.
+_NOTED: Final = 0.3
+# What remains of that with each chunk: a tenth after 22 of them.
 _REMEMBERED: Final = 0.9
+# So many of the last decode steps tell how long the next one takes.
+_DECODES: Final = 3
 # What can't be interrupted should fit more than once, because it may take longer than foreseen.
 _PART_SHARE: Final = 0.25
 _LEAST_PART_S: Final = 0.005
@@ -51,8 +57,9 @@ class PrefillPace:
         self._idle_least_tokens = _GPU_IDLE_LEAST_TOKENS if on_gpu else LEAST_TOKENS
         self._max_stall_s = max_stall_s
         self._overrun = 1 / (_FIRST_SHARE * _SPARE)
-        """How many times as long as foreseen the streams have waited for one of the last chunks."""
-        self._decode_s = 0.0
+        """How many times as long as foreseen the streams have waited for the late ones of the last
+        chunks."""
+        self._last_decodes_s: list[float] = []
         self._suggested = _FIRST_TOKENS
         self._measured_tokens = 0
         self._token_s = 0.0
@@ -69,7 +76,7 @@ class PrefillPace:
 
     def decoded(self, took_s: float) -> None:
         """Note that a step which only advanced the decoding rows took ``took_s``."""
-        self._decode_s = took_s
+        self._last_decodes_s = [*self._last_decodes_s[1 - _DECODES :], took_s]
 
     def prefilled(self, tokens: int, took_s: float, depth_tokens: int, *, decoding: bool) -> None:
         """Note that a chunk of ``tokens`` after ``depth_tokens`` took ``took_s``. ``decoding`` says
@@ -98,6 +105,11 @@ class PrefillPace:
         return max(self._idle_chunk_s, self._stall_s)
 
     @property
+    def _decode_s(self) -> float:
+        """How long a step of the decoding rows takes: one that was late says little of the next."""
+        return median_low(self._last_decodes_s or [0.0])
+
+    @property
     def _stall_s(self) -> float:
         """How long the streams are meant to wait: the limit without its reserve."""
         share = 1 / (_SPARE * self._overrun)
@@ -105,7 +117,8 @@ class PrefillPace:
 
     def _compare(self, waited_s: float, foreseen_s: float) -> None:
         overrun = min(waited_s / foreseen_s, _MOST_OVERRUN) if foreseen_s > 0 else 1.0
-        self._overrun = max(overrun, 1 + _REMEMBERED * (self._overrun - 1))
+        noted = self._overrun + _NOTED * (overrun - self._overrun)
+        self._overrun = max(noted, 1 + _REMEMBERED * (self._overrun - 1))
 
     def _takes_s(self, tokens: int, depth_tokens: int) -> float:
         deeper = (depth_tokens + _DEPTH_TOKENS) / (self._depth_tokens + _DEPTH_TOKENS)

@@ -76,7 +76,7 @@ def test_the_time_is_used() -> None:
     assert max(took_s for _, took_s in steps) == pytest.approx(0.75, abs=0.05)
     prefill(pace, machine, 40_000, 0.05)
     steps = prefill(pace, machine, 5_000, 0.05)
-    assert max(took_s for _, took_s in steps) == pytest.approx(0.88, abs=0.03)
+    assert max(took_s for _, took_s in steps) == pytest.approx(0.86, abs=0.03)
 
 
 def test_a_machine_that_slept_is_soon_trusted_again() -> None:
@@ -93,24 +93,45 @@ def test_a_machine_that_slept_is_soon_trusted_again() -> None:
     assert pace.chunk(0, decoding=True) == pytest.approx(before, rel=0.05)
 
 
-def test_a_chunk_that_takes_longer_than_foreseen_makes_the_next_ones_smaller() -> None:
+def test_late_chunks_make_the_next_ones_smaller() -> None:
+    """One of them little, every third one more; and when none is late any more, it is as before."""
     pace, steady = PrefillPace(1.0), Machine(0.0, 0.001, 1e9)
     pace.decoded(0.01)
     prefill(pace, steady, 60_000, 0.01)
     calm = pace.chunk(0, decoding=True)
-    pace.prefilled(calm, 1.5 * steady.takes_s(calm, 0), 0, decoding=True)
-    pace.prefilled(calm // 2, steady.takes_s(calm // 2, 0), 0, decoding=True)
-    assert pace.chunk(0, decoding=True) < 0.75 * calm
+
+    def chunk_after_a_late_one() -> int:
+        for late in (1.5, 1.0, 1.0):
+            tokens = pace.chunk(0, decoding=True)
+            pace.prefilled(tokens, late * steady.takes_s(tokens, 0), 0, decoding=True)
+        return pace.chunk(0, decoding=True)
+
+    assert 0.85 * calm < chunk_after_a_late_one() < calm
+    sizes = [chunk_after_a_late_one() for _ in range(10)]
+    assert sizes[-1] < 0.85 * calm
     prefill(pace, steady, 60_000, 0.01)
     assert pace.chunk(0, decoding=True) == pytest.approx(calm, rel=0.05)
+
+
+def test_one_late_decode_step_makes_no_chunk_smaller() -> None:
+    """It says little of the next one; two of three say that they take longer."""
+    pace, steady = PrefillPace(1.0), Machine(0.0, 0.001, 1e9)
+    for _ in range(3):
+        pace.decoded(0.1)
+    prefill(pace, steady, 60_000, 0.1)
+    calm = pace.chunk(0, decoding=True)
+    pace.decoded(0.4)
+    assert pace.chunk(0, decoding=True) == calm
+    pace.decoded(0.4)
+    assert pace.chunk(0, decoding=True) == pytest.approx(calm - 300, abs=2)
 
 
 @given(noise=st.floats(0, 0.3), seed=st.integers(0, 1_000))
 def test_on_a_slow_machine_whose_chunks_scatter_the_limit_holds(noise: float, seed: int) -> None:
     """Here a chunk's fixed cost is most of the time that there is: an eighth more of it is a
-    third more tokens. What scatters by more than a fifth is a little over it at times."""
+    third more tokens. What scatters by more than a seventh is a little over it at times."""
     pace, random, limit_s = PrefillPace(0.5), Random(seed), 0.5
-    most_s = limit_s if noise <= 0.2 else 1.1 * limit_s
+    most_s = limit_s if noise <= 0.15 else 1.1 * limit_s
     machine, done, decode_s = Machine(0.1, 0.006, 1e9), 0, 0.13
     pace.decoded(decode_s)
     while done < 1_000:
