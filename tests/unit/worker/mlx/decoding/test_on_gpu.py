@@ -85,8 +85,8 @@ def test_on_a_gpu_a_prompt_alone_takes_chunks_that_keep_it_busy() -> None:
         first = pace.chunk(0, decoding=False)
         pace.prefilled(MOST_TOKENS, MOST_TOKENS * slow_s, 0, decoding=False)
         sizes[on_gpu] = (first, pace.chunk(0, decoding=False), pace.chunk(0, decoding=True))
-    assert sizes[True] == (256, 256, 43)
-    assert sizes[False] == (2 * LEAST_TOKENS, 120, 43)
+    assert sizes[True] == (256, 256, 53)
+    assert sizes[False] == (2 * LEAST_TOKENS, 120, 53)
 
 
 class Prompts:
