@@ -21,7 +21,7 @@ TWO = {"models": [scripted("alpha"), scripted("beta")]}
 SHARED = {
     "models": [
         *TWO["models"],
-        scripted("strict", stall_timeout_s=1.0),
+        scripted("strict", stall_timeout_s=2.0),
         scripted("forking", preload=False, options={"children": True}),
     ],
     # What ends in one test is soon there for the next one.
@@ -125,10 +125,10 @@ async def test_slow_is_not_hung(lmx: Rig) -> None:
     first = lmx.wait_state("strict", "ready")
     async with http() as session:
         slow = Stream(
-            session, lmx.url, ask("strict", {"tokens": 3, "prefill_s": 2.5, "step_s": 0.6})
+            session, lmx.url, ask("strict", {"tokens": 4, "prefill_s": 3.0, "step_s": 0.6})
         )
         await slow.ended()
-    assert (slow.text, slow.errors) == ("word " * 3, [])
+    assert (slow.text, slow.errors) == ("word " * 4, [])
     assert lmx.worker("strict")["pid"] == first["pid"]
 
 

@@ -157,7 +157,7 @@ async def test_unload_returns_though_requests_keep_coming(running: Rig) -> None:
     first = lmx.wait_state("alpha", "ready")["pid"]
     async with http() as session:
         url = lmx.url
-        early = Stream(session, url, ask("alpha", {"tokens": 300, "step_s": 0.02}))
+        early = Stream(session, url, ask("alpha", {"tokens": 600, "step_s": 0.02}))
         await early.has_text(20)
         unloading = asyncio.create_task(asyncio.to_thread(lmx.cli, "unload", "alpha"))
         await asyncio.to_thread(lmx.wait_state, "alpha", "draining")
@@ -165,7 +165,7 @@ async def test_unload_returns_though_requests_keep_coming(running: Rig) -> None:
         done = await unloading
         assert (done.returncode, f"pid {first} is gone" in done.stdout) == (0, True)
         await asyncio.gather(early.ended(), late.ended())
-    assert (early.text, early.errors) == ("word " * 300, [])
+    assert (early.text, early.errors) == ("word " * 600, [])
     assert (late.text, late.errors) == ("word " * 3, [])
     assert lmx.wait_state("alpha", "ready")["pid"] != first
 

@@ -12,7 +12,7 @@ from lmx.protocol.messages.control import LoadModel
 
 pytestmark = pytest.mark.process
 
-STALL_S = 2.0
+STALL_S = 3.0
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_a_slow_load_with_progress_is_waited_for(lmx: Rig) -> None:
         return bool(line["state"] == "ready")
 
     wait_until(loaded, "slow is ready")
-    assert len(fractions - {None}) >= 3, "progress is shown"
+    assert len(fractions - {None}) >= 2, "progress is shown"
 
 
 async def test_a_model_larger_than_the_budget_is_refused_with_figures(lmx: Rig) -> None:

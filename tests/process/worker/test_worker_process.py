@@ -423,19 +423,19 @@ def test_pressure_shrinks_stops_and_fails_also_while_a_prompt_is_made(start: Sta
 def test_under_hard_pressure_a_request_gives_way_and_goes_on_when_it_is_over(start: Start) -> None:
     worker = start()
     peer = worker.loaded()
-    peer.say(ask(1, tokens=60, step_s=0.02))
+    peer.say(ask(1, tokens=200, step_s=0.02))
     peer.answer(Delta, 1)
-    peer.say(ask(2, tokens=90, step_s=0.02))
+    peer.say(ask(2, tokens=230, step_s=0.02))
     peer.answer(Delta, 2)
     peer.order(Pressure(MemoryPressure.HARD))
     beat = peer.fact(WorkerBeat, lambda beat: beat.figures.preempted_total == 1)
     assert (beat.rows, beat.queued) == (1, 1)
     assert "row.preempted" in worker.log.read_text()
     peer.order(Pressure(MemoryPressure.NONE))
-    assert peer.answer(Finished, 1).usage.completion_tokens == 60
-    assert peer.answer(Finished, 2).usage.completion_tokens == 90
+    assert peer.answer(Finished, 1).usage.completion_tokens == 200
+    assert peer.answer(Finished, 2).usage.completion_tokens == 230
     texts = {n: "".join(delta.text for delta in peer.answers(Delta, n)) for n in (1, 2)}
-    assert texts == {1: "word " * 60, 2: "word " * 90}
+    assert texts == {1: "word " * 200, 2: "word " * 230}
 
 
 def test_the_pressure_of_a_supervisor_ends_with_it(start: Start) -> None:
@@ -455,7 +455,7 @@ def test_the_pressure_of_a_supervisor_ends_with_it(start: Start) -> None:
 
 def test_a_stream_that_waits_too_long_fails(start: Start) -> None:
     peer = start(max_rows=1, max_queue_s=0.2).loaded()
-    peer.say(ask(1, tokens=100, step_s=0.01))
+    peer.say(ask(1, tokens=100, step_s=0.02))
     peer.say(ask(2, tokens=1))
     peer.answer(Accepted, 2)
     assert peer.answer(Failed, 2).code is ErrorCode.QUEUE_TIMEOUT
@@ -468,10 +468,12 @@ def test_beats_say_for_how_long_nothing_was_asked_and_how_long_to_stay(start: St
     assert beat.keep_alive_s is None
     peer.say(dataclasses.replace(ask(1, tokens=30, step_s=0.02), keep_alive_s=90.0))
     peer.answer(Delta, 1)
+    began_s = time.monotonic()
     assert peer.fact(WorkerBeat, lambda beat: beat.rows == 1).idle_for_s == 0
     peer.answer(Finished, 1)
     beat = peer.fact(WorkerBeat, lambda beat: beat.keep_alive_s is not None)
-    assert (beat.keep_alive_s, beat.idle_for_s < 0.5) == (90.0, True)
+    assert beat.keep_alive_s == 90.0
+    assert beat.idle_for_s < time.monotonic() - began_s, "it is counted from its end"
     # One that is refused has no say.
     peer.say(dataclasses.replace(ask(2, x="x" * 5000), keep_alive_s=7.0))
     peer.answer(Refused, 2)
