@@ -44,7 +44,7 @@ def download(repository: str | None, filename: str | None, cancel: str | None) -
 @json_option
 @command
 def downloads(as_json: bool) -> None:
-    """Show the downloads, the latest first."""
+    """Show the downloads, the latest first. lmx need not run."""
     from lmx.supervisor.cli.download import show_downloads
 
     show_downloads(home(), as_json)
@@ -67,7 +67,7 @@ def available(as_json: bool) -> None:
 def delete(model: str, force: bool) -> None:
     """Delete MODEL's files: what lmx downloaded or converted.
 
-    MODEL is a model, or a name that `available` shows.
+    MODEL is a model, or a name that `available` shows. lmx need not run.
     """
     from lmx.supervisor.cli.download import delete_model
 

@@ -7,7 +7,7 @@ import asyncio
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -40,7 +40,13 @@ from lmx.supervisor.decisions.ledger import budget_bytes, format_bytes
 from lmx.supervisor.inventory.added import with_added
 from lmx.supervisor.inventory.added_file import AddedFile
 from lmx.supervisor.inventory.download_records import Download, asked_download
-from lmx.supervisor.inventory.without_supervisor import fetch, keep, list_available
+from lmx.supervisor.inventory.without_supervisor import (
+    delete,
+    fetch,
+    keep,
+    list_available,
+    list_downloads,
+)
 from lmx.supervisor.memory.inspection import Question
 from lmx.supervisor.memory.system import read_memory
 from lmx.supervisor.memory.working_set import read_working_set
@@ -184,14 +190,19 @@ def cancel_download(home: Home, download_id: str) -> None:
 
 def show_downloads(home: Home, as_json: bool) -> None:
     """Print the downloads, the latest first."""
-    with ControlClient(home) as client:
-        found: Downloads = client.ask(GetDownloads())
+    views: Sequence[DownloadView]
+    if supervisor_runs(home):
+        with ControlClient(home) as client:
+            found: Downloads = client.ask(GetDownloads())
+            views = found.downloads
+    else:
+        views = list_downloads(home)
     if as_json:
-        click.echo(json_text([dataclasses.asdict(view) for view in found.downloads]))
+        click.echo(json_text([dataclasses.asdict(view) for view in views]))
         return
-    for view in found.downloads:
+    for view in views:
         click.echo(_line(view))
-    if not found.downloads:
+    if not views:
         click.echo("nothing was downloaded yet: `lmx pull -h` says how")
 
 
@@ -252,8 +263,12 @@ def _on_disk(model: AvailableModel) -> _Row:
 
 def delete_model(home: Home, model: str, *, force: bool) -> None:
     """Delete a model's files."""
-    with ControlClient(home, _DELETE_S) as client:
-        deleted: Deleted = client.ask(DeleteModel(model, force))
+    deleted: Deleted
+    if supervisor_runs(home):
+        with ControlClient(home, _DELETE_S) as client:
+            deleted = client.ask(DeleteModel(model, force))
+    else:
+        deleted = asyncio.run(delete(home, own_config(None), model))
     click.echo(f"deleted {deleted.model_id}: {format_bytes(deleted.freed_bytes)} freed")
 
 

@@ -15,9 +15,18 @@ from lmx.supervisor.core.slot import Slot
 from lmx.supervisor.decisions.ledger import format_bytes
 from lmx.supervisor.events import Events
 from lmx.supervisor.inventory.added import AddedModels
-from lmx.supervisor.inventory.disk import delete_folder, delete_from_hub, scan_conversions, scan_hub
+from lmx.supervisor.inventory.delete_files import delete_files
+from lmx.supervisor.inventory.disk import scan_conversions, scan_hub
 from lmx.supervisor.inventory.downloads import Downloads
-from lmx.supervisor.inventory.on_disk import DeletionPlan, Served, available, plan_deletion, users
+from lmx.supervisor.inventory.on_disk import (
+    DeletionPlan,
+    Served,
+    adapter_not_deletable,
+    available,
+    nothing_to_delete,
+    plan_deletion,
+    users,
+)
 from lmx.supervisor.state.home import Home
 
 _UNLOAD_S: Final = 120.0
@@ -57,25 +66,16 @@ class Deletion:
         gone = plan_deletion(target, repos, conversions)
         own = (target.model_id,) if isinstance(target, Served) else ()
         if gone == DeletionPlan() and not any(self._core.slots[each].added for each in own):
-            raise OperationError(
-                ErrorCode.MODEL_NOT_FOUND,
-                f"{name} has no files on this machine: there is nothing to delete",
-                param="model_id",
-            )
+            raise nothing_to_delete(name)
         ids = tuple(dict.fromkeys((*own, *users(gone, self._served(), repos))))
         if force:
             for download in self._unfinished(gone):
                 await self._downloads.cancel(download)
             await self._unload(ids)
         self._refuse_used(ids, gone)
-        freed_bytes = 0
-        if gone.repo_id is not None:
-            freed_bytes += await delete_from_hub(gone.repo_id, gone.commits)
-            if not gone.commits:
-                self._downloads.forget(gone.repo_id)
-        prefixes = (self._home.prefix_cache(model_id) for model_id in ids)
-        for folder in (*gone.folders, *prefixes):
-            freed_bytes += await delete_folder(folder)
+        freed_bytes = await delete_files(gone, self._home, ids)
+        if gone.repo_id is not None and not gone.commits:
+            self._downloads.forget(gone.repo_id)
         self._forget(ids)
         deleted = own[0] if own else name
         self._events.note(
@@ -93,12 +93,7 @@ class Deletion:
         except LmxError:
             return name
         if name in slot.model.adapters:
-            raise OperationError(
-                ErrorCode.NOT_DELETABLE,
-                f"{name} is an adapter of {slot.model.id}: take it out of the configuration, then "
-                f"delete {slot.model.adapters[name]}, which only you can do if it is a folder",
-                param="model_id",
-            )
+            raise adapter_not_deletable(name, slot.model)
         return _served(slot)
 
     def _unfinished(self, gone: DeletionPlan) -> list[str]:

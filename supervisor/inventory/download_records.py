@@ -121,9 +121,13 @@ class DownloadFile:
 
         A download that was unfinished is now INTERRUPTED, with the values and at the time of the
         last write."""
-        found = self._file.load()
-        if not found:
-            return []
+        return self._without_a_process(self._file.load() or [])
+
+    def read(self) -> list[Download]:
+        """Return the same while no supervisor runs, and leave the file as it is."""
+        return self._without_a_process(self._file.peek() or [])
+
+    def _without_a_process(self, found: list[Download]) -> list[Download]:
         try:
             written_s = self._file.path.stat().st_mtime
         except OSError:
@@ -135,11 +139,6 @@ class DownloadFile:
                 download.error = f"lmx was killed, or the machine went down: {GOES_ON}"
                 download.ended_s = written_s
         return found
-
-    def read(self) -> list[Download]:
-        """Return what is in the file, and leave it as it is, because it belongs to another
-        process."""
-        return self._file.peek() or []
 
     @staticmethod
     def values_of(downloads: Iterable[Download]) -> list[dict[str, Any]]:

@@ -206,6 +206,25 @@ def _not_ours(model_id: str, path: str) -> OperationError:
     )
 
 
+def nothing_to_delete(name: str) -> OperationError:
+    """Return the error of a deletion that would delete nothing."""
+    return OperationError(
+        ErrorCode.MODEL_NOT_FOUND,
+        f"{name} has no files on this machine: there is nothing to delete",
+        param="model_id",
+    )
+
+
+def adapter_not_deletable(name: str, model: ModelConfig) -> OperationError:
+    """Return the error of a deletion of one of a model's adapters."""
+    return OperationError(
+        ErrorCode.NOT_DELETABLE,
+        f"{name} is an adapter of {model.id}: take it out of the configuration, then "
+        f"delete {model.adapters[name]}, which only you can do if it is a folder",
+        param="model_id",
+    )
+
+
 def _is_whole(repo: CachedRepo, snapshot: Snapshot, downloads: Sequence[Download]) -> bool:
     if snapshot.has_gguf:
         return True  # a file is linked there only after all of it has arrived

@@ -1,4 +1,4 @@
-"""The files of models while no supervisor runs: lists them, and fetches another model."""
+"""The files of models while no supervisor runs: lists them, fetches another model, deletes one."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lmx.protocol.errors import LmxError
-from lmx.protocol.messages.inventory import Available
+from lmx.protocol.errors import ErrorCode, LmxError, OperationError
+from lmx.protocol.messages.inventory import Available, Deleted, DownloadView
 from lmx.protocol.states import DownloadStatus
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.config.sources import GgufSource, folder_path, parse_source
@@ -22,23 +22,85 @@ from lmx.supervisor.inventory.added import (
     with_added,
 )
 from lmx.supervisor.inventory.added_file import AddedFile
+from lmx.supervisor.inventory.delete_files import delete_files
 from lmx.supervisor.inventory.disk import scan_conversions, scan_hub
 from lmx.supervisor.inventory.download_records import Download, DownloadFile, trimmed
 from lmx.supervisor.inventory.downloaded import question_to_serve
-from lmx.supervisor.inventory.on_disk import Served, available
+from lmx.supervisor.inventory.on_disk import (
+    DeletionPlan,
+    Served,
+    adapter_not_deletable,
+    available,
+    nothing_to_delete,
+    plan_deletion,
+    users,
+)
 from lmx.supervisor.processes.fetching import FetchProgram
 from lmx.supervisor.processes.inspector import inspect_now
 from lmx.supervisor.state.home import Home
-from lmx.supervisor.state.process_records import SupervisorLock
+from lmx.supervisor.state.process_records import Records, SupervisorLock
 
 
 async def list_available(home: Home, config: Config) -> Available:
     """Return the models whose files are complete on this machine. ``config`` is what an lmx would
     serve, added models included. Raises :class:`OperationError`."""
     repos, conversions = await asyncio.gather(scan_hub(), scan_conversions(home.models))
-    served = [Served.of(model, _file(model.source)) for model in config.models]
     downloads = DownloadFile(home.downloads).read()
-    return Available(available(repos, conversions, downloads, served))
+    return Available(available(repos, conversions, downloads, _served(config)))
+
+
+def list_downloads(home: Home) -> list[DownloadView]:
+    """Return the downloads, the latest first. None of them runs."""
+    return [each.view(0.0) for each in reversed(DownloadFile(home.downloads).read())]
+
+
+async def delete(home: Home, config: Config, name: str) -> Deleted:
+    """Delete the files of a model, or those that the disk has by that name. An added model is
+    forgotten. ``config`` is what an lmx would serve, without the added models.
+
+    Holds the lock of the home until the process ends. Raises :class:`OperationError`:
+    ALREADY_RUNNING if a supervisor was started meanwhile, MODEL_LOADED if processes of one that was
+    killed are left, MODEL_NOT_FOUND, NOT_DELETABLE.
+    """
+    SupervisorLock(home.lock).acquire()
+    if left := [record.pid for record in Records(home.state).orphans() if record.alive]:
+        raise OperationError(
+            ErrorCode.MODEL_LOADED,
+            f"processes of an lmx whose supervisor has ended are left (pids "
+            f"{', '.join(map(str, left))}) and may use these files: `lmx stop` ends them",
+            param="model_id",
+        )
+    added_file = AddedFile(home.added_models)
+    added = added_file.load()
+    config = with_added(config, added)
+    target, served = _target(config, name), _served(config)
+    repos, conversions = await asyncio.gather(scan_hub(), scan_conversions(home.models))
+    gone = plan_deletion(target, repos, conversions)
+    own = (target.model_id,) if isinstance(target, Served) else ()
+    if gone == DeletionPlan() and not any(each in added for each in own):
+        raise nothing_to_delete(name)
+    ids = tuple(dict.fromkeys((*own, *users(gone, served, repos))))
+    freed_bytes = await delete_files(gone, home, ids)
+    if gone.repo_id is not None and not gone.commits:
+        file = DownloadFile(home.downloads)
+        kept = [each for each in file.load() if each.repo_id != gone.repo_id]
+        file.save(DownloadFile.values_of(kept))
+    if any(each in added for each in ids):
+        added_file.save({key: model for key, model in added.items() if key not in ids})
+    return Deleted(own[0] if own else name, freed_bytes)
+
+
+def _target(config: Config, name: str) -> Served | str:
+    for model in config.models:
+        if name in model.adapters:
+            raise adapter_not_deletable(name, model)
+        if name in model.names:
+            return Served.of(model, _file(model.source))
+    return name
+
+
+def _served(config: Config) -> list[Served]:
+    return [Served.of(model, _file(model.source)) for model in config.models]
 
 
 def _file(source: str) -> Path | None:

@@ -16,7 +16,7 @@ import pytest
 from chaos import BUDGET_MIB, MIB, SIZES_MIB, Asked, make_day
 from chaos_run import Ending, converse, run_day, tally
 from chaos_watch import Watch
-from rig import Rig, http, rig
+from rig import ANSWER_S, Rig, http, rig
 
 from lmx.protocol.messages.control import ResetModel
 from lmx.supervisor.sockets.client import ControlClient
@@ -133,7 +133,7 @@ async def every_model_serves(lmx: Rig) -> None:
     """What is quarantined after its operator's word; a load that is to fail is tried again."""
 
     def reset_all() -> None:
-        with ControlClient(Home(lmx.home)) as client:
+        with ControlClient(Home(lmx.home), ANSWER_S) as client:
             for model in SIZES_MIB:
                 client.ask(ResetModel(model))
 

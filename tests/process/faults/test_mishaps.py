@@ -262,7 +262,7 @@ def test_stopping_ends_a_fetch_too(smollm2_gguf: Path) -> None:
     try:
         lmx.up()
         lmx.wait_state("imported", "fetching")
-        fetches = [p for p in lmx.processes() if "lmx.supervisor.fetch.main" in p.cmdline()]
+        fetches = lmx.running("lmx.supervisor.fetch.main")
         assert len(fetches) == 1
         assert lmx.stop() == 0
         assert lmx.processes() == []

@@ -34,6 +34,9 @@ from lmx.protocol.messages.inventory import (
 )
 from lmx.protocol.states import DownloadStatus
 from lmx.supervisor.config.known_models import KNOWN_MODELS
+from lmx.supervisor.inventory.added_file import AddedFile
+from lmx.supervisor.inventory.download_records import DownloadFile
+from lmx.supervisor.state.home import Home
 
 pytestmark = pytest.mark.process
 
@@ -108,7 +111,7 @@ def stuck(hub: FakeHub, lmx: Rig, repo_id: str) -> DownloadView:
 
 
 def fetches(lmx: Rig) -> list[psutil.Process]:
-    return [p for p in lmx.lasting() if "lmx.supervisor.fetch.main" in p.cmdline()]
+    return lmx.running("lmx.supervisor.fetch.main")
 
 
 def test_several_at_once_are_served_once_they_have_come(
@@ -247,7 +250,7 @@ def test_the_command_line(hub: FakeHub, lmx: Rig, tmp_path: Path) -> None:
     assert name not in lmx.cli("available").stdout
 
 
-def test_pull_and_list_without_a_running_lmx(hub: FakeHub, tmp_path: Path) -> None:
+def test_pull_list_and_rm_without_a_running_lmx(hub: FakeHub, tmp_path: Path) -> None:
     hub.faults.clear()
     qwen = repository(hub, tmp_path, KNOWN_MODELS["qwen3-0.6b"])
     large = repository(hub, tmp_path, "large")
@@ -271,6 +274,16 @@ def test_pull_and_list_without_a_running_lmx(hub: FakeHub, tmp_path: Path) -> No
         assert alone.worker(qwen)["state"] == "cold"
         (kept,) = alone.ask(GetDownloads()).downloads
         assert (kept.repo_id, kept.status) == (qwen, DownloadStatus.COMPLETED)
+        alone.stop()
+        # Its files go, and it is served no more.
+        assert f"completed  {qwen}" in alone.cli("downloads").stdout
+        refused = alone.cli("rm", "org/none")
+        assert (refused.returncode, "no model is named 'org/none'" in refused.stderr) == (1, True)
+        deleted = alone.cli("rm", qwen)
+        assert deleted.stdout.startswith(f"deleted {qwen}: 294 KiB freed"), deleted
+        home = Home(alone.home)
+        assert AddedFile(home.added_models).read() == {}
+        assert DownloadFile(home.downloads).read() == []
     finally:
         hub.claimed_bytes.clear()
         alone.close()

@@ -9,7 +9,7 @@ import threading
 from types import TracebackType
 
 import psutil
-from rig import Rig
+from rig import ANSWER_S, Rig
 
 from lmx.protocol.messages.status import SystemStatus
 from lmx.supervisor.sockets.client import ControlClient
@@ -56,7 +56,7 @@ class Watch:
 
     def _look_on(self) -> None:
         try:
-            with ControlClient(Home(self._lmx.home)) as client:
+            with ControlClient(Home(self._lmx.home), ANSWER_S) as client:
                 while not self._ended.wait(_EVERY_S):
                     before = client.status()
                     processes = self._workers()

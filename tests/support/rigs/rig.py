@@ -60,6 +60,10 @@ POLL_S = 0.05
 what is waited for needs."""
 
 
+ANSWER_S = 90.0
+"""How long a supervisor on a busy machine has to answer."""
+
+
 def wait_until(condition: Callable[[], Any], what: str, deadline_s: float = 90.0) -> Any:
     """Return the first true value of ``condition``; fail after ``deadline_s``."""
     end_s = time.monotonic() + deadline_s
@@ -190,7 +194,7 @@ class Rig:
     def ask(self, question: Any) -> Any:
         """Put a question of :mod:`lmx.protocol.messages.control` to the supervisor; returns the
         reply. Raises :class:`OperationError` with what it says when it denies."""
-        with ControlClient(Home(self.home)) as client:
+        with ControlClient(Home(self.home), ANSWER_S) as client:
             return client.ask(question)
 
     def events(self, *names: str) -> list[Event]:
@@ -231,6 +235,10 @@ class Rig:
         passing = {"lmx.supervisor.memory.inspect_main", "rescue"}
         return [each for each in self.processes() if passing.isdisjoint(_command(each))]
 
+    def running(self, module: str) -> list[psutil.Process]:
+        """Return the processes that run a module. One that ends meanwhile is not among them."""
+        return [each for each in self.processes() if module in _command(each)]
+
     def stop(self, number: signal.Signals = signal.SIGINT) -> int:
         """End the supervisor with a signal and return its exit status."""
         assert self.supervisor is not None
@@ -246,7 +254,7 @@ class Rig:
                 assert self.stop() == 0, self.output.read_text()
             # A reader of model files ends by itself when its supervisor is killed.
             wait_until(lambda: len(self.lasting()) == len(self.processes()), "readers are gone")
-            left = [f"{p.pid} {' '.join(p.cmdline())}" for p in self.processes()]
+            left = [f"{p.pid} {' '.join(_command(p))}" for p in self.processes()]
             assert left == [], f"processes are left: {left}"
             for folder in self._elsewhere:
                 files = [str(path) for path in folder.rglob("*")]
