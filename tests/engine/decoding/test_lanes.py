@@ -15,7 +15,9 @@ from matrices import combinations
 from tiny_models import make_tiny_model
 
 from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
+from lmx.worker.mlx.decoding.decode import DecodeBatch, DecodeStep
 from lmx.worker.mlx.decoding.lanes import lanes, turns
+from lmx.worker.mlx.decoding.prefill import PromptPrefill
 
 pytestmark = pytest.mark.engine
 
@@ -131,3 +133,44 @@ def test_a_prompt_is_read_though_the_longer_rows_are_always_due(
     assert kinds.count("chunk") >= 3
     assert len(runner.tokens[short]) - before[0] >= 7
     assert len(runner.tokens[long]) - before[1] >= 3
+
+
+def test_short_rows_wait_for_one_step_of_others_and_read_nothing_of_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though longer rows are always due, and a prompt is being read. A step of the short rows reads
+    as many entries of the caches as without the others, but for the room of a row that left."""
+    monkeypatch.setattr(turns, "_SHARE", 1e9)
+    runner = EngineRunner(spec_of(make_tiny_model(tmp_path / "model", "llama")))
+    long = runner.admit(LONG, GREEDY, 1000)
+    while not runner.tokens[long]:
+        runner.step()
+    done: list[str] = []
+    padding: list[int] = []
+    step, advance = DecodeBatch.step, PromptPrefill.advance
+
+    def stepped(self: DecodeBatch, **more: Any) -> DecodeStep:
+        longest = max(len(row.cached) for row in self.rows)
+        short = longest < len(LONG)
+        done.append("short" if short else "long")
+        if short:
+            padding.append(self.prompt_cache[0].size() - longest)
+        return step(self, **more)
+
+    def advanced(self: PromptPrefill, *arguments: Any) -> int:
+        done.append("chunk")
+        return advance(self, *arguments)
+
+    monkeypatch.setattr(DecodeBatch, "step", stepped)
+    monkeypatch.setattr(PromptPrefill, "advance", advanced)
+    lasting = runner.admit(list(range(1, 19)), GREEDY, 1000)
+    others = [runner.admit(list(range(2, 2 + tokens)), GREEDY, 2 * tokens) for tokens in (12, 15)]
+    for row in (*others, runner.admit(list(range(1, 200)), GREEDY, 3)):
+        runner.finish_row(row)
+    assert lasting in runner.live
+    runner.clear()
+    assert {"short", "long", "chunk"} == set(done)
+    first, last = done.index("short"), len(done) - done[::-1].index("short")
+    between = "".join(name[0] for name in done[first:last]).split("s")
+    assert max(map(len, between)) == 1, between
+    assert len(padding) > 20 and max(padding) <= 64

@@ -119,11 +119,12 @@ class RowSet:
         prompt = self._prompts.next(self._can_begin)
         if prompt is None and not decoding and self._prompts:
             prompt = self._prompts.next(lambda prompt: True)
-        longer = self._lanes.long_next
-        if prompt is not None and decoding and longer:
-            # The shortest rows wait for a chunk or for the longer rows, never for both, and for
-            # each of these in turn: neither holds up the other.
-            longer = self._may_wait and self._waited_for_chunk
+        # The shortest rows wait for a chunk or for the longer rows, never for both, and for each of
+        # these in turn: neither holds up the other.
+        if prompt is None:
+            longer = self._lanes.long_next and (self._may_wait or not self._waited_for_chunk)
+        else:
+            longer = self._lanes.long_next and self._may_wait and self._waited_for_chunk
         if prompt is None or (decoding and (longer or not self._may_wait)):
             # Rows that have waited for a chunk get their tokens at the end of the step, and not
             # when the one that follows has begun: on a CPU it is then nearly done.
