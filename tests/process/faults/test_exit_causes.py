@@ -65,7 +65,7 @@ def server() -> Iterator[Rig]:
     config = {"models": models, "timing": timing, "restart": restart}
     with rig(config) as lmx:
         for name in (*CASES, "by_hand", "slow"):
-            lmx.wait_state(name, "ready", deadline_s=40)
+            lmx.wait_state(name, "ready")
         yield lmx
 
 

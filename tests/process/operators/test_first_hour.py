@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -144,8 +145,17 @@ def test_the_supervisor_dies_and_nothing_changes_unnoticed() -> None:
         url = lmx.url.removesuffix("/v1") + "/admin/events?follow=false&last=1000"
         key = (lmx.home / "admin.key").read_text().strip()
         request = urllib.request.Request(url, headers={"X-Admin-Key": key})
-        with urllib.request.urlopen(request, timeout=300) as response:
-            told = response.read().decode()
+
+        def answer() -> str | None:
+            try:
+                with urllib.request.urlopen(request, timeout=300) as response:
+                    text: str = response.read().decode()
+                    return text
+            except urllib.error.HTTPError as error:
+                assert error.code == 503, error
+                return None
+
+        told = wait_until(answer, "the router has found the new supervisor")
         assert told.count('"name":"supervisor.ready"') >= 3
         assert told.index("supervisor.ready") < told.index("supervisor.took_over")
         assert lmx.cli("stop").returncode == 0
