@@ -69,7 +69,7 @@ run: $(SERVES) ## serve MODELS (default: a small demo model) on PORT
 JOBS ?= 3
 test: install ## run the tests, JOBS files at a time (soak tests are left out)
 	@$(BIN)/python -m compileall -q protocol router supervisor worker tests/support
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -n $(JOBS) --dist loadfile
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -n $(JOBS) --dist loadfile --durations 25
 
 # All of two files, and what `make test` leaves out of the others.
 CONFORMANCE := tests/engine/model/test_conformance.py tests/engine/media/test_families.py

@@ -78,6 +78,7 @@ def test_a_row_says_the_same_with_guesses(tmp_path: Path, model_type: str) -> No
     blocks: Blocks = rows_of(runner)._lanes._blocks
     assert (blocks.alone, blocks.together) == (Undo.REPLAYED, Undo.REPLAYED)
     alone = [[(PROMPTS[0], sampling)] for sampling in SAMPLINGS]
+    accepted_alone: set[int] = set()
     for rows in [*alone, list(zip(PROMPTS, SAMPLINGS, strict=False))]:
         expected, _ = said(plain, rows, [])
         found, drafts = said(runner, rows, expected)
@@ -86,7 +87,9 @@ def test_a_row_says_the_same_with_guesses(tmp_path: Path, model_type: str) -> No
             assert logprobs == pytest.approx(right_logprobs, abs=1e-3)
         accepted = [[row.accepted_tokens for row in step] for step in drafts]
         if len(rows) == 1:
-            assert {tokens for step in accepted for tokens in step} >= {0, 1, 2, 3}
+            accepted_alone |= {tokens for step in accepted for tokens in step}
         else:
             assert any(len(step) == 2 and min(step) > 0 for step in accepted)
             assert all(len(set(step)) <= 1 for step in accepted)
+    # How many depends on what a model says, which is chance for these.
+    assert accepted_alone >= {0, 1, 2, 3}
