@@ -1,4 +1,4 @@
-"""Carries out what :func:`plan_deletion` has planned. Nobody may use the files any more."""
+"""Carries out what :func:`plan_and_users` has planned. Nobody may use the files any more."""
 
 from __future__ import annotations
 

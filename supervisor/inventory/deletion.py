@@ -23,9 +23,7 @@ from lmx.supervisor.inventory.on_disk import (
     Served,
     adapter_not_deletable,
     available,
-    nothing_to_delete,
-    plan_deletion,
-    users,
+    plan_and_users,
 )
 from lmx.supervisor.state.home import Home
 
@@ -63,11 +61,10 @@ class Deletion:
         NOT_DELETABLE."""
         target = self._target(name)
         repos, conversions = await asyncio.gather(scan_hub(), scan_conversions(self._home.models))
-        gone = plan_deletion(target, repos, conversions)
-        own = (target.model_id,) if isinstance(target, Served) else ()
-        if gone == DeletionPlan() and not any(self._core.slots[each].added for each in own):
-            raise nothing_to_delete(name)
-        ids = tuple(dict.fromkeys((*own, *users(gone, self._served(), repos))))
+        is_added = isinstance(target, Served) and self._core.slots[target.model_id].added
+        gone, ids = plan_and_users(
+            name, target, self._served(), repos, conversions, is_added=is_added
+        )
         if force:
             for download in self._unfinished(gone):
                 await self._downloads.cancel(download)
@@ -77,7 +74,7 @@ class Deletion:
         if gone.repo_id is not None and not gone.commits:
             self._downloads.forget(gone.repo_id)
         self._forget(ids)
-        deleted = own[0] if own else name
+        deleted = target.model_id if isinstance(target, Served) else name
         self._events.note(
             "model.deleted", deleted, f"its files are gone: {format_bytes(freed_bytes)} are free",
             freed_bytes=freed_bytes,

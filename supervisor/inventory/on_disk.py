@@ -142,6 +142,31 @@ def users(
     return tuple(each.model_id for each in served if _needs(each, gone, repos))
 
 
+def plan_and_users(
+    name: str,
+    target: Served | str,
+    served: Sequence[Served],
+    repos: Sequence[CachedRepo],
+    conversions: Sequence[Conversion],
+    *,
+    is_added: bool,
+) -> tuple[DeletionPlan, tuple[str, ...]]:
+    """Return what is deleted with ``target``, which is called ``name``, and the ids of the models
+    that are then without files. A model that ``is_added`` may have none: it is only forgotten.
+
+    Raises :class:`OperationError`: MODEL_NOT_FOUND and NOT_DELETABLE.
+    """
+    gone = plan_deletion(target, repos, conversions)
+    if gone == DeletionPlan() and not is_added:
+        raise OperationError(
+            ErrorCode.MODEL_NOT_FOUND,
+            f"{name} has no files on this machine: there is nothing to delete",
+            param="model_id",
+        )
+    own = (target.model_id,) if isinstance(target, Served) else ()
+    return gone, tuple(dict.fromkeys((*own, *users(gone, served, repos))))
+
+
 def _needs(served: Served, gone: DeletionPlan, repos: Sequence[CachedRepo]) -> bool:
     return any(
         _comes_from(source, served, gone, repos) for source in (served.source, *served.repositories)
@@ -202,15 +227,6 @@ def _not_ours(model_id: str, path: str) -> OperationError:
         ErrorCode.NOT_DELETABLE,
         f"{model_id} is {path}: lmx deletes only what it downloaded or converted; delete those "
         "files yourself",
-        param="model_id",
-    )
-
-
-def nothing_to_delete(name: str) -> OperationError:
-    """Return the error of a deletion that would delete nothing."""
-    return OperationError(
-        ErrorCode.MODEL_NOT_FOUND,
-        f"{name} has no files on this machine: there is nothing to delete",
         param="model_id",
     )
 

@@ -27,13 +27,10 @@ from lmx.supervisor.inventory.disk import scan_conversions, scan_hub
 from lmx.supervisor.inventory.download_records import Download, DownloadFile, trimmed
 from lmx.supervisor.inventory.downloaded import question_to_serve
 from lmx.supervisor.inventory.on_disk import (
-    DeletionPlan,
     Served,
     adapter_not_deletable,
     available,
-    nothing_to_delete,
-    plan_deletion,
-    users,
+    plan_and_users,
 )
 from lmx.supervisor.processes.fetching import FetchProgram
 from lmx.supervisor.processes.inspector import inspect_now
@@ -75,11 +72,8 @@ async def delete(home: Home, config: Config, name: str) -> Deleted:
     config = with_added(config, added)
     target, served = _target(config, name), _served(config)
     repos, conversions = await asyncio.gather(scan_hub(), scan_conversions(home.models))
-    gone = plan_deletion(target, repos, conversions)
-    own = (target.model_id,) if isinstance(target, Served) else ()
-    if gone == DeletionPlan() and not any(each in added for each in own):
-        raise nothing_to_delete(name)
-    ids = tuple(dict.fromkeys((*own, *users(gone, served, repos))))
+    is_added = isinstance(target, Served) and target.model_id in added
+    gone, ids = plan_and_users(name, target, served, repos, conversions, is_added=is_added)
     freed_bytes = await delete_files(gone, home, ids)
     if gone.repo_id is not None and not gone.commits:
         file = DownloadFile(home.downloads)
@@ -87,7 +81,7 @@ async def delete(home: Home, config: Config, name: str) -> Deleted:
         file.save(DownloadFile.values_of(kept))
     if any(each in added for each in ids):
         added_file.save({key: model for key, model in added.items() if key not in ids})
-    return Deleted(own[0] if own else name, freed_bytes)
+    return Deleted(target.model_id if isinstance(target, Served) else name, freed_bytes)
 
 
 def _target(config: Config, name: str) -> Served | str:

@@ -15,15 +15,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
 import psutil
-from checkouts import ROOT, asked, in_turns, measured_one
+from checkouts import ROOT, asked, in_turns, measured_one, median_of, print_medians
 from report import Section
 
 TURNS = 5
@@ -81,7 +80,7 @@ def measure(_model: Path) -> Section:
     rows = [["load", *_FIGURES]]
     for case in CASES:
         names = [f"{case.name}: {figure}" for figure in _FIGURES]
-        rows.append([case.name, *(f"{_median(turns, name):.6g}" for name in names)])
+        rows.append([case.name, *(f"{median_of(turns, name):.6g}" for name in names)])
         print(*rows[-1], flush=True)
     return Section("What a token costs between the engine and the client", _TEXT, rows)
 
@@ -91,17 +90,7 @@ def main() -> None:
     turns."""
     if measured_one(_measure):
         return
-    for checkout, turns in in_turns(__file__, asked(), TURNS).items():
-        for name in turns[0]:
-            values = [turn[name] for turn in turns]
-            print(
-                f"{checkout.name:12} {name:58} {_median(turns, name):8.1f} "
-                f"({min(values)} to {max(values)})"
-            )
-
-
-def _median(turns: Sequence[Mapping[str, float]], name: str) -> float:
-    return statistics.median(turn[name] for turn in turns)
+    print_medians(in_turns(__file__, asked(), TURNS), digits=1)
 
 
 def _measure() -> dict[str, float]:

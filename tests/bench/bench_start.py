@@ -10,14 +10,12 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from checkouts import ROOT, asked, in_turns, measured_one
+from checkouts import ROOT, asked, in_turns, measured_one, median_of, print_medians
 from report import Section
 
 TURNS = 5
@@ -34,7 +32,7 @@ _TEXT = (
 def measure(_model: Path) -> Section:
     """Measure this checkout; no model is needed."""
     turns = in_turns(__file__, [ROOT], TURNS)[ROOT]
-    rows = [["", "s"], *([name, f"{_median(turns, name):.2f}"] for name in turns[0])]
+    rows = [["", "median"], *([name, f"{median_of(turns, name):.2f}"] for name in turns[0])]
     for row in rows[1:]:
         print(*row, flush=True)
     return Section("A start", _TEXT, rows)
@@ -44,17 +42,7 @@ def main() -> None:
     """Print the medians of the turns of each checkout."""
     if measured_one(_measure):
         return
-    for checkout, turns in in_turns(__file__, asked(), TURNS).items():
-        for name in turns[0]:
-            values = [turn[name] for turn in turns]
-            print(
-                f"{checkout.name:12} {name:20} {_median(turns, name):6.2f} s "
-                f"({min(values)} to {max(values)})"
-            )
-
-
-def _median(turns: Sequence[Mapping[str, float]], name: str) -> float:
-    return statistics.median(turn[name] for turn in turns)
+    print_medians(in_turns(__file__, asked(), TURNS), digits=2)
 
 
 def _measure() -> dict[str, float]:
@@ -77,7 +65,7 @@ def _measure() -> dict[str, float]:
         answer_s = time.monotonic() - began_s
     finally:
         lmx.close()
-    return {"first answer": round(answer_s, 3), "imports": round(imports_s, 3)}
+    return {"first answer, s": round(answer_s, 3), "imports, s": round(imports_s, 3)}
 
 
 def _answers(port: int) -> bool:

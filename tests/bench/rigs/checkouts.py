@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,22 @@ def in_turns(
         for checkout in checkouts:
             found[checkout].append(_run(benchmark, checkout, arguments))
     return found
+
+
+def median_of(turns: Sequence[Mapping[str, float]], name: str) -> float:
+    """Return the median of a figure over all turns."""
+    return statistics.median(turn[name] for turn in turns)
+
+
+def print_medians(found: Mapping[Path, Sequence[Mapping[str, float]]], digits: int) -> None:
+    """Print each figure of each checkout: its median, its least and its most."""
+    for checkout, turns in found.items():
+        for name in turns[0]:
+            values = [turn[name] for turn in turns]
+            print(
+                f"{checkout.name:12} {name:58} {median_of(turns, name):8.{digits}f} "
+                f"({min(values)} to {max(values)})"
+            )
 
 
 def _run(benchmark: str, checkout: Path, arguments: Sequence[Path]) -> Any:

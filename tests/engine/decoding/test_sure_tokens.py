@@ -217,7 +217,7 @@ def test_rows_that_decode_together_stay_alike_in_length(
     llama = runner("llama")
     monkeypatch.setattr(length_groups, "_MOST_TIMES", 1)
     monkeypatch.setattr(length_groups, "_MOST_MORE_TOKENS", 12)
-    monkeypatch.setattr(rollback, "_MOST_PADDING_TOKENS", 2)
+    monkeypatch.setattr(rollback, "MOST_PADDING_TOKENS", 2)
     expected = llama.alone(PROMPT, GREEDY, 150, constraint=Bursts(10, 2))
     other = llama.alone(PROMPT, HOT, 40)
     fast = llama.admit(PROMPT, GREEDY, 150, constraint=Bursts(10, 2))

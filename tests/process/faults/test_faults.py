@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import time
@@ -11,7 +10,7 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
-from rig import QUICK, Rig, Stream, ask, http, rig, scripted, wait_until
+from rig import QUICK, Rig, Stream, ask, command_of, http, rig, scripted, wait_until
 
 from lmx.protocol.messages.control import LoadModel, UnloadModel
 
@@ -45,13 +44,7 @@ def lmx(shared: Rig) -> Rig:
 
 
 def workers(lmx: Rig) -> set[int]:
-    return {process.pid for process in lmx.processes() if "lmx.worker" in command(process)}
-
-
-def command(process: psutil.Process) -> list[str]:
-    with contextlib.suppress(psutil.Error):
-        return list(process.cmdline())
-    return []
+    return {process.pid for process in lmx.running("lmx.worker")}
 
 
 async def test_a_crash_is_one_error_event_and_nothing_to_the_others(lmx: Rig) -> None:
@@ -231,7 +224,7 @@ async def test_clients_of_a_router_that_hangs_are_told_before_it_is_ended(lmx: R
 
 
 def forked(lmx: Rig) -> list[psutil.Process]:
-    return [p for p in lmx.processes() if "time.sleep(9999)" in " ".join(command(p))]
+    return [p for p in lmx.processes() if "time.sleep(9999)" in " ".join(command_of(p))]
 
 
 @pytest.mark.parametrize("how", ["crash", "dead supervisor"])

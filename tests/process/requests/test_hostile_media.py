@@ -130,10 +130,9 @@ async def _post(session: aiohttp.ClientSession, url: str, body: bytes) -> tuple[
 def _decoding_s(server: Rig) -> float:
     """Return how long the workers' decoders have computed."""
     total_s = 0.0
-    for process in server.processes():
+    for process in server.running("lmx.worker.media.decoding.main"):
         with contextlib.suppress(psutil.Error):
-            if "lmx.worker.media.decoding.main" in process.cmdline():
-                total_s += process.cpu_times().user
+            total_s += process.cpu_times().user
     return total_s
 
 

@@ -233,11 +233,11 @@ class Rig:
         """Return the processes but for those that come and go: what reads model files, and what
         sees to a silent supervisor."""
         passing = {"lmx.supervisor.memory.inspect_main", "rescue"}
-        return [each for each in self.processes() if passing.isdisjoint(_command(each))]
+        return [each for each in self.processes() if passing.isdisjoint(command_of(each))]
 
     def running(self, module: str) -> list[psutil.Process]:
         """Return the processes that run a module. One that ends meanwhile is not among them."""
-        return [each for each in self.processes() if module in _command(each)]
+        return [each for each in self.processes() if module in command_of(each)]
 
     def stop(self, number: signal.Signals = signal.SIGINT) -> int:
         """End the supervisor with a signal and return its exit status."""
@@ -254,7 +254,7 @@ class Rig:
                 assert self.stop() == 0, self.output.read_text()
             # A reader of model files ends by itself when its supervisor is killed.
             wait_until(lambda: len(self.lasting()) == len(self.processes()), "readers are gone")
-            left = [f"{p.pid} {' '.join(_command(p))}" for p in self.processes()]
+            left = [f"{p.pid} {' '.join(command_of(p))}" for p in self.processes()]
             assert left == [], f"processes are left: {left}"
             for folder in self._elsewhere:
                 files = [str(path) for path in folder.rglob("*")]
@@ -267,7 +267,8 @@ class Rig:
             shutil.rmtree(self.root)
 
 
-def _command(process: psutil.Process) -> list[str]:
+def command_of(process: psutil.Process) -> list[str]:
+    """Return the command line of a process; none if it has ended."""
     try:
         return list(process.cmdline())
     except psutil.Error:

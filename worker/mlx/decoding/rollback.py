@@ -26,7 +26,7 @@ from mlx_vlm.speculative.cache_state import iter_leaf_caches, start_speculative_
 
 from lmx.worker.engine import RowRequest, RowSampling
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
-from lmx.worker.mlx.model.batch_slots import SlottedKVCache
+from lmx.worker.mlx.model.batch_slots import MOST_PADDING_TOKENS, SlottedKVCache
 from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states
 from lmx.worker.mlx.model.quantized_cache import BatchQuantizedCache, QuantizedCache
 from lmx.worker.scheduling.device_failure import is_device_failure
@@ -34,8 +34,6 @@ from lmx.worker.scheduling.device_failure import is_device_failure
 log = structlog.get_logger()
 
 _CUT: Final = (BatchKVCache, SlottedKVCache, BatchQuantizedCache)
-# Rows that keep different numbers of tokens are shifted apart; more padding is cut off.
-_MOST_PADDING_TOKENS: Final = 64
 # Rounding moves logits by much less of their spread, a state that is wrong by much more.
 _TOLERANCE: Final = 0.05
 # The rounding in a batch is another than that of a row alone.
@@ -115,7 +113,7 @@ def cut_padding(prompt_cache: PromptCache, rows: int, longest_tokens: int) -> No
     """Remove what no row of a batch uses, if it is more than a little: the longest row has so many
     tokens in the cache. Windows keep theirs until it slides out of them."""
     layers = [layer for layer in prompt_cache if type(layer) in _CUT]
-    if layers and layers[0].size() - longest_tokens > _MOST_PADDING_TOKENS:
+    if layers and layers[0].size() - longest_tokens > MOST_PADDING_TOKENS:
         for layer in layers:
             layer.filter(mx.arange(rows))
 

@@ -121,14 +121,15 @@ class RowSet:
             prompt = self._prompts.next(lambda prompt: True)
         # The shortest rows wait for a chunk or for the longer rows, never for both, and for each of
         # these in turn: neither holds up the other.
+        held_up = self._waited_for_chunk and not self._may_wait
         if prompt is None:
-            longer = self._lanes.long_next and (self._may_wait or not self._waited_for_chunk)
+            longer = self._lanes.long_next and not held_up
         else:
             longer = self._lanes.long_next and self._may_wait and self._waited_for_chunk
         if prompt is None or (decoding and (longer or not self._may_wait)):
-            # Rows that have waited for a chunk get their tokens at the end of the step, and not
-            # when the one that follows has begun: on a CPU it is then nearly done.
-            alone = prompt is None and (self._may_wait or not self._waited_for_chunk)
+            # Rows that a chunk has held up get their tokens at the end of the step, and not when
+            # the one that follows has begun: on a CPU it is then nearly done.
+            alone = prompt is None and not held_up
             self._advance(made, alone=alone, longer=longer)
             self._may_wait = not longer
             self._waited_for_chunk = self._waited_for_chunk and not longer

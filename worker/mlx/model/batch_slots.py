@@ -29,7 +29,7 @@ from lmx.worker.mlx.model.forward import PromptCache, cache_states
 _COPIED_BYTES: Final = 64 << 20
 """Copies are evaluated when they take so much memory. With less, the device would wait for the next
 ones."""
-_MOST_PADDING_TOKENS: Final = 64
+MOST_PADDING_TOKENS: Final = 64
 """If no remaining row is nearly as long as the cache, the cache is cut, by a copy."""
 _SLOTS_SHARE: Final = 4
 """One free slot for so many rows; at least one."""
@@ -165,7 +165,7 @@ def leave(prompt_cache: PromptCache, places: Sequence[int], longest_tokens: int)
         if (
             isinstance(layer, SlottedKVCache)
             and layer.may_free(layer.batch_size - len(places))
-            and layer.size() - longest_tokens <= _MOST_PADDING_TOKENS
+            and layer.size() - longest_tokens <= MOST_PADDING_TOKENS
         ):
             slotted.append(layer)
         else:
