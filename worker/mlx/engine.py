@@ -42,6 +42,7 @@ from lmx.worker.mlx.decoding.pace import PrefillPace
 from lmx.worker.mlx.decoding.rollback import Blocks, try_blocks
 from lmx.worker.mlx.decoding.rows import RowSet
 from lmx.worker.mlx.decoding.speculation import Speculation
+from lmx.worker.mlx.device.cpu import tables
 from lmx.worker.mlx.device.metal_memory import give_back, hold_weights
 from lmx.worker.mlx.guessing.load import load_guesser
 from lmx.worker.mlx.media.features import FeatureCache
@@ -200,6 +201,7 @@ class MlxGenerator:
         with mx.stream(generation_stream):
             if self._prefixes is not None:
                 self._prefixes.rest()
+            tables.clear()
             gc.collect()
             mx.clear_cache()
 

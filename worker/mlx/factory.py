@@ -29,6 +29,9 @@ def create(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
 
     prefer_openblas()
     keep_resident(spec.wiring)
+    from lmx.worker.mlx.device.cpu import use_few_operations
+
+    use_few_operations()
     try:
         return _load(spec, advanced)
     except Exception:

@@ -27,6 +27,7 @@ class Part(NamedTuple):
     """Names of the parameters that it is given. None: it is not called, or has no signature."""
 
 
+CPU = "worker/mlx/device/cpu.py"
 PREFILL = "worker/mlx/decoding/prefill.py"
 DECODE = "worker/mlx/decoding/decode.py"
 BATCHING = "worker/mlx/decoding/batching.py"
@@ -65,6 +66,14 @@ _BLOCK = (
 )
 
 PARTS: dict[str, Sequence[Part]] = {
+    "mlx": tuple(
+        Part(
+            f"mlx.core.fast:{name}",
+            (CPU,),
+            f"computing {what} of few operations on a CPU: lmx replaces it there",
+        )
+        for name, what in (("rms_norm", "norms"), ("rope", "rotary positions"))
+    ),
     "mlx-vlm": (
         Part(
             "mlx_vlm.generate.ar:_extend_cache",

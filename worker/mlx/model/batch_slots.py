@@ -3,7 +3,8 @@
 mlx-vlm's ``BatchKVCache`` has room for its rows alone: whenever a row joins or leaves, the keys and
 values of all rows are copied. :class:`SlottedKVCache` moves the last row into the slot of one that
 leaves, and keeps the slot behind the remaining rows free for the next row that joins. So one row is
-copied. Caches of all other kinds, such as windows, states and quantized ones, are copied.
+copied. Caches of all other kinds, such as windows, states and quantized ones, are copied. Its
+layers also share the array of the rows' offsets, which mlx-vlm advances in each layer anew.
 
 A free slot takes as much memory as a row. It is given up when the cache grows, which copies all
 rows anyway. Until then nobody counts it, so there may be only a few.
@@ -24,6 +25,7 @@ from mlx.utils import tree_flatten
 from mlx_vlm.generate.ar import _extend_cache
 from mlx_vlm.models.cache import BatchKVCache
 
+from lmx.worker.mlx.device.cpu import tables
 from lmx.worker.mlx.model.forward import PromptCache, cache_states
 
 _COPIED_BYTES: Final = 64 << 20
@@ -37,7 +39,11 @@ _SLOTS_SHARE: Final = 4
 
 class SlottedKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm has no types.
     """``keys`` and ``values`` may have more rows than the batch: those of free slots, the last
-    ones, whose content means nothing."""
+    ones, whose content means nothing.
+
+    ``offset`` is never changed in place, as mlx-vlm's own caches change theirs: several layers may
+    have the same array.
+    """
 
     keys: mx.array
     values: mx.array
@@ -114,22 +120,37 @@ class SlottedKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm has no type
         """Shift the rows as ``prepare`` has asked for."""
         if self._right_padding is not None:
             self._cut_slots()
+            self.offset = mx.array(self.offset)  # A copy, because mlx-vlm changes it in place.
         super().finalize()
+
+    def trim(self, n: int) -> int:
+        """Forget the last tokens of all rows, and return how many those were."""
+        n = min(n, self._idx)
+        self._idx -= n
+        self.offset = _offsets.advanced(self.offset, -n)
+        return n
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Add new keys and values, and return all of them for attention."""
-        end = self._idx + keys.shape[2]
+        rows, begin, end = self.batch_size, self._idx, self._idx + keys.shape[2]
         if end > self.keys.shape[2]:
             self._cut_slots()
-        if not self.free_slots:
-            fetched: tuple[mx.array, mx.array] = super().update_and_fetch(keys, values)
-            return fetched
-        rows = self.batch_size
-        self.keys[:rows, :, self._idx : end] = keys
-        self.values[:rows, :, self._idx : end] = values
-        self.offset += keys.shape[2]
+            self.keys = self._grown(self.keys, end - begin)
+            self.values = self._grown(self.values, end - begin)
+        self.keys[:rows, :, begin:end] = keys
+        self.values[:rows, :, begin:end] = values
+        self.offset = _offsets.advanced(self.offset, end - begin)
         self._idx = end
         return self.keys[:rows, :, :end], self.values[:rows, :, :end]
+
+    def _grown(self, content: mx.array, tokens: int) -> mx.array:
+        """Return a copy with room for so many more tokens, and some more."""
+        rows, heads, _, width = content.shape
+        more = -(-tokens // self.step) * self.step
+        return mx.concatenate(
+            [content[:, :, : self._idx], mx.zeros((rows, heads, more, width), content.dtype)],
+            axis=2,
+        )
 
     def _cut_slots(self) -> None:
         """Leave free slots out. They take memory until the rest is copied."""
@@ -138,17 +159,52 @@ class SlottedKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm has no type
             self.keys, self.values = self.keys[:rows], self.values[:rows]
 
 
+class _Advance:
+    """The last advance of a batch's offsets, which is the same for all layers that have them."""
+
+    def __init__(self) -> None:
+        self._tokens = 0
+        self._before = self._after = mx.array(0)
+
+    def advanced(self, offset: mx.array, tokens: int) -> mx.array:
+        """Return the offsets after so many more tokens of each row, or fewer."""
+        if offset is not self._before or tokens != self._tokens:
+            self._before, self._tokens, self._after = offset, tokens, offset + tokens
+            tables.name_unchanging(self._after)
+        return self._after
+
+
+_offsets: Final = _Advance()
+
+
+class _Sharing:
+    """Gives the layers that had the same offsets before the rows changed the same array again."""
+
+    def __init__(self) -> None:
+        self._shared: dict[Any, tuple[Any, mx.array]] = {}
+
+    def share(self, before: Any, row_tokens: int, layer: Any) -> None:
+        """``before``: the layer's offsets before. ``row_tokens``: those of the row that joined."""
+        if type(layer) is not SlottedKVCache:
+            return
+        same = before if isinstance(before, int) else id(before)
+        # What the identity belongs to is kept, so that no other array gets it.
+        _, layer.offset = self._shared.setdefault((same, row_tokens), (before, layer.offset))
+
+
 def join(prompt_cache: PromptCache, other: PromptCache) -> PromptCache:
     """Return the cache of the rows of ``prompt_cache`` and of the single row of ``other``. It uses
     up both. ``prompt_cache`` must be evaluated."""
     joined: PromptCache = []
-    copies = _Copies()
+    copies, sharing = _Copies(), _Sharing()
     for row in other:
         layer = prompt_cache.pop(0)
+        before = getattr(layer, "offset", 0)
         fits = isinstance(layer, SlottedKVCache) and layer.fits(1, row.size())
         (both,) = _extend_cache([layer], [row])
         if type(both) is BatchKVCache and isinstance(both.keys, mx.array):
             both = SlottedKVCache.of(both)
+        sharing.share(before, row.size(), both)
         joined.append(both)
         if not fits:
             copies.add(both)
@@ -160,7 +216,8 @@ def leave(prompt_cache: PromptCache, places: Sequence[int], longest_tokens: int)
     holds so many tokens. ``prompt_cache`` must be evaluated."""
     kept = mx.array(list(places), mx.int32)
     slotted: list[SlottedKVCache] = []
-    copies = _Copies()
+    copies, sharing = _Copies(), _Sharing()
+    before = [getattr(layer, "offset", 0) for layer in prompt_cache]
     for layer in prompt_cache:
         if (
             isinstance(layer, SlottedKVCache)
@@ -172,6 +229,8 @@ def leave(prompt_cache: PromptCache, places: Sequence[int], longest_tokens: int)
             layer.filter(kept)
             copies.add(layer)
     _move_rows(slotted, places)
+    for layer, offset in zip(prompt_cache, before, strict=True):
+        sharing.share(offset, 0, layer)
 
 
 def give_up_slots(prompt_cache: PromptCache) -> None:

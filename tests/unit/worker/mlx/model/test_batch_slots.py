@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -127,6 +128,42 @@ def test_one_row_is_copied_and_not_all() -> None:
     batch.cache = join(batch.cache, new)
     mx.eval([(layer.keys, layer.values) for layer in batch.cache])
     assert mx.get_peak_memory() - before < 4 * row_bytes
+
+
+def test_layers_share_the_offsets_of_their_rows() -> None:
+    batch = Batch(0)
+    for tokens in (30, 20, 25, 30):
+        batch.join(tokens)
+    changes: list[Callable[[], None]] = [
+        lambda: batch.leave([1]),
+        lambda: batch.join(10),
+        lambda: batch.join(400),
+        lambda: batch.leave([0, 2]),
+    ]
+    for change in changes:
+        change()
+        new = entries(len(batch.expected), 2, 0)
+        for layer in batch.cache:
+            layer.update_and_fetch(new, -new)
+        for layer in batch.cache:
+            assert layer.trim(2) == 2
+        batch.check()
+        one, other = batch.cache
+        assert one.offset is other.offset, "each layer has an array of its own"
+
+
+def test_shifting_the_rows_of_one_layer_leaves_the_others_alone() -> None:
+    batch = Batch(0)
+    batch.join(30)
+    batch.join(20)
+    new = entries(2, 2, 0)
+    one, other = batch.cache
+    for layer in batch.cache:
+        layer.update_and_fetch(new, -new)
+    one.prepare(right_padding=[1, 0], lengths=[1, 2])
+    one.finalize()
+    assert one.offset.tolist() == [31, 22]
+    assert other.offset.tolist() == [32, 22]
 
 
 def test_a_row_that_was_no_number_does_not_reach_the_next_one() -> None:
