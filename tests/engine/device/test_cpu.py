@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import platform
 import re
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -56,11 +58,11 @@ def test_norms(leading: list[int], width: int, eps: float, dtype: mx.Dtype, weig
     rows=st.integers(1, 3),
     heads=st.integers(1, 4),
     tokens=st.sampled_from([1, 2, 9]),
-    width=st.sampled_from([16, 64, 80]),
-    dims=st.sampled_from([6, 8, 16]),
+    width=st.sampled_from([96, 128]),
+    dims=st.sampled_from([6, 16, 48, 64, 80, 96]),
     transposed=st.booleans(),
     traditional=st.booleans(),
-    base=st.sampled_from([1e4, 5e5, 123456.7, None]),
+    base=st.none() | st.sampled_from([1e4, 11_000.0, 150_000.0, 5e5, 1e6]) | st.floats(2, 1e7),
     scale=st.sampled_from([1.0, 0.25]),
     start=st.sampled_from([0, 5, 12345]),
     form=st.sampled_from(["number", "array", "one for all", "one for each"]),
@@ -91,13 +93,16 @@ def test_rotary_positions(
         "one for each": mx.arange(rows) * 7 + start,
     }[form]
     if form != "number":
-        cpu.tables.name_unchanging(offset)
+        cpu.tables.name_offsets(offset)
+    layer = nn.Module()
+    layer._freqs = mx.random.uniform(1, 100, (dims // 2,))
+    cpu.tables.share_freqs(layer)
     named: dict[str, Any] = {
         "traditional": traditional,
         "base": base,
         "scale": scale,
         "offset": offset,
-        "freqs": mx.random.uniform(1, 100, (dims // 2,)) if base is None else None,
+        "freqs": layer._freqs if base is None else None,
     }
     theirs = cpu._mlx_rope(x, dims, **named)
     assert same(cpu.rope(x, dims, **named), theirs)
@@ -112,7 +117,7 @@ def operations(make: Callable[[], mx.array], folder: Path) -> int:
 
 def test_operations_are_few(tmp_path: Path) -> None:
     x, weight, offset = numbers([2, 4, 1, 16]), numbers([16]), mx.array([3, 5])
-    cpu.tables.name_unchanging(offset)
+    cpu.tables.name_offsets(offset)
     named: dict[str, Any] = {"traditional": False, "base": 1e4, "scale": 1.0, "offset": offset}
     # The table is there: another layer has needed it.
     mx.eval(weight, cpu.rope(x, 16, **named))
@@ -132,6 +137,74 @@ def test_offsets_that_may_change_have_no_table() -> None:
     after = cpu.rope(x, 16, offset=offset, **named)
     assert same(after, cpu._mlx_rope(x, 16, offset=mx.array([4, 6]), **named))
     assert not same(before, after)
+
+
+def test_layers_with_equal_frequencies_have_one_table() -> None:
+    model = nn.Sequential(*(nn.Module() for _ in range(3)))
+    for layer, least in zip(model.layers, (1, 1, 2), strict=True):
+        layer._freqs = mx.arange(least, least + 8).astype(mx.float32)
+    kept = cpu.RopeTables()
+    kept.share_freqs(model)
+    first, second, third = (layer._freqs for layer in model.layers)
+    assert first is second
+    found = [kept.find(1, 16, False, None, 1.0, 7, freqs) for freqs in (first, second, third)]
+    assert found[0] is not None
+    assert found[1] is not None
+    assert found[2] is not None
+    assert found[0][0] is found[1][0]
+    assert found[0][0] is not found[2][0]
+    unknown = mx.arange(1, 9).astype(mx.float32)
+    assert kept.find(1, 16, False, None, 1.0, 7, unknown) is None
+
+
+def test_each_thread_has_its_own_tables() -> None:
+    """An array that is not computed yet belongs to the thread that made it."""
+    x = numbers([1, 2, 1, 16])
+    mx.eval(x)
+    named: dict[str, Any] = {"traditional": False, "base": 1e4, "scale": 1.0, "offset": 4321}
+    cpu.rope(x, 16, **named)
+    made: list[mx.array] = []
+
+    def other() -> None:
+        with mx.stream(mx.cpu):
+            made.append(cpu.rope(x, 16, **named))
+            mx.eval(made)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    assert same(made[0], cpu._mlx_rope(x, 16, **named))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"dims": 24},
+        {"dims": 5},
+        {"base": None},
+        {"freqs": mx.ones(8)},
+        {"offset": mx.array([1, 2, 3])},
+        {"offset": mx.array([[1], [2]])},
+        {"offset": mx.array([1.0, 2.0])},
+    ],
+    ids=str,
+)
+def test_what_mlx_refuses_is_refused(wrong: dict[str, Any]) -> None:
+    x = numbers([2, 4, 1, 16])
+    named: dict[str, Any] = {
+        "dims": 16,
+        "traditional": False,
+        "base": 1e4,
+        "scale": 1.0,
+        "offset": 3,
+    }
+    named |= wrong
+    if isinstance(named["offset"], mx.array):
+        cpu.tables.name_offsets(named["offset"])
+    with pytest.raises(ValueError):
+        cpu._mlx_rope(x, **named)
+    with pytest.raises(ValueError):
+        cpu.rope(x, **named)
 
 
 def test_few_and_small_tables_are_kept() -> None:

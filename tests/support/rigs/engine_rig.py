@@ -1,7 +1,8 @@
 """Drives an MLX engine as the engine thread does, without threads; and what its models would
 say without it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 from unittest import mock
@@ -34,6 +35,7 @@ from lmx.worker.engine import (
 )
 from lmx.worker.factory import load_engine
 from lmx.worker.mlx import engine as generators
+from lmx.worker.mlx.device import cpu
 
 GREEDY = RowSampling(0.0)
 HOT = RowSampling(1.0, seed=1234)
@@ -177,8 +179,19 @@ class EngineRunner:
         return "".join([*map(detokenizer.add, tokens), detokenizer.flush()])
 
 
+@contextmanager
+def functions_of_mlx() -> Iterator[None]:
+    """Let models be computed by mlx's own functions, and not by those of lmx for a CPU."""
+    with (
+        mock.patch.object(mx.fast, "rms_norm", cpu._mlx_rms_norm),
+        mock.patch.object(mx.fast, "rope", cpu._mlx_rope),
+    ):
+        yield
+
+
 class Plain:
-    """A model by itself: one forward over all tokens for each answer, no cache, no batch."""
+    """A model by itself: one forward over all tokens for each answer, no cache, no batch, nothing
+    of lmx."""
 
     def __init__(self, folder: Path) -> None:
         self._model, _ = load(str(folder))
@@ -188,9 +201,10 @@ class Plain:
         features = self._model.get_input_embeddings(mx.array([list(tokens)])).to_dict()
         arguments = {name: value for name, value in features.items() if value is not None}
         language_model = self._model.language_model
-        output = language_model(
-            mx.array([list(tokens)]), cache=make_prompt_cache(language_model), **arguments
-        )
+        with functions_of_mlx():
+            output = language_model(
+                mx.array([list(tokens)]), cache=make_prompt_cache(language_model), **arguments
+            )
         logits: mx.array = getattr(output, "logits", output)[0]
         return logits
 

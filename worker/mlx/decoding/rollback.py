@@ -114,8 +114,9 @@ def cut_padding(prompt_cache: PromptCache, rows: int, longest_tokens: int) -> No
     tokens in the cache. Windows keep theirs until it slides out of them."""
     layers = [layer for layer in prompt_cache if type(layer) in _CUT]
     if layers and layers[0].size() - longest_tokens > MOST_PADDING_TOKENS:
+        all_rows = mx.arange(rows)
         for layer in layers:
-            layer.filter(mx.arange(rows))
+            layer.filter(all_rows)
 
 
 @dataclass(frozen=True, slots=True)

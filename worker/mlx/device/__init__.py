@@ -1,1 +1,2 @@
-"""The memory of a Mac's GPU: what is wired, how much mlx may take, and how it is given back."""
+"""What depends on the device: a Mac's GPU memory (what is wired, how much mlx may take, how it is
+given back), and functions for a CPU."""

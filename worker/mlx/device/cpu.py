@@ -4,19 +4,24 @@ On a GPU ``mx.fast.rms_norm`` and ``mx.fast.rope`` are one kernel each. On a CPU
 them of a dozen and of thirty small operations, and computes the same cosines and sines in each
 layer, for queries and for keys. While rows decode, an operation costs more than what it computes.
 Here ``mx.compile`` joins the elementwise ones, and the cosines and sines are computed once for all
-layers. The results are the same to the last bit, but where a compiler joins a product and a sum
-into an operation that rounds once, as those for ARM may do.
+layers, where the rows' offsets are known to be the same for all. The results are the same to the
+last bit, but where a compiler joins a product and a sum into an operation that rounds once, as
+those for ARM may do.
 
-Only float32 is computed so, which a CPU needs anyway: 16-bit weights are far too slow on it.
+Only float32 is computed so, which a CPU needs anyway: 16-bit weights are far too slow on it. All
+that is unusual is left to mlx, and so are its errors.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 from collections import OrderedDict, deque
 from typing import Any, Final
 
 import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
 
 _MOST_TABLES: Final = 4
 """Some models have layers of two kinds, each with positions of its own; and there may be lanes."""
@@ -38,7 +43,12 @@ def use_few_operations() -> None:
 def rms_norm(x: mx.array, weight: mx.array | None, eps: float, **more: Any) -> mx.array:
     """Return what ``mx.fast.rms_norm`` returns."""
     normed: mx.array
-    if more or weight is None or not x.dtype == weight.dtype == mx.float32:
+    if (
+        more
+        or weight is None
+        or not x.dtype == weight.dtype == mx.float32
+        or weight.shape != x.shape[-1:]
+    ):
         normed = _mlx_rms_norm(x, weight, eps, **more)
     else:
         squares = mx.square(x).sum(axis=-1, keepdims=True)
@@ -59,7 +69,15 @@ def rope(
 ) -> mx.array:
     """Return what ``mx.fast.rope`` returns."""
     found = None
-    if not more and a.ndim == 4 and a.dtype == mx.float32:
+    if (
+        not more
+        and a.dtype == mx.float32
+        and a.ndim == 4
+        and 0 < dims <= a.shape[-1]
+        and dims % 2 == 0
+        and (base is None) is not (freqs is None)
+        and _is_offset(offset, a.shape[0])
+    ):
         found = tables.find(a.shape[2], dims, traditional, base, scale, offset, freqs)
     rotated: mx.array
     if found is None:
@@ -86,20 +104,30 @@ def rope(
 
 
 class RopeTables:
-    """The cosines and sines that were needed last. For the thread that computes."""
+    """The cosines and sines that were needed last."""
 
     def __init__(self) -> None:
         self._tables: OrderedDict[tuple[Any, ...], tuple[mx.array, mx.array, Any]] = OrderedDict()
-        self._unchanging: deque[mx.array] = deque(maxlen=_MOST_TABLES)
+        self._offsets: deque[mx.array] = deque(maxlen=_MOST_TABLES)
+        self._freqs: dict[bytes, mx.array] = {}
 
-    def name_unchanging(self, offset: mx.array) -> None:
+    def name_offsets(self, offset: mx.array) -> None:
         """Note that nobody changes this array of offsets in place, as most caches change theirs."""
-        self._unchanging.append(offset)
+        self._offsets.append(offset)
+
+    def share_freqs(self, model: nn.Module) -> None:
+        """Give layers whose frequencies are equal the same array of them. Only these have tables:
+        of others it is not known that they are not made anew at each call."""
+        for module in model.modules():
+            for name, value in module.items():
+                if name.endswith("freqs") and isinstance(value, mx.array) and value.ndim == 1:
+                    content = np.array(value.astype(mx.float32)).tobytes()
+                    module[name] = self._freqs.setdefault(content, value)
 
     def clear(self) -> None:
-        """Free what is kept."""
+        """Free the tables."""
         self._tables.clear()
-        self._unchanging.clear()
+        self._offsets.clear()
 
     def find(
         self,
@@ -113,19 +141,22 @@ class RopeTables:
     ) -> tuple[mx.array, mx.array] | None:
         """Return the factors [1 or rows, 1, tokens, dims] of what is rotated and of its partners.
 
-        None if they are not kept: they would be many, or the offsets are an array that may change
-        and would not be known again.
+        None if they are not kept: they would be many, or there is an array that may change or
+        would not be known again.
         """
-        rows = 1
+        rows, where = 1, offset
         if isinstance(offset, mx.array):
-            rows = offset.size
-            if not any(offset is one for one in self._unchanging):
+            rows, where = offset.size, id(offset)
+            if not any(offset is one for one in self._offsets):
                 return None
+        if freqs is not None and not any(freqs is one for one in self._freqs.values()):
+            return None
         if rows * tokens * dims > _MOST_NUMBERS:
             return None
-        # What these identities belong to is kept with the table, so that no other array gets them.
-        where = id(offset) if isinstance(offset, mx.array) else offset
-        key = (tokens, dims, traditional, base, scale, type(offset), where, id(freqs))
+        # What the identities belong to is kept with the table, so that no other array gets them. An
+        # array that is not computed yet belongs to its thread.
+        thread = threading.get_ident()
+        key = (thread, tokens, dims, traditional, base, scale, type(offset), where, id(freqs))
         found = self._tables.get(key)
         if found is None:
             angles = _angles(tokens, dims, base, scale, offset, freqs)
@@ -137,6 +168,14 @@ class RopeTables:
 
 
 tables: Final = RopeTables()
+"""Those of this process. They are freed when its model rests."""
+
+
+def _is_offset(offset: Any, rows: int) -> bool:
+    if isinstance(offset, mx.array):
+        one_each = offset.ndim == 1 and offset.size in (1, rows)
+        return (one_each or offset.ndim == 0) and mx.issubdtype(offset.dtype, mx.integer)
+    return isinstance(offset, int)
 
 
 def _angles(
@@ -147,13 +186,15 @@ def _angles(
     offset: int | mx.array,
     freqs: mx.array | None,
 ) -> mx.array:
-    """Return the angles [1 or rows, 1, tokens, dims / 2], computed as mlx does."""
+    """Return the angles [1 or rows, 1, tokens, dims / 2], computed and rounded as mlx does."""
     if freqs is not None:
         inverse = mx.reciprocal(freqs).astype(mx.float32)
     else:
-        assert base is not None, "mlx wants one of both"
-        step = mx.array(math.log(base) / (dims // 2), mx.float32)
-        inverse = mx.exp(mx.arange(0, -(dims // 2), -1, dtype=mx.float32) * step)
+        assert base is not None
+        step = np.float32(math.log(np.float32(base))) / np.float32(dims // 2)
+        inverse = mx.exp(
+            mx.arange(0, -(dims // 2), -1, dtype=mx.float32) * mx.array(float(step), mx.float32)
+        )
     if isinstance(offset, mx.array) and offset.size > 1:
         offset = offset.reshape(-1, 1)
     positions = (mx.arange(tokens, dtype=mx.float32) + offset) * mx.array(scale, mx.float32)
@@ -184,6 +225,7 @@ _scaled: Any = mx.compile(_scale, shapeless=True)
 _rotated: Any = mx.compile(_rotate, shapeless=True)
 
 _numbers: dict[float, mx.array] = {}
+"""As many as there are widths and epsilons in the models of this process."""
 
 
 def _number(value: float) -> mx.array:

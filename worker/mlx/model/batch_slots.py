@@ -17,7 +17,8 @@ Written for mlx-vlm 0.7.10, whose private function joins caches.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, Self
 
 import mlx.core as mx
@@ -36,6 +37,9 @@ MOST_PADDING_TOKENS: Final = 64
 _SLOTS_SHARE: Final = 4
 """One free slot for so many rows; at least one."""
 
+_CHANGES: Final = 4
+"""A layer goes through several, one after the other: guesses are added, and then taken back."""
+
 
 class SlottedKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm has no types.
     """``keys`` and ``values`` may have more rows than the batch: those of free slots, the last
@@ -51,6 +55,8 @@ class SlottedKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm has no type
     left_padding: mx.array
     _idx: int
     _right_padding: mx.array | None
+    _shift: tuple[int, ...] = ()
+    """The same as numbers."""
 
     @classmethod
     def of(cls, cache: BatchKVCache) -> Self:
@@ -116,19 +122,48 @@ class SlottedKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm has no type
         self.offset = mx.concatenate([self.offset, other.offset])
         self.left_padding = mx.concatenate([self.left_padding, other.left_padding + before])
 
+    def prepare(self, *, right_padding: Sequence[int] | None = None, **more: Any) -> None:
+        """Note by how much each row is to be shifted."""
+        self._shift = tuple(right_padding or ())
+        super().prepare(right_padding=right_padding, **more)
+
     def finalize(self) -> None:
         """Shift the rows as ``prepare`` has asked for."""
-        if self._right_padding is not None:
-            self._cut_slots()
-            self.offset = mx.array(self.offset)  # A copy, because mlx-vlm changes it in place.
+        if self._right_padding is None:
+            return
+        self._cut_slots()
+        before = self.offset
+        self.offset = mx.array(before)  # mlx-vlm changes it in place.
         super().finalize()
+        self._share(before, self._shift)
+
+    def filter(self, batch_indices: mx.array) -> None:
+        """Keep these rows alone."""
+        before = self.offset
+        super().filter(batch_indices)
+        self._share(before, batch_indices)
 
     def trim(self, n: int) -> int:
         """Forget the last tokens of all rows, and return how many those were."""
         n = min(n, self._idx)
         self._idx -= n
-        self.offset = _offsets.advanced(self.offset, -n)
+        self.offset = _offsets.changed(self.offset, -n, lambda: self.offset - n)
         return n
+
+    def joined(self, before: int | mx.array, row_tokens: int) -> None:
+        """Note that a row of so many tokens has joined; ``before``: the offsets without it."""
+        self._share(before, ("joined", row_tokens))
+
+    def move_rows(self, places: mx.array) -> None:
+        """Note that the rows are those of these places now."""
+        before = self.offset
+        self.offset, self.left_padding = before[places], self.left_padding[places]
+        self._share(before, places)
+
+    def _share(self, before: int | mx.array, how: Any) -> None:
+        """Share the offsets with the other layers that have changed in the same way."""
+        own = self.offset
+        self.offset = _offsets.changed(before, how, lambda: own)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Add new keys and values, and return all of them for attention."""
@@ -139,7 +174,9 @@ class SlottedKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm has no type
             self.values = self._grown(self.values, end - begin)
         self.keys[:rows, :, begin:end] = keys
         self.values[:rows, :, begin:end] = values
-        self.offset = _offsets.advanced(self.offset, end - begin)
+        self.offset = _offsets.changed(
+            self.offset, end - begin, lambda: self.offset + (end - begin)
+        )
         self._idx = end
         return self.keys[:rows, :, :end], self.values[:rows, :, :end]
 
@@ -159,44 +196,39 @@ class SlottedKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm has no type
             self.keys, self.values = self.keys[:rows], self.values[:rows]
 
 
-class _Advance:
-    """The last advance of a batch's offsets, which is the same for all layers that have them."""
+class _LastChanges:
+    """The last changes of batches' offsets. Layers that had the same ones before a change share
+    what it makes. Each takes two numbers for each row."""
 
     def __init__(self) -> None:
-        self._tokens = 0
-        self._before = self._after = mx.array(0)
+        self._changes: deque[tuple[int | mx.array, Any, mx.array]] = deque(maxlen=_CHANGES)
 
-    def advanced(self, offset: mx.array, tokens: int) -> mx.array:
-        """Return the offsets after so many more tokens of each row, or fewer."""
-        if offset is not self._before or tokens != self._tokens:
-            self._before, self._tokens, self._after = offset, tokens, offset + tokens
-            tables.name_unchanging(self._after)
-        return self._after
+    def changed(self, before: int | mx.array, how: Any, after: Callable[[], mx.array]) -> mx.array:
+        """Return the offsets ``after`` a change. ``how`` is another one for each change: an array
+        that is passed to all layers, or what can be compared."""
+        for was, same, made in self._changes:
+            if _is_same(before, was) and _is_same(how, same):
+                return made
+        made = after()
+        self._changes.appendleft((before, how, made))
+        tables.name_offsets(made)
+        return made
 
 
-_offsets: Final = _Advance()
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, mx.array) or isinstance(other, mx.array):
+        return one is other
+    return bool(one == other)
 
 
-class _Sharing:
-    """Gives the layers that had the same offsets before the rows changed the same array again."""
-
-    def __init__(self) -> None:
-        self._shared: dict[Any, tuple[Any, mx.array]] = {}
-
-    def share(self, before: Any, row_tokens: int, layer: Any) -> None:
-        """``before``: the layer's offsets before. ``row_tokens``: those of the row that joined."""
-        if type(layer) is not SlottedKVCache:
-            return
-        same = before if isinstance(before, int) else id(before)
-        # What the identity belongs to is kept, so that no other array gets it.
-        _, layer.offset = self._shared.setdefault((same, row_tokens), (before, layer.offset))
+_offsets: Final = _LastChanges()
 
 
 def join(prompt_cache: PromptCache, other: PromptCache) -> PromptCache:
     """Return the cache of the rows of ``prompt_cache`` and of the single row of ``other``. It uses
     up both. ``prompt_cache`` must be evaluated."""
     joined: PromptCache = []
-    copies, sharing = _Copies(), _Sharing()
+    copies = _Copies()
     for row in other:
         layer = prompt_cache.pop(0)
         before = getattr(layer, "offset", 0)
@@ -204,7 +236,8 @@ def join(prompt_cache: PromptCache, other: PromptCache) -> PromptCache:
         (both,) = _extend_cache([layer], [row])
         if type(both) is BatchKVCache and isinstance(both.keys, mx.array):
             both = SlottedKVCache.of(both)
-        sharing.share(before, row.size(), both)
+        if isinstance(both, SlottedKVCache):
+            both.joined(before, row.size())
         joined.append(both)
         if not fits:
             copies.add(both)
@@ -216,8 +249,7 @@ def leave(prompt_cache: PromptCache, places: Sequence[int], longest_tokens: int)
     holds so many tokens. ``prompt_cache`` must be evaluated."""
     kept = mx.array(list(places), mx.int32)
     slotted: list[SlottedKVCache] = []
-    copies, sharing = _Copies(), _Sharing()
-    before = [getattr(layer, "offset", 0) for layer in prompt_cache]
+    copies = _Copies()
     for layer in prompt_cache:
         if (
             isinstance(layer, SlottedKVCache)
@@ -229,8 +261,6 @@ def leave(prompt_cache: PromptCache, places: Sequence[int], longest_tokens: int)
             layer.filter(kept)
             copies.add(layer)
     _move_rows(slotted, places)
-    for layer, offset in zip(prompt_cache, before, strict=True):
-        sharing.share(offset, 0, layer)
 
 
 def give_up_slots(prompt_cache: PromptCache) -> None:
@@ -281,4 +311,4 @@ def _move_rows(caches: Sequence[SlottedKVCache], places: Sequence[int]) -> None:
         for (new, _), row_keys, row_values in zip(moves, keys, values, strict=True):
             cache.keys[new : new + 1, :, : cache.size()] = row_keys
             cache.values[new : new + 1, :, : cache.size()] = row_values
-        cache.offset, cache.left_padding = cache.offset[kept], cache.left_padding[kept]
+        cache.move_rows(kept)

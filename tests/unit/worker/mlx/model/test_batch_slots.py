@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -150,6 +150,36 @@ def test_layers_share_the_offsets_of_their_rows() -> None:
         batch.check()
         one, other = batch.cache
         assert one.offset is other.offset, "each layer has an array of its own"
+
+
+def test_rows_that_keep_different_numbers_of_guesses_still_share() -> None:
+    batch = Batch(1)
+    for tokens in (30, 20, 25):
+        batch.join(tokens)
+    for _ in range(8):
+        batch.decode(3)
+    batch.check()
+    one, other = batch.cache
+    assert one.offset is other.offset
+    batch.leave([0])
+    batch.check()
+    assert one.offset is other.offset
+
+
+def test_a_layer_without_a_size_joins() -> None:
+    class Sizeless:
+        def __init__(self, rows: int) -> None:
+            self.rows = rows
+
+        @classmethod
+        def merge(cls, caches: Sequence[Any]) -> Any:
+            return cls(len(caches))
+
+        def extend(self, other: Any) -> None:
+            self.rows += other.rows
+
+    (joined,) = join([Sizeless(1)], [Sizeless(1)])
+    assert joined.rows == 2
 
 
 def test_shifting_the_rows_of_one_layer_leaves_the_others_alone() -> None:
