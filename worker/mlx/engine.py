@@ -36,7 +36,7 @@ from lmx.worker.engine import (
 )
 from lmx.worker.formats.families.table import marker_ids
 from lmx.worker.media.values import Media
-from lmx.worker.mlx.decoding.batching import can_batch
+from lmx.worker.mlx.decoding.batching import Company, can_batch, can_take_turns
 from lmx.worker.mlx.decoding.media_trial import tried_media
 from lmx.worker.mlx.decoding.pace import PrefillPace
 from lmx.worker.mlx.decoding.rollback import Blocks, try_blocks
@@ -122,7 +122,9 @@ class MlxGenerator:
         hold_weights(spec.wiring, spec.memory_limit_bytes)
         advanced(LoadPhase.WARMUP, None, "")
         pace = PrefillPace(spec.max_decode_stall_s, on_gpu=mx.metal.is_available())
-        _warm_up(RowSet(forward, sampler, pace, None, None, blocks, batching=True), facts)
+        _warm_up(
+            RowSet(forward, sampler, pace, None, None, blocks, company=Company.TOGETHER), facts
+        )
         self._model = loaded.model
         self._features = _make_feature_cache(spec, loaded)
         self._prefixes = _make_prefix_cache(spec, loaded)
@@ -135,7 +137,7 @@ class MlxGenerator:
             speculation,
             blocks,
             self._features,
-            batching=_can_batch(forward),
+            company=_company(forward, facts),
         )
 
     def encode(self, source: PromptSource) -> EncodedPrompt:
@@ -163,8 +165,8 @@ class MlxGenerator:
         return self._text.token_bytes(token)
 
     def can_admit(self) -> bool:
-        """Return whether a row may begin: always; but if the model can't batch, only while no other
-        row lives."""
+        """Return whether a row may begin: always; but if the rows of the model can't live beside
+        each other, only while no other one does."""
         return self._rows.can_admit()
 
     def admit(self, row: RowRequest) -> None:
@@ -256,6 +258,15 @@ def _make_speculation(
     guesser = load_guesser(spec, Path(worker.model_path), loaded)
     end_ids = loaded.facts.eos_token_ids
     return Speculation(spec, guesser, sampler, end_ids, worker.max_decode_stall_s)
+
+
+def _company(forward: Forward, facts: ModelFacts) -> Company:
+    """Return how rows live beside each other."""
+    if _can_batch(forward):
+        return Company.TOGETHER
+    # What a model keeps of its last picture is not tried.
+    in_turns = facts.media is None and can_take_turns(forward)
+    return Company.IN_TURNS if in_turns else Company.ALONE
 
 
 def _can_batch(forward: Forward) -> bool:

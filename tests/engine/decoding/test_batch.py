@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from engine_rig import GREEDY, HOT, WARM_TOP_P, EngineRunner, Plain, spec_of
 from mlx_vlm.utils import load
+from structlog.testing import capture_logs
 from tiny_models import CONTEXT_TOKENS, VOCABULARY, make_tiny_model
 
 from lmx.protocol.errors import ErrorCode, OperationError, RequestError
@@ -603,18 +604,48 @@ def test_an_unknown_tool_parser_is_refused(tiny_dir: Path) -> None:
     assert caught.value.code is ErrorCode.CONFIG_INVALID
 
 
-def test_a_model_that_cannot_batch_serves_one_row_after_the_other(
-    tmp_path: Path, tiny: EngineRunner
-) -> None:
-    """And one that can has several."""
+def test_rows_of_a_model_that_cannot_batch_take_turns(tmp_path: Path) -> None:
+    """None waits until another one has ended, a long prompt is read between their tokens, and each
+    answer is as alone."""
     folder = make_tiny_model(tmp_path, "gemma2")
     runner = EngineRunner(spec_of(folder))
+    asked = [("a", GREEDY), ("bcd", HOT), ("z" * 300, GREEDY)]
+    expected = [runner.alone(text, sampling, 12) for text, sampling in asked]
+    rows = [runner.admit(text, sampling, 12) for text, sampling in asked[:2]]
+    while not all(runner.tokens[row] for row in rows):
+        runner.step()
+    rows.append(runner.admit(*asked[2], 12))
+    made = {row: len(runner.tokens[row]) for row in rows}
+    while not runner.tokens[rows[2]]:
+        runner.step()
+        lead = [len(runner.tokens[row]) for row in rows[:2] if row in runner.live]
+        assert not lead or max(lead) - min(lead) <= 1
+    assert all(len(runner.tokens[row]) > made[row] for row in rows[:2]), "they waited for a prompt"
+    runner.finish()
+    assert [runner.tokens[row] for row in rows] == expected
+    assert expected[0] == Plain(folder).likeliest(runner.encode("a"), expected[0])
+
+
+def test_a_model_that_keeps_something_of_the_last_row_serves_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one that can batch has several."""
+    decode = Forward.decode
+    last: list[mx.array] = []
+
+    def keeping(self: Forward, tokens: mx.array, *more: Any) -> mx.array:
+        logits = decode(self, tokens, *more)
+        before, last[:] = list(last), [tokens]
+        return logits if not before else logits + 100 * mx.sin(logits * before[0][0, 0])
+
+    folder = make_tiny_model(tmp_path, "gemma2")
+    with capture_logs() as logs:
+        monkeypatch.setattr(Forward, "decode", keeping)
+        runner = EngineRunner(spec_of(folder))
+        monkeypatch.undo()
+    assert [line["off"] > 0.1 for line in logs if line["event"] == "turns.tried"] == [True]
     row = runner.admit("a", GREEDY, 4)
-    tiny.admit("a", GREEDY, 4)
-    for one in (runner, tiny):
-        while not any(one.tokens[row] for row in one.live):
-            one.step()
-    assert tiny.generator.can_admit()
+    runner.step()
     assert not runner.generator.can_admit()
     runner.finish()
     assert runner.generator.can_admit()

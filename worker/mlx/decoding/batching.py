@@ -1,10 +1,12 @@
-"""Finds out by trying whether a model is right if rows of different lengths decode together."""
+"""Finds out by trying whether a model is right if rows of different lengths decode together, or at
+least in turns."""
 
 from __future__ import annotations
 
 import copy
 import statistics
 from collections.abc import Sequence
+from enum import Enum, auto
 from typing import Final, cast
 
 import mlx.core as mx
@@ -30,8 +32,22 @@ _GPU_TOLERANCE: Final = 0.25
 """A GPU computes one row by other kernels than two, in 16 bits, and a router of experts that is
 near a tie then takes another one."""
 
+_ADVICE: Final = "each row decodes by itself, so that many of them take longer"
+
 _Row = tuple[PromptCache, mx.array | None]
 """A prompt's cache, and its rope deltas."""
+
+
+class Company(Enum):
+    """How the rows of a model live beside each other."""
+
+    TOGETHER = auto()
+    """Rows of similar length decode in one forward pass."""
+    IN_TURNS = auto()
+    """Each row decodes in forward passes of its own, a token at a time, and prompts are read
+    between them."""
+    ALONE = auto()
+    """A row begins when the one before has ended."""
 
 
 def can_batch(forward: Forward) -> bool:
@@ -46,14 +62,37 @@ def can_batch(forward: Forward) -> bool:
         # A GPU's rounding may change much for one pair of prompts, and a fault does for each.
         tried = [_off(forward, shift) for shift in (_SHIFTS if on_gpu else _SHIFTS[:1])]
     except _Unfit as error:
-        log.warning("batching.off", reason=str(error), advice="rows run one after the other")
+        log.warning("batching.off", reason=str(error), advice=_ADVICE)
         return False
     off = statistics.median(tried)
     if not off <= tolerance:
-        log.warning("batching.off", off=off, tried=tried, advice="rows run one after the other")
+        log.warning("batching.off", off=off, tried=tried, advice=_ADVICE)
         return False
     log.info("batching.tried", off=off)
     return True
+
+
+def can_take_turns(forward: Forward) -> bool:
+    """Try two rows alone and with steps that take turns, for a model that can't batch. If it does
+    not work, because the model keeps something of the row that it has seen last, the reason is
+    logged."""
+    alone = [
+        _logits(forward, *_prefilled(forward, prompt), [tokens])
+        for prompt, tokens in zip(_PROMPTS, _FOLLOWING, strict=True)
+    ]
+    first = PromptPrefill(forward, _request(_PROMPTS[0]), forward.new_cache(), 0)
+    if not first.ready:
+        first.advance(len(_PROMPTS[0]) // 2, ())
+    second = _prefilled(forward, _PROMPTS[1])
+    rows = [_finished(first), second]
+    for place in range(len(_FOLLOWING[0])):
+        in_turns = [
+            _logits(forward, *row, [tokens[place : place + 1]])
+            for row, tokens in zip(rows, _FOLLOWING, strict=True)
+        ]
+    off = _difference(mx.concatenate(in_turns), mx.concatenate(alone))
+    log.info("turns.tried", off=off)
+    return off <= _TOLERANCE
 
 
 class _Unfit(Exception):
@@ -80,16 +119,26 @@ def _off(forward: Forward, shift: int) -> float:
         if is_device_failure(error):
             raise
         raise _Unfit(str(error)) from error
-    right = mx.concatenate(alone)
+    return _difference(together, mx.concatenate(alone))
+
+
+def _difference(logits: mx.array, right: mx.array) -> float:
+    """Return by how much logits [rows, vocabulary] differ, as a share of the spread of a row's."""
     spread = mx.linalg.norm(right - mx.mean(right, axis=-1, keepdims=True), axis=-1)
-    return cast(float, mx.max(mx.linalg.norm(together - right, axis=-1) / spread).item())
+    return cast(float, mx.max(mx.linalg.norm(logits - right, axis=-1) / spread).item())
 
 
-def _prefilled(forward: Forward, prompt: list[int]) -> _Row:
-    row = RowRequest(0, prompt, 1, RowSampling(0.0))
-    prefill = PromptPrefill(forward, row, forward.new_cache(), 0)
+def _request(prompt: Sequence[int]) -> RowRequest:
+    return RowRequest(0, prompt, 1, RowSampling(0.0))
+
+
+def _prefilled(forward: Forward, prompt: Sequence[int]) -> _Row:
+    return _finished(PromptPrefill(forward, _request(prompt), forward.new_cache(), 0))
+
+
+def _finished(prefill: PromptPrefill) -> _Row:
     while not prefill.ready:
-        prefill.advance(len(prompt), ())
+        prefill.advance(len(prefill.row.prompt), ())
     mx.eval(prefill.finish(), cache_states(prefill.prompt_cache))
     return prefill.prompt_cache, prefill.rope_deltas()
 

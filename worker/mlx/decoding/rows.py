@@ -16,6 +16,7 @@ from typing import Final
 import mlx.core as mx
 
 from lmx.worker.engine import Hypothesis, RowDrafts, RowRequest, RowStarted, RowToken, StepOutput
+from lmx.worker.mlx.decoding.batching import Company
 from lmx.worker.mlx.decoding.beam import BeamGroup
 from lmx.worker.mlx.decoding.decode import DecodeBatch, DecodeRow, DecodeStep, Joining
 from lmx.worker.mlx.decoding.lanes.lanes import DecodeLanes
@@ -66,8 +67,7 @@ class RowSet:
     It is called in mlx-vlm's generation stream. ``prefixes`` keeps what rows compute, and rows
     begin with the stored part of their prompt. ``speculation``, if there is one, steps the decoding
     rows while they are in one lane. ``features`` are those of pictures and sounds that were encoded
-    before; None for a model that takes text only. Without ``batching``, rows run one after the
-    other.
+    before; None for a model that takes text only. ``company`` says how rows live beside each other.
     """
 
     def __init__(
@@ -80,16 +80,16 @@ class RowSet:
         blocks: Blocks,
         features: FeatureCache | None = None,
         *,
-        batching: bool,
+        company: Company,
     ) -> None:
-        self._batching = batching
+        self._company = company
         self._forward = forward
         self._sampler = sampler
         self._pace = pace
         self._prefixes = prefixes
         self._speculation = speculation
         self._features = features
-        self._lanes = DecodeLanes(forward, sampler, blocks)
+        self._lanes = DecodeLanes(forward, sampler, blocks, together=company is Company.TOGETHER)
         self._prompts = PromptQueue(self._found)
         self._searches: dict[int, BeamGroup] = {}
         self._may_wait = False
@@ -103,9 +103,9 @@ class RowSet:
         return not self._prompts and not self._decoding
 
     def can_admit(self) -> bool:
-        """Return whether a row may begin: always; but without batching, only while no other row
-        lives."""
-        return self._batching or self.idle
+        """Return whether a row may begin: always; but if rows live alone, only while no other one
+        does."""
+        return self._company is not Company.ALONE or self.idle
 
     def admit(self, row: RowRequest) -> None:
         """Add a row, which waits until its prompt is read."""

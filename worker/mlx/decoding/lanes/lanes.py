@@ -1,9 +1,8 @@
 """The rows that decode, in lanes: a batch for each group of rows of similar length that have the
-same adapter.
+same adapter. The rows of a model that can't batch have a lane each.
 
-One lane is stepped at a time, and returns its output before one of longer rows is stepped. Lanes
-that differ by their adapters alone are stepped one after the other, each as often as the others. A
-lane decodes ahead (:mod:`lmx.worker.mlx.decoding.decode`) if it is the only one, or the only one of
+One lane is stepped at a time, and returns its output before one of longer rows is stepped. Lanes of
+similar length are stepped one after the other, each as often as the others. A lane decodes ahead (:mod:`lmx.worker.mlx.decoding.decode`) if it is the only one, or the only one of
 the shortest rows.
 """
 
@@ -31,9 +30,12 @@ class FoundRow(NamedTuple):
 
 
 class DecodeLanes:
-    """All rows that decode. Engine thread."""
+    """All rows that decode. ``together``: whether the model can batch. Engine thread."""
 
-    def __init__(self, forward: Forward, sampler: RowSampler, blocks: Blocks) -> None:
+    def __init__(
+        self, forward: Forward, sampler: RowSampler, blocks: Blocks, *, together: bool
+    ) -> None:
+        self._together = together
         self._blocks = blocks
         self._forward = forward
         self._sampler = sampler
@@ -70,7 +72,7 @@ class DecodeLanes:
     def join(self, joining: Joining) -> Sequence[tuple[int, Exception]]:
         """Add a row, see :meth:`DecodeBatch.join`."""
         tokens, adapter = len(joining.row.tokens), joining.row.adapter
-        for lane in self._lanes:
+        for lane in self._lanes if self._together else ():
             lengths = [tokens, *(len(row.tokens) for row in lane.rows)]
             if lane.adapter == adapter and are_alike(min(lengths), max(lengths)):
                 return lane.join(joining)
@@ -140,13 +142,14 @@ class DecodeLanes:
         return None
 
     def _shortest(self) -> list[DecodeBatch]:
-        """Return the shortest lane, and one of each other adapter that is about as short."""
+        """Return the shortest lane, and those about as short that could not be one with it: one of
+        each other adapter, or all of them if the model can't batch."""
         least = _longest(self._lanes[0])
-        found: dict[str, DecodeBatch] = {}
-        for lane in self._lanes:
+        found: dict[str | int, DecodeBatch] = {}
+        for place, lane in enumerate(self._lanes):
             longest = _longest(lane)
             if are_alike(min(least, longest), max(least, longest)):
-                found.setdefault(lane.adapter, lane)
+                found.setdefault(lane.adapter if self._together else place, lane)
         return list(found.values())
 
     def _in_turn(self) -> list[DecodeBatch]:

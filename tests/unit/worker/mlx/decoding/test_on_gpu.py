@@ -151,7 +151,9 @@ def test_a_join_takes_no_buffers_from_the_rows_that_decode(
     pace = PrefillPace(1.0, on_gpu=on_gpu)
     forward: Any = SimpleNamespace(adapter=None)
     nothing: Any = SimpleNamespace()
-    row_set = rows.RowSet(forward, nothing, pace, None, None, nothing, batching=True)
+    row_set = rows.RowSet(
+        forward, nothing, pace, None, None, nothing, company=batching.Company.TOGETHER
+    )
     row_set._prompts.add(RowRequest(7, [1, 2], 1, RowSampling(0.0)))
     prompt = row_set._prompts._prompts[7]
     prompt.prefill = Read()  # type: ignore[assignment]
