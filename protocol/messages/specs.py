@@ -132,7 +132,8 @@ class WorkerSpec(SamplingParameters):
     """For how long the worker goes on without a supervisor."""
 
     allow_checkpoint_code: bool = False
-    """Whether code that the model's folder brings along may run, in the worker."""
+    """Whether code that the model's folder, or that of its draft model, brings along may run, in the
+    worker."""
 
     adapters: tuple[AdapterSpec, ...] = ()
 

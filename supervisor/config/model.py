@@ -178,7 +178,8 @@ class ModelConfig(Section):
     loading fail with a list of them."""
     allow_checkpoint_code: Annotated[bool, Needs.WORKER] = False
     """Whether Python code in the model's folder may run, with all that the user of lmx may do: that
-    of its tokenizer, say. It runs in the worker's process alone. Only for makers that you trust."""
+    of its tokenizer, say. So may code in the folder of its draft model. It runs in the worker's
+    process alone. Only for makers that you trust."""
     max_decode_stall_s: Annotated[Seconds, Needs.WORKER] = 0.3
     """A long prompt keeps running streams waiting no longer than this."""
     prefix_cache: Annotated[PrefixCacheConfig, Needs.WORKER] = PrefixCacheConfig()

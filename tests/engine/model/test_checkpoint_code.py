@@ -9,9 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from engine_rig import spec_of
 from tiny_models import make_tiny_model
 
 from lmx.protocol.errors import OperationError
+from lmx.protocol.messages.specs import SpeculationSpec
+from lmx.worker.factory import load_engine
 from lmx.worker.mlx.model.library import open_checkpoint
 
 pytestmark = pytest.mark.engine
@@ -28,6 +31,17 @@ from pathlib import Path
 from lmx.worker.mlx.model.library import open_checkpoint
 print(type(open_checkpoint(Path(sys.argv[1]), allow_code=True).tokenizer).__name__)
 """
+LOAD_WITH_DRAFT = """
+import dataclasses
+import sys
+from pathlib import Path
+from engine_rig import spec_of
+from lmx.protocol.messages.specs import SpeculationSpec
+from lmx.worker.factory import load_engine
+spec = spec_of(Path(sys.argv[1]), speculation=SpeculationSpec(draft_path=sys.argv[1]))
+load_engine(dataclasses.replace(spec, allow_checkpoint_code=True), lambda *_: None)
+print("loaded")
+"""
 
 
 @pytest.fixture
@@ -43,16 +57,35 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def test_it_runs_where_it_is_allowed(folder: Path, tmp_path: Path) -> None:
-    """In a process of its own: what forbids it does so for good."""
+def last_word(program: str, folder: Path, home: Path) -> str:
+    """Return what a process of its own writes at its end: what forbids such code does so for
+    good."""
     done = subprocess.run(
-        [sys.executable, "-c", OPEN, str(folder)],
+        [sys.executable, "-c", program, str(folder)],
         capture_output=True, text=True, check=True,
-        env=os.environ | {"HF_HOME": str(tmp_path), "HF_MODULES_CACHE": str(tmp_path / "code")},
+        env=os.environ | {
+            "HF_HOME": str(home), "HF_MODULES_CACHE": str(home / "code"),
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        },
     )  # fmt: skip
-    assert done.stdout.split()[-1] == "OwnTokenizer"
+    return done.stdout.split()[-1]
+
+
+def test_it_runs_where_it_is_allowed(folder: Path, tmp_path: Path) -> None:
+    assert last_word(OPEN, folder, tmp_path) == "OwnTokenizer"
+
+
+def test_the_permission_of_a_model_covers_its_draft_model(folder: Path, tmp_path: Path) -> None:
+    assert last_word(LOAD_WITH_DRAFT, folder, tmp_path) == "loaded"
 
 
 def test_else_the_refusal_names_the_key(folder: Path) -> None:
     with pytest.raises(OperationError, match="allow_checkpoint_code: true"):
         open_checkpoint(folder)
+
+
+def test_so_does_that_of_a_draft_model(folder: Path, tmp_path: Path) -> None:
+    plain = make_tiny_model(tmp_path / "plain", "llama")
+    spec = spec_of(plain, speculation=SpeculationSpec(draft_path=str(folder)))
+    with pytest.raises(OperationError, match="allow_checkpoint_code: true"):
+        load_engine(spec, lambda *_: None)

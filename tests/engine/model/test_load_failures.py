@@ -1,4 +1,5 @@
-"""What is told of folders that mlx-vlm can't load: its own exceptions, not made-up ones."""
+"""What is told of folders that the libraries can't load: their own exceptions, but for those of
+classes and devices that fail in what they compute."""
 
 from __future__ import annotations
 
@@ -7,15 +8,20 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import mlx_lm.models.llama
+import mlx_vlm.models.llama.llama
 import pytest
 from engine_rig import spec_of
+from text_models import make_text_model
 from tiny_encoders import make_bert
 from tiny_models import make_tiny_model
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.states import ModelKind
 from lmx.worker.factory import load_engine
+from lmx.worker.mlx.model.library import open_checkpoint
 from lmx.worker.service.failures import LoadFailure, load_failure
 
 pytestmark = pytest.mark.engine
@@ -77,6 +83,7 @@ def configured(**entries: object) -> Callable[[Path], None]:
         configured(num_hidden_layers=4),
         configured(num_hidden_layers=1),
         configured(hidden_size=128),
+        configured(rope_theta="x"),
     ],
 )
 def test_a_bad_folder_is_not_tried_again(
@@ -95,3 +102,75 @@ def test_a_model_of_another_kind_is_told_in_words(tmp_path: Path, good: Path) ->
         failure = failure_of(folder, kind)
         assert failure.permanent
         assert f"can't be served as {kind.value}" in failure.message
+
+
+LLAMAS = (mlx_lm.models.llama.Model, mlx_vlm.models.llama.llama.LanguageModel)
+NO_METAL = RuntimeError("[metal_kernel] No Metal back-end.")
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """A folder that both libraries can load."""
+    return make_text_model(tmp_path / "text", "llama")
+
+
+def broken(monkeypatch: pytest.MonkeyPatch, of: type, error: Exception) -> None:
+    """Let a class of a library be one that can be made and not called."""
+
+    def raise_it(*_: Any, **__: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(of, "__call__", raise_it)
+
+
+def test_both_libraries_are_tried_with_a_token(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert open_checkpoint(text).library == "mlx-lm"
+    broken(monkeypatch, LLAMAS[0], TypeError("of mlx-lm"))
+    opened = open_checkpoint(text)
+    assert (opened.library, opened.forward.vocabulary_size) == ("mlx-vlm", 288)
+
+
+@pytest.mark.parametrize(
+    ("errors", "told"),
+    [
+        ((TypeError("of mlx-lm"), KeyError("of mlx-vlm")), "of mlx-lm; KeyError: 'of mlx-vlm'"),
+        ((NO_METAL, NO_METAL), "serve it on a Mac"),
+        ((NO_METAL, ValueError("Missing 2 parameters")), "serve it on a Mac"),
+        ((TypeError("a"), ValueError("Model type llama not supported.")), "(TypeError: a)"),
+        ((TypeError("a"), ValueError("Missing 2 parameters")), "(TypeError: a; ValueError: M"),
+    ],
+)
+def test_a_model_that_takes_no_token_is_refused_in_words(
+    text: Path, monkeypatch: pytest.MonkeyPatch, errors: tuple[Exception, Exception], told: str
+) -> None:
+    for of, error in zip(LLAMAS, errors, strict=True):
+        broken(monkeypatch, of, error)
+    failure = failure_of(text, ModelKind.CHAT)
+    assert (failure.code, failure.permanent) == (ErrorCode.MODEL_SOURCE_INVALID, True)
+    assert told in failure.message
+    assert "choose" in failure.message
+
+
+def caused(cause: Exception) -> Exception:
+    error = ValueError("it didn't work")
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("[malloc] Unable to allocate 9 bytes."),
+        caused(MemoryError()),
+        caused(RuntimeError("[METAL] Command buffer execution failed: Innocent Victim")),
+        RuntimeError("anything"),
+    ],
+    ids=repr,
+)
+def test_what_may_pass_is_tried_again(
+    text: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """And with the same library: another one would serve the model until then."""
+    broken(monkeypatch, LLAMAS[0], error)
+    assert not failure_of(text, ModelKind.CHAT).permanent

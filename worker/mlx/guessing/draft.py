@@ -139,14 +139,15 @@ class DraftRow:
         return False
 
 
-def load_draft(folder: Path, tokenizer: Any) -> DraftModel:
-    """Load the draft model in ``folder``, for a model with ``tokenizer``.
+def load_draft(folder: Path, tokenizer: Any, *, allow_code: bool = False) -> DraftModel:
+    """Load the draft model in ``folder``, for a model with ``tokenizer``. ``allow_code``: the code
+    of the draft model's own tokenizer may run.
 
     Raises :class:`OperationError` when it can't be loaded as it is, or can't draft for that
     model, and as :func:`lmx.worker.mlx.model.library.open_checkpoint` does.
     """
     config = read_folder(folder)
-    checkpoint = open_checkpoint(folder)
+    checkpoint = open_checkpoint(folder, allow_code=allow_code)
     mx.eval(checkpoint.model.parameters())
     differs = _difference(checkpoint.tokenizer, tokenizer)
     if differs:

@@ -59,7 +59,8 @@ def load_guesser(spec: SpeculationSpec, folder: Path, target: LoadedModel) -> Gu
     config = read_checkpoint_config(draft)
     kind = drafter_kind(config)
     if kind is None:
-        return load_draft(draft, target.tokenizer)
+        # The configuration that allows code of its own to the model names the draft model too.
+        return load_draft(draft, target.tokenizer, allow_code=target.allow_code)
     if (name := drafter_type(config)) in _UNUSED:
         raise OperationError(
             ErrorCode.CONFIG_INVALID,

@@ -25,12 +25,15 @@ from lmx.protocol.models.media import media_kinds, of_media
 from lmx.protocol.models.safetensors import read_tensors
 from lmx.protocol.states import ModelKind
 from lmx.worker.media.values import MediaNeeds
+from lmx.worker.mlx.model.forward import Forward
 from lmx.worker.mlx.model.guard import forbid_checkpoint_code, needs_code
 from lmx.worker.mlx.model.media_needs import media_needs
 from lmx.worker.mlx.model.mended.gemma3n import mend_gemma3n
 from lmx.worker.mlx.model.mended.hy_v4 import mend_hy_v4
 from lmx.worker.mlx.model.mended.qwen3_omni import mend_qwen3_omni
 from lmx.worker.mlx.model.text_model import TextModel, load_text_model
+from lmx.worker.scheduling.device_failure import is_device_failure
+from lmx.worker.scheduling.out_of_memory import is_out_of_memory
 
 log = structlog.get_logger()
 
@@ -42,10 +45,13 @@ _UNFIT: Final = (
     *(ArithmeticError, AssertionError, AttributeError, FileNotFoundError, ImportError),
     *(LookupError, NotImplementedError, TypeError, ValueError),
 )
-"""What the libraries raise for a folder that they can't make a model of."""
+"""What the libraries raise for a folder that they can't make a model of, and what their classes
+raise for a token that they can't take."""
 
 _UNFIT_TOKENIZER: Final = (*_UNFIT, OSError)
 _UNFIT_WEIGHTS: Final = re.compile(r"^(Missing|Received) \d+ parameters|^Expected shape")
+_NEEDS_METAL: Final = re.compile(r"^\[\w+\] No Metal back-end")
+"""What mlx says, in a ``RuntimeError``, where a class has kernels for a Mac's GPU alone."""
 _UNKNOWN: Final = re.compile(r"^Model type \S+ not supported")
 _LONGEST_SAYING: Final = 200
 
@@ -53,8 +59,8 @@ _LONGEST_SAYING: Final = 200
 class Checkpoint(NamedTuple):
     """A folder's model, its weights not read yet, and its tokenizer."""
 
-    model: Any
-    """With ``language_model`` and ``get_input_embeddings``, as mlx-vlm's models."""
+    forward: Forward
+    """Of a model with ``language_model`` and ``get_input_embeddings``, as mlx-vlm's models."""
 
     tokenizer: Any
     end_ids: frozenset[int]
@@ -69,12 +75,19 @@ class Checkpoint(NamedTuple):
     media: MediaNeeds | None = None
     """What the model takes besides text."""
 
+    @property
+    def model(self) -> Any:
+        """The model itself."""
+        return self.forward.model
+
 
 def open_checkpoint(folder: Path, *, allow_code: bool = False) -> Checkpoint:
     """Open a folder whose model writes. ``allow_code``: its tokenizer's own code may run.
 
-    Raises :class:`OperationError` for one that can't be loaded as it is, and ``OSError`` and
-    ``RuntimeError`` for files that can't be read.
+    Raises :class:`OperationError` for one that can't be loaded as it is, or whose model can't take
+    a token; ``AttributeError`` for a model of another kind; and whatever a device, or a memory,
+    that fails makes the libraries raise, as ``OSError`` and ``RuntimeError`` for files that can't
+    be read.
     """
     if not allow_code:
         forbid_checkpoint_code()
@@ -84,16 +97,18 @@ def open_checkpoint(folder: Path, *, allow_code: bool = False) -> Checkpoint:
     errors: list[Exception] = []
     for load in _loaders(config, text_only=text_only):
         try:
-            model = load(folder)
-        except _UNFIT as error:
+            forward = Forward(load(folder))
+        except (*_UNFIT, RuntimeError) as error:
+            if not _is_refusal(error):
+                raise
             log.info("model.library_refused", library=load.__module__, reason=_told(error))
             errors.append(error)
             continue
-        library = "mlx-lm" if isinstance(model, TextModel) else "mlx-vlm"
+        library = "mlx-lm" if isinstance(forward.model, TextModel) else "mlx-vlm"
         tokenizer, end_ids, processor = _open_tokenizer(
-            folder, model, text_only=text_only, allow_code=allow_code
+            folder, forward.model, text_only=text_only, allow_code=allow_code
         )
-        opened = Checkpoint(model, tokenizer, end_ids, library)
+        opened = Checkpoint(forward, tokenizer, end_ids, library)
         if text_only or processor is None:
             return opened
         needs = media_needs(processor, config.model_type, media_kinds(config, tensors))
@@ -115,6 +130,16 @@ def _load_vlm(folder: Path) -> Any:
     mend_hy_v4(model)
     mend_qwen3_omni(model)
     return model
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Return whether another try would end in the same error. A model of another kind is left to
+    the caller, who knows which is wanted."""
+    if is_device_failure(error) or is_out_of_memory(error):
+        return False
+    if isinstance(error, AttributeError):
+        return error.name != "language_model"
+    return isinstance(error, _UNFIT) or bool(_NEEDS_METAL.search(str(error)))
 
 
 def _known_to_lm(config: CheckpointConfig) -> bool:
@@ -169,27 +194,30 @@ def _refused_tokenizer(folder: Path, error: Exception) -> Exception:
 def _refused(folder: Path, config: CheckpointConfig, errors: Sequence[Exception]) -> OperationError:
     """Return what to say of a folder that no library opens. It stays so until its files change."""
     name = config.model_type
-    saying = next((str(e) for e in errors if _UNFIT_WEIGHTS.search(str(e))), "")
+    known = [error for error in errors if not _UNKNOWN.search(str(error))]
     if not name:
         problem = f"{folder / 'config.json'} names no model_type"
         advice = "fetch the model again"
-    elif saying:
-        problem = (
-            f"The weights in {folder} are not those that its config.json describes "
-            f"({_first_line(saying)})"
-        )
-        advice = "fetch the model again, or choose another conversion of it"
-    elif _UNKNOWN.search(str(errors[-1])):
+    elif not known:
         problem = (
             f"lmx has no model of the type {name!r}: neither mlx-lm {version('mlx-lm')} nor "
             f"mlx-vlm {version('mlx-vlm')} knows it"
         )
         advice = "choose a model of another architecture, or try a newer lmx"
-    elif isinstance(errors[-1], FileNotFoundError):
-        problem = f"{folder} is not complete ({_first_line(str(errors[-1]))})"
+    elif any(_NEEDS_METAL.search(str(error)) for error in known):
+        problem = f"The model in {folder}, of the type {name!r}, runs on a Mac's GPU alone"
+        advice = "serve it on a Mac, or choose a model of another architecture"
+    elif all(_UNFIT_WEIGHTS.search(str(error)) for error in known):
+        problem = (
+            f"The weights in {folder} are not those that its config.json describes "
+            f"({_first_line(str(known[0]))})"
+        )
+        advice = "fetch the model again, or choose another conversion of it"
+    elif isinstance(known[-1], FileNotFoundError):
+        problem = f"{folder} is not complete ({_first_line(str(known[-1]))})"
         advice = "fetch the model again, with its *.safetensors"
     else:
-        told = "; ".join(map(_told, errors))
+        told = "; ".join(dict.fromkeys(map(_told, known)))
         problem = f"{folder} can't be loaded as a model of the type {name!r} ({told})"
         advice = "choose another conversion of it, or try a newer lmx"
     return OperationError(ErrorCode.MODEL_SOURCE_INVALID, f"{problem}: {advice}.")

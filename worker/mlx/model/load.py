@@ -20,6 +20,7 @@ from lmx.worker.engine import LoadReporter, ModelFacts
 from lmx.worker.formats.families.table import parser_for
 from lmx.worker.formats.reasoning import find_markers
 from lmx.worker.mlx.adapters.attach import Adapters, attach_adapters
+from lmx.worker.mlx.device.cpu import tables
 from lmx.worker.mlx.memory.estimate import buffers_bytes, estimate
 from lmx.worker.mlx.model.folder import effective_context, read_folder
 from lmx.worker.mlx.model.forward import Forward
@@ -91,6 +92,8 @@ class LoadedModel:
     """Whose class the model is: ``mlx-lm`` or ``mlx-vlm``."""
     processor: Any | None
     """As in :class:`lmx.worker.mlx.model.library.Checkpoint`."""
+    allow_code: bool
+    """Whether code may run that is in the folders which the model's configuration names."""
 
 
 def load_model(spec: WorkerSpec, advanced: LoadReporter) -> LoadedModel:
@@ -104,9 +107,10 @@ def load_model(spec: WorkerSpec, advanced: LoadReporter) -> LoadedModel:
     context_tokens = effective_context(config.context_tokens, spec.context_length)
     advanced(LoadPhase.WEIGHTS, 0.0, "")
     checkpoint = open_checkpoint(folder, allow_code=spec.allow_checkpoint_code)
-    model, tokenizer = checkpoint.model, checkpoint.tokenizer
+    forward, tokenizer = checkpoint.forward, checkpoint.tokenizer
+    model = forward.model
     read_weights(model, advanced, folder, spec.kind)
-    forward = Forward(model)
+    tables.share_freqs(model)
     adapters = _attach(spec, forward)
     if spec.kv_bits is not None:
         quantize_kv(forward, spec.kv_bits)
@@ -123,7 +127,14 @@ def load_model(spec: WorkerSpec, advanced: LoadReporter) -> LoadedModel:
         media=checkpoint.media,
     )
     return LoadedModel(
-        model, forward, adapters, tokenizer, facts, checkpoint.library, checkpoint.processor
+        model=model,
+        forward=forward,
+        adapters=adapters,
+        tokenizer=tokenizer,
+        facts=facts,
+        library=checkpoint.library,
+        processor=checkpoint.processor,
+        allow_code=spec.allow_checkpoint_code,
     )
 
 

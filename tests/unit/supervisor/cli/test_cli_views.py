@@ -69,6 +69,7 @@ def test_what_a_model_is_busy_with(line: ModelStatus, words: str) -> None:
         (model_line("a", "ready", last_exit=crash(cause="expired")), ""),
         (model_line("a", pinned=True, media=["image", "audio"]), "pinned, takes images, sound"),
         (model_line("a", media=[]), ""),
+        (model_line("a", allow_checkpoint_code=True), "may run its own code"),
         (model_line("a", adapters=[ADAPTER, {**ADAPTER, "id": "prose"}]), "with sql, prose"),
     ],
 )  # fmt: skip

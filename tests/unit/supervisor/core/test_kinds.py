@@ -144,6 +144,12 @@ def test_an_adopted_worker_tells_what_an_earlier_supervisor_knew() -> None:
     assert view(core).capabilities == ("tools",)
 
 
+def test_the_status_says_whether_a_model_may_run_its_own_code() -> None:
+    for allowed in (True, False):
+        (told,) = make(FakeActions(), allow_checkpoint_code=allowed).status(0.0)
+        assert told.allow_checkpoint_code is allowed
+
+
 def test_the_snapshot_and_the_status_agree_about_what_both_tell() -> None:
     core = make(FakeActions(), aliases=["al"], pinned=True)
     bring_up(core, "tools")

@@ -38,12 +38,14 @@ def test_a_spec_has_all_that_was_configured() -> None:
         top_k=20, min_p=0.1, repetition_penalty=1.1, tool_parser="hermes",
         chat_template_kwargs={"enable_thinking": False}, max_decode_stall_s=0.5,
         speculation={"method": "draft_model", "draft": "/d/../e", "num_assistant_tokens": 6},
+        allow_checkpoint_code=True,
     )  # fmt: skip
     assert spec.adapters == (AdapterSpec("sql", "/lora"),)
     assert (spec.top_k, spec.min_p, spec.repetition_penalty) == (20, 0.1, 1.1)
     assert (spec.tool_parser, spec.template_kwargs) == ("hermes", {"enable_thinking": False})
     assert spec.max_decode_stall_s == 0.5
     assert spec.speculation == SpeculationSpec("/e", 6)
+    assert spec.allow_checkpoint_code
     assert spec.prefix_cache is not None
     assert spec.prefix_cache.disk_path is not None
     assert spec.prefix_cache.disk_path.startswith("/home/lmx/cache/prefix/org_m")
@@ -78,6 +80,7 @@ def test_a_spec_has_defaults_for_the_rest() -> None:
     spec = spec_of()
     assert (spec.top_k, spec.min_p, spec.template_kwargs) == (None, None, None)
     assert (spec.max_decode_stall_s, spec.speculation) == (0.3, None)
+    assert not spec.allow_checkpoint_code
     assert spec.prefix_cache is not None
     assert (spec.prefix_cache.memory_bytes, spec.prefix_cache.disk_bytes) == (7, 4 * 1024**3)
 
