@@ -132,7 +132,7 @@ class WorkerSpec(SamplingParameters):
     """For how long the worker goes on without a supervisor."""
 
     allow_checkpoint_code: bool = False
-    """Whether code that the model's folder, or that of its draft model, brings along may run, in the
+    """Whether code that the model's folder, or its draft model's, brings along may run, in the
     worker."""
 
     adapters: tuple[AdapterSpec, ...] = ()

@@ -196,7 +196,7 @@ class ModelStatus(ModelCommon):
     """In how many seconds it is started again by itself; null if it is not."""
 
     allow_checkpoint_code: bool = False
-    """Whether Python code from its folder, or from that of its draft model, may run in its worker."""
+    """Whether Python code from its folder, or its draft model's, may run in its worker."""
 
     adapters: tuple[AdapterStatus, ...] = ()
     """Its adapters: models of their own for clients, and answered by its worker."""
