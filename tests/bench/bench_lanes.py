@@ -1,4 +1,4 @@
-"""How much a row of 16,000 tokens slows down short ones that decode beside it, and how fast it is.
+"""How much a row of 64,000 tokens slows down short ones that decode beside it, and how fast it is.
 
 Two engines with the same tiny model take short turns in one process, so that both see the same
 machine: one decodes short rows alone, the other has the long row beside them. What comes of a turn
@@ -11,10 +11,13 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from checkouts import asked, in_turns, measured_one
+import mlx.core as mx
+from checkouts import ROOT, asked, in_turns, measured_one
+from report import Section
 from tiny_models import make_tiny_model
 
 PROCESSES = 3
@@ -23,7 +26,10 @@ STEPS = 60
 """In a turn, each engine makes so many tokens of each short row."""
 SHORT_ROWS = 4
 SHORT_TOKENS = 64
-LONG_TOKENS = 16_000
+READ_TOKENS = 4_000
+COPIES = 16
+"""The keys and values of the long row are those of a prompt, so many times. What a step behind them
+costs does not depend on what they are, and reading a prompt of that length takes a CPU minutes."""
 _ENDLESS = 1_000_000
 _RATIO = "step of short rows: beside the long one / alone"
 
@@ -32,22 +38,48 @@ def main() -> None:
     """Print medians, and between what the middle half of all turns is."""
     if measured_one(_measure):
         return
-    with tempfile.TemporaryDirectory() as folder:
-        model = make_tiny_model(Path(folder) / "model", "llama")
-        found = in_turns(__file__, asked(), PROCESSES, model)
-    for checkout, processes in found.items():
+    for checkout, processes in _processes(asked()).items():
         print(f"\n{checkout}")
-        for name in processes[0]:
-            values = [value for process in processes for value in process[name]]
-            low, middle, high = statistics.quantiles(values, n=4)
-            print(f"  {name:50} {middle:7.2f}  ({low:.2f} to {high:.2f})")
+        for name, middle, middle_half in _rows(processes):
+            print(f"  {name:50} {middle:>7}  ({middle_half})")
         middles = [f"{statistics.median(process[_RATIO]):.2f}" for process in processes]
         print(f"  that ratio in each process: {', '.join(middles)}")
 
 
+def measure(_: Path) -> Section:
+    """Measure this checkout."""
+    (processes,) = _processes([ROOT]).values()
+    rows = _rows(processes)
+    for row in rows:
+        print(*row, flush=True)
+    return Section(
+        "Short rows beside a long one",
+        f"{SHORT_ROWS} rows of some {SHORT_TOKENS} tokens decode alone, and beside a row of "
+        f"{READ_TOKENS * COPIES} tokens, in turns of {STEPS} steps in one process; the tiny model. "
+        f"Medians of {PROCESSES} processes with {TURNS} turns each (`make bench-lanes`).",
+        [["", "median", "the middle half of the turns"], *rows],
+    )
+
+
+def _processes(checkouts: Sequence[Path]) -> dict[Path, list[dict[str, list[float]]]]:
+    with tempfile.TemporaryDirectory() as folder:
+        model = make_tiny_model(Path(folder) / "model", "llama")
+        return in_turns(__file__, checkouts, PROCESSES, model)
+
+
+def _rows(processes: Sequence[Mapping[str, Sequence[float]]]) -> list[list[str]]:
+    rows = []
+    for name in processes[0]:
+        values = [value for process in processes for value in process[name]]
+        low, middle, high = statistics.quantiles(values, n=4)
+        rows.append([name, f"{middle:.2f}", f"{low:.2f} to {high:.2f}"])
+    return rows
+
+
 def _measure(model: Path) -> dict[str, list[float]]:
     alone, beside = _Rows(model), _Rows(model)
-    beside.admit([5 + place % 50 for place in range(LONG_TOKENS)])
+    beside.admit([5 + place % 50 for place in range(READ_TOKENS)])
+    beside.lengthen(COPIES)
     for engine in (alone, beside):
         for row in range(SHORT_ROWS):
             engine.admit([6 + row, *range(1, SHORT_TOKENS)])
@@ -86,6 +118,18 @@ class _Rows:
         while not self._runner.tokens[row_id]:
             self._runner.step()
         self._row_ids.append(row_id)
+
+    def lengthen(self, times: int) -> None:
+        """Make the only row so many times as long."""
+        generator: Any = self._runner.generator
+        (lane,) = generator._rows._lanes._lanes
+        for layer in lane.prompt_cache:
+            length = layer.offset
+            layer.keys = mx.tile(layer.keys[:, :, :length], (1, 1, times, 1))
+            layer.values = mx.tile(layer.values[:, :, :length], (1, 1, times, 1))
+            layer.offset = length * times
+            mx.eval(layer.keys, layer.values)
+        lane.rows[0].tokens *= times
 
     def turn(self) -> tuple[float, float, int]:
         """Step until the last row has made its tokens of a turn. Returns how long that took, how

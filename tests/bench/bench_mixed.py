@@ -1,7 +1,8 @@
 """A mixed day on one model: a coding agent, chats and small requests at the same time.
 
 An agent has a conversation of 30,000 tokens and asks every few seconds for one more turn, eight
-chats go on, and a small request comes every three seconds. The model is tiny, the lengths are real.
+chats go on, each with its own history, and a small request comes every three seconds. The model is
+tiny, the lengths are real.
 ``make bench-mixed`` measures this checkout; ``AGAINST=FOLDER``, another checkout with a ``.venv``
 of its own, is measured in turns with it.
 """
@@ -14,13 +15,14 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-from checkouts import asked, in_turns, measured_one
+from checkouts import ROOT, asked, in_turns, measured_one
+from report import Section
 
 TURNS = 2
 DURATION_S = 75
@@ -42,22 +44,52 @@ def main() -> None:
     """Print percentiles of the time to the first token and between tokens, in milliseconds."""
     if measured_one(_measure):
         return
+    for checkout, seen in _seen(asked()).items():
+        print(f"\n{checkout}")
+        for row in _rows(seen):
+            print("  ".join(cell.rjust(12) if place else cell.ljust(22)
+                            for place, cell in enumerate(row)))  # fmt: skip
+
+
+def measure(_: Path) -> Section:
+    """Measure this checkout."""
+    (seen,) = _seen([ROOT]).values()
+    rows = _rows(seen)
+    for row in rows[1:]:
+        print(*row, flush=True)
+    return Section(
+        "A mixed day",
+        f"An agent whose conversation begins with {AGENT_TOKENS} tokens and grows by 1000 a turn, "
+        f"{CHATS} chats, each with its own history, and twenty small requests a minute, all at "
+        "once over HTTP, on the tiny model with real lengths (`make bench-mixed`; `AGAINST=` "
+        f"another checkout measures both in turns). {TURNS} times {DURATION_S} s. An agent's "
+        "first tokens are few: their higher percentiles are about the longest of them. " + _BEFORE,
+        rows,
+    )
+
+
+_BEFORE = ""
+
+
+def _seen(checkouts: Sequence[Path]) -> dict[Path, dict[str, list[float]]]:
     found: dict[Path, dict[str, list[float]]] = {}
-    for checkout, turns in in_turns(__file__, asked(), TURNS).items():
+    for checkout, turns in in_turns(__file__, checkouts, TURNS).items():
         for turn in turns:
             for name, values in turn.items():
                 found.setdefault(checkout, {}).setdefault(name, []).extend(values)
-    for checkout, seen in found.items():
-        print(f"\n{checkout.name}")
-        for name, values in seen.items():
-            print(f"  {name:22} {_percentiles(values)}  ({len(values)} measured)")
+    return found
 
 
-def _percentiles(values: Sequence[float]) -> str:
+def _rows(seen: Mapping[str, Sequence[float]]) -> list[list[str]]:
+    heads = ["", *(f"p{each}, ms" for each in _PERCENTILES), "measured"]
+    return [heads, *([name, *_cells(values), str(len(values))] for name, values in seen.items())]
+
+
+def _cells(values: Sequence[float]) -> list[str]:
     if not values:
-        return "none"
+        return ["none"] * len(_PERCENTILES)
     cuts = statistics.quantiles([*values, values[-1]], n=100, method="inclusive")
-    return "  ".join(f"p{each} {1000 * cuts[each - 1]:8.1f} ms" for each in _PERCENTILES)
+    return [f"{1000 * cuts[each - 1]:.1f}" for each in _PERCENTILES]
 
 
 def _measure() -> dict[str, list[float]]:
@@ -119,12 +151,13 @@ async def _agent(ask: Ask, seen: Seen, end_s: float) -> None:
 
 
 async def _chat(ask: Ask, seen: Seen, end_s: float, number: int) -> None:
+    tokens = _tokens(f"chat {number}", 400 + 150 * number)
     turn = 0
     await asyncio.sleep(number * 0.7)
     while time.monotonic() < end_s:
+        await ask(seen, tokens, 120)
         turn += 1
-        prompt = _tokens(f"chat {number} {turn}", 400 + 150 * number)
-        await ask(seen, prompt, 120)
+        tokens += _tokens(f"chat {number}, turn {turn}", 200)
         await asyncio.sleep(1)
 
 

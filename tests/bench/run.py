@@ -1,7 +1,7 @@
 """Run the benchmarks and write docs/benchmarks.md: ``make bench``.
 
 Names as arguments run a part, without writing: throughput, tiny, host, prefix, prefix-files,
-stall, stall-media, sampling, relay, start.
+stall, stall-media, sampling, lanes, mixed, relay, start.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 
 import bench_host
+import bench_lanes
+import bench_mixed
 import bench_prefix
 import bench_prefix_files
 import bench_relay
@@ -32,6 +34,8 @@ BENCHES = {
     "stall": bench_stall.measure,
     "stall-media": bench_stall.measure_media,
     "sampling": bench_sampling.measure,
+    "lanes": bench_lanes.measure,
+    "mixed": bench_mixed.measure,
     "relay": bench_relay.measure,
     "start": bench_start.measure,
 }
