@@ -326,6 +326,8 @@ class RowRequest:
     :attr:`ModelFacts.adapters` that can be used. Empty: none."""
     media: PromptMedia | None = None
     """The media of the prompt, as :attr:`EncodedPrompt.media` has them."""
+    priority: int = 0
+    """Prompts of rows of a lower value are read first."""
 
     @property
     def made(self) -> Sequence[int]:

@@ -72,8 +72,11 @@ class Job:
     """What is done otherwise than the request asked for, in sentences for people."""
     call_checks: Mapping[str, AnswerCheck] = field(default_factory=dict)
     """What the arguments of an answer's calls must satisfy, by the names of the functions."""
-    priority: int = 0
-    """Jobs of a lower value begin first, and are preempted last."""
+
+    @property
+    def priority(self) -> int:
+        """That of its rows. Jobs of a lower value begin first, and are preempted last."""
+        return self.rows[0].priority
 
 
 class Piece(NamedTuple):

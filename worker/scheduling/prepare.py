@@ -225,6 +225,7 @@ def prepare(
             cache_salt=request.cache_salt,
             adapter=request.adapter,
             media=encoded.media,
+            priority=request.priority,
         )
         for index in range(1 if beam else max(request.search.n, request.search.best_of))
     )
@@ -244,7 +245,6 @@ def prepare(
         check,
         make_constraint.remarks if make_constraint else (),
         make_constraint.call_checks if make_constraint else {},
-        request.priority,
     )
 
 

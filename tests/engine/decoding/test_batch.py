@@ -244,6 +244,21 @@ def test_a_short_prompt_passes_a_long_one_that_came_first(tiny: EngineRunner) ->
     tiny.remove(beside)
 
 
+def test_a_short_prompt_passes_no_more_important_one(tiny: EngineRunner) -> None:
+    beside = tiny.admit("a", GREEDY, 400)
+    while not tiny.tokens[beside]:
+        tiny.step()
+    important = tiny.admit("x" * 300, GREEDY, 2, priority=-1)
+    tiny.step()
+    short = tiny.admit("y", GREEDY, 2)
+    while important not in tiny.started:
+        tiny.step()
+    assert short not in tiny.started
+    tiny.finish_row(short)
+    tiny.remove(beside)
+    tiny.finish()
+
+
 def test_a_long_prompt_does_not_starve(tiny: EngineRunner) -> None:
     """While short ones keep coming, it gets its share."""
     long = tiny.admit(list(range(1, 201)), GREEDY, 2)

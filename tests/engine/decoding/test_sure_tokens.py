@@ -6,20 +6,31 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from engine_rig import GREEDY, HOT, EngineRunner, spec_of
+from jsonschema import Draft202012Validator
 from tiny_models import make_tiny_model
 
 from lmx.protocol.messages.data import Structure, Thinking
 from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
 from lmx.protocol.states import StructureKind
-from lmx.worker.engine import Constraint, ConstraintSource, RowDrafts, RowSampling, TokenScores
+from lmx.worker.constraints.grammar import allowed
+from lmx.worker.engine import (
+    ConstraintMaker,
+    ConstraintSource,
+    PromptSource,
+    RowDrafts,
+    RowSampling,
+    TokenScores,
+)
 from lmx.worker.mlx.decoding import rollback
 from lmx.worker.mlx.decoding.decode import DecodeBatch
+from lmx.worker.mlx.sampling.mask import only_token
 from lmx.worker.scheduling import length_groups
 
 pytestmark = pytest.mark.engine
@@ -293,17 +304,18 @@ def test_the_next_turn_finds_what_was_fed(tmp_path: Path) -> None:
     assert cold.alone(turn, GREEDY, 20) == runner.tokens[row]
 
 
+def schema_maker(runner: EngineRunner) -> ConstraintMaker:
+    structure = Structure(StructureKind.JSON_SCHEMA, json.dumps(SCHEMA), "response_format")
+    maker = runner.generator.constrain(ConstraintSource(structure, None, Thinking(), False))
+    assert maker is not None
+    return maker
+
+
 def test_a_schema_with_long_keys_takes_few_forwards(
     runner: Callable[[str], EngineRunner],
 ) -> None:
     llama = runner("llama")
-    structure = Structure(StructureKind.JSON_SCHEMA, json.dumps(SCHEMA), "response_format")
-    maker = llama.generator.constrain(ConstraintSource(structure, None, Thinking(), False))
-    assert maker is not None
-
-    def make() -> Constraint:
-        assert maker is not None
-        return maker()
+    make = schema_maker(llama)
 
     def rows() -> Sequence[dict[str, Any]]:
         sampling = RowSampling(1.0, seed=3, end_ids=llama.facts.eos_token_ids)
@@ -311,3 +323,90 @@ def test_a_schema_with_long_keys_takes_few_forwards(
 
     steps, plain = both(llama, rows)
     assert steps < plain / 2
+
+
+@pytest.fixture(scope="module")
+def real(smollm2_dir: Path) -> EngineRunner:
+    """A model whose tokens are words and parts of words: a text can be written in many ways."""
+    return EngineRunner(spec_of(smollm2_dir))
+
+
+def answers(
+    runner: EngineRunner, rows: Sequence[dict[str, Any]]
+) -> tuple[list[tuple[list[int], list[TokenScores]]], int]:
+    """Run rows until they have ended; return what they made without the end, and the number of
+    steps."""
+    ends, steps = runner.facts.eos_token_ids, 0
+    admitted = [runner.admit(**row) for row in rows]
+    while runner.live:
+        runner.step()
+        steps += 1
+        for row in list(runner.live):
+            if ends & set(runner.tokens[row]):
+                runner.remove(row)
+    made = [(runner.tokens[row], runner.scores[row]) for row in admitted]
+    assert all(ends & set(tokens) for tokens, _ in made)
+    return [(tokens[:-1], scores) for tokens, scores in made], steps
+
+
+ASKED = "Where is the parcel of customer 47? Answer in JSON."
+
+
+@pytest.mark.parametrize(
+    "samplings",
+    [[PENALTIES], [RowSampling(1.5, seed=5), GREEDY, HOT]],
+    ids=["alone", "in company"],
+)
+def test_where_a_text_has_many_spellings_the_answer_is_that_of_single_draws(
+    real: EngineRunner, samplings: list[RowSampling]
+) -> None:
+    make, ends = schema_maker(real), real.facts.eos_token_ids
+
+    def rows() -> Sequence[dict[str, Any]]:
+        return [
+            {
+                "prompt": ASKED,
+                "sampling": replace(sampling, end_ids=ends),
+                "max_tokens": 300,
+                "top_logprobs": 1,
+                "constraint": make(),
+            }
+            for sampling in samplings
+        ]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DecodeBatch, "_foreseen", lambda _: ())
+        plain, plain_steps = answers(real, rows())
+    made, steps = answers(real, rows())
+    for (tokens, scores), (expected, expected_scores) in zip(made, plain, strict=True):
+        assert tokens == expected
+        for one, other in zip(scores, expected_scores, strict=True):
+            assert math.isclose(one.logprob, other.logprob, abs_tol=1e-3)
+        Draft202012Validator(SCHEMA).validate(json.loads(real.text(tokens)))
+    assert steps < plain_steps
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [{}, {"separators": (",", ":")}, {"indent": 2}, {"separators": (" ,", " : ")}],
+    ids=["one line", "compact", "lines", "wide"],
+)
+def test_what_is_certain_is_spelled_as_the_tokenizer_spells_it(
+    real: EngineRunner, layout: dict[str, Any]
+) -> None:
+    """A chain of certain tokens leads to no other spelling than the one that the model knows."""
+    answer = {
+        "customer_identification": 47,
+        "shipping_address_verified": True,
+        "preferred_delivery_method": "express",
+    }
+    text = json.dumps(answer, **layout)
+    constraint, certain = schema_maker(real)(), 0
+    for token in real.generator.encode(PromptSource(text=text)).tokens:
+        mask = constraint.mask()
+        assert mask is not None and allowed(mask, token)
+        certain += only_token(mask) is not None
+        constraint.accept(token)
+    mask = constraint.mask()
+    assert mask is not None and any(allowed(mask, token) for token in real.facts.eos_token_ids)
+    assert certain > 10

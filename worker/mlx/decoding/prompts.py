@@ -1,17 +1,22 @@
 """The prompts that are being read, and the decision which of them is read next.
 
-The prompt with the least left to read comes first, so that a short request does not wait for a long
-one. So that none starves, every fourth chunk is for the prompt that has waited longest: a prompt of
-any length gets at least a quarter of the reading. A prompt with the same beginning as an earlier
-one waits until that one has read the shared part, and then finds it in the prefix cache.
+The prompts of the lowest priority value come first, and of these the one with the least left to
+read, so that a short request does not wait for a long one. So that none starves, every fourth chunk
+is for the prompt that has waited longest: a prompt of any length and priority gets at least a
+quarter of the reading when it is the oldest.
+
+A prompt with the same beginning as an earlier one waits until that one has read the shared part,
+and then finds it in the prefix cache. Until then the earlier one is as urgent as the one that waits
+for it: an important prompt does not wait for what nobody reads. Nor does a prompt wait for one that
+waits itself, which may be for a part that the two do not share.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +55,34 @@ class Prompt:
     def done_tokens(self) -> int:
         """How many tokens its cache holds."""
         return self.prefill.done_tokens if self.prefill is not None else 0
+
+
+class Standing(NamedTuple):
+    """What a prompt's place in the order follows from."""
+
+    priority: int
+    left_tokens: int
+    """How many tokens must be read before its row can go on; of no account while it waits for
+    others."""
+    waits_for: Mapping[int, int]
+    """How many tokens each prompt that it waits for must read until then, by that prompt's row."""
+
+
+Urgency = tuple[int, int]
+"""A priority value, and how many tokens must be read before some row of that value can go on. The
+lowest is read first."""
+
+
+def urgencies(standings: dict[int, Standing]) -> dict[int, Urgency]:
+    """Return how urgent each prompt is, by row: as its own row makes it, or as a row that waits for
+    it does. A prompt must stand behind those that it waits for. Pure."""
+    found = {row_id: (one.priority, one.left_tokens) for row_id, one in standings.items()}
+    for row_id, one in reversed(standings.items()):
+        # All that wait for this one stand behind it, and have been here.
+        priority, _ = found[row_id]
+        for leader, tokens in one.waits_for.items():
+            found[leader] = min(found[leader], (priority, tokens))
+    return found
 
 
 class PromptQueue:
@@ -115,17 +148,29 @@ class PromptQueue:
 
         ``can_begin`` returns whether a prompt that has not begun may do so now.
         """
-        ready = []
+        waits = self._waits()
+        ready: dict[int, Prompt] = {}
         for row_id, prompt in self._prompts.items():
             if prompt.prefill is None and row_id not in self._may_begin:
-                if self._leaders(prompt) or not can_begin(prompt):
+                if waits[row_id] or not can_begin(prompt):
                     continue
                 self._may_begin.add(row_id)
-            ready.append(prompt)
+            ready[row_id] = prompt
         if not ready:
             return None
-        oldest = self._turn % _OLDEST_EVERY == _OLDEST_EVERY - 1
-        return ready[0] if oldest else min(ready, key=self._left_tokens)
+        if self._turn % _OLDEST_EVERY == _OLDEST_EVERY - 1:
+            return next(iter(ready.values()))
+        urgency = urgencies(
+            {
+                row_id: Standing(
+                    prompt.row.priority,
+                    self._left_tokens(prompt) if row_id in ready else 0,
+                    self._left_for(prompt, waits[row_id]),
+                )
+                for row_id, prompt in self._prompts.items()
+            }
+        )
+        return ready[min(ready, key=urgency.__getitem__)]
 
     def read(self) -> None:
         """Note that a chunk was read."""
@@ -136,19 +181,29 @@ class PromptQueue:
     def stops(self, prompt: Prompt) -> list[int]:
         """Return after how many tokens the prompt's cache is to be kept: for its next turn, and
         where a prompt that waits for it takes another way."""
-        return sorted({*prompt.checkpoints, *self._ends(prompt)})
-
-    def _ends(self, prompt: Prompt) -> set[int]:
-        """Return the lengths that the waiting prompts share with this one."""
         row_id = prompt.row.row_id
-        return {
-            other.shared[row_id]
-            for other in self._prompts.values()
-            if row_id in other.shared and prompt in self._leaders(other)
+        ends = {
+            self._prompts[other].shared[row_id]
+            for other, leaders in self._waits().items()
+            if prompt in leaders and row_id in self._prompts[other].shared
         }
+        return sorted({*prompt.checkpoints, *ends})
+
+    def _waits(self) -> dict[int, list[Prompt]]:
+        """Return for each prompt, by row and in their order, those that it waits for: earlier ones
+        that will read a part which it would read as well."""
+        waits: dict[int, list[Prompt]] = {}
+        for row_id, prompt in self._prompts.items():
+            waits[row_id] = [
+                leader
+                for leader in self._leaders(prompt)
+                # With a twin it shares whatever that waits for.
+                if not waits[leader.row.row_id] or leader.row.row_id == prompt.twin
+            ]
+        return waits
 
     def _leaders(self, prompt: Prompt) -> list[Prompt]:
-        """Return the prompts that will read a part which this one would read as well."""
+        """Return the prompts that have not read a part which this one would read as well."""
         if prompt.prefill is not None:
             return []
         if prompt.twin is not None:
@@ -169,13 +224,20 @@ class PromptQueue:
         ]
 
     def _left_tokens(self, prompt: Prompt) -> int:
-        """Return how many tokens must be read before some row can go on: this one, or one that
-        waits for it."""
+        """Return how many tokens must be read before the prompt's row can go on."""
         if prompt.prefill is not None:
-            left = prompt.prefill.left_tokens
-        else:
-            left = len(prompt.tokens) - 1 - (self._known_found(prompt) or 0)
-        return min([left, *(end - prompt.done_tokens for end in self._ends(prompt))])
+            return prompt.prefill.left_tokens
+        return len(prompt.tokens) - 1 - (self._known_found(prompt) or 0)
+
+    def _left_for(self, prompt: Prompt, leaders: Iterable[Prompt]) -> dict[int, int]:
+        """Return how many tokens each of the leaders must read before the prompt need not wait for
+        it, by row."""
+        # Short twins share no part that is worth being kept, but the end.
+        ends = ((leader, prompt.shared.get(leader.row.row_id)) for leader in leaders)
+        return {
+            leader.row.row_id: (len(prompt.tokens) - 1 if end is None else end) - leader.done_tokens
+            for leader, end in ends
+        }
 
     def _known_found(self, prompt: Prompt) -> int | None:
         row_id = prompt.row.row_id

@@ -10,8 +10,9 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from fake_peers import until
 from multidict import CIMultiDict
-from router_rig import chat_body, router_rig, router_spec
+from router_rig import MODEL, chat_body, router_rig, router_spec
 from structlog.testing import capture_logs
 
 from lmx.protocol.errors import ErrorCode, RequestError
@@ -304,23 +305,61 @@ async def test_keys_are_never_logged_or_answered(capfd: pytest.CaptureFixture[st
         assert key not in told
 
 
-async def test_no_request_has_a_lower_priority_than_its_key_allows() -> None:
+PRIORITIES: tuple[dict[str, Any], ...] = ({}, {"priority": -3}, {"priority": 9})
+HI = [{"role": "user", "content": "hi"}]
+GENERATIONS: dict[str, tuple[dict[str, Any], bool]] = {
+    "/v1/chat/completions": ({"messages": HI}, True),
+    "/v3/chat/completions": ({"messages": HI}, True),
+    "/v1/completions": ({"prompt": "a"}, True),
+    "/v3/completions": ({"prompt": "a"}, True),
+    "/v1/messages": ({"messages": HI, "max_tokens": 9}, False),
+    "/v1/responses": ({"input": "hi"}, True),
+    "/api/chat": ({"messages": HI}, False),
+    "/api/generate": ({"prompt": "hi"}, False),
+}
+"""The routes of generations: a body, and whether it may have a `priority`. Anthropic's and Ollama's
+requests know none, and theirs is ignored."""
+
+
+def test_every_route_of_generations_is_listed() -> None:
+    answering = {
+        route.path
+        for route in ROUTES
+        if route.is_inference and route.streams and route.method == "POST"
+    }
+    # These have streams of other things: of what is heard, and of how far a download is.
+    others = {"/v1/audio/transcriptions", "/v1/audio/translations", "/api/pull"}
+    assert answering - others == set(GENERATIONS)
+
+
+@pytest.mark.parametrize("path", GENERATIONS)
+async def test_no_request_has_a_lower_priority_than_its_key_allows(path: str) -> None:
+    fields, takes_priority = GENERATIONS[path]
     other = "another-inference-key"
     keys = (ApiKey(KEYS[0], priority=5), ApiKey(other))
+    ways: list[dict[str, Any]] = [{}, {"stream": True}]
+    if path == "/v1/responses":
+        ways.append({"background": True})
+    expected = [5, 5, 9, 0, -3, 9] if takes_priority else [5, 5, 5, 0, 0, 0]
     async with router_rig(api_keys=keys) as rig:
-        for key, asked in (
-            (KEYS[0], {}), (KEYS[0], {"priority": -3}), (KEYS[0], {"priority": 9}),
-            (other, {}), (other, {"priority": -3}),
-        ):  # fmt: skip
-            for path, body in (
-                ("/v1/chat/completions", chat_body(**asked)),
-                ("/v1/completions", {"prompt": "a", **asked}),
-            ):
-                headers = dict([bearer(key)])
-                async with rig.http.post(f"{rig.url}{path}", json=body, headers=headers) as answer:
-                    assert answer.status == 200, await answer.text()
-        found = [stream.request.priority for stream in rig.worker.streams]
-        assert found == [5, 5, 5, 5, 9, 9, 0, 0, -3, -3]
+        for way in ways:
+            for key in (KEYS[0], other):
+                for asked in PRIORITIES:
+                    body = {"model": MODEL, **fields, **way, **asked}
+                    headers = dict([bearer(key)])
+                    url = f"{rig.url}{path}"
+                    async with rig.http.post(url, json=body, headers=headers) as answer:
+                        assert answer.status == 200, await answer.text()
+                        await answer.read()
+                        ignored = answer.headers.get("X-Lmx-Ignored", "")
+                    assert ("priority" in ignored) is (bool(asked) and not takes_priority)
+            await until(lambda: len(rig.worker.streams) == len(expected))
+            # Those in the background may come in any order.
+            found = [stream.request.priority for stream in rig.worker.streams]
+            assert sorted(found) == sorted(expected)
+            if "background" not in way:
+                assert found == expected
+            rig.worker.streams.clear()
 
 
 async def test_a_worker_is_sent_salts_that_are_each_key_s_own() -> None:

@@ -270,11 +270,14 @@ def test_what_is_not_enforced_is_told_without_a_constraint(
     assert [row.constraint for row in job.rows] == [None]
 
 
-def test_a_request_s_priority_is_its_job_s() -> None:
+def test_a_request_s_priority_is_its_job_s_and_its_rows() -> None:
     for priority in (-3, 0, 5):
-        request = Generate(1, "r", Sampling(), 1, prompt="x", priority=priority)
-        job = prepare(ScriptedEngine({}), FACTS, SPEC, request, 1, lambda: 1, 0.0)
-        assert job.priority == priority
+        search = Search(n=2)
+        request = Generate(1, "r", Sampling(), 1, prompt="x", priority=priority, search=search)
+        for again in (False, True):
+            job = prepare(ScriptedEngine({}), FACTS, SPEC, request, 1, lambda: 1, 0.0, again=again)
+            assert [row.priority for row in job.rows] == [priority, priority]
+            assert job.priority == priority
 
 
 def test_media_come_to_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,14 @@ class Rig:
             script = {"pieces": [f"{number} " for number in range(50)], **script}
         prompt = self.engine.encode(PromptSource(messages=[{"content": json.dumps(script)}]))
         rows = tuple(
-            RowRequest(10 * self._jobs + index, prompt.tokens, max_tokens, GREEDY, beam=beam)
+            RowRequest(
+                10 * self._jobs + index,
+                prompt.tokens,
+                max_tokens,
+                GREEDY,
+                beam=beam,
+                priority=priority,
+            )
             for index in range(1 if beam else answers)
         )
         rules = TextRules(frozenset({0}))
@@ -56,7 +63,6 @@ class Rig:
                 answers,
                 self.now,
                 memory_wait_s=memory_wait_s,
-                priority=priority,
             )
         )
         return self._jobs
