@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Final, Self
+from typing import Any, Final, Self, cast
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -138,10 +138,16 @@ class SlottedKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm has no type
         self._share(before, self._shift)
 
     def filter(self, batch_indices: mx.array) -> None:
-        """Keep these rows alone."""
+        """Keep these rows alone, and no padding that all of them have. It is known without waiting
+        for the device in each layer, as mlx-vlm does."""
         before = self.offset
-        super().filter(batch_indices)
+        self.offset = before[batch_indices]
         self._share(before, batch_indices)
+        padding = self._idx - _offsets.longest(self.offset)
+        self.keys = self.keys[batch_indices][:, :, padding:]
+        self.values = self.values[batch_indices][:, :, padding:]
+        self.left_padding = self.left_padding[batch_indices] - padding
+        self._idx -= padding
 
     def trim(self, n: int) -> int:
         """Forget the last tokens of all rows, and return how many those were."""
@@ -202,6 +208,7 @@ class _LastChanges:
 
     def __init__(self) -> None:
         self._changes: deque[tuple[int | mx.array, Any, mx.array]] = deque(maxlen=_CHANGES)
+        self._read = mx.array([0]), 0
 
     def changed(self, before: int | mx.array, how: Any, after: Callable[[], mx.array]) -> mx.array:
         """Return the offsets ``after`` a change. ``how`` is another one for each change: an array
@@ -213,6 +220,12 @@ class _LastChanges:
         self._changes.appendleft((before, how, made))
         tables.name_offsets(made)
         return made
+
+    def longest(self, offsets: mx.array) -> int:
+        """Return the largest of some offsets. Waits for the device, once for all layers."""
+        if offsets is not self._read[0]:
+            self._read = offsets, cast(int, mx.max(offsets).item())
+        return self._read[1]
 
 
 def _is_same(one: Any, other: Any) -> bool:

@@ -2,8 +2,8 @@
 same adapter. The rows of a model that can't batch have a lane each.
 
 One lane is stepped at a time, and returns its output before one of longer rows is stepped. Lanes of
-similar length are stepped one after the other, each as often as the others. A lane decodes ahead (:mod:`lmx.worker.mlx.decoding.decode`) if it is the only one, or the only one of
-the shortest rows.
+similar length are stepped one after the other, each as often as the others. A lane decodes ahead
+(:mod:`lmx.worker.mlx.decoding.decode`) if it is the only one, or the only one of the shortest rows.
 """
 
 from __future__ import annotations

@@ -182,6 +182,26 @@ def test_a_layer_without_a_size_joins() -> None:
     assert joined.rows == 2
 
 
+def test_a_leave_that_copies_waits_for_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = Batch(0)
+    for tokens in (300, 20, 25):
+        batch.join(tokens)
+    batch.decode(1)
+    read: list[mx.array] = []
+    item = mx.array.item
+
+    def noted(array: mx.array) -> Any:
+        read.append(array)
+        return item(array)
+
+    monkeypatch.setattr(mx.array, "item", noted)
+    batch.leave([0])  # The longest one: all are cut.
+    monkeypatch.undo()
+    assert len(read) == 1
+    assert [layer.size() for layer in batch.cache] == [26] * LAYERS
+    batch.check()
+
+
 def test_shifting_the_rows_of_one_layer_leaves_the_others_alone() -> None:
     batch = Batch(0)
     batch.join(30)
