@@ -84,10 +84,10 @@ def measure(model: Path) -> Section:
         "`BatchGenerator` with nothing around it (`tests/bench/rigs/bare_loop.py`); the worker is "
         "the whole process: its sockets, text, and messages included. The bare loop makes no text "
         "and sends nothing. On a CPU, the worker has norms and rotary positions computed of fewer "
-        "operations (`worker/mlx/device/cpu.py`), and the bare loop as mlx does. Both in processes of their own, in turns, median of "
-        f"{ROUNDS}; once with the one started first, once with the other, since the process that "
-        "starts second was up to a tenth faster, whichever it was. The figures are the geometric "
-        "means of both.",
+        "operations (`worker/mlx/device/cpu.py`), and the bare loop as mlx does. Both in processes "
+        f"of their own, in turns, median of {ROUNDS}; once with the one started first, once with "
+        "the other, since the process that starts second was up to a tenth faster, whichever it "
+        "was. The figures are the geometric means of both.",
         _measured(model, FIRST_TOKEN, BATCHES),
     )
 
