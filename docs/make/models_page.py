@@ -1,5 +1,5 @@
 """Writes the tables of ``docs/models.md`` (`make models-page`), after examining a tiny model of
-each type."""
+each type; the last one has those that are not examined."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 
 from conformance import (
     FOLLOWING,
+    NOT_KEPT,
     PROMPT,
+    SEEING_NOT_KEPT,
     WITH_EYES,
     Conformance,
     examine,
@@ -17,6 +19,7 @@ from conformance import (
     examine_seeing,
 )
 from model_table import PAGE, bits_cell, cells, line
+from not_examined import lines as lines_of_others
 from text_models import CONFIGS, make_text_model, reference_logits
 from vlm_models import TEXT_ALONE, make_vlm_model
 
@@ -33,8 +36,8 @@ def text_alone(folder: Path, model_type: str) -> Conformance:
 tables = []
 for types, found_of in (
     (CONFIGS, text),
-    (WITH_EYES, examine_seeing),
-    (TEXT_ALONE, text_alone),
+    (WITH_EYES - SEEING_NOT_KEPT, examine_seeing),
+    (TEXT_ALONE.keys() - NOT_KEPT, text_alone),
 ):
     lines = []
     for model_type in sorted(types, key=str.lower):
@@ -44,6 +47,7 @@ for types, found_of in (
             bits = examine_few_bits(Path(wide), model_type, sees=sees)
         lines.append(line(told | {"kv_bits": bits_cell(bits)}) + "\n")
     tables.append("".join(lines))
+tables.append("".join(each + "\n" for each in lines_of_others()))
 rest = iter(tables)
 page = PAGE.read_text()
 PAGE.write_text(re.sub(r"(\| --- .*\n)(\|.*\n)*", lambda found: found[1] + next(rest), page))

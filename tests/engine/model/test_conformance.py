@@ -1,9 +1,10 @@
 """Every type that mlx-lm knows, as ``mlx_lm.convert`` saves it, is right in lmx: alone, in company
-and after a prefix. So is the text of the types with eyes that mlx-vlm's classes serve, and of those
-that mlx-vlm alone knows. What is counted for their caches is what they take.
+and after a prefix, also in 4 bits. So is the text of the types with eyes that mlx-vlm's classes
+serve, and of those that mlx-vlm alone knows. What is counted for their caches is what they take.
 
-Those that are not right are listed: one that is mended, or another, fails a test. `make test` tries
-those that the two libraries don't agree about; `make conformance` all of them.
+Those that are not right are listed: one that is mended, or another, fails a test. So are those that
+are not examined: a type that a library has added fails a test. `make test` tries those that the two
+libraries don't agree about; `make conformance` all of them.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 from conformance import (
     FOLLOWING,
+    NOT_KEPT,
     PROMPT,
+    SEEING_NOT_KEPT,
     WITH_EYES,
     Conformance,
     FewBits,
@@ -24,7 +28,8 @@ from conformance import (
     examine_few_bits,
     examine_seeing,
 )
-from model_table import bits_cell, cells, on_the_page
+from model_table import PAGE, bits_cell, cells, on_the_page
+from not_examined import NOT_EXAMINED, lines, not_examined
 from text_models import CONFIGS, make_text_model, reference_logits
 from tiny_models import make_tiny_model
 from vlm_models import TEXT_ALONE, make_vlm_model
@@ -39,20 +44,50 @@ LEAST_COUNTED, MOST_COUNTED = 0.98, 1.1
 """How many times as much as they take may be counted for the caches."""
 
 KNOWN_WRONG = {
+    "minimax_m3_vl": "in mlx-lm 0.32.2 the blocks of keys that it reads are of a batch's places, "
+    "and no row's own; lmx's trial is too short for it to show",
+    "phi3small": "in mlx-lm 0.32.2 its blocks of attention begin with the end of a chunk",
     "plamo3": "in mlx-lm 0.32.2 its window is a token longer within a chunk than between chunks",
 }
 SEEING_KNOWN_WRONG = {
+    "cohere_compass": "in mlx-vlm 0.7.10 it has no logits but the last token's in a batch, where "
+    "guesses need all of them",
+    "mllama": "in mlx-vlm 0.7.10 its cross attention reads its own queries where a text has no "
+    "picture",
     "paddleocr_vl": "in mlx-vlm 0.7.10 each chunk of a text begins at the first position",
     "paligemma": "its text looks ahead, within a chunk alone",
 }
-WRONG_IN_FEW_BITS = {"plamo3": KNOWN_WRONG["plamo3"]}
+VLM_KNOWN_WRONG = {
+    "deepseek_v4": "in mlx-vlm 0.7.10 what it pools of four tokens is another in a chunk than of "
+    "tokens that come alone",
+}
+WRONG_IN_FEW_BITS = {name: KNOWN_WRONG[name] for name in ("minimax_m3_vl", "plamo3")}
 SEEING_WRONG_IN_FEW_BITS = {
-    name: SEEING_KNOWN_WRONG[name] for name in ("paddleocr_vl", "paligemma")
+    name: SEEING_KNOWN_WRONG[name] for name in ("mllama", "paddleocr_vl", "paligemma")
 }
 OVERCOUNTED = {
     "hy_v4": "its caches may double when they grow",
     "kimi_vl": "mlx-vlm's class keeps all heads' keys and values, mlx-lm's does not",
 }
+
+MISCOUNTED = {
+    "deepseek_v4": 4.55,
+    "falcon_ocr": 0.5,
+    "gemma4_unified": 3.76,
+    "glm5_next": 0.65,
+    "inkling": 0.61,
+    "mimo_v2": 1.94,
+    "minimax_m3_vl": 0.84,
+    "mistral4": 6.67,
+    "mllama": 1.33,
+    "molmo_point": 2.0,
+    "plamo2vl": 1.93,
+    "qwen4_exp": 0.75,
+}
+"""How many times as much as they take is counted. Its estimate doesn't know how they keep it."""
+
+NOT_QUANTIZED = {"afm7": "in mlx-lm 0.32.2 its fused layers know nothing of a mode"}
+"""Those that ``mlx_lm.convert`` fails to quantize."""
 
 UNKNOWN_TO_VLM = ("bailing_hybrid", "gear", "olmo_hybrid", "plamo3")
 WRONG_IN_VLM = ("internlm2", "lfm2_moe")
@@ -60,6 +95,7 @@ TEXT_OF_MORE = ("gemma3", "gemma3n", "kimi_vl", "lfm2-vl", "llama4")
 BETTER_BY_VLM = ("mamba", "qwen3_5", "qwen3_5_moe")
 QUICK = (*UNKNOWN_TO_VLM, *WRONG_IN_VLM, *TEXT_OF_MORE, "gemma3_text", "llama", "mamba", "qwen3_5")
 VLM_QUICK = ("cohere2_moe", "hy_v4", "qwen3_5_text")
+FOUR_BITS_QUICK = ("deepseek_v3", "llama", "qwen3_moe", "qwen3_next")
 SEEING_QUICK = ("gemma3n", "gemma4", "lfm2-vl", "qwen2_5_vl", "qwen3_omni_moe")
 
 
@@ -84,9 +120,12 @@ def check_page(model_type: str, found: Conformance, *, sees: bool = False) -> No
     assert told.items() <= on_the_page(model_type, sees=sees).items(), "make models-page"
 
 
-def check_counted(found: Conformance | FewBits) -> None:
+def check_counted(found: Conformance | FewBits, model_type: str, *, sees: bool = False) -> None:
     counted = found.counted_bytes / found.held_bytes
-    assert LEAST_COUNTED <= counted <= MOST_COUNTED, found
+    if isinstance(found, Conformance) and model_type in MISCOUNTED:
+        assert counted == pytest.approx(MISCOUNTED[model_type], abs=0.01), found
+    elif model_type not in MISCOUNTED and (sees or model_type not in OVERCOUNTED):
+        assert LEAST_COUNTED <= counted <= MOST_COUNTED, found
 
 
 def of_all(names: Iterable[str], quick: Iterable[str]) -> list[Any]:
@@ -103,47 +142,87 @@ def test_a_type_is_right(tmp_path: Path, model_type: str) -> None:
     assert bool(wrong(found)) == (model_type in KNOWN_WRONG), found
     assert found.library == ("mlx-vlm" if model_type in BETTER_BY_VLM else "mlx-lm")
     check_page(model_type, found)
-    if model_type not in OVERCOUNTED:
-        check_counted(found)
+    check_counted(found, model_type)
 
 
-@pytest.mark.parametrize("model_type", of_all(WITH_EYES, SEEING_QUICK))
+@pytest.mark.parametrize("model_type", of_all(WITH_EYES - SEEING_NOT_KEPT, SEEING_QUICK))
 def test_the_text_of_a_type_with_eyes_is_right(tmp_path: Path, model_type: str) -> None:
     found = examine_seeing(tmp_path, model_type)
     assert bool(wrong(found)) == (model_type in SEEING_KNOWN_WRONG), found
     assert found.library == "mlx-vlm"
     check_page(model_type, found, sees=True)
-    check_counted(found)
+    check_counted(found, model_type, sees=True)
 
 
-@pytest.mark.parametrize("model_type", of_all(TEXT_ALONE, VLM_QUICK))
+@pytest.mark.parametrize("model_type", of_all(TEXT_ALONE.keys() - NOT_KEPT, VLM_QUICK))
 def test_a_type_that_mlx_vlm_alone_knows_is_right(tmp_path: Path, model_type: str) -> None:
     found = examine(make_vlm_model(tmp_path, model_type), None)
-    assert not wrong(found), found
+    assert bool(wrong(found)) == (model_type in VLM_KNOWN_WRONG), found
     assert found.library == "mlx-vlm"
     check_page(model_type, found)
-    if model_type not in OVERCOUNTED:
-        check_counted(found)
+    check_counted(found, model_type)
 
 
-@pytest.mark.parametrize("model_type", of_all({*CONFIGS, *TEXT_ALONE}, FEW_BITS_QUICK))
+def test_each_type_of_the_libraries_is_examined_or_told() -> None:
+    """A type that a raised pin adds, or removes, fails here."""
+    assert {name: set(types) for name, types in NOT_EXAMINED.items()} == not_examined()
+    told = [line for line in PAGE.read_text().splitlines() if line.startswith("| mlx-")]
+    assert told == lines(), "make models-page"
+
+
+@pytest.mark.parametrize("model_type", of_all(NOT_KEPT, ["minimax_m3"]))
+def test_a_type_whose_prefixes_cannot_be_kept(tmp_path: Path, model_type: str) -> None:
+    with pytest.raises(AttributeError, match="prefix_cache_snapshot"):
+        examine(make_vlm_model(tmp_path, model_type), None)
+
+
+@pytest.mark.parametrize("model_type", of_all(SEEING_NOT_KEPT, ()))
+def test_a_type_with_eyes_whose_prefixes_cannot_be_kept(tmp_path: Path, model_type: str) -> None:
+    with pytest.raises(AttributeError, match="prefix_cache_snapshot"):
+        examine_seeing(tmp_path, model_type)
+
+
+@pytest.mark.parametrize(
+    "model_type", of_all(CONFIGS.keys() - NOT_QUANTIZED.keys(), FOUR_BITS_QUICK)
+)
+def test_a_quantized_type_is_right(tmp_path: Path, model_type: str) -> None:
+    """In 4 bits, as most are fetched, against its library's own logits of the same bits."""
+    found = conformance(tmp_path, model_type, 4)
+    assert bool(wrong(found)) == (model_type in KNOWN_WRONG), found
+
+
+@pytest.mark.parametrize("model_type", NOT_QUANTIZED)
+def test_a_type_that_cannot_be_quantized(tmp_path: Path, model_type: str) -> None:
+    with pytest.raises(TypeError, match="mode"):
+        make_text_model(tmp_path, model_type, bits=4)
+
+
+def test_a_head_that_is_the_embeddings(tmp_path: Path) -> None:
+    """mlx-vlm 0.7.10 is off by 0.69 with such a model of InternLM 2."""
+    folder = make_text_model(tmp_path, "internlm2", tied=True)
+    assert not any("output" in name for name in mx.load(str(folder / "model.safetensors")))
+    found = examine(folder, reference_logits(folder, PROMPT, FOLLOWING))
+    assert not wrong(found), found
+    assert found.library == "mlx-lm"
+
+
+@pytest.mark.parametrize("model_type", of_all({*CONFIGS, *TEXT_ALONE} - NOT_KEPT, FEW_BITS_QUICK))
 def test_keys_and_values_in_few_bits(tmp_path: Path, model_type: str) -> None:
     """Rows in company and after a prefix are as alone and cold, and what is counted is what they
     take."""
     found = examine_few_bits(tmp_path, model_type)
     for each in (found or {}).values():
         assert bool(wrong(each)) == (model_type in WRONG_IN_FEW_BITS), each
-        if model_type not in OVERCOUNTED:
-            check_counted(each)
+        check_counted(each, model_type)
     assert bits_cell(found) == on_the_page(model_type)["kv_bits"], "make models-page"
 
 
-@pytest.mark.parametrize("model_type", of_all(WITH_EYES, ()))
+@pytest.mark.parametrize("model_type", of_all(WITH_EYES - SEEING_NOT_KEPT, ()))
 def test_keys_and_values_in_few_bits_of_a_type_with_eyes(tmp_path: Path, model_type: str) -> None:
     found = examine_few_bits(tmp_path, model_type, sees=True)
     for each in (found or {}).values():
         assert bool(wrong(each)) == (model_type in SEEING_WRONG_IN_FEW_BITS), each
-        check_counted(each)
+        check_counted(each, model_type, sees=True)
     assert bits_cell(found) == on_the_page(model_type, sees=True)["kv_bits"], "make models-page"
 
 

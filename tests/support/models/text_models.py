@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.utils import MODEL_REMAPPING
+from mlx_lm.utils import MODEL_REMAPPING, quantize_model
 from tiny_models import make_tokenizer
 
 VOCABULARY = 288
@@ -143,6 +142,45 @@ YARN = {
     "original_max_position_embeddings": 128,
     "type": "yarn",
 }
+KIMI_K3: dict[str, Any] = {
+    "model_type": "kimi_linear",
+    "activation_situ_beta": 4.0,
+    "activation_situ_linear_beta": 25.0,
+    "attn_res_block_size": 2,
+    "mla_use_output_gate": True,
+    "num_shared_experts": 1,
+    "routed_expert_hidden_size": 32,
+    "latent_moe_use_norm": True,
+    "num_expert_group": 1,
+    "topk_group": 1,
+    "num_experts_per_token": 2,
+    "linear_attn_config": {
+        "full_attn_layers": [2, 4],
+        "kda_layers": [1, 3],
+        "num_heads": 4,
+        "head_dim": 16,
+        "short_conv_kernel_size": 4,
+        "gate_lower_bound": -5.0,
+    },
+}
+MINIMAX_M3: dict[str, Any] = {
+    "intermediate_size": 32,
+    "dense_intermediate_size": 128,
+    "shared_intermediate_size": 32,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "rotary_dim": 8,
+    "moe_layer_freq": [0, 1, 1, 1],
+    "sparse_attention_config": {
+        "use_sparse_attention": True,
+        "sparse_num_index_heads": 2,
+        "sparse_index_dim": 16,
+        "sparse_block_size": 4,
+        "sparse_topk_blocks": 3,
+        "sparse_local_block": 1,
+        "sparse_attention_freq": [0, 1, 1, 1],
+    },
+}
 _QWEN3_5 = (
     _SHARED
     | _LINEAR
@@ -253,6 +291,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "jamba": _EXPERTS | {
         "attn_layer_offset": 1, "attn_layer_period": 2, "expert_layer_offset": 1,
         "expert_layer_period": 2, "mamba_d_conv": 4, "mamba_d_state": 16, "mamba_expand": 2},
+    "kimi_k25": {"text_config": _SHARED | _EXPERTS | _LATENT | {
+        "model_type": "deepseek_v3", "rope_scaling": YARN}},
+    "kimi_k3": {"text_config": _SHARED | _EXPERTS | _LATENT | KIMI_K3},
     "kimi_linear": _EXPERTS | _LATENT | {
         "moe_router_activation_func": "sigmoid", "moe_renormalize": True,
         "num_expert_group": 1, "topk_group": 1, "num_experts_per_token": 2, "q_lora_rank": None,
@@ -308,6 +349,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
                          "original_max_position_embeddings": 512, "type": "longrope"}},
     "minimax": _EXPERTS | {"shared_intermediate_size": 32, "rotary_dim": 8},
     "minimax_m2": _EXPERTS | {"shared_intermediate_size": 32, "rotary_dim": 8},
+    "minimax_m3_vl": {"text_config": _SHARED | MINIMAX_M3},
     "ministral3": {"layer_types": ["sliding_attention", "full_attention"] * 2,
                    "rope_parameters": {"rope_theta": 1e6, "rope_type": "yarn", "type": "yarn",
                                        "factor": 16.0, "original_max_position_embeddings": 128,
@@ -315,7 +357,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
                                        "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}},
     "mistral": {},
     "mistral3": {"text_config": _SHARED | {"model_type": "mistral", "sliding_window": None}},
+    "mistral4": _EXPERTS | _LATENT | {
+        "n_group": 1, "head_dim": None, "rope_parameters": YARN | {
+            "rope_theta": 1e6, "rope_type": "yarn", "factor": 16.0,
+            "llama_4_scaling_beta": 0.1}},
     "mixtral": _EXPERTS,
+    "muse_glimmer": {"final_logit_softcapping": 20.0, "output_multiplier": 1.0,
+                     "layer_types": _WINDOWS},
     "nanbeige": {},
     "nanochat": {},
     "nemotron": {"hidden_act": "relu2"},
@@ -338,6 +386,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
                 "ffn_multipliers": [1.0, 2.0, 3.0], "normalize_qk_projections": True},
     "phi": {},
     "phi3": {},
+    "phi3small": {
+        # Its class forbids tokens by their numbers.
+        "vocab_size": 100_352, "num_hidden_layers": 2, "dense_attention_every_n_layers": 2,
+        "ff_intermediate_size": 128, "gegelu_limit": 20.0, "blocksparse_block_size": 32,
+        "blocksparse_num_local_blocks": 1, "blocksparse_vert_stride": 2},
     "phimoe": _EXPERTS | {
         "rope_scaling": {"long_factor": [1.0] * 8, "long_mscale": 1.2, "short_mscale": 1.2,
                          "original_max_position_embeddings": 128, "short_factor": [1.0] * 8,
@@ -427,6 +480,29 @@ def _widened(name: str, value: Any) -> Any:
     return value * (4 if name == "qk_rope_head_dim" else 2) if name in _WIDER else value
 
 
+_GROUP = 32
+"""Numbers that are quantized together."""
+
+_LATENT_WIDTHS = frozenset(
+    {
+        *("hidden_size_per_layer_input", "kv_lora_rank", "q_lora_rank", "qk_nope_head_dim"),
+        "v_head_dim",
+    }
+)
+
+
+def _grouped(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the config.json with latent widths of which whole groups can be quantized."""
+    return {
+        name: _grouped(value)
+        if isinstance(value, dict)
+        else max(value, _GROUP)
+        if name in _LATENT_WIDTHS and isinstance(value, int)
+        else value
+        for name, value in config.items()
+    }
+
+
 def make_text_model(
     folder: Path,
     model_type: str,
@@ -435,9 +511,10 @@ def make_text_model(
     tied: bool = False,
     wide: bool = False,
 ) -> Path:
-    """Write a model into ``folder``, and return that. ``bits``: quantized, in groups of 32.
-    ``wide``: see :func:`widened`."""
-    config, model = _build(model_type, wide=wide)
+    """Write a model into ``folder``, and return that. ``bits``: quantized as ``mlx_lm.convert``
+    does it, in groups of 32, with latent widths that allow it. ``tied``: its head is its
+    embeddings. ``wide``: see :func:`widened`."""
+    config, model = _build(model_type, wide=wide, grouped=bits is not None, tied=tied)
     if tied:
         for part in (model, getattr(model, "language_model", None)):
             if part is not None and "lm_head" in part:
@@ -445,8 +522,7 @@ def make_text_model(
     mx.random.seed(0)
     model.update(tree_unflatten([(name, random_weight(name, v)) for name, v in _parameters(model)]))
     if bits is not None:
-        config["quantization"] = config["quantization_config"] = {"group_size": 32, "bits": bits}
-        nn.quantize(model, 32, bits, class_predicate=_can_quantize)
+        model, config = quantize_model(model, config, _GROUP, bits)
     folder.mkdir(parents=True, exist_ok=True)
     mx.save_safetensors(
         str(folder / "model.safetensors"), dict(_parameters(model)), {"format": "mlx"}
@@ -467,7 +543,7 @@ def reference_logits(folder: Path, prompt: Sequence[int], following: Sequence[in
     return np.array(mx.stack(logits).astype(mx.float32))
 
 
-def _build(model_type: str, *, wide: bool) -> tuple[dict[str, Any], Any]:
+def _build(model_type: str, *, wide: bool, grouped: bool, tied: bool) -> tuple[dict[str, Any], Any]:
     module = importlib.import_module(f"mlx_lm.models.{MODEL_REMAPPING.get(model_type, model_type)}")
     known = {field.name for field in dataclasses.fields(module.ModelArgs)}
     own = CONFIGS[model_type]
@@ -477,6 +553,10 @@ def _build(model_type: str, *, wide: bool) -> tuple[dict[str, Any], Any]:
     config.setdefault("vocab_size", VOCABULARY)
     if wide:
         config = widened(config)
+    if grouped:
+        config = _grouped(config)
+    if tied and "tie_word_embeddings" in known:
+        config["tie_word_embeddings"] = True
     model = module.Model(module.ModelArgs.from_dict(json.loads(json.dumps(config))))
     model.eval()
     return config, model
@@ -495,7 +575,3 @@ def random_weight(name: str, array: mx.array) -> mx.array:
         return (array + 0.02 * mx.random.normal(array.shape)).astype(mx.float32)
     scale = 0.05 if "embed" in name else 0.7 / array.shape[-1] ** 0.5
     return scale * mx.random.normal(array.shape)
-
-
-def _can_quantize(_: str, module: Any) -> bool:
-    return hasattr(module, "to_quantized") and module.weight.shape[-1] % 32 == 0
