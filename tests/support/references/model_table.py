@@ -27,10 +27,12 @@ def cells(model_type: str, found: Conformance, *, sees: bool = False) -> dict[st
     """Return what a table says of a type, by column, but for ``kv_bits``. ``sees``: it is the table
     of those with eyes."""
     together = found.batched_off is not None
+    # What a model keeps of its last picture is not tried, and then a row waits for the other's end.
+    in_turns = found.in_turns_off is not None and not sees
     told = {
         "type": f"`{model_type}`",
         "library": found.library,
-        "together": "yes" if together else "no",
+        "together": "yes" if together else "in turns" if in_turns else "no",
         "prefix cache": _PREFIX[found.prefix],
         "speculation": _speculation(found.blocks, together=together),
     }

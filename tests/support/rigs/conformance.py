@@ -17,6 +17,7 @@ import mlx.core as mx
 import numpy as np
 from engine_rig import spec_of
 from media_models import HEARING, make_media_model, tiny_towers
+from mlx.utils import tree_flatten
 from mlx_vlm.generate.ar import _extend_cache
 from mlx_vlm.generate.common import generation_stream
 from text_models import CONFIGS, make_text_model
@@ -29,7 +30,7 @@ from lmx.protocol.models.checkpoint import read_checkpoint_config
 from lmx.protocol.models.memory import kv_bytes
 from lmx.protocol.states import ModelKind
 from lmx.worker.engine import RowRequest, RowSampling
-from lmx.worker.mlx.decoding.batching import can_batch
+from lmx.worker.mlx.decoding.batching import can_batch, can_take_turns
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
 from lmx.worker.mlx.decoding.rollback import (
     Blocks,
@@ -41,7 +42,7 @@ from lmx.worker.mlx.decoding.rollback import (
 from lmx.worker.mlx.decoding.single_row import can_be_single, single_row
 from lmx.worker.mlx.engine import _can_batch as rows_go_together
 from lmx.worker.mlx.memory.estimate import estimate
-from lmx.worker.mlx.model import library
+from lmx.worker.mlx.model import batch_slots, library
 from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states
 from lmx.worker.mlx.model.kv_quantization import quantize_kv
 from lmx.worker.mlx.model.load import load_model
@@ -71,6 +72,9 @@ class Conformance:
 
     batched_off: float | None
     """Two rows of unlike lengths that join and leave each other, against each alone."""
+
+    in_turns_off: float | None
+    """Two such rows that are read and decode in turns, if they can't decode together."""
 
     prefix_off: float | None
     """After a prefix that was stored and restored, against a cold prompt."""
@@ -126,10 +130,12 @@ def examine(folder: Path, reference: Logits | None) -> Conformance:
         prefix_off = None if prefix == "none" else _after_prefix(forward)
         assert prefix == "none" or prefix_off is not None, "nothing was found again"
         blocks, together = try_blocks(forward, guesses=True), can_batch(forward)
+        in_turns = not together and can_take_turns(forward)
         return Conformance(
             library=loaded.library,
             alone_off=_off(alone, reference),
             batched_off=_in_company(forward) if together else None,
+            in_turns_off=_in_turns(forward) if in_turns else None,
             prefix_off=prefix_off,
             guessed_off=_guessed(forward, blocks, together=together),
             prefix=prefix,
@@ -137,6 +143,12 @@ def examine(folder: Path, reference: Logits | None) -> Conformance:
             held_bytes=_held_bytes(forward),
             counted_bytes=counted_bytes(folder, HELD_TOKENS),
         )
+
+
+def off_in_company(folder: Path) -> float:
+    """Return how far rows are off that decode together, also where lmx doesn't let them."""
+    with mx.stream(generation_stream):
+        return _in_company(load_model(spec_of(folder), lambda *_: None).forward)
 
 
 NARROW: Final = frozenset({"minicpm3", "phimoe", "phixtral"})
@@ -184,11 +196,6 @@ def examine_few_bits(
 
 WITH_EYES: Final = SEEING.keys() | HEARING.keys()
 """The types with eyes or ears of which a tiny model can be made."""
-
-NOT_KEPT: Final = frozenset({"deepseek_v41", "minimax_m3", "z1t"})
-SEEING_NOT_KEPT: Final = frozenset({"minimax_m3_vl"})
-"""In mlx-vlm 0.7.10 their caches have no ``prefix_cache_snapshot``, though it says that they can be
-kept. So lmx fails as soon as it stores a prompt."""
 
 
 def examine_seeing(folder: Path, model_type: str) -> Conformance:
@@ -254,7 +261,15 @@ def _held_bytes(forward: Forward) -> int:
     tokens = [number % 200 for number in range(HELD_TOKENS)]
     row = _prefill(forward, tokens[:-2], chunk_tokens=HELD_TOKENS // 2)
     mx.eval(_decode(forward, row, tokens[-2:]), cache_states(row.cache))
-    return sum(int(cache.nbytes) for cache in row.cache)
+    return sum(map(_cache_bytes, row.cache))
+
+
+def _cache_bytes(cache: Any) -> int:
+    if hasattr(cache, "nbytes"):
+        return int(cache.nbytes)
+    return sum(
+        array.nbytes for _, array in tree_flatten(vars(cache)) if isinstance(array, mx.array)
+    )
 
 
 def _in_company(forward: Forward) -> float:
@@ -271,7 +286,7 @@ def _in_company(forward: Forward) -> float:
         for each, tokens in zip(rows, following, strict=True)
     ]
     mx.eval(found, [cache_states(each.cache) for each in rows])
-    both = _extend_cache(_extend_cache([], rows[0].cache), rows[1].cache)
+    both = batch_slots.join(rows[0].cache, rows[1].cache)
     deltas = [each.deltas for each in rows if each.deltas is not None]
     for pair in list(zip(*following, strict=True))[1:4]:
         together = mx.concatenate(deltas) if deltas else None
@@ -290,6 +305,31 @@ def _in_company(forward: Forward) -> float:
         found[number] += _decode(forward, row, tokens[4:])
     return max(
         _off(_numbers(mx.stack(each)), _numbers(expected))
+        for each, expected in zip(found, alone, strict=True)
+    )
+
+
+def _in_turns(forward: Forward) -> float:
+    """Return by how much two rows differ from each alone if one is read between the chunks of the
+    other, and they decode a token each."""
+    prompts, following = (PROMPT, _COMPANY), (FOLLOWING, FOLLOWING[::-1])
+    alone = [
+        _decode(forward, _prefill(forward, prompt), tokens)
+        for prompt, tokens in zip(prompts, following, strict=True)
+    ]
+    begun = PromptPrefill(
+        forward, RowRequest(0, PROMPT, 1, RowSampling(0.0)), forward.new_cache(), 0
+    )
+    if not begun.ready:
+        begun.advance(CHUNK_TOKENS, ())
+    other = _prefill(forward, _COMPANY)
+    rows = [_prefill(forward, PROMPT, begun.prompt_cache, begun.done_tokens), other]
+    found: list[list[mx.array]] = [[], []]
+    for pair in zip(*following, strict=True):
+        for row, token, made in zip(rows, pair, found, strict=True):
+            made += _decode(forward, row, [token])
+    return max(
+        _off(_numbers(mx.stack(each)), _numbers(mx.stack(expected)))
         for each, expected in zip(found, alone, strict=True)
     )
 

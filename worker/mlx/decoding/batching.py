@@ -32,6 +32,10 @@ _GPU_TOLERANCE: Final = 0.25
 """A GPU computes one row by other kernels than two, in 16 bits, and a router of experts that is
 near a tie then takes another one."""
 
+_MIXES_ROWS: Final = frozenset({"minimax_m3", "minimax_m3_vl"})
+"""Types whose rows are wrong together, but only behind some thousand tokens: their attention reads
+blocks of keys that are counted from the beginning of a batch, and not of each row."""
+
 _ADVICE: Final = "each row decodes by itself, so that many of them take longer"
 
 _Row = tuple[PromptCache, mx.array | None]
@@ -56,6 +60,11 @@ def can_batch(forward: Forward) -> bool:
     In mlx-vlm 0.7.10 two of some forty architectures can't batch: gemma2, whose attention adds the
     mask of a batch to scores of one more dimension, and internlm3, whose rope takes one offset.
     """
+    model_type = str(getattr(getattr(forward.model, "config", None), "model_type", ""))
+    if model_type in _MIXES_ROWS:
+        reason = f"longer rows of {model_type} are wrong together"
+        log.warning("batching.off", reason=reason, advice=_ADVICE)
+        return False
     on_gpu = mx.metal.is_available()
     tolerance = _GPU_TOLERANCE if on_gpu else _TOLERANCE
     try:

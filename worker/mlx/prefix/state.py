@@ -68,9 +68,7 @@ class CacheLayout:
         """How many words have the numbers of one scale."""
         self._states = [n for n in range(len(leaves)) if n not in self._runs]
         self.cuttable = not self._states
-        self.restorable = bool(leaves) and all(
-            resolve_capability(leaves[n]) is not Capability.UNSUPPORTED for n in self._states
-        )
+        self.restorable = bool(leaves) and all(_keeps_state(leaves[n]) for n in self._states)
 
     def run(
         self, prompt_cache: Sequence[Any], row: int | None, start: int, end: int
@@ -190,6 +188,15 @@ def arrays_of(tensors: Sequence[Tensor], data: Sequence[memoryview]) -> dict[str
         )
     mx.eval(arrays)
     return arrays
+
+
+def _keeps_state(leaf: Any) -> bool:
+    """Return whether a cache gives its state away and takes it back. Some of which mlx-vlm says so
+    have no functions for it."""
+    return resolve_capability(leaf) is not Capability.UNSUPPORTED and all(
+        callable(getattr(leaf, name, None))
+        for name in ("prefix_cache_snapshot", "prefix_cache_restore")
+    )
 
 
 def _leaves(caches: Any) -> Iterator[Any]:

@@ -64,7 +64,7 @@ def test_on_a_gpu_one_pair_of_prompts_decides_nothing(
         return off[len(shifts) - 1]
 
     monkeypatch.setattr(batching, "_off", tried)
-    forward: Any = SimpleNamespace(vocabulary_size=100)
+    forward: Any = SimpleNamespace(vocabulary_size=100, model=None)
     with capture_logs() as logs:
         fits = batching.can_batch(forward)
     assert fits is (gpu_fits if on_gpu else cpu_fits)
