@@ -104,6 +104,10 @@ def open_checkpoint(folder: Path, *, allow_code: bool = False) -> Checkpoint:
             log.info("model.library_refused", library=load.__module__, reason=_told(error))
             errors.append(error)
             continue
+        except SystemExit:
+            # OLMo's module does that where a package is missing that is not one of lmx's.
+            errors.append(ImportError("its code needs a package that lmx doesn't bring along"))
+            continue
         library = "mlx-lm" if isinstance(forward.model, TextModel) else "mlx-vlm"
         tokenizer, end_ids, processor = _open_tokenizer(
             folder, forward.model, text_only=text_only, allow_code=allow_code
