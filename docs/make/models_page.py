@@ -16,6 +16,7 @@ from conformance import (
     examine_few_bits,
     examine_seeing,
 )
+from engine_rig import functions_of_mlx
 from model_table import PAGE, bits_cell, cells, line
 from not_examined import lines as lines_of_others
 from text_models import CONFIGS, make_text_model, reference_logits
@@ -24,7 +25,9 @@ from vlm_models import TEXT_ALONE, make_vlm_model
 
 def text(folder: Path, model_type: str) -> Conformance:
     make_text_model(folder, model_type)
-    return examine(folder, reference_logits(folder, PROMPT, FOLLOWING))
+    with functions_of_mlx():
+        reference = reference_logits(folder, PROMPT, FOLLOWING)
+    return examine(folder, reference)
 
 
 def text_alone(folder: Path, model_type: str) -> Conformance:

@@ -222,8 +222,9 @@ class Generate:
     """An opaque name of the client whose request this is. Owners take turns where requests wait."""
 
     priority: int = 0
-    """Requests of a lower value begin before those of a higher one, and give way after them when
-    memory runs out. Owners take turns among requests of the same value."""
+    """Requests of a lower value begin before those of a higher one, their prompts are read first,
+    and they give way after them when memory runs out. Owners take turns among requests of the same
+    value."""
 
     memory_wait_s: float | None = None
     """The longest that the request waits for a row while the machine is short of memory. None: as

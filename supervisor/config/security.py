@@ -23,7 +23,8 @@ class ApiKeyConfig(Section):
     """The key's own limits, instead of `rate_limits.per_key`."""
     priority: int | None = Field(None, ge=-1_000_000, le=1_000_000, examples=[10])
     """The lowest `priority` that requests with this key may have, and the one of those that name
-    none. Of requests that wait for the same model, those of a lower value begin first."""
+    none. Of requests that wait for the same model, those of a lower value begin first, and their
+    prompts are read first."""
 
 
 class SecurityConfig(Section):

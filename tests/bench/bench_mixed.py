@@ -63,12 +63,9 @@ def measure(_: Path) -> Section:
         f"{CHATS} chats, each with its own history, and twenty small requests a minute, all at "
         "once over HTTP, on the tiny model with real lengths (`make bench-mixed`; `AGAINST=` "
         f"another checkout measures both in turns). {TURNS} times {DURATION_S} s. An agent's "
-        "first tokens are few: their higher percentiles are about the longest of them. " + _BEFORE,
+        "first tokens are few: their higher percentiles are about the longest of them.",
         rows,
     )
-
-
-_BEFORE = ""
 
 
 def _seen(checkouts: Sequence[Path]) -> dict[Path, dict[str, list[float]]]:

@@ -265,8 +265,11 @@ def _company(forward: Forward, facts: ModelFacts) -> Company:
     if _can_batch(forward):
         return Company.TOGETHER
     # What a model keeps of its last picture is not tried.
-    in_turns = facts.media is None and can_take_turns(forward)
-    return Company.IN_TURNS if in_turns else Company.ALONE
+    if facts.media is None and can_take_turns(forward):
+        log.warning("rows.in_turns", advice="each row decodes by itself: many of them take longer")
+        return Company.IN_TURNS
+    log.warning("rows.alone", advice="a request waits until the one before has ended")
+    return Company.ALONE
 
 
 def _can_batch(forward: Forward) -> bool:

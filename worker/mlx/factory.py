@@ -29,6 +29,7 @@ def create(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
 
     prefer_openblas()
     keep_resident(spec.wiring)
+    # This imports mlx, which must come after both.
     from lmx.worker.mlx.device.cpu import use_few_operations
 
     use_few_operations()

@@ -168,7 +168,8 @@ class GenerationFields(SamplingFields, StructureFields, ResidencyFields, LabelFi
     """Only requests with the same one share cached prefixes. The name is vLLM's. Default: none."""
     priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000)] | None = None
     """Of requests that wait for the same model, those of a lower value begin first, however long
-    the others have waited; when memory runs out, those of a higher value pause first. A key may
+    the others have waited, and their prompts are read first; when memory runs out, those of a
+    higher value pause first. A key may
     have a lowest value (`priority` in its configuration), which is taken instead of a lower one.
     The name is vLLM's. Default: 0."""
 

@@ -303,8 +303,8 @@ def decoding(size: int, layers: int, seconds: float) -> list[Line]:
             "batch", "two rows have the same logits alone and together",
             f"{trial['off']:.3f} of their spread apart, {token}",
             Verdict.OK if fits else Verdict.WARNING,
-            "" if fits else "rows of such a model decode one after the other (batching.off in "
-            "its log); tell us",
+            "" if fits else "each row of such a model decodes by itself (batching.off in its "
+            "log); tell us",
         ),
         Line(
             "together", "two workers that decode at once share the device",

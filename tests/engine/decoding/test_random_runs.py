@@ -240,7 +240,7 @@ class RandomRun:
         return made
 
     def _wait_for_room(self) -> None:
-        """A model that can't batch has one row at a time."""
+        """A model whose rows can't live beside each other has one row at a time."""
         while not self.runner.generator.can_admit():
             self._step()
 
@@ -356,7 +356,7 @@ def faults_and_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
                 "cohere2",
                 "gear",
                 "iquestloopcoder",
-                "llama4",  # It has one row at a time.
+                "llama4",  # Its rows take turns.
                 "llama4_text",
                 "longcat_flash_ngram",
                 "qwen3",

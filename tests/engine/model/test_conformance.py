@@ -27,6 +27,7 @@ from conformance import (
     examine_seeing,
     off_in_company,
 )
+from engine_rig import functions_of_mlx
 from model_table import PAGE, bits_cell, cells, on_the_page
 from not_examined import NOT_EXAMINED, lines, not_examined
 from text_models import CONFIGS, make_text_model, reference_logits
@@ -100,7 +101,9 @@ SEEING_QUICK = ("gemma3n", "gemma4", "lfm2-vl", "qwen2_5_vl", "qwen3_omni_moe")
 
 def conformance(folder: Path, model_type: str, bits: int | None = None) -> Conformance:
     make_text_model(folder, model_type, bits=bits)
-    return examine(folder, reference_logits(folder, PROMPT, FOLLOWING))
+    with functions_of_mlx():
+        reference = reference_logits(folder, PROMPT, FOLLOWING)
+    return examine(folder, reference)
 
 
 FEW_BITS_QUICK = ("bailing_hybrid", "gemma3_text", "gpt_oss")

@@ -30,7 +30,6 @@ class Part(NamedTuple):
 CPU = "worker/mlx/device/cpu.py"
 PREFILL = "worker/mlx/decoding/prefill.py"
 DECODE = "worker/mlx/decoding/decode.py"
-BATCHING = "worker/mlx/decoding/batching.py"
 ROLLBACK = "worker/mlx/decoding/rollback.py"
 DRAFT = "worker/mlx/guessing/draft.py"
 DRAFTER = "worker/mlx/guessing/drafter.py"
@@ -77,7 +76,7 @@ PARTS: dict[str, Sequence[Part]] = {
     "mlx-vlm": (
         Part(
             "mlx_vlm.generate.ar:_extend_cache",
-            (SLOTS, BATCHING, ROLLBACK),
+            (SLOTS,),
             "taking a row that was prefilled into the batch that decodes",
             ("cache_a", "cache_b"),
         ),

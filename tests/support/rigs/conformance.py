@@ -15,10 +15,9 @@ from unittest import mock
 
 import mlx.core as mx
 import numpy as np
-from engine_rig import spec_of
+from engine_rig import functions_of_mlx, spec_of
 from media_models import HEARING, make_media_model, tiny_towers
 from mlx.utils import tree_flatten
-from mlx_vlm.generate.ar import _extend_cache
 from mlx_vlm.generate.common import generation_stream
 from text_models import CONFIGS, make_text_model
 from tiny_models import make_tokenizer
@@ -40,6 +39,7 @@ from lmx.worker.mlx.decoding.rollback import (
     try_blocks,
 )
 from lmx.worker.mlx.decoding.single_row import can_be_single, single_row
+from lmx.worker.mlx.device.cpu import use_few_operations
 from lmx.worker.mlx.engine import _can_batch as rows_go_together
 from lmx.worker.mlx.memory.estimate import estimate
 from lmx.worker.mlx.model import batch_slots, library
@@ -119,6 +119,7 @@ class _Row:
 def examine(folder: Path, reference: Logits | None) -> Conformance:
     """Load a folder as a worker does, and try. ``reference``: the right logits after PROMPT, and
     after each of FOLLOWING; None: those that the model itself makes of all of them at once."""
+    use_few_operations()  # As a worker does.
     with mx.stream(generation_stream):
         loaded = load_model(spec_of(folder), lambda *_: None)
         forward = loaded.forward
@@ -208,7 +209,8 @@ def examine_seeing(folder: Path, model_type: str) -> Conformance:
         same_text, opened = HEARING[model_type].same_text, tiny_towers()
     reference = None
     if same_text is not None:
-        reference = text_logits(folder, same_text, PROMPT, FOLLOWING)
+        with functions_of_mlx():
+            reference = text_logits(folder, same_text, PROMPT, FOLLOWING)
     with opened:
         return examine(folder, reference)
 
@@ -251,7 +253,8 @@ def _alone(forward: Forward) -> Logits:
 
 def _at_once(forward: Forward) -> Logits:
     tokens = mx.array([[*PROMPT, *FOLLOWING]])
-    logits = forward.prompt(tokens, forward.new_cache(), forward.embed(tokens))
+    with functions_of_mlx():
+        logits = forward.prompt(tokens, forward.new_cache(), forward.embed(tokens))
     return _numbers(logits[0, len(PROMPT) - 1 :])
 
 
@@ -352,7 +355,7 @@ def _taken_back(forward: Forward, undo: Undo, kept: Sequence[int]) -> float:
     ]
     cache = rows[0].cache
     for row in rows[1:]:
-        cache = _extend_cache(cache, row.cache)
+        cache = batch_slots.join(cache, row.cache)
     deltas = [row.deltas for row in rows if row.deltas is not None]
 
     def decode(*tokens: int) -> mx.array:

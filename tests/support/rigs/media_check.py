@@ -12,7 +12,6 @@ from typing import Any, Final
 import mlx.core as mx
 import numpy as np
 from media_models import MlxVlmAlone, conversation, tiny_towers
-from mlx_vlm.generate.ar import _extend_cache
 from one_renderer import renderer
 
 from lmx.protocol.messages.tasks import Tokenize, Tokenized
@@ -24,6 +23,7 @@ from lmx.worker.mlx.decoding.prefill import PromptPrefill
 from lmx.worker.mlx.media.features import FeatureCache
 from lmx.worker.mlx.media.prompt import MediaPrompts
 from lmx.worker.mlx.media.spans import MediaSpans
+from lmx.worker.mlx.model.batch_slots import join
 from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states
 from lmx.worker.mlx.model.library import open_checkpoint
 from lmx.worker.mlx.model.prompt import PromptEncoder
@@ -254,7 +254,7 @@ def check_batch(model: MediaModel, *prompts: EncodedPrompt) -> None:
     ]
     joined: PromptCache = []
     for cache, _ in rows:
-        joined = _extend_cache(joined, cache)
+        joined = join(joined, cache) if joined else cache
     deltas = [each for _, each in rows if each is not None]
     together = _decoded(
         model.forward, joined, mx.concatenate(deltas) if deltas else None, following

@@ -11,10 +11,10 @@ from typing import Final, cast
 
 import mlx.core as mx
 import structlog
-from mlx_vlm.generate.ar import _extend_cache
 
 from lmx.worker.engine import RowRequest, RowSampling
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
+from lmx.worker.mlx.model.batch_slots import join
 from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states
 from lmx.worker.scheduling.device_failure import is_device_failure
 
@@ -36,8 +36,6 @@ _MIXES_ROWS: Final = frozenset({"minimax_m3", "minimax_m3_vl"})
 """Types whose rows are wrong together, but only behind some thousand tokens: their attention reads
 blocks of keys that are counted from the beginning of a batch, and not of each row."""
 
-_ADVICE: Final = "each row decodes by itself, so that many of them take longer"
-
 _Row = tuple[PromptCache, mx.array | None]
 """A prompt's cache, and its rope deltas."""
 
@@ -57,13 +55,13 @@ class Company(Enum):
 def can_batch(forward: Forward) -> bool:
     """Try two rows alone and together. If it does not work, the reason is logged.
 
-    In mlx-vlm 0.7.10 two of some forty architectures can't batch: gemma2, whose attention adds the
+    In mlx-vlm 0.7.10 some architectures can't batch, among them gemma2, whose attention adds the
     mask of a batch to scores of one more dimension, and internlm3, whose rope takes one offset.
     """
     model_type = str(getattr(getattr(forward.model, "config", None), "model_type", ""))
     if model_type in _MIXES_ROWS:
         reason = f"longer rows of {model_type} are wrong together"
-        log.warning("batching.off", reason=reason, advice=_ADVICE)
+        log.warning("batching.off", reason=reason)
         return False
     on_gpu = mx.metal.is_available()
     tolerance = _GPU_TOLERANCE if on_gpu else _TOLERANCE
@@ -71,28 +69,25 @@ def can_batch(forward: Forward) -> bool:
         # A GPU's rounding may change much for one pair of prompts, and a fault does for each.
         tried = [_off(forward, shift) for shift in (_SHIFTS if on_gpu else _SHIFTS[:1])]
     except _Unfit as error:
-        log.warning("batching.off", reason=str(error), advice=_ADVICE)
+        log.warning("batching.off", reason=str(error))
         return False
     off = statistics.median(tried)
     if not off <= tolerance:
-        log.warning("batching.off", off=off, tried=tried, advice=_ADVICE)
+        log.warning("batching.off", off=off, tried=tried)
         return False
     log.info("batching.tried", off=off)
     return True
 
 
 def can_take_turns(forward: Forward) -> bool:
-    """Try two rows alone and with steps that take turns, for a model that can't batch. If it does
-    not work, because the model keeps something of the row that it has seen last, the reason is
-    logged."""
+    """Try two rows alone and with steps that take turns, for a model that can't batch. It does not
+    work if the model keeps something of the row that it has seen last. What is found is logged."""
     alone = [
-        _logits(forward, *_prefilled(forward, prompt), [tokens])
+        _logits(forward, *_finished(_half_read(forward, prompt)), [tokens])
         for prompt, tokens in zip(_PROMPTS, _FOLLOWING, strict=True)
     ]
-    first = PromptPrefill(forward, _request(_PROMPTS[0]), forward.new_cache(), 0)
-    if not first.ready:
-        first.advance(len(_PROMPTS[0]) // 2, ())
-    second = _prefilled(forward, _PROMPTS[1])
+    first = _half_read(forward, _PROMPTS[0])
+    second = _finished(_half_read(forward, _PROMPTS[1]))
     rows = [_finished(first), second]
     for place in range(len(_FOLLOWING[0])):
         in_turns = [
@@ -116,7 +111,7 @@ def _off(forward: Forward, shift: int) -> float:
         return [(token + shift) % forward.vocabulary_size for token in tokens]
 
     # This is done once for both: it is most of the work, and every load waits for it.
-    rows = [_prefilled(forward, moved(prompt)) for prompt in _PROMPTS]
+    rows = [_finished(_begun(forward, moved(prompt))) for prompt in _PROMPTS]
     following = [moved(tokens) for tokens in _FOLLOWING]
     alone = [
         _logits(forward, copy.deepcopy(cache), deltas, [tokens])
@@ -137,12 +132,16 @@ def _difference(logits: mx.array, right: mx.array) -> float:
     return cast(float, mx.max(mx.linalg.norm(logits - right, axis=-1) / spread).item())
 
 
-def _request(prompt: Sequence[int]) -> RowRequest:
-    return RowRequest(0, prompt, 1, RowSampling(0.0))
+def _begun(forward: Forward, prompt: Sequence[int]) -> PromptPrefill:
+    row = RowRequest(0, prompt, 1, RowSampling(0.0))
+    return PromptPrefill(forward, row, forward.new_cache(), 0)
 
 
-def _prefilled(forward: Forward, prompt: Sequence[int]) -> _Row:
-    return _finished(PromptPrefill(forward, _request(prompt), forward.new_cache(), 0))
+def _half_read(forward: Forward, prompt: Sequence[int]) -> PromptPrefill:
+    prefill = _begun(forward, prompt)
+    if not prefill.ready:
+        prefill.advance(len(prompt) // 2, ())
+    return prefill
 
 
 def _finished(prefill: PromptPrefill) -> _Row:
@@ -153,9 +152,9 @@ def _finished(prefill: PromptPrefill) -> _Row:
 
 
 def _joined(rows: Sequence[_Row]) -> _Row:
-    joined: PromptCache = []
-    for cache, _ in rows:
-        joined = _extend_cache(joined, cache)
+    (joined, _), *others = rows
+    for cache, _ in others:
+        joined = join(joined, cache)
     deltas = [each for _, each in rows if each is not None]
     return joined, mx.concatenate(deltas) if deltas else None
 

@@ -7,8 +7,8 @@ quarter of the reading when it is the oldest.
 
 A prompt with the same beginning as an earlier one waits until that one has read the shared part,
 and then finds it in the prefix cache. Until then the earlier one is as urgent as the one that waits
-for it: an important prompt does not wait for what nobody reads. Nor does a prompt wait for one that
-waits itself, which may be for a part that the two do not share.
+for it: an important prompt does not wait for what nobody reads. A prompt does not wait for one that
+itself waits, unless the two are the same: it may wait for a part that they do not share.
 """
 
 from __future__ import annotations
@@ -100,6 +100,8 @@ class PromptQueue:
         # The results of `found` until the next chunk, by row.
         self._found_tokens: dict[int, int | None] = {}
         self._may_begin: set[int] = set()
+        # What waits for what, until a prompt comes, goes, or is read.
+        self._waiting: dict[int, list[Prompt]] | None = None
 
     def __bool__(self) -> bool:
         return bool(self._prompts)
@@ -120,9 +122,11 @@ class PromptQueue:
                 # The last token of a prompt is never taken from the cache.
                 shared[other.row.row_id] = min(common, len(tokens) - 1)
         self._prompts[row.row_id] = Prompt(row, time.monotonic(), tokens, shared, twin)
+        self._waiting = None
 
     def remove(self, row_id: int) -> Prompt | None:
         """Remove a row and return its prompt; None: it is not here."""
+        self._waiting = None
         prompt = self._prompts.pop(row_id, None)
         self._found_tokens.pop(row_id, None)
         self._may_begin.discard(row_id)
@@ -175,6 +179,7 @@ class PromptQueue:
     def read(self) -> None:
         """Note that a chunk was read."""
         self._turn += 1
+        self._waiting = None
         self._found_tokens.clear()
         self._may_begin.clear()
 
@@ -192,6 +197,8 @@ class PromptQueue:
     def _waits(self) -> dict[int, list[Prompt]]:
         """Return for each prompt, by row and in their order, those that it waits for: earlier ones
         that will read a part which it would read as well."""
+        if self._waiting is not None:
+            return self._waiting
         waits: dict[int, list[Prompt]] = {}
         for row_id, prompt in self._prompts.items():
             waits[row_id] = [
@@ -200,6 +207,7 @@ class PromptQueue:
                 # With a twin it shares whatever that waits for.
                 if not waits[leader.row.row_id] or leader.row.row_id == prompt.twin
             ]
+        self._waiting = waits
         return waits
 
     def _leaders(self, prompt: Prompt) -> list[Prompt]:

@@ -14,7 +14,6 @@ from typing import Any, Final, NamedTuple, cast
 
 import mlx.core as mx
 import structlog
-from mlx_vlm.generate.ar import _extend_cache
 from mlx_vlm.models.cache import (
     ArraysCache,
     BatchKVCache,
@@ -26,7 +25,7 @@ from mlx_vlm.speculative.cache_state import iter_leaf_caches, start_speculative_
 
 from lmx.worker.engine import RowRequest, RowSampling
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
-from lmx.worker.mlx.model.batch_slots import MOST_PADDING_TOKENS, SlottedKVCache
+from lmx.worker.mlx.model.batch_slots import MOST_PADDING_TOKENS, SlottedKVCache, join
 from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states
 from lmx.worker.mlx.model.quantized_cache import BatchQuantizedCache, QuantizedCache
 from lmx.worker.scheduling.device_failure import is_device_failure
@@ -146,9 +145,14 @@ def try_blocks(forward: Forward, *, guesses: bool) -> Blocks:
     slides = any(
         isinstance(layer, RotatingKVCache) for layer in iter_leaf_caches(forward.new_cache())
     )
-    apart = all(
-        type(layer) in (KVCache, QuantizedCache, RotatingKVCache) for layer in forward.new_cache()
-    ) and not (slides and _slips(forward, Undo.RECORDED, (2, 1)))
+    apart = (
+        all(
+            type(layer) in (KVCache, QuantizedCache, RotatingKVCache)
+            for layer in forward.new_cache()
+        )
+        and _fault(forward, 2, _at_once) is None
+        and not (slides and _slips(forward, Undo.RECORDED, (2, 1)))
+    )
     if not guesses:
         return Blocks(True, apart=apart)
     alone = _find_undo(forward, 1)
@@ -215,7 +219,7 @@ def _joined(rows: Sequence[_Rows]) -> _Rows:
     """Return a batch of single rows. It uses up their caches."""
     cache: PromptCache = []
     for row in rows:
-        cache = _extend_cache(cache, row.cache) if cache else row.cache
+        cache = join(cache, row.cache) if cache else row.cache
     deltas = [row.rope_deltas for row in rows if row.rope_deltas is not None]
     return _Rows(cache, mx.concatenate(deltas) if deltas else None)
 
@@ -223,6 +227,8 @@ def _joined(rows: Sequence[_Rows]) -> _Rows:
 def _decoding(forward: Forward, batch: _Rows, rows: int) -> _Decode:
     def decode(*tokens: int) -> mx.array:
         logits = forward.decode(mx.array([tokens] * rows), batch.cache, batch.rope_deltas)
+        if logits.shape[1] != len(tokens):
+            raise ValueError(f"{len(tokens)} tokens have {logits.shape[1]} logits")
         mx.eval(logits, cache_states(batch.cache))
         return logits
 

@@ -1,12 +1,12 @@
 """Norms and rotary positions of few operations, for a CPU.
 
-On a GPU ``mx.fast.rms_norm`` and ``mx.fast.rope`` are one kernel each. On a CPU, mlx 0.32.4 makes
-them of a dozen and of thirty small operations, and computes the same cosines and sines in each
-layer, for queries and for keys. While rows decode, an operation costs more than what it computes.
-Here ``mx.compile`` joins the elementwise ones, and the cosines and sines are computed once for all
-layers, where the rows' offsets are known to be the same for all. The results are the same to the
-last bit, but where a compiler joins a product and a sum into an operation that rounds once, as
-those for ARM may do.
+On a GPU ``mx.fast.rms_norm`` and ``mx.fast.rope`` are one kernel each. On a CPU, mlx 0.32.4 makes a
+norm of a dozen small operations, and a rotation of thirty. It computes the same cosines and sines
+in each layer, for queries and for keys. While rows decode, an operation costs more than what it
+computes. Here ``mx.compile`` joins the elementwise ones, and the cosines and sines are computed
+once for all layers, where the rows' offsets are known to be the same for all. The results are the
+same to the last bit, except where a compiler joins a product and a sum into an operation that
+rounds once, as those for ARM may do.
 
 Only float32 is computed so, which a CPU needs anyway: 16-bit weights are far too slow on it. All
 that is unusual is left to mlx, and so are its errors.
@@ -23,8 +23,11 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-_MOST_TABLES: Final = 4
+_MOST_TABLES: Final = 8
 """Some models have layers of two kinds, each with positions of its own; and there may be lanes."""
+
+_MOST_OFFSETS: Final = 64
+"""Those of many lanes, of which each has some in a step. They are a number for each row."""
 
 _MOST_NUMBERS: Final = 1 << 16
 """How large a table may be to be kept. One for a long part of a prompt would take megabytes, and
@@ -108,21 +111,24 @@ class RopeTables:
 
     def __init__(self) -> None:
         self._tables: OrderedDict[tuple[Any, ...], tuple[mx.array, mx.array, Any]] = OrderedDict()
-        self._offsets: deque[mx.array] = deque(maxlen=_MOST_TABLES)
-        self._freqs: dict[bytes, mx.array] = {}
+        self._offsets: deque[mx.array] = deque(maxlen=_MOST_OFFSETS)
+        self._freqs: dict[tuple[mx.Dtype, bytes], mx.array] = {}
 
     def name_offsets(self, offset: mx.array) -> None:
         """Note that nobody changes this array of offsets in place, as most caches change theirs."""
-        self._offsets.append(offset)
+        self._offsets.appendleft(offset)
 
     def share_freqs(self, model: nn.Module) -> None:
         """Give layers whose frequencies are equal the same array of them. Only these have tables:
-        of others it is not known that they are not made anew at each call."""
+        of others it is not known that they are not made anew at each call. Does nothing where the
+        functions of this module are not used."""
+        if mx.fast.rope is not rope:
+            return
         for module in model.modules():
             for name, value in module.items():
                 if name.endswith("freqs") and isinstance(value, mx.array) and value.ndim == 1:
                     content = np.array(value.astype(mx.float32)).tobytes()
-                    module[name] = self._freqs.setdefault(content, value)
+                    module[name] = self._freqs.setdefault((value.dtype, content), value)
 
     def clear(self) -> None:
         """Free the tables."""
@@ -164,6 +170,8 @@ class RopeTables:
             self._tables[key] = found
             if len(self._tables) > _MOST_TABLES:
                 self._tables.popitem(last=False)
+        else:
+            self._tables.move_to_end(key)
         return found[:2]
 
 

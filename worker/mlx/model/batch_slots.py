@@ -3,8 +3,9 @@
 mlx-vlm's ``BatchKVCache`` has room for its rows alone: whenever a row joins or leaves, the keys and
 values of all rows are copied. :class:`SlottedKVCache` moves the last row into the slot of one that
 leaves, and keeps the slot behind the remaining rows free for the next row that joins. So one row is
-copied. Caches of all other kinds, such as windows, states and quantized ones, are copied. Its
-layers also share the array of the rows' offsets, which mlx-vlm advances in each layer anew.
+copied. Caches of all other kinds, such as windows, states and quantized ones, are copied. All
+layers with a :class:`SlottedKVCache` share one array of offsets; mlx-vlm makes a new one in each
+layer.
 
 A free slot takes as much memory as a row. It is given up when the cache grows, which copies all
 rows anyway. Until then nobody counts it, so there may be only a few.
@@ -56,7 +57,7 @@ class SlottedKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm has no type
     _idx: int
     _right_padding: mx.array | None
     _shift: tuple[int, ...] = ()
-    """The same as numbers."""
+    """``_right_padding`` as numbers."""
 
     @classmethod
     def of(cls, cache: BatchKVCache) -> Self:

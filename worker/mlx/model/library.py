@@ -25,6 +25,7 @@ from lmx.protocol.models.media import media_kinds, of_media
 from lmx.protocol.models.safetensors import read_tensors
 from lmx.protocol.states import ModelKind
 from lmx.worker.media.values import MediaNeeds
+from lmx.worker.mlx.device.cpu import tables
 from lmx.worker.mlx.model.forward import Forward
 from lmx.worker.mlx.model.guard import forbid_checkpoint_code, needs_code
 from lmx.worker.mlx.model.media_needs import media_needs
@@ -106,8 +107,11 @@ def open_checkpoint(folder: Path, *, allow_code: bool = False) -> Checkpoint:
             continue
         except SystemExit:
             # OLMo's module does that where a package is missing that is not one of lmx's.
-            errors.append(ImportError("its code needs a package that lmx doesn't bring along"))
+            reason = "its code needs a package that lmx doesn't bring along"
+            log.info("model.library_refused", library=load.__module__, reason=reason)
+            errors.append(ImportError(reason))
             continue
+        tables.share_freqs(forward.model)
         library = "mlx-lm" if isinstance(forward.model, TextModel) else "mlx-vlm"
         tokenizer, end_ids, processor = _open_tokenizer(
             folder, forward.model, text_only=text_only, allow_code=allow_code

@@ -20,7 +20,6 @@ from lmx.worker.engine import LoadReporter, ModelFacts
 from lmx.worker.formats.families.table import parser_for
 from lmx.worker.formats.reasoning import find_markers
 from lmx.worker.mlx.adapters.attach import Adapters, attach_adapters
-from lmx.worker.mlx.device.cpu import tables
 from lmx.worker.mlx.memory.estimate import buffers_bytes, estimate
 from lmx.worker.mlx.model.folder import effective_context, read_folder
 from lmx.worker.mlx.model.forward import Forward
@@ -110,7 +109,6 @@ def load_model(spec: WorkerSpec, advanced: LoadReporter) -> LoadedModel:
     forward, tokenizer = checkpoint.forward, checkpoint.tokenizer
     model = forward.model
     read_weights(model, advanced, folder, spec.kind)
-    tables.share_freqs(model)
     adapters = _attach(spec, forward)
     if spec.kv_bits is not None:
         quantize_kv(forward, spec.kv_bits)

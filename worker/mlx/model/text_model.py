@@ -17,6 +17,8 @@ import mlx_vlm.models.cache as vlm
 from mlx_lm.utils import load_model
 from mlx_vlm.models.base import InputEmbeddingsFeatures
 
+from lmx.worker.mlx.model.batch_slots import SlottedKVCache
+
 _CACHES: Final[Mapping[type, Any]] = {
     lm.KVCache: lambda _: vlm.KVCache(),
     lm.RotatingKVCache: lambda cache: vlm.RotatingKVCache(max_size=cache.max_size, keep=cache.keep),
@@ -85,7 +87,7 @@ class _SteadyCache:
     layers can look up what one has written.
 
     The batches of mlx-vlm 0.7.10 add to the array of their offsets in place; those of mlx-lm 0.32.2
-    make another one.
+    make another one, and so does :class:`lmx.worker.mlx.model.batch_slots.SlottedKVCache`.
     """
 
     def __init__(self, cache: Any) -> None:
@@ -98,7 +100,9 @@ class _SteadyCache:
     def offset(self) -> Any:
         """As it is now."""
         offset = self._cache.offset
-        return mx.array(offset) if isinstance(offset, mx.array) else offset
+        if isinstance(offset, mx.array) and not isinstance(self._cache, SlottedKVCache):
+            return mx.array(offset)
+        return offset
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         keys, values = self._cache.state[:2]

@@ -191,8 +191,8 @@ def arrays_of(tensors: Sequence[Tensor], data: Sequence[memoryview]) -> dict[str
 
 
 def _keeps_state(leaf: Any) -> bool:
-    """Return whether a cache gives its state away and takes it back. Some of which mlx-vlm says so
-    have no functions for it."""
+    """Return whether a cache gives its state away and takes it back. mlx-vlm says so of some caches
+    that lack these functions."""
     return resolve_capability(leaf) is not Capability.UNSUPPORTED and all(
         callable(getattr(leaf, name, None))
         for name in ("prefix_cache_snapshot", "prefix_cache_restore")

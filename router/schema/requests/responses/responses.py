@@ -174,8 +174,8 @@ class ResponsesRequest(ResponsePromptFields, ResidencyFields, LabelFields):
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     """Only requests with the same one share cached prefixes. The name is vLLM's. Default: none."""
     priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000)] | None = None
-    """Of requests that wait for the same model, those of a lower value begin first. The name is
-    vLLM's. Default: 0."""
+    """Of requests that wait for the same model, those of a lower value begin first, and their
+    prompts are read first. The name is vLLM's. Default: 0."""
 
     @property
     def is_stored(self) -> bool:
