@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import Iterator
@@ -221,14 +222,20 @@ async def use_as_engine(admin: Admin, lmx: Rig) -> None:
     assert ("my/tiny", "loaded", REPO) in [
         (each.engine_id, each.status, each.model_path) for each in engines
     ]
-    status, answer = await whole(admin.session, lmx.url, "my/tiny", "hello", max_tokens=8)
+    tokens = {"max_tokens": 8, "min_tokens": 8}
+    status, answer = await whole(admin.session, lmx.url, "my/tiny", "hello", **tokens)
     assert status == 200, answer
-    shown = await admin.get(EngineStatusAnswer, "/engines/my%2Ftiny/status")
+    # The worker's beat may count a request before the router knows that its last byte has left.
+    async with asyncio.timeout(90):
+        while True:
+            shown = await admin.get(EngineStatusAnswer, "/engines/my%2Ftiny/status")
+            if shown.performance.last_inference_tps:
+                break
+            await asyncio.sleep(0.05)
     assert (shown.parameters.n_ctx, shown.parameters.main_gpu_id) == (256, 1)
     assert shown.memory_usage.model_size_mb > 0
     assert shown.memory_usage.context_size_mb > 0
     assert shown.performance.total_requests == 1
-    assert shown.performance.last_inference_tps > 0
     status, error = await admin.refused("DELETE", f"/admin/models/{REPO}")
     assert (status, error.code, error.param) == (409, "model_loaded", "model_id")
     await admin.do(EngineRemoved, "DELETE", "/engines/my/tiny")
