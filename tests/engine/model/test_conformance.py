@@ -48,8 +48,6 @@ KNOWN_WRONG = {
     "plamo3": "in mlx-lm 0.32.2 its window is a token longer within a chunk than between chunks",
 }
 SEEING_KNOWN_WRONG = {
-    "cohere_compass": "in mlx-vlm 0.7.10 it has no logits but the last token's in a batch, where "
-    "guesses need all of them",
     "mllama": "in mlx-vlm 0.7.10 its cross attention reads its own queries where a text has no "
     "picture",
     "paddleocr_vl": "in mlx-vlm 0.7.10 each chunk of a text begins at the first position",
