@@ -94,7 +94,7 @@ def can_take_turns(forward: Forward) -> bool:
             _logits(forward, *row, [tokens[place : place + 1]])
             for row, tokens in zip(rows, _FOLLOWING, strict=True)
         ]
-    off = _difference(mx.concatenate(in_turns), mx.concatenate(alone))
+    off = difference(mx.concatenate(in_turns), mx.concatenate(alone))
     log.info("turns.tried", off=off)
     return off <= _TOLERANCE
 
@@ -123,11 +123,12 @@ def _off(forward: Forward, shift: int) -> float:
         if is_device_failure(error):
             raise
         raise _Unfit(str(error)) from error
-    return _difference(together, mx.concatenate(alone))
+    return difference(together, mx.concatenate(alone))
 
 
-def _difference(logits: mx.array, right: mx.array) -> float:
-    """Return by how much logits [rows, vocabulary] differ, as a share of the spread of a row's."""
+def difference(logits: mx.array, right: mx.array) -> float:
+    """Return by how much logits [rows, ..., vocabulary] differ at most, as a share of the spread of
+    those that are ``right``."""
     spread = mx.linalg.norm(right - mx.mean(right, axis=-1, keepdims=True), axis=-1)
     return cast(float, mx.max(mx.linalg.norm(logits - right, axis=-1) / spread).item())
 

@@ -24,6 +24,7 @@ from mlx_vlm.models.cache import (
 from mlx_vlm.speculative.cache_state import iter_leaf_caches, start_speculative_cache
 
 from lmx.worker.engine import RowRequest, RowSampling
+from lmx.worker.mlx.decoding.batching import difference
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
 from lmx.worker.mlx.model.batch_slots import MOST_PADDING_TOKENS, SlottedKVCache, join
 from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states
@@ -279,8 +280,7 @@ def _slips(forward: Forward, undo: Undo, kept: Sequence[int]) -> bool:
             raise
         log.info("decode.windows_one_by_one", kept=list(kept), reason=str(error))
         return True
-    spread = mx.linalg.norm(expected - mx.mean(expected, axis=-1, keepdims=True), axis=-1)
-    off = cast(float, mx.max(mx.linalg.norm(logits - expected, axis=-1) / spread).item())
+    off = difference(logits, expected)
     if not off <= _TOLERANCE_TOGETHER:
         log.info("decode.windows_one_by_one", kept=list(kept), off=off)
     return not off <= _TOLERANCE_TOGETHER

@@ -274,7 +274,7 @@ def leave(prompt_cache: PromptCache, places: Sequence[int], longest_tokens: int)
         else:
             layer.filter(kept)
             copies.add(layer)
-    _move_rows(slotted, places)
+    _move_rows(slotted, places, kept)
 
 
 def give_up_slots(prompt_cache: PromptCache) -> None:
@@ -311,7 +311,8 @@ class _Copies:
             self._states, self._bytes = [], 0
 
 
-def _move_rows(caches: Sequence[SlottedKVCache], places: Sequence[int]) -> None:
+def _move_rows(caches: Sequence[SlottedKVCache], places: Sequence[int], kept: mx.array) -> None:
+    """``kept``: the places as an array."""
     moves = [(new, old) for new, old in enumerate(places) if new != old]
     # A part of an array is a view of the whole. While there is one, a write would copy the whole.
     moved = [
@@ -320,7 +321,6 @@ def _move_rows(caches: Sequence[SlottedKVCache], places: Sequence[int]) -> None:
         for content in (cache.keys, cache.values)
     ]
     mx.eval(moved)
-    kept = mx.array(list(places), mx.int32)
     for cache, keys, values in zip(caches, moved[::2], moved[1::2], strict=True):
         for (new, _), row_keys, row_values in zip(moves, keys, values, strict=True):
             cache.keys[new : new + 1, :, : cache.size()] = row_keys
