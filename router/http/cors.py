@@ -15,6 +15,7 @@ from aiohttp import web
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.web_origins import Authority, parse_origin, parse_origin_pattern
+from lmx.router.http.responses import add_vary
 
 _READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods that change nothing: a page may send them, and can't read the answer."""
@@ -34,6 +35,8 @@ _NOT_EXPOSED: Final = frozenset(
 )  # fmt: skip
 
 _SHOWN: Final = 100
+
+_OWN_SITES: Final = frozenset({"none", "same-origin"})
 
 
 ORIGIN: Final = web.RequestKey("origin", str)
@@ -91,16 +94,28 @@ class Cors:
         """Let the browser show the response to the page, all of its headers included."""
         if not self._patterns:
             return
-        vary = "Origin"
+        add_vary(response, "Origin")
         if is_preflight(request):
-            vary += ", Access-Control-Request-Method, Access-Control-Request-Headers"
-        response.headers["Vary"] = vary
+            add_vary(response, "Access-Control-Request-Method", "Access-Control-Request-Headers")
         if (origin := request.get(ORIGIN)) is None:
             return
         exposed = _exposed(response.headers)
         response.headers["Access-Control-Allow-Origin"] = origin
         if exposed:
             response.headers["Access-Control-Expose-Headers"] = ", ".join(exposed)
+
+
+def is_of_browser(request: web.Request) -> bool:
+    """Return whether a web page, of whatever origin, may have made a browser send the request.
+
+    A browser says the origin of all that it sends to another one by POST or DELETE. By
+    ``Sec-Fetch-Site`` it says more, but only to addresses that it trusts: loopback and HTTPS.
+    ``none`` is a person's own doing, and ``same-origin`` a page of lmx.
+    """
+    if "Origin" in request.headers:
+        return True
+    sites = request.headers.getall("Sec-Fetch-Site", ())
+    return any(site not in _OWN_SITES for site in sites)
 
 
 def is_preflight(request: web.Request) -> bool:

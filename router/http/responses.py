@@ -47,6 +47,15 @@ def json_text(text: bytes, status: int = 200) -> web.Response:
     return web.Response(status=status, body=text, content_type="application/json")
 
 
+def add_vary(response: web.StreamResponse, *names: str) -> None:
+    """Say that the response depends on headers of the request, besides those that it named before.
+    A cache keeps one response for each of their values."""
+    known = [name.strip() for name in response.headers.get("Vary", "").split(",") if name.strip()]
+    taken = {name.lower() for name in known}
+    known += [name for name in names if name.lower() not in taken]
+    response.headers["Vary"] = ", ".join(known)
+
+
 def to_gb(size_bytes: int) -> float:
     """Return bytes in the unit of the fields in ``_gb``. The unit is GiB: a Mac that is sold with
     128 GB of memory has 128 of them."""

@@ -16,6 +16,7 @@ from aiohttp.web_protocol import RequestPayloadError
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.router.http.bodies.limits import SMALL_BYTES, check_amounts, no_collection
 from lmx.router.http.bodies.room import BodyRoom, BodyShare
+from lmx.router.http.cors import is_of_browser
 from lmx.router.http.rate_limits import ADMISSION
 from lmx.router.http.token_estimate import estimate_in_steps, estimated_tokens
 
@@ -48,8 +49,7 @@ async def read_object(request: web.Request, limit_bytes: int) -> dict[str, Any]:
     :class:`RequestError`; also QUEUE_FULL while other bodies take too much memory, and
     RATE_LIMIT_EXCEEDED if the client has too few tokens left for what the object asks for.
     """
-    # aiohttp would take a body without a content type for an octet-stream.
-    _check_content_type(request.content_type if "Content-Type" in request.headers else None)
+    _check_content_type(request)
     _check_encoding(request.headers.get("Content-Encoding", "identity"))
     if request.content_length is not None and request.content_length > limit_bytes:
         raise _too_large(limit_bytes)
@@ -184,10 +184,17 @@ async def _read(request: web.Request, limit_bytes: int, share: BodyShare) -> byt
     return b"".join(chunks)
 
 
-def _check_content_type(content_type: str | None) -> None:
-    if content_type == "application/json" or (content_type or "").endswith("+json"):
+def _check_content_type(request: web.Request) -> None:
+    """Refuse what a form of a web page could have sent: a page needs nobody's permission to send
+    forms anywhere, and a browser asks lmx first for whatever says that it is JSON. Other programs
+    need not say what they send: Ollama's own examples and LiteLLM don't."""
+    # aiohttp would take a body without a content type for an octet-stream.
+    given = request.content_type if "Content-Type" in request.headers else None
+    if given == "application/json" or (given or "").endswith("+json"):
         return
-    found = "and the request has none" if content_type is None else f"not {content_type!r}"
+    if not is_of_browser(request) and not (given or "").startswith("multipart/"):
+        return
+    found = "and the request has none" if given is None else f"not {given!r}"
     raise RequestError(
         ErrorCode.UNSUPPORTED_MEDIA_TYPE,
         f"The body must be sent with Content-Type: application/json, {found}.",

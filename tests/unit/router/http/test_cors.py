@@ -112,6 +112,10 @@ async def test_an_allowed_page_reads_answers_streams_and_errors() -> None:
         for path in ("/no/such/path", "/health", "/docs"):
             _, answered, _ = await asked(rig, "GET", path, page)
             assert answered["Access-Control-Allow-Origin"] == APP
+        # A cache learns of every header that an answer depends on.
+        for accept in ("text/html", "application/json"):
+            _, answered, _ = await asked(rig, "GET", "/", {**page, "Accept": accept})
+            assert answered["Vary"] == "Accept, Origin"
         # And who is no page is told that it would matter.
         _, answered, _ = await asked(rig, "GET", "/health", {})
         assert answered["Vary"] == "Origin"

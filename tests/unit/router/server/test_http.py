@@ -14,6 +14,7 @@ from yarl import URL
 
 from lmx.protocol.states import SlotState, WorkerState
 from lmx.router.inference import chat
+from lmx.router.server.routes import ROUTES
 
 JSON = {"Content-Type": "application/json"}
 
@@ -42,20 +43,55 @@ async def test_bad_bodies() -> None:
         assert not rig.worker.streams
 
 
-async def test_only_json_is_taken() -> None:
+FORMS = ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", None)
+"""What a page may send anywhere without asking."""
+
+
+async def sent_as(
+    rig: Rig, path: str, content_type: str | None, headers: dict[str, str]
+) -> tuple[int, str]:
+    """Post a model's name that there is none of; return the status and the text."""
+    data = b'{"model": "none-such"}'
+    named = {} if content_type is None else {"Content-Type": content_type}
+    async with rig.http.post(
+        f"{rig.url}{path}", data=data, headers={**headers, **named},
+        skip_auto_headers=("Content-Type",),
+    ) as response:  # fmt: skip
+        return response.status, await response.text()
+
+
+async def test_who_is_no_browser_need_not_say_that_a_body_is_json() -> None:
+    """Ollama's own examples with curl say that it is a form, LiteLLM an octet-stream or nothing. On
+    every route that takes JSON the answer is the same as with the right type."""
+    routes = [one for one in ROUTES if one.request is not None and "{" not in one.path]
+    assert len(routes) > 20
     async with router_rig() as rig:
-        async with rig.http.post(
-            f"{rig.url}/v1/chat/completions", data=b"{}", skip_auto_headers=("Content-Type",)
-        ) as response:
-            assert response.status == 415
-            assert "the request has none" in (await response.json())["error"]["message"]
-        for content_type in ("text/plain", "application/x-www-form-urlencoded"):
-            status, body = await post_raw(rig, b"{}", {"Content-Type": content_type})
-            assert (status, body["error"]["code"]) == (415, "unsupported_media_type")
-        status, body = await post_raw(
-            rig, b"{}", {"Content-Type": "application/json; charset=utf-8"}
-        )
-        assert (status, body["error"]["param"]) == (400, "messages")
+        for route in routes:
+            key = {"X-Admin-Key": rig.spec.admin_key}
+            expected, _ = await sent_as(rig, route.path, "application/json; charset=utf-8", key)
+            for given in (*FORMS, "application/octet-stream", "application/vnd.x+json"):
+                for site in ({}, {"Sec-Fetch-Site": "none"}, {"Sec-Fetch-Site": "same-origin"}):
+                    found, text = await sent_as(rig, route.path, given, {**key, **site})
+                    is_form = given == "multipart/form-data"
+                    assert found == (415 if is_form else expected), (route.path, given, text)
+
+
+async def test_a_page_sends_json_or_nothing() -> None:
+    async with router_rig(cors_origins=("https://app.example",)) as rig:
+        own, app = {"Origin": rig.url}, {"Origin": "https://app.example"}
+        other = {"Origin": "https://other.example"}
+        sites = [{"Sec-Fetch-Site": site} for site in ("cross-site", "same-site", "none, none")]
+        for route in ROUTES:
+            if route.request is None or "{" in route.path:
+                continue
+            key = {"X-Admin-Key": rig.spec.admin_key}
+            for given in FORMS:
+                for page in (own, app, *sites):
+                    found, text = await sent_as(rig, route.path, given, {**key, **page})
+                    assert (found, "unsupported_media_type" in text) == (415, True), route.path
+                found, text = await sent_as(rig, route.path, given, {**key, **other})
+                assert (found, "origin_not_allowed" in text) == (403, True), route.path
+        assert not rig.worker.streams
 
 
 @pytest.mark.parametrize("chunked", [False, True])
@@ -149,12 +185,12 @@ async def test_unknown_paths_and_methods() -> None:
         ("HEAD", "//models/", 200, None),
         ("HEAD", "/healthz", 200, None),
         ("HEAD", "/ping", 200, None),
-        ("POST", "/v1/chat/completions/", 415, None),
-        ("POST", "//v1/chat/completions", 415, None),
-        ("POST", "/v1//chat/completions", 415, None),
-        ("POST", "/chat/completions", 415, None),
-        ("POST", "/completions", 415, None),
-        ("POST", "/embeddings", 415, None),
+        ("POST", "/v1/chat/completions/", 400, None),
+        ("POST", "//v1/chat/completions", 400, None),
+        ("POST", "/v1//chat/completions", 400, None),
+        ("POST", "/chat/completions", 400, None),
+        ("POST", "/completions", 400, None),
+        ("POST", "/embeddings", 400, None),
         ("GET", "/admin/status/", 404, None),
         ("GET", "//admin/status", 404, None),
         ("GET", "/v2/models", 404, None),

@@ -54,7 +54,12 @@ BAD: dict[str, tuple[bytes, dict[str, str], int, str]] = {
     "twice the same key": (b'{"model": "a", "model": "b"}', {}, 400, "invalid_json"),
     "no model of that name": (b'"model": "gpt-9"', {}, 404, "model_not_found"),
     "a model that is a number": (b'"model": 5', {}, 400, "invalid_type"),
-    "another type of body": (b"", {"Content-Type": "text/plain"}, 415, "unsupported_media_type"),
+    "another type of body": (
+        b"",
+        {"Content-Type": "multipart/form-data"},
+        415,
+        "unsupported_media_type",
+    ),
     "no key": (b"", {"Authorization": ""}, 401, "invalid_authentication"),
     "too large": (b" " * 20_000_000, {}, 413, "request_too_large"),
 }
