@@ -80,7 +80,7 @@ class MessageAnswer:
                 signature = _signature(hashlib.sha256(part.text.encode()))
                 blocks.append({"type": "thinking", "thinking": shown, "signature": signature})
             else:
-                blocks.append({"type": "text", "text": part.text, "citations": None})
+                blocks.append({"type": "text", "text": part.text})
         return blocks
 
 
@@ -163,7 +163,7 @@ class MessageWriter:
             self._thoughts = hashlib.sha256()
             block = {"type": "thinking", "thinking": "", "signature": ""}
         else:
-            block = {"type": "text", "text": "", "citations": None}
+            block = {"type": "text", "text": ""}
         piece, field = _DELTAS[kind]
         index = str(self._index).encode()
         self._before = (

@@ -17,8 +17,6 @@ class TextPiece(Answer):
     type: Literal["text"]
     text: str
     """The text; empty where a stream's block begins."""
-    citations: None
-    """Always null."""
 
 
 class ThinkingPiece(Answer):

@@ -92,3 +92,36 @@ def test_anthropic_s_sdk(scripted_client: OpenAI, packages: Path) -> None:
         [404, "not_found_error"],
     ]
     assert found["broken"][1] == "api_error"
+
+
+AI_SDK = {"anthropic", "chat", "compatible", "ollama", "responses"}
+"""The providers of Vercel's AI SDK for lmx's four API families, of which chats have two."""
+
+
+def test_vercel_s_sdk_takes_every_answer(scripted_client: OpenAI, packages: Path) -> None:
+    """Its providers refuse what does not fit their schemas: a field that these call optional is
+    left out, and not null."""
+    url = str(scripted_client.base_url).rstrip("/").removesuffix("/v1")
+    thinks = json.dumps({"pieces": ["<think>", "Hm.", "</think>", "Yes."]})
+    texts = json.dumps({"calls": SCRIPTS["calls"], "thinks": thinks})
+    found = json.loads(run_node(packages, "ai_sdk.mjs", url, scripted_client.api_key, texts))
+    assert set(found) == {*AI_SDK, "completions"}
+    for provider, ways in found.items():
+        assert len(ways) == (10 if provider in AI_SDK else 4)
+        for way, got in ways.items():
+            where, what = (provider, way, got), way.split()[0]
+            assert isinstance(got, dict) and got["counted"], where
+            assert got["ended"] == {"cut": "length", "tools": "tool-calls"}.get(what, "stop"), where
+            match what:
+                case "text":
+                    assert got["text"] == SENTENCE, where
+                case "cut":
+                    assert got["text"].strip() == "The quick brown", where
+                case "thinks":
+                    # OpenAI's own provider shows summaries alone, and of chats no thoughts.
+                    thoughts = "" if provider in ("chat", "responses") else "Hm."
+                    assert (got["text"], got["thoughts"]) == ("Yes.", thoughts), where
+                case "tools":
+                    assert got["results"] == [RAIN], where
+                case "form":
+                    assert json.loads(got["text"])["n"] == 5, where

@@ -244,4 +244,4 @@ def test_an_answer_that_has_not_ended_has_no_reason() -> None:
     answer = MessageAnswer((), shows_thinking=True)
     made = answer.whole(IDENTITY, Beginning(9), kept.choices, {}, None)
     assert made["stop_reason"] is None and made["usage"]["input_tokens"] == 9
-    assert made["content"] == [{"type": "text", "text": "Hel", "citations": None}]
+    assert made["content"] == [{"type": "text", "text": "Hel"}]

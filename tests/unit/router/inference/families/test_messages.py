@@ -43,7 +43,7 @@ async def test_an_answer_whole_and_as_a_stream() -> None:
             assert request_id == response.headers["X-Request-Id"]
     text = "".join(TEXTS)
     assert status == 200 and whole["id"].startswith("msg_")
-    assert whole["content"] == [{"type": "text", "text": text, "citations": None}]
+    assert whole["content"] == [{"type": "text", "text": text}]
     assert (whole["model"], whole["stop_reason"]) == (MODEL, "end_turn")
     assert [name for name, _ in events] == [
         "message_start", "content_block_start", *["content_block_delta"] * len(TEXTS),
