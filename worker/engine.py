@@ -82,6 +82,9 @@ class ModelFacts:
     None where it can."""
     media: MediaNeeds | None = None
     """What it takes besides text; None for a model that takes text only."""
+    efforts: tuple[str, ...] = ()
+    """The words for a reasoning effort that its template tells apart, the least first; none if it
+    knows no efforts."""
 
 
 def capabilities(facts: ModelFacts) -> tuple[str, ...]:
@@ -179,6 +182,8 @@ class EncodedPrompt:
     media: PromptMedia | None = None
     """Its pictures, sounds and videos; None: it is text alone. Then all of ``tokens`` belong
     together: none may be left out at the beginning."""
+    ignored: tuple[str, ...] = ()
+    """The fields of the request that change nothing, because this model can't do what they ask."""
 
 
 # --- What an answer must keep to ------------------------------------------------------------------

@@ -68,6 +68,9 @@ class WorkerHello:
     media: tuple[MediaKind, ...] = ()
     """As in Loaded; empty before the model is loaded."""
 
+    efforts: tuple[str, ...] = ()
+    """As in Loaded; empty before the model is loaded."""
+
 
 @message
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,9 @@ class Loaded:
 
     media: tuple[MediaKind, ...] = ()
     """What the model takes besides text."""
+
+    efforts: tuple[str, ...] = ()
+    """The words for a reasoning effort that the model's template tells apart, the least first."""
 
 
 @message

@@ -136,13 +136,16 @@ class Thinking:
     """How a reasoning model thinks. Where a field is None, the model decides."""
 
     effort: str | None = None
-    """OpenAI's word for the effort. It is passed to the chat template."""
+    """OpenAI's word for the effort. The chat template gets the nearest that it takes."""
 
     enabled: bool | None = None
     """Whether the model thinks at all. The effort "none" means that it does not."""
 
     budget_tokens: int | None = None
     """The thinking is ended when it is this long."""
+
+    param: str = "reasoning_effort"
+    """The field of the request that asks for the effort."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +303,9 @@ class Accepted:
 
     prompt_ids: tuple[int, ...] = ()
     """The ids of the prompt's tokens, if token ids were asked for."""
+
+    ignored: tuple[str, ...] = ()
+    """The fields of the request that change nothing, because the model can't do what they ask."""
 
 
 @message

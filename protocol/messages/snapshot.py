@@ -94,6 +94,10 @@ class ModelView(ModelCommon):
     """What requests may use: ``tools``, ``native_tools``, ``structured_outputs``,
     ``reasoning``."""
 
+    efforts: tuple[str, ...] = ()
+    """The words for a reasoning effort that its template tells apart, the least first. A request
+    with another word gets the nearest of those that it takes."""
+
     created_s: int = 0
     """When its files were made, in Unix time."""
 

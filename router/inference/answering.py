@@ -21,7 +21,7 @@ from lmx.protocol.errors import ErrorCode, GenerationError, LmxError
 from lmx.protocol.messages.data import Delta
 from lmx.protocol.messages.snapshot import ModelView
 from lmx.router.http.endpoint import family_of
-from lmx.router.http.outcome import CONTEXT, follow_outcome
+from lmx.router.http.outcome import CONTEXT, follow_outcome, note_ignored
 from lmx.router.http.rate_limits import ADMISSION
 from lmx.router.http.responses import json_text
 from lmx.router.http.sse import EventStream
@@ -132,6 +132,7 @@ async def _answer_whole(
         if not task.cancelled():
             task.exception()  # It was lost at the same moment; there is nobody to tell.
         raise
+    note_ignored(request, job.beginning.ignored)
     if task.done():
         return json_text(task.result())
     detach(request, job, task)
@@ -195,6 +196,7 @@ async def _answer_stream(
                 events, lambda: services.room.news(job.live.model_id), ping_interval_s
             ):
                 source = await job.begin(until_sent, opening)
+            note_ignored(request, job.beginning.ignored)
             if not events.is_open:
                 await events.open()
             # It can't be made earlier: only now it is known which model answers.

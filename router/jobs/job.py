@@ -180,7 +180,9 @@ class Job:
         source = await self.live.interruptible(opened.enter_async_context(opening))
         self._task = asyncio.current_task()
         self.live.prompt_tokens = source.prompt_tokens
-        self.beginning = Beginning(source.prompt_tokens, source.remarks, source.prompt_ids)
+        self.beginning = Beginning(
+            source.prompt_tokens, source.remarks, source.prompt_ids, source.ignored
+        )
         if source.queued:
             self.live.state, self.live.queue_position = LiveState.QUEUED, source.queued
             self._put(JobState.QUEUED)

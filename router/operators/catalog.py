@@ -102,6 +102,7 @@ def model_object(model: ModelView) -> ModelObject:
         modalities=_modalities(model),
         kind=None if model.kind is None else model.kind.value,
         capabilities=list(model.capabilities),
+        reasoning_efforts=list(model.efforts),
     )
 
 

@@ -26,6 +26,8 @@ class Beginning:
     """What is done otherwise than the request asked for."""
     prompt_ids: Sequence[Sequence[int]] = ()
     """The tokens of each prompt, if the request asked for them."""
+    ignored: Sequence[str] = ()
+    """The fields of the request that change nothing with the model that answers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,8 @@ class Generation:
 
     ``queued`` is the number of requests before it when it was accepted. ``load_s`` is how long its
     model was waited for. ``remarks`` say what is done otherwise than the request asked for.
-    ``prompt_ids`` are the tokens of its prompts, if the request asked for them.
+    ``prompt_ids`` are the tokens of its prompts, if the request asked for them. ``ignored`` are the
+    request's fields that change nothing.
     """
 
     def __init__(
@@ -130,6 +131,7 @@ class Generation:
         self.queued = accepted.queued
         self.remarks = accepted.remarks
         self.prompt_ids = (accepted.prompt_ids,)
+        self.ignored = accepted.ignored
         self.load_s = load_s
         self._link = link
         self._stream = stream

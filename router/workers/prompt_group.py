@@ -27,6 +27,7 @@ class PromptGroup:
         self.load_s = 0.0
         self.queued = 0
         self.remarks: tuple[str, ...] = ()
+        self.ignored: tuple[str, ...] = ()
         self._prompt_ids: list[tuple[int, ...]] = [()] * prompts
         self._answers_each = answers_each
         self._waiting = prompts
@@ -89,7 +90,7 @@ class PromptGroup:
         self.load_s = max(self.load_s, generation.load_s)
         self.queued = max(self.queued, generation.queued)
         # All prompts have the same form.
-        self.remarks = generation.remarks
+        self.remarks, self.ignored = generation.remarks, generation.ignored
         self._waiting -= 1
         if not self._waiting and not self._verdict.done():
             self._verdict.set_result(None)

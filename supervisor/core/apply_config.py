@@ -31,7 +31,7 @@ class ApplyConfig:
         for name in changes.respawned:
             slot = self._set(self._store.slots[name], models[name])
             # The capabilities of its worker were those of another configuration, as was its folder.
-            past = replace(slot.past, capabilities=(), media=None)
+            past = replace(slot.past, capabilities=(), efforts=(), media=None)
             self._store.put(replace(slot, past=past, files=replace(slot.files, path=None)))
             self._store.step(name, events.Reconfigured(), now_s)
         for name in changes.touched:

@@ -75,6 +75,8 @@ class SlotPast:
     last_exit: LastExit | None = None
     capabilities: tuple[str, ...] = ()
     """What its last worker said that requests may use."""
+    efforts: tuple[str, ...] = ()
+    """What its last worker said that its template tells apart."""
     media: tuple[MediaKind, ...] | None = None
     """What its last worker said that the model takes besides text. None: no worker said it."""
 

@@ -209,6 +209,7 @@ class SlotStore:
             past,
             loaded_at_s=self._actions.wall_s(),
             capabilities=worker.capabilities,
+            efforts=worker.efforts,
             media=worker.media,
         )
         reserved_bytes = self._ledger.reserved_by(worker.instance)

@@ -64,6 +64,7 @@ class Worker:
 
     context_length: int | None = None
     capabilities: tuple[str, ...] = ()
+    efforts: tuple[str, ...] = ()
     media: tuple[MediaKind, ...] | None = None
     """What its model takes besides text; None before the model is loaded."""
 

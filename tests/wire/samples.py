@@ -172,6 +172,7 @@ _MODEL: Final = ModelView(
     context_length=8192,
     kind=ModelKind.CHAT,
     capabilities=("tools",),
+    efforts=("low", "high"),
     created_s=1_700_000_000,
     loaded_at_s=1_700_000_100.5,
     phase=LoadPhase.WEIGHTS,
@@ -325,6 +326,7 @@ SAMPLES: Final[tuple[Any, ...]] = (
         ModelKind.CHAT,
         (RefusedAdapter("tiny-sql", "it is of another model"),),
         (MediaKind.IMAGE,),
+        ("low", "high"),
     ),
     LoadAdvanced("0badcafe", LoadPhase.WARMUP, 0.5, "first token"),
     Loaded(
@@ -335,6 +337,7 @@ SAMPLES: Final[tuple[Any, ...]] = (
         ("tools", "reasoning"),
         (RefusedAdapter("tiny-sql", "it is of another model"),),
         (MediaKind.IMAGE,),
+        ("low", "high"),
     ),
     LoadFailed("0badcafe", ErrorCode.MODEL_LOAD_FAILED, "no such tensor", True),
     WorkerBeat(
@@ -469,7 +472,7 @@ SAMPLES: Final[tuple[Any, ...]] = (
             False,
             ("now",),
         ),
-        thinking=Thinking("high", True, 512),
+        thinking=Thinking("high", True, 512, "think"),
         assist=Assist(5, 0.5, 3),
         cache_salt="tenant",
         priority=-7,
@@ -500,7 +503,7 @@ SAMPLES: Final[tuple[Any, ...]] = (
     ),
     Credit(7, 32),
     Cancel(7),
-    Accepted(7, 21, 3, ("as anyOf",), (5, 6)),
+    Accepted(7, 21, 3, ("as anyOf",), (5, 6), ("think",)),
     Refused(7, ErrorCode.CONTEXT_LENGTH_EXCEEDED, "9000 > 8192", "messages", 1.5),
     Outputs(
         deltas=(
@@ -536,7 +539,7 @@ SAMPLES: Final[tuple[Any, ...]] = (
         tool_use=ToolUse(({"type": "function", "function": {"name": "f"}},)),
         pieces=True,
         owner="key_0",
-        thinking=Thinking("high", True, 64),
+        thinking=Thinking("high", True, 64, "think"),
         continue_final_message=True,
         media=(MediaItem(MediaKind.IMAGE, MediaForm.PNG, "image_url", 4711, bytes(range(32))),),
     ),

@@ -170,8 +170,9 @@ class Family:
     history: HistoryForm = PLAIN_HISTORY
     """How its chat template wants the messages of a conversation."""
 
-    efforts: Mapping[str, str] = field(default_factory=dict)
-    """Words for the reasoning effort that its template doesn't know, and its own words for them."""
+    efforts: tuple[str, ...] | None = None
+    """The words for a reasoning effort that the model knows, the least first, of a family whose
+    template refuses no others. None: those that the template does not refuse."""
 
     remark: str = ""
     """What people should know about how its calls are read or enforced."""

@@ -104,11 +104,13 @@ class MlxGenerator:
             self._prompts.encode,
             spec.template_kwargs,
         )
-        self.facts = facts
+        needs = facts.media
+        if needs is not None:
+            needs = tried_media(forward, self._prompts.encode, needs)
+        abilities = self._prompts.abilities
+        heeded = abilities.efforts if abilities.heeds_efforts else ()
+        self.facts = replace(facts, media=needs, efforts=heeded)
         """What is known of the model, also by trying."""
-        if facts.media is not None:
-            needs = tried_media(forward, self._prompts.encode, facts.media)
-            self.facts = replace(facts, media=needs)
         self._constraints = ConstraintCompiler(
             tokenizer,
             facts.vocabulary_size,

@@ -72,6 +72,8 @@ class Job:
     """What is done otherwise than the request asked for, in sentences for people."""
     call_checks: Mapping[str, AnswerCheck] = field(default_factory=dict)
     """What the arguments of an answer's calls must satisfy, by the names of the functions."""
+    ignored: tuple[str, ...] = ()
+    """The fields of the request that change nothing with this model."""
 
     @property
     def priority(self) -> int:

@@ -245,6 +245,7 @@ def prepare(
         check,
         make_constraint.remarks if make_constraint else (),
         make_constraint.call_checks if make_constraint else {},
+        encoded.ignored,
     )
 
 

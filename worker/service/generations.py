@@ -340,6 +340,7 @@ class Generations:
                     queued,
                     job.remarks,
                     tuple(job.rows[0].prompt) if opened.request.token_ids else (),
+                    job.ignored,
                 ),
             )
         else:

@@ -110,6 +110,7 @@ class Heartbeat:
             capabilities(facts),
             _refused_adapters(facts),
             _media(facts),
+            facts.efforts,
         )
 
     def hello(self, state: WorkerState) -> WorkerHello:
@@ -126,6 +127,7 @@ class Heartbeat:
             self._spec.kind,
             _refused_adapters(facts) if facts else (),
             _media(facts) if facts else (),
+            facts.efforts if facts else (),
         )
 
     def beat(self, state: WorkerState) -> WorkerBeat:

@@ -29,6 +29,9 @@ class ModelObject(Answer):
     kind: str | None
     """What the model is for. Null until it is known."""
     capabilities: list[str]
+    reasoning_efforts: list[str]
+    """The words for a reasoning effort that its template tells apart, the least first; with another
+    word it gets the nearest. Empty until it was loaded, and where its template knows no efforts."""
 
 
 class ReasoningLevel(Answer):

@@ -24,7 +24,7 @@ from lmx.router.schema.requests.structure import structure_of
 from lmx.router.schema.requests.unsupported import CHAT, refuse_unsupported
 from lmx.router.schema.validation import Count, FreeObject, Strict, validated
 
-_Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+_Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class ReasoningOptions(Strict):
@@ -52,8 +52,8 @@ class ChatRequest(GenerationFields, ToolFields, FunctionFields, VideoDefaults):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     """With how many alternatives each token is given. It needs `logprobs`. Default: 0."""
     reasoning_effort: _Effort | None = None
-    """It is given to the model's template. `none` also switches thinking off, where
-    `enable_thinking` does not say otherwise. Default: the model's."""
+    """The model's template gets the nearest effort that it takes. `none` also switches thinking
+    off, where `enable_thinking` does not say otherwise. Default: the model's."""
     enable_thinking: bool | None = None
     """Whether the model thinks before it answers, for models that can be told. It may also stand
     inside `chat_template_kwargs`. Default: the model's."""
@@ -162,14 +162,12 @@ def _thinking_of(request: ChatRequest) -> Thinking:
             "reasoning.max_tokens": options.max_tokens,
         },
     )
-    effort = only_value(
-        "the effort of the thinking",
-        {
-            "reasoning_effort": request.reasoning_effort,
-            "reasoning.effort": options.effort,
-            "think": word,
-        },
-    )
+    efforts = {
+        "reasoning_effort": request.reasoning_effort,
+        "reasoning.effort": options.effort,
+        "think": word,
+    }
+    effort = only_value("the effort of the thinking", efforts)
     enabled = only_value(
         "whether the model thinks",
         {
@@ -185,4 +183,5 @@ def _thinking_of(request: ChatRequest) -> Thinking:
         enabled = next((value for value in said if isinstance(value, bool)), None)
     if enabled is None and effort == "none":
         enabled = False
-    return Thinking(effort=effort, enabled=enabled, budget_tokens=budget)
+    param = next((name for name, value in efforts.items() if value is not None), "reasoning_effort")
+    return Thinking(effort, enabled, budget, param)

@@ -15,6 +15,7 @@ from lmx.worker.formats.families import harmony
 from lmx.worker.formats.families.table import marker_ids
 from lmx.worker.formats.reasoning import find_markers
 from lmx.worker.mlx.model.prompt import PromptEncoder
+from lmx.worker.templates.thinking import EFFORTS
 
 pytestmark = pytest.mark.engine
 
@@ -94,6 +95,59 @@ def test_reasoning_of_the_history_reaches_the_template() -> None:
 def test_the_efforts_that_gpt_oss_knows() -> None:
     source = PromptSource(messages=[USER], thinking=Thinking(effort="minimal"))
     assert shown("{{ reasoning_effort }}", source, tool_parser="harmony") == "low"
+
+
+STRICT = (
+    "{% set e = reasoning_effort | default('xhigh') %}{% if e not in ('xhigh', 'medium', 'low') %}"
+    "{{ raise_exception('Unexpected reasoning effort ' ~ e) }}{% endif %}"
+    "{{ messages[0].content }}:{{ e }}"
+)
+REFUSES_ALL = "{% if reasoning_effort %}{{ raise_exception('no efforts') }}{% endif %}x"
+LAZY = "{{ messages[0].content }}{% if enable_thinking %}<think>{% endif %}"
+NEEDS_SYSTEM = (
+    "{% if messages[0].role != 'system' %}{{ raise_exception('system first') }}{% endif %}"
+    "{{ reasoning_effort }}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "family", "taken", "heeds"),
+    [
+        (STRICT, None, ("low", "medium", "xhigh"), True),
+        (REFUSES_ALL, None, (), False),
+        (LAZY, None, EFFORTS, False),
+        ("{{ reasoning_effort }}", None, EFFORTS, True),
+        ("{{ reasoning_effort }}", "harmony", ("low", "medium", "high"), True),
+        # It can't be tried, and so is believed to take all of them.
+        (NEEDS_SYSTEM, None, EFFORTS, False),
+        (None, None, EFFORTS, False),
+    ],
+)
+def test_the_efforts_that_a_template_takes(
+    template: str | None, family: str | None, taken: tuple[str, ...], heeds: bool
+) -> None:
+    abilities = encoder(template, tool_parser=family).abilities
+    assert (abilities.efforts, abilities.heeds_efforts) == (taken, heeds)
+
+
+@pytest.mark.parametrize(
+    ("template", "asked", "said", "ignored"),
+    [
+        (STRICT, "high", "hé:xhigh", ()),
+        (STRICT, "minimal", "hé:low", ()),
+        (STRICT, "medium", "hé:medium", ()),
+        (REFUSES_ALL, "high", "x", ("output_config.effort",)),
+        # An effort means that the model thinks.
+        (LAZY, "low", "hé<think>", ()),
+    ],
+)
+def test_an_effort_that_the_template_refuses(
+    template: str, asked: str, said: str, ignored: tuple[str, ...]
+) -> None:
+    thinking = Thinking(asked, param="output_config.effort")
+    source = PromptSource(messages=[USER], thinking=thinking)
+    assert shown(template, source) == said
+    assert encoder(template).encode(source).ignored == ignored
 
 
 GRANITE = (

@@ -248,9 +248,9 @@ class FakeStream:
         """Begin with the prompt."""
         await self.send(Preparing(self.request.stream_id))
 
-    async def accept(self, prompt_tokens: int = 7) -> None:
+    async def accept(self, prompt_tokens: int = 7, **fields: Any) -> None:
         """Take the request."""
-        await self.send(Accepted(self.request.stream_id, prompt_tokens, queued=0))
+        await self.send(Accepted(self.request.stream_id, prompt_tokens, queued=0, **fields))
 
     async def refuse(self, code: ErrorCode, message: str, **fields: Any) -> None:
         """Don't."""

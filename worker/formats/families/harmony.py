@@ -132,5 +132,5 @@ HARMONY: Final = Family(
     answer=AnswerForm(read_harmony, _answer_grammar, _free, TOKENS),
     history=HistoryForm(thinking_without_content=True),
     # The template puts any other word into the prompt unchanged.
-    efforts={"none": "low", "minimal": "low", "xhigh": "high"},
+    efforts=("low", "medium", "high"),
 )

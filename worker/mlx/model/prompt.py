@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from lmx.protocol.errors import ErrorCode, RequestError
@@ -12,6 +13,7 @@ from lmx.protocol.messages.data import Thinking
 from lmx.worker.engine import EncodedPrompt, ModelFacts, PromptSource
 from lmx.worker.formats.families.table import family_of
 from lmx.worker.mlx.media.prompt import MediaPrompts
+from lmx.worker.templates.abilities import TemplateAbilities, find_abilities
 from lmx.worker.templates.chat_template import ChatTemplate
 from lmx.worker.templates.hermes import with_tools_in_words
 from lmx.worker.templates.history import Message, for_template, joined, with_text_arguments
@@ -21,19 +23,13 @@ from lmx.worker.templates.renderer import (
     TemplateRefusedError,
     TextTooLongError,
 )
+from lmx.worker.templates.thinking import nearest_effort, thinking_variables
 
 # What the template itself is called with. The names of apply_chat_template's own parameters are
 # reserved too: a template from a request would be code to run.
 _OWN_NAMES: Final = frozenset(
     {"self", "messages", "conversations", "tools", "documents", "add_generation_prompt"}
 )
-
-# Qwen3, GLM, Gemma 4, SmolLM3 and others; DeepSeek V3.1, Granite, Kimi K2; Command A.
-_THINKING_SWITCHES: Final = ("enable_thinking", "thinking", "reasoning")
-# Seed-OSS. Its template tells the model how many tokens its thinking may have.
-_THINKING_BUDGET: Final = "thinking_budget"
-
-_PROBE: Final = "lmx_probe"
 
 _CUT: Final = "lmx_cut_the_prompt_here"
 """Behind a message that the answer goes on with: what the template writes after it is left out."""
@@ -76,7 +72,11 @@ class PromptEncoder:
         too long by a little.
         """
         if source.messages is not None:
-            return self._encode_messages(source, source.messages)
+            thinking = self._possible(source.thinking)
+            encoded = self._encode_messages(replace(source, thinking=thinking), source.messages)
+            if thinking.effort is None and source.thinking.effort is not None:
+                return replace(encoded, ignored=(source.thinking.param,))
+            return encoded
         if source.tokens is not None:
             return EncodedPrompt(self._checked(source.tokens))
         return EncodedPrompt(self._encode_text(source.text or ""))
@@ -175,7 +175,7 @@ class PromptEncoder:
             )
         kwargs = {
             **source.template_kwargs,
-            **self._thinking_kwargs(source.thinking),
+            **thinking_variables(source.thinking),
             "add_generation_prompt": source.add_generation_prompt,
         }
         conversation = for_template(messages, self._family.history)
@@ -183,7 +183,7 @@ class PromptEncoder:
         # grammar sees to that, and a prompt that stays the same stays cached.
         tools: Sequence[Mapping[str, Any]] = source.tool_use.known if source.tool_use else ()
         has_calls = any("tool_calls" in m or m["role"] == "tool" for m in conversation)
-        if (tools or has_calls) and not self._knows_tools:
+        if (tools or has_calls) and not self.abilities.tools:
             conversation, tools = with_tools_in_words(conversation, tools), ()
         if self._media is not None:
             conversation = self._media.in_template_form(
@@ -227,36 +227,25 @@ class PromptEncoder:
             raise error
 
     @functools.cached_property
-    def _knows_tools(self) -> bool:
-        """Return whether the template shows tools to the model. This is tried with one tool."""
-        function = {
-            "name": _PROBE,
-            "description": _PROBE,
-            "parameters": {"type": "object", "properties": {}},
-        }
-        tools = [{"type": "function", "function": function}]
-        try:
-            return _PROBE in self._template.apply([{"role": "user", "content": "-"}], tools, {})
-        except (TemplateRefusedError, TextTooLongError, RenderingEndedError):
-            # It stumbles over a tool, or over so short a conversation. That it speaks of tools
-            # is the next best sign.
-            return "tools" in str(self._tokenizer.chat_template)
+    def abilities(self) -> TemplateAbilities:
+        """What the template takes. The first look finds it out; raises ``OSError`` as
+        :meth:`Renderer.render` does."""
+        source = self._tokenizer.chat_template
+        if not source:
+            return TemplateAbilities(tools=False)
+        return find_abilities(
+            self._template, mentions_tools="tools" in str(source), efforts=self._family.efforts
+        )
 
-    def _thinking_kwargs(self, thinking: Thinking) -> dict[str, Any]:
-        """Return the variables that tell a template how to think; a template ignores names that it
-        doesn't know."""
-        kwargs: dict[str, Any] = {}
-        effort, enabled = thinking.effort, thinking.enabled
-        if effort is not None:
-            kwargs["reasoning_effort"] = self._family.efforts.get(effort, effort)
-            enabled = True if enabled is None else enabled
-        if enabled is not None:
-            kwargs |= dict.fromkeys(_THINKING_SWITCHES, enabled)
-        if enabled is False:
-            kwargs[_THINKING_BUDGET] = 0
-        elif thinking.budget_tokens is not None:
-            kwargs[_THINKING_BUDGET] = thinking.budget_tokens
-        return kwargs
+    def _possible(self, thinking: Thinking) -> Thinking:
+        """Return what is asked of the thinking with an effort that the template takes, or with
+        none."""
+        if thinking.effort is None:
+            return thinking
+        effort = nearest_effort(thinking.effort, self.abilities.efforts)
+        # An effort means that the model thinks, even if its template can't be told how much.
+        enabled = True if thinking.enabled is None else thinking.enabled
+        return replace(thinking, effort=effort, enabled=enabled)
 
     def _refuse_if_hopeless(self, text: str, param: str) -> None:
         """Refuse a text that can't fit whatever its tokens are: tokenizing 15 MB takes 17 s, in

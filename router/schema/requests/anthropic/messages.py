@@ -22,9 +22,6 @@ from lmx.router.workers.dispatch import TOKENIZE_DEADLINE_S
 
 MAX_STOPS: Final = 64
 
-_EFFORTS: Final = {"max": "xhigh"}
-"""Anthropic's words for an effort that OpenAI has another word for."""
-
 
 class ThinkingConfig(Strict):
     """Whether and how long the model thinks before it answers."""
@@ -52,7 +49,7 @@ class OutputConfig(Strict):
     """How the answer is to be."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-    """It is given to the model's template; `max` as `xhigh`. Default: the model's."""
+    """The model's template gets the nearest effort that it takes. Default: the model's."""
     format: OutputFormat | None = None
     """The form that the answer must have. Default: text."""
 
@@ -88,11 +85,12 @@ class PromptFields(Strict):
     def effective_thinking(self) -> Thinking:
         """How the model thinks."""
         effort = self.output_config.effort if self.output_config else None
-        named = None if effort is None else _EFFORTS.get(effort, effort)
+        param = "output_config.effort"
         if self.thinking is None:
-            return Thinking(effort=named)
+            return Thinking(effort, param=param)
         enabled = self.thinking.type != "disabled"
-        return Thinking(named, enabled, self.thinking.budget_tokens if enabled else None)
+        budget = self.thinking.budget_tokens if enabled else None
+        return Thinking(effort, enabled, budget, param)
 
     @property
     def left_out(self) -> list[str]:

@@ -88,7 +88,7 @@ class OllamaFields(ResidencyFields):
     def thinking(self) -> Thinking:
         """How the model thinks."""
         if isinstance(self.think, str):
-            return Thinking(effort=self.think, enabled=True)
+            return Thinking(effort=self.think, enabled=True, param="think")
         return Thinking(enabled=self.think)
 
     @property

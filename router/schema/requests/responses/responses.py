@@ -32,9 +32,6 @@ from lmx.router.schema.requests.sampling import parameter
 from lmx.router.schema.validation import FreeObject, Positive, Strict, validated
 from lmx.router.workers.dispatch import TOKENIZE_DEADLINE_S
 
-_EFFORTS: Final = {"max": "xhigh"}
-"""OpenAI's words for an effort that templates have another word for."""
-
 _LOGPROBS: Final = "message.output_text.logprobs"
 _SEALED: Final = "reasoning.encrypted_content"
 
@@ -43,8 +40,8 @@ class ReasoningConfig(Strict):
     """How the model thinks."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    """It is given to the model's template; `max` as `xhigh`. `none` also switches thinking off,
-    where the model can be told to. Default: the model's."""
+    """The model's template gets the nearest effort that it takes. `none` also switches thinking
+    off, where the model can be told to. Default: the model's."""
     summary: Literal["auto", "concise", "detailed", "none"] | None = None
     """With any but `none`, thoughts are sent as a summary: whole, because nothing makes them
     shorter. Default: they are the item's content."""
@@ -124,8 +121,7 @@ class ResponsePromptFields(Strict):
     def thinking(self) -> Thinking:
         """How the model thinks."""
         effort = self.reasoning.effort if self.reasoning else None
-        named = None if effort is None else _EFFORTS.get(effort, effort)
-        return Thinking(named, False if effort == "none" else None)
+        return Thinking(effort, False if effort == "none" else None, param="reasoning.effort")
 
     @property
     def cut_tokens(self) -> int | None:

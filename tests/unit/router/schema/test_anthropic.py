@@ -171,11 +171,15 @@ def test_what_only_anthropic_can_run_is_left_out_and_named() -> None:
 def test_how_the_model_thinks() -> None:
     enabled = {"type": "enabled", "budget_tokens": 50}
     effort = {"effort": "max"}
-    assert generate().thinking == Thinking()
-    assert generate(thinking=enabled).thinking == Thinking(enabled=True, budget_tokens=50)
-    assert generate(thinking={"type": "adaptive"}).thinking == Thinking(enabled=True)
-    assert generate(thinking={"type": "disabled"}).thinking == Thinking(enabled=False)
-    assert generate(output_config=effort).thinking == Thinking(effort="xhigh")
+    for fields, effort_word, thinks, budget in (
+        ({}, None, None, None),
+        ({"thinking": enabled}, None, True, 50),
+        ({"thinking": {"type": "adaptive"}}, None, True, None),
+        ({"thinking": {"type": "disabled"}}, None, False, None),
+        ({"output_config": effort}, "max", None, None),
+    ):
+        wanted = Thinking(effort_word, thinks, budget, "output_config.effort")
+        assert generate(**fields).thinking == wanted
     too_much = {"type": "enabled", "budget_tokens": 100}
     assert fault(thinking=too_much) == (ErrorCode.INVALID_VALUE, "thinking.budget_tokens")
 

@@ -312,13 +312,18 @@ def test_all_other_fields() -> None:
     assert (made.structure.kind, made.structure.text) == (
         StructureKind.JSON_SCHEMA, json.dumps(schema, separators=(",", ":")),
     )  # fmt: skip
-    assert made.thinking == Thinking("xhigh") and made.max_tokens == 7 and made.top_logprobs == 2
+    assert (
+        made.thinking == Thinking("max", param="reasoning.effort")
+        and made.max_tokens == 7
+        and made.top_logprobs == 2
+    )
     assert made.truncate_prompt_tokens == -1 and made.sampling.temperature == 0.5
     # A key of the cache is no wall between its users.
     assert made.cache_salt == ""
     plain = asked()[1]
     assert plain.top_logprobs is None and plain.truncate_prompt_tokens is None
-    assert asked(reasoning={"effort": "none"})[1].thinking == Thinking("none", False)
+    not_at_all = Thinking("none", False, param="reasoning.effort")
+    assert asked(reasoning={"effort": "none"})[1].thinking == not_at_all
     json_object = asked(text={"format": {"type": "json_object"}})[1].structure
     assert json_object is not None and json_object.kind is StructureKind.JSON_OBJECT
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from fake_peers import FakeStream
 from router_rig import MODEL, TEXTS, router_rig
 from yarl import URL
 
@@ -343,3 +344,30 @@ async def test_what_claude_code_sends_reaches_the_worker_without_what_changes() 
     assert "context_management" in ignored and "web_search" in ignored
     assert sent.messages is not None and sent.messages[0]["content"].startswith("You are a coding")
     assert sent.tool_use is not None and len(sent.tool_use.tools) == 12
+
+
+EFFORTS: dict[str, tuple[dict[str, Any], str]] = {
+    "/v1/chat/completions": ({"reasoning_effort": "high"}, "reasoning_effort"),
+    "/v1/chat/completions?1": ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
+    "/v1/chat/completions?2": ({"think": "high"}, "think"),
+    "/v1/responses": ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
+    "/v1/messages": ({"output_config": {"effort": "high"}}, "output_config.effort"),
+    "/api/chat": ({"think": "high"}, "think"),
+    "/api/generate": ({"think": "high"}, "think"),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_effort_that_the_model_knows_nothing_of_is_named(stream: bool) -> None:
+    async def take(worker: FakeStream) -> None:
+        await worker.accept(ignored=(worker.request.thinking.param,))
+        await worker.finish("Hi", tokens=1)
+
+    asked = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9}
+    prompts = {"/v1/responses": {"input": "Hi"}, "/api/generate": {"prompt": "Hi"}}
+    async with router_rig(take) as rig:
+        for path, (fields, name) in EFFORTS.items():
+            body = {"model": MODEL, "stream": stream, **prompts.get(path, asked), **fields}
+            async with rig.http.post(f"{rig.url}{path}", json=body) as response:
+                assert response.status == 200, (path, await response.text())
+                assert response.headers["X-Lmx-Ignored"].split(", ")[-1] == name, path

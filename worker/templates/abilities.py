@@ -1,0 +1,92 @@
+"""What a chat template takes, found out by rendering it once for each question, at the load.
+
+A template is code: what it makes of a tool or of an effort can be tried, and not read in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from lmx.protocol.messages.data import Thinking
+from lmx.worker.templates.chat_template import ChatTemplate
+from lmx.worker.templates.renderer import (
+    RenderingEndedError,
+    TemplateRefusedError,
+    TextTooLongError,
+)
+from lmx.worker.templates.thinking import EFFORTS, thinking_variables
+
+_PROBE: Final = "lmx_probe"
+_TALK: Final = ({"role": "user", "content": "-"},)
+_TOOL: Final = {
+    "type": "function",
+    "function": {
+        "name": _PROBE,
+        "description": _PROBE,
+        "parameters": {"type": "object", "properties": {}},
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateAbilities:
+    """What a template takes. A field's default is what is assumed where nothing is known."""
+
+    tools: bool
+    """Whether it shows tools to the model."""
+    efforts: tuple[str, ...] = EFFORTS
+    """The words for a reasoning effort that it does not refuse, the least first."""
+    heeds_efforts: bool = False
+    """Whether it tells one effort from another: it writes something else for it, or refuses it."""
+
+
+def find_abilities(
+    template: ChatTemplate, *, mentions_tools: bool, efforts: tuple[str, ...] | None
+) -> TemplateAbilities:
+    """Return what ``template`` takes.
+
+    ``mentions_tools`` is believed of a template that can't be tried with a tool. ``efforts`` are
+    the words that the template is known to know; None: they are found out. Raises ``OSError`` if
+    no process can be started to render it.
+    """
+    try:
+        tools = _shows_tools(template)
+        found = TemplateAbilities(mentions_tools if tools is None else tools)
+        if efforts is not None:
+            return TemplateAbilities(found.tools, efforts, heeds_efforts=True)
+        return _with_efforts(found, template)
+    except RenderingEndedError:
+        # Each further try would take as long, and end in the same way.
+        return TemplateAbilities(mentions_tools)
+
+
+def _shows_tools(template: ChatTemplate) -> bool | None:
+    text = _text(template, {}, [_TOOL])
+    return None if text is None else _PROBE in text
+
+
+def _with_efforts(found: TemplateAbilities, template: ChatTemplate) -> TemplateAbilities:
+    if _text(template, {}) is None:
+        return found  # It refuses so short a conversation, whatever the effort.
+    texts = {
+        effort: _text(template, thinking_variables(Thinking(effort, effort != "none")))
+        for effort in EFFORTS
+    }
+    taken = tuple(effort for effort, text in texts.items() if text is not None)
+    # "none" also switches the thinking off: its text may differ for that alone.
+    heeds = len({text for effort, text in texts.items() if effort != "none"}) > 1
+    return TemplateAbilities(found.tools, taken, heeds)
+
+
+def _text(
+    template: ChatTemplate, variables: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = ()
+) -> str | None:
+    """Return what the template makes of a short conversation; None if it refuses it."""
+    try:
+        return template.apply(_TALK, tools, variables)
+    except TemplateRefusedError:
+        return None
+    except TextTooLongError as error:
+        return str(error)

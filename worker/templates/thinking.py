@@ -1,0 +1,49 @@
+"""How a chat template is told to think: the variables, and the words for an effort. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from lmx.protocol.messages.data import Thinking
+
+EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+"""The words for a reasoning effort, the least first."""
+
+# Qwen3, GLM, Gemma 4, SmolLM3 and others; DeepSeek V3.1, Granite, Kimi K2; Command A.
+_SWITCHES: Final = ("enable_thinking", "thinking", "reasoning")
+# Seed-OSS. Its template tells the model how many tokens its thinking may have.
+_BUDGET: Final = "thinking_budget"
+
+
+def thinking_variables(thinking: Thinking) -> dict[str, Any]:
+    """Return the variables that tell a template how to think; a template ignores names that it
+    doesn't know."""
+    variables: dict[str, Any] = {}
+    effort, enabled = thinking.effort, thinking.enabled
+    if effort is not None:
+        variables["reasoning_effort"] = effort
+        enabled = True if enabled is None else enabled
+    if enabled is not None:
+        variables |= dict.fromkeys(_SWITCHES, enabled)
+    if enabled is False:
+        variables[_BUDGET] = 0
+    elif thinking.budget_tokens is not None:
+        variables[_BUDGET] = thinking.budget_tokens
+    return variables
+
+
+def nearest_effort(asked: str, taken: Sequence[str]) -> str | None:
+    """Return the one of the words ``taken`` that is nearest to ``asked``, the greater of two that
+    are equally near.
+
+    No effort but "none" becomes "none", because that switches the thinking off. None: no word of
+    ``taken`` comes near. A word that is not of :data:`EFFORTS` is returned as it is.
+    """
+    if asked in taken or asked not in EFFORTS:
+        return asked
+    place = EFFORTS.index
+    others = [word for word in taken if word != "none"]
+    return min(
+        others, key=lambda word: (abs(place(word) - place(asked)), -place(word)), default=None
+    )
