@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from lmx.protocol.free_text import clamp
+
 
 class ErrorCode(StrEnum):
     """What went wrong. The values are part of the public contract, so that none may be renamed."""
@@ -94,6 +96,8 @@ class LmxError(Exception):
     wrong (``messages[2].content``). ``retry_after_s`` is set if trying again later makes sense.
     ``final`` means that trying again never makes sense until somebody changes the configuration or
     acts, although other errors with this code pass with time.
+
+    ``message`` and ``param`` may quote what others wrote, and are cut to a length for people.
     """
 
     def __init__(
@@ -105,10 +109,10 @@ class LmxError(Exception):
         retry_after_s: float | None = None,
         final: bool = False,
     ) -> None:
-        super().__init__(message)
+        self.message = clamp(message)
+        super().__init__(self.message)
         self.code = code
-        self.message = message
-        self.param = param
+        self.param = None if param is None else clamp(param)
         self.retry_after_s = retry_after_s
         self.final = final
 

@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 
 import structlog
 
+from lmx.protocol.free_text import clamp, clamp_values
 from lmx.protocol.messages.control import EarlierEvents, Event, EventList
 
 _KEPT: Final = 2000
@@ -29,7 +30,7 @@ class Events(Protocol):
 class EventLog:
     """Numbers the events from 1 within an epoch, and keeps the latest. Only the supervisor's event
     loop writes to it. ``keep(epoch, event)`` puts an event where it outlives the supervisor, and
-    never raises ``OSError``. ``earlier`` are the events of supervisors before, with their epochs,
+    never raises. ``earlier`` are the events of supervisors before, with their epochs,
     the oldest first."""
 
     def __init__(
@@ -45,8 +46,10 @@ class EventLog:
         self._events: deque[Event] = deque(maxlen=_KEPT)
 
     def note(self, name: str, model_id: str | None, detail: str, **data: Any) -> None:
-        """Keep an event, and write it to the log."""
+        """Keep an event, and write it to the log. Detail and data may quote what others wrote, and
+        are cut."""
         self._seq += 1
+        detail, data = clamp(detail), clamp_values(data)
         event = Event(self._seq, time.time(), name, model_id, detail, data)
         self._events.append(event)
         self._keep(self._epoch, event)

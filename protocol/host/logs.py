@@ -3,7 +3,8 @@ small itself.
 
 Each event is one line of JSON, or a readable line if stderr is a terminal. Events have the names of
 facts ("worker.ready"). Context variables that are bound with structlog (``request_id``) go into
-each line. The loggers of libraries (stdlib logging) write in the same form.
+each line. The loggers of libraries (stdlib logging) write in the same form. A line has a limit
+(:mod:`lmx.protocol.free_text`), and writing one never raises.
 """
 
 from __future__ import annotations
@@ -15,13 +16,17 @@ import sys
 from collections.abc import Callable, MutableMapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, Final, TextIO, cast
 
 import structlog
 
+from lmx.protocol.free_text import MOST_VALUES, clamp, clamp_values, text_of
 from lmx.protocol.host.log_limit import LogLimit, keep_forever, keep_to
 from lmx.protocol.host.set_aside import clear_for_file
 
+log = structlog.get_logger()
+
+_FIRST: Final = ("event", "level", "timestamp", "process", "pid")
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
@@ -50,6 +55,7 @@ def configure_logs(
     )
     # Only ASCII is written: what a client sent must not reach a terminal as a control sequence.
     as_json = structlog.processors.JSONRenderer(default=str)
+    to_line = structlog.dev.ConsoleRenderer()
     fixed = {"process": process, "pid": os.getpid(), **fields}
 
     def add_fixed(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -67,7 +73,7 @@ def configure_logs(
     def copy(logger: Any, name: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         if copy_to is not None:
             full = add_fixed(logger, name, tracebacks(logger, name, dict(event)))
-            line = as_json(logger, name, full)
+            line = as_json(logger, name, _cut(logger, name, full))
             copy_to.emit(logging.makeLogRecord({"msg": line}))
             if terminal and _LEVELS.get(event["level"], 50) < logging.WARNING:
                 raise structlog.DropEvent
@@ -75,9 +81,9 @@ def configure_logs(
 
     last: list[Callable[..., Any]] = [copy]
     if terminal:
-        last += [_local_time, structlog.dev.ConsoleRenderer()]
+        last += [_local_time, lambda *event: clamp(str(to_line(*event)), MOST_VALUES)]
     else:
-        last += [add_fixed, tracebacks, as_json]
+        last += [add_fixed, tracebacks, _cut, as_json]
     structlog.configure(
         processors=[*shared, *last],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
@@ -94,6 +100,14 @@ def configure_logs(
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(threshold, logging.WARNING))
+
+
+def _cut(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Cut what a line says to its limit. The first fields are the last to go: the event's name is
+    put before them."""
+    whole = {name: event[name] for name in _FIRST if name in event} | dict(event)
+    cut: MutableMapping[str, Any] = clamp_values(whole)
+    return cut
 
 
 def _local_time(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -130,7 +144,14 @@ class LogFile:
         self._path = path
 
     def attach(self) -> None:
-        """Point descriptors 1 and 2 at the file, to append to it. Makes its folder if needed."""
+        """Point descriptors 1 and 2 at the file, to append to it. Makes its folder if needed. Where
+        the disk does not take a log, the process goes on with the descriptors that it has."""
+        try:
+            self._attach()
+        except OSError as error:
+            log.warning("log.not_opened", path=str(self._path), error=text_of(error))
+
+    def _attach(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         clear_for_file(self._path)
         sys.stdout.flush()
@@ -149,4 +170,4 @@ class LogFile:
 
     def _keep_once(self) -> None:
         if not keep_to(self._path, self.limit):
-            self.attach()
+            self._attach()

@@ -17,6 +17,10 @@ class IrregularFileError(OSError):
     """The name exists and is not a regular file: it is a folder, a pipe or a device."""
 
 
+class TooLargeError(IrregularFileError):
+    """The file has more bytes than a file of its purpose."""
+
+
 def open_regular(path: Path) -> BinaryIO:
     """Open a file for reading, without waiting for the writer of a pipe.
 
@@ -33,12 +37,13 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_regular(path: Path, most_bytes: int) -> bytes:
-    """Return the whole content of a file. Raises ``OSError`` as :func:`open_regular` does, and
-    ``ValueError`` if the file has more than ``most_bytes``."""
+    """Return the whole content of a file. Raises ``OSError`` as :func:`open_regular` does, and its
+    subclass :class:`TooLargeError` if the file has more than ``most_bytes``. Whoever reads a file
+    expects an ``OSError``."""
     with open_regular(path) as file:
         found = file.read(most_bytes + 1)
     if len(found) > most_bytes:
-        raise ValueError(f"{path.name} has more than {most_bytes} bytes")
+        raise TooLargeError(f"{path.name} has more than {most_bytes} bytes")
     return found
 
 

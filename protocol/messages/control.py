@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lmx.protocol.errors import ErrorCode
+from lmx.protocol.free_text import FreeText
 from lmx.protocol.messages.status import WorkerFigures
 from lmx.protocol.states import (
     ExitCause,
@@ -33,7 +34,7 @@ class RefusedAdapter:
 
     adapter_id: str
 
-    problem: str
+    problem: FreeText
     """Why, for people."""
 
 
@@ -83,7 +84,7 @@ class LoadAdvanced:
     fraction: float | None
     """How much of the phase is done, from 0 to 1; None where that is unknown."""
 
-    detail: str = ""
+    detail: FreeText = ""
 
 
 @message
@@ -120,7 +121,7 @@ class LoadFailed:
 
     instance: str
     code: ErrorCode
-    message: str
+    message: FreeText
 
     permanent: bool = False
     """Whether another try would fail too, until the model's files or its configuration change."""
@@ -300,8 +301,8 @@ class Denied:
     :class:`lmx.protocol.errors.LmxError`."""
 
     code: ErrorCode
-    message: str
-    param: str | None = None
+    message: FreeText
+    param: FreeText | None = None
     retry_after_s: float | None = None
     final: bool = False
 
@@ -319,7 +320,7 @@ class WorkerExited:
     instance: str
     model_id: str
     cause: ExitCause
-    detail: str
+    detail: FreeText
 
 
 # CLI to supervisor.
@@ -413,7 +414,7 @@ class Reloaded:
     sections: tuple[str, ...]
     """The sections that differ from before."""
 
-    changes: tuple[str, ...]
+    changes: tuple[FreeText, ...]
     """What follows from the changes, one sentence each, for people."""
 
 
@@ -446,7 +447,7 @@ class Event:
 
     model_id: str | None
 
-    detail: str
+    detail: FreeText
     """A sentence for people."""
 
     data: dict[str, Any]
@@ -505,7 +506,7 @@ class StopAll:
 class Done:
     """Reply to a command: it was carried out, or has begun where the question says so."""
 
-    message: str
+    message: FreeText
 
     pid: int | None = None
     """The process that the command is about, if there is one."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmx.protocol.errors import ErrorCode
+from lmx.protocol.free_text import FreeText
 from lmx.protocol.messages.media import MediaItem
 from lmx.protocol.models.sampling import SamplingParameters
 from lmx.protocol.states import DeltaKind, FinishReason, StructureKind, ToolChoice
@@ -298,7 +299,7 @@ class Accepted:
     prompt_tokens: int
     queued: int
 
-    remarks: tuple[str, ...] = ()
+    remarks: tuple[FreeText, ...] = ()
     """Sentences for people about what the worker does differently from what was asked for."""
 
     prompt_ids: tuple[int, ...] = ()
@@ -316,8 +317,8 @@ class Refused:
 
     stream_id: int
     code: ErrorCode
-    message: str
-    param: str | None = None
+    message: FreeText
+    param: FreeText | None = None
     retry_after_s: float | None = None
 
 
@@ -455,7 +456,7 @@ class Failed:
 
     stream_id: int
     code: ErrorCode
-    message: str
+    message: FreeText
 
 
 @message

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lmx.protocol.errors import ErrorCode
+from lmx.protocol.free_text import FreeText
 from lmx.protocol.states import DownloadStatus
 from lmx.protocol.wire.codec import message
 
@@ -111,9 +112,9 @@ class DownloadView:
     """The id under which the model is served, once the download is COMPLETED."""
 
     error_code: ErrorCode | None = None
-    error: str | None = None
+    error: FreeText | None = None
 
-    param: str | None = None
+    param: FreeText | None = None
     """The field of StartDownload that caused the error."""
 
     retry_after_s: float | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lmx.protocol.free_text import FreeText
 from lmx.protocol.states import (
     LoadPhase,
     MediaKind,
@@ -67,7 +68,7 @@ class ModelCommon:
     needed_bytes: int | None = None
     """What its next worker would have reserved; null until its files are known."""
 
-    problem: str | None = None
+    problem: FreeText | None = None
     """Why it is down, or would be if it were started now, for people."""
 
 
@@ -164,5 +165,5 @@ class Snapshot:
     free_bytes: int = 0
     """How much of the memory budget is not reserved."""
 
-    no_loads: str | None = None
+    no_loads: FreeText | None = None
     """Why no model at all can be loaded just now, for people; None if models can be loaded."""

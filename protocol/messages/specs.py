@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from lmx.protocol.free_text import FreeText
 from lmx.protocol.models.decode_limits import DecodeLimits
 from lmx.protocol.models.memory import KvLayers
 from lmx.protocol.models.sampling import SamplingParameters
@@ -69,7 +70,7 @@ class AdapterSpec:
     path: str
     """Its folder."""
 
-    problem: str | None = None
+    problem: FreeText | None = None
     """Why it can't be used, for people. The worker does not look into its folder then."""
 
 

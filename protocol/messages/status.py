@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from lmx.protocol.free_text import FreeText
 from lmx.protocol.messages.snapshot import ModelCommon
 from lmx.protocol.states import (
     ExitCause,
@@ -82,7 +83,7 @@ class ReturnedMemory:
     took_s: float
     """How many seconds passed from the order to end the worker until this measurement."""
 
-    detail: str
+    detail: FreeText
     """The same as a sentence for people."""
 
 
@@ -94,7 +95,7 @@ class LastExit:
     cause: ExitCause
     """The cause, in one word."""
 
-    detail: str
+    detail: FreeText
     """The cause as a sentence for people; may be empty."""
 
     at_s: float
@@ -118,7 +119,7 @@ class AdapterStatus:
     source: str
     """Its folder, as the configuration has it."""
 
-    problem: str | None = None
+    problem: FreeText | None = None
     """Why it can't be used, for people; null where nothing is wrong, or not known yet."""
 
 
@@ -256,7 +257,7 @@ class SupervisorStatus:
     swaps_total: int
     """How many models were evicted for another one since lmx was started."""
 
-    notices: tuple[str, ...]
+    notices: tuple[FreeText, ...]
     """Sentences for people about what is not as it should be, although lmx serves."""
 
 

@@ -6,8 +6,9 @@ Messages are frozen dataclasses that are registered with :func:`message`. Decodi
 of every field, ignores unknown fields and fills in defaults, so that a field with a default can be
 added without a new version. Encoding leaves out fields that are at their default, which saves half
 of a token's bytes; :func:`untrimmed` dataclasses are sent with all their fields. If a field is
-marked :data:`FLAT`, the fields of its dataclass are sent in the map of its owner. Decoding never
-runs code from the wire, and never builds anything but registered dataclasses, enums and plain
+marked :data:`FLAT`, the fields of its dataclass are sent in the map of its owner. Text for people
+(:data:`lmx.protocol.free_text.FreeText`) is cut to its longest length, on both sides. Decoding
+never runs code from the wire, and never builds anything but registered dataclasses, enums and plain
 values.
 """
 
@@ -23,6 +24,7 @@ from typing import Any, Final, TypeVar
 import msgpack
 
 from lmx.protocol.errors import ProtocolError
+from lmx.protocol.free_text import Clamped, clamp
 
 MAGIC: Final = "lmx"
 VERSION: Final = 1
@@ -183,7 +185,7 @@ def _schema(cls: type) -> _Schema:
 
 
 def _build_schema(cls: type) -> _Schema:
-    hints = typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls, include_extras=True)
     defaults: dict[str, Any] = {}
     packers: list[tuple[str, _Pack]] = []
     unpackers: dict[str, _Unpack] = {}
@@ -279,6 +281,8 @@ def _map_builder(defaults: Mapping[str, Any], packers: Sequence[tuple[str, _Pack
 def _converters(hint: Any) -> tuple[_Pack | None, _Unpack]:
     """Return (pack, unpack) for a type. pack is None if the value is sent as it is."""
     origin = typing.get_origin(hint)
+    if origin is typing.Annotated and Clamped() in hint.__metadata__:
+        return clamp, _clamped
     if origin in (typing.Union, types.UnionType):
         return _optional(hint)
     if origin is tuple:
@@ -346,6 +350,12 @@ def _checked(cls: type, what: str) -> _Unpack:
         return value
 
     return unpack
+
+
+def _clamped(value: Any, path: str) -> str:
+    if not isinstance(value, str):
+        raise ProtocolError(f"{path}: expected a string, got {type(value).__name__}")
+    return clamp(value)
 
 
 def _number(value: Any, path: str) -> float:

@@ -101,7 +101,11 @@ def config_notices(path: Path | None) -> list[str]:
     """Return sentences for people about what is odd in a configuration that is valid."""
     if path is None:
         return []
-    if not read_regular(path, _MOST_BYTES).strip():
+    try:
+        content = read_regular(path, _MOST_BYTES)
+    except OSError:
+        return []  # it was changed just now
+    if not content.strip():
         return [f"{path} is empty: what it should say is as by default, and no models are in it"]
     notices = []
     for model in configured_models(path, {}):
@@ -142,10 +146,6 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         ) from error
     except UnicodeDecodeError as error:
         raise OperationError(ErrorCode.CONFIG_INVALID, f"{path} is not UTF-8 text") from error
-    except ValueError as error:
-        raise OperationError(
-            ErrorCode.CONFIG_INVALID, f"can't read the configuration {path}: {error}"
-        ) from error
     try:
         values = yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506  a SafeLoader underneath
     except yaml.YAMLError as error:

@@ -11,10 +11,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import structlog
+
+from lmx.protocol.free_text import text_of
 from lmx.protocol.host.stacks import STACKS
 from lmx.protocol.wire import codec
 from lmx.supervisor.processes.descendants import mark
 from lmx.supervisor.state.home import Home
+
+log = structlog.get_logger()
 
 
 def start_child(
@@ -22,7 +27,7 @@ def start_child(
     names: tuple[str, ...],
     spec: Any,
     home: Home,
-    log: Path,
+    log_path: Path,
     pass_fds: tuple[int, ...] = (),
 ) -> subprocess.Popen[bytes]:
     """Start ``python -m module``, and pass it ``spec``. ``names`` only show in ``ps``.
@@ -36,7 +41,7 @@ def start_child(
     encoded.
     """
     payload = codec.encode(spec)
-    output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    output = open_log(log_path)
     try:
         child = subprocess.Popen(
             [sys.executable, "-P", "-m", module, *names],
@@ -62,6 +67,17 @@ def start_child(
     except BrokenPipeError:
         pass
     return child
+
+
+def open_log(path: Path) -> int:
+    """Return a descriptor that appends to a log file, or to none where the disk takes no log: what
+    a process does matters more than what it says."""
+    try:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        return os.open(path, flags, 0o600)
+    except OSError as error:
+        log.warning("log.not_opened", path=str(path), error=text_of(error))
+        return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
 
 
 def without_keys(environment: Mapping[str, str]) -> dict[str, str]:

@@ -20,6 +20,7 @@ import structlog
 from lmx.protocol.errors import ErrorCode, LmxError, UnavailableError
 from lmx.protocol.states import LoadPhase
 from lmx.supervisor.config.schema import ModelConfig
+from lmx.supervisor.processes.child import open_log
 from lmx.supervisor.state.home import Home
 
 log = structlog.get_logger()
@@ -57,8 +58,11 @@ class FetchProgram:
         its exit.
         """
         # Only the last fetches are of interest, and one fetch prints little.
-        large = self.log_path.exists() and self.log_path.stat().st_size > _LOG_LIMIT_BYTES
-        with self.log_path.open("wb" if large else "ab") as errors:
+        errors = open_log(self.log_path)
+        try:
+            with contextlib.suppress(OSError):
+                if os.fstat(errors).st_size > _LOG_LIMIT_BYTES:
+                    os.ftruncate(errors, 0)
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-P", "-m", "lmx.supervisor.fetch.main",
                 "--source", source, "--models-dir", str(self.models),
@@ -66,6 +70,8 @@ class FetchProgram:
                 stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=errors,
                 start_new_session=True, limit=_LINE_LIMIT_BYTES,
             )  # fmt: skip
+        finally:
+            os.close(errors)
         outcome: Path | LmxError | None = None
         try:
             outcome = await _read(source, process, advanced)

@@ -44,9 +44,13 @@ class Launcher:
     ) -> int:
         """Start a process with :func:`start_child`, and watch it. Returns its pid. Raises what
         :func:`start_child` raises."""
-        aside = clear_for_file(log_path)
-        if aside is not None:
-            self._say(f"{log_path} was no file: it was set aside as {aside.name}")
+        try:
+            aside = clear_for_file(log_path)
+        except OSError as error:
+            log.warning("log.not_opened", path=str(log_path), error=str(error))
+        else:
+            if aside is not None:
+                self._say(f"{log_path} was no file: it was set aside as {aside.name}")
         child = start_child(module, names, spec, self._home, log_path, pass_fds)
         try:
             self._exits.watch(child.pid, child, partial(exited, child.pid))

@@ -4,13 +4,15 @@ story is still there."""
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any, Final
 
 import structlog
 
-from lmx.protocol.host.regular_file import read_regular
-from lmx.protocol.host.set_aside import clear_for_file
+from lmx.protocol.free_text import clamp, clamp_values
+from lmx.protocol.host.regular_file import TooLargeError, read_regular
+from lmx.protocol.host.set_aside import clear_for_file, set_aside
 from lmx.protocol.messages.control import Event
 from lmx.protocol.messages.events import event_object
 from lmx.supervisor.state.atomic_write import atomic_write
@@ -35,22 +37,22 @@ class EventFile:
         self._failed = False
 
     def keep(self, epoch: str, event: Event) -> None:
-        """Add an event. A disk that takes nothing costs the event alone, and is reported once: the
-        log has the event too."""
-        line = json.dumps(event_object(epoch, event), default=str) + "\n"
+        """Add an event. Never raises: what happened goes on, whatever becomes of its report. A disk
+        that takes nothing costs the event alone, and is reported once: the log has the event
+        too."""
         try:
+            line = json.dumps(event_object(epoch, event)) + "\n"
             if self._size_bytes is None:
                 clear_for_file(self._path)
                 self._size_bytes = self._path.stat().st_size if self._path.exists() else 0
             if self._size_bytes > _MOST_BYTES:
                 self._halve()
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(line)
+            self._append(line)
             self._size_bytes += len(line)
             self._failed = False
-        except OSError as error:
+        except Exception as error:
             if not self._failed:
-                log.error("events.not_kept", path=str(self._path), error=str(error))
+                log.error("events.not_kept", path=str(self._path), error=repr(error))
             self._failed = True
 
     def read(self) -> list[tuple[str, Event]]:
@@ -68,8 +70,22 @@ class EventFile:
                 continue
         return found
 
+    def _append(self, line: str) -> None:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        with open(os.open(self._path, flags, 0o600), "a", encoding="utf-8") as file:  # noqa: PTH123
+            file.write(line)
+
     def _halve(self) -> None:
-        lines = read_regular(self._path, _READ_BYTES).decode("utf-8", "replace").splitlines(True)
+        """Throw the older half away. A file that is far too large is none of ours: it is set
+        aside."""
+        try:
+            content = read_regular(self._path, _READ_BYTES)
+        except TooLargeError as error:
+            aside = set_aside(self._path)
+            log.error("events.set_aside", path=str(self._path), aside=aside.name, error=str(error))
+            self._size_bytes = 0
+            return
+        lines = content.decode("utf-8", "replace").splitlines(True)
         kept = "".join(lines[len(lines) // 2 :])
         atomic_write(self._path, kept)
         self._size_bytes = len(kept)
@@ -81,7 +97,7 @@ def _event(told: dict[str, Any]) -> tuple[str, Event]:
         float(told["at_s"]),
         str(told["name"]),
         None if told["model"] is None else str(told["model"]),
-        str(told["detail"]),
-        dict(told["data"]),
+        clamp(str(told["detail"])),
+        clamp_values(dict(told["data"])),
     )
     return str(told["epoch"]), event

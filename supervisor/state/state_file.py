@@ -12,7 +12,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import structlog
 
-from lmx.protocol.host.regular_file import parse_json, read_regular
+from lmx.protocol.host.regular_file import TooLargeError, parse_json, read_regular
 from lmx.protocol.host.set_aside import set_aside
 from lmx.supervisor.state.atomic_write import atomic_write
 
@@ -102,12 +102,12 @@ class StateFile(Generic[_T]):
             if not os.path.lexists(self.path):
                 return None
             raise _UnreadableError("is a link to nowhere") from error
+        except TooLargeError as error:
+            raise _UnreadableError(f"is too large ({error})") from error
         except OSError as error:
             if error.errno in _NO_FAULT_OF_THE_FILE:
                 raise
             raise _UnreadableError(f"is no file that can be read ({error})") from error
-        except ValueError as error:
-            raise _UnreadableError(f"is too large ({error})") from error
         if not content:
             raise _UnreadableError("is empty")
         try:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lmx.protocol.errors import ErrorCode, OperationError
-from lmx.protocol.host.regular_file import read_regular
+from lmx.protocol.host.regular_file import TooLargeError, read_regular
 
 _MOST_BYTES: Final = 24 * 1000**2
 """A body of a request has 32 MiB by default, and base64 takes four bytes for three."""
@@ -32,8 +32,8 @@ def _content(name: str) -> str:
     path = Path(name)
     try:
         return base64.b64encode(read_regular(path.expanduser(), _MOST_BYTES)).decode("ascii")
+    except TooLargeError as error:
+        raise OperationError(ErrorCode.MEDIA_TOO_LARGE, str(error)) from error
     except (OSError, RuntimeError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise OperationError(ErrorCode.INVALID_MEDIA, f"can't read {path}: {why}") from error
-    except ValueError as error:
-        raise OperationError(ErrorCode.MEDIA_TOO_LARGE, str(error)) from error

@@ -44,8 +44,7 @@ def run_rescue(home: Home, config: Path | None, guarded: Guarded, silence_s: flo
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return
-    with contextlib.suppress(OSError):
-        LogFile(home.supervisor_log, 0, 0).attach()  # else it says it to the router's log
+    LogFile(home.supervisor_log, 0, 0).attach()  # else it says it to the router's log
     configure_logs("rescue")
     holder = lock_holder(home)
     if holder is None:

@@ -18,6 +18,8 @@ from fake_actions import FakeActions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lmx.protocol.host.logs import LogFile
+from lmx.protocol.host.regular_file import IrregularFileError, TooLargeError, read_regular
 from lmx.protocol.messages import control
 from lmx.protocol.states import SlotState, WorkerState
 from lmx.protocol.wire.endpoints import new_instance_id
@@ -27,6 +29,7 @@ from lmx.supervisor.decisions.ledger import Ledger
 from lmx.supervisor.events import EventLog
 from lmx.supervisor.memory.measured import Measured
 from lmx.supervisor.processes import launcher, workers
+from lmx.supervisor.processes.child import open_log
 from lmx.supervisor.state.drained import Holds
 from lmx.supervisor.state.files import StateFiles
 from lmx.supervisor.state.home import Home
@@ -266,3 +269,24 @@ def test_a_worker_that_was_to_be_drained_is_drained_by_the_next_supervisor() -> 
     core.worker_said("0123", control.Drained("0123"), 2.0)
     core.worker_exited("0123", 0, 3.0)
     assert core.slots["a"].state is SlotState.HELD
+
+
+def test_a_log_that_can_not_be_opened_keeps_no_process_from_starting(tmp_path: Path) -> None:
+    descriptor = open_log(tmp_path / "gone" / "worker.log")
+    try:
+        assert os.write(descriptor, b"to nobody") == len(b"to nobody")
+    finally:
+        os.close(descriptor)
+    (tmp_path / "file").touch()
+    before = os.fstat(1)
+    LogFile(tmp_path / "file" / "worker.log", 1000, 1).attach()
+    assert os.fstat(1).st_ino == before.st_ino
+
+
+def test_whatever_is_wrong_with_a_file_whoever_reads_it_expects_it(tmp_path: Path) -> None:
+    (tmp_path / "large").write_bytes(b"12345")
+    os.mkfifo(tmp_path / "pipe")
+    for name, error in (("large", TooLargeError), ("pipe", IrregularFileError), ("no", OSError)):
+        with pytest.raises(error) as caught:
+            read_regular(tmp_path / name, 4)
+        assert isinstance(caught.value, OSError)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,30 @@ def test_a_folder_in_its_place_is_set_aside(tmp_path: Path) -> None:
 
 def test_a_disk_that_takes_nothing_stops_nothing(tmp_path: Path) -> None:
     EventFile(tmp_path / "gone" / "events.jsonl").keep("e1", event(1))
+
+
+def test_a_file_that_is_too_large_is_set_aside_and_stops_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b"\n" * 9_500_000)
+    file = EventFile(path)
+    assert file.read() == []
+    for number in range(3):
+        file.keep("e1", event(number))
+    assert [one.seq for _, one in file.read()] == [0, 1, 2]
+    assert (tmp_path / "events.jsonl.damaged").stat().st_size == 9_500_000
+
+
+def test_an_event_that_cant_be_written_stops_nothing(tmp_path: Path) -> None:
+    file = EventFile(tmp_path / "events.jsonl")
+    file.keep("e1", Event(1, 0.0, "worker.ready", "a", "", {"what": object()}))
+    file.keep("e1", event(2))
+    assert [one.seq for _, one in file.read()] == [2]
+
+
+def test_only_the_owner_reads_the_events_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        EventFile(tmp_path / "events.jsonl").keep("e1", event(1))
+    finally:
+        os.umask(before)
+    assert (tmp_path / "events.jsonl").stat().st_mode & 0o777 == 0o600
