@@ -60,11 +60,16 @@ class ApiFamily(Protocol):
         """Return a text for people in a form that clients skip; empty where they skip nothing."""
 
     def error_body(
-        self, error: LmxError, *, operator: bool = False, job_id: str | None = None
+        self,
+        error: LmxError,
+        *,
+        operator: bool = False,
+        job_id: str | None = None,
+        request_id: str | None = None,
     ) -> dict[str, Any]:
         """Return the body of an error that is sent with an HTTP status. ``operator`` is true on a
         route for operators. ``job_id`` is the id of the job that goes on although its request has
-        ended."""
+        ended. ``request_id`` is shown where clients look for it in the body."""
 
     def error_event(self, error: LmxError) -> bytes:
         """Return the event that ends a stream in its middle. Also called from a thread."""
@@ -87,7 +92,12 @@ class OpenAiFamily:
         return comment_line(text)
 
     def error_body(
-        self, error: LmxError, *, operator: bool = False, job_id: str | None = None
+        self,
+        error: LmxError,
+        *,
+        operator: bool = False,
+        job_id: str | None = None,
+        request_id: str | None = None,
     ) -> dict[str, Any]:
         """Return ``{"error": {message, type, param, code}}``, all four keys always."""
         shown = {
@@ -129,10 +139,15 @@ class AnthropicFamily:
         return comment_line(text)
 
     def error_body(
-        self, error: LmxError, *, operator: bool = False, job_id: str | None = None
+        self,
+        error: LmxError,
+        *,
+        operator: bool = False,
+        job_id: str | None = None,
+        request_id: str | None = None,
     ) -> dict[str, Any]:
-        """Return ``{"type": "error", "error": {type, message, code}}``, with ``param`` if the error
-        is about a field."""
+        """Return ``{"type": "error", "error": {type, message, code}, "request_id"}``, with
+        ``param`` if the error is about a field."""
         status = http_status(error.code, operator=operator)
         shown = {
             "type": _ANTHROPIC_TYPES.get(status, _ANTHROPIC_REST[status >= 500]),
@@ -143,7 +158,8 @@ class AnthropicFamily:
             shown["param"] = error.param
         if job_id is not None:
             shown["job_id"] = job_id
-        return {"type": "error", "error": shown}
+        named = {} if request_id is None else {"request_id": request_id}
+        return {"type": "error", "error": shown, **named}
 
     def error_event(self, error: LmxError) -> bytes:
         """Return an error as the event that ends a stream which has begun."""
@@ -167,7 +183,12 @@ class OllamaFamily:
         return b""
 
     def error_body(
-        self, error: LmxError, *, operator: bool = False, job_id: str | None = None
+        self,
+        error: LmxError,
+        *,
+        operator: bool = False,
+        job_id: str | None = None,
+        request_id: str | None = None,
     ) -> dict[str, Any]:
         """Return ``{"error": message, "code": code}``, with ``param`` if the error is about a
         field."""

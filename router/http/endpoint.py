@@ -11,7 +11,7 @@ from aiohttp.typedefs import Handler
 from pydantic import BaseModel
 
 from lmx.protocol.errors import ErrorCode
-from lmx.router.http.api_family import OPENAI, ApiFamily
+from lmx.router.http.api_family import ANTHROPIC, OPENAI, ApiFamily
 
 
 class Access(StrEnum):
@@ -75,6 +75,8 @@ class Endpoint:
         return self.access is Access.INFERENCE and takes_work
 
 
+ANTHROPIC_VERSION: Final = "Anthropic-Version"
+
 ENDPOINTS: Final = web.AppKey("endpoints", dict[Handler, Endpoint])
 """The application's endpoints by handler. If one handler serves several paths, all of them have the
 same access."""
@@ -90,3 +92,15 @@ def family_of(request: web.Request) -> ApiFamily:
     route."""
     endpoint = endpoint_of(request)
     return OPENAI if endpoint is None else endpoint.family
+
+
+def is_of_anthropic(request: web.Request) -> bool:
+    """Return whether one of Anthropic's clients sent a request: all of them name a version."""
+    return ANTHROPIC_VERSION in request.headers
+
+
+def error_family_of(request: web.Request) -> ApiFamily:
+    """Return the API family in whose form a request gets an error instead of an answer: the
+    route's, but Anthropic's clients understand their own alone, also on routes that they share with
+    others and on those that are not there."""
+    return ANTHROPIC if is_of_anthropic(request) else family_of(request)

@@ -22,7 +22,7 @@ from aiohttp import web
 
 from lmx.protocol.errors import ErrorCode, GenerationError
 from lmx.router.http.cors import ORIGIN
-from lmx.router.http.endpoint import family_of
+from lmx.router.http.endpoint import error_family_of, family_of
 from lmx.router.http.errors import http_error
 from lmx.router.http.outcome import CONTEXT
 from lmx.router.http.sse import EVENT_STREAM
@@ -118,7 +118,9 @@ def _end_of_stream(request: web.Request) -> bytes:
 
 def _whole_answer(request: web.Request) -> bytes:
     form = http_error(hung_error())
-    body = orjson.dumps(family_of(request).error_body(hung_error()))
+    context = request.get(CONTEXT)
+    request_id = None if context is None else context.request_id
+    body = orjson.dumps(error_family_of(request).error_body(hung_error(), request_id=request_id))
     headers = [
         f"HTTP/1.1 {form.status} Service Unavailable",
         "Server: lmx",
@@ -127,8 +129,8 @@ def _whole_answer(request: web.Request) -> bytes:
         f"Retry-After: {form.retry_after}",
         "Connection: close",
     ]
-    if (context := request.get(CONTEXT)) is not None:
-        headers.append(f"X-Request-Id: {context.request_id}")
+    if request_id is not None:
+        headers.append(f"X-Request-Id: {request_id}")
     if (origin := request.get(ORIGIN)) is not None:
         headers.append(f"Access-Control-Allow-Origin: {origin}")
     return "\r\n".join([*headers, "", ""]).encode() + body

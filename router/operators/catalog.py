@@ -6,14 +6,16 @@ Studio have a path of their own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
 from aiohttp import web
 
+from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.states import MediaKind, ModelKind, ModelState
-from lmx.router.http.responses import json_answer, json_array
+from lmx.router.http.endpoint import ANTHROPIC_VERSION, is_of_anthropic
+from lmx.router.http.responses import Answer, add_vary, json_answer, json_array
 from lmx.router.rendering.envelope import utc_text
 from lmx.router.schema.answers.models import (
     AnthropicModel,
@@ -27,6 +29,8 @@ from lmx.router.schema.answers.models import (
     ReasoningLevel,
     TruncationPolicy,
 )
+from lmx.router.schema.requests.models import ModelsQuery
+from lmx.router.schema.validation import short, validated
 from lmx.router.services import SERVICES
 from lmx.router.supervisor.directory import Directory
 from lmx.router.supervisor.routing import candidates, leading_to
@@ -39,21 +43,18 @@ _LEVELS: Final = tuple(
     for effort in ("low", "medium", "high")
 )
 
-_OF_ANTHROPIC: Final = "anthropic-version"
-"""The header that all of Anthropic's clients send."""
-
 
 async def list_models(request: web.Request) -> web.Response:
     """Return every model."""
     models = (await request.app[SERVICES].supervisor.directory()).models
-    if _OF_ANTHROPIC in request.headers:
-        return json_answer(anthropic_list(models))
-    return json_answer(
-        ModelList(
+    return _in_form(
+        request,
+        lambda: anthropic_list(models, validated(ModelsQuery, dict(request.query))),
+        lambda: ModelList(
             object="list",
             data=[model_object(model) for model in models],
             models=codex_catalog(models),
-        )
+        ),
     )
 
 
@@ -62,9 +63,16 @@ async def get_model(request: web.Request) -> web.Response:
     contain slashes."""
     directory = await request.app[SERVICES].supervisor.directory()
     model = candidates(directory, request.match_info["id"], None)[0]
-    if _OF_ANTHROPIC in request.headers:
-        return json_answer(anthropic_model(model))
-    return json_answer(model_object(model))
+    return _in_form(request, lambda: anthropic_model(model), lambda: model_object(model))
+
+
+def _in_form(
+    request: web.Request, anthropic: Callable[[], Answer], openai: Callable[[], Answer]
+) -> web.Response:
+    """Return an answer in the form of the family whose client asks."""
+    response = json_answer(anthropic() if is_of_anthropic(request) else openai())
+    add_vary(response, ANTHROPIC_VERSION)
+    return response
 
 
 async def list_chat_models(request: web.Request) -> web.Response:
@@ -142,16 +150,37 @@ def _catalog_entry(model: ModelView, place: int) -> CatalogEntry:
     )
 
 
-def anthropic_list(models: Sequence[ModelView]) -> AnthropicModelList:
-    """Return the models that answer messages, in the form of Anthropic's clients: all on one
-    page."""
-    shown = [anthropic_model(model) for model in models if model.kind in (ModelKind.CHAT, None)]
+def anthropic_list(models: Sequence[ModelView], query: ModelsQuery) -> AnthropicModelList:
+    """Return a page of the models that answer messages, in the form of Anthropic's clients. Raises
+    :class:`RequestError` if the page has no such place."""
+    listed = [anthropic_model(model) for model in models if model.kind in (ModelKind.CHAT, None)]
+    ids = [model.id for model in listed]
+    begin = 0 if query.after_id is None else _place(ids, query.after_id, "after_id") + 1
+    end = len(ids) if query.before_id is None else _place(ids, query.before_id, "before_id")
+    limit = len(ids) if query.limit is None else query.limit
+    if query.before_id is None:
+        end = min(end, begin + limit)
+        has_more = end < len(ids)
+    else:
+        has_more = end - begin > limit
+        begin = max(begin, end - limit)
+    page = listed[begin:end]
     return AnthropicModelList(
-        data=shown,
-        has_more=False,
-        first_id=shown[0].id if shown else None,
-        last_id=shown[-1].id if shown else None,
+        data=page,
+        has_more=has_more,
+        first_id=page[0].id if page else None,
+        last_id=page[-1].id if page else None,
     )
+
+
+def _place(ids: Sequence[str], wanted: str, param: str) -> int:
+    if wanted not in ids:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            f"`{param}` is the id of none of the models: {short(wanted)}.",
+            param=param,
+        )
+    return ids.index(wanted)
 
 
 def anthropic_model(model: ModelView) -> AnthropicModel:

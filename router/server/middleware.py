@@ -27,7 +27,12 @@ from lmx.protocol.wire.endpoints import accept_request_id
 from lmx.router.http.access import check_access
 from lmx.router.http.allowed_hosts import HostCheck
 from lmx.router.http.cors import ORIGIN, Cors, is_preflight
-from lmx.router.http.endpoint import Access, endpoint_of, family_of
+from lmx.router.http.endpoint import (
+    ANTHROPIC_VERSION,
+    Access,
+    endpoint_of,
+    error_family_of,
+)
 from lmx.router.http.errors import http_error
 from lmx.router.http.outcome import (
     CLIENT_LEFT,
@@ -39,7 +44,7 @@ from lmx.router.http.outcome import (
     outcome_of,
 )
 from lmx.router.http.rate_limits import ADMISSION, RateLimiter
-from lmx.router.http.responses import json_text
+from lmx.router.http.responses import add_vary, json_text
 from lmx.router.http.traffic import Traffic
 from lmx.router.jobs.farewell import Farewell
 from lmx.router.metrics.kept_counts import KeptCounts
@@ -221,7 +226,7 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
     context = request.get(CONTEXT)
     if context is not None:
         response.headers[REQUEST_ID_HEADER] = context.request_id
-        response.headers[family_of(request).request_id_header] = context.request_id
+        response.headers[error_family_of(request).request_id_header] = context.request_id
         job_id = outcome_of(request).job_id
         if job_id is not None:
             response.headers[JOB_ID_HEADER] = job_id
@@ -239,10 +244,14 @@ def _error_answer(request: web.Request, error: LmxError) -> _Answer:
     operator = endpoint is not None and endpoint.access is Access.ADMIN
     shown = http_error(error, operator=operator)
     goes_on = error.code is ErrorCode.SYNC_TIMEOUT
-    body = family_of(request).error_body(
-        error, operator=operator, job_id=outcome_of(request).job_id if goes_on else None
+    body = error_family_of(request).error_body(
+        error,
+        operator=operator,
+        job_id=outcome_of(request).job_id if goes_on else None,
+        request_id=request[CONTEXT].request_id,
     )
     response = json_text(orjson.dumps(body), shown.status)
+    add_vary(response, ANTHROPIC_VERSION)
     if shown.retry_after is not None:
         response.headers["Retry-After"] = shown.retry_after
     if shown.not_again:

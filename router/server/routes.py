@@ -114,6 +114,7 @@ from lmx.router.schema.openapi.document import openapi_document
 from lmx.router.schema.requests.audio import TranscriptionRequest, TranslationRequest
 from lmx.router.schema.requests.chat import ChatRequest
 from lmx.router.schema.requests.completions import CompletionRequest
+from lmx.router.schema.requests.models import ModelsQuery
 from lmx.router.schema.requests.operators import (
     DeleteQuery,
     DownloadRequest,
@@ -248,7 +249,7 @@ def _inference() -> Iterator[Endpoint]:
         )  # fmt: skip
         yield Endpoint(
             "GET", f"{prefix}/models", list_models, use, "Models", "List the models",
-            answer=ModelList | AnthropicModelList,
+            query=ModelsQuery, answer=ModelList | AnthropicModelList,
         )  # fmt: skip
         yield Endpoint(
             "GET", f"{prefix}/models/{{id:.+}}", get_model, use, "Models", "Show one model",

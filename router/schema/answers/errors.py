@@ -70,12 +70,15 @@ class AnthropicErrorObject(Answer):
 
 
 class AnthropicError(Answer):
-    """Every answer of the Messages API that is not well."""
+    """Every answer of the Messages API that is not well; those of all other routes too, with the
+    header `anthropic-version`."""
 
     type: Literal["error"]
     """It is always the same."""
     error: AnthropicErrorObject
     """What went wrong."""
+    request_id: str | None = None
+    """The request's id, as in the headers. The error that ends a stream has none."""
 
 
 class OllamaError(Answer):

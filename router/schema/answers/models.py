@@ -109,12 +109,12 @@ class AnthropicModelList(Answer):
     """GET /v1/models for Anthropic's clients: every model that answers messages, loaded or not."""
 
     data: list[AnthropicModel]
-    has_more: Literal[False]
-    """All models are on one page."""
+    has_more: bool
+    """Whether there are more after this page, or before it where `before_id` was asked for."""
     first_id: str | None
-    """The id of the first one; null if there is none."""
+    """The id of the page's first one; null if there is none."""
     last_id: str | None
-    """The id of the last one; null if there is none."""
+    """The id of the page's last one; null if there is none."""
 
 
 class CapabilityModelSpec(Answer):

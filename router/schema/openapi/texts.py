@@ -15,7 +15,8 @@ API: Final = (
     "- A field that is left out, or null, has its default. One that is not known is ignored. A "
     "known one of a wrong type or out of range is a 400, whose `param` is the field's path.\n"
     '- An error is always `{"error": {message, type, param, code}}`, also within a stream, and '
-    "its message says what to do next.\n"
+    "its message says what to do next. With the header `anthropic-version` it has Anthropic's "
+    "form.\n"
     "- A request may send its own `X-Request-Id`; every answer has one."
 )
 

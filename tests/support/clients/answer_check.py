@@ -8,8 +8,7 @@ from typing import Any
 from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
-from lmx.router.http.api_family import OPENAI
-from lmx.router.http.endpoint import Access, Endpoint, endpoint_of
+from lmx.router.http.endpoint import Access, Endpoint, endpoint_of, error_family_of
 from lmx.router.http.errors import http_status
 from lmx.router.schema.answers.errors import ERROR_BODIES
 from lmx.router.schema.openapi.errors import error_codes
@@ -47,7 +46,7 @@ class AnswerCheck:
         if request.method == "OPTIONS" and response.status == 204:
             return None  # Of a browser's question, which is for every route.
         # A family that a test has made has a shape of its own.
-        family = OPENAI if endpoint is None else endpoint.family
+        family = error_family_of(request)
         shape: Any = ERROR_BODIES.get(family, dict[str, Any])
         if endpoint is not None:
             well = (

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fake_peers import cold, ready
+from fake_peers import cold, ready, until
 from openai.types import Model
-from router_rig import MODEL, router_rig
+from router_rig import MODEL, knows, router_rig
 from sdk_types import OURS, extras_of
 
 from lmx.protocol.messages.snapshot import ModelView
@@ -57,3 +57,46 @@ def test_lm_studio_s_shape(model: ModelView, wanted: dict[str, object]) -> None:
     assert {name: made[name] for name in wanted} == wanted
     # Zed's client reads no list with an entry that lacks one of these.
     assert made["publisher"] and made["compatibility_type"] == "mlx"
+
+
+@pytest.mark.parametrize(
+    ("query", "ids", "more"),
+    [
+        ("", "abcde", False),
+        ("limit=2", "ab", True),
+        ("limit=5", "abcde", False),
+        ("after_id=b", "cde", False),
+        ("after_id=b&limit=2", "cd", True),
+        ("after_id=e", "", False),
+        ("before_id=d", "abc", False),
+        ("before_id=d&limit=2", "bc", True),
+        ("before_id=c&limit=2", "ab", False),
+        ("before_id=a&limit=2", "", False),
+        ("after_id=a&before_id=e&limit=1", "d", True),
+    ],
+)
+async def test_pages_for_anthropic_s_clients(query: str, ids: str, more: bool) -> None:
+    async with router_rig() as rig:
+        models = [ready(name, f"i{name}") for name in "abcde"]
+        await rig.supervisor.publish(*models, ready("embeds", "i", kind=ModelKind.EMBEDDING))
+        await until(lambda: knows(rig.router, rig.supervisor.revision))
+        headers = {"anthropic-version": "2023-06-01"}
+        async with rig.http.get(f"{rig.url}/v1/models?{query}", headers=headers) as response:
+            found = await response.json()
+    assert [model["id"] for model in found["data"]] == list(ids)
+    assert (found["first_id"], found["last_id"]) == (ids[:1] or None, ids[-1:] or None)
+    assert found["has_more"] is more
+
+
+@pytest.mark.parametrize(
+    "query", ["limit=0", "limit=1001", "limit=x", "after_id=none", "before_id=none"]
+)
+async def test_pages_that_are_not_there(query: str) -> None:
+    async with router_rig() as rig:
+        url = f"{rig.url}/v1/models?{query}"
+        async with rig.http.get(url, headers={"anthropic-version": "2023-06-01"}) as response:
+            assert response.status == 400
+            assert (await response.json())["error"]["param"] == query.partition("=")[0]
+        # The query is Anthropic's.
+        async with rig.http.get(url) as response:
+            assert response.status == 200

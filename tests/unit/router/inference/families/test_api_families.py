@@ -51,9 +51,7 @@ class ToyFamily:
     def comment(self, text: str) -> bytes:
         return comment_line(text)
 
-    def error_body(
-        self, error: LmxError, *, operator: bool = False, job_id: str | None = None
-    ) -> dict[str, Any]:
+    def error_body(self, error: LmxError, **_: object) -> dict[str, Any]:
         return {"type": "error", "error": {"type": error.code.value, "message": error.message}}
 
     def error_event(self, error: LmxError) -> bytes:

@@ -4,6 +4,7 @@ status and code, in the family's form, before an answer begins and in the middle
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ from router_rig import MODEL, router_rig
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.data import Delta
 from lmx.router.http.api_family import ANTHROPIC, OLLAMA, OPENAI, ApiFamily
+from lmx.router.http.endpoint import Access
 from lmx.router.http.errors import http_status
 from lmx.router.schema.answers.errors import ERROR_BODIES
+from lmx.router.server.routes import ROUTES
 
 HI = {"role": "user", "content": "hi"}
 WAYS: dict[str, tuple[dict[str, Any], ApiFamily]] = {
@@ -129,3 +132,37 @@ async def test_bad_requests(path: str, name: str) -> None:
         body = await response.json()
         assert (response.status, code_of(body, family)) == (status, code), body
         assert not rig.worker.streams
+
+
+async def test_anthropic_s_clients_get_its_errors_on_every_route() -> None:
+    sent = {"anthropic-version": "2023-06-01"}
+    stranger = {**sent, "Origin": "https://a.example"}
+    asked = [
+        ("GET", "/v1/models/none", sent, 404, "not_found_error"),
+        ("GET", "/v1/models?limit=0", sent, 400, "invalid_request_error"),
+        ("GET", "/v1/messages", sent, 405, "invalid_request_error"),
+        ("POST", "/v1/messages/batches", sent, 404, "not_found_error"),
+        ("GET", "/v1/files", sent, 404, "not_found_error"),
+        ("POST", "/v1/messages", {**stranger}, 403, "permission_error"),
+    ]
+    asked += [
+        (route.method, re.sub(r"\{.*?\}", "x", route.path), sent, 401, "authentication_error")
+        for route in ROUTES
+        if route.access in (Access.INFERENCE, Access.ADMIN)
+    ]
+    async with router_rig(api_keys=("an-api-key-for-tests",)) as rig:
+        key = {"X-Api-Key": "an-api-key-for-tests"}
+        for method, path, headers, status, kind in asked:
+            keyed = headers if status == 401 else {**headers, **key}
+            async with rig.http.request(method, f"{rig.url}{path}", headers=keyed) as response:
+                body = await response.json()
+                where = (method, path, body)
+                code_of(body, ANTHROPIC)
+                assert (response.status, body["error"]["type"]) == (status, kind), where
+                ids = {body["request_id"], response.headers["Request-Id"]}
+                assert ids == {response.headers["X-Request-Id"]}, where
+                assert "Anthropic-Version" in response.headers["Vary"], where
+        # Nobody else does.
+        async with rig.http.get(f"{rig.url}/v1/models/none", headers=key) as response:
+            assert code_of(await response.json(), OPENAI) == "model_not_found"
+            assert "Request-Id" not in response.headers
