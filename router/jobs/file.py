@@ -11,7 +11,13 @@ from typing import Final
 import structlog
 
 from lmx.protocol.host.set_aside import clear_for_file, set_aside
-from lmx.router.jobs.records import INCREMENTAL, SCHEMA_VERSION, create, create_responses
+from lmx.router.jobs.records import (
+    INCREMENTAL,
+    SCHEMA_VERSION,
+    create,
+    create_responses,
+    fault_of,
+)
 
 _BUSY_TIMEOUT_MS: Final = 2000
 """Another router that uses the file too locks it for milliseconds."""
@@ -28,9 +34,9 @@ _log = structlog.get_logger()
 def open_records(path: Path) -> sqlite3.Connection:
     """Return a connection to the records in ``path``, which only its owner may read.
 
-    A file that is corrupt, has another version or is no database is moved aside, and an empty one
-    takes its place. Raises ``OSError`` and ``sqlite3.Error`` if the file can't be used now: the
-    folder is missing, the disk is full, another process holds it.
+    A file that is corrupt, has another version or other tables, or is no database is moved aside,
+    and an empty one takes its place. Raises ``OSError`` and ``sqlite3.Error`` if the file can't be
+    used now: the folder is missing, the disk is full, another process holds it.
     """
     for suffix in ("", "-wal", "-shm"):
         aside = clear_for_file(path.with_name(path.name + suffix))
@@ -42,7 +48,7 @@ def open_records(path: Path) -> sqlite3.Connection:
         if not is_unfit(error):
             raise
         move_aside(path, str(error))
-    except _OtherVersionError as error:
+    except _OtherTablesError as error:
         move_aside(path, str(error))
     return _open(path)
 
@@ -72,8 +78,8 @@ def move_aside(path: Path, why: str) -> None:
             path.with_name(path.name + suffix).replace(aside.with_name(aside.name + suffix))
 
 
-class _OtherVersionError(Exception):
-    """The file has the records of another version of lmx."""
+class _OtherTablesError(Exception):
+    """The file has the records of another version of lmx, or tables of another program."""
 
 
 def _open(path: Path) -> sqlite3.Connection:
@@ -92,7 +98,9 @@ def _open(path: Path) -> sqlite3.Connection:
         if version == 0 and tables == 0:
             create(connection)
         elif version != SCHEMA_VERSION:
-            raise _OtherVersionError(f"it has version {version}, not {SCHEMA_VERSION}")
+            raise _OtherTablesError(f"it has version {version}, not {SCHEMA_VERSION}")
+        elif (fault := fault_of(connection)) is not None:
+            raise _OtherTablesError(fault)
         create_responses(connection)
     except BaseException:
         connection.close()

@@ -23,7 +23,7 @@ from lmx.router.http.outcome import Outcome
 from lmx.router.jobs.live import LiveRequest, LiveRequests, LiveState
 from lmx.router.jobs.records import JobRow, JobState, ResponseRow
 from lmx.router.jobs.store import JobStore
-from lmx.router.rendering.accumulator import Accumulator
+from lmx.router.rendering.accumulator import AccumulatedChoice, Accumulator
 from lmx.router.rendering.answer_format import AnswerFormat, Beginning, Ending
 from lmx.router.rendering.envelope import (
     Identity,
@@ -59,6 +59,9 @@ class KeptInput:
     """Its items, as a JSON array."""
     previous: str | None
     """The id of the response that it goes on with."""
+    output: Callable[[str, AccumulatedChoice, ChoiceEnded | None], bytes]
+    """Returns the items of the response's output, as they are kept for the requests that go on
+    with it: of its id, what it has made, and how that ended."""
 
 
 class Job:
@@ -117,7 +120,6 @@ class Job:
         if self._kept is not None:
             head = orjson.dumps(self.begun())
             self._response = ResponseRow(self._kept.items, head, self._kept.previous)
-            self._kept = None
         self._put(JobState.QUEUED)
         return self
 
@@ -240,6 +242,7 @@ class Job:
         ending = Ending(finished, clocked)
         self.answer = orjson.dumps(self._whole(ending))
         self.ending = ending
+        self._keep_output()
         self._put(
             JobState.COMPLETED,
             http_status=200,
@@ -258,6 +261,7 @@ class Job:
             return
         self._cut_tokens = live.tokens or None
         partial = orjson.dumps(self._whole(None)) if live.tokens else None
+        self._keep_output()
         state = _ENDS.get(error.code, JobState.FAILED)
         self._put(
             state,
@@ -268,6 +272,11 @@ class Job:
         if live.detached:
             _log.info("job.ended", job=live.id, state=state, error=error.message)
 
+    def _keep_output(self) -> None:
+        if self._response is not None and self._kept is not None:
+            output = self._kept.output(self.live.id, self._made.choices[0], self._ends.get(0))
+            self._response = replace(self._response, output=output)
+
     def _whole(self, ending: Ending | None) -> dict[str, Any]:
         return self.form.whole(
             self.identity, self.beginning, self._made.choices, self._ends, ending
@@ -275,6 +284,8 @@ class Job:
 
     def _put(self, state: JobState, **known: Any) -> None:
         live, ending = self.live, self.ending
+        if live.is_deleted:
+            return
         over = state is not JobState.QUEUED and state is not JobState.RUNNING
         tokens = self._made.tokens if ending is None else ending.finished.usage.completion_tokens
         self._store.put(

@@ -69,6 +69,8 @@ class LiveRequest:
     """Whether no client waits on the connection any more, and the job goes on."""
     error: LmxError | None = None
     """The error with which it was cancelled."""
+    is_deleted: bool = False
+    """Whether its record was deleted. It gets no other one, though it may take a while to end."""
     waiting: asyncio.Task[Any] | None = None
     """The task that performs it, while it may be cancelled: while it waits for something from the
     model."""

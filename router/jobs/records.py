@@ -7,11 +7,12 @@ says if it is not.
 
 from __future__ import annotations
 
+import re
 import sqlite3
-from collections.abc import Callable, Collection, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from itertools import accumulate
 from operator import attrgetter
 from typing import Final
 
@@ -47,6 +48,9 @@ class ResponseRow:
     """The response as it was at its beginning, as JSON."""
     previous: str | None = None
     """The id of the response that its input goes on with."""
+    output: bytes | None = None
+    """The items of its output without logprobs, as a JSON array, once it has ended. None also for
+    one of an earlier release, which kept them in the job's result alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,21 @@ class KeptResponse:
 
     job: JobRow
     response: ResponseRow
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A response as a part of a conversation."""
+
+    response_id: str
+    previous: str | None
+    """The response that it goes on with."""
+    is_over: bool
+    items: bytes
+    """The items of its input, as a JSON array."""
+    output: bytes | None
+    """The items of its output, as a JSON array; those of an earlier release in the whole response,
+    which is an object. None if it has none."""
 
 
 @dataclass(slots=True)
@@ -126,7 +145,7 @@ CREATE INDEX jobs_under_way ON jobs (router_pid, router_created_s) WHERE ended_s
 
 _CREATE_RESPONSES: Final = """
 CREATE TABLE IF NOT EXISTS responses (
-  id TEXT PRIMARY KEY, items BLOB NOT NULL, head BLOB NOT NULL, previous TEXT
+  id TEXT PRIMARY KEY, items BLOB NOT NULL, head BLOB NOT NULL, previous TEXT, output BLOB
 );
 CREATE TRIGGER IF NOT EXISTS responses_go_with_jobs AFTER DELETE ON jobs
   BEGIN DELETE FROM responses WHERE id = OLD.id; END;
@@ -135,21 +154,31 @@ CREATE TRIGGER IF NOT EXISTS responses_go_with_jobs AFTER DELETE ON jobs
 know it, uses the same file, and the trigger removes what that one lets go. It is no trigger for
 records that are replaced: SQLite runs none then."""
 
-_CHAIN: Final = """
-WITH RECURSIVE chain (id, place) AS (
-  SELECT ?, 1
+_SIZE_BYTES: Final = "length(items) + coalesce(length(output), length(result), 0)"
+_TURNS: Final = f"""
+WITH RECURSIVE chain (id, previous, bytes, place) AS (
+  SELECT responses.id, previous, {_SIZE_BYTES}, 1 FROM responses JOIN jobs USING (id)
+  WHERE id = :id AND (:owner IS NULL OR owner = :owner)
   UNION ALL
-  SELECT previous, place + 1 FROM responses JOIN chain USING (id)
-  WHERE previous IS NOT NULL AND place < ?
+  SELECT responses.id, responses.previous, {_SIZE_BYTES}, place + 1
+  FROM chain JOIN responses ON responses.id = chain.previous JOIN jobs ON jobs.id = responses.id
+  WHERE place < :most AND (:owner IS NULL OR owner = :owner)
 )
-SELECT {columns} FROM chain
-JOIN responses USING (id) JOIN jobs ON jobs.id = chain.id ORDER BY place
-"""
+SELECT id, bytes FROM chain ORDER BY place
+"""  # noqa: S608
+"""The responses of a conversation, the newest first. It looks at nothing behind a response that is
+not there or is none of that owner: how much there is, is told to nobody else."""
 
 _PUT: Final = f"INSERT OR REPLACE INTO jobs VALUES ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608
 
 
-_EVICTED_AT_ONCE: Final = 256
+_RECORD_BYTES: Final = 512
+"""What a record takes beside its result, about."""
+
+_RESPONSE_COLUMNS: Final = frozenset({"id", "items", "head", "previous", "output"})
+_NAMED: Final = re.compile(r"(?:TABLE|INDEX|TRIGGER)(?: IF NOT EXISTS)? (\w+)")
+"""The names of what the statements above make."""
+
 INCREMENTAL: Final = 2
 """The value of ``auto_vacuum`` for a file whose free pages can be given back at any time."""
 
@@ -166,8 +195,36 @@ def create(connection: sqlite3.Connection) -> None:
 
 
 def create_responses(connection: sqlite3.Connection) -> None:
-    """Create the table of responses, unless it is there."""
+    """Create the table of responses, unless it is there, with the column that an earlier release's
+    lacks."""
     connection.executescript(_CREATE_RESPONSES)
+    if "output" in _columns(connection, "responses"):
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    with connection:  # Another router may just have added it.
+        if "output" not in _columns(connection, "responses"):
+            connection.execute("ALTER TABLE responses ADD COLUMN output BLOB")
+
+
+def fault_of(connection: sqlite3.Connection) -> str | None:
+    """Return why the tables of a file are not those that lmx makes, so that records could not be
+    written for as long as it is there; None if they are."""
+    if _columns(connection, "jobs") != _COLUMNS:
+        return "its table `jobs` has other columns"
+    responses = _columns(connection, "responses")
+    if responses and not _RESPONSE_COLUMNS.issuperset(responses):
+        return "its table `responses` has other columns"
+    known = {*_NAMED.findall(_CREATE + _CREATE_RESPONSES)}
+    for (name,) in connection.execute(
+        "SELECT name FROM sqlite_master WHERE name NOT LIKE 'sqlite_autoindex_%'"
+    ):
+        if name not in known:
+            return f"it has {name[:80]!r}, which lmx did not make"
+    return None
+
+
+def _columns(connection: sqlite3.Connection, table: str) -> tuple[str, ...]:
+    return tuple(name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})"))
 
 
 def write(connection: sqlite3.Connection, rows: Mapping[str, JobRow | None]) -> None:
@@ -179,42 +236,51 @@ def write(connection: sqlite3.Connection, rows: Mapping[str, JobRow | None]) -> 
         gone = [(job_id,) for job_id, row in rows.items() if row is None]
         connection.executemany("DELETE FROM jobs WHERE id = ?", gone)
         connection.executemany(
-            "INSERT OR IGNORE INTO responses (id, items, head, previous) VALUES (?, ?, ?, ?)",
+            "INSERT INTO responses (id, items, head, previous, output) VALUES (?, ?, ?, ?, ?) "
+            "ON CONFLICT (id) DO UPDATE SET output = coalesce(excluded.output, output)",
             [
-                (job_id, kept.items, kept.head, kept.previous)
+                (job_id, kept.items, kept.head, kept.previous, kept.output)
                 for job_id, row in rows.items()
                 if row is not None and (kept := row.response) is not None
             ],
         )
 
 
-def chain(
+def response(
+    connection: sqlite3.Connection, response_id: str, owner: str | None
+) -> KeptResponse | None:
+    """Return a response with its result; None if there is none, or none of that owner."""
+    job = get(connection, response_id, owner)
+    kept = connection.execute(
+        "SELECT items, head, previous, output FROM responses WHERE id = ?", (response_id,)
+    ).fetchone()
+    return None if job is None or kept is None else KeptResponse(job, ResponseRow(*kept))
+
+
+def turns(
     connection: sqlite3.Connection,
     response_id: str,
     owner: str | None,
     most: int,
     max_bytes: int,
-) -> list[KeptResponse]:
+) -> list[Turn]:
     """Return a response and those that it goes on with, the newest first: up to ``most``, and up to
     the first one that is not there, or is none of that owner. Raises ``OverflowError`` if their
-    inputs and results have more than ``max_bytes``."""
-    wanted = (response_id, most)
-    sizes = "length(items) + coalesce(length(result), 0)"
-    found = connection.execute(_CHAIN.format(columns=sizes), wanted).fetchall()
-    if sum(size for (size,) in found) > max_bytes:
+    items have more than ``max_bytes``."""
+    wanted = {"id": response_id, "owner": owner, "most": most}
+    found = connection.execute(_TURNS, wanted).fetchall()
+    if sum(size for _, size in found) > max_bytes:
         raise OverflowError
-    columns = ", ".join(("items", "head", "previous", *(f"jobs.{name}" for name in _COLUMNS)))
-    kept: list[KeptResponse] = []
-    for items, head, previous, *values in connection.execute(
-        _CHAIN.format(columns=columns), wanted
-    ):
-        row = JobRow(*values)
-        if (owner is not None and row.owner != owner) or (
-            kept and kept[-1].response.previous != row.id
-        ):
-            break
-        kept.append(KeptResponse(row, ResponseRow(items, head, previous)))
-    return kept
+    return [
+        Turn(
+            *connection.execute(
+                "SELECT id, previous, ended_s IS NOT NULL, items, coalesce(output, result) "
+                "FROM responses JOIN jobs USING (id) WHERE id = ?",
+                (turn_id,),
+            ).fetchone()
+        )
+        for turn_id, _ in found
+    ]
 
 
 def get(connection: sqlite3.Connection, job_id: str, owner: str | None) -> JobRow | None:
@@ -251,10 +317,12 @@ def listed(connection: sqlite3.Connection, wanted: Wanted) -> tuple[list[JobRow]
     return [JobRow(*row) for row in found[: wanted.limit]], len(found) > wanted.limit
 
 
-def delete(connection: sqlite3.Connection, job_id: str) -> None:
-    """Remove a record that has ended."""
+def delete(connection: sqlite3.Connection, job_id: str, *, under_way: bool) -> None:
+    """Remove a record that has ended, or with ``under_way`` also one that has not."""
     with connection:
-        connection.execute("DELETE FROM jobs WHERE id = ? AND ended_s IS NOT NULL", (job_id,))
+        connection.execute(
+            "DELETE FROM jobs WHERE id = ? AND (? OR ended_s IS NOT NULL)", (job_id, under_way)
+        )
 
 
 def interrupt_of_dead(
@@ -310,16 +378,50 @@ def interrupt_lost(
 
 
 def forget_old(connection: sqlite3.Connection, oldest_s: float, max_count: int) -> int:
-    """Remove the records that ended before ``oldest_s``, and of those that ended all but the newest
-    ``max_count``; return how many were removed. Jobs under way stay."""
+    """Remove the records that ended before ``oldest_s``, and of those that ended all but
+    ``max_count``, as :func:`first_to_go` says; return how many were removed. Jobs under way
+    stay."""
     with connection:
         by_age = connection.execute("DELETE FROM jobs WHERE ended_s < ?", (oldest_s,)).rowcount
-        by_count = connection.execute(
-            "DELETE FROM jobs WHERE ended_s IS NOT NULL AND id IN ("
-            "SELECT id FROM jobs ORDER BY created_s DESC, id DESC LIMIT -1 OFFSET ?)",
-            (max_count,),
-        ).rowcount
-    return by_age + by_count
+    over = "FROM jobs WHERE ended_s IS NOT NULL"
+    excess = connection.execute(f"SELECT count(*) {over}").fetchone()[0] - max_count
+    gone: list[str] = []
+    if excess > 0:
+        ended = connection.execute(f"SELECT id, owner, 1 {over} ORDER BY created_s, id")
+        gone = first_to_go(ended, excess)
+    _remove(connection, gone)
+    return by_age + len(gone)
+
+
+def first_to_go(records: Iterable[tuple[str, str | None, int]], excess: int) -> list[str]:
+    """Return the ids of the records that make room for ``excess``. Each record is its id, its owner
+    and what it takes; they come the oldest first.
+
+    The owner who takes most gives its oldest record, again and again: nobody loses one to an owner
+    who takes more.
+    """
+    left: dict[str | None, deque[tuple[str, int]]] = {}
+    taken: dict[str | None, int] = {}
+    for record_id, owner, size in records:
+        left.setdefault(owner, deque()).append((record_id, size))
+        taken[owner] = taken.get(owner, 0) + size
+    gone = []
+    while excess > 0 and left:
+        owner = max(left, key=taken.__getitem__)
+        record_id, size = left[owner].popleft()
+        gone.append(record_id)
+        excess -= size
+        taken[owner] -= size
+        if not left[owner]:
+            del left[owner]
+    return gone
+
+
+def _remove(connection: sqlite3.Connection, gone: Sequence[str]) -> None:
+    if gone:
+        connection.execute("BEGIN IMMEDIATE")
+        with connection:
+            connection.executemany("DELETE FROM jobs WHERE id = ?", [(one,) for one in gone])
 
 
 def file_bytes(connection: sqlite3.Connection) -> int:
@@ -328,31 +430,25 @@ def file_bytes(connection: sqlite3.Connection) -> int:
 
 
 def shrink(connection: sqlite3.Connection, max_bytes: int) -> int:
-    """Remove the oldest records that have ended until the rest takes no more than nine tenths of
-    ``max_bytes``, and give the free space back to the disk; return how many were removed.
+    """Remove records that have ended, as :func:`first_to_go` says, until the rest takes no more
+    than nine tenths of ``max_bytes``, and give the free space back to the disk; return how many
+    were removed.
 
     The records of jobs under way stay, however large they are.
     """
     removed = 0
     while (excess_bytes := _used_bytes(connection) - max_bytes * 9 // 10) > 0:
-        oldest = connection.execute(
-            "SELECT id, coalesce(length(result), 0) + coalesce(length(items), 0) "
-            "+ coalesce(length(head), 0) FROM jobs LEFT JOIN responses USING (id) "
-            "WHERE ended_s IS NOT NULL ORDER BY created_s, id LIMIT ?",
-            (_EVICTED_AT_ONCE,),
+        ended = connection.execute(
+            "SELECT id, owner, coalesce(length(result), 0) + coalesce(length(items), 0) "
+            "+ coalesce(length(head), 0) + coalesce(length(output), 0) + ? "
+            "FROM jobs LEFT JOIN responses USING (id) "
+            "WHERE ended_s IS NOT NULL ORDER BY created_s, id",
+            (_RECORD_BYTES,),
         ).fetchall()
-        if not oldest:
+        gone = first_to_go(ended, excess_bytes)
+        if not gone:
             break
-        # Remove each record as long as those before it free less than the excess.
-        before_bytes = accumulate((size for _, size in oldest), initial=0)
-        gone = [
-            (oldest_id,)
-            for (oldest_id, _), before in zip(oldest, before_bytes, strict=False)
-            if before < excess_bytes
-        ]
-        connection.execute("BEGIN IMMEDIATE")
-        with connection:
-            connection.executemany("DELETE FROM jobs WHERE id = ?", gone)
+        _remove(connection, gone)
         removed += len(gone)
     if _pragma(connection, "auto_vacuum") == INCREMENTAL:
         # `execute` would take only one step of this statement, and so free one page.

@@ -28,6 +28,7 @@ from lmx.router.jobs.records import (
     ROUTER_ENDED,
     JobRow,
     KeptResponse,
+    Turn,
     Wanted,
     is_alive,
     own_process,
@@ -37,11 +38,18 @@ _GATHER_S: Final = 0.1
 """Writes are collected for this long and committed together: most generations that end quickly need
 only one write."""
 
-_READ_DEADLINE_S: Final = 5.0
+_STEP_DEADLINE_S: Final = 5.0
+"""How long the thread may take for one read or write. Reads wait for their turn as long as those
+before them come to an end: a deadline for the wait would count the queue as the disk's fault."""
+
 _READS_LIMIT: Final = 256
 _ROWS_LIMIT: Final = 8192
-_RESULTS_LIMIT_BYTES: Final = 64 * 1024 * 1024
-"""The most bytes of results that may wait while the file can't be written."""
+_AT_ONCE_BYTES: Final = 8 * 1024 * 1024
+"""Beyond this much nothing more is collected."""
+
+_RESULTS_LIMIT_BYTES: Final = 256 * 1024 * 1024
+"""The most bytes of results and of kept responses that may wait while the file can't be
+written."""
 
 _PAUSE_S: Final = 1.0
 """The pause after a write that failed."""
@@ -76,6 +84,8 @@ class JobStore:
         self._rows_bytes = 0
         self._reads: deque[tuple[_Read[object], Future[object]]] = deque()
         self._closing = False
+        self._steps = 0
+        """How many reads and writes the thread has done, or failed to do. It alone counts."""
         self._thread = threading.Thread(target=self._work, name="jobs", daemon=True)
 
     def start(self) -> None:
@@ -96,9 +106,13 @@ class JobStore:
         row.router_pid, row.router_created_s = self._router
         row.router_token = self.token
         with self._told:
-            if self._rows_bytes + _size_bytes(row) > _RESULTS_LIMIT_BYTES and self._rows:
-                # The record is kept and says how the job ended; its result is lost.
-                row.result = row.response = None
+            others_bytes = self._rows_bytes - _size_bytes(self._rows.get(row.id))
+            if others_bytes + _size_bytes(row) > _RESULTS_LIMIT_BYTES and others_bytes:
+                # The record is kept and says how the job ended; its result is lost, and what other
+                # requests go on with only if it does not fit alone.
+                row.result = None
+                if others_bytes + _size_bytes(row) > _RESULTS_LIMIT_BYTES:
+                    row.response = None
                 self._drop(1)
             self._keep(row.id, row)
 
@@ -111,14 +125,18 @@ class JobStore:
         """Return a record with its result. Raises JOBS_UNAVAILABLE, as the other reads do."""
         return await self._read(lambda connection: records.get(connection, job_id, owner))
 
-    async def chain(
+    async def response(self, response_id: str, owner: str | None) -> KeptResponse | None:
+        """Return a response with its result."""
+        return await self._read(lambda connection: records.response(connection, response_id, owner))
+
+    async def turns(
         self, response_id: str, owner: str | None, most: int, max_bytes: int
-    ) -> list[KeptResponse]:
+    ) -> list[Turn]:
         """Return a response and those that it goes on with, the newest first: up to ``most``, and
         up to the first one that is not there. Raises ``OverflowError`` if they have more than
         ``max_bytes``."""
         return await self._read(
-            lambda connection: records.chain(connection, response_id, owner, most, max_bytes)
+            lambda connection: records.turns(connection, response_id, owner, most, max_bytes)
         )
 
     async def listed(self, wanted: Wanted) -> tuple[list[JobRow], bool] | None:
@@ -126,9 +144,9 @@ class JobStore:
         exist."""
         return await self._read(lambda connection: records.listed(connection, wanted))
 
-    async def delete(self, job_id: str) -> None:
-        """Remove a record that has ended."""
-        await self._read(lambda connection: records.delete(connection, job_id))
+    async def delete(self, job_id: str, *, under_way: bool = False) -> None:
+        """Remove a record that has ended, or with ``under_way`` also one that has not."""
+        await self._read(lambda connection: records.delete(connection, job_id, under_way=under_way))
 
     async def sweep(self, live: Callable[[], Collection[str]]) -> None:
         """Remove the records that are too old or too many. Mark jobs as interrupted that are
@@ -150,8 +168,11 @@ class JobStore:
             return
         if not self._rows:
             self._told.notify()
+        before_bytes = self._rows_bytes
         self._rows_bytes += _size_bytes(row) - _size_bytes(self._rows.get(job_id))
         self._rows[job_id] = row
+        if before_bytes <= _AT_ONCE_BYTES < self._rows_bytes:
+            self._told.notify()
 
     async def _read(self, read: _Read[_T]) -> _T:
         future: Future[_T] = Future()
@@ -160,13 +181,19 @@ class JobStore:
                 raise _unavailable("too many ask for them at once")
             self._reads.append((read, future))  # type: ignore[arg-type]  # each with its own type
             self._told.notify()
+        found = asyncio.wrap_future(future)
         try:
-            async with asyncio.timeout(_READ_DEADLINE_S):
-                return await asyncio.wrap_future(future)
-        except TimeoutError as error:
-            raise _unavailable(f"the disk took more than {_READ_DEADLINE_S:g} s") from error
+            steps = -1
+            while not found.done():
+                if steps == self._steps:
+                    raise _unavailable(f"the disk took more than {_STEP_DEADLINE_S:g} s")
+                steps = self._steps
+                await asyncio.wait({found}, timeout=_STEP_DEADLINE_S)
+            return found.result()
         except (sqlite3.Error, OSError) as error:
             raise _unavailable(str(error)) from error
+        finally:
+            found.cancel()
 
     # The methods below run in the thread.
 
@@ -179,6 +206,7 @@ class JobStore:
                     connection = open_records(self._path)
                 if rows:
                     records.write(connection, rows)
+                    self._steps += 1
                     self._bound(connection)
             except (sqlite3.Error, OSError) as error:
                 connection = self._failed(connection, error)
@@ -192,8 +220,10 @@ class JobStore:
                 for _, future in reads:
                     _fail(future, error)
             else:
+                self._steps += 1
                 for read, future in reads:
                     connection = self._answer(connection, read, future)
+                    self._steps += 1
             if closing:
                 break
         if connection is not None:
@@ -204,7 +234,10 @@ class JobStore:
     ) -> tuple[dict[str, JobRow | None], list[tuple[_Read[object], Future[object]]], bool]:
         with self._told:
             self._told.wait_for(lambda: self._rows or self._reads or self._closing)
-            self._told.wait_for(lambda: self._reads or self._closing, _GATHER_S)
+            self._told.wait_for(
+                lambda: self._reads or self._closing or self._rows_bytes > _AT_ONCE_BYTES,
+                _GATHER_S,
+            )
             rows, self._rows, self._rows_bytes = self._rows, {}, 0
             reads = list(self._reads)
             self._reads.clear()
@@ -292,8 +325,9 @@ class JobStore:
 def _size_bytes(row: JobRow | None) -> int:
     if row is None:
         return 0
-    kept = 0 if row.response is None else len(row.response.items) + len(row.response.head)
-    return len(row.result or b"") + kept
+    kept = row.response
+    response = 0 if kept is None else len(kept.items) + len(kept.head) + len(kept.output or b"")
+    return len(row.result or b"") + response
 
 
 def _fail(future: Future[object], error: Exception) -> None:

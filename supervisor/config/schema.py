@@ -100,9 +100,9 @@ class JobsConfig(Section):
     max_age_s: Annotated[_RecordAge, Needs.ROUTER] = 86_400.0
     """A record goes when it is so old."""
     max_count: Annotated[int, Needs.ROUTER] = Field(10_000, ge=1, le=10_000_000)
-    """How many records are kept. The oldest ones go first."""
+    """How many records are kept. The oldest of the key that has most go first."""
     max_bytes: Annotated[Size, Needs.ROUTER] = Field(ByteSize(512 * 1024**2), ge=1024**2)
-    """The oldest records go when the file is larger than this."""
+    """When the file is larger than this, the oldest records of the key that takes most go."""
 
 
 class MemoryConfig(Section):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import jiter
+import orjson
 from aiohttp import web
 from aiohttp.web_protocol import RequestPayloadError
 
@@ -36,6 +37,8 @@ _KEY_SHOWN: Final = 60
 
 _ENCODINGS: Final = frozenset({"identity", "gzip", "deflate"})
 
+_Parsed = TypeVar("_Parsed")
+
 READ_DEADLINE_S: Final = 60.0
 """The time limit for the whole body. A client that sends slowly occupies its own connection for
 this long, and nothing else."""
@@ -55,7 +58,7 @@ async def read_object(request: web.Request, limit_bytes: int) -> dict[str, Any]:
         raise _too_large(limit_bytes)
     with request.app[BODY_ROOM].one() as share:
         payload = await _read_in_time(request, limit_bytes, share)
-        parsed = await _parsed(request, payload)
+        parsed = await _parsed(request, payload, parse_object)
     admission = request.get(ADMISSION)
     if admission is not None:
         tokens = await _estimated(request, parsed, large=len(payload) > SMALL_BYTES)
@@ -87,13 +90,31 @@ async def _read_in_time(request: web.Request, limit_bytes: int, share: BodyShare
         ) from error
 
 
-async def _parsed(request: web.Request, payload: bytes) -> dict[str, Any]:
+async def parse_kept(request: web.Request, pieces: Sequence[bytes]) -> list[Any]:
+    """Return the values in ``pieces``, each of them JSON that lmx has stored, within the limits of
+    a body: what came in many bodies is no less work together. Raises as :func:`read_object`
+    does."""
+    payload = b"[" + b",".join(pieces) + b"]"
+    with request.app[BODY_ROOM].one() as share:
+        share.grow(len(payload))
+        return await _parsed(request, payload, _parse_stored)
+
+
+def _parse_stored(payload: bytes) -> list[Any]:
+    with no_collection():
+        values: list[Any] = orjson.loads(payload)
+    return values
+
+
+async def _parsed(
+    request: web.Request, payload: bytes, parse: Callable[[bytes], _Parsed]
+) -> _Parsed:
     if len(payload) <= SMALL_BYTES:
-        return parse_object(payload)
+        return parse(payload)
     async with request.app[LARGE_BODIES]:
         for _ in check_amounts(payload):
             await asyncio.sleep(0)
-        value = parse_object(payload)
+        value = parse(payload)
         # The next step with it (the validation) takes as long again.
         await asyncio.sleep(0)
     return value

@@ -22,7 +22,7 @@ from lmx.router.inference.answering import answer
 from lmx.router.inference.media import generation
 from lmx.router.inference.model_choice import models_for, models_of_kind
 from lmx.router.inference.responses.background import begin_answer, follow_events
-from lmx.router.inference.responses.kept import earlier_items, referenced_items
+from lmx.router.inference.responses.kept import earlier_items, with_referenced
 from lmx.router.inference.tasks import ask_tokenizer
 from lmx.router.jobs.job import KeptInput
 from lmx.router.jobs.live import RequestKind
@@ -30,7 +30,7 @@ from lmx.router.rendering.responses.answer import ResponseAnswer
 from lmx.router.rendering.responses.items import RESPONSE, ItemForm
 from lmx.router.rendering.responses.sealing import sealing_key
 from lmx.router.rendering.responses.state import QUEUED
-from lmx.router.schema.requests.responses.items import Item, checked_items
+from lmx.router.schema.requests.responses.items import Item, check_together, stored_items
 from lmx.router.schema.requests.responses.responses import (
     InputTokensRequest,
     ResponsePromptFields,
@@ -82,7 +82,7 @@ async def responses(request: web.Request) -> web.StreamResponse:
     body = await read_object(request, services.spec.body_limit_bytes)
     wanted = parse_responses(body)
     key = sealing_key(services.spec.admin_key)
-    items, own = await _conversation(request, body, wanted)
+    items, own = await _conversation(request, wanted)
     asked = asked_of(wanted, items, key, earlier=len(items) - len(own))
     note_ignored(request, [*ignored_fields(body, ResponsesRequest, {}), *asked.left_out])
     generate = own_request(generation_of(wanted, asked), request[CONTEXT])
@@ -98,7 +98,7 @@ async def responses(request: web.Request) -> web.StreamResponse:
     begin = generation(services, generate, asked.media)
     kept = None
     if wanted.is_stored:
-        kept = KeptInput(json_of(own, "input"), wanted.previous_response_id)
+        kept = KeptInput(stored_items(own), wanted.previous_response_id, form.kept_output)
     if wanted.background:
         assert kept is not None
         job = await begin_answer(
@@ -132,7 +132,7 @@ async def input_tokens(request: web.Request) -> web.Response:
     spec = request.app[SERVICES].spec
     body = await read_object(request, spec.body_limit_bytes)
     wanted = parse_input_tokens(body)
-    items, own = await _conversation(request, body, wanted)
+    items, own = await _conversation(request, wanted)
     earlier = len(items) - len(own)
     asked = asked_of(wanted, items, sealing_key(spec.admin_key), earlier=earlier)
     note_ignored(request, [*ignored_fields(body, InputTokensRequest, {}), *asked.left_out])
@@ -143,23 +143,16 @@ async def input_tokens(request: web.Request) -> web.Response:
 
 
 async def _conversation(
-    request: web.Request, body: Mapping[str, Any], wanted: ResponsePromptFields
-) -> tuple[Sequence[Item], list[Any]]:
-    """Return all items of a request's conversation, and its own as they are kept: with the items
-    that it refers to in the place of the references."""
-    given = body.get("input")
-    if isinstance(given, str):
-        own: list[Any] = [{"type": "message", "role": "user", "content": given}]
-    else:
-        own = list(given or ())
-    found = await referenced_items(request, wanted.items)
-    own = [found.get(index, item) for index, item in enumerate(own)]
-    earlier: list[Any] = []
-    if wanted.previous_response_id is not None:
-        earlier = await earlier_items(request, wanted.previous_response_id)
-    if not earlier and not found:
-        return wanted.items, own
-    return checked_items([*earlier, *own]), own
+    request: web.Request, wanted: ResponsePromptFields
+) -> tuple[Sequence[Item], Sequence[Item]]:
+    """Return all items of a request's conversation, and its own: with the items that it refers to
+    in the place of the references."""
+    own = await with_referenced(request, wanted.items)
+    if wanted.previous_response_id is None:
+        return own, own
+    items = [*await earlier_items(request, wanted.previous_response_id), *own]
+    check_together(items)
+    return items, own
 
 
 def _repeated(body: Mapping[str, Any], wanted: ResponsesRequest) -> dict[str, Any]:

@@ -6,34 +6,39 @@ A response is kept with its job's record: for as long, and for its own key alone
 
 from __future__ import annotations
 
+import asyncio
 import re
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import orjson
 from aiohttp import web
 
 from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.router.http.bodies.json_body import parse_kept
+from lmx.router.http.bodies.limits import MAX_NUMBERS, MAX_VALUES
 from lmx.router.http.outcome import CONTEXT
 from lmx.router.http.responses import json_text, json_value
 from lmx.router.inference.responses.background import follow_events
 from lmx.router.jobs.cancelling import cancel_job
 from lmx.router.jobs.live import LiveState
-from lmx.router.jobs.records import JobState, KeptResponse
+from lmx.router.jobs.records import JobState, KeptResponse, Turn
 from lmx.router.rendering.responses.items import (
     IN_PROGRESS,
     listed_items,
     response_of_item,
 )
 from lmx.router.rendering.responses.state import CANCELLED, FAILED, QUEUED, error_object
-from lmx.router.schema.requests.responses.items import Item, ItemReference
+from lmx.router.schema.requests.responses.items import Item, ItemReference, checked_items
 from lmx.router.schema.requests.responses.queries import InputItemsQuery, RetrieveQuery
 from lmx.router.schema.validation import short, validated
 from lmx.router.services import SERVICES
 
 _MOST_RESPONSES: Final = 1_000
 """A conversation may go on with so many responses."""
+
+_CHECKED_AT_ONCE: Final = 1_000
+"""So many stored items are checked within some milliseconds."""
 
 _RESPONSE_ID: Final = re.compile(r"resp_[0-9a-f]{24}")
 
@@ -43,7 +48,7 @@ async def get_response(request: web.Request) -> web.StreamResponse:
     query = validated(RetrieveQuery, dict(request.query))
     kept = await _response(request, request.match_info["id"])
     if not query.stream:
-        return json_text(_shown(request, kept))
+        return json_text(await _shown(request, kept))
     log = request.app[SERVICES].event_logs.get(kept.job.id)
     if log is None:
         raise RequestError(
@@ -72,8 +77,13 @@ async def delete_response(request: web.Request) -> web.Response:
     services = request.app[SERVICES]
     row = (await _response(request, request.match_info["id"])).job
     if row.ended_s is None:
+        live = services.live.get(row.id)
+        if live is not None:
+            live.is_deleted = True
+        # It raises for a job of another router, so what is removed below is this router's own. The
+        # end may come later, for a client that reads slowly: it leaves no record then.
         await cancel_job(services.live, services.jobs, row)
-    await services.jobs.delete(row.id)
+    await services.jobs.delete(row.id, under_way=True)
     return json_value({"id": row.id, "object": "response", "deleted": True})
 
 
@@ -85,7 +95,7 @@ async def cancel_response(request: web.Request) -> web.Response:
     if kept.job.ended_s is None:
         await cancel_job(services.live, services.jobs, kept.job)
         kept = await _response(request, wanted)
-    return json_text(_shown(request, kept))
+    return json_text(await _shown(request, kept))
 
 
 async def input_items(request: web.Request) -> web.Response:
@@ -93,10 +103,11 @@ async def input_items(request: web.Request) -> web.Response:
     far as they are kept."""
     query = validated(InputItemsQuery, dict(request.query))
     wanted = request.match_info["id"]
-    chain = await _chain(request, wanted)
-    if not chain:
+    turns = await _turns(request, wanted)
+    if not turns:
         raise _missing(wanted)
-    listed = listed_items(wanted, _items(chain, with_last_output=False))
+    found = await _parsed_items(request, turns, with_last_output=False)
+    listed = listed_items(wanted, [item for items in found for item in items])
     if query.order != "asc":
         listed.reverse()
     begin = 0
@@ -121,15 +132,15 @@ async def input_items(request: web.Request) -> web.Response:
     )
 
 
-async def earlier_items(request: web.Request, previous_id: str) -> list[Any]:
+async def earlier_items(request: web.Request, previous_id: str) -> list[Item]:
     """Return the items that a request goes on with: the input and the output of the response with
     this id and of those before it.
 
     Raises PREVIOUS_RESPONSE_NOT_FOUND if one of them is not there, and INVALID_VALUE for one that
     is under way.
     """
-    chain = await _chain(request, previous_id)
-    if not chain or chain[-1].response.previous is not None:
+    turns = await _turns(request, previous_id)
+    if not turns or turns[-1].previous is not None:
         raise RequestError(
             ErrorCode.PREVIOUS_RESPONSE_NOT_FOUND,
             f"There is no response {short(previous_id)}, or not all that it goes on with: "
@@ -137,19 +148,23 @@ async def earlier_items(request: web.Request, previous_id: str) -> list[Any]:
             "conversation in `input`.",
             param="previous_response_id",
         )
-    if chain[0].job.ended_s is None:
+    if not turns[0].is_over:
         raise RequestError(
             ErrorCode.INVALID_VALUE,
             f"The response {previous_id} is still under way: wait for its end.",
             param="previous_response_id",
         )
-    return _items(chain, with_last_output=True)
+    earlier: list[Item] = []
+    for items in await _parsed_items(request, turns, with_last_output=True):
+        for begin in range(0, len(items), _CHECKED_AT_ONCE):
+            earlier += checked_items(items[begin : begin + _CHECKED_AT_ONCE])
+            await asyncio.sleep(0)
+    return earlier
 
 
-async def referenced_items(request: web.Request, items: Sequence[Item]) -> Mapping[int, Any]:
-    """Return the items that references among ``items`` stand for, by the places of the references.
-    Raises NOT_FOUND."""
-    found: dict[int, Any] = {}
+async def with_referenced(request: web.Request, items: Sequence[Item]) -> Sequence[Item]:
+    """Return ``items`` with what references among them stand for. Raises NOT_FOUND."""
+    found = list(items)
     outputs: dict[str, dict[str, Any]] = {}
     for index, item in enumerate(items):
         if not isinstance(item, ItemReference):
@@ -158,7 +173,7 @@ async def referenced_items(request: web.Request, items: Sequence[Item]) -> Mappi
         if response_id is not None and response_id not in outputs:
             try:
                 kept = await _response(request, response_id)
-                outputs[response_id] = {one["id"]: one for one in _output(kept)}
+                outputs[response_id] = {one["id"]: one for one in await _output(request, kept)}
             except RequestError:
                 outputs[response_id] = {}
         known = outputs.get(response_id or "", {}).get(item.id)
@@ -170,16 +185,19 @@ async def referenced_items(request: web.Request, items: Sequence[Item]) -> Mappi
                 "kept as long as jobs are, and not with `store: false`: send the item itself.",
                 param=param,
             )
-        found[index] = known
+        (found[index],) = checked_items([known])
     return found
 
 
 async def _response(request: web.Request, response_id: str) -> KeptResponse:
     """Return a response. Raises NOT_FOUND, also for one of another key."""
-    chain = await _chain(request, response_id, 1)
-    if not chain:
+    kept = None
+    if _RESPONSE_ID.fullmatch(response_id):
+        jobs = request.app[SERVICES].jobs
+        kept = await jobs.response(response_id, request[CONTEXT].owner)
+    if kept is None:
         raise _missing(response_id)
-    return chain[0]
+    return kept
 
 
 def _missing(response_id: str) -> RequestError:
@@ -191,51 +209,73 @@ def _missing(response_id: str) -> RequestError:
     )
 
 
-async def _chain(
-    request: web.Request, response_id: str, most: int = _MOST_RESPONSES
-) -> list[KeptResponse]:
+async def _turns(request: web.Request, response_id: str) -> list[Turn]:
     """Return a response and those that it goes on with, the newest first, as far as they are kept
     and the caller's own."""
     services = request.app[SERVICES]
     limit_bytes = services.spec.body_limit_bytes
     if not _RESPONSE_ID.fullmatch(response_id):
         return []
-    # One response can always be shown: its request was not larger, and its answer is bounded.
-    max_bytes = limit_bytes if most > 1 else sys.maxsize
     try:
-        return await services.jobs.chain(response_id, request[CONTEXT].owner, most, max_bytes)
+        return await services.jobs.turns(
+            response_id, request[CONTEXT].owner, _MOST_RESPONSES, limit_bytes
+        )
     except OverflowError as error:
-        raise RequestError(
-            ErrorCode.REQUEST_TOO_LARGE,
-            f"The conversation of {response_id} has more than {limit_bytes} bytes, as many as a "
-            "request may have (server.body_limit).",
-            param="previous_response_id",
+        raise _too_large(response_id, f"more than {limit_bytes} bytes") from error
+
+
+async def _parsed_items(
+    request: web.Request, turns: Sequence[Turn], *, with_last_output: bool
+) -> list[list[Any]]:
+    """Return the items of a conversation from its beginning on, in lists."""
+    pieces: list[bytes] = []
+    for turn in reversed(turns):
+        pieces.append(turn.items)
+        if turn.output is not None and (with_last_output or turn is not turns[0]):
+            pieces.append(turn.output)
+    try:
+        found = await parse_kept(request, pieces)
+    except RequestError as error:
+        raise _too_large(
+            turns[0].response_id,
+            f"more than {MAX_VALUES} strings, arrays and objects, or {MAX_NUMBERS} numbers",
         ) from error
+    # The object is the whole response of an earlier release.
+    return [one["output"] if isinstance(one, dict) else one for one in found]
 
 
-def _items(chain: Sequence[KeptResponse], *, with_last_output: bool) -> list[Any]:
-    items: list[Any] = []
-    for kept in reversed(chain):
-        items += orjson.loads(kept.response.items)
-        if with_last_output or kept is not chain[0]:
-            items += _output(kept)
+def _too_large(response_id: str, what: str) -> RequestError:
+    return RequestError(
+        ErrorCode.REQUEST_TOO_LARGE,
+        f"The conversation of {response_id} has {what}, as many as a request may have: send what "
+        "is needed of it in `input`.",
+        param="previous_response_id",
+    )
+
+
+async def _output(request: web.Request, kept: KeptResponse) -> list[dict[str, Any]]:
+    """Return the items of a response's output."""
+    output = kept.response.output
+    if output is None:
+        output = kept.job.result  # of an earlier release
+    if output is None:
+        return []
+    (found,) = await parse_kept(request, [output])
+    items: list[dict[str, Any]] = found["output"] if isinstance(found, dict) else found
     return items
 
 
-def _output(kept: KeptResponse) -> list[dict[str, Any]]:
-    if kept.job.result is None:
-        return []
-    output: list[dict[str, Any]] = orjson.loads(kept.job.result)["output"]
-    return output
-
-
-def _shown(request: web.Request, kept: KeptResponse) -> bytes:
+async def _shown(request: web.Request, kept: KeptResponse) -> bytes:
     """Return a response as JSON."""
     row = kept.job
     if row.state == JobState.COMPLETED and row.result is not None:
         return row.result
-    response: dict[str, Any] = orjson.loads(row.result or kept.response.head)
+    response: dict[str, Any] = orjson.loads(kept.response.head)
     response["model"] = row.model
+    if kept.response.output is not None:
+        response["output"] = orjson.Fragment(kept.response.output)
+    else:
+        response["output"] = await _output(request, kept)
     match row.state:
         case JobState.CANCELLED:
             response["status"] = CANCELLED

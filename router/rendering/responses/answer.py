@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+import orjson
+
 from lmx.protocol.messages.data import ChoiceEnded
 from lmx.protocol.states import DeltaKind, FinishReason
 from lmx.router.rendering.accumulator import AccumulatedChoice
@@ -48,6 +50,13 @@ class ResponseAnswer:
         state = under_way() if ending is None else ended(identity, beginning, ends[0], ending)
         return {**self._head(identity), "output": output, **state}
 
+    def kept_output(
+        self, response_id: str, made: AccumulatedChoice, end: ChoiceEnded | None
+    ) -> bytes:
+        """Return the items as JSON, without logprobs: what goes on with the response does not read
+        them, and they may be a hundred times the text."""
+        return orjson.dumps(list(self._output(response_id, made, end, logprobs=False)))
+
     def _head(self, identity: Identity) -> dict[str, Any]:
         return {
             "id": identity.completion_id,
@@ -58,7 +67,12 @@ class ResponseAnswer:
         }
 
     def _output(
-        self, response_id: str, made: AccumulatedChoice, end: ChoiceEnded | None
+        self,
+        response_id: str,
+        made: AccumulatedChoice,
+        end: ChoiceEnded | None,
+        *,
+        logprobs: bool = True,
     ) -> Iterator[dict[str, Any]]:
         is_cut = end is None or end.reason is FinishReason.LENGTH
         parts = list(made.parts())
@@ -71,4 +85,5 @@ class ResponseAnswer:
             elif part.kind is DeltaKind.REASONING:
                 yield self._items.reasoning(response_id, index, part.text, status)
             else:
-                yield self._items.message(response_id, index, part.text, part.logprobs, status)
+                shown = part.logprobs if logprobs else ()
+                yield self._items.message(response_id, index, part.text, shown, status)

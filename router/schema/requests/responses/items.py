@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.router.http.bodies.limits import no_collection
 from lmx.router.media.source import MediaSource
 from lmx.router.schema.requests.conversation.documents import document_text, file_text
 from lmx.router.schema.requests.conversation.media import (
@@ -308,28 +309,55 @@ Item = Annotated[
 ]
 
 
+_LISTS: Final = ("content", "summary", "output")
+"""The fields of items that may be lists of parts."""
+
 Items = Annotated[
     list[Item],
     Field(max_length=MAX_ITEMS, fail_fast=True),
-    bounded(MAX_ITEMS, ("content", "summary", "output")),
+    bounded(MAX_ITEMS, _LISTS),
 ]
 
 _ITEMS: Final[TypeAdapter[list[Item]]] = TypeAdapter(Items)
 
 
-def checked_items(items: list[Any]) -> Sequence[Item]:
-    """Return the items of a conversation that is kept. Raises :class:`RequestError` if it is longer
-    than a conversation may be; each of its parts was checked when it came."""
+def checked_items(items: list[Any]) -> list[Item]:
+    """Return items that were stored. Raises :class:`RequestError` for those of another version of
+    lmx."""
     try:
-        return _ITEMS.validate_python(items)
+        with no_collection():
+            return _ITEMS.validate_python(items)
     except ValidationError as error:
-        raise RequestError(
-            ErrorCode.INVALID_VALUE,
-            "The conversation can't be taken together: it has more items than one may have "
-            f"({MAX_ITEMS}), or one of another version of lmx. Send what is needed of it in "
-            "`input`.",
-            param="previous_response_id",
-        ) from error
+        raise _not_together() from error
+
+
+def check_together(items: Sequence[Item]) -> None:
+    """Raise :class:`RequestError` if items, of which each was checked, are more than a conversation
+    may have."""
+    parts = 0
+    for item in items:
+        for name in _LISTS:
+            held = getattr(item, name, None)
+            if isinstance(held, list):
+                parts += len(held)
+    if len(items) > MAX_ITEMS or parts > MAX_ITEMS:
+        raise _not_together()
+
+
+def stored_items(items: Sequence[Item]) -> bytes:
+    """Return items as they are stored, a JSON array: with the fields that are described here, and
+    no others, which nobody would ever read."""
+    return _ITEMS.dump_json(list(items), exclude_unset=True, by_alias=True)
+
+
+def _not_together() -> RequestError:
+    return RequestError(
+        ErrorCode.INVALID_VALUE,
+        "The conversation can't be taken together: it has more items than one may have "
+        f"({MAX_ITEMS}), or one of another version of lmx. Send what is needed of it in "
+        "`input`.",
+        param="previous_response_id",
+    )
 
 
 Input = Annotated[Annotated[str, Tag(TEXT)] | Annotated[Items, Tag(LIST)], TEXT_OR_LIST]

@@ -25,7 +25,7 @@ from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.router.jobs import records
 from lmx.router.jobs import store as job_store
 from lmx.router.jobs.file import open_records
-from lmx.router.jobs.records import JobRow, JobState, Wanted, create, listed, write
+from lmx.router.jobs.records import JobRow, JobState, ResponseRow, Wanted, create, listed, write
 from lmx.router.jobs.store import JobStore
 
 _RUNNING_ROUTER = """
@@ -148,6 +148,29 @@ async def test_a_file_of_another_version_is_moved_aside(tmp_path: Path) -> None:
     assert path.with_name("jobs.sqlite.damaged").exists()
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        "DROP TABLE jobs; CREATE TABLE jobs (x)",
+        "DROP TABLE responses; CREATE TABLE responses (id, y)",
+        "CREATE TRIGGER no BEFORE INSERT ON jobs BEGIN SELECT RAISE(ABORT, 'no'); END",
+        "CREATE UNIQUE INDEX one_model ON jobs (model)",
+    ],
+)
+async def test_a_file_with_other_tables_is_moved_aside(tmp_path: Path, made: str) -> None:
+    path = tmp_path / "jobs.sqlite"
+    with opened(path) as store:
+        assert await ids(store) == []
+    with sqlite3.connect(path) as other:
+        other.executescript(made)
+    other.close()
+    with opened(path) as store:
+        store.put(row("a"))
+        store.put(row("b"))
+        assert await ids(store) == ["b", "a"]
+    assert path.with_name("jobs.sqlite.damaged").exists()
+
+
 async def test_a_file_that_breaks_while_it_is_used_is_moved_aside(tmp_path: Path) -> None:
     path = tmp_path / "jobs.sqlite"
     with opened(path) as store:
@@ -238,6 +261,43 @@ async def test_more_readers_than_there_may_be_are_told_so(
     with pytest.raises(LmxError) as caught:
         await store.get("a", None)
     assert caught.value.code is ErrorCode.JOBS_UNAVAILABLE
+
+
+async def test_readers_wait_for_their_turn_and_not_for_longer(
+    store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The deadline is that of a read, and not that of the reads before it."""
+    monkeypatch.setattr(job_store, "_STEP_DEADLINE_S", 1.0)
+    over = threading.Event()
+    slow = [store._read(lambda _: over.wait(0.2)) for _ in range(20)]
+    assert await asyncio.gather(*slow) == [False] * 20, "four times the deadline together"
+    hangs = asyncio.create_task(store._read(lambda _: over.wait(90)))
+    try:
+        for one in (hangs, asyncio.create_task(store.get("a", None))):
+            with pytest.raises(LmxError) as caught:
+                await one
+            assert caught.value.code is ErrorCode.JOBS_UNAVAILABLE
+    finally:
+        over.set()
+
+
+async def test_one_owner_s_records_push_out_no_other_s(tmp_path: Path) -> None:
+    limit_bytes = 4 * 1024**2
+    picture = ResponseRow(os.urandom(500_000), b"{}")
+    with opened(tmp_path / "jobs.sqlite", max_bytes=limit_bytes, max_count=20) as store:
+        for number in range(5):
+            store.put(row(f"small-{number}", owner="small", result=b"x" * 10_000))
+        for number in range(30):
+            store.put(row(f"large-{number}", owner="large", response=picture))
+            store.put(row(f"many-{number}", owner="many"))
+            await store.get("a", None)
+        assert len(await ids(store, owner="small")) == 5
+        left = await ids(store, owner="large")
+        assert left == [f"large-{number}" for number in range(29, 29 - len(left), -1)] and left
+        await store.sweep(set)
+        assert len(await ids(store, owner="small")) == 5
+        assert await ids(store, owner="large") == left
+        assert len(await ids(store, owner="many")) == 20 - 5 - len(left)
 
 
 async def test_age_and_number_decide_what_goes(tmp_path: Path) -> None:

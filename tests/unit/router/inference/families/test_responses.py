@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,14 @@ from router_rig import MODEL, TEXTS, Rig, router_rig
 from sdk_types import extras_of
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
-from lmx.protocol.messages.data import Delta, ToolCallPart
+from lmx.protocol.messages.data import Delta, TokenLogprob, ToolCallPart, TopLogprob
 from lmx.protocol.messages.tasks import Tokenize, Tokenized
 from lmx.protocol.states import DeltaKind, FinishReason
 from lmx.router.http.api_family import OPENAI, RESPONSES
+from lmx.router.http.bodies import limits
 from lmx.router.http.errors import http_status
 from lmx.router.jobs import file, records
+from lmx.router.jobs.live import LiveRequest
 from lmx.router.rendering.responses.state import failed
 from lmx.router.schema.answers.responses import InputItemList, ResponseObject
 
@@ -165,7 +168,6 @@ async def test_errors_are_openai_s() -> None:
             ({"previous_response_id": "x"},
              (400, "previous_response_not_found", "previous_response_id")),
             ({"tools": [{"type": "web_search", "x": 10**30}]}, (400, "invalid_value", "tools")),
-            ({"input": [{"role": "user", "x": 10**30}]}, (400, "invalid_value", "input")),
             ({"input": [{"id": "msg_x"}]}, (404, "not_found_error", "input[0].id")),
         ):  # fmt: skip
             status, refused = await post(rig, **fields)
@@ -275,6 +277,104 @@ async def test_a_conversation_that_is_kept() -> None:
         assert (status, refused["error"]["code"]) == (400, "previous_response_not_found")
 
 
+async def test_what_nobody_reads_is_not_kept() -> None:
+    item = {"role": "user", "content": [{"type": "input_text", "text": "hi", "junk": [[]]}]}
+    async with router_rig() as rig:
+        _, made = await post(rig, input=[{**item, "junk": [[]] * 10_000, "huge": 10**30}])
+        (shown,) = (await ask(rig, "GET", f"{made['id']}/input_items"))[1]["data"]
+        assert {"junk", "huge"}.isdisjoint(shown)
+        assert shown["content"] == [{"type": "input_text", "text": "hi"}]
+
+
+async def test_a_conversation_holds_as_much_as_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many requests within the limits are stored; together they are held to the same limits before
+    they are parsed."""
+    async with router_rig(api_keys=("one", "two")) as rig:
+        previous: Any = None
+        parts = [{"type": "input_text", "text": f"{n} {'x' * 40}"} for n in range(250)]
+        for _ in range(5):
+            _, made = await post(rig, "one", input=[{"role": "user", "content": parts}],
+                                 previous_response_id=previous)  # fmt: skip
+            previous = made["id"]
+        # Each turn has 1,512 values and 16 KB.
+        for name, limit in (("MAX_VALUES", 5_000), ("MAX_VALUES", 150_000)):
+            monkeypatch.setattr(limits, name, limit)
+            for status, found in (
+                await ask(rig, "GET", f"{previous}/input_items", "one"),
+                await post(rig, "one", previous_response_id=previous),
+            ):
+                if limit == 5_000:
+                    assert (status, found["error"]["code"]) == (413, "request_too_large")
+                    assert previous in found["error"]["message"]
+                else:
+                    assert status == 200, found
+        # How large a conversation is, its owner alone is told.
+        object.__setattr__(rig.spec, "body_limit_bytes", 40_000)
+        assert (await ask(rig, "GET", f"{previous}/input_items", "one"))[0] == 413
+        assert (await ask(rig, "GET", f"{previous}/input_items", "two"))[0] == 404
+
+
+async def test_logprobs_are_shown_and_not_gone_on_with() -> None:
+    entry = TokenLogprob(b"hi", -1.0, 1, (TopLogprob(b"hi", -1.0, 1),))
+
+    async def script(stream: FakeStream) -> None:
+        await stream.accept()
+        await stream.send_deltas(Delta(0, "hi", 1, logprobs=(entry,)))
+        await stream.finish()
+
+    async with router_rig(script) as rig:
+        _, made = await post(rig, top_logprobs=1)
+        assert made["output"][0]["content"][0]["logprobs"]
+        assert (await ask(rig, "GET", made["id"]))[1] == made
+        _, second = await post(rig, previous_response_id=made["id"])
+        listed = (await ask(rig, "GET", f"{second['id']}/input_items"))[1]["data"]
+        assert [part["logprobs"] for part in listed[1]["content"]] == [[]]
+
+
+async def test_a_response_of_an_earlier_release_is_gone_on_with(tmp_path: Path) -> None:
+    jobs_path = tmp_path / "jobs.sqlite"
+    async with router_rig(jobs_path=str(jobs_path)) as rig:
+        _, made = await post(rig)
+        _, cut = await post(rig)
+    with sqlite3.connect(jobs_path) as earlier:
+        earlier.execute("UPDATE jobs SET state = 'cancelled' WHERE id = ?", (cut["id"],))
+        earlier.execute("ALTER TABLE responses DROP COLUMN output")
+    earlier.close()
+    async with router_rig(jobs_path=str(jobs_path)) as rig:
+        await post(rig, input="more", previous_response_id=made["id"])
+        assert [one["content"] for one in rig.worker.streams[-1].request.messages or ()] == [
+            "hi", WHOLE, "more",
+        ]  # fmt: skip
+        shown = (await ask(rig, "GET", cut["id"]))[1]
+        assert (text_of(shown), shown["status"]) == (WHOLE, "cancelled")
+
+
+async def test_a_response_that_ends_late_is_deleted_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def long(stream: FakeStream) -> None:
+        await stream.accept()
+        await stream.say("secret")
+        await until(lambda: stream.cancelled)
+
+    async with router_rig(long) as rig:
+        body = {"model": MODEL, "input": "hi", "stream": True}
+        async with rig.http.post(f"{rig.url}{PATH}", json=body) as response:
+            await response.content.readuntil(b"secret")
+            (live,) = rig.router.live.all
+            # As a write to a client that reads nothing, which delays the end.
+            monkeypatch.setattr(LiveRequest, "cancel", lambda _: None)
+            assert (await ask(rig, "DELETE", live.id))[1]["deleted"] is True
+            assert rig.router.live.get(live.id) is live, "it has not ended"
+            for _ in range(2):
+                assert (await ask(rig, "GET", live.id))[0] == 404
+                async with rig.http.get(f"{rig.url}/v1/jobs/{live.id}") as job:
+                    assert job.status == 404
+                monkeypatch.undo()
+                live.cancel()
+                await until(lambda: rig.router.live.get(live.id) is None)
+
+
 async def test_a_response_that_is_not_kept() -> None:
     async with router_rig() as rig:
         _, made = await post(rig, store=False)
@@ -306,10 +406,12 @@ async def test_a_response_outlives_its_router() -> None:
         assert (await ask(rig, "GET", made["id"]))[0] == 200
         connection = file.open_records(Path(rig.spec.jobs_path))
         try:
-            chain = records.chain(connection, made["id"], None, 9, 10**6)
-            assert json.loads(chain[0].job.result or b"") == made
+            stored = records.response(connection, made["id"], None)
+            assert stored is not None and json.loads(stored.job.result or b"") == made
+            (turn,) = records.turns(connection, made["id"], None, 9, 1_000)
+            assert json.loads(turn.output or b"") == made["output"]
             with pytest.raises(OverflowError):
-                records.chain(connection, made["id"], None, 9, 100)
+                records.turns(connection, made["id"], None, 9, 100)
             # What another release lets go takes its input along.
             connection.execute("DELETE FROM jobs")
             assert connection.execute("SELECT count(*) FROM responses").fetchone() == (0,)
