@@ -109,6 +109,9 @@ class ModelView(ModelCommon):
     max_waiting: int = 0
     """How many requests may wait for it."""
 
+    max_queue_s: float = 300.0
+    """How long a request may wait in its worker for its turn."""
+
     base: str | None = None
     """The id of the model whose worker answers for it: it is an adapter of that model, and what is
     said of the worker is the same for both. None: it is a model with a worker of its own."""

@@ -52,9 +52,9 @@ class ApiFamily(Protocol):
 
     @property
     def ping(self) -> bytes:
-        """A whole event, or comment, that keeps proxies and clients from giving up on a long
-        silence and that clients skip. It may come before the first event of an answer. Empty where
-        clients skip nothing."""
+        """What keeps proxies and clients from giving up on a long silence, and what clients skip:
+        a whole event, a comment, or white space. It may come before the first event of an
+        answer."""
 
     def comment(self, text: str) -> bytes:
         """Return a text for people in a form that clients skip; empty where they skip nothing."""
@@ -167,15 +167,16 @@ class AnthropicFamily:
 
 
 class OllamaFamily:
-    """Ollama's errors. Its streams are lines of JSON, all of which its clients read: there is
-    nothing that they skip.
+    """Ollama's errors. Its streams are lines of JSON, all of which its clients read. They skip
+    nothing but white space at the beginning of a line, which is part of JSON: so a space is the
+    ping, and comments can't be told.
 
     Source: the "Errors" page of its documentation. Beside the message an error has lmx's code, and
     the field that it is about.
     """
 
     stream_type: Final = "application/x-ndjson"
-    ping: Final = b""
+    ping: Final = b" "
     request_id_header: Final = "X-Request-Id"
 
     def comment(self, text: str) -> bytes:

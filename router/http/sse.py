@@ -122,7 +122,7 @@ class EventStream:
                 wait_s = self._silent_since_s + ping_interval_s - time.monotonic()
                 if wait_s > 0:
                     continue
-                if self.is_open and self._ping:
+                if self.is_open:
                     await self.send(self._ping)
             else:
                 await self.send(events)

@@ -183,8 +183,8 @@ async def _answer_stream(
 ) -> web.StreamResponse:
     """Send the answer of the generation that ``opening`` begins, as it comes.
 
-    Refusals that come at once are raised. If the answer is lost after the headers were sent, or
-    while a model is waited for, an error event ends the stream.
+    Refusals that come within ``QUIET_S`` are raised. If the answer is lost after the headers were
+    sent, an error event ends the stream.
     """
     services = request.app[SERVICES]
     ping_interval_s = services.spec.ping_interval_s
@@ -274,12 +274,13 @@ class Relay:
 async def with_wait_comments(
     events: EventStream, news: Callable[[], str | None], ping_interval_s: float
 ) -> AsyncIterator[None]:
-    """Open the stream and write comments while the block waits for a model.
+    """Open the stream and write comments while the block waits, for whatever it waits.
 
-    ``news`` returns the state and progress of what is waited for, None while nothing is. The stream
-    is opened only when there are news. They are written when they change; without a change a ping
-    is sent every ``ping_interval_s``. After the block nothing is being written, and the stream may
-    be open or not. Raises as writing does.
+    ``news`` returns the state and progress of a model that is waited for, None while none is. The
+    stream is opened after ``QUIET_S``, so that no proxy and no client takes the wait for a dead
+    server. News are written when they change; without a change a ping is sent every
+    ``ping_interval_s``. After the block nothing is being written, and the stream may be open or
+    not. Raises as writing does.
     """
     comments = _WaitComments(events, news)
     writer = asyncio.create_task(events.send_all(comments.take, ping_interval_s))
@@ -302,7 +303,7 @@ async def with_wait_comments(
 
 
 class _WaitComments:
-    """The comments for a client whose request waits for a model, until ``over`` is set."""
+    """The comments for a client whose request waits, until ``over`` is set."""
 
     def __init__(self, events: EventStream, news: Callable[[], str | None]) -> None:
         self.over = asyncio.Event()
@@ -312,18 +313,18 @@ class _WaitComments:
         self._is_quiet = True
 
     async def take(self, wait_s: float) -> bytes | None:
-        """Return the comment that is due. The first one opens the stream."""
+        """Return the comment that is due. The first one, or a ping, opens the stream."""
         # Before the stream is open there are no pings that the quiet could hold up.
         if await _is_set(self.over, QUIET_S if self._is_quiet else min(INTERVAL_S, wait_s)):
             return None
         self._is_quiet = False
         text = self._news()
-        if text is None or text == self._told:
-            return b""
-        line = self._events.family.comment(text)
-        if line and not self._events.is_open:
+        line = b""
+        if text is not None and text != self._told:
+            line, self._told = self._events.family.comment(text), text
+        if not self._events.is_open:
             await self._events.open()
-        self._told = text
+            return line or self._events.family.ping
         return line
 
 

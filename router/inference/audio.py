@@ -23,7 +23,7 @@ from lmx.router.http.sse import EventStream
 from lmx.router.inference.answering import with_wait_comments
 from lmx.router.inference.model_choice import models_of_kind
 from lmx.router.jobs.live import LiveRequest, RequestKind
-from lmx.router.media.reader import HeldMedia
+from lmx.router.media.room import HeldMedia
 from lmx.router.rendering.transcripts import (
     FORMATS,
     JSON,

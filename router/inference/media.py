@@ -34,8 +34,7 @@ async def _with_media(
 ) -> AsyncIterator[Source]:
     async with services.media.read(sources, generate.owner) as held:
         asked = replace(generate, media=held.items)
-        async with services.dispatcher.generate(model, asked, held.blobs) as begun:
+        async with services.dispatcher.generate(model, asked, held) as begun:
             # It was accepted, so that it is never sent again, and no other model is tried.
-            held.release()
             sources.clear()
             yield begun

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import orjson
 from aiohttp import web
@@ -47,7 +48,10 @@ async def ollama_chat(request: web.Request) -> web.StreamResponse:
     body = await read_object(request, request.app[SERVICES].spec.body_limit_bytes)
     wanted, generate, sources = parse_ollama_chat(body)
     note_ignored(request, [*ignored_fields(body, OllamaChatRequest, {}), *ignored_options(body)])
-    return await _answer(request, wanted, generate, sources, chat=True)
+    answered = await _answer(request, wanted, generate, sources, chat=True)
+    # Media may be megabytes of text, which nobody needs for as long as the answer takes.
+    del body, wanted, sources
+    return await answered()
 
 
 async def ollama_generate(request: web.Request) -> web.StreamResponse:
@@ -56,7 +60,9 @@ async def ollama_generate(request: web.Request) -> web.StreamResponse:
     wanted, generate, sources = parse_ollama_generate(body)
     ignored = ignored_fields(body, OllamaGenerateRequest, {})
     note_ignored(request, [*ignored, *ignored_options(body)])
-    return await _answer(request, wanted, generate, sources, chat=False)
+    answered = await _answer(request, wanted, generate, sources, chat=False)
+    del body, wanted, sources
+    return await answered()
 
 
 async def ollama_embed(request: web.Request) -> web.Response:
@@ -95,14 +101,16 @@ async def _answer(
     sources: Sequence[MediaSource],
     *,
     chat: bool,
-) -> web.StreamResponse:
+) -> Callable[[], Awaitable[web.StreamResponse]]:
+    """Return what answers a request. It does not hold ``wanted`` and ``sources``."""
     services, stream = request.app[SERVICES], wanted.streams
     models = await _models(request, wanted.model, ModelKind.CHAT, stream=stream, media=sources)
     generate = own_request(generate, request[CONTEXT])
     loaded = None
     if wanted.only_loads:
         loaded = "unload" if generate.keep_alive_s == 0 else "load"
-    return await answer(
+    return partial(
+        answer,
         request,
         models,
         generation(services, generate, sources),

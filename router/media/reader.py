@@ -7,7 +7,6 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Final
 
 from lmx.protocol.errors import ErrorCode, RequestError
@@ -16,7 +15,7 @@ from lmx.protocol.messages.specs import MediaLimits
 from lmx.protocol.states import MediaForm, MediaKind
 from lmx.router.media.fetch import Fetcher
 from lmx.router.media.inline import decoded
-from lmx.router.media.room import MediaRoom, MediaShare
+from lmx.router.media.room import HeldMedia, MediaRoom, MediaShare
 from lmx.router.media.sniff import told_form
 from lmx.router.media.source import MediaSource, Origin, origin_of
 
@@ -25,20 +24,6 @@ _AT_A_TIME: Final = 4
 
 _PIECE_BYTES: Final = 2**20
 """How much is hashed at a time, a millisecond's work or two."""
-
-
-@dataclass(slots=True, eq=False)
-class HeldMedia:
-    """The media of one request, in the order of the request."""
-
-    items: tuple[MediaItem, ...]
-    blobs: tuple[bytes, ...]
-    share: MediaShare
-
-    def release(self) -> None:
-        """Hold the bytes no longer: a worker has them."""
-        self.blobs = ()
-        self.share.give_back()
 
 
 class MediaReader:
@@ -82,22 +67,8 @@ class MediaReader:
         """
         with self._room.one() as share:
             share.grow(sum(len(source.text) for source in sources))
-            turns = asyncio.Semaphore(_AT_A_TIME)
-            tasks = [
-                asyncio.create_task(self._one(source, share, turns, owner)) for source in sources
-            ]
-            try:
-                read = await asyncio.gather(*tasks)
-            finally:
-                for task in tasks:
-                    task.cancel()
-                # A share may not grow after it was given back.
-                await asyncio.gather(*tasks, return_exceptions=True)
-            held = HeldMedia(
-                tuple(item for item, _ in read), tuple(blob for _, blob in read), share
-            )
-            del read, tasks
-            yield held
+            # This frame lives as long as the answer: any name in it would keep the bytes.
+            yield await self._all(sources, share, owner)
 
     @asynccontextmanager
     async def hold(self, content: bytes, kind: MediaKind, param: str) -> AsyncIterator[HeldMedia]:
@@ -109,6 +80,20 @@ class MediaReader:
             digest = await _sha256(content)
             item = MediaItem(kind, form, param, len(content), digest)
             yield HeldMedia((item,), (content,), share)
+
+    async def _all(
+        self, sources: Sequence[MediaSource], share: MediaShare, owner: str
+    ) -> HeldMedia:
+        turns = asyncio.Semaphore(_AT_A_TIME)
+        tasks = [asyncio.create_task(self._one(source, share, turns, owner)) for source in sources]
+        try:
+            read = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            # A share may not grow after it was given back.
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return HeldMedia(tuple(item for item, _ in read), tuple(blob for _, blob in read), share)
 
     async def _one(
         self, source: MediaSource, share: MediaShare, turns: asyncio.Semaphore, owner: str

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from lmx.protocol.errors import ErrorCode, UnavailableError
+from lmx.protocol.messages.media import MediaItem
 
 
 class MediaRoom:
@@ -53,3 +55,18 @@ class MediaShare:
         """Count nothing for the request any more. Idempotent."""
         self._room.held_bytes -= self._held_bytes
         self._held_bytes = 0
+
+
+@dataclass(slots=True, eq=False)
+class HeldMedia:
+    """The media of one request, in the order of the request. It is passed on as a whole: who kept
+    ``blobs`` itself would hold the bytes after they are counted as released."""
+
+    items: tuple[MediaItem, ...]
+    blobs: tuple[bytes, ...]
+    share: MediaShare
+
+    def release(self) -> None:
+        """Hold the bytes no longer: a worker has them."""
+        self.blobs = ()
+        self.share.give_back()

@@ -22,12 +22,14 @@ from lmx.protocol.messages.data import Accepted, Generate
 from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.messages.speech import Transcript
 from lmx.protocol.messages.tasks import Embed, Rerank, Task
+from lmx.router.media.room import HeldMedia
 from lmx.router.supervisor.directory import ready_instance
 from lmx.router.supervisor.waiting_room import WaitingRoom
 from lmx.router.workers.link import WorkerLink
 from lmx.router.workers.links import WorkerLinks
 from lmx.router.workers.stream import Batch, Sink, WorkerStream
 from lmx.router.workers.task import TaskAnswer, WorkerTask
+from lmx.router.workers.turn import Turn
 
 RETRY_IF_LOST: Final = frozenset({ErrorCode.WORKER_LOST})
 RETRY_IF_DIED: Final = RETRY_IF_LOST | {
@@ -111,8 +113,13 @@ def blamed(error: LmxError, *, preparing: bool) -> LmxError:
 
 
 _ACCEPT_DEADLINE_S: Final = 180.0
-"""For the worker's verdict: it tokenizes the prompt first, which takes seconds for megabytes.
-Longer than the supervisor waits before it ends a worker that hangs, and says so."""
+"""For the worker's verdict, from the request's turn on: it tokenizes the prompt first, which takes
+seconds for megabytes. Longer than the supervisor waits before it ends a worker that hangs, and says
+so."""
+
+_TURN_GRACE_S: Final = 330.0
+"""A request waits for its turn as long as its worker lets it (``max_queue_s``). If it takes so much
+longer, the worker has lost it; decoding its media, for 300 s at most, comes before its turn."""
 
 
 class Generation:
@@ -168,10 +175,11 @@ class Dispatcher:
 
     @asynccontextmanager
     async def generate(
-        self, model: ModelView, request: Generate, blobs: Sequence[bytes] = ()
+        self, model: ModelView, request: Generate, held: HeldMedia | None = None
     ) -> AsyncIterator[Generation]:
-        """Have ``request`` accepted by a worker of ``model``; cancel it on the way out. ``blobs``
-        are the bytes of its media, which go with it each time that it is sent.
+        """Have ``request`` accepted by a worker of ``model``; cancel it on the way out. ``held``
+        are its media: their bytes go with it each time that it is sent, and are released when it
+        was accepted.
 
         Raises the error with which the request is refused. Leaving the block in any way (the end,
         an error, a client that left) cancels what has not ended. A request that meets a worker that
@@ -184,11 +192,13 @@ class Dispatcher:
             model,
             request.request_id,
             request.owner,
-            lambda instance: self._submit(instance, request, blobs, model.adapter, until_s),
+            lambda instance: self._submit(instance, model, request, held, until_s),
             "generation.retried",
             # An attempt ends as soon as the request was taken.
             RETRY_IF_DIED,
         )
+        if held is not None:
+            held.release()
         generation = Generation(link, stream, accepted, load_s)
         try:
             yield generation
@@ -198,33 +208,44 @@ class Dispatcher:
     async def _submit(
         self,
         instance: str,
+        model: ModelView,
         request: Generate,
-        blobs: Sequence[bytes],
-        adapter: str,
+        held: HeldMedia | None,
         until_s: float,
     ) -> tuple[WorkerLink, WorkerStream, Accepted]:
         link = self._workers.link_to(instance)
         # A request that waits for memory in a worker waits as long as it would for a worker.
         left_s = max(0.0, until_s - time.monotonic())
-        stream = link.submit(replace(request, adapter=adapter, memory_wait_s=left_s), blobs)
+        asked = replace(request, adapter=model.adapter, memory_wait_s=left_s)
+        stream = link.submit(asked, held.blobs if held is not None else ())
         with ExitStack() as undo:
             undo.callback(link.close_stream, stream)
             try:
-                accepted = await _verdict(stream)
+                accepted = await _verdict(stream, model)
             except LmxError as error:
-                raise blamed(error, preparing=stream.preparing) from error
+                raise blamed(error, preparing=stream.turn.begun) from error
             undo.pop_all()
         return link, stream, accepted
 
 
-async def _verdict(stream: WorkerStream) -> Accepted:
+async def _verdict(stream: WorkerStream, model: ModelView) -> Accepted:
     try:
-        return await stream.accepted(_ACCEPT_DEADLINE_S)
+        return await stream.accepted(_turn_s(model), _ACCEPT_DEADLINE_S)
     except TimeoutError as error:
-        raise GenerationError(
-            ErrorCode.WORKER_LOST,
-            f"The model's worker did not take the request in {_ACCEPT_DEADLINE_S:g} s.",
-        ) from error
+        raise _lost(stream.turn, model, "take the request", _ACCEPT_DEADLINE_S) from error
+
+
+def _turn_s(model: ModelView) -> float:
+    return model.max_queue_s + _TURN_GRACE_S
+
+
+def _lost(turn: Turn, model: ModelView, what: str, work_s: float) -> GenerationError:
+    """Return the error for a worker that lives and has not done ``what`` in time."""
+    if not turn.begun:
+        what, work_s = "begin with the request", _turn_s(model)
+    return GenerationError(
+        ErrorCode.WORKER_LOST, f"The model's worker did not {what} in {work_s:g} s."
+    )
 
 
 COMPUTE_DEADLINE_S: Final = 600.0
@@ -261,7 +282,7 @@ class TaskDispatcher:
             model,
             task.request_id,
             task.owner,
-            lambda instance: self._perform(instance, task, blobs, take),
+            lambda instance: self._perform(instance, model, task, blobs, take),
             "task.retried",
             # An attempt is the whole task: the task itself may have ended its worker.
             RETRY_IF_LOST,
@@ -271,6 +292,7 @@ class TaskDispatcher:
     async def _perform(
         self,
         instance: str,
+        model: ModelView,
         task: Task,
         blobs: Sequence[bytes],
         take: Callable[[Transcript], None] | None,
@@ -280,24 +302,22 @@ class TaskDispatcher:
             lambda number: replace(task, stream_id=number), _inputs(task), blobs, take
         )
         try:
-            return await _answer(pending, task.deadline_s)
+            return await _answer(pending, model, task.deadline_s)
         except LmxError as error:
             if pending.told:
                 raise GenerationError(
                     error.code, error.message, param=error.param, final=True
                 ) from error
-            raise blamed(error, preparing=pending.preparing) from error
+            raise blamed(error, preparing=pending.turn.begun) from error
         finally:
             link.close_task(pending)
 
 
-async def _answer(pending: WorkerTask, deadline_s: float) -> TaskAnswer:
+async def _answer(pending: WorkerTask, model: ModelView, deadline_s: float) -> TaskAnswer:
     try:
-        return await pending.answer(deadline_s + _ANSWER_GRACE_S)
+        return await pending.answer(_turn_s(model), deadline_s + _ANSWER_GRACE_S)
     except TimeoutError as error:
-        raise GenerationError(
-            ErrorCode.WORKER_LOST, f"The model's worker did not answer in {deadline_s:g} s."
-        ) from error
+        raise _lost(pending.turn, model, "answer", deadline_s) from error
 
 
 def _inputs(task: Task) -> int:

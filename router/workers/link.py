@@ -240,10 +240,9 @@ class WorkerLink:
             self._end(failed.stream_id, GenerationError(failed.code, failed.message))
 
     def _begun(self, number: int) -> None:
-        if (stream := self._streams.get(number)) is not None:
-            stream.preparing = True
-        elif (task := self._pending.get(number)) is not None:
-            task.preparing = True
+        request = self._streams.get(number) or self._pending.get(number)
+        if request is not None:  # It was not cancelled meanwhile.
+            request.turn.begin()
 
     def _feed_task(self, message: Part | Last) -> None:
         task = self._pending.get(message.stream_id)

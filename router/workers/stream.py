@@ -9,6 +9,7 @@ from typing import Final
 
 from lmx.protocol.errors import ErrorCode, GenerationError, LmxError
 from lmx.protocol.messages.data import Accepted, ChoiceEnded, Delta, Finished
+from lmx.router.workers.turn import Turn
 
 CREDIT_DELTAS: Final = 256
 """How many deltas may be under way or untaken. Beyond that the worker joins text by itself. It is
@@ -61,8 +62,7 @@ class WorkerStream:
         self._answers = answers
         self._open = set(range(answers))
         self._accepted: Accepted | None = None
-        self.preparing = False
-        """Whether the worker has begun with the request: what ends it may be its doing."""
+        self.turn = Turn()
         self._deltas: list[Delta] = []
         self._ended: list[ChoiceEnded] = []
         self._finished: Finished | None = None
@@ -139,9 +139,10 @@ class WorkerStream:
             self._error = error
             self._wake()
 
-    async def accepted(self, deadline_s: float) -> Accepted:
-        """Wait for the worker's verdict. Raises the error of its refusal, or ``TimeoutError``."""
-        async with asyncio.timeout(deadline_s):
+    async def accepted(self, queue_s: float, deadline_s: float) -> Accepted:
+        """Wait for the worker's verdict: ``queue_s`` until the request's turn comes, and
+        ``deadline_s`` from then on. Raises the error of its refusal, or ``TimeoutError``."""
+        async with self.turn.within(queue_s, deadline_s):
             while self._accepted is None:
                 if self._error is not None:
                     raise self._error

@@ -16,6 +16,7 @@ from lmx.protocol.messages.tasks import (
     TokenizerDescribed,
     Vectors,
 )
+from lmx.router.workers.turn import Turn
 
 Part = Vectors | Scores | Transcript
 Last = TaskFinished | Tokenized | Detokenized | TokenizerDescribed
@@ -49,8 +50,7 @@ class WorkerTask:
         self._last: Last | None = None
         self._error: LmxError | None = None
         self._ended = asyncio.Event()
-        self.preparing = False
-        """Whether the worker has begun with the task: what ends it may be its doing."""
+        self.turn = Turn()
 
     @property
     def ended(self) -> bool:
@@ -84,9 +84,10 @@ class WorkerTask:
             self._error = error
             self._ended.set()
 
-    async def answer(self, deadline_s: float) -> TaskAnswer:
-        """Wait for the whole answer. Raises the error of its refusal, or ``TimeoutError``."""
-        async with asyncio.timeout(deadline_s):
+    async def answer(self, queue_s: float, deadline_s: float) -> TaskAnswer:
+        """Wait for the whole answer: ``queue_s`` until the task's turn comes, and ``deadline_s``
+        from then on. Raises the error of its refusal, or ``TimeoutError``."""
+        async with self.turn.within(queue_s, deadline_s):
             await self._ended.wait()
         if self._error is not None:
             raise self._error

@@ -47,6 +47,7 @@ def model_view(slot: Slot, position: int | None, started_s: int, now_s: float) -
         created_s=slot.files.facts.created_s or started_s,
         retry_after_s=ready_in_s(slot, position, now_s),
         max_waiting=slot.model.max_rows + slot.model.max_queue,
+        max_queue_s=slot.model.max_queue_s,
     )
 
 

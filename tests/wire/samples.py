@@ -182,6 +182,7 @@ _MODEL: Final = ModelView(
     position=2,
     pinned=True,
     max_waiting=64,
+    max_queue_s=600.0,
     family="qwen3",
     media=(MediaKind.IMAGE, MediaKind.VIDEO),
     needed_bytes=99_000_000,

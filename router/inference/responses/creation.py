@@ -115,6 +115,8 @@ async def responses(request: web.Request) -> web.StreamResponse:
         if log is not None:
             return await follow_events(request, log, 0)
         return json_value({**job.begun(), "status": QUEUED})
+    # Media may be megabytes of text, which nobody needs for as long as the answer takes.
+    del body, wanted, items, own, asked
     return await answer(
         request,
         models,

@@ -394,6 +394,7 @@ class FakeWorker:
                         self.task_blobs.append(tuple(blobs))
                     for reply in self.task_script(task):
                         await self.send(identity, reply)
+            del blobs  # A test may look at who else has them.
 
     async def _pulse(self) -> None:
         while True:

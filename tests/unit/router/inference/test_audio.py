@@ -137,6 +137,23 @@ async def test_a_stream_has_the_text_part_by_part() -> None:
         assert done.usage.input_token_details.audio_tokens == 183125
 
 
+async def test_a_stream_opens_while_its_sound_waits_for_its_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("lmx.router.inference.answering.QUIET_S", 0.05)
+    async with router_rig() as rig:
+        await serve(rig, lambda task: ())
+        form = aiohttp.FormData({"stream": "true"})
+        form.add_field("file", WAV, filename="speech.wav")
+        async with rig.http.post(f"{rig.url}/v1/audio/transcriptions", data=form) as response:
+            assert response.status == 200
+            async with asyncio.timeout(90):
+                assert await response.content.readuntil(b"\n\n") == b": ping\n\n"
+            await rig.supervisor.exited(INSTANCE, MODEL, ExitCause.KILLED, "")
+            (error,) = data_lines(await response.read())
+        assert json.loads(error)["error"]["code"] == ErrorCode.WORKER_KILLED
+
+
 async def test_the_end_of_a_worker_ends_its_stream_with_an_error() -> None:
     async with router_rig() as rig:
         await serve(rig, lambda task: list(says(task))[:2])

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
+import orjson
 import pytest
 from fake_peers import FakeStream, ready, until
 from hostile_server import HostileServer, answer, hostile_server, redirect
@@ -267,6 +268,76 @@ async def test_what_is_held_is_given_back_once_a_worker_has_it() -> None:
         assert not [one for one in gc.get_objects() if _has(one, text)]
         go_on.set()
         assert [status for status, _ in await asyncio.gather(*tasks)] == [200, 200]
+
+
+LARGE = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 400
+LARGE_TEXT = base64.b64encode(LARGE).decode()
+LARGE_URL = f"data:image/png;base64,{LARGE_TEXT}"
+BLOCK = {"type": "image", "source": {
+    "type": "base64", "media_type": "image/png", "data": LARGE_TEXT,
+}}  # fmt: skip
+SEEN: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": asking(image_at(LARGE_URL))},
+    "/v1/messages": {"messages": asking(BLOCK), "max_tokens": 9},
+    "/v1/responses": {
+        "input": [{"role": "user", "content": [{"type": "input_image", "image_url": LARGE_URL}]}],
+        "store": False,
+    },
+    "/api/chat": {"messages": [{"role": "user", "content": "?", "images": [LARGE_TEXT]}]},
+    "/api/generate": {"prompt": "?", "images": [LARGE_TEXT]},
+}
+
+
+def _large_values() -> list[tuple[str, int]]:
+    """What in this process refers to a text or to bytes as large as the picture."""
+    gc.collect()
+    return [
+        (type(one).__name__, len(value))
+        for one in gc.get_objects()
+        for value in gc.get_referents(one)
+        if isinstance(value, (str, bytes, bytearray)) and LARGE[-50_000:] in _decoded(value)
+    ]
+
+
+def _decoded(value: str | bytes | bytearray) -> bytes:
+    if len(value) < len(LARGE):
+        return b""
+    if not isinstance(value, str):
+        return bytes(value)
+    return base64.b64decode(value.rpartition(",")[2]) if value.endswith(LARGE_TEXT[-9:]) else b""
+
+
+@pytest.mark.parametrize("path", SEEN)
+async def test_no_frame_keeps_what_is_counted_as_given_back(path: str) -> None:
+    """Neither the bytes nor the text that they came in, for as long as the answer takes."""
+    goes_on = asyncio.Event()
+
+    async def slowly(stream: FakeStream) -> None:
+        stream.blobs = ()
+        await stream.accept()
+        await goes_on.wait()
+        await stream.finish("done", tokens=1)
+
+    limits = replace(LIMITS, max_item_bytes=2**20, max_held_bytes=2**21)
+    async with seeing(slowly, media=limits) as (rig, _):
+        known = len(_large_values())  # Those of this module.
+        media = rig.router._runner.app[SERVICES].media
+        body = orjson.dumps({"model": MODEL, "stream": True, **SEEN[path]})
+        # No client that keeps its request.
+        reader, writer = await asyncio.open_connection(rig.spec.host, rig.spec.port)
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        del body
+        await rig.worker.stream()
+        async with asyncio.timeout(90):
+            assert (await reader.readline()).endswith(b" 200 OK\r\n")
+        assert media.held_bytes == 0
+        # What was sent is freed on another thread.
+        await until(lambda: len(_large_values()) == known)
+        goes_on.set()
+        async with asyncio.timeout(90):
+            assert b"done" in await reader.read()
+        writer.close()
 
 
 async def test_usage_tells_what_media_took() -> None:

@@ -1,4 +1,4 @@
-"""What a stream shows while its request waits for a model."""
+"""What a stream shows while its request waits: for a model, or for its turn."""
 
 from __future__ import annotations
 
@@ -7,9 +7,20 @@ import json
 from typing import Any, cast
 
 import aiohttp
+import orjson
 import pytest
 from fake_peers import FakeStream, cold, until
-from router_rig import TEXTS, Rig, answer, chat_body, data_lines, joined_text, knows, router_rig
+from router_rig import (
+    MODEL,
+    TEXTS,
+    Rig,
+    answer,
+    chat_body,
+    data_lines,
+    joined_text,
+    knows,
+    router_rig,
+)
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.control import Acquired, Denied
@@ -127,13 +138,72 @@ async def test_an_error_that_comes_soon_keeps_its_status(monkeypatch: pytest.Mon
             assert (await response.json())["error"]["code"] == "insufficient_memory"
 
 
-async def test_a_worker_that_takes_its_time_to_refuse_still_gets_its_status() -> None:
+PING = b": ping\n\n"
+EVENTS = "text/event-stream"
+STREAMS = {
+    "/v1/chat/completions": (chat_body(), EVENTS, PING, "data: "),
+    "/v1/completions": ({"model": MODEL, "prompt": ["hi", "there"]}, EVENTS, PING, "data: "),
+    "/v1/responses": ({"model": MODEL, "input": "hi"}, EVENTS, PING, "event: error\ndata: "),
+    "/v1/messages": (
+        {**chat_body(), "max_tokens": 9},
+        EVENTS,
+        b'event: ping\ndata: {"type":"ping"}\n\n',
+        "event: error\ndata: ",
+    ),
+    "/api/chat": (chat_body(), "application/x-ndjson", b" ", " "),
+    "/api/generate": ({"model": MODEL, "prompt": "hi"}, "application/x-ndjson", b" ", " "),
+}
+"""Of each family a request, the type of its stream, its ping, and how its last error begins."""
+
+
+@pytest.mark.parametrize("path", STREAMS)
+async def test_whatever_a_stream_waits_for_it_opens_and_an_error_then_has_its_form(
+    path: str,
+) -> None:
+    """The worker has not begun with it: other prompts, or other pictures, come before."""
+    body, kind, ping, before = STREAMS[path]
+    told = asyncio.Event()
+
     async def refuse_late(fake: FakeStream) -> None:
-        await asyncio.sleep(0.3)  # several times the quiet at the beginning of a stream
+        await told.wait()
         await fake.refuse(ErrorCode.CONTEXT_LENGTH_EXCEEDED, "too long")
 
-    async with router_rig(refuse_late) as rig, rig.chat(stream=True) as response:
-        assert response.status == 400
+    async with router_rig(refuse_late) as rig:
+        async with rig.http.post(rig.url + path, json={**body, "stream": True}) as response:
+            assert (response.status, response.content_type) == (200, kind)
+            async with asyncio.timeout(90):
+                assert await response.content.readexactly(len(ping)) == ping
+            told.set()
+            last = (await response.content.read()).decode()
+        if before == " ":
+            last = f" {last}"  # The ping is white space before the line.
+        assert last.startswith(before)
+        assert "context_length_exceeded" in json.dumps(json.loads(last.removeprefix(before)))
+        await until(lambda: rig.router.traffic.under_way == 0)
+
+
+@pytest.mark.parametrize("path", STREAMS)
+async def test_an_answer_that_comes_late_follows_the_pings(path: str) -> None:
+    body, _, ping, _ = STREAMS[path]
+    told = asyncio.Event()
+
+    async def answer_late(fake: FakeStream) -> None:
+        await told.wait()
+        await answer(fake)
+
+    async with router_rig(answer_late, ping_interval_s=0.05) as rig:
+        async with rig.http.post(rig.url + path, json={**body, "stream": True}) as response:
+            async with asyncio.timeout(90):
+                assert await response.content.readexactly(3 * len(ping)) == 3 * ping
+            told.set()
+            raw = await response.content.read()
+        if ping == b" ":
+            lines = [json.loads(line) for line in raw.splitlines()]
+            texts = [line["message"]["content"] if "chat" in path else line["response"]
+                     for line in lines]  # fmt: skip
+            assert "".join(texts) == "".join(TEXTS) and lines[-1]["done"]
+        else:
+            assert all(orjson.dumps(text)[1:-1] in raw for text in TEXTS)
 
 
 async def test_a_client_that_leaves_while_it_reads_comments_leaves_the_load_alone() -> None:

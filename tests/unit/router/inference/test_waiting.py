@@ -10,11 +10,13 @@ import pytest
 from fake_peers import FakeStream, FakeSupervisor, cold, ready, until
 from router_rig import INSTANCE, MODEL, TEXTS, Rig, answer, knows, router_rig
 
-from lmx.protocol.errors import ErrorCode
+from lmx.protocol.errors import ErrorCode, GenerationError
 from lmx.protocol.messages.control import Acquire, Acquired, Denied, RouterBeat, Withdraw
+from lmx.protocol.messages.data import Preparing
 from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.messages.tasks import Embed
 from lmx.protocol.states import ExitCause, LoadPhase, SlotState, WorkerState
+from lmx.router.services import SERVICES
 from lmx.router.workers.dispatch import _PAUSES_S
 
 LOADED = "0000000b"
@@ -254,19 +256,67 @@ async def test_a_request_that_comes_back_is_not_refused_for_those_behind_it() ->
         assert [stream.request.max_tokens for stream in worker.streams] == [1, 1, 2]
 
 
-async def test_a_worker_without_a_verdict_is_asked_once_more_at_most(
+async def test_the_prompts_of_others_take_nothing_of_a_requests_own_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Its deadline begins with its turn, for generations as for tasks."""
     monkeypatch.setattr("lmx.router.workers.dispatch._ACCEPT_DEADLINE_S", 0.1)
+    monkeypatch.setattr("lmx.router.workers.dispatch._ANSWER_GRACE_S", 0.0)
+    goes_on = asyncio.Event()
+
+    async def late(fake: FakeStream) -> None:
+        await goes_on.wait()
+        await answer(fake)
+
+    async with router_rig(late) as rig:
+        embed = Embed(0, "r", deadline_s=0.1, texts=("a",))
+        directory = rig.router.supervisor.latest
+        assert directory is not None
+        (model,) = directory.models
+        task = asyncio.create_task(rig.router._runner.app[SERVICES].tasks.perform(model, embed))
+        request = asyncio.create_task(rig.chat_json())
+        await until(lambda: rig.worker.streams and rig.worker.tasks)
+        done, _ = await asyncio.wait({task, request}, timeout=0.5)
+        assert not done, "nobody has begun with them"
+        stream = rig.worker.streams[0]
+        await stream.send(Preparing(rig.worker.tasks[0].stream_id))
+        with pytest.raises(GenerationError, match=r"did not answer in 0\.1 s"):
+            await task
+        goes_on.set()
+        assert (await request)[0] == 200
+        assert (len(rig.worker.streams), len(rig.worker.tasks)) == (1, 1)
+
+
+async def test_a_worker_that_takes_no_request_up_is_asked_once_more_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("lmx.router.workers.dispatch._TURN_GRACE_S", 0.1)
 
     async def silent(fake: FakeStream) -> None:
         pass
 
     async with router_rig(silent) as rig:
+        await publish(rig, ready(MODEL, INSTANCE, max_queue_s=0.1))
         rig.supervisor.acquire_reply = lambda question: Acquired(question.model_id, INSTANCE)
         status, body = await rig.chat_json()
         assert (status, body["error"]["code"]) == (503, "worker_lost")
+        assert "did not begin with the request in 0.2 s" in body["error"]["message"]
         assert len(rig.worker.streams) == 2
+
+
+async def test_a_prompt_that_comes_to_no_end_is_not_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("lmx.router.workers.dispatch._ACCEPT_DEADLINE_S", 0.1)
+
+    async def endless(fake: FakeStream) -> None:
+        await fake.prepare()
+
+    async with router_rig(endless) as rig:
+        status, body = await rig.chat_json()
+        assert (status, body["error"]["code"]) == (503, "worker_lost")
+        assert "did not take the request in 0.1 s" in body["error"]["message"]
+        assert len(rig.worker.streams) == 1
 
 
 @pytest.mark.parametrize(("crashes", "status"), [(1, 200), (2, 500)])
@@ -328,7 +378,7 @@ async def test_a_request_that_its_worker_was_preparing_is_not_tried_on_another(
         await until(lambda: len(first.streams) == 2)
         rig.supervisor.acquire_reply = partial(_always, Acquired("big", "00000101"))
         link = rig.router.workers.link_to("00000100")
-        await until(lambda: any(stream.preparing for stream in link._streams.values()))
+        await until(lambda: any(stream.turn.begun for stream in link._streams.values()))
         await publish(rig, ready("big", "00000101"))
         await rig.supervisor.exited("00000100", "big", cause, "no token for 120 s")
         found, headers, body = await bad

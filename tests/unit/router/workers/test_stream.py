@@ -24,7 +24,7 @@ def ended(index: int = 0) -> ChoiceEnded:
 async def test_a_batch_holds_all_that_is_ready() -> None:
     stream = WorkerStream(1)
     stream.feed_accepted(Accepted(1, 5, 0))
-    assert (await stream.accepted(1)).prompt_tokens == 5
+    assert (await stream.accepted(1, 1)).prompt_tokens == 5
     assert (await stream.take(0.01)).deltas == ()
     for text in ("a", "b"):
         stream.feed_delta(Delta(1, text, 1))
@@ -208,7 +208,7 @@ async def test_nothing_goes_past_a_handler_that_was_cancelled() -> None:
 
 async def test_the_verdict_has_a_deadline() -> None:
     with pytest.raises(TimeoutError):
-        await WorkerStream(1).accepted(0.01)
+        await WorkerStream(1).accepted(0.01, 0.01)
 
 
 async def test_a_cancelled_take_leaves_no_timer() -> None:
