@@ -16,7 +16,7 @@ CODE := protocol router supervisor worker tests deploy docs
 PACKAGES := $(foreach name,protocol router supervisor worker,-p lmx.$(name))
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test conformance models-page fuzz chaos agents installs lm-eval bench bench-memory bench-relay bench-mixed bench-lanes bench-host bench-start docs fmt lint types resolve imports check clean
+.PHONY: help install run test conformance models-page fuzz chaos kill-rounds agents installs lm-eval bench bench-memory bench-relay bench-mixed bench-lanes bench-host bench-start docs fmt lint types resolve imports check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -86,6 +86,11 @@ fuzz: install ## all examples of all properties; 10,000 model folders, state fil
 
 chaos: install ## a bad day of 2,000 requests for eight models in the memory of three (two minutes)
 	@$(BIN)/pytest -q -s -m soak tests/process/faults/test_chaos.py
+
+ROUNDS ?= 40
+BUSY ?= 0
+kill-rounds: install ## ROUNDS blows with requests of all families under way, BUSY other processes computing (an hour)
+	@LMX_TEST_ROUNDS=$(ROUNDS) LMX_TEST_BUSY=$(BUSY) $(BIN)/pytest -q -s -m soak tests/process/faults/test_kill_rounds.py
 
 installs: install ## install the wheel by pip, pipx and uv into empty environments, and run the demo in each (minutes)
 	@$(BIN)/pytest -q -s -m soak tests/e2e/test_install.py

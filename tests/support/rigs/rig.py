@@ -169,6 +169,11 @@ class Rig:
             capture_output=True, text=True, timeout=timeout_s, check=False,
         )  # fmt: skip
 
+    def run(self, *arguments: str, timeout_s: float = 600) -> None:
+        """Run ``lmx`` with arguments, which must succeed."""
+        done = self.cli(*arguments, timeout_s=timeout_s)
+        assert done.returncode == 0, f"lmx {' '.join(arguments)}: {done.stdout}{done.stderr}"
+
     def status(self) -> dict[str, Any]:
         """Return what ``status --json`` prints, without the CLI: a process for each look costs
         a second, and tests look all the time. Raises :class:`OperationError`."""
@@ -276,19 +281,32 @@ def command_of(process: psutil.Process) -> list[str]:
 
 
 @contextmanager
-def rig(config: dict[str, Any], variables: Mapping[str, str] | None = None) -> Iterator[Rig]:
+def rig(
+    config: dict[str, Any],
+    variables: Mapping[str, str] | None = None,
+    *,
+    background: bool = False,
+) -> Iterator[Rig]:
     """Run an lmx with a configuration; on a failure, show what it logged. ``variables`` as of
-    :class:`Rig`."""
+    :class:`Rig`. A supervisor in the ``background`` is replaced when it dies."""
     made = Rig(config, variables)
     try:
-        made.up()
+        if background:
+            made.run("start", "--config", str(made.config_path))
+            made.wait_serving()
+        else:
+            made.up()
         yield made
     except BaseException:
         for path in sorted((made.home / "logs").glob("*.log")):
             print(f"--- {path.name}\n{path.read_text()[-4000:]}")
         raise
     finally:
-        made.close()
+        try:
+            if background:
+                made.run("stop")
+        finally:
+            made.close()
 
 
 @contextmanager

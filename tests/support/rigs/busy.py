@@ -1,0 +1,25 @@
+"""A machine on which others compute too."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_LOOP = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    sum(range(10**6))\n"
+"""It ends by itself when whoever started it has ended."""
+
+
+@contextmanager
+def busy_machine(load: int) -> Iterator[None]:
+    """Have so many processes of ordinary priority compute, as long as the block lasts."""
+    command = [sys.executable, "-S", "-c", _LOOP]
+    loops = [subprocess.Popen(command, stdin=subprocess.DEVNULL) for _ in range(load)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+        for loop in loops:
+            loop.wait()
