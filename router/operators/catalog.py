@@ -33,27 +33,57 @@ from lmx.router.schema.requests.models import ModelsQuery
 from lmx.router.schema.validation import short, validated
 from lmx.router.services import SERVICES
 from lmx.router.supervisor.directory import Directory
-from lmx.router.supervisor.routing import candidates, leading_to
+from lmx.router.supervisor.routing import candidates, leading_to, route_models
 
 _TOOL_OUTPUT_TOKENS: Final = 10_000
 """So much of a tool's output is what Codex keeps for models that it knows."""
 
-_LEVELS: Final = tuple(
-    ReasoningLevel(effort=effort, description=f"{effort.capitalize()} effort")
-    for effort in ("low", "medium", "high")
-)
+_CODEX_TAKES: Final[tuple[Literal["image", "audio"], ...]] = ("image", "audio")
+"""What Codex knows besides text: an entry with anything else makes it refuse the whole list."""
+
+_CODEX_INSTRUCTIONS: Final = """\
+You are a coding agent in Codex, a program in the user's terminal. You and the user work on the \
+files of one folder.
+
+- Look before you change: find the files that matter with `rg` or `ls`, and read them.
+- Use the tools for what you do; do not print commands or file contents for the user to run or copy.
+- Change what the task needs, in the style of the code that is there, and nothing else. Leave \
+changes that you did not make as they are.
+- Run the tests, or the program, after a change. If something fails, read why and fix it.
+- Work until the task is done, and ask only if you can't decide without the user. Never claim \
+what you have not seen.
+- End with a short summary: what you changed, in which files, and how you checked it.
+
+A patch for `apply_patch` names each file and shows the lines around a change:
+
+*** Begin Patch
+*** Update File: src/app.py
+@@ def greet():
+-    print("Hi")
++    print("Hello")
+     return 0
+*** Add File: notes.txt
++The first line of a new file.
+*** Delete File: old.txt
+*** End Patch
+
+Each line of a hunk begins with a space (it stays), `-` (it goes) or `+` (it is new). Paths are \
+relative to the folder.
+"""
+"""The system prompt that Codex sends to a model of this catalog."""
 
 
 async def list_models(request: web.Request) -> web.Response:
     """Return every model."""
-    models = (await request.app[SERVICES].supervisor.directory()).models
+    directory = await request.app[SERVICES].supervisor.directory()
+    models = directory.models
     return _in_form(
         request,
         lambda: anthropic_list(models, validated(ModelsQuery, dict(request.query))),
         lambda: ModelList(
             object="list",
             data=[model_object(model) for model in models],
-            models=codex_catalog(models),
+            models=codex_catalog(directory),
         ),
     )
 
@@ -114,39 +144,58 @@ def model_object(model: ModelView) -> ModelObject:
     )
 
 
-def codex_catalog(models: Sequence[ModelView]) -> list[CatalogEntry]:
-    """Return the models that answer conversations, in the form of Codex.
+def codex_catalog(directory: Directory) -> list[CatalogEntry]:
+    """Return the models that answer conversations, in the form of Codex: once for each name that a
+    request may have, because Codex looks for the name in its configuration and takes nothing else
+    for it. Only ids are for its menu."""
+    chatting = [model for model in directory.models if model.kind in (ModelKind.CHAT, None)]
+    return [
+        _catalog_entry(name, model, place, _context_length(directory, name, model))
+        for place, model in enumerate(chatting)
+        for name in (model.model_id, *model.aliases, *leading_to(directory, model))
+    ]
 
-    ``base_instructions`` is left out: with an empty text Codex would have no system prompt, and
-    without the field it takes its own.
-    """
-    chatting = [model for model in models if model.kind in (ModelKind.CHAT, None)]
-    return [_catalog_entry(model, place) for place, model in enumerate(chatting)]
+
+def _context_length(directory: Directory, name: str, model: ModelView) -> int | None:
+    """Return the context that a request for ``name`` has at least: another of a route's models may
+    answer the next one."""
+    if directory.knows(name):
+        return model.context_length
+    listed = route_models(directory, name) or (model,)
+    return min((one.context_length for one in listed if one.context_length), default=None)
 
 
-def _catalog_entry(model: ModelView, place: int) -> CatalogEntry:
-    thinks = "reasoning" in model.capabilities
+def _catalog_entry(
+    name: str, model: ModelView, place: int, context_length: int | None
+) -> CatalogEntry:
     return CatalogEntry(
-        slug=model.model_id,
-        display_name=model.model_id,
+        slug=name,
+        display_name=name,
         description=None,
         default_reasoning_level=None,
-        supported_reasoning_levels=list(_LEVELS) if thinks else [],
+        supported_reasoning_levels=[
+            ReasoningLevel(effort=effort, description=f"{effort.capitalize()} effort")
+            for effort in model.efforts
+        ],
         shell_type="shell_command",
-        visibility="list",
+        visibility="list" if name == model.model_id else "hide",
         supported_in_api=True,
         priority=place,
         upgrade=None,
         availability_nux=None,
-        supports_reasoning_summaries=thinks,
+        base_instructions=_CODEX_INSTRUCTIONS,
+        supports_reasoning_summaries="reasoning" in model.capabilities,
         support_verbosity=False,
         default_verbosity=None,
         apply_patch_tool_type="freeform",
         truncation_policy=TruncationPolicy(mode="tokens", limit=_TOOL_OUTPUT_TOKENS),
         supports_parallel_tool_calls=True,
-        context_window=model.context_length,
+        context_window=context_length,
         experimental_supported_tools=[],
-        input_modalities=_modalities(model),
+        input_modalities=[
+            "text",
+            *(kind for kind in _CODEX_TAKES if MediaKind(kind) in (model.media or ())),
+        ],
     )
 
 

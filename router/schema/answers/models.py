@@ -52,20 +52,23 @@ class CatalogEntry(Answer):
     """A model in the form of Codex's catalog of models."""
 
     slug: str
-    """The id."""
+    """A name that requests may have: an id, an alias, or a route that leads to the model now."""
     display_name: str
     """The same."""
     description: str | None
     default_reasoning_level: str | None
     supported_reasoning_levels: list[ReasoningLevel]
-    """Those of OpenAI's, for a model that thinks."""
+    """The efforts that the model's template tells apart."""
     shell_type: Literal["shell_command"]
-    visibility: Literal["list"]
+    visibility: Literal["list", "hide"]
+    """Ids are listed in its menu; other names are known, and hidden."""
     supported_in_api: Literal[True]
     priority: int
     """Its place in the list, from 0."""
     upgrade: None
     availability_nux: None
+    base_instructions: str
+    """The system prompt that Codex sends. It refuses a list with an entry that has none."""
     supports_reasoning_summaries: bool
     support_verbosity: Literal[False]
     default_verbosity: None
@@ -76,7 +79,8 @@ class CatalogEntry(Answer):
     context_window: int | None
     """The tokens that its context may have. Null until it is known."""
     experimental_supported_tools: list[str]
-    input_modalities: list[str]
+    input_modalities: list[Literal["text", "image", "audio"]]
+    """It refuses a list with any other word, such as `video`."""
 
 
 class ModelList(Answer):

@@ -10,15 +10,17 @@ from openai.types import Model
 from router_rig import MODEL, knows, router_rig
 from sdk_types import OURS, extras_of
 
-from lmx.protocol.messages.snapshot import ModelView
+from lmx.protocol.messages.snapshot import ModelView, Route, Snapshot
 from lmx.protocol.states import MediaKind, ModelKind, SlotState
-from lmx.router.operators.catalog import lm_studio_model
+from lmx.router.operators.catalog import codex_catalog, lm_studio_model
+from lmx.router.supervisor.directory import Directory
 
 CODEX_NEEDS = {
     "slug", "display_name", "supported_reasoning_levels", "shell_type", "visibility",
     "supported_in_api", "priority", "support_verbosity", "truncation_policy",
     "experimental_supported_tools", "context_window", "apply_patch_tool_type",
     "supports_parallel_tool_calls", "supports_reasoning_summaries", "input_modalities",
+    "base_instructions",
 }  # fmt: skip
 
 
@@ -30,10 +32,38 @@ async def test_openai_s_shape_and_codex_s_beside_it() -> None:
     assert found["object"] == "list"
     (model,) = [Model.model_validate(one, strict=True) for one in found["data"]]
     assert set(extras_of(model)) <= OURS
-    (entry,) = found["models"]
-    assert entry["slug"] == model.id == MODEL and entry.keys() >= CODEX_NEEDS
-    # With an empty text Codex would have no system prompt.
-    assert "base_instructions" not in entry
+    entries = {entry["slug"]: entry for entry in found["models"]}
+    assert list(entries) == [model.id, "auto", "code", "reasoning", "chat"] and model.id == MODEL
+    for entry in entries.values():
+        assert entry.keys() >= CODEX_NEEDS
+        # With an empty text Codex would have no system prompt; without one it reads no list.
+        assert "*** Begin Patch" in entry["base_instructions"]
+
+
+def test_codex_s_list_of_names() -> None:
+    """Words that Codex does not know, or a name that is missing, spoil the whole list for it."""
+    everything = replace(
+        ready("big", "i", kind=ModelKind.CHAT), aliases=("b", "qwen"), media=tuple(MediaKind),
+        context_length=9000, efforts=("low", "xhigh"), capabilities=("reasoning",),
+    )  # fmt: skip
+    small = replace(ready("small", "j", kind=ModelKind.CHAT), context_length=500)
+    vectors = replace(ready("vectors", "k", kind=ModelKind.EMBEDDING), aliases=("v",))
+    route = Route("work", ("big", "small"))
+    listed = codex_catalog(
+        Directory.of(Snapshot("e", 1, "big", (everything, small, vectors), routes=(route,)))
+    )
+    names = {entry.slug: entry for entry in listed}
+    assert list(names) == [
+        "big", "b", "qwen", "auto", "code", "reasoning", "chat", "work", "small",
+    ]  # fmt: skip
+    assert [name for name, entry in names.items() if entry.visibility == "list"] == ["big", "small"]
+    for name in ("big", "b", "auto"):
+        entry = names[name]
+        assert entry.input_modalities == ["text", "image", "audio"]
+        assert [level.effort for level in entry.supported_reasoning_levels] == ["low", "xhigh"]
+    assert names["small"].supported_reasoning_levels == []
+    # Another model of a route may answer the next request.
+    assert (names["qwen"].context_window, names["work"].context_window) == (9000, 500)
 
 
 SEES = replace(ready("m", "i", kind=ModelKind.CHAT), media=(MediaKind.IMAGE,), context_length=900)

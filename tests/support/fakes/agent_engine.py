@@ -1,0 +1,17 @@
+"""The engine of :mod:`agent_model`: ``engine="agent_engine:create"`` in a worker's spec, with this
+folder on PYTHONPATH. Its libraries are imported when it is made, and not for an estimate."""
+
+from __future__ import annotations
+
+from lmx.protocol.messages.specs import WorkerSpec
+from lmx.worker.engine import Engine, LoadReporter
+from lmx.worker.mlx.memory.estimate import estimate
+
+__all__ = ["create", "estimate"]
+
+
+def create(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
+    """The factory that a spec names."""
+    import agent_model
+
+    return agent_model.create(spec, advanced)
