@@ -122,7 +122,8 @@ class WorkerSpec(SamplingParameters):
     kv_layers: tuple[KvLayers, ...] = ()
 
     max_queue_s: float = 300.0
-    """A request that has waited this long for a row is given up."""
+    """A request that has waited this long for its turn is given up: for the prompt thread, for the
+    decoder, or for a row."""
 
     render_timeout_s: float = 10.0
     """A request whose chat template takes longer than this is refused."""

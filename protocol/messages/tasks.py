@@ -7,7 +7,7 @@ of :mod:`lmx.protocol.messages.data`. The tasks and streams of one router are nu
 task whose worker failed after some parts were sent is refused all the same.
 
 Some fields mean the same in every task. ``owner`` and ``keep_alive_s`` are those of ``Generate``.
-When ``deadline_s`` has passed since its arrival, a task is dropped and refused.
+When ``deadline_s`` has passed since its turn came (Preparing), a task is dropped and refused.
 """
 
 from __future__ import annotations

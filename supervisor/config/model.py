@@ -154,7 +154,8 @@ class ModelConfig(Section):
     max_queue: Annotated[int, Needs.WORKER] = Field(256, ge=0, le=100_000)
     """How many requests may wait for a row. One more gets a 429."""
     max_queue_s: Annotated[Seconds, Needs.WORKER] = 300.0
-    """A request that has waited so long for a row gets a 503."""
+    """A request that has waited so long for its turn gets a 503: for the prompt before it to be
+    read, for images and sounds to be decoded, or for a row."""
     default_max_tokens: Annotated[int | None, Needs.WORKER] = Field(None, ge=1, examples=[1024])
     """The limit of an answer where a request names none. Without it, up to the context."""
     max_tokens_limit: Annotated[int | None, Needs.WORKER] = Field(None, ge=1, examples=[4096])

@@ -366,9 +366,11 @@ class Generations:
     def _review(self, opened: Generation, review: AnswerReview, end: JobFinished) -> None:
         """Check whole answers before their ends are sent."""
         del self._by_job[opened.job_id]
-        self._open.prepare(
+        # The engine has given its media back. If the answer is made once more, it needs the media
+        # thread, which must not wait for this very request.
+        self._count_encoded(opened, 0)
+        self._open.review(
             opened,
-            _told_nothing,
             review.fault,
             lambda future: self._reviewed(opened, review, end, future),
         )
@@ -395,7 +397,7 @@ class Generations:
             # It waits for a new turn: the time that the first answer took does not count as
             # waiting.
             arrived_s = time.monotonic()
-            self._open.prepare(
+            self._open.queue(
                 opened,
                 _told_nothing,
                 lambda: self._prepare(opened, arrived_s, again=True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -36,6 +37,10 @@ class OpenRequest(ABC):
     request: Generate | Task
     gone: bool = field(default=False, init=False)
     """Whether it has left the table: nothing is sent for it any more."""
+
+    def begun(self) -> None:
+        """Take note that its first turn on the prompt thread has come."""
+        return
 
     @abstractmethod
     def release(self) -> None:
@@ -104,9 +109,9 @@ class OpenRequests:
         thread, and then ``prepared`` with the result; with None if the request was gone by then.
         ``decode`` as for :meth:`prepare`."""
         self._open[opened.router, opened.request.stream_id] = opened
-        self.prepare(opened, lambda: self._tell_preparing(opened), prepare, prepared, decode)
+        self.queue(opened, lambda: self._tell_preparing(opened), prepare, prepared, decode)
 
-    def prepare(
+    def queue(
         self,
         opened: OpenRequest,
         begins: Callable[[], None],
@@ -114,14 +119,16 @@ class OpenRequests:
         prepared: Callable[[asyncio.Future[_T | None]], None],
         decode: Callable[[], None] | None = None,
     ) -> None:
-        """Give a request a turn on the prompt thread; ``begins`` is called right before.
+        """Give a request a turn on the prompt thread, for which it waits ``max_queue_s`` at most;
+        ``begins`` is called right before.
 
         ``decode`` makes what ``prepare`` needs of the request's media. It is called first, on the
         media thread: the prompts of other requests don't wait for it. If it raises an exception,
         that is the result.
         """
+        until_s = time.monotonic() + self._spec.max_queue_s
         if decode is None:
-            self._make_prompt(opened, begins, prepare, prepared)
+            self._run(self._prompts, opened, begins, prepare, prepared, until_s)
             return
 
         def decoded(future: asyncio.Future[_T | None]) -> None:
@@ -130,29 +137,55 @@ class OpenRequests:
                 return
             # Decoded media are large: those of one request at most wait for the prompt thread.
             self._media.hold(_DECODED)
-            self._make_prompt(opened, begin_prompt, prepare, prepared)
+            self._run(self._prompts, opened, begin_prompt, prepare, prepared, until_s)
 
         def begin_prompt() -> None:
             self._media.let_go(_DECODED)
             begins()
 
-        self._media.run(
-            opened.request.owner, _nothing, lambda: None if opened.gone else decode(), decoded
-        )
+        self._run(self._media, opened, _nothing, decode, decoded, until_s)
 
-    def _make_prompt(
+    def review(
         self,
         opened: OpenRequest,
-        begins: Callable[[], None],
-        prepare: Callable[[], _T],
-        prepared: Callable[[asyncio.Future[_T | None]], None],
+        check: Callable[[], _T],
+        checked: Callable[[asyncio.Future[_T | None]], None],
     ) -> None:
-        self._prompts.run(
-            opened.request.owner,
-            begins,
-            # A request that was cancelled meanwhile is not tokenized.
-            lambda: None if opened.gone else prepare(),
-            prepared,
+        """Give a request whose answer is made another turn on the prompt thread, however long it
+        has to wait for it."""
+        self._run(self._prompts, opened, _nothing, check, checked)
+
+    def _run(
+        self,
+        thread: FairThread,
+        opened: OpenRequest,
+        begins: Callable[[], None],
+        function: Callable[[], Any],
+        done: Callable[[asyncio.Future[Any]], None],
+        until_s: float | None = None,
+    ) -> None:
+        """``until_s``: if its turn has not come by then, the request ends with QUEUE_TIMEOUT."""
+        loop, timer = asyncio.get_running_loop(), None
+        if until_s is not None:
+            timer = loop.call_later(until_s - time.monotonic(), self._expire, opened)
+
+        def begin() -> None:
+            if timer is not None:
+                timer.cancel()
+            begins()
+
+        # A request that was cancelled meanwhile is not worked on.
+        thread.run(opened.request.owner, begin, lambda: None if opened.gone else function(), done)
+
+    def _expire(self, opened: OpenRequest) -> None:
+        if opened.gone:
+            return
+        limit_s = self._spec.max_queue_s
+        log.warning("request.expired", request_id=opened.request.request_id, limit_s=limit_s)
+        opened.fail(
+            ErrorCode.QUEUE_TIMEOUT,
+            f"The request waited {limit_s:g} s for its turn (max_queue_s): nothing was made. Try "
+            "again when the model has less to do.",
         )
 
     def hold_media(self, full: bool) -> None:
@@ -222,6 +255,7 @@ class OpenRequests:
 
     def _tell_preparing(self, opened: OpenRequest) -> None:
         if not opened.gone:
+            opened.begun()
             self.send(opened.router, Preparing(opened.request.stream_id))
 
     def _refusal(self, owner: str, rows: int) -> Refusal | None:

@@ -55,10 +55,11 @@ class OpenTask(OpenRequest):
     request: Task
     tasks: Tasks
     task_id: int
-    deadline: asyncio.TimerHandle
     pieces: Iterator[TaskPiece] = field(default_factory=lambda: iter(()))
     """The pieces that were not given to the engine thread yet."""
     prompt_tokens: int = 0
+    deadline: asyncio.TimerHandle | None = None
+    """When it is given up, once its turn has come."""
     planned: bool = False
     """Whether the model was found to be able to do it."""
     computing: bool = False
@@ -69,6 +70,10 @@ class OpenTask(OpenRequest):
     """What they are once they are decoded, until the plan is made."""
     held_bytes: int = 0
     """What its plan keeps of its media."""
+
+    def begun(self) -> None:
+        """Begin its deadline: what others took before its turn does not count."""
+        self.tasks.begun(self)
 
     def release(self) -> None:
         """Compute no further piece of it; a piece that runs is left alone."""
@@ -119,9 +124,7 @@ class Tasks:
             self._open.send(router, _TOO_MUCH.message_for(request.stream_id))
             return
         task_id = next(self._ids)
-        loop = asyncio.get_running_loop()
-        deadline = loop.call_later(max(0.0, request.deadline_s), self._expire, task_id)
-        task = self._by_id[task_id] = OpenTask(router, request, self, task_id, deadline)
+        task = self._by_id[task_id] = OpenTask(router, request, self, task_id)
         self._counts.requests += 1
         self._blob_bytes += blob_bytes
         task.blobs = blobs
@@ -144,9 +147,15 @@ class Tasks:
                 self._fail_for(task, result)
         self._open.tell_if_idle()
 
+    def begun(self, task: OpenTask) -> None:
+        """Give a task up when its deadline has passed from now on."""
+        left_s = max(0.0, task.request.deadline_s)
+        task.deadline = asyncio.get_running_loop().call_later(left_s, self._expire, task.task_id)
+
     def released(self, task: OpenTask) -> None:
         """Free a task's resources; a piece that is being computed is not waited for."""
-        task.deadline.cancel()
+        if task.deadline is not None:
+            task.deadline.cancel()
         del self._by_id[task.task_id]
         task.pieces = iter(())
         self._drop_blobs(task)

@@ -24,7 +24,7 @@ def test_the_time_of_the_first_answer_is_no_waiting(monkeypatch: pytest.MonkeyPa
         arrivals.append(arrived_s)
 
     generations: Any = object.__new__(Generations)
-    generations._open = SimpleNamespace(prepare=turn, tell_if_idle=lambda: None)
+    generations._open = SimpleNamespace(queue=turn, tell_if_idle=lambda: None)
     generations._job_ids = itertools.count()
     monkeypatch.setattr(generations, "_prepare", prepare)
     request = SimpleNamespace(request_id="r", owner="o", media=())

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from fake_peers import until
 from scripted_engine import ScriptedEngine
 
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.protocol.messages.data import Cancel, Generate, Preparing, Pulse, Refused, Sampling
+from lmx.protocol.messages.data import (
+    Cancel,
+    Generate,
+    Outputs,
+    Preparing,
+    Pulse,
+    Refused,
+    Sampling,
+    Structure,
+)
+from lmx.protocol.messages.media import MediaItem
 from lmx.protocol.messages.specs import LogSpec, WorkerSpec
 from lmx.protocol.messages.tasks import (
     Detokenize,
@@ -25,13 +38,14 @@ from lmx.protocol.messages.tasks import (
     TaskReply,
     Vectors,
 )
-from lmx.protocol.states import ModelKind
-from lmx.worker.engine import Engine, ModelFacts, TaskPlan
+from lmx.protocol.states import MediaForm, MediaKind, ModelKind, StructureKind
+from lmx.worker.engine import Engine, TaskPlan
 from lmx.worker.media.decoder import MediaDecoder
-from lmx.worker.media.values import Media
+from lmx.worker.media.values import Media, MediaNeeds
 from lmx.worker.scheduling.batch import BatchLimits
 from lmx.worker.scheduling.progress import InFlight
 from lmx.worker.scheduling.thread import EngineThread
+from lmx.worker.service import generations
 from lmx.worker.service.admission import IdleClock, LifetimeCounts
 from lmx.worker.service.fair_thread import FairThread
 from lmx.worker.service.serving import Serving
@@ -76,14 +90,17 @@ class Vectorizer:
 class Rig:
     """All that a worker has around its tasks."""
 
-    def __init__(self, max_queue: int, writes: bool) -> None:
+    def __init__(self, max_queue: int, writes: bool, max_queue_s: float) -> None:
         spec = WorkerSpec(
             instance="i", model_id="m", model_path="/m", run_dir="/r", log=LogSpec("/l"),
             engine="", engine_options={}, memory_limit_bytes=0, max_rows=1, max_queue=max_queue,
+            max_queue_s=max_queue_s,
             kind=ModelKind.CHAT if writes else ModelKind.EMBEDDING,
         )  # fmt: skip
         self.sent: list[tuple[bytes, Any]] = []
         self.preparing: list[int] = []
+        self.decoded: list[bytes] = []
+        self.outputs: list[Outputs] = []
         self.idle = 0
         self.engine = Vectorizer()
         self.scripted: Any = ScriptedEngine({})
@@ -93,16 +110,19 @@ class Rig:
         self.counts, self.idle_clock = LifetimeCounts(), IdleClock()
         self.gone: set[bytes] = set()
         loop = asyncio.get_running_loop()
-        facts = ModelFacts(100, frozenset(), 10)
+        facts = replace(self.scripted.facts, media=MediaNeeds(frozenset({MediaKind.IMAGE})))
         engine = Engine(facts, self.scripted, self.engine, self.scripted if writes else None)
         self.thread = EngineThread(lambda _: engine, BatchLimits(1, 300.0), self, loop)
-        self.in_flight = InFlight(self.prompts.clock, self.thread.clock)
+        clocks = (self.prompts.clock, self.thread.clock)
+        self.in_flight = InFlight(*clocks, limited=(self.media.clock,))
 
     def send(self, router: bytes, message: Any) -> bool:
         if router in self.gone:
             return False
         if isinstance(message, Preparing):
             self.preparing.append(message.stream_id)
+        elif isinstance(message, Outputs):
+            self.outputs.append(message)
         else:
             self.sent.append((router, message))
         return True
@@ -117,7 +137,7 @@ class Rig:
 
     def loaded(self, engine: Engine, load_s: float) -> None:
         self.loaded_with = Serving(
-            self.spec, engine, self.prompts, self.media, MediaDecoder(), self.thread,
+            self.spec, engine, self.prompts, self.media, cast(MediaDecoder, self), self.thread,
             self.in_flight, self.counts, self.idle_clock, self.send, self.became_idle,
         )  # fmt: skip
 
@@ -129,7 +149,13 @@ class Rig:
     def load_failed(self, error: Exception) -> None:
         raise error
 
-    def deliver(self, outputs: Any) -> None: ...
+    def deliver(self, outputs: Any) -> None:
+        self.serving.deliver(outputs)
+
+    def decode(self, items: Any, blobs: Any, needs: Any) -> tuple[Any, ...]:
+        """Stand for the decoder."""
+        self.decoded.append(bytes(blobs[0]))
+        return ("picture",)
 
     def engine_broke(self, error: Exception) -> None:
         raise error
@@ -154,8 +180,8 @@ Start = Callable[..., Any]
 async def start() -> AsyncIterator[Start]:
     rigs: list[Rig] = []
 
-    async def begin(max_queue: int = 10, writes: bool = True) -> Rig:
-        rig = Rig(max_queue, writes)
+    async def begin(max_queue: int = 10, writes: bool = True, max_queue_s: float = 300.0) -> Rig:
+        rig = Rig(max_queue, writes, max_queue_s)
         rigs.append(rig)
         rig.thread.start()
         await until(lambda: rig.loaded_with)
@@ -361,6 +387,97 @@ async def test_a_request_is_told_of_before_it_is_prepared_and_no_sooner(start: S
     assert seen == [("1", [1]), ("3", [1, 3])]
     rig.embed(4, "a")
     await until(lambda: rig.preparing == [1, 3, 4])
+
+
+async def test_a_task_has_its_time_from_its_turn_on(start: Start) -> None:
+    """The prompts of others take nothing of it."""
+    rig = await start()
+    goes_on, begun = threading.Event(), threading.Event()
+
+    def encode(source: Any) -> Any:
+        begun.set()
+        goes_on.wait(90)
+        raise RequestError(ErrorCode.INVALID_VALUE, "no", param="prompt")
+
+    rig.scripted.encode = encode
+    rig.serving.take(ROUTER, Generate(1, "r", Sampling(), 8, prompt="x"))
+    await until(begun.is_set)
+    rig.embed(2, "slow", deadline_s=0.05)
+    await asyncio.sleep(0.3)  # several times its deadline
+    assert rig.to(2) == []
+    goes_on.set()
+    end = await rig.end_of(2)
+    assert isinstance(end, Refused) and end.code is ErrorCode.DEADLINE_EXCEEDED
+
+
+PICTURE = MediaItem(MediaKind.IMAGE, MediaForm.PNG, "messages[0].content[0].image_url", 1, b"")
+DISTINCT = '{"type": "array", "items": {"type": "integer"}, "uniqueItems": true}'
+
+
+def seeing(number: int, content: str, **fields: Any) -> Generate:
+    values: dict[str, Any] = {
+        "messages": ({"role": "user", "content": content},), "media": (PICTURE,), **fields
+    }  # fmt: skip
+    return Generate(number, "r", Sampling(), 8, owner=f"o{number % 3}", **values)
+
+
+async def test_whoever_waits_too_long_for_the_prompt_or_the_decoder_is_told(start: Start) -> None:
+    """And not called lost by its router, in whichever line it stands."""
+    rig = await start(max_queue_s=0.2)
+    goes_on, begun = threading.Event(), threading.Event()
+
+    def encode(source: Any) -> Any:
+        begun.set()
+        goes_on.wait(90)
+        raise RequestError(ErrorCode.INVALID_VALUE, "no", param="prompt")
+
+    rig.scripted.encode = encode
+    rig.serving.take(ROUTER, Generate(1, "r", Sampling(), 8, prompt="x"))
+    await until(begun.is_set)
+    rig.serving.take(ROUTER, Generate(2, "r", Sampling(), 8, prompt="y"))
+    rig.embed(3, "a")
+    # The first picture is decoded, and waits like the others.
+    for number in (4, 5):
+        rig.serving.take(ROUTER, seeing(number, "z"), [b"p"])
+    for number in (2, 3, 4, 5):
+        end = await rig.end_of(number)
+        assert isinstance(end, Refused) and end.code is ErrorCode.QUEUE_TIMEOUT, number
+    assert (rig.to(1), rig.preparing) == ([], [1])
+    goes_on.set()
+    end = await rig.end_of(1)
+    assert isinstance(end, Refused) and end.code is ErrorCode.INVALID_VALUE
+    await until(lambda: rig.in_flight.count == 0)
+
+
+async def test_whatever_holds_the_media_thread_lets_it_go(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every request comes to its end, also one that is made once more and needs the thread for
+    that, while nothing more may be decoded."""
+    monkeypatch.setattr(generations, "_MOST_ENCODED_BYTES", 100)
+    rig = await start(max_queue=30)
+    encode = rig.scripted.encode
+
+    def encoded(source: Any) -> Any:
+        media = SimpleNamespace(size_bytes=60, image_tokens=0, audio_tokens=0, video_tokens=0)
+        return replace(encode(source), media=media)
+
+    rig.scripted.encode = encoded
+    structure = Structure(StructureKind.JSON_SCHEMA, DISTINCT, "response_format")
+    checked = json.dumps({"pieces": ["[1,", " 1]"], "again": ["[1,", " 2]"]})
+    numbers = range(1, 16)
+    for number in numbers:
+        again = number % 3 == 1
+        content = f"{checked} " + " " * number if again else json.dumps({"tokens": 2})
+        fields: dict[str, Any] = {"structure": structure, "whole": True} if again else {}
+        rig.serving.take(ROUTER, seeing(number, content, **fields), [b"%d" % number])
+        if number % 5 == 0:
+            rig.serving.take(ROUTER, Cancel(number))
+    await until(lambda: rig.in_flight.count == 0)
+    finished = {end.stream_id for one in rig.outputs for end in one.finished}
+    assert finished == {number for number in numbers if number % 5}
+    assert rig.decoded.count(b"1") == 2, "it was made once more"
+    assert rig.media._held == set()
 
 
 async def test_owners_take_turns_on_the_prompt_thread(start: Start) -> None:
