@@ -148,6 +148,9 @@ class Thinking:
     param: str = "reasoning_effort"
     """The field of the request that asks for the effort."""
 
+    required: bool = False
+    """Whether the request is refused if the model does not think at all."""
+
 
 @dataclass(frozen=True, slots=True)
 class Assist:

@@ -72,11 +72,11 @@ async def ollama_embed(request: web.Request) -> web.Response:
     wanted, embed = parse_ollama_embed(body)
     note_ignored(request, ignored_fields(body, OllamaEmbedRequest, {}))
     computed = await _embedded(request, wanted.model, embed)
-    vectors = await written_vectors(computed, as_array)
+    vectors = await written_vectors(computed, as_array) if computed else []
     rest = orjson.dumps(
         {
             "model": wanted.model,
-            "prompt_eval_count": computed.prompt_tokens,
+            "prompt_eval_count": computed.prompt_tokens if computed else 0,
             "total_duration": nanoseconds(time.monotonic() - started_s),
             "load_duration": 0,
         }
@@ -90,7 +90,7 @@ async def ollama_embeddings(request: web.Request) -> web.Response:
     wanted, embed = parse_ollama_embeddings(body)
     note_ignored(request, ignored_fields(body, OllamaEmbeddingsRequest, {}))
     computed = await _embedded(request, wanted.model, embed)
-    (vector,) = await written_vectors(computed, as_array)
+    (vector,) = await written_vectors(computed, as_array) if computed else (b"[]",)
     return json_text(b'{"embedding":' + vector + b"}")
 
 
@@ -106,23 +106,35 @@ async def _answer(
     services, stream = request.app[SERVICES], wanted.streams
     models = await _models(request, wanted.model, ModelKind.CHAT, stream=stream, media=sources)
     generate = own_request(generate, request[CONTEXT])
-    loaded = None
+    loaded, turns = None, None
     if wanted.only_loads:
         loaded = "unload" if generate.keep_alive_s == 0 else "load"
+    elif isinstance(wanted, OllamaGenerateRequest) and not wanted.raw:
+        turns = wanted.turns
     return partial(
         answer,
         request,
         models,
         generation(services, generate, sources),
-        OllamaAnswer(wanted.model, chat=chat, loaded=loaded),
+        OllamaAnswer(
+            wanted.model,
+            chat=chat,
+            loaded=loaded,
+            logprobs=generate.top_logprobs is not None,
+            stream=stream,
+            turns=turns,
+        ),
         RequestKind.CHAT if chat else RequestKind.COMPLETION,
         id_prefix="ollama-",
         stream=stream,
     )
 
 
-async def _embedded(request: web.Request, name: str, embed: Embed) -> Computed:
+async def _embedded(request: web.Request, name: str, embed: Embed) -> Computed | None:
+    """Return the vectors of the texts; None if there is no text."""
     models = await _models(request, name, ModelKind.EMBEDDING)
+    if not embed.texts:
+        return None
     answer_id = f"embd-{secrets.token_hex(12)}"
     return await compute(request, models, embed, RequestKind.EMBEDDING, answer_id)
 

@@ -7,11 +7,12 @@ of these routes says what an operator does instead.
 from __future__ import annotations
 
 import hashlib
+import time
 from typing import Any, Final, Literal
 
 from aiohttp import web
 
-from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.errors import ErrorCode, LmxError, RequestError
 from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.states import MediaKind, ModelKind
 from lmx.router.http.api_family import OLLAMA
@@ -31,10 +32,15 @@ from lmx.router.schema.answers.ollama import (
 from lmx.router.schema.requests.ollama.pull import parse_ollama_pull
 from lmx.router.schema.requests.ollama.show import parse_ollama_show
 from lmx.router.services import SERVICES
+from lmx.router.supervisor.link import SupervisorLink
+from lmx.router.supervisor.queries import live_status
 from lmx.router.supervisor.routing import candidates, tagged, untagged
 
-SPOKEN_VERSION: Final = "0.12.0"
+SPOKEN_VERSION: Final = "0.12.11"
 """The version of Ollama whose API is followed. Clients refuse a server that is too old."""
+
+_NEVER_S: Final = 10_000_000_000
+"""When a model expires that stays loaded: in the year 2286, since clients want a time."""
 
 _Capability = Literal["completion", "tools", "thinking", "vision", "audio", "embedding"]
 
@@ -60,9 +66,30 @@ async def ollama_tags(request: web.Request) -> web.Response:
 
 async def ollama_ps(request: web.Request) -> web.Response:
     """Return every loaded model."""
-    directory = await request.app[SERVICES].supervisor.directory()
+    services = request.app[SERVICES]
+    directory = await services.supervisor.directory()
     loaded = [model for model in directory.bases if model.state.loaded]
-    return json_answer(OllamaLoadedModels(models=[_loaded(model) for model in loaded]))
+    ends = await _ends(services.supervisor)
+    return json_answer(
+        OllamaLoadedModels(models=[_loaded(model, ends.get(model.model_id)) for model in loaded])
+    )
+
+
+async def _ends(supervisor: SupervisorLink) -> dict[str, str]:
+    """Return when each model that is idle is unloaded if no request comes; nothing while the
+    supervisor does not answer."""
+    try:
+        status = await live_status(supervisor)
+    except LmxError:
+        return {}
+    now_s = time.time()
+    idle = [model for model in status.workers if model.idle_s is not None]
+    return {
+        model.model: time_text(
+            _NEVER_S if model.expires_in_s is None else round(now_s + model.expires_in_s)
+        )
+        for model in idle
+    }
 
 
 async def ollama_show(request: web.Request) -> web.Response:
@@ -155,7 +182,7 @@ def _listed(model: ModelView) -> OllamaModel:
     )
 
 
-def _loaded(model: ModelView) -> OllamaLoadedModel:
+def _loaded(model: ModelView, ends_at: str | None) -> OllamaLoadedModel:
     name = tagged(model.model_id)
     return OllamaLoadedModel(
         name=name,
@@ -165,6 +192,7 @@ def _loaded(model: ModelView) -> OllamaLoadedModel:
         digest=_digest(model),
         details=_details(model),
         context_length=model.context_length or 0,
+        **({} if ends_at is None else {"expires_at": ends_at}),
     )
 
 

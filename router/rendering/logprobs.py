@@ -33,6 +33,17 @@ def chat_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
     }
 
 
+def ollama_logprobs(tokens: Iterable[TokenLogprob]) -> list[Any]:
+    """Return the logprobs of a text in Ollama's form, for ``orjson.dumps``: alternatives are there
+    only where they were asked for."""
+    return [orjson.Fragment(orjson.dumps(_ollama_entry(token))) for token in tokens]
+
+
+def _ollama_entry(token: TokenLogprob) -> dict[str, Any]:
+    entry = _entry(token)
+    return entry | {"top_logprobs": [_entry(other) for other in token.top]} if token.top else entry
+
+
 def text_logprobs(tokens: Iterable[TokenLogprob], *, whole: bool) -> list[dict[str, Any]]:
     """Return the logprobs of a text in the form of OpenAI's responses. Those of ``whole`` texts
     have the tokens' bytes; those of a stream's events have not."""

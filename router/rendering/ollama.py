@@ -18,6 +18,8 @@ from lmx.router.rendering.accumulator import AccumulatedChoice, GatheredCall
 from lmx.router.rendering.answer_format import Beginning, Ending
 from lmx.router.rendering.call_arguments import arguments_object
 from lmx.router.rendering.envelope import Identity, utc_text
+from lmx.router.rendering.logprobs import ollama_logprobs
+from lmx.router.rendering.ollama_context import Turn, context_of
 
 _DONE_REASONS: Final = {
     FinishReason.STOP: "stop",
@@ -44,22 +46,34 @@ class OllamaAnswer:
 
     ``name`` is the model's as the client gave it, since clients compare it. ``chat`` says whether
     the answer is a message, or the response to a prompt. ``loaded`` is the reason of an answer to a
-    request that has nothing to answer: ``load`` or ``unload``.
+    request that has nothing to answer: ``load`` or ``unload``. ``turns`` is the conversation of
+    which the answer returns the ``context``; None: it returns none.
     """
 
     choices: Final = 1
-    keeps_logprobs: Final = False
 
-    def __init__(self, name: str, *, chat: bool, loaded: str | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        chat: bool,
+        loaded: str | None = None,
+        logprobs: bool = False,
+        stream: bool = False,
+        turns: Sequence[Turn] | None = None,
+    ) -> None:
         self._name = name
         self._chat = chat
         self._loaded = loaded
+        self._turns = turns
+        # The client of a stream has got them already.
+        self.keeps_logprobs: Final = logprobs and not stream
 
     def writer(self, identity: Identity, beginning: Beginning) -> OllamaWriter:
         """Return the writer of the answer's lines."""
         head = self._head(identity)
         end = {**head, **self._said("")}
-        return OllamaWriter(head, end, chat=self._chat, loaded=self._loaded)
+        return OllamaWriter(head, end, chat=self._chat, loaded=self._loaded, turns=self._turns)
 
     def whole(
         self,
@@ -71,16 +85,20 @@ class OllamaAnswer:
     ) -> dict[str, Any]:
         """Return the whole answer, or the part that exists until now, which is not done."""
         made = choices[0]
-        said = self._said("".join(made.content))
+        text = "".join(made.content)
+        said = self._said(text)
         shown = said["message"] if self._chat else said
         if thinking := "".join(made.reasoning):
             shown["thinking"] = thinking
         if made.calls:
             shown["tool_calls"] = [_call(index, one) for index, one in made.calls.items()]
         answer = {**self._head(identity), **said}
+        if self.keeps_logprobs:
+            answer["logprobs"] = ollama_logprobs(made.logprobs)
         if ending is None or 0 not in ends:
             return {**answer, "done": False}
-        return {**answer, **_end_object(ends[0], ending, self._loaded)}
+        end = _end_object(ends[0], ending, self._loaded)
+        return {**answer, **end, **_context(self._turns, text)}
 
     def _head(self, identity: Identity) -> dict[str, Any]:
         return {"model": self._name, "created_at": time_text(identity.created_s)}
@@ -99,16 +117,22 @@ class OllamaWriter:
     """
 
     def __init__(
-        self, head: dict[str, Any], end: dict[str, Any], *, chat: bool, loaded: str | None
+        self,
+        head: dict[str, Any],
+        end: dict[str, Any],
+        *,
+        chat: bool,
+        loaded: str | None,
+        turns: Sequence[Turn] | None = None,
     ) -> None:
+        self._turns = turns
+        self._said: list[str] = []
+        """The text until now, if the answer returns the conversation."""
         self._head = orjson.dumps(head)[:-1]
         self._last_line = end
         self._loaded = loaded
-        open_, self._after = (
-            (b',"message":{"role":"assistant",', b'},"done":false}\n')
-            if chat
-            else (b",", b',"done":false}\n')
-        )
+        open_, self._close = (b',"message":{"role":"assistant",', b"}") if chat else (b",", b"")
+        self._after = self._close + b',"done":false}\n'
         text = b'"content":' if chat else b'"response":'
         self._text = self._head + open_ + text
         self._thinking = self._text + b'"","thinking":'
@@ -132,9 +156,16 @@ class OllamaWriter:
                     self._call = GatheredCall(delta.call.call_id, delta.call.name)
                 assert self._call is not None
                 self._call.arguments.append(delta.text)
+            elif delta.kind is DeltaKind.REASONING:
+                if delta.text:
+                    pieces += (self._thinking, orjson.dumps(delta.text), self._after)
+            elif delta.logprobs:
+                pieces += (self._text, orjson.dumps(delta.text), self._close, b',"logprobs":')
+                pieces += (orjson.dumps(ollama_logprobs(delta.logprobs)), b',"done":false}\n')
             elif delta.text:
-                before = self._thinking if delta.kind is DeltaKind.REASONING else self._text
-                pieces += (before, orjson.dumps(delta.text), self._after)
+                pieces += (self._text, orjson.dumps(delta.text), self._after)
+            if self._turns is not None and delta.kind is DeltaKind.CONTENT and delta.call is None:
+                self._said.append(delta.text)
         return b"".join(pieces)
 
     def ends(self, ended: Sequence[ChoiceEnded]) -> bytes:
@@ -146,7 +177,8 @@ class OllamaWriter:
         """Return the line that says why the answer ended, and how long all took."""
         assert self._end is not None
         end = _end_object(self._end, ending, self._loaded)
-        return orjson.dumps({**self._last_line, **end}) + b"\n"
+        context = _context(self._turns, "".join(self._said))
+        return orjson.dumps({**self._last_line, **end, **context}) + b"\n"
 
     def failed(self, error: LmxError) -> bytes:
         """Return the error."""
@@ -165,6 +197,10 @@ def _call(index: int, call: GatheredCall) -> dict[str, Any]:
         "id": call.call_id,
         "function": {"index": index, "name": call.name, "arguments": arguments},
     }
+
+
+def _context(turns: Sequence[Turn] | None, said: str) -> dict[str, Any]:
+    return {} if turns is None else {"context": context_of([*turns, ("assistant", said)])}
 
 
 def _end_object(ended: ChoiceEnded, ending: Ending, loaded: str | None) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.protocol.messages.data import Assist, Generate, Sampling
+from lmx.protocol.messages.data import Assist, Generate, Sampling, Thinking
 from lmx.protocol.messages.specs import SpeculationSpec, WorkerSpec
 from lmx.protocol.models.sampling import PARAMETERS
 from lmx.protocol.states import FinishReason, ToolChoice
@@ -158,6 +158,7 @@ def prepare(
     if again:
         request = replace(request, prompt_logprobs=None)
     _check_adapter(request.adapter, facts)
+    _check_thinking(request.thinking, facts, request.adapter or spec.model_id)
     encoded = generator.encode(
         PromptSource(
             messages=request.messages,
@@ -247,6 +248,15 @@ def prepare(
         make_constraint.call_checks if make_constraint else {},
         encoded.ignored,
     )
+
+
+def _check_thinking(thinking: Thinking, facts: ModelFacts, model_id: str) -> None:
+    if thinking.required and facts.reasoning is None:
+        raise RequestError(
+            ErrorCode.UNSUPPORTED_VALUE,
+            f'"{model_id}" does not support thinking: leave `{thinking.param}` out.',
+            param=thinking.param,
+        )
 
 
 def _check_adapter(adapter: str, facts: ModelFacts) -> None:

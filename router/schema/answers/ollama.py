@@ -32,6 +32,24 @@ class OllamaReply(Answer):
     tool_calls: list[OllamaCall] | None = None
 
 
+class OllamaToken(Answer):
+    """A token."""
+
+    token: str
+    """The token's text."""
+    logprob: float
+    """The natural logarithm of its probability; -9999 for impossible."""
+    bytes: list[int]
+    """Its bytes in UTF-8; a token may be a part of a character."""
+
+
+class OllamaLogprob(OllamaToken):
+    """A token of the answer."""
+
+    top_logprobs: list[OllamaToken] | None = None
+    """The likeliest tokens in its place, where they were asked for."""
+
+
 class OllamaProgress(Answer):
     """What both kinds of answer have. In a stream only the last line is done, and has figures."""
 
@@ -50,6 +68,8 @@ class OllamaProgress(Answer):
     """How long the model was waited for."""
     prompt_eval_duration: int | None = None
     eval_duration: int | None = None
+    logprobs: list[OllamaLogprob] | None = None
+    """The tokens of the text, where they were asked for. In a stream each line has its own."""
 
 
 class OllamaChatAnswer(OllamaProgress):
@@ -64,6 +84,8 @@ class OllamaGenerateAnswer(OllamaProgress):
     response: str
     thinking: str | None = None
     """What the model thought before it answered."""
+    context: list[int] | None = None
+    """The conversation, for the `context` of the next request. With `raw` there is none."""
 
 
 class OllamaEmbedAnswer(Answer):
@@ -136,6 +158,9 @@ class OllamaLoadedModel(Answer):
     details: OllamaDetails
     context_length: int
     """In tokens; 0 where it is not known."""
+    expires_at: str | None = None
+    """When it is unloaded if no request comes: in 2286 if it stays loaded. While it has a request,
+    that is not known."""
 
 
 class OllamaLoadedModels(Answer):

@@ -94,7 +94,9 @@ def parse_ollama_chat(
 
 def loading(request: OllamaFields) -> Generate:
     """Return the request that does nothing but have the model loaded."""
-    return generation(request, prompt=LOAD, max_tokens=0, structure=None, parse=False)
+    return generation(
+        request, prompt=LOAD, max_tokens=0, structure=None, parse=False, top_logprobs=None
+    )
 
 
 def generation(request: OllamaFields, **fields: Any) -> Generate:
@@ -105,6 +107,7 @@ def generation(request: OllamaFields, **fields: Any) -> Generate:
         "stop": request.stop_texts,
         "structure": request.structure,
         "thinking": request.thinking,
+        "top_logprobs": (request.top_logprobs or 0) if request.logprobs else None,
         "keep_alive_s": keep_alive_of(request),
         "whole": not request.streams,
     }

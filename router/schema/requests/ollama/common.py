@@ -65,7 +65,12 @@ class OllamaFields(ResidencyFields):
     """How the answer is made. Default: the model's."""
     think: bool | Literal["low", "medium", "high"] | None = None
     """Whether, or with how much effort, the model thinks before it answers, for models that can be
-    told. Default: the model's."""
+    told. Of a model that does not think, anything but false is a 400. Default: the model's."""
+    logprobs: bool | None = None
+    """The tokens of the answer come with their logprobs. Default: false."""
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    """With `logprobs`, so many of the likeliest tokens are named in the place of each. Default:
+    none."""
 
     @property
     def streams(self) -> bool:
@@ -88,8 +93,8 @@ class OllamaFields(ResidencyFields):
     def thinking(self) -> Thinking:
         """How the model thinks."""
         if isinstance(self.think, str):
-            return Thinking(effort=self.think, enabled=True, param="think")
-        return Thinking(enabled=self.think)
+            return Thinking(self.think, enabled=True, param="think", required=True)
+        return Thinking(enabled=self.think, param="think", required=bool(self.think))
 
     @property
     def sampling(self) -> Sampling:

@@ -34,13 +34,11 @@ class OllamaEmbedRequest(OllamaEmbedFields):
     """The body of POST /api/embed."""
 
     input: Annotated[
-        Annotated[NonEmpty, Tag(TEXT)]
-        | Annotated[
-            list[NonEmpty], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True), Tag(LIST)
-        ],
+        Annotated[str, Tag(TEXT)]
+        | Annotated[list[NonEmpty], Field(max_length=MAX_INPUTS, fail_fast=True), Tag(LIST)],
         TEXT_OR_LIST,
     ]
-    """A text, or an array of texts."""
+    """A text, or an array of texts. Of an empty one there are no vectors."""
     dimensions: Positive | None = None
     """How many of each vector's first numbers are returned, scaled to length 1. Default: all."""
     truncate: bool | None = None
@@ -51,15 +49,16 @@ class OllamaEmbedRequest(OllamaEmbedFields):
 class OllamaEmbeddingsRequest(OllamaEmbedFields):
     """The body of POST /api/embeddings, which is older. A text that is too long is cut off."""
 
-    prompt: NonEmpty
-    """A text."""
+    prompt: str
+    """A text. Of an empty one the vector is empty."""
 
 
 def parse_ollama_embed(body: dict[str, Any]) -> tuple[OllamaEmbedRequest, Embed]:
     """Return the checked request, and the task for a worker. Raises :class:`RequestError` (400) for
     the first fault."""
     request = validated(OllamaEmbedRequest, body)
-    texts = (request.input,) if isinstance(request.input, str) else tuple(request.input)
+    given = request.input
+    texts = tuple(given) if not isinstance(given, str) else (given,) if given else ()
     return request, _task(
         request, texts, request.dimensions, truncate=request.truncate is not False
     )
@@ -69,7 +68,8 @@ def parse_ollama_embeddings(body: dict[str, Any]) -> tuple[OllamaEmbeddingsReque
     """Return the checked request, and the task for a worker. Raises as
     :func:`parse_ollama_embed`."""
     request = validated(OllamaEmbeddingsRequest, body)
-    return request, _task(request, (request.prompt,), None, truncate=True)
+    texts = (request.prompt,) if request.prompt else ()
+    return request, _task(request, texts, None, truncate=True)
 
 
 def _task(

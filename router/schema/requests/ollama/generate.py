@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -9,7 +10,8 @@ from pydantic import Field
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Generate
 from lmx.router.media.source import MediaSource
-from lmx.router.schema.requests.conversation.messages import MAX_CALLS
+from lmx.router.rendering.ollama_context import MOST_NUMBERS, Turn, turns_of
+from lmx.router.schema.requests.conversation.messages import MAX_CALLS, MAX_MESSAGES
 from lmx.router.schema.requests.ollama.chat import generation, loading, with_images
 from lmx.router.schema.requests.ollama.common import OllamaFields
 from lmx.router.schema.validation import validated
@@ -29,11 +31,35 @@ class OllamaGenerateRequest(OllamaFields):
     """What comes after the answer. A text that is not empty is a 400."""
     images: Annotated[list[str], Field(max_length=MAX_CALLS)] | None = None
     """Pictures as base64, before the prompt."""
+    context: Annotated[list[int], Field(max_length=MOST_NUMBERS, fail_fast=True)] | None = None
+    """The `context` of an earlier answer: the prompt goes on with that conversation, of any model.
+    Pictures are not in it. Default: none."""
+    template: str | None = None
+    """A text that is not empty is a 400: the prompt has the form of the model's own template."""
 
     @property
     def only_loads(self) -> bool:
         """Whether there is nothing to answer."""
         return not self.prompt
+
+    @cached_property
+    def turns(self) -> list[Turn]:
+        """The conversation with the prompt as its last turn. Raises :class:`RequestError` for a
+        `context` that is none."""
+        try:
+            earlier = turns_of(self.context) if self.context else []
+            if len(earlier) >= MAX_MESSAGES:
+                raise ValueError(f"it has more than {MAX_MESSAGES} turns")
+        except ValueError as error:
+            raise RequestError(
+                ErrorCode.INVALID_VALUE,
+                f"`context` is none that lmx has returned: {error}. Send it as it was, or the "
+                "conversation as `messages` to /api/chat.",
+                param="context",
+            ) from error
+        if self.system:
+            earlier = [("system", self.system), *(one for one in earlier if one[0] != "system")]
+        return [*earlier, ("user", self.prompt or "")]
 
 
 def parse_ollama_generate(
@@ -49,19 +75,30 @@ def parse_ollama_generate(
             "`prompt`, with `raw`.",
             param="suffix",
         )
+    if request.template:
+        raise RequestError(
+            ErrorCode.UNSUPPORTED_VALUE,
+            "`template` is not supported, since the prompt has the form of the model's own: leave "
+            "it out, or write the whole prompt with `raw`.",
+            param="template",
+        )
     if not request.prompt:
         return request, loading(request), ()
     if request.raw:
-        if request.images:
-            raise RequestError(
-                ErrorCode.UNSUPPORTED_VALUE,
-                "`images` can't be combined with `raw`: the model's template puts them into the "
-                "prompt.",
-                param="images",
-            )
+        for name in ("images", "system", "context"):
+            if getattr(request, name):
+                raise RequestError(
+                    ErrorCode.UNSUPPORTED_VALUE,
+                    f"`{name}` can't be combined with `raw`: the model's template would put it "
+                    "into the prompt.",
+                    param=name,
+                )
         return request, generation(request, prompt=request.prompt, parse=False), ()
-    system = [{"role": "system", "content": request.system}] if request.system else []
     sources: list[MediaSource] = []
-    content = with_images(request.prompt, request.images or (), "images", sources)
-    messages = (*system, {"role": "user", "content": content})
+    *earlier, (role, prompt) = request.turns
+    content = with_images(prompt, request.images or (), "images", sources)
+    messages = (
+        *({"role": speaker, "content": text} for speaker, text in earlier),
+        {"role": role, "content": content},
+    )
     return request, generation(request, messages=messages), tuple(sources)

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from scripted_engine import ScriptedEngine
 
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.protocol.messages.data import Assist, Generate, Sampling, Search, TokenBias
+from lmx.protocol.messages.data import (
+    Assist,
+    Generate,
+    Sampling,
+    Search,
+    Thinking,
+    TokenBias,
+)
 from lmx.protocol.messages.specs import LogSpec, SpeculationSpec, WorkerSpec
 from lmx.protocol.models.sampling import PARAMETERS, SamplingParameters
 from lmx.worker.engine import (
@@ -18,6 +25,7 @@ from lmx.worker.engine import (
     EncodedPrompt,
     ModelFacts,
     PromptSource,
+    ReasoningMarkers,
     RowSampling,
 )
 from lmx.worker.media.values import Picture
@@ -256,6 +264,22 @@ def test_guessing_ahead_is_refused_where_the_model_does_not_do_it_so(
     with pytest.raises(RequestError) as caught:
         prepare(ScriptedEngine({}), FACTS, spec, request, 1, lambda: 1, 0.0)
     assert (caught.value.code, caught.value.param) == (ErrorCode.UNSUPPORTED_VALUE, param)
+
+
+def test_thinking_that_is_required_is_refused_where_the_model_does_not_think() -> None:
+    thinks = dataclasses.replace(FACTS, reasoning=ReasoningMarkers("<think>", "</think>"))
+    for facts, thinking, refused in (
+        (FACTS, Thinking(enabled=True, param="think", required=True), True),
+        (FACTS, Thinking(enabled=True), False),
+        (thinks, Thinking(enabled=True, param="think", required=True), False),
+    ):
+        request = Generate(1, "r", Sampling(), 1, prompt="x", thinking=thinking)
+        if not refused:
+            prepare(ScriptedEngine({}), facts, SPEC, request, 1, lambda: 1, 0.0)
+            continue
+        with pytest.raises(RequestError, match='"m" does not support thinking') as caught:
+            prepare(ScriptedEngine({}), facts, SPEC, request, 1, lambda: 1, 0.0)
+        assert (caught.value.code, caught.value.param) == (ErrorCode.UNSUPPORTED_VALUE, "think")
 
 
 def test_what_is_not_enforced_is_told_without_a_constraint(

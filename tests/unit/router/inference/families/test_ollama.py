@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from dataclasses import replace
 from typing import Any
 
 import ollama
 import pytest
+from admin_lines import status_line, told_status
 from fake_peers import FakeStream, ready
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import BaseModel
 from router_rig import MODEL, TEXTS, router_rig
 from sdk_types import left_out
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
-from lmx.protocol.messages.data import Delta, ToolCallPart
+from lmx.protocol.messages.data import Delta, TokenLogprob, ToolCallPart, TopLogprob
+from lmx.protocol.messages.status import GetStatus, Status
 from lmx.protocol.states import DeltaKind, FinishReason, MediaKind, ModelKind
 from lmx.router.http.api_family import OLLAMA
 from lmx.router.operators.ollama import capabilities_of
+from lmx.router.rendering.ollama_context import context_of, turns_of
 from lmx.router.schema.answers.errors import OllamaError
 from lmx.router.schema.answers.ollama import OllamaChatAnswer, OllamaGenerateAnswer
 from lmx.router.schema.requests.ollama.chat import parse_ollama_chat
@@ -31,6 +37,7 @@ CALL = {"function": {"name": "f", "arguments": {"a": 1}}}
 OURS = {
     # Ollama itself has these; its Python library does not know them yet.
     "message.tool_calls.id", "message.tool_calls.function.index", "models.name",
+    "logprobs.bytes", "logprobs.top_logprobs.bytes",
 }  # fmt: skip
 """The fields of answers that are not in the library's types."""
 
@@ -105,6 +112,137 @@ async def test_a_call_is_one_line_and_thoughts_have_their_own() -> None:
     assert lines[-1]["done_reason"] == "stop"
 
 
+def scored(text: bytes, logprob: float, *others: TopLogprob) -> TokenLogprob:
+    return TokenLogprob(text, logprob, 1, others)
+
+
+async def test_logprobs() -> None:
+    tokens = [
+        scored("é".encode()[:1], -0.5, TopLogprob(b"a", -0.25, 2), TopLogprob(b"b", -1.0, 3)),
+        scored("é".encode()[1:], -0.125),
+        scored(b"!", -2.0),
+    ]
+
+    async def scores(stream: FakeStream) -> None:
+        await stream.accept()
+        await stream.send_deltas(
+            Delta(0, "Hm.", 1, kind=DeltaKind.REASONING),
+            Delta(0, "", 1, logprobs=(tokens[0],)),
+            Delta(0, "é", 1, logprobs=(tokens[1],)),
+            Delta(0, "!", 1, logprobs=(tokens[2],)),
+        )
+        await stream.finish(tokens=4)
+
+    async with router_rig(scores) as rig:
+        for path, fields, theirs in (
+            ("/api/chat", {"messages": [HI]}, ollama.ChatResponse),
+            ("/api/generate", {"prompt": "hi"}, ollama.GenerateResponse),
+        ):
+            body = {"model": MODEL, **fields, "logprobs": True, "top_logprobs": 2}
+            _, whole = await rig.post_json(path, **body, stream=False)
+            async with rig.http.post(f"{rig.url}{path}", json=body) as response:
+                assert "X-Lmx-Ignored" not in response.headers
+                lines = lines_of(await response.read())
+            for answer in [*lines, whole]:
+                known(theirs, answer)
+            assert rig.worker.streams[-1].request.top_logprobs == 2
+            told = [one for line in lines for one in line.get("logprobs", ())]
+            assert told == whole["logprobs"]
+            assert [one["logprob"] for one in told] == [-0.5, -0.125, -2.0]
+            assert bytes(byte for one in told for byte in one["bytes"]).decode() == "é!"
+            assert [one["token"] for one in told[0]["top_logprobs"]] == ["a", "b"]
+            assert "top_logprobs" not in told[1]
+        for asks in ({}, {"logprobs": False, "top_logprobs": 2}):
+            await rig.post_json("/api/chat", model=MODEL, messages=[HI], stream=False, **asks)
+            assert rig.worker.streams[-1].request.top_logprobs is None
+        status, refused = await rig.post_json(
+            "/api/chat", model=MODEL, messages=[HI], logprobs=True, top_logprobs=21
+        )
+        assert (status, refused["param"]) == (400, "top_logprobs")
+
+
+async def test_a_context_goes_on_with_its_conversation() -> None:
+    async with router_rig() as rig:
+        asked = {"model": MODEL, "prompt": "hi", "system": "Be brief."}
+        _, whole = await rig.post_json("/api/generate", **asked, stream=False)
+        async with rig.http.post(f"{rig.url}/api/generate", json=asked) as response:
+            *lines, last = lines_of(await response.read())
+        assert last["context"] == whole["context"]
+        assert not any("context" in line for line in lines)
+        body = {"model": MODEL, "prompt": "And?", "context": whole["context"], "stream": False}
+        _, second = await rig.post_json("/api/generate", **body)
+        said = "".join(TEXTS)
+        turns = [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": said},
+            {"role": "user", "content": "And?"},
+        ]
+        assert list(rig.worker.streams[-1].request.messages or ()) == turns
+        _, third = await rig.post_json(
+            "/api/generate", **{**body, "context": second["context"], "system": "Shout."}
+        )
+        sent = rig.worker.streams[-1].request.messages or ()
+        assert [turn["content"] for turn in sent] == ["Shout.", "hi", said, "And?", said, "And?"]
+        known(ollama.GenerateResponse, third)
+        _, raw = await rig.post_json(
+            "/api/generate", model=MODEL, prompt="hi", raw=True, stream=False
+        )
+        assert "context" not in raw
+        for fields, param in (
+            ({"context": [1, 2, 3]}, "context"),
+            ({"context": [*whole["context"][:-1], 7]}, "context"),
+            ({"context": whole["context"][:-1]}, "context"),
+            ({"context": [whole["context"][0], -1]}, "context"),
+            ({"context": [whole["context"][0], 2**40, 2**70]}, "context"),
+            ({"template": "{{ .Prompt }}"}, "template"),
+            ({"context": whole["context"], "raw": True}, "context"),
+            ({"system": "x", "raw": True}, "system"),
+        ):
+            bad = {"model": MODEL, "prompt": "hi", **fields, "stream": False}
+            status, refused = await rig.post_json("/api/generate", **bad)
+            assert (status, refused["param"]) == (400, param), refused
+            assert f"`{param}" in refused["error"]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["system", "user", "assistant"]), st.text())))
+def test_a_context_is_read_as_it_was_written(turns: list[tuple[str, str]]) -> None:
+    context = context_of(turns)
+    assert all(0 <= number < 2**32 for number in context)
+    assert turns_of(context) == turns
+
+
+async def test_no_text_has_no_vector() -> None:
+    async with router_rig() as rig:
+        await rig.supervisor.publish(ready("embeds", "i", kind=ModelKind.EMBEDDING))
+        empty: tuple[Any, ...] = ([], "")
+        for nothing in empty:
+            status, made = await rig.post_json("/api/embed", model="embeds", input=nothing)
+            assert (status, made["embeddings"], made["prompt_eval_count"]) == (200, [], 0)
+            known(ollama.EmbedResponse, made)
+        made = await rig.post_json("/api/embeddings", model="embeds", prompt="")
+        assert made == (200, {"embedding": []})
+        assert (await rig.post_json("/api/embed", model="none", input=[]))[0] == 404
+
+
+async def test_when_a_model_is_unloaded() -> None:
+    async with router_rig() as rig:
+        for fields, expected in (
+            ({"idle_s": 2.0, "expires_in_s": 60.0}, time.time() + 60),
+            ({"idle_s": 2.0, "expires_in_s": None}, 10_000_000_000),
+            ({"idle_s": None, "expires_in_s": None}, None),
+        ):
+            rig.supervisor.replies[GetStatus] = Status(told_status(status_line(MODEL, **fields)))
+            async with rig.http.get(f"{rig.url}/api/ps") as response:
+                (model,) = (await response.json())["models"]
+            known(ollama.ProcessResponse, {"models": [model]})
+            made = ollama.ProcessResponse(models=[model]).models[0].expires_at
+            if expected is None:
+                assert made is None
+            else:
+                assert made is not None and abs(made.timestamp() - expected) < 90
+
+
 async def test_options_and_names() -> None:
     options = {"num_predict": 5, "temperature": 0, "stop": ["x", ""], "repeat_penalty": 1.5}
     async with router_rig() as rig:
@@ -123,6 +261,9 @@ async def test_options_and_names() -> None:
         assert (sent.max_tokens, sent.stop, sent.sampling.temperature) == (5, ("x",), 0)
         assert sent.sampling.repetition_penalty == 1.5
         assert sent.structure is not None and sent.thinking.effort == "low"
+        assert sent.thinking.required
+        await rig.post_json("/api/chat", model=MODEL, messages=[HI], think=False, stream=False)
+        assert not rig.worker.streams[-1].request.thinking.required
 
 
 async def test_nothing_to_answer_loads_and_unloads() -> None:
