@@ -84,12 +84,14 @@ fuzz: install ## all examples of all properties; 10,000 model folders, state fil
 	@LMX_TEST_EXAMPLES=whole $(BIN)/pytest -q -m 'hypothesis and not soak and not conformance' tests/unit tests/engine
 	@$(BIN)/pytest -q -s -m soak tests/process/faults/test_fuzz.py tests/process/requests/test_hostile_media.py
 
-chaos: install ## a bad day of 2,000 requests for eight models in the memory of three (two minutes)
-	@$(BIN)/pytest -q -s -m soak tests/process/faults/test_chaos.py
+# BUSY other processes compute beside both of them; MINUTES and ROUNDS make them shorter.
+BUSY ?= 0
+MINUTES ?= 20
+chaos: install ## 2,000 requests to a scripted engine, then MINUTES of all families and an operator (half an hour)
+	@LMX_TEST_MINUTES=$(MINUTES) LMX_TEST_BUSY=$(BUSY) $(BIN)/pytest -q -s -m soak tests/process/faults/test_chaos.py tests/process/faults/test_long_day.py
 
 ROUNDS ?= 40
-BUSY ?= 0
-kill-rounds: install ## ROUNDS blows with requests of all families under way, BUSY other processes computing (an hour)
+kill-rounds: install ## ROUNDS blows to lmx's processes with requests of all families under way (half an hour)
 	@LMX_TEST_ROUNDS=$(ROUNDS) LMX_TEST_BUSY=$(BUSY) $(BIN)/pytest -q -s -m soak tests/process/faults/test_kill_rounds.py
 
 installs: install ## install the wheel by pip, pipx and uv into empty environments, and run the demo in each (minutes)

@@ -14,20 +14,15 @@ from pathlib import Path
 import pytest
 from api_families import session
 from blows import draw_blows
-from busy import busy_machine
+from busy import LOAD, busy_machine
 from kill_rounds import SPARE, Alone, Round, Weight, play_round, server_url, wait_well, weigh
-from rig import QUICK, rig
+from rig import DEFAULTS, rig
 from tiny_zoo import make_zoo
-
-from lmx.supervisor.config.schema import TimingConfig
 
 pytestmark = [pytest.mark.process, pytest.mark.soak]
 
 ROUNDS = int(os.environ.get("LMX_TEST_ROUNDS", "40"))
 SEED = int(os.environ.get("LMX_TEST_SEED", "1"))
-BUSY = int(os.environ.get("LMX_TEST_BUSY", "0"))
-DEFAULTS = {name: getattr(TimingConfig(), name) for name in QUICK}
-"""The deadlines that users have: whether they tell slow from hung is what is asked here."""
 
 
 @pytest.mark.timeout(3600 + 600 * ROUNDS)
@@ -41,7 +36,7 @@ async def test_nobody_else_is_hurt(tmp_path: Path) -> None:
         "restart": {"max_failures": 1000, "backoff_max_s": 1.0},
     }
     draw, rounds = random.Random(SEED), []
-    with busy_machine(BUSY), rig(config, background=True) as lmx:
+    with busy_machine(), rig(config, background=True) as lmx:
         wait_well(lmx)
         async with session() as client:
             alone = Alone(client, server_url(lmx))
@@ -74,4 +69,4 @@ def report(rounds: Sequence[Round], before: Weight, after: Weight) -> None:
     print(f"descriptors: {before.descriptors} -> {after.descriptors}")
     print(f"memory, MiB: {before.memory_mib} -> {after.memory_mib}")
     own = len(answers) - equal - hurt
-    print(f"| {BUSY or 'idle'} | {len(rounds)} | {len(answers)} | {equal} | {own} | {hurt} |")
+    print(f"| {LOAD or 'idle'} | {len(rounds)} | {len(answers)} | {equal} | {own} | {hurt} |")

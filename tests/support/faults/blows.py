@@ -6,7 +6,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,6 +25,7 @@ _TARGETS: Final = (
 _MODELS: Final = (*TEXT, SEES, HEARS, EMBEDS)
 _PAUSE_S: Final = (1.0, 6.0)
 """Well below every deadline."""
+_HELD_S: Final = 1.0
 _MODULES: Final = {
     "decoder": "lmx.worker.media.decoding.main",
     "renderer": "lmx.worker.templates.render_main",
@@ -34,7 +35,7 @@ _MODULES: Final = {
 
 @dataclass(frozen=True)
 class Blow:
-    """``model``: whose worker it is or whose worker the target belongs to. ``after``: the part of
+    """``model``: whose worker it is, or has the target. ``after``: the part of
     all answers under way, from 0 to 1, that has come by then. ``pause_s``: until SIGCONT."""
 
     target: str
@@ -66,17 +67,30 @@ def draw_blows(seed: int, rounds: int) -> list[Blow]:
         how = _HOW[dealt[target] % len(_HOW)]
         dealt[target] += 1
         model = workers[number] if target == "worker" else SEES
-        if target == "renderer":
-            model = draw.choice(TEXT)
         blows.append(Blow(target, how, model, draw.uniform(0, 0.7), draw.uniform(*_PAUSE_S)))
     return blows
 
 
-def deal(lmx: Rig, blow: Blow) -> None:
-    """Deal a blow, and wait for the end of the pause."""
+def hold(lmx: Rig, blow: Blow) -> list[psutil.Process]:
+    """Return the processes that are to be hit. Those that have something to do for some
+    milliseconds alone are stopped, so that what comes now waits for them."""
     victims = _find(lmx, blow)
-    for victim in victims:
-        _send(victim, signal.SIGSTOP if blow.how == PAUSED else signal.Signals[f"SIG{blow.how}"])
+    if blow.target in _MODULES:
+        for victim in victims:
+            _send(victim, signal.SIGSTOP)
+    return victims
+
+
+def deal(blow: Blow, victims: Sequence[psutil.Process]) -> None:
+    """Deal a blow, and wait for the end of the pause."""
+    numbers = [signal.SIGSTOP if blow.how == PAUSED else signal.Signals[f"SIG{blow.how}"]]
+    if blow.target in _MODULES:
+        time.sleep(_HELD_S)
+        if blow.deadly and blow.how != "STOP":
+            numbers.append(signal.SIGCONT)
+    for number in numbers:
+        for victim in victims:
+            _send(victim, number)
     if blow.how == PAUSED:
         time.sleep(blow.pause_s)
         for victim in victims:

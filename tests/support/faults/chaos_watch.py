@@ -15,19 +15,18 @@ from lmx.protocol.messages.status import SystemStatus
 from lmx.supervisor.sockets.client import ControlClient
 from lmx.supervisor.state.home import Home
 
-_EVERY_S = 0.02
-
 
 class Watch:
-    """A thread that looks every 20 ms, as long as its block lasts.
+    """A thread that looks every 20 ms, or ``every_s``, as long as its block lasts.
 
     It sees what it may never see: more bytes reserved than there are, a worker process that no
     slot has, two of one model. ``looks`` counts; ``most_bytes`` is the most that was reserved;
     ``pids`` are all the worker processes that there were.
     """
 
-    def __init__(self, lmx: Rig) -> None:
+    def __init__(self, lmx: Rig, every_s: float = 0.02) -> None:
         self._lmx = lmx
+        self._every_s = every_s
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._look_on, name="watch")
         self._instance_of: dict[tuple[int, float], tuple[str, str] | None] = {}
@@ -57,7 +56,7 @@ class Watch:
     def _look_on(self) -> None:
         try:
             with ControlClient(Home(self._lmx.home), ANSWER_S) as client:
-                while not self._ended.wait(_EVERY_S):
+                while not self._ended.wait(self._every_s):
                     before = client.status()
                     processes = self._workers()
                     after = client.status()

@@ -7,20 +7,18 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import aiohttp
 import psutil
 from api_families import FAMILIES, Answer, Question, ask
-from blows import Blow, deal
+from blows import Blow, deal, hold
 from rig import Rig, command_of, wait_until
 from tiny_zoo import ADAPTED, EMBEDS, HEARS, SEES, TEXT
 
 from lmx.protocol.errors import OperationError
-from lmx.protocol.messages.control import LoadModel, UnloadModel
 
 SPARE: Final = "spare"
 """A model that is loaded for its files to be read while their reader gets a blow."""
@@ -31,7 +29,7 @@ LIMIT_S: Final = 900.0
 _TOKENS: Final = 500
 _SOUND_S: Final = 25
 _SEEDS: Final = 2
-_OWN: Final = {"image": SEES, "transcription": HEARS, "embedding": EMBEDS}
+OWN: Final = {"image": SEES, "transcription": HEARS, "embedding": EMBEDS}
 _TOLD: Final = {
     "worker": {"worker_crashed", "worker_hung", "worker_lost", "server_error"},
     "router": {"router_hung", "job_interrupted", "server_error"},
@@ -64,7 +62,7 @@ class Alone:
 def draw_questions(draw: random.Random) -> list[Question]:
     """One of each family, and one of an adapter."""
     families = [*FAMILIES, "chat"]
-    models = [_OWN.get(family, draw.choice(TEXT)) for family in FAMILIES] + [ADAPTED]
+    models = [OWN.get(family, draw.choice(TEXT)) for family in FAMILIES] + [ADAPTED]
     return [
         Question(
             family, model, draw.randrange(_SEEDS),
@@ -80,7 +78,7 @@ class Round:
     sentences about what may not be."""
 
     blow: Blow
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[Answer]
     equal: int = 0
     hurt_others: int = 0
     wrongs: list[str] = field(default_factory=list)
@@ -95,32 +93,28 @@ async def play_round(
     lmx: Rig, client: aiohttp.ClientSession, alone: Alone, blow: Blow, draw: random.Random
 ) -> Round:
     """Ask one of each, deal the blow in their middle, and wait until all is well again."""
-    played, url = Round(blow), server_url(lmx)
     questions = draw_questions(draw)
     await alone.learn(questions)
+    if blow.target == "renderer":
+        blow = replace(blow, model=questions[0].model)
+    played, url = Round(blow, [Answer(question) for question in questions]), server_url(lmx)
     seen = len(lmx.log_events("supervisor"))
-    played.answers = [Answer(question) for question in questions]
+    loading = asyncio.ensure_future(_load_spare(lmx, wanted=blow.target == "inspector"))
+    victims = await asyncio.to_thread(hold, lmx, blow)
     asking = [
         asyncio.ensure_future(ask(client, url, answer, limit_s=LIMIT_S))
         for answer in played.answers
     ]
-    loading = asyncio.to_thread(_load_spare, lmx) if blow.target == "inspector" else None
     if blow.target in ("worker", "router", "supervisor"):
         await _come(blow.after, played.answers, asking, alone)
-    # The others work only at the beginning, when files and prompts are read.
-    dealing = asyncio.to_thread(deal, lmx, blow)
-    await asyncio.gather(dealing, *([loading] if loading else []))
+    await asyncio.to_thread(deal, blow, victims)
     dealt_s = time.monotonic()
-    await asyncio.gather(*asking)
-    if loading:
-        # The next one that asks for it finds nothing wrong.
-        await asyncio.to_thread(lmx.run, "load", SPARE)
-        await asyncio.to_thread(lmx.ask, UnloadModel(SPARE))
+    await asyncio.gather(loading, *asking)
     await asyncio.to_thread(wait_well, lmx)
     played.back_s = time.monotonic() - dealt_s
     for answer in played.answers:
         _judge(played, answer, alone[answer.question])
-    played.wrongs += shots_but(blow, lmx.log_events("supervisor")[seen:])
+    played.wrongs += shots(lmx.log_events("supervisor")[seen:], blow)
     return played
 
 
@@ -129,9 +123,12 @@ def server_url(lmx: Rig) -> str:
     return lmx.url.removesuffix("/v1")
 
 
-def _load_spare(lmx: Rig) -> None:
-    with suppress(OperationError):
-        lmx.ask(LoadModel(SPARE))
+async def _load_spare(lmx: Rig, *, wanted: bool) -> None:
+    """Have the files of a model read. That may fail, and the next time it does not."""
+    if wanted:
+        await asyncio.to_thread(lmx.cli, "load", SPARE, timeout_s=LIMIT_S)
+        await asyncio.to_thread(lmx.run, "load", SPARE)
+        await asyncio.to_thread(lmx.run, "unload", SPARE)
 
 
 async def _come(
@@ -169,7 +166,7 @@ def _may_suffer(blow: Blow, answer: Answer) -> bool:
             return blow.how == "STOP" and told and answer.question.family == "image"
 
 
-def shots_but(blow: Blow, events: Sequence[dict[str, Any]]) -> list[str]:
+def shots(events: Sequence[dict[str, Any]], blow: Blow | None = None) -> list[str]:
     """Return the ends of processes, among a supervisor's log events, that the blow does not
     account for: what was shot though it was only slow."""
     found = []
@@ -177,8 +174,8 @@ def shots_but(blow: Blow, events: Sequence[dict[str, Any]]) -> list[str]:
         name = event["event"]
         if name not in _ENDS or event.get("cause") in _WANTED:
             continue
-        own = blow.deadly and _ENDS[name] == blow.target
-        if not own or event.get("model") not in (None, blow.model):
+        own = blow is not None and blow.deadly and blow.target == _ENDS[name]
+        if not own or (blow and event.get("model") not in (None, blow.model)):
             found.append(f"an end that was nobody's blow: {event}")
     return found
 
@@ -194,14 +191,14 @@ _ENDS: Final = {
 _WANTED: Final = ("killed", "unloaded", "evicted", "expired", "shutdown")
 
 
-def wait_well(lmx: Rig) -> None:
-    """Wait until all preloaded models serve, nothing is open, and nothing is left over; fail with
-    what is wrong when that takes longer than anything may."""
+def wait_well(lmx: Rig, *states: str) -> None:
+    """Wait until all models are in one of these states, by default ``ready``, nothing is open, and
+    nothing is left over; fail with what is wrong when that takes longer than anything may."""
     found: list[str] = ["nobody has looked"]
 
     def well() -> bool:
         try:
-            found[:] = ills(lmx)
+            found[:] = ills(lmx, states or ("ready",))
         except (OperationError, psutil.Error) as error:
             found[:] = [repr(error)]
         return not found
@@ -212,15 +209,15 @@ def wait_well(lmx: Rig) -> None:
         raise AssertionError(f"not well within {LIMIT_S:g} s: {found}") from None
 
 
-def ills(lmx: Rig) -> list[str]:
-    """Return what is not as it is when all models serve and nobody asks."""
+def ills(lmx: Rig, states: Container[str]) -> list[str]:
+    """Return what is not as it is when nobody asks anything."""
     status = lmx.status()
     router, workers = status["router"], status["workers"]
     found = [
         f"{line['model']} is {line['state']} with {line['requests_active']} requests"
         for line in workers
-        if line["model"] != SPARE
-        and (line["state"], line["requests_active"], line["requests_queued"]) != ("ready", 0, 0)
+        if (line["state"] not in states and line["model"] != SPARE)
+        or line["requests_active"] + line["requests_queued"]
     ]
     open_requests = (router["state"], router["streams"], router["waiting"], router["retiring"])
     if open_requests != ("running", 0, 0, 0):

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+LOAD = int(os.environ.get("LMX_TEST_BUSY", "0"))
+"""How many other processes are to compute during the tests that ask for it."""
 
 _LOOP = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    sum(range(10**6))\n"
 """It ends by itself when whoever started it has ended."""
 
 
 @contextmanager
-def busy_machine(load: int) -> Iterator[None]:
-    """Have so many processes of ordinary priority compute, as long as the block lasts."""
+def busy_machine() -> Iterator[None]:
+    """Have LOAD processes of ordinary priority compute, as long as the block lasts."""
     command = [sys.executable, "-S", "-c", _LOOP]
-    loops = [subprocess.Popen(command, stdin=subprocess.DEVNULL) for _ in range(load)]
+    loops = [subprocess.Popen(command, stdin=subprocess.DEVNULL) for _ in range(LOAD)]
     try:
         yield
     finally:

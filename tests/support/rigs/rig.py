@@ -29,6 +29,7 @@ from lmx.protocol.errors import OperationError
 from lmx.protocol.messages.control import Event, EventList, GetEvents
 from lmx.protocol.messages.status import GetStatus, Status
 from lmx.protocol.wire.codec import to_map
+from lmx.supervisor.config.schema import TimingConfig
 from lmx.supervisor.sockets.client import ControlClient
 from lmx.supervisor.state.home import Home
 
@@ -53,6 +54,8 @@ PATIENT = {
     "start_timeout_s": 60.0,
 }
 """For real weights on a busy machine: patience, except for the beats of a stopped process."""
+DEFAULTS = {name: getattr(TimingConfig(), name) for name in QUICK}
+"""The deadlines that users have, where the question is whether they tell slow from hung."""
 
 
 POLL_S = 0.05

@@ -1,0 +1,58 @@
+"""All families at once on models of all kinds, in the memory of four of seven: clients leave and
+read slowly, rows outgrow their KV caches, an operator loads, kills, pins and restarts. No answer
+differs from the one that is given alone, and nothing is shot that was only slow."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from api_families import session
+from busy import LOAD, busy_machine
+from chaos_watch import Watch
+from kill_rounds import server_url, shots, wait_well, weigh
+from long_day import BUDGET_MIB, CODES, compare, day_config, live
+from rig import DEFAULTS, rig
+from tiny_zoo import TEXT, make_zoo
+
+pytestmark = [pytest.mark.process, pytest.mark.soak]
+
+SEED = int(os.environ.get("LMX_TEST_SEED", "1"))
+MINUTES = float(os.environ.get("LMX_TEST_MINUTES", "20"))
+
+
+@pytest.mark.timeout(7200 + 600 * MINUTES)
+async def test_a_long_day(tmp_path: Path) -> None:
+    config = day_config(make_zoo(tmp_path)) | {"timing": DEFAULTS}
+    with busy_machine(), rig(config, background=True) as lmx:
+        lmx.wait_state(TEXT[0], "ready", deadline_s=900)
+        before = weigh(lmx)
+        with Watch(lmx, every_s=0.5) as watch:
+            async with session() as client:
+                day = await live(lmx, client, server_url(lmx), SEED, 60 * MINUTES)
+                wait_well(lmx, "ready", "cold")
+                endings = Counter(answer.ending for answer in day.answers)
+                asked, differ = await compare(client, server_url(lmx), day.answers)
+                wait_well(lmx, "ready", "cold")
+        after = weigh(lmx)
+        preempted = sum(len(lmx.log_events(f"worker-{m}", "row.preempted")) for m in TEXT)
+        status, events = lmx.status(), lmx.log_events("supervisor")
+    print("endings:", dict(endings.most_common()))
+    print("commands:", dict(day.commands), *day.refused_commands, sep="\n  ")
+    print(f"{watch.looks} looks, at most {watch.most_bytes >> 20} of {BUDGET_MIB} MiB reserved")
+    print(f"router and supervisor: {before} -> {after}")
+    swaps = status["supervisor"]["swaps_total"]
+    print(
+        f"| {LOAD or 'idle'} | {MINUTES:g} | {len(day.answers)} | {endings['answer']} | {swaps} | "
+        f"{preempted} | {day.commands.total()} | {asked} | {len(differ)} |"
+    )
+    assert differ == []
+    kinds = {"answer", "left", "refused", "error_event"}
+    assert [str(a) for a in day.answers if a.kind not in kinds or {a.code} - CODES - {None}] == []
+    assert shots(events) == []
+    assert (watch.failure, watch.wrongs) == (None, [])
+    assert watch.looks > 10 * MINUTES, "too few looks to prove anything"
+    assert preempted > 0
+    assert swaps > 0
