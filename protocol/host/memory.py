@@ -80,10 +80,9 @@ class _RusageInfoV4(ctypes.Structure):
     )
 
 
-def mac_footprint(pid: int) -> tuple[int, int] | None:
-    """Return a process's footprint and its maximum, in bytes. Unlike the resident set, the
-    footprint includes Metal's buffers. Returns None if the system does not say it or the process
-    is gone."""
+def mac_usage(pid: int) -> _RusageInfoV4 | None:
+    """Return what a process uses of a Mac. None if the system does not say it or the process is
+    gone."""
     call = getattr(ctypes.CDLL(None), "proc_pid_rusage", None)
     if call is None:
         return None
@@ -91,5 +90,14 @@ def mac_footprint(pid: int) -> tuple[int, int] | None:
     if call(pid, _RUSAGE_INFO_V4, ctypes.byref(info)) != 0:
         return None
     if info.proc_exit_abstime != 0:  # A zombie, of which the system still knows what it had.
+        return None
+    return info
+
+
+def mac_footprint(pid: int) -> tuple[int, int] | None:
+    """Return a process's footprint and its maximum, in bytes. Unlike the resident set, the
+    footprint includes Metal's buffers. Returns None as :func:`mac_usage` does."""
+    info = mac_usage(pid)
+    if info is None:
         return None
     return int(info.phys_footprint), int(info.lifetime_max_phys_footprint)

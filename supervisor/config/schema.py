@@ -167,7 +167,8 @@ class GroupConfig(Section):
 
 
 class TimingConfig(Section):
-    """Deadlines. A hang is judged by missing progress, never by elapsed time alone."""
+    """Deadlines. A hang is judged by missing progress, never by elapsed time alone: time in which a
+    process waits for a processor does not count."""
 
     beat_interval_s: Annotated[Seconds, Needs.ROUTER_AND_NEXT_WORKER] = 1.0
     """Workers and the router say this often that they live."""

@@ -66,6 +66,10 @@ class Actions(Events, Protocol):
     def signal(self, worker: Worker, number: int) -> None:
         """Send a signal to the worker's process group. Does nothing if the group is gone."""
 
+    def waited_s(self, worker: Worker, now_s: float) -> float:
+        """Return how much of the time since the last call the process of a worker that is late, or
+        one that it has started, waited for a processor."""
+
     def send(self, worker: Worker, message: Any) -> None:
         """Send a control message to a worker. The message is lost if the worker does not listen."""
 

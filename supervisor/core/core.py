@@ -318,9 +318,12 @@ class Core:
 
     def tick(self, now_s: float, paused_s: float) -> None:
         """Let time pass: deadlines of workers, backoffs, waiting requests, idle models."""
-        for model_id in list(self.slots):
+        for model_id, slot in list(self.slots.items()):
             try:
-                self._store.step(model_id, Tick(paused_s), now_s)
+                waited_s = 0.0
+                if slot.worker is not None and lifecycle.is_late(slot.worker, now_s):
+                    waited_s = self._actions.waited_s(slot.worker, now_s)
+                self._store.step(model_id, Tick(paused_s, waited_s), now_s)
             except Exception:
                 # A bug with one model must not stop the clock of the others.
                 log.exception("tick.failed", model=model_id)

@@ -8,6 +8,7 @@ that is not in it raises :class:`LifecycleError` with the worker's history. See 
 from __future__ import annotations
 
 import dataclasses
+import math
 import signal
 from collections.abc import Callable
 from typing import Any, Final
@@ -42,6 +43,8 @@ None stands for a worker that was draining when this supervisor took over, so th
 unknown."""
 
 _KILL_AGAIN_S: Final = 1.0
+
+_LATE_SHARE: Final = 0.25
 
 
 class LifecycleError(RuntimeError):
@@ -85,6 +88,26 @@ def step(worker: Worker, event: Any, now_s: float) -> _Result:
         entry = f"{type(event).__name__}->{after.state}"
         after = _with(after, history=(*after.history, entry)[-_HISTORY_LENGTH:])
     return after, effects
+
+
+def is_late(worker: Worker, now_s: float) -> bool:
+    """Return whether a quarter of a time limit is over, by which a hang is recognized. From then on
+    it counts for how long the worker waits for a processor (:class:`Tick`)."""
+    limits = worker.limits
+    match worker.state:
+        case WorkerState.STARTING:
+            limit_s = limits.start_s
+        case WorkerState.LOADING:
+            limit_s = limits.load_stall_s
+        case WorkerState.READY | WorkerState.DRAINING:
+            limit_s = math.inf
+        case _:
+            return False
+    return (
+        now_s - worker.beat_at_s > _LATE_SHARE * limits.beat_s
+        or worker.stalled_s > _LATE_SHARE * limits.stall_s
+        or (worker.deadline_s or math.inf) - now_s < (1 - _LATE_SHARE) * limit_s < math.inf
+    )
 
 
 def _with(worker: Worker, **changes: Any) -> Worker:
@@ -166,7 +189,9 @@ def _with_peak(figures: WorkerFigures, worker: Worker) -> WorkerFigures:
 
 def _working_beat(worker: Worker, event: control.WorkerBeat, now_s: float) -> _Result:
     after, _ = _beat(worker, event, now_s)
-    if event.stalled_for_s > worker.limits.stall_s:
+    if event.stalled_for_s < max(worker.stalled_s, _LATE_SHARE * worker.limits.stall_s):
+        after = _with(after, stall_waited_s=0.0)
+    if event.stalled_for_s - after.stall_waited_s > worker.limits.stall_s:
         return _hung(
             after, now_s,
             f"the model made no progress for {event.stalled_for_s:.1f} s with "
@@ -336,13 +361,17 @@ def _check_beat(worker: Worker, now_s: float) -> _Result:
 
 def _forgive(worker: Worker, event: Tick) -> Worker:
     """Return the worker with its deadlines moved by the time in which the supervisor was not
-    running (SIGSTOP, an overloaded machine) and could hear nobody."""
-    if event.paused_s == 0.0:
+    running (SIGSTOP, an overloaded machine) and could hear nobody. Those by which a hang is
+    recognized also move by the time in which the worker waited for a processor."""
+    lost_s = max(event.paused_s, event.waited_s)
+    if lost_s == 0.0:
         return worker
+    moved_s = lost_s if worker.state in (_S.STARTING, _S.LOADING) else event.paused_s
     return _with(
-        worker, beat_at_s=worker.beat_at_s + event.paused_s,
-        deadline_s=None if worker.deadline_s is None else worker.deadline_s + event.paused_s,
+        worker, beat_at_s=worker.beat_at_s + lost_s,
+        deadline_s=None if worker.deadline_s is None else worker.deadline_s + moved_s,
         kill_at_s=None if worker.kill_at_s is None else worker.kill_at_s + event.paused_s,
+        stall_waited_s=worker.stall_waited_s + event.waited_s,
     )  # fmt: skip
 
 

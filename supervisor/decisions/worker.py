@@ -82,6 +82,9 @@ class Worker:
     stalled_s: float = 0.0
     """For how long it had made no progress with its requests, at its last heartbeat."""
 
+    stall_waited_s: float = 0.0
+    """How much of that time it waited for a processor."""
+
     said: WorkerState | None = None
     """The state that its last heartbeat named."""
 
@@ -136,6 +139,10 @@ class Tick:
 
     paused_s: float = 0.0
     """How long the supervisor's process itself was not running."""
+
+    waited_s: float = 0.0
+    """How much of the time the worker waited for a processor, if it is late
+    (:func:`lmx.supervisor.decisions.lifecycle.is_late`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import os
 import socket
 from typing import Any
 
+from lmx.protocol.host.processor_wait import ProcessorWaits
 from lmx.protocol.wire.endpoints import new_instance_id
 from lmx.supervisor.config.settings import Settings
 from lmx.supervisor.events import Events
@@ -42,6 +43,7 @@ class RouterProcesses:
         self._admin_key = admin_key
         self._invocation = invocation
         self._exited = exited
+        self._waits = ProcessorWaits()
 
     def note(self, name: str, model_id: str | None, detail: str, **data: Any) -> None:
         self._events.note(name, model_id, detail, **data)
@@ -65,6 +67,9 @@ class RouterProcesses:
 
     def signal_router(self, pid: int, number: int) -> None:
         signal_group(pid, number)
+
+    def waited_s(self, pid: int, now_s: float) -> float:
+        return self._waits.more_s(pid, now_s)
 
     def save_routers(self, records: list[RouterRecord]) -> None:
         self._records.save_routers(records)

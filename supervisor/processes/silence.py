@@ -1,7 +1,8 @@
 """Decides whether a supervisor that is silent hangs, or is only slow. This module is pure.
 
-It judges the supervisor by what it does, never by elapsed time alone. A machine that sleeps or is
-overloaded also delays the process that looks, and then nothing is decided.
+It judges the supervisor by what it does, never by elapsed time alone: time in which it waited for a
+processor does not count. A machine that sleeps or is overloaded also delays the process that looks,
+and then nothing is decided.
 """
 
 from __future__ import annotations
@@ -55,6 +56,9 @@ class Look:
     cpu_s: float = 0.0
     """The processor time that it has used in its life."""
 
+    waited_s: float = 0.0
+    """How much of the time since the last look it waited for a processor."""
+
 
 @dataclass(frozen=True, slots=True)
 class Patience:
@@ -93,6 +97,9 @@ def judge(patience: Patience, look: Look, now_s: float) -> tuple[Patience, Verdi
         return replace(after, woken=True, since_s=now_s, idle_s=now_s), Verdict.WAKE
     if before_s is not None and now_s - before_s > LATE_S:
         return replace(after, since_s=now_s, idle_s=now_s), Verdict.WAIT
+    after = replace(
+        after, since_s=after.since_s + look.waited_s, idle_s=after.idle_s + look.waited_s
+    )
     if _works(patience, look, now_s):
         after = replace(after, idle_s=now_s)
     if now_s - after.idle_s >= patience.hung_s or now_s - after.since_s >= BUSY_S:
@@ -104,4 +111,5 @@ def _works(patience: Patience, look: Look, now_s: float) -> bool:
     if look.stopped or patience.looked_s is None:
         return False
     used_s = look.cpu_s - patience.cpu_s
-    return look.waits_on_disk or used_s >= BUSY_SHARE * (now_s - patience.looked_s)
+    could_s = now_s - patience.looked_s - look.waited_s
+    return look.waits_on_disk or used_s >= BUSY_SHARE * could_s

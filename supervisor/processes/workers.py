@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.host.processor_wait import ProcessorWaits, observe
 from lmx.protocol.messages.specs import AdapterSpec
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config.schema import ModelConfig
@@ -66,6 +68,8 @@ class WorkerProcesses:
         self._events = events
         self._exited = exited
         self._left = left
+        # A worker may wait for what it has started: on a CPU mlx starts a compiler.
+        self._waits = ProcessorWaits(partial(observe, descendants=True))
 
     def note(self, name: str, model_id: str | None, detail: str, **data: Any) -> None:
         self._events.note(name, model_id, detail, **data)
@@ -138,6 +142,9 @@ class WorkerProcesses:
 
     def signal(self, worker: Worker, number: int) -> None:
         signal_group(worker.pid, number)
+
+    def waited_s(self, worker: Worker, now_s: float) -> float:
+        return self._waits.more_s(worker.pid, now_s)
 
     def send(self, worker: Worker, message: Any) -> None:
         self._server.send(f"w:{worker.instance}".encode(), message)

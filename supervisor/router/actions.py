@@ -18,5 +18,9 @@ class RouterActions(Events, Protocol):
     def signal_router(self, pid: int, number: int) -> None:
         """Send a signal to a router. Does nothing if the router is gone."""
 
+    def waited_s(self, pid: int, now_s: float) -> float:
+        """Return how much of the time since the last call a router that is late waited for a
+        processor."""
+
     def save_routers(self, records: list[RouterRecord]) -> None:
         """Record the routers that run, for the next supervisor."""

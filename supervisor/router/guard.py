@@ -43,9 +43,9 @@ class RouterGuard:
 
     ``process`` is the router that serves. ``successor`` was started to replace it and has not sent
     its RouterHello yet. Routers that were replaced finish their requests. A router that sends no
-    heartbeat for ``timing.beat_timeout_s`` hangs: it gets SIGUSR2, by which it tells its clients if
-    it can, then SIGQUIT, by which it writes its stacks, and after ``timing.abort_grace_s``
-    SIGKILL."""
+    heartbeat for ``timing.beat_timeout_s``, in which it did not wait for a processor, hangs: it
+    gets SIGUSR2, by which it tells its clients if it can, then SIGQUIT, by which it writes its
+    stacks, and after ``timing.abort_grace_s`` SIGKILL."""
 
     def __init__(self, actions: RouterActions, settings: Settings) -> None:
         self._actions = actions
@@ -300,10 +300,13 @@ class RouterGuard:
             self._retry_at_s = now_s + wait_s
 
     def _tick_running(self, router: RouterProcess, now_s: float, paused_s: float) -> None:
-        router.beat_at_s += paused_s
         kill_overdue(router, self._actions, now_s)
         timing = self._timing
         limit_s = timing.beat_timeout_s if router.heard else timing.start_timeout_s
+        # One that waits for a processor is slow, and does not hang.
+        late = now_s - router.beat_at_s > limit_s / 4
+        waited_s = self._actions.waited_s(router.pid, now_s) if late else 0.0
+        router.beat_at_s += max(paused_s, waited_s)
         if router.kill_at_s is None and now_s - router.beat_at_s > limit_s and not self._stopping:
             log.error("router.hung", router_pid=router.pid)
             # A router that has sent nothing yet has no clients either.

@@ -88,7 +88,8 @@ class MlxGenerator:
     """
 
     def __init__(self, spec: WorkerSpec, loaded: LoadedModel, advanced: LoadReporter) -> None:
-        """Warm up. Called in the generation stream."""
+        """Try what the model can do, and warm up. Called in the generation stream."""
+        advanced(LoadPhase.WARMUP, None, "")
         facts, tokenizer, forward = loaded.facts, loaded.tokenizer, loaded.forward
         markers = marker_ids(tokenizer, facts.tool_parser, facts.reasoning)
         self._text = TokenText(tokenizer, facts.eos_token_ids, markers)
@@ -122,7 +123,6 @@ class MlxGenerator:
         blocks = try_blocks(forward, guesses=spec.speculation is not None)
         speculation = _make_speculation(spec, loaded, sampler, blocks)
         hold_weights(spec.wiring, spec.memory_limit_bytes)
-        advanced(LoadPhase.WARMUP, None, "")
         pace = PrefillPace(spec.max_decode_stall_s, on_gpu=mx.metal.is_available())
         _warm_up(
             RowSet(forward, sampler, pace, None, None, blocks, company=Company.TOGETHER), facts

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, assert_never
 
-from lmx.protocol.states import ModelKind
+from lmx.protocol.states import LoadPhase, ModelKind
 from lmx.worker.mlx.memory.estimate import estimate
 
 if TYPE_CHECKING:
@@ -33,14 +33,34 @@ def create(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
     from lmx.worker.mlx.device.cpu import use_few_operations
 
     use_few_operations()
+    from lmx.worker.mlx.model.passes import passes_heard_by
+
+    progress = _Progress(advanced)
     try:
-        return _load(spec, advanced)
+        with passes_heard_by(progress.repeat):
+            return _load(spec, progress)
     except Exception:
         # It may have failed after the weights were wired, and then no engine gives them back.
         from lmx.worker.mlx.device.metal_memory import unwire
 
         unwire()
         raise
+
+
+class _Progress:
+    """A :data:`~lmx.worker.engine.LoadReporter` that can report again what it reported last."""
+
+    def __init__(self, advanced: LoadReporter) -> None:
+        self._advanced = advanced
+        self._last: tuple[LoadPhase, float | None, str] = (LoadPhase.START, None, "")
+
+    def __call__(self, phase: LoadPhase, fraction: float | None, detail: str) -> None:
+        self._last = phase, fraction, detail
+        self._advanced(phase, fraction, detail)
+
+    def repeat(self) -> None:
+        """Say that the load computes, in the phase in which it is."""
+        self._advanced(*self._last)
 
 
 def _load(spec: WorkerSpec, advanced: LoadReporter) -> Engine:

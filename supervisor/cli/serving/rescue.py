@@ -20,6 +20,7 @@ import psutil
 import structlog
 
 from lmx.protocol.host.logs import LogFile, configure_logs
+from lmx.protocol.host.processor_wait import ProcessorWait
 from lmx.protocol.host.stacks import STACKS, WRITTEN_S
 from lmx.supervisor.cli.serving.background import spawn_background
 from lmx.supervisor.processes.descendants import own_mark
@@ -72,9 +73,9 @@ def run_rescue(home: Home, config: Path | None, guarded: Guarded, silence_s: flo
 
 def _watched(home: Home, holder: psutil.Process, silence_s: float) -> Verdict:
     """Look at a supervisor until it is clear what is wrong with it."""
-    patience = Patience(silence_s)
+    patience, wait = Patience(silence_s), ProcessorWait(holder.pid)
     while True:
-        look = _look(home, holder)
+        look = _look(home, holder, wait)
         if look is None:
             return Verdict.WELL  # it has ended, or replaced its program just now
         patience, verdict = judge(patience, look, time.monotonic())
@@ -90,7 +91,7 @@ def _watched(home: Home, holder: psutil.Process, silence_s: float) -> Verdict:
                 return verdict
 
 
-def _look(home: Home, holder: psutil.Process) -> Look | None:
+def _look(home: Home, holder: psutil.Process, wait: ProcessorWait) -> Look | None:
     answers = silence(home) is None
     try:
         status, used = holder.status(), holder.cpu_times()
@@ -102,6 +103,7 @@ def _look(home: Home, holder: psutil.Process) -> Look | None:
         traced=status == psutil.STATUS_TRACING_STOP,
         waits_on_disk=status == psutil.STATUS_DISK_SLEEP,
         cpu_s=used.user + used.system,
+        waited_s=wait.more_s(),
     )
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import mlx.core as mx
 import pytest
 from engine_rig import spec_of
 from media_models import make_media_model
+from mlx import nn
 
 from lmx.protocol.states import MediaKind
 from lmx.worker.mlx.engine import load_generator
+from lmx.worker.mlx.model.passes import passes_heard_by
 
 pytestmark = pytest.mark.engine
 
@@ -24,10 +28,33 @@ pytestmark = pytest.mark.engine
         ("llava_next", None),
     ],
 )
-def test_what_works_is_taken(
-    tmp_path: Path, family: str, works: frozenset[MediaKind] | None
+def test_what_works_is_taken_and_each_pass_is_progress(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+    works: frozenset[MediaKind] | None,
 ) -> None:
-    loaded = load_generator(spec_of(make_media_model(tmp_path, family)), lambda *_: None)
+    looked_up, heard = 0, 0
+    most_between = 0
+    plain = nn.Embedding.__call__
+
+    def look_up(embedding: nn.Embedding, tokens: mx.array) -> Any:
+        nonlocal looked_up, most_between
+        looked_up += 1
+        most_between = max(most_between, looked_up)
+        return plain(embedding, tokens)
+
+    def hear() -> None:
+        nonlocal looked_up, heard
+        looked_up, heard = 0, heard + 1
+
+    spec = spec_of(make_media_model(tmp_path, family))
+    # Every forward pass of tokens looks their embeddings up.
+    monkeypatch.setattr(nn.Embedding, "__call__", look_up)
+    with passes_heard_by(hear):
+        loaded = load_generator(spec, lambda *_: None)
+    assert heard > 30
+    assert most_between <= 2  # of tokens, and of places in a picture
     try:
         needs = loaded.facts.media
         assert (needs.kinds if needs else None) == works

@@ -40,6 +40,7 @@ LOADS: dict[str, tuple[dict[str, Any], str]] = {
     "crashed_load": ({"load_crash": True}, "crash"),
     "no_room": ({"load_exit": 4}, "out_of_memory"),
     "hung_load": ({"load_hang": True}, "hang"),
+    "endless_load": ({"load_cpu_s": 3600}, "hang"),
 }
 
 
@@ -55,9 +56,9 @@ def server() -> Iterator[Rig]:
                 name,
                 preload=False,
                 options=options,
-                load_stall_timeout_s=HANG_S if name == "hung_load" else 3600,
+                load_stall_timeout_s=HANG_S if cause == "hang" else 3600,
             )
-            for name, (options, _) in LOADS.items()
+            for name, (options, cause) in LOADS.items()
         ),
     ]
     timing = {"stall_timeout_s": 3600, "load_stall_timeout_s": 3600, "beat_timeout_s": 10}

@@ -116,6 +116,9 @@ class FakeActions:
     def signal(self, worker: Worker, number: int) -> None:
         self.signals.append((worker.pid, number))
 
+    def waited_s(self, worker: Worker, now_s: float) -> float:
+        return 0.0
+
     def send(self, worker: Worker, message: Any) -> None:
         self.sent.append((worker.instance, message))
 

@@ -10,6 +10,7 @@ Options (``engine_options``), all optional:
     load_error        the load raises this message
     load_crash        true: the load aborts the process
     load_hang         true: the load never ends
+    load_cpu_s        the load computes for so long, by its processor time, and reports nothing
     load_exit         the process exits with this status in the load
     bad_loads         numbers, from 1, of this model's loads that fail; they are counted in a
                       file beside the model
@@ -155,6 +156,9 @@ def load(
         os._exit(options["load_exit"])
     if options.get("load_hang"):
         _hang()
+    end_s = time.thread_time() + options.get("load_cpu_s", 0)
+    while time.thread_time() < end_s:
+        pass
     advanced(LoadPhase.WARMUP, None, "")
 
 

@@ -12,7 +12,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import mlx.core as mx
 import numpy as np
@@ -135,8 +135,7 @@ def _at_once(forward: Forward, prompt: EncodedPrompt, media: MediaSpans) -> mx.a
     (span,) = media.spans
     inputs = {name: to_mlx(value) for name, value in span.inputs.items()}
     mask = mx.ones(tokens.shape, mx.int32)
-    output = forward.model.get_input_embeddings(tokens, mask=mask, **inputs).to_dict()
-    known: dict[str, Any] = {name: value for name, value in output.items() if value is not None}
+    known = forward.embed(tokens, mask=mask, **inputs)
     if forward.whole_spans:
         known["mm_token_type_ids"] = mx.array(token_types(media, 0, len(prompt.tokens)))
     return forward.prompt(tokens, forward.new_cache(), known)[0, -1]

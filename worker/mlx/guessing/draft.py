@@ -20,6 +20,8 @@ from lmx.worker.mlx.model.folder import read_folder
 from lmx.worker.mlx.model.forward import cache_states
 from lmx.worker.mlx.model.hidden import HiddenStates
 from lmx.worker.mlx.model.library import open_checkpoint
+from lmx.worker.mlx.model.load import evaluate
+from lmx.worker.mlx.model.passes import note_pass
 
 _ROLLBACK_TOKENS: Final = 64
 """How many tokens a sliding window can take back; more than are ever guessed at once."""
@@ -58,6 +60,7 @@ class DraftModel:
         return [_with_rollback(layer) for layer in make_prompt_cache(self._language_model)]
 
     def _forward(self, tokens: mx.array, prompt_cache: list[Any]) -> mx.array:
+        note_pass()
         output = self._language_model(tokens, cache=prompt_cache)
         logits: mx.array = getattr(output, "logits", output)
         return logits[:, -1]
@@ -148,7 +151,7 @@ def load_draft(folder: Path, tokenizer: Any, *, allow_code: bool = False) -> Dra
     """
     config = read_folder(folder)
     checkpoint = open_checkpoint(folder, allow_code=allow_code)
-    mx.eval(checkpoint.model.parameters())
+    evaluate(checkpoint.model)
     differs = _difference(checkpoint.tokenizer, tokenizer)
     if differs:
         raise OperationError(

@@ -24,7 +24,7 @@ from lmx.worker.mlx.memory.drafters import DrafterKind, drafter_kind, drafter_ty
 from lmx.worker.mlx.model.folder import read_folder
 from lmx.worker.mlx.model.forward import Forward
 from lmx.worker.mlx.model.hidden import HiddenStates, HiddenTap, last_norm, layer_modules
-from lmx.worker.mlx.model.load import LoadedModel
+from lmx.worker.mlx.model.load import LoadedModel, evaluate
 from lmx.worker.mlx.model.text_model import TextModel
 from lmx.worker.scheduling.device_failure import is_device_failure
 
@@ -97,7 +97,7 @@ def _load_drafter(folder: Path, kind: DrafterKind, target: LoadedModel) -> Draft
             f"No drafter can be loaded from {folder} ({_said(error)}): fetch it again, or choose "
             "another conversion of it.",
         ) from error
-    mx.eval(model.parameters())
+    evaluate(model)
     inner = target.model.language_model.inner if isinstance(target.model, TextModel) else None
     drafter = Drafter(model, inner or target.model, in_blocks=kind is DrafterKind.DFLASH)
     try:

@@ -17,6 +17,7 @@ from lmx.worker.mlx.media.both_ways import sees_both_ways
 from lmx.worker.mlx.media.encoding import encode
 from lmx.worker.mlx.media.spans import MediaSpan
 from lmx.worker.mlx.model.hidden import HiddenTap
+from lmx.worker.mlx.model.passes import note_pass
 from lmx.worker.mlx.model.quantized_cache import KvQuantization
 
 PromptCache = list[Any]
@@ -68,20 +69,23 @@ class Forward:
         quantization = self.kv_quantization
         return cache if quantization is None else quantization.applied(cache)
 
-    def embed(self, tokens: mx.array) -> dict[str, Any]:
+    def embed(self, tokens: mx.array, **media: mx.array) -> dict[str, Any]:
         """Return the arguments for a forward pass over a whole prompt [1, tokens]:
-        ``inputs_embeds``, and for some models positions and more.
+        ``inputs_embeds``, and for some models positions and more. ``media`` is what the model's
+        class takes of pictures and sounds.
 
         Some models keep the positions of the prompt that they embedded last, so this must be called
         again if another prompt was embedded meanwhile.
         """
+        note_pass()
         self.active.adapter_id = self.adapter
-        features = self.model.get_input_embeddings(tokens)
+        features = self.model.get_input_embeddings(tokens, **media)
         return {name: value for name, value in features.to_dict().items() if value is not None}
 
     def encode(self, span: MediaSpan, part_s: float) -> Encoding:
         """Begin to encode a picture, a sound or a video, in parts that seem to take ``part_s`` at
         most. Raises what :func:`lmx.worker.mlx.media.encoding.encode` raises."""
+        note_pass()
         self.active.adapter_id = self.adapter
         with self._blocks.noting(part_s) as in_parts:
             return in_parts(encode(self.model, span))
@@ -104,6 +108,7 @@ class Forward:
     ) -> mx.array:
         """Return the logits of a part of a prompt, [1, tokens, vocabulary]; or only the last ones,
         if the arguments say so and the model can do that."""
+        note_pass()
         self.active.adapter_id = self.adapter
         return _logits(self.language_model(tokens, cache=cache, **arguments))
 
@@ -111,6 +116,7 @@ class Forward:
         self, tokens: mx.array, cache: PromptCache, rope_deltas: mx.array | None
     ) -> mx.array:
         """Return the logits after each of ``tokens`` [rows, tokens]."""
+        note_pass()
         self.active.adapter_id = self.adapter
         arguments = {} if rope_deltas is None else {"rope_deltas": rope_deltas}
         return _logits(self.language_model(tokens, cache=cache, **arguments))

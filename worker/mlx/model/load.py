@@ -25,6 +25,7 @@ from lmx.worker.mlx.model.folder import effective_context, read_folder
 from lmx.worker.mlx.model.forward import Forward
 from lmx.worker.mlx.model.kv_quantization import quantize_kv
 from lmx.worker.mlx.model.library import open_checkpoint
+from lmx.worker.mlx.model.passes import note_pass
 
 log = structlog.get_logger()
 
@@ -43,6 +44,14 @@ def read_weights(model: Any, advanced: LoadReporter, folder: Path, kind: ModelKi
         done_bytes += sum(array.nbytes for array in group)
         advanced(LoadPhase.WEIGHTS, done_bytes / total_bytes, "")
     _warn_if_slow(weights)
+
+
+def evaluate(model: Any) -> None:
+    """Evaluate all parameters of a model that helps another one, in groups that each are noted as
+    progress."""
+    for group in _groups([array for _, array in tree_flatten(model.parameters())]):
+        note_pass()
+        mx.eval(group)
 
 
 def _cache_limit_bytes(weights_bytes: int, folder: Path, kind: ModelKind) -> int:

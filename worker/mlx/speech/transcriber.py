@@ -25,6 +25,7 @@ from lmx.worker.engine import (
 from lmx.worker.media.values import Media, MediaNeeds, Sound
 from lmx.worker.mlx.device.metal_memory import hold_weights
 from lmx.worker.mlx.encoders.encoder import EncoderMemory
+from lmx.worker.mlx.model.passes import note_pass
 from lmx.worker.mlx.model.token_text import TokenTask, TokenTasks
 from lmx.worker.mlx.speech.decoder import SpeechNetwork
 from lmx.worker.mlx.speech.load import load_network
@@ -113,7 +114,7 @@ def _language(vocabulary: SpeechVocabulary, task: Transcribe) -> str | None:
 def _warm_up(network: SpeechNetwork) -> None:
     work = _first_tokens(network)
     for _ in work:
-        pass
+        note_pass()
     mx.clear_cache()
 
 

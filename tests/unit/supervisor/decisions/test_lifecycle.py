@@ -15,7 +15,7 @@ from lmx.protocol.messages import control
 from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.messages.status import WorkerFigures
 from lmx.protocol.states import ExitCause, LoadPhase, WorkerState
-from lmx.supervisor.decisions.lifecycle import LifecycleError, adopted, spawned, step
+from lmx.supervisor.decisions.lifecycle import LifecycleError, adopted, is_late, spawned, step
 from lmx.supervisor.decisions.worker import (
     BecameReady,
     DrainAsked,
@@ -168,6 +168,61 @@ def test_a_silent_worker_is_hung_and_a_paused_supervisor_forgives() -> None:
     assert "no heartbeat" in after.detail
     after, effects = step(worker, Tick(paused_s=5.0), 15.5)
     assert (after.state, effects) == (WorkerState.READY, ())
+
+
+def loading() -> Worker:
+    return step(new(), hello(), 0.0)[0]
+
+
+@pytest.mark.parametrize(
+    ("worker", "beats", "waits", "hangs_at_s"),
+    [
+        (new(), False, 0.0, 10),
+        (new(), False, 1.0, None),
+        (loading(), True, 0.0, 20),
+        # A quarter of the limit goes by, and then what is left takes ten times as long.
+        (loading(), True, 0.9, 156),
+        (loading(), True, 1.0, None),
+        (ready(), False, 0.0, 6),
+        (ready(), False, 0.9, 41),
+        (ready(), False, 1.0, None),
+    ],
+)
+def test_one_that_waits_for_a_processor_does_not_hang(
+    worker: Worker, beats: bool, waits: float, hangs_at_s: int | None
+) -> None:
+    worker = replace(worker, beat_at_s=0.0)
+    hung_at_s = None
+    for now_s in range(200):
+        if beats:
+            worker, _ = step(worker, beat(), float(now_s))
+        waited_s = waits if is_late(worker, float(now_s)) else 0.0
+        worker, _ = step(worker, Tick(waited_s=waited_s), float(now_s))
+        if worker.state is WorkerState.STOPPING:
+            assert worker.cause is ExitCause.HANG
+            hung_at_s = now_s
+            break
+    assert hung_at_s == hangs_at_s
+
+
+@pytest.mark.parametrize(("waits", "hangs_at_s"), [(0.0, 31), (0.5, 53), (1.0, None)])
+def test_requests_that_wait_for_a_processor_are_not_stalled(
+    waits: float, hangs_at_s: int | None
+) -> None:
+    worker = replace(ready(), beat_at_s=0.0)
+    hung_at_s = None
+    for now_s in range(100):
+        worker, _ = step(worker, beat(float(now_s), rows=1), float(now_s))
+        if worker.state is WorkerState.STOPPING:
+            hung_at_s = now_s
+            break
+        waited_s = waits if is_late(worker, float(now_s)) else 0.0
+        worker, _ = step(worker, Tick(waited_s=waited_s), float(now_s))
+    assert hung_at_s == hangs_at_s
+    if hung_at_s is None:
+        # Its next token ends the stall, and all that was forgiven with it.
+        worker, _ = step(worker, beat(1.0, rows=1), 100.0)
+        assert worker.stall_waited_s == 0.0
 
 
 def test_drain_refused_goes_back_to_ready_and_a_drain_has_a_deadline() -> None:

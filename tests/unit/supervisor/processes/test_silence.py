@@ -46,6 +46,14 @@ def test_one_that_works_has_longer() -> None:
     assert verdicts([*busy[:30], Look(answers=True)])[-1] is Verdict.WELL
 
 
+def test_one_that_waits_for_a_processor_is_waited_for() -> None:
+    starved = [Look(answers=False, cpu_s=0.05 * each, waited_s=0.95) for each in range(200)]
+    assert set(verdicts(starved)) == {Verdict.WAIT}
+    # It has as much of the processor as one that works all the time.
+    spins = [Look(answers=False, cpu_s=0.5 * each, waited_s=0.5) for each in range(200)]
+    assert len(verdicts(spins)) == 2 * BUSY_S + 2
+
+
 def test_one_that_was_stopped_is_woken_once() -> None:
     stopped = Look(answers=False, stopped=True)
     assert verdicts([stopped, DEAF, Look(answers=True)]) == [

@@ -35,6 +35,7 @@ class FakeRouters:
         self.notes: list[str] = []
         self.details: list[str] = []
         self.broken = False
+        self.waits = 0.0
 
     def spawn_router(self, listener: socket.socket) -> RouterRecord:
         if self.broken:
@@ -44,6 +45,9 @@ class FakeRouters:
 
     def signal_router(self, pid: int, number: int) -> None:
         self.signals.append((pid, number))
+
+    def waited_s(self, pid: int, now_s: float) -> float:
+        return self.waits  # of each second
 
     def save_routers(self, records: list[RouterRecord]) -> None:
         self.saved = records
@@ -269,6 +273,22 @@ def test_a_router_that_hangs_tells_its_clients_then_its_stacks_then_it_is_killed
     actions.signals.clear()
     guard.tick(90.0, 0.0)
     assert actions.signals == [(102, QUIT)]
+
+
+@pytest.mark.parametrize(("waits", "hangs_at_s"), [(1.0, None), (0.9, 124), (0.0, 16)])
+def test_a_router_that_waits_for_a_processor_does_not_hang(
+    guard: RouterGuard, actions: FakeRouters, waits: float, hangs_at_s: int | None
+) -> None:
+    actions.waits = waits
+    guard.start(0.0)
+    guard.beat(control.RouterBeat(101, 0, 0, 1), 0.0)
+    hung_at_s = None
+    for now_s in range(200):
+        guard.tick(float(now_s), 0.0)
+        if actions.signals:
+            hung_at_s = now_s
+            break
+    assert hung_at_s == hangs_at_s
 
 
 def test_events_tell_how_a_router_ended_and_that_the_next_one_serves(

@@ -66,6 +66,9 @@ class _NoRouters:
     def signal_router(self, pid: int, number: int) -> None:
         raise AssertionError(f"signal {number} for {pid}")
 
+    def waited_s(self, pid: int, now_s: float) -> float:
+        raise AssertionError(f"{pid} is late")
+
     def save_routers(self, records: list[RouterRecord]) -> None:
         raise AssertionError("there are none")
 
