@@ -14,13 +14,13 @@ import json
 import logging
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from lmx.protocol.host.lasting import keep_up_in_thread
 from lmx.protocol.host.log_files import rotated
 from lmx.protocol.host.set_aside import clear_for_file
 
@@ -77,7 +77,7 @@ def keep_to(path: Path, limit: LogLimit) -> bool:
 def keep_forever(keep: Callable[[], object], name: str) -> None:
     """Call ``keep`` several times a second, in a thread that ends with the process. A failure is
     logged once, and again only after ``keep`` has worked."""
-    threading.Thread(target=_keep_forever, args=(keep,), name=name, daemon=True).start()
+    keep_up_in_thread(lambda: _keep_forever(keep), name).start()
 
 
 def _keep_forever(keep: Callable[[], object]) -> None:

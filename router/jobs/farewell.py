@@ -21,6 +21,7 @@ import structlog
 from aiohttp import web
 
 from lmx.protocol.errors import ErrorCode, GenerationError
+from lmx.protocol.host.lasting import keep_up_in_thread
 from lmx.router.http.cors import ORIGIN
 from lmx.router.http.endpoint import error_family_of, family_of
 from lmx.router.http.errors import http_error
@@ -91,7 +92,7 @@ def watch_in_thread(
         # Nothing else would end: the loop hangs in the main thread.
         os._exit(_HUNG_STATUS)
 
-    threading.Thread(target=watch, name="farewell", daemon=True).start()
+    keep_up_in_thread(watch, "the farewell").start()
 
 
 def _tell(request: web.Request) -> bool:

@@ -21,6 +21,7 @@ from typing import Final, TypeVar
 import structlog
 
 from lmx.protocol.errors import ErrorCode, LmxError, UnavailableError
+from lmx.protocol.host.lasting import keep_up_in_thread
 from lmx.router.jobs import records
 from lmx.router.jobs.file import is_busy, is_unfit, move_aside, open_records
 from lmx.router.jobs.records import (
@@ -86,7 +87,7 @@ class JobStore:
         self._closing = False
         self._steps = 0
         """How many reads and writes the thread has done, or failed to do. It alone counts."""
-        self._thread = threading.Thread(target=self._work, name="jobs", daemon=True)
+        self._thread = keep_up_in_thread(self._work, "the jobs")
 
     def start(self) -> None:
         """Begin to write."""

@@ -126,7 +126,10 @@ class RequestServer:
                 raise
             finally:
                 self.farewell.end(request)
-                self._take_down(request, status, error)
+                try:
+                    self._take_down(request, status, error)
+                except Exception:  # The answer was sent: it is right whatever is counted.
+                    _log.exception("http.not_taken_down")
 
     def _refusal(self, request: web.Request) -> _Answer | None:
         """Return the answer to a request that reaches no handler; None if it may pass."""

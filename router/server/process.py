@@ -18,6 +18,7 @@ import zmq.asyncio
 from aiohttp import web
 
 from lmx.protocol.errors import ErrorCode, GenerationError, LmxError
+from lmx.protocol.host.lasting import keep_up
 from lmx.protocol.host.limits import open_files_limit, raise_file_limit
 from lmx.protocol.host.memory import trim_heap
 from lmx.protocol.messages.control import RouterBeat, RouterHello
@@ -135,8 +136,9 @@ class Router:
             shutdown_timeout=_FAREWELL_S,
         )
         self._process = psutil.Process()
+        self._memory_bytes = 0
         self._link_task: asyncio.Task[None] | None = None
-        self._sweep_task: asyncio.Task[None] | None = None
+        self._lasting: tuple[asyncio.Task[None], ...] = ()
         self._watch = SupervisorWatch(self.supervisor, spec.rescue, spec.beat_interval_s)
         self._watch_task: asyncio.Task[None] | None = None
         self._server: asyncio.Server | None = None
@@ -144,21 +146,20 @@ class Router:
     async def start(self) -> asyncio.Task[None]:
         """Serve HTTP and talk to the supervisor. The returned task ends only because of a bug."""
         self.jobs.start()
-        self._sweep_task = asyncio.create_task(self._sweep())
-        self._watch_task = asyncio.create_task(self._watch.run())
+        self._lasting = (
+            keep_up(self._sweep, "the sweep of the job records"),
+            keep_up(self.counts.run, "the report of the counts"),
+            keep_up(_give_back, "the return of freed memory"),
+        )
+        self._watch_task = keep_up(self._watch.run, "the watch over the supervisor")
         await self._runner.setup()
         assert self._runner.server is not None
         limit = ConnectionLimit(self._runner.server, most_connections(open_files_limit()))
         self._server = await asyncio.get_running_loop().create_server(
             limit, sock=self._listener, backlog=_BACKLOG
         )
-        self._link_task = asyncio.create_task(self._talk())
+        self._link_task = asyncio.create_task(self.supervisor.run(self._measure))
         return self._link_task
-
-    async def _talk(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.supervisor.run(self._measure))
-            tasks.create_task(self.counts.run())
 
     async def retire(self) -> None:
         """Leave new connections to another router that has the socket, and return when no request
@@ -191,7 +192,7 @@ class Router:
         await self._runner.cleanup()
         await self._fetcher.close()
         await self.counts.report_last()
-        for task in (self._link_task, self._sweep_task):
+        for task in (self._link_task, *self._lasting):
             await _ended(task)
         await asyncio.to_thread(self.jobs.close, _WRITTEN_S)
         self.workers.close()
@@ -220,11 +221,14 @@ class Router:
             await asyncio.sleep(_SWEEP_INTERVAL_S)
 
     def _measure(self) -> RouterBeat:
+        # A beat says above all that this router lives, whatever can be measured.
+        with contextlib.suppress(psutil.Error, OSError):
+            self._memory_bytes = self._process.memory_info().rss
         return RouterBeat(
             pid=os.getpid(),
             streams=self.workers.open_streams,
             requests_total=self.traffic.requests_total - self.traffic.under_way,
-            memory_bytes=self._process.memory_info().rss,
+            memory_bytes=self._memory_bytes,
             waiting=self.room.all_waiting,
         )
 
@@ -267,7 +271,6 @@ async def serve(spec: RouterSpec) -> None:
         asyncio.create_task(taken_for_hung.wait()),
         asyncio.create_task(_orphaned(router.supervisor, spec.orphan_grace_s)),
         asyncio.create_task(_retired(router, told_to_retire)),
-        asyncio.create_task(_give_back()),
         link,
     ]
     done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)

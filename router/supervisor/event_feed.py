@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from lmx.protocol.errors import LmxError
+from lmx.protocol.host.lasting import keep_up
 from lmx.protocol.messages.control import Event, EventList, GetEvents
 from lmx.router.supervisor.link import SupervisorLink
 from lmx.router.supervisor.queries import ask
@@ -75,7 +76,7 @@ class EventFeed:
             if not self._asked:
                 await self._ask()
             if self._task is None:
-                self._task = asyncio.create_task(self._poll())
+                self._task = keep_up(self._poll, "the feed of events")
             yield Listener(self)
         finally:
             self._listeners -= 1

@@ -13,6 +13,7 @@ import structlog
 import zmq.asyncio
 
 from lmx.protocol.errors import ErrorCode, LmxError, ProtocolError, UnavailableError
+from lmx.protocol.host.lasting import begin
 from lmx.protocol.messages.control import (
     BeatSeen,
     Denied,
@@ -287,7 +288,7 @@ class SupervisorLink:
 
     def _refresh(self) -> None:
         if self._snapshot_task is None or self._snapshot_task.done():
-            self._snapshot_task = asyncio.create_task(self._ask_snapshot())
+            self._snapshot_task = begin(self._ask_snapshot(), "the question for a snapshot")
 
     async def _ask_snapshot(self) -> None:
         try:

@@ -9,6 +9,7 @@ from typing import Any
 import structlog
 
 from lmx.protocol.errors import ErrorCode, LmxError, OperationError
+from lmx.protocol.host.lasting import begin
 from lmx.supervisor.core.unavailable import denied
 from lmx.supervisor.decisions.slots.demand import Asker
 
@@ -58,7 +59,7 @@ class Handlers:
             task.cancel()
 
     def _answer_later(self, asker: Asker, work: Coroutine[Any, Any, Any]) -> None:
-        task = asyncio.get_running_loop().create_task(self._work(asker, work))
+        task = begin(self._work(asker, work), "the answer to a question")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -32,6 +32,7 @@ from typing import Any, NoReturn
 import psutil
 
 from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.host.lasting import keep_up_in_thread
 from lmx.supervisor.config.sources import (
     FolderSource,
     GgufSource,
@@ -212,7 +213,7 @@ def main(argv: list[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)
     parent_pid = arguments.parent
-    threading.Thread(target=_stop_with_parent, args=(parent_pid,), daemon=True).start()
+    keep_up_in_thread(lambda: _stop_with_parent(parent_pid), "the look for the parent").start()
     outlet = Outlet()
     try:
         source = _source(arguments.source, arguments.revision, arguments.filename)

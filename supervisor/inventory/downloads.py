@@ -17,6 +17,7 @@ from typing import Any, Final
 import structlog
 
 from lmx.protocol.errors import ErrorCode, LmxError, OperationError, UnavailableError
+from lmx.protocol.host.lasting import begin
 from lmx.protocol.messages.inventory import Downloads as DownloadList
 from lmx.protocol.messages.inventory import DownloadView, StartDownload
 from lmx.protocol.states import DownloadStatus
@@ -305,7 +306,7 @@ class Downloads:
         self._saved_s = time.monotonic()
         self._unsaved = True
         if self._saving is None or self._saving.done():
-            self._saving = asyncio.get_running_loop().create_task(self._write())
+            self._saving = begin(self._write(), "the writing of the downloads")
 
     async def _write(self) -> None:
         while self._unsaved:

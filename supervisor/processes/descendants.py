@@ -18,6 +18,7 @@ from typing import Final
 import psutil
 import structlog
 
+from lmx.protocol.host.lasting import begin
 from lmx.supervisor.state.home import Home
 
 log = structlog.get_logger()
@@ -86,13 +87,13 @@ class Descendants:
 
     def end(self, instance: str, what: str) -> None:
         """End the descendants of a process that is gone."""
-        task = asyncio.get_running_loop().create_task(self._end(instance, what))
+        task = begin(self._end(instance, what), f"the end of what a {what} left")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def end_all(self) -> None:
         """End all processes that are left of this home, and return when there are none."""
-        await asyncio.gather(*self._tasks)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._end(None, "lmx")
 
     async def _end(self, instance: str | None, what: str) -> None:

@@ -18,6 +18,7 @@ from typing import Any, Final
 import structlog
 
 from lmx.protocol.errors import ErrorCode, LmxError, UnavailableError
+from lmx.protocol.host.lasting import begin
 from lmx.protocol.states import LoadPhase
 from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.processes.child import open_log
@@ -204,7 +205,7 @@ class FetchRuns:
         """Begin a run. Its process is started when the stopped processes of the same key are gone
         and one of ``places`` is free."""
         before = self._of(key)
-        task = asyncio.get_running_loop().create_task(self._run(fetch, before, places))
+        task = begin(self._run(fetch, before, places), f"the fetch of {fetch.source}")
         self._runs[task] = key
         task.add_done_callback(self._runs.pop)
 

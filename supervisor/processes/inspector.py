@@ -15,6 +15,7 @@ from typing import Any, Final
 import structlog
 
 from lmx.protocol.errors import ProtocolError
+from lmx.protocol.host.lasting import begin
 from lmx.protocol.wire import codec
 from lmx.supervisor.memory.inspection import Inspection, Question, read_answer, shown
 from lmx.supervisor.processes.child import without_keys
@@ -191,7 +192,7 @@ class Inspector:
     def _leave(self, reader: asyncio.subprocess.Process) -> None:
         """End a reader without waiting for it. One that hangs in a disk access ends when that
         does."""
-        task = asyncio.get_running_loop().create_task(_gone(reader))
+        task = begin(_gone(reader), "the end of a reader")
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
@@ -223,8 +224,7 @@ class Inspections:
         answer of its own, because the files may have changed since they were read."""
         self._waiting[model_id] = question
         if model_id not in self._tasks:
-            task = asyncio.get_running_loop().create_task(self._run(model_id))
-            self._tasks[model_id] = task
+            self._tasks[model_id] = begin(self._run(model_id), f"the look at {model_id}")
 
     def close(self) -> None:
         """Give up the questions that were not answered yet."""

@@ -185,18 +185,19 @@ class EngineThread:
     def _run(self) -> None:
         try:
             engine = self._load()
-        except Exception as error:
+        except BaseException as error:
+            # Code of a model or a library may call sys.exit(), which would end this thread alone.
             log.exception("engine.load_failed")
-            failure = error
+            failure = _as_exception(error)
             self._outbox.call(lambda: self._events.load_failed(failure))
             return
         try:
             self._serve(engine)
             self._closing.set()
             engine.resident.close()
-        except Exception as error:
+        except BaseException as error:
             log.exception("engine.broke", rows=self._batch.rows, steps=self.steps)
-            failure = error
+            failure = _as_exception(error)
             self._batch.give_up_waiting()
             self._post()
             self._closing.set()
@@ -351,3 +352,7 @@ class EngineThread:
         self.memory_bytes = resident.memory_bytes()
         peak_bytes = max(self.memory_bytes, resident.peak_memory_bytes())
         self.peak_memory_bytes = max(self.peak_memory_bytes, peak_bytes)
+
+
+def _as_exception(error: BaseException) -> Exception:
+    return error if isinstance(error, Exception) else RuntimeError(f"its code ended: {error!r}")

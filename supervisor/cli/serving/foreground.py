@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ctypes.util
 import signal
 import sys
@@ -15,6 +14,7 @@ import time
 from logging.handlers import WatchedFileHandler
 from typing import Final
 
+from lmx.protocol.host.lasting import begin
 from lmx.protocol.host.limits import raise_file_limit
 from lmx.protocol.host.log_limit import LogLimit, keep_forever, keep_to
 from lmx.protocol.host.logs import LogFile, configure_logs
@@ -121,14 +121,13 @@ async def _serve(service: Service, *, narrate: bool) -> Handover | None:
         loop.add_signal_handler(signal.SIGHUP, service.reload, "SIGHUP")
     # The program that was here before may have left them blocked.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-    side = loop.create_task(_narrate(service)) if narrate else None
+    side = begin(_narrate(service), "the account of the loads") if narrate else None
     try:
         handover = await service.run()
     finally:
         if side is not None:
             side.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await side
+            await asyncio.wait({side})
     if handover is not None:
         await _keep_signals(service)
     return handover

@@ -249,3 +249,25 @@ def test_two_workers_of_one_model_share_a_folder(folder: Path) -> None:
         assert sum(path.stat().st_size for path in folder.glob("*/*")) <= spec.disk_bytes
     for worker in workers:
         worker.close()
+
+
+def test_a_bug_with_one_segment_costs_that_segment(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, failed = PrefixFolder.write, []
+
+    def once(self: PrefixFolder, *args: Any) -> Any:
+        if not failed:
+            failed.append(True)
+            raise RuntimeError("a bug")
+        return write(self, *args)
+
+    monkeypatch.setattr(PrefixFolder, "write", once)
+    cache = PrefixCache(PLAIN.make_cache, on_disk(folder), "n")
+    for seed in (1, 2):
+        keep(cache, PLAIN, prompt(seed, 400))
+        settle(cache)
+    cache.close()
+    assert failed
+    again = PrefixCache(PLAIN.make_cache, on_disk(folder), "n")
+    assert [find(again, prompt(seed, 400)) for seed in (1, 2)] == [0, 399]

@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 
+from lmx.protocol.host.lasting import keep_up_in_thread
 from lmx.worker.mlx.prefix.file import SegmentRecord
 from lmx.worker.mlx.prefix.folder import PrefixFolder
 
@@ -69,7 +70,7 @@ class PrefixDisk:
         self._closed = False
         self._failing = False
         self.stored = self._folder.scan()
-        self._thread = threading.Thread(target=self._run, name="prefix-disk", daemon=True)
+        self._thread = keep_up_in_thread(self._run, "prefix-disk")
         self._thread.start()
 
     @property
@@ -135,21 +136,19 @@ class PrefixDisk:
         return self._closed or not (self._reads or self._writes or self._busy)
 
     def _run(self) -> None:
-        try:
-            while (job := self._next()) is not None:
+        while (job := self._next()) is not None:
+            try:
                 finished = self._do(job)
-                # It may take long until the next job comes, and this one holds buffers.
-                del job
-                with self._changed:
-                    self._finished.extend(finished)
-                    self._busy = False
-                    self._changed.notify_all()
-                del finished
-        finally:
+            except Exception:  # One segment that trips over a bug costs itself alone.
+                log.exception("prefix_cache.failed")
+                finished = _failed(job)
+            # It may take long until the next job comes, and this one holds buffers.
+            del job
             with self._changed:
-                # This also happens if a bug ends the thread: nobody must wait for it then.
-                self._closed, self._busy = True, False
+                self._finished.extend(finished)
+                self._busy = False
                 self._changed.notify_all()
+            del finished
 
     def _next(self) -> bytes | _Write | _Touch | None:
         with self._changed:
@@ -182,3 +181,13 @@ class PrefixDisk:
         self._failing = False
         written = Finished(Outcome.WRITTEN, job.segment_id, job.held)
         return [written, *(Finished(Outcome.LOST, segment_id) for segment_id in lost)]
+
+
+def _failed(job: bytes | _Write | _Touch) -> list[Finished]:
+    match job:
+        case bytes():
+            return [Finished(Outcome.LOST, job)]
+        case _Write():
+            return [Finished(Outcome.NOT_WRITTEN, job.segment_id, job.held)]
+        case _Touch():
+            return []

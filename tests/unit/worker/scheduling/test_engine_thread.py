@@ -182,6 +182,17 @@ async def test_a_load_that_fails_is_reported(start: Start) -> None:
     assert "no" in str(recorder.error)
 
 
+async def test_code_that_ends_its_thread_is_a_load_that_failed(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave(*_: Any) -> None:
+        raise SystemExit(3)
+
+    monkeypatch.setitem(globals(), "load", leave)
+    recorder = await start()
+    assert "SystemExit(3)" in str(recorder.error)
+
+
 async def test_length_ends_at_the_limit(start: Start) -> None:
     recorder = await start()
     row = recorder.submit(max_tokens=3, tokens=10)

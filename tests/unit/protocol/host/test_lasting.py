@@ -1,0 +1,183 @@
+"""Nothing that lasts as long as a process ends in silence."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lmx.protocol.host import lasting
+from lmx.protocol.host.lasting import Pauses, begin, keep_up, keep_up_in_thread
+from lmx.protocol.messages.control import Event, EventList
+from lmx.router.supervisor import event_feed
+from lmx.router.supervisor.event_feed import EventFeed
+from lmx.supervisor.processes import descendants
+from lmx.supervisor.processes.descendants import Descendants
+from lmx.supervisor.state.home import Home
+
+ROOT = Path(__file__).resolve().parents[4]
+DEADLINE_S = 90.0
+
+OWNED = {
+    "protocol/host/lasting.py begin": "the owner itself",
+    "protocol/host/lasting.py keep_up_in_thread": "the owner itself",
+    "router/inference/answering.py _answer_whole": "it is waited for, or goes on as a job",
+    "router/inference/answering.py with_wait_comments": "the block's end waits for it",
+    "router/inference/audio.py stream": "it is waited for",
+    "router/inference/responses/background.py begin_answer": "its end is a job's end",
+    "router/media/reader.py read": "they are waited for",
+    "router/server/process.py start": "its end ends the process",
+    "router/server/process.py serve": "their end ends the process",
+    "router/server/sending.py send_whole": "it is waited for",
+    "router/supervisor/waiting_room.py acquire": "it logs its failure, and fails who waits",
+    "router/workers/link.py __init__": "their failure is logged, and another link is made",
+    "router/workers/prompt_group.py generate_all": "they are waited for",
+    "supervisor/fetch/main.py _stop": "it is the last resort of a process that ends",
+    "supervisor/processes/inspector.py _ask": "it is waited for",
+    "supervisor/service/service.py _serve": "their end ends the process",
+    "worker/life.py run": "their failure ends the process",
+    "worker/scheduling/thread.py __init__": "it reports its own end, which ends the process",
+}
+
+
+def _begun(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Yield the function and the line of each task and thread that is begun without an owner."""
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        groups = {
+            item.optional_vars.id
+            for block in ast.walk(function)
+            if isinstance(block, ast.AsyncWith)
+            for item in block.items
+            if isinstance(item.optional_vars, ast.Name) and "TaskGroup" in ast.dump(item)
+        }
+        for call in ast.walk(function):
+            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+                continue
+            of = call.func.value.id if isinstance(call.func.value, ast.Name) else None
+            if call.func.attr in ("create_task", "ensure_future", "Thread", "Timer") and (
+                of not in groups
+            ):
+                yield function.name, call.lineno
+
+
+def test_each_task_and_thread_has_an_owner() -> None:
+    found: dict[str, int] = {}
+    for part in ("protocol", "router", "supervisor", "worker"):
+        for path in sorted((ROOT / part).rglob("*.py")):
+            for name, line in _begun(ast.parse(path.read_text(encoding="utf-8"))):
+                found[f"{path.relative_to(ROOT)} {name}"] = line
+    unknown = {place: line for place, line in found.items() if place not in OWNED}
+    assert not unknown, "begin it with lmx.protocol.host.lasting, or say here who sees its end"
+    assert not OWNED.keys() - found.keys(), "these are no more"
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lasting, "Pauses", lambda: Pauses(0.0))
+
+
+def _failing(times: int, then: Callable[[], None]) -> Callable[[], None]:
+    left = [times]
+
+    def work() -> None:
+        if left[0]:
+            left[0] -= 1
+            raise RuntimeError("a bug")
+        then()
+
+    return work
+
+
+def test_pauses_grow_and_are_short_again_after_work_that_lasted() -> None:
+    pauses = Pauses()
+    assert [pauses.after(0.0) for _ in range(8)] == [0.5, 1, 2, 4, 8, 16, 30, 30]
+    assert [pauses.after(100.0), pauses.after(1.0)] == [0.5, 1]
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_task_that_fails_is_begun_again(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        done = asyncio.Event()
+        step = _failing(3, done.set)
+
+        async def work() -> None:
+            step()
+
+        await asyncio.wait_for(keep_up(work, "the work"), DEADLINE_S)
+        assert done.is_set()
+
+    asyncio.run(run())
+    said = [record.getMessage() for record in caplog.records if "the work" in record.getMessage()]
+    assert len(said) == 3
+
+
+def test_a_task_that_nobody_waits_for_is_heard(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        raise RuntimeError("a bug")
+
+    async def run() -> None:
+        await asyncio.wait({begin(work(), "the work")})
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert [(one.levelno, one.getMessage()) for one in caplog.records] == [
+        (logging.ERROR, "the work failed")
+    ]
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_thread_that_fails_is_begun_again(caplog: pytest.LogCaptureFixture) -> None:
+    done = threading.Event()
+    thread = keep_up_in_thread(_failing(2, done.set), "the work")
+    thread.start()
+    assert done.wait(DEADLINE_S)
+    thread.join(DEADLINE_S)
+    assert len([one for one in caplog.records if "the work failed" in one.getMessage()]) == 2
+
+
+@pytest.mark.usefixtures("quick")
+def test_router_listeners_hear_on_after_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([0, None, 1])
+
+    async def ask(*_args: Any) -> EventList:
+        seq = next(answers)
+        if seq is None:
+            raise RuntimeError("a bug")
+        events = tuple(Event(one, 0.0, "it.happened", None, "", {}) for one in range(1, seq + 1))
+        return EventList("e1", seq, events)
+
+    async def run() -> None:
+        monkeypatch.setattr(event_feed, "ask", ask)
+        monkeypatch.setattr(event_feed, "_POLL_S", 0.0)
+        feed = EventFeed(SimpleNamespace())  # type: ignore[arg-type]
+        async with feed.listen() as listener:
+            assert [one.event.seq for one in await listener.take(DEADLINE_S)] == [1]
+
+    asyncio.run(run())
+
+
+def test_supervisor_tells_what_it_could_not_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def end_marked(_home: Home, instance: str | None) -> list[int]:
+        if instance is not None:
+            raise RuntimeError("a bug")
+        return []
+
+    async def run() -> None:
+        monkeypatch.setattr(descendants, "end_marked", end_marked)
+        found = Descendants(Home(tmp_path))
+        found.end("0a", "worker of a")
+        await found.end_all()
+
+    asyncio.run(run())
+    assert "the end of what a worker of a left failed" in caplog.text
