@@ -32,7 +32,7 @@ OWNED = {
     "router/inference/answering.py with_wait_comments": "the block's end waits for it",
     "router/inference/audio.py stream": "it is waited for",
     "router/inference/responses/background.py begin_answer": "its end is a job's end",
-    "router/media/reader.py read": "they are waited for",
+    "router/media/reader.py _all": "they are waited for",
     "router/server/process.py start": "its end ends the process",
     "router/server/process.py serve": "their end ends the process",
     "router/server/sending.py send_whole": "it is waited for",
