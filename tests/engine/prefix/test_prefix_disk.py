@@ -254,7 +254,8 @@ def test_two_workers_of_one_model_share_a_folder(folder: Path) -> None:
 def test_a_bug_with_one_segment_costs_that_segment(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, failed = PrefixFolder.write, []
+    write = PrefixFolder.write
+    failed: list[bool] = []
 
     def once(self: PrefixFolder, *args: Any) -> Any:
         if not failed:
