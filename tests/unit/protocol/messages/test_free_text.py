@@ -28,8 +28,8 @@ from lmx.supervisor.events import EventLog
 
 NAMES = """
     adapter adapter_id aliases allowed asker base call_id capabilities counters default_model
-    download_id efforts ignored engine epoch family function id instance language level model model_id
-    model_ids name owner request_id router_id sections tool_parser version exits
+    download_id efforts ignored engine epoch family function id instance language level model
+    model_id model_ids name owner request_id router_id sections tool_parser version exits
     """
 CONFIGURATION = """
     admin_key allowed_hosts allowed_networks command cors_origins disk_path draft_path
@@ -48,6 +48,7 @@ ANSWERS = "pieces"
 OTHERS = frozenset(" ".join((NAMES, CONFIGURATION, REQUESTS, ANSWERS)).split())
 FIELDS_OF_THEIR_OWN = {
     "Structure.param": "a path in the request's own body",
+    "Thinking.param": "a path in the request's own body",
     "MediaItem.param": "a path in the request's own body",
     "MediaItem.detail": "one of three words, which the router has checked",
     "Event.data": "bounded with the event, by EventLog",
