@@ -6,11 +6,14 @@ A template is code: what it makes of a tool or of an effort can be tried, and no
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from lmx.protocol.messages.data import Thinking
 from lmx.worker.templates.chat_template import ChatTemplate
+from lmx.worker.templates.fitting import Fitting, learn
+from lmx.worker.templates.history import Message
 from lmx.worker.templates.renderer import (
     RenderingEndedError,
     TemplateRefusedError,
@@ -18,24 +21,15 @@ from lmx.worker.templates.renderer import (
 )
 from lmx.worker.templates.thinking import EFFORTS, thinking_variables
 
-_PROBE: Final = "lmx_probe"
 _TALK: Final = ({"role": "user", "content": "-"},)
-_TOOL: Final = {
-    "type": "function",
-    "function": {
-        "name": _PROBE,
-        "description": _PROBE,
-        "parameters": {"type": "object", "properties": {}},
-    },
-}
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateAbilities:
     """What a template takes. A field's default is what is assumed where nothing is known."""
 
-    tools: bool
-    """Whether it shows tools to the model."""
+    fitting: Fitting
+    """How conversations are fitted to it."""
     efforts: tuple[str, ...] = EFFORTS
     """The words for a reasoning effort that it does not refuse, the least first."""
     heeds_efforts: bool = False
@@ -52,19 +46,22 @@ def find_abilities(
     no process can be started to render it.
     """
     try:
-        tools = _shows_tools(template)
-        found = TemplateAbilities(mentions_tools if tools is None else tools)
+        found = TemplateAbilities(learn(partial(_shown, template), speaks_of_tools=mentions_tools))
         if efforts is not None:
-            return TemplateAbilities(found.tools, efforts, heeds_efforts=True)
+            return replace(found, efforts=efforts, heeds_efforts=True)
         return _with_efforts(found, template)
     except RenderingEndedError:
         # Each further try would take as long, and end in the same way.
-        return TemplateAbilities(mentions_tools)
+        return TemplateAbilities(Fitting(tools_in_words=not mentions_tools))
 
 
-def _shows_tools(template: ChatTemplate) -> bool | None:
-    text = _text(template, {}, [_TOOL])
-    return None if text is None else _PROBE in text
+def _shown(
+    template: ChatTemplate, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+) -> str | None:
+    try:
+        return template.apply(messages, tools, {})
+    except (TemplateRefusedError, TextTooLongError):
+        return None
 
 
 def _with_efforts(found: TemplateAbilities, template: ChatTemplate) -> TemplateAbilities:
@@ -77,15 +74,13 @@ def _with_efforts(found: TemplateAbilities, template: ChatTemplate) -> TemplateA
     taken = tuple(effort for effort, text in texts.items() if text is not None)
     # "none" also switches the thinking off: its text may differ for that alone.
     heeds = len({text for effort, text in texts.items() if effort != "none"}) > 1
-    return TemplateAbilities(found.tools, taken, heeds)
+    return replace(found, efforts=taken, heeds_efforts=heeds)
 
 
-def _text(
-    template: ChatTemplate, variables: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = ()
-) -> str | None:
+def _text(template: ChatTemplate, variables: Mapping[str, Any]) -> str | None:
     """Return what the template makes of a short conversation; None if it refuses it."""
     try:
-        return template.apply(_TALK, tools, variables)
+        return template.apply(_TALK, (), variables)
     except TemplateRefusedError:
         return None
     except TextTooLongError as error:

@@ -23,23 +23,30 @@ def with_tools_in_words(
     to take turns.
     """
     result: list[Message] = []
-    for message in messages:
+    for message in with_calls_as_text(messages):
         if message["role"] == "tool":
             shown = joined("<tool_response>\n", message["content"], "\n</tool_response>")
             if result and result[-1].get("tool_result"):
                 result[-1]["content"] = joined(result[-1]["content"], "\n", shown)
             else:
                 result.append({"role": "user", "content": shown, "tool_result": True})
-        elif "tool_calls" in message:
-            calls = "\n".join(_call(call["function"]) for call in message["tool_calls"])
-            kept = {key: value for key, value in message.items() if key != "tool_calls"}
-            content = joined(kept["content"], "\n", calls) if kept["content"] else calls
-            result.append(kept | {"content": content})
         else:
-            result.append(dict(message))
+            result.append(message)
     for message in result:
         message.pop("tool_result", None)
     return _instructed(result, tools) if tools else result
+
+
+def with_calls_as_text(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages with calls as text, behind what their turn says."""
+    result: list[Message] = []
+    for message in messages:
+        kept = {key: value for key, value in message.items() if key != "tool_calls"}
+        if "tool_calls" in message:
+            calls = "\n".join(_call(call["function"]) for call in message["tool_calls"])
+            kept["content"] = joined(kept["content"], "\n", calls) if kept["content"] else calls
+        result.append(kept)
+    return result
 
 
 def _instructed(messages: list[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:

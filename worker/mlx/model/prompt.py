@@ -15,8 +15,8 @@ from lmx.worker.formats.families.table import family_of
 from lmx.worker.mlx.media.prompt import MediaPrompts
 from lmx.worker.templates.abilities import TemplateAbilities, find_abilities
 from lmx.worker.templates.chat_template import ChatTemplate
-from lmx.worker.templates.hermes import with_tools_in_words
-from lmx.worker.templates.history import Message, for_template, joined, with_text_arguments
+from lmx.worker.templates.fitting import Fitting, fit
+from lmx.worker.templates.history import for_template, joined
 from lmx.worker.templates.renderer import (
     Renderer,
     RenderingEndedError,
@@ -178,20 +178,19 @@ class PromptEncoder:
             **thinking_variables(source.thinking),
             "add_generation_prompt": source.add_generation_prompt,
         }
-        conversation = for_template(messages, self._family.history)
         # Those that may not be called now are not shown; where one is named, the others are: the
         # grammar sees to that, and a prompt that stays the same stays cached.
-        tools: Sequence[Mapping[str, Any]] = source.tool_use.known if source.tool_use else ()
-        has_calls = any("tool_calls" in m or m["role"] == "tool" for m in conversation)
-        if (tools or has_calls) and not self.abilities.tools:
-            conversation, tools = with_tools_in_words(conversation, tools), ()
+        known: Sequence[Mapping[str, Any]] = source.tool_use.known if source.tool_use else ()
+        conversation, tools = fit(
+            for_template(messages, self._family.history), known, self.abilities.fitting
+        )
         if self._media is not None:
             conversation = self._media.in_template_form(
                 conversation, lambda shown: self._template.apply(shown, (), {})
             )
         param = "chat_template_kwargs" if source.template_kwargs else "messages"
         try:
-            return self._apply(conversation, tools, kwargs, has_calls)
+            return self._template.apply(conversation, tools, kwargs)
         except TemplateRefusedError as error:
             raise RequestError(
                 ErrorCode.INVALID_VALUE,
@@ -209,30 +208,13 @@ class PromptEncoder:
         except TextTooLongError as error:
             raise self._hopeless(error.text_bytes, "messages") from error
 
-    def _apply(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]],
-        kwargs: Mapping[str, Any],
-        has_calls: bool,
-    ) -> str:
-        try:
-            return self._template.apply(messages, tools, kwargs)
-        except TemplateRefusedError as error:
-            if has_calls:
-                try:
-                    return self._template.apply(with_text_arguments(messages), tools, kwargs)
-                except TemplateRefusedError:
-                    pass  # The first error says what is wrong.
-            raise error
-
     @functools.cached_property
     def abilities(self) -> TemplateAbilities:
         """What the template takes. The first look finds it out; raises ``OSError`` as
         :meth:`Renderer.render` does."""
         source = self._tokenizer.chat_template
         if not source:
-            return TemplateAbilities(tools=False)
+            return TemplateAbilities(Fitting(tools_in_words=True))
         return find_abilities(
             self._template, mentions_tools="tools" in str(source), efforts=self._family.efforts
         )

@@ -1,0 +1,421 @@
+"""Fits a conversation to its chat template. Pure.
+
+Clients send shapes of conversations that many templates refuse, or from which they silently drop a
+text: a system message in the middle, two user messages in a row, several calls in one turn.
+``SHAPES`` is the table of these shapes, each with a small conversation that shows whether a
+template takes it, and with the remedies that may help. :func:`learn` tries them once for a
+template; :func:`fit` applies what was learned.
+
+No text is dropped, and texts keep their order. What is made of a message depends only on what comes
+before it and on the message next to it, so that the prompt of a longer conversation begins as that
+of the shorter one did, and the prefix cache holds. (``ends_with_result`` is the exception: it is
+for templates that place the system text by where the conversation ends.)
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import jiter
+
+from lmx.worker.templates.hermes import with_calls_as_text, with_tools_in_words
+from lmx.worker.templates.history import Message, joined, with_text_arguments
+
+Remedy = Callable[[Sequence[Message]], list[Message]]
+"""Makes a conversation that a template takes of one that it does not take."""
+
+Tools = Sequence[Mapping[str, Any]]
+
+Render = Callable[[Sequence[Message], Tools], str | None]
+"""Returns the text that a template makes of a conversation; None if it refuses the conversation."""
+
+SYSTEM_WORD: Final = "lmxsystemword"
+USER_WORD: Final = "lmxuserword"
+ANSWER_WORD: Final = "lmxanswerword"
+CALL_WORD: Final = "lmxcallword"
+RESULT_WORD: Final = "lmxresultword"
+LATER_WORD: Final = "lmxlaterword"
+
+_OPENING: Final = "Continue."
+"""What a user says in front of a conversation that a user does not begin."""
+
+PROBE_TOOL: Final[dict[str, Any]] = {
+    "type": "function",
+    "function": {
+        "name": "lmx_probe",
+        "description": "lmx_probe",
+        "parameters": {"type": "object", "properties": {"text": {"type": "string"}}},
+    },
+}
+
+
+class Shape(NamedTuple):
+    """A shape of conversations."""
+
+    name: str
+    matches: Callable[[Sequence[Message]], bool]
+    sample: tuple[Message, ...]
+    """A conversation of this shape, as plain as can be."""
+    words: tuple[str, ...]
+    """What a template that takes the shape shows of the sample."""
+    remedies: tuple[Remedy, ...]
+    """What may help where it does not; the first one that does is taken."""
+    with_tools: bool = False
+    """Whether the sample comes with a tool."""
+
+
+class Fitting(NamedTuple):
+    """What was learned of a template."""
+
+    tools_in_words: bool
+    """Whether it knows no tools: they, calls and results are described to the model in words."""
+    remedies: Mapping[str, Remedy] = {}
+    """By the names of the shapes that the template does not take as they are."""
+    refused: frozenset[str] = frozenset()
+    """The names of the shapes that it refuses, or drops a text of, whatever is done."""
+
+
+def learn(render: Render, *, speaks_of_tools: bool) -> Fitting:
+    """Return how conversations are fitted to a template.
+
+    ``render`` is called for each sample, and for each remedy that is tried; what it raises ends the
+    trial. Twice, because a remedy may make a shape that needs another one. ``speaks_of_tools`` is
+    whether the template has the word at all: it counts where it refuses the simplest conversation.
+    """
+    fitting = Fitting(not _knows_tools(render, speaks_of_tools))
+    refused: set[str] = set()
+    for _ in range(2):
+        refused.clear()
+        for shape in SHAPES:
+            if shape.name in fitting.remedies or _shows(render, shape, fitting):
+                continue
+            for remedy in shape.remedies:
+                tried = fitting._replace(remedies={**fitting.remedies, shape.name: remedy})
+                if _shows(render, shape, tried):
+                    fitting = tried
+                    break
+            else:
+                refused.add(shape.name)
+    return fitting._replace(refused=frozenset(refused))
+
+
+def fit(messages: Sequence[Message], tools: Tools, fitting: Fitting) -> tuple[list[Message], Tools]:
+    """Return the conversation and the tools as the template takes them."""
+    result = list(messages)
+    if fitting.tools_in_words and (tools or any(m["role"] == "tool" or _calls(m) for m in result)):
+        result, tools = with_tools_in_words(result, tools), ()
+    for shape in SHAPES:
+        remedy = fitting.remedies.get(shape.name)
+        if remedy is not None and shape.matches(result):
+            result = remedy(result)
+    return result, tools
+
+
+def _knows_tools(render: Render, speaks_of_tools: bool) -> bool:
+    shown = render((_USER,), (PROBE_TOOL,))
+    if shown is not None:
+        return str(PROBE_TOOL["function"]["name"]) in shown
+    return speaks_of_tools and render((_USER,), ()) is None
+
+
+def _shows(render: Render, shape: Shape, fitting: Fitting) -> bool:
+    text = render(*fit(shape.sample, (PROBE_TOOL,) if shape.with_tools else (), fitting))
+    return text is not None and all(word in text for word in shape.words)
+
+
+# What a conversation holds.
+
+
+def _role(messages: Sequence[Message], index: int) -> str | None:
+    return messages[index]["role"] if -len(messages) <= index < len(messages) else None
+
+
+def _leading_systems(messages: Sequence[Message]) -> int:
+    others = (i for i, message in enumerate(messages) if message["role"] != "system")
+    return next(others, len(messages))
+
+
+def _opening(messages: Sequence[Message]) -> Message | None:
+    """Return the first message that is not a system message."""
+    start = _leading_systems(messages)
+    return messages[start] if start < len(messages) else None
+
+
+def _follows(messages: Sequence[Message], first: str, second: str) -> bool:
+    pairs = itertools.pairwise(message["role"] for message in messages)
+    return (first, second) in pairs
+
+
+def _calls(message: Message) -> Sequence[Mapping[str, Any]]:
+    calls: Sequence[Mapping[str, Any]] = message.get("tool_calls", ())
+    return calls
+
+
+def _has_developer(messages: Sequence[Message]) -> bool:
+    return any(message["role"] == "developer" for message in messages)
+
+
+def _has_later_system(messages: Sequence[Message]) -> bool:
+    return any(m["role"] == "system" for m in messages[_leading_systems(messages) :])
+
+
+def _has_only_systems(messages: Sequence[Message]) -> bool:
+    return bool(messages) and _opening(messages) is None
+
+
+def _begins_with_answer(messages: Sequence[Message]) -> bool:
+    opening = _opening(messages)
+    return opening is not None and opening["role"] == "assistant" and not _calls(opening)
+
+
+def _begins_with_call(messages: Sequence[Message]) -> bool:
+    """Whether the conversation begins in the middle of a tool's use: a client has compacted it."""
+    opening = _opening(messages)
+    return opening is not None and (opening["role"] == "tool" or bool(_calls(opening)))
+
+
+def _has_calls(messages: Sequence[Message]) -> bool:
+    return any(map(_calls, messages))
+
+
+def _has_several_calls(messages: Sequence[Message]) -> bool:
+    return any(len(_calls(message)) > 1 for message in messages)
+
+
+def _has_broken_arguments(messages: Sequence[Message]) -> bool:
+    return any(_is_broken(call) for message in messages for call in _calls(message))
+
+
+def _is_broken(call: Mapping[str, Any]) -> bool:
+    return not isinstance(call["function"].get("arguments", {}), Mapping)
+
+
+def _has_text_with_call(messages: Sequence[Message]) -> bool:
+    return any(_calls(message) and message["content"] for message in messages)
+
+
+def _are_neighbours(one: Message, other: Message) -> bool:
+    """Whether both could be one turn. Turns with calls stay what they are."""
+    if one["role"] == other["role"] == "assistant":
+        return not _calls(one) and not _calls(other)
+    return bool(one["role"] == other["role"] == "user")
+
+
+def _has_neighbours(messages: Sequence[Message]) -> bool:
+    return any(map(_are_neighbours, messages, messages[1:]))
+
+
+def _has_text_after_result(messages: Sequence[Message]) -> bool:
+    return _follows(messages, "tool", "user")
+
+
+def _ends_with_result(messages: Sequence[Message]) -> bool:
+    return _role(messages, -1) == "tool" and _role(messages, 0) == "system"
+
+
+# What is done about it.
+
+
+def _developer_as_system(messages: Sequence[Message]) -> list[Message]:
+    return [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
+
+
+def _with_one_system(messages: Sequence[Message]) -> list[Message]:
+    """The leading system texts are one."""
+    count = _leading_systems(messages)
+    return [_merged(messages[:count]), *messages[count:]] if count > 1 else list(messages)
+
+
+def _later_system_as_user(messages: Sequence[Message]) -> list[Message]:
+    """A later system text stands in its place: in front of the conversation it would change the
+    prompt from its beginning with each turn."""
+    start = _leading_systems(messages)
+    return [*messages[:start], *(_reminder(m) for m in messages[start:])]
+
+
+def _reminder(message: Message) -> Message:
+    if message["role"] != "system":
+        return message
+    text = joined("<system-reminder>\n", message["content"], "\n</system-reminder>")
+    return message | {"role": "user", "content": text}
+
+
+def _system_in_user(messages: Sequence[Message]) -> list[Message]:
+    """The system text stands in front of the first user text."""
+    start = _leading_systems(messages)
+    if not start or _role(messages, start) != "user":
+        return list(messages)
+    user = messages[start]
+    return [user | {"content": _merged(messages[: start + 1])["content"]}, *messages[start + 1 :]]
+
+
+def _begun_by_user(messages: Sequence[Message]) -> list[Message]:
+    start = _leading_systems(messages)
+    opening: Message = {"role": "user", "content": _OPENING}
+    return [*messages[:start], opening, *messages[start:]]
+
+
+def _with_neighbours_joined(messages: Sequence[Message]) -> list[Message]:
+    result: list[Message] = []
+    for message in messages:
+        if result and _are_neighbours(result[-1], message):
+            result[-1] = _merged((result[-1], message))
+        else:
+            result.append(message)
+    return result
+
+
+def _with_text_in_result(messages: Sequence[Message]) -> list[Message]:
+    """A user's text directly behind a result is a part of the result."""
+    result: list[Message] = []
+    for message in messages:
+        if message["role"] == "user" and _role(result, -1) == "tool":
+            result[-1] = result[-1] | {"content": _merged((result[-1], message))["content"]}
+        else:
+            result.append(message)
+    return result
+
+
+def _with_text_before_call(messages: Sequence[Message]) -> list[Message]:
+    """The text and the thoughts of a turn with calls are a turn of their own."""
+    result: list[Message] = []
+    for message in messages:
+        if _calls(message) and message["content"]:
+            result.append({key: value for key, value in message.items() if key != "tool_calls"})
+            result.append({"role": "assistant", "content": "", "tool_calls": _calls(message)})
+        else:
+            result.append(message)
+    return result
+
+
+def _with_one_call_a_turn(messages: Sequence[Message]) -> list[Message]:
+    """Each call of a turn is a turn of its own, with its results behind it."""
+    result: list[Message] = []
+    rest = list(messages)
+    while rest:
+        message = rest.pop(0)
+        calls = _calls(message)
+        if len(calls) < 2:
+            result.append(message)
+            continue
+        count = next((i for i, m in enumerate(rest) if m["role"] != "tool"), len(rest))
+        results, rest = rest[:count], rest[count:]
+        for number, call in enumerate(calls):
+            kept = message if number == 0 else {"role": "assistant", "content": ""}
+            result.append({**kept, "tool_calls": [call]})
+            is_last = number == len(calls) - 1
+            own = [r for r in results if is_last or _answers(r, call, number, results)]
+            result += own
+            results = [r for r in results if all(r is not one for one in own)]
+    return result
+
+
+def _answers(
+    result: Message, call: Mapping[str, Any], number: int, results: Sequence[Message]
+) -> bool:
+    """Whether a result is that of a call: by its id, or the first one where it names none."""
+    named = result.get("tool_call_id")
+    return named == call.get("id") if named else result is results[0]
+
+
+def _with_whole_arguments(messages: Sequence[Message]) -> list[Message]:
+    """Arguments that are no object (a limit has cut them) become one."""
+    return [
+        message | {"tool_calls": [_whole(call) for call in _calls(message)]}
+        if _calls(message)
+        else message
+        for message in messages
+    ]
+
+
+def _whole(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not _is_broken(call):
+        return call
+    function = call["function"]
+    given = function["arguments"]
+    try:
+        value = jiter.from_json(str(given).encode(), partial_mode="trailing-strings")
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        value = {"arguments": given}
+    return {**call, "function": {**function, "arguments": value}}
+
+
+def _all_in_words(messages: Sequence[Message]) -> list[Message]:
+    return with_tools_in_words(messages, ())
+
+
+def _merged(messages: Sequence[Message]) -> Message:
+    """Return several messages as one, with the first one's role and the texts of all."""
+    result: Message = {}
+    for message in messages:
+        for key, value in message.items():
+            held = result.get(key)
+            if key in ("content", "reasoning_content", "thinking", "reasoning") and held and value:
+                result[key] = joined(held, "\n\n", value)
+            elif not held:
+                result[key] = value
+    return result
+
+
+# The samples.
+
+_SYSTEM: Final[Message] = {"role": "system", "content": SYSTEM_WORD}
+_USER: Final[Message] = {"role": "user", "content": USER_WORD}
+_ANSWER: Final[Message] = {"role": "assistant", "content": ANSWER_WORD}
+_LATER: Final[Message] = {"role": "user", "content": LATER_WORD}
+
+
+def _turn(*arguments: Any, content: str = "") -> tuple[Message, ...]:
+    """Return a turn with calls, and their results. The ids are such as Mistral's templates take."""
+    ids = [f"lmxcall{number:02}" for number in range(len(arguments))]
+    calls = [
+        {"id": id_, "type": "function", "function": {"name": "lmx_probe", "arguments": given}}
+        for id_, given in zip(ids, arguments, strict=True)
+    ]
+    return (
+        {"role": "assistant", "content": content, "tool_calls": calls},
+        *({"role": "tool", "tool_call_id": id_, "content": f"{RESULT_WORD}{id_}"} for id_ in ids),
+    )
+
+
+_CALL: Final = {"text": CALL_WORD}
+_RESULT: Final = f"{RESULT_WORD}lmxcall00"
+
+SHAPES: Final[tuple[Shape, ...]] = (
+    Shape("developer", _has_developer, ({"role": "developer", "content": SYSTEM_WORD}, _USER),
+          (SYSTEM_WORD, USER_WORD), (_developer_as_system,)),
+    Shape("calls", _has_calls, (_USER, *_turn(_CALL)), (USER_WORD, CALL_WORD, _RESULT),
+          (with_text_arguments, with_calls_as_text, _all_in_words), with_tools=True),
+    Shape("broken_arguments", _has_broken_arguments, (_USER, *_turn(f'{{"text": "{CALL_WORD}')),
+          (USER_WORD, CALL_WORD, _RESULT), (_with_whole_arguments, _all_in_words),
+          with_tools=True),
+    Shape("several_calls", _has_several_calls, (_USER, *_turn(_CALL, {"text": LATER_WORD})),
+          (USER_WORD, CALL_WORD, LATER_WORD, _RESULT, f"{RESULT_WORD}lmxcall01"),
+          (_with_one_call_a_turn, _all_in_words), with_tools=True),
+    Shape("text_with_call", _has_text_with_call, (_USER, *_turn(_CALL, content=ANSWER_WORD)),
+          (USER_WORD, ANSWER_WORD, CALL_WORD, _RESULT), (_with_text_before_call,), with_tools=True),
+    Shape("several_systems", lambda messages: _leading_systems(messages) > 1,
+          (_SYSTEM, {"role": "system", "content": LATER_WORD}, _USER),
+          (SYSTEM_WORD, LATER_WORD, USER_WORD), (_with_one_system,)),
+    Shape("later_system", _has_later_system,
+          (_SYSTEM, _USER, _ANSWER, {"role": "system", "content": LATER_WORD}, _USER),
+          (SYSTEM_WORD, USER_WORD, ANSWER_WORD, LATER_WORD), (_later_system_as_user,)),
+    Shape("only_systems", _has_only_systems, (_SYSTEM,), (SYSTEM_WORD,), (_begun_by_user,)),
+    Shape("answer_first", _begins_with_answer, (_SYSTEM, _ANSWER, _USER),
+          (SYSTEM_WORD, ANSWER_WORD, USER_WORD), (_begun_by_user,)),
+    Shape("call_first", _begins_with_call, (_SYSTEM, *_turn(_CALL)),
+          (SYSTEM_WORD, CALL_WORD, _RESULT), (_begun_by_user,), with_tools=True),
+    Shape("text_after_result", _has_text_after_result, (_USER, *_turn(_CALL), _LATER),
+          (USER_WORD, CALL_WORD, _RESULT, LATER_WORD), (_with_text_in_result,), with_tools=True),
+    Shape("neighbours", _has_neighbours, (_USER, _LATER), (USER_WORD, LATER_WORD),
+          (_with_neighbours_joined,)),
+    Shape("system", lambda messages: _role(messages, 0) == "system", (_SYSTEM, _USER),
+          (SYSTEM_WORD, USER_WORD), (_system_in_user,)),
+    Shape("ends_with_result", _ends_with_result, (_SYSTEM, _USER, *_turn(_CALL)),
+          (SYSTEM_WORD, USER_WORD, CALL_WORD, _RESULT), (_system_in_user,), with_tools=True),
+)  # fmt: skip
+"""In the order in which they are looked for: a remedy may make a shape that stands below it."""
