@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -18,25 +20,30 @@ __all__ = ["OutputParser", "Part"]
 log = structlog.get_logger()
 
 _BREAKS: Final = "\r\n"
+_QUOTES: Final = ("`", '"', "'")
 
 
 class OutputParser:
     """Splits text that comes in pieces; the joined parts don't depend on how the text is cut.
 
-    Reasoning is the text between the model's two marks, wherever they are; without an end mark it
-    goes on to the end of the text. Line breaks right inside the marks, and between the last mark
-    and the content, are dropped: models write them around the marks, not for the reader. An end
-    mark without a start mark is dropped, and so are the marks around an answer that follows the
-    thinking. If the marks are words, only an answer that begins with them begins with reasoning.
+    Reasoning is the text between the model's two marks; without an end mark it extends to the end
+    of the text. Once there is content behind a thought, the marks are content too, until a call: an
+    answer may be about them. A mark in quotes does not end a thought. Line breaks right inside the
+    marks, and between the last mark and the content, are dropped: models write them around the
+    marks, not for the reader. An end mark without a start mark is dropped, and so are the marks
+    around an answer that follows the thinking. If the marks are words, only an answer that begins
+    with them begins with reasoning.
 
     The parser looks for calls only with ``tools``. Arguments come in fragments if the form allows
     it, otherwise whole. White space before, after and between calls is dropped, except before
     further content. A call that the end of the text cuts off is dropped, except for the part that
     was passed on already. A malformed call, or one of an unknown tool, becomes content, with its
-    marks; if its arguments go wrong only after their beginning was passed on, the rest follows as
-    it is. Without ``parallel`` everything after the first call is dropped. If the family writes
-    such calls, content may also begin with calls without marks: JSON or Python, bare or fenced,
-    that names one of the tools.
+    marks; if its arguments go wrong only after their beginning was passed on, they are closed so
+    that they are JSON, and the rest is content. Calls in a thought are a part of it, unless nothing
+    follows them and the thought has no end: the model forgot it (``open_calls``). Without
+    ``parallel`` everything after the first call is dropped. If the family writes such calls,
+    content may also begin with calls without marks: JSON or Python, bare or fenced, that names one
+    of the tools.
 
     With ``calls_only``, which is used if a grammar enforces a call, there is no content: text that
     is neither reasoning nor a call is a call that was cut off, or the end of the answer, and is
@@ -46,12 +53,14 @@ class OutputParser:
 
     __slots__ = (
         "_after_call",
+        "_answering",
         "_calls_only",
         "_either",
         "_feed",
         "_forms",
         "_holds_space",
         "_kept_end",
+        "_open_calls",
         "_parallel",
         "_read_bare",
         "_reasoning",
@@ -59,6 +68,8 @@ class OutputParser:
         "_space",
         "_steps",
         "_tail",
+        "_thought",
+        "_tries_calls",
         "_trim",
         "_wrote",
     )
@@ -73,6 +84,7 @@ class OutputParser:
         calls_only: bool = False,
         either: bool = False,
         marked_calls: bool = False,
+        open_calls: bool = True,
     ) -> None:
         self._reasoning = reasoning
         self._parallel = parallel
@@ -81,6 +93,7 @@ class OutputParser:
         self._feed = TextFeed()
         self._sink = PartSink(tools, parallel)
         self._forms: Sequence[CallForm] = ()
+        self._sink.write = self._write
         family = family_of(tool_parser, reasoning)
         self._read_bare: Reader | None = None if marked_calls or not tools else family.read_bare
         self._space = ""
@@ -89,7 +102,12 @@ class OutputParser:
         self._tail = ""
         self._trim = False
         self._wrote = False
+        # Whether a thought has ended, and whether content has followed it since the last call.
+        self._thought = self._answering = False
         self._after_call = False
+        # What reads the calls at the end of a thought.
+        self._open_calls = partial(OutputParser, None, False, tool_parser, tools, parallel)
+        self._tries_calls = bool(tools) and open_calls
         self._kept_end = ""
         self._steps: Steps[None] | None = None
         if family.answer is not None:
@@ -186,31 +204,50 @@ class OutputParser:
     def _may_think(self) -> bool:
         """Whether a mark of the thinking is one here, and not a part of the content."""
         assert self._reasoning is not None
-        return not (self._reasoning.only_first and self._wrote)
+        return not (self._answering or (self._reasoning.only_first and self._wrote))
 
     def _think(self, marks: ReasoningMarkers) -> Steps[bool]:
         """Read from after the start mark until after the end mark. Returns whether there is one."""
-        held = ""
-        blank = True
+        thought = _Thought(self._sink.reasoning)
+        trial: _Trial | None = None
+        starts = {form.start for form in self._forms if self._tries_calls}
 
         def give(text: str) -> None:
-            nonlocal held, blank
-            text = text.lstrip(_BREAKS) if blank else held + text
-            blank = blank and not text
-            body = text.rstrip(_BREAKS)
-            held = text[len(body) :]
-            self._sink.reasoning(body)
+            nonlocal trial
+            if trial is not None and trial.add(text):
+                return
+            thought.add(trial.text if trial is not None else text)
+            trial = None
 
         self._sink.kind = DeltaKind.REASONING
-        mark: str | None = marks.start
-        while mark == marks.start:
-            mark = yield from self._feed.until((marks.start, marks.end), give)
-        if mark is None:
-            self._sink.reasoning(held)
-            return False
-        self._sink.kind = DeltaKind.CONTENT
-        self._trim = True
-        return True
+        while True:
+            mark = yield from self._feed.until((marks.start, marks.end, *starts), give)
+            if mark is None:
+                break
+            if mark == marks.end:
+                quote = trial.text[-1:] if trial is not None else thought.last
+                if quote in _QUOTES and (yield from self._feed.char()) == quote:
+                    give(mark)
+                    continue
+                if trial is not None:
+                    thought.add(trial.text)
+                self._sink.kind = DeltaKind.CONTENT
+                self._trim = self._thought = True
+                return True
+            if mark in starts and trial is None:
+                trial = _Trial(self._open_calls())
+            if mark in starts or trial is not None:
+                give(mark)
+        if trial is not None and trial.finish():
+            for part in trial.parts:
+                if part.call is not None and part.call.name is not None:
+                    self._sink.begin_call(part.call.name)
+                self._sink.arguments(part.text)
+            self._calls_end()
+            return True
+        thought.add(trial.text if trial is not None else "")
+        thought.finish()
+        return False
 
     def _bare_calls(self, read: Reader) -> Steps[None]:
         """Read calls without any mark at the beginning of content."""
@@ -249,6 +286,7 @@ class OutputParser:
     def _calls_end(self) -> None:
         self._sink.kind = DeltaKind.CONTENT
         if self.called:
+            self._answering = False
             self._after_call = True
             self._trim = not self._wrote
 
@@ -269,4 +307,70 @@ class OutputParser:
         if body:
             self._sink.content(body)
             self._wrote = True
+            self._answering = self._thought
             self._after_call = False
+
+
+class _Thought:
+    """The text of a thought, without the line breaks right inside its marks."""
+
+    __slots__ = ("_blank", "_give", "_held", "last")
+
+    def __init__(self, give: Callable[[str], None]) -> None:
+        self._give = give
+        self._held = ""
+        self._blank = True
+        self.last = ""
+        """The last character."""
+
+    def add(self, text: str) -> None:
+        self.last = text[-1:] or self.last
+        text = text.lstrip(_BREAKS) if self._blank else self._held + text
+        self._blank = self._blank and not text
+        body = text.rstrip(_BREAKS)
+        self._held = text[len(body) :]
+        self._give(body)
+
+    def finish(self) -> None:
+        """Add the line breaks at the end: no mark follows them."""
+        self._give(self._held)
+
+
+class _Trial:
+    """Reads what looks like calls in a thought, with a parser of its own, as long as it may be
+    nothing else."""
+
+    __slots__ = ("_parser", "parts", "text")
+
+    def __init__(self, parser: OutputParser) -> None:
+        self._parser = parser
+        self.parts: list[Part] = []
+        self.text = ""
+
+    def add(self, text: str) -> bool:
+        """Return whether all text up to here may be calls and nothing else."""
+        self.text += text
+        return self._take(self._parser.add(text))
+
+    def finish(self) -> bool:
+        """Return whether all text was whole calls."""
+        if not self._take(self._parser.finish()) or not self._parser.called:
+            return False
+        arguments: list[str] = []
+        for part in self.parts:
+            if part.call is not None and part.call.name is not None:
+                arguments.append("")
+            arguments[-1] += part.text
+        return all(map(_is_json, arguments))
+
+    def _take(self, parts: Sequence[Part]) -> bool:
+        self.parts += parts
+        return all(part.kind is DeltaKind.TOOL_CALL for part in parts)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True

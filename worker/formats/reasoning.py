@@ -48,6 +48,8 @@ FORMS: Final = (
     ThinkingForm("<think>", "</think>"),
     # Granite 3.2
     ThinkingForm("Here is my thought process:", "Here is my response:", only_first=True),
+    # Apriel
+    ThinkingForm("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", only_first=True),
 )
 
 # The marks around an answer that follows the thinking: Hunyuan and GLM-4.1V; Granite 3.3 and ERNIE;

@@ -80,8 +80,14 @@ def types_of(schema: Schema, look: Lookup, depth: int = 0) -> frozenset[str]:
     if named is not None:
         listed = named if isinstance(named, list) else [named]
         types = frozenset("number" if one == "integer" else one for one in listed)
-    if "$ref" in schema and depth < _DEEPEST:
+    if depth == _DEEPEST:
+        return types
+    if "$ref" in schema:
         types &= types_of(look.resolve(schema["$ref"]), look, depth + 1)
+    for key in IN_PLACE:
+        parts = [types_of(part, look, depth + 1) for part in schema.get(key, ())]
+        if parts:
+            types &= frozenset.intersection(*parts) if key == "allOf" else frozenset.union(*parts)
     return types
 
 

@@ -92,13 +92,14 @@ class TextFeed:
             yield
         return self._text[self._at]
 
-    def skip(self, characters: str | None = None) -> Steps[None]:
-        """Read as many of these characters as come; None: white space."""
+    def skip(self, characters: str | None = None) -> Steps[str]:
+        """Read and return as many of these characters as come; None: white space."""
+        skipped: list[str] = []
         while True:
             rest = self.rest
-            self._at += len(rest) - len(rest.lstrip(characters))
+            skipped.append(self.take(len(rest) - len(rest.lstrip(characters))))
             if self._at < len(self._text) or self.ended:
-                return
+                return "".join(skipped)
             yield
 
     def starts(self, markers: Sequence[str]) -> Steps[str | None]:
@@ -180,7 +181,7 @@ class PartSink:
     everything after the first call is dropped.
     """
 
-    __slots__ = ("_dropping", "_index", "_parallel", "_parts", "kind", "names", "tools")
+    __slots__ = ("_dropping", "_index", "_parallel", "_parts", "kind", "names", "tools", "write")
 
     def __init__(self, tools: Sequence[Mapping[str, Any]], parallel: bool) -> None:
         self._parallel = parallel
@@ -190,6 +191,8 @@ class PartSink:
         self.kind = DeltaKind.CONTENT
         self._index = -1
         self._parts: list[Part] = []
+        self.write: Callable[[str], None] = self.content
+        """Where a reader of calls puts text that is no call."""
 
     @property
     def calls(self) -> int:

@@ -32,6 +32,7 @@ THINKING: Final = f"{CHANNEL}analysis{MESSAGE}"
 
 _ENDS: Final = (END, CALL, RETURN, START)
 _RECIPIENT: Final = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
+_NAME: Final = re.compile(r"[\w.-]+")
 _CHANNEL_NAME: Final = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
 
 
@@ -55,27 +56,32 @@ def _read_message(feed: TextFeed, sink: PartSink) -> Steps[None]:
     header: list[str] = []
     if (yield from feed.until((MESSAGE, END, RETURN), header.append)) != MESSAGE:
         # There is no message: an answer that doesn't keep to the form becomes content and is not
-        # lost.
+        # lost. A header without a word is nothing.
         text = feed.marked()
         for marker in TOKENS:
             text = text.replace(marker, "")
-        sink.content(text)
+        if CHANNEL not in "".join(header) or re.search(r"\w", text):
+            sink.content(text)
         return
     recipient = _RECIPIENT.search("".join(header))
-    channel = _CHANNEL_NAME.search("".join(header))
+    channels = _CHANNEL_NAME.findall("".join(header))
     if recipient:
         yield from _read_call(feed, sink, recipient.group(1))
-    elif channel and channel.group(1) == "analysis":
-        feed.unmark()
-        sink.kind = DeltaKind.REASONING
-        yield from feed.until(_ENDS, sink.reasoning)
-    else:
-        feed.unmark()
-        yield from feed.until(_ENDS, sink.content)
+        return
+    feed.unmark()
+    is_thought = channels[-1:] == ["analysis"]
+    sink.kind = DeltaKind.REASONING if is_thought else DeltaKind.CONTENT
+    # A second header in a message begins another one.
+    mark = yield from feed.until((*_ENDS, CHANNEL), sink.reasoning if is_thought else sink.content)
+    if mark == CHANNEL:
+        feed.untake(len(mark))
 
 
 def _read_call(feed: TextFeed, sink: PartSink, name: str) -> Steps[None]:
     sink.kind = DeltaKind.TOOL_CALL
+    if name not in sink.names and (begins := _NAME.match(name)):
+        # The channel may follow without a space.
+        name = begins.group()
     yield from feed.skip()
     if name in sink.names and (yield from feed.starts((CALL, END))):
         feed.unmark()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import structlog
@@ -13,6 +13,7 @@ from lmx.worker.formats.families.harmony import HARMONY, THINKING
 from lmx.worker.formats.families.json.apertus import APERTUS
 from lmx.worker.formats.families.json.cohere2_moe import COHERE2_MOE
 from lmx.worker.formats.families.json.deepseek_v3 import DEEPSEEK_V3, DEEPSEEK_V31
+from lmx.worker.formats.families.json.gigachat import GIGACHAT
 from lmx.worker.formats.families.json.glm4 import GLM4
 from lmx.worker.formats.families.json.granite import GRANITE
 from lmx.worker.formats.families.json.hunyuan import HUNYUAN
@@ -31,7 +32,7 @@ from lmx.worker.formats.families.literals.llama4 import LLAMA4
 from lmx.worker.formats.families.literals.olmo3 import OLMO3
 from lmx.worker.formats.families.literals.pythonic import PYTHONIC
 from lmx.worker.formats.families.tags.atem import ATEM
-from lmx.worker.formats.families.tags.deepseek_v32 import DEEPSEEK_V32
+from lmx.worker.formats.families.tags.deepseek_v32 import DEEPSEEK_V4, DEEPSEEK_V32
 from lmx.worker.formats.families.tags.glm47 import GLM47
 from lmx.worker.formats.families.tags.longcat import LONGCAT
 from lmx.worker.formats.families.tags.minicpm5 import MINICPM5
@@ -56,9 +57,11 @@ FAMILIES: Final[Mapping[str, Family]] = {
         COHERE2_MOE,
         DEEPSEEK_V3,
         DEEPSEEK_V31,
+        DEEPSEEK_V4,
         DEEPSEEK_V32,
         FUNCTIONGEMMA,
         GEMMA4,
+        GIGACHAT,
         GLM4,
         GLM47,
         HARMONY,
@@ -88,12 +91,15 @@ FAMILIES: Final[Mapping[str, Family]] = {
 _MARK_BEGINS: Final = ("<", "[", "]", "◁", "｜")
 
 
-def parser_for(chat_template: Any, override: str | None) -> str | None:
+def parser_for(
+    chat_template: Any, override: str | None, added_tokens: Collection[str] = ()
+) -> str | None:
     """Return the name of the family that a chat template shows, or ``override``.
 
-    Returns None if it shows no family. The families that mlx-vlm's registry recognises come first;
-    then those that lmx recognises; and last the registry's general one in JSON. Raises
-    ``ValueError`` for an unknown ``override``.
+    Returns None if nothing shows a family. The families that mlx-vlm's registry recognises come
+    first; then those that lmx recognises; then the registry's general one in JSON; and last those
+    whose marks the vocabulary has, because not every template has them. Raises ``ValueError`` for
+    an unknown ``override``.
     """
     specs = family_registry().SPECS
     if override is not None:
@@ -109,7 +115,13 @@ def parser_for(chat_template: Any, override: str | None) -> str | None:
     for family in FAMILIES.values():
         if any(all(mark in text for mark in group) for group in family.template_marks):
             return family.name
-    return str(best.name) if best is not None else None
+    if best is not None:
+        return str(best.name)
+    for family in FAMILIES.values():
+        marks = {mark for form in family.calls[:1] for mark in (form.start, form.end) if mark}
+        if family is not JSON_TOOLS and marks and marks.issubset(added_tokens):
+            return family.name
+    return None
 
 
 def family_of(tool_parser: str | None, reasoning: ReasoningMarkers | None = None) -> Family:

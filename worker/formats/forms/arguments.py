@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from lmx.worker.formats.family import Rules
+from lmx.worker.schemas.dialects import TYPES, SchemaFault, standalone
+from lmx.worker.schemas.disjoint import Lookup, types_of
 from lmx.worker.schemas.grammar import escaped, guided, quoted
 
 Schema = Mapping[str, Any]
@@ -89,6 +91,23 @@ def members(parameters: Schema) -> list[Member] | None:
     return found
 
 
+def argument_types(parameters: Mapping[str, Any], key: str) -> frozenset[str]:
+    """Return the types that a schema allows an argument; none if it restricts them in no way, or
+    can't be read."""
+    schema = parameters["properties"].get(key)
+    shared = {name: parameters[name] for name in ("$defs", "definitions") if name in parameters}
+    return _types({**shared, **schema}) if isinstance(schema, dict) else frozenset()
+
+
+def _types(schema: Schema) -> frozenset[str]:
+    try:
+        source = standalone(schema)
+        types = types_of(source.schema, Lookup(source))
+    except SchemaFault:
+        return frozenset()
+    return frozenset() if types >= TYPES - {"integer"} else types
+
+
 @dataclass(frozen=True, slots=True)
 class TagForm:
     """How a family writes an argument."""
@@ -98,7 +117,7 @@ class TagForm:
     close: str
     """The text after a value."""
     closing: str
-    """The text at which the parser ends a value, wherever it occurs."""
+    """The text at which the parser ends a value, if one of ``following`` comes next."""
     strips: bool
     """Whether the parser removes white space around a value."""
     any_json: bool
@@ -106,6 +125,8 @@ class TagForm:
     is."""
     open_json: str | None = None
     """The text before a value that is not a string, if it differs from ``open``."""
+    following: tuple[str, ...] = ()
+    """What comes after a value, and white space. If it is empty, anything may."""
 
 
 def tagged_arguments(
@@ -136,6 +157,9 @@ def _tagged_value(
     kind = schema.get("type")
     if kind == "string":
         return text_value(rules, schema, form, text)
+    if form.open_json is None and "string" in _types(schema):
+        # It is read as text, whatever it looks like.
+        return text_value(rules, {"type": "string"}, form, text) if _any_text(schema) else None
     close = text(form.close)
     if kind == "number" and is_bare(schema):
         return f"{rules.terminal(PLAIN_NUMBER)} {close}"
@@ -144,6 +168,17 @@ def _tagged_value(
         if untagged is not None:
             return f"%json {json.dumps(guided(untagged))} {close}"
     return None
+
+
+def _any_text(schema: Schema) -> bool:
+    """Whether every string satisfies a schema."""
+    kind = schema.get("type")
+    if kind is not None:
+        named = [kind] if isinstance(kind, str) else kind
+        return "string" in named and is_bare(schema)
+    options = schema.get("anyOf") or ()
+    bare = schema.keys() - ANNOTATIONS - {"$defs", "definitions"} == {"anyOf"}
+    return bare and any(isinstance(one, dict) and _any_text(one) for one in options)
 
 
 def _untagged(schema: Any) -> dict[str, Any] | None:
@@ -187,12 +222,10 @@ def text_value(
     least, most = schema.get("minLength", 0), schema.get("maxLength", "")
     if least and form.strips:
         return None
-    # A parser takes "null" for None even if the schema wants a string.
-    body = (
-        f"/(?s:.{{{least},{most}}})/ & ~/(?s:.*){escaped(form.closing)}(?s:.*)/"
-        r" & ~/\s*[nN][uU][lL][lL]\s*/"
-    )
-    content = rules.terminal(body)
+    end = escaped(form.closing)
+    if form.following:
+        end = rf"{end}\s*({'|'.join(map(escaped, form.following))})"
+    content = rules.terminal(f"/(?s:.{{{least},{most}}})/ & ~/(?s:.*){end}(?s:.*)/")
     close = text(form.close)
     if not close.startswith('"'):
         # A special token, which is no text, ends it.
@@ -212,7 +245,6 @@ def _sayable(choices: Any, form: TagForm) -> bool:
     return isinstance(choices, list) and all(
         isinstance(one, str)
         and form.closing not in one
-        and one.strip().lower() != "null"
         and (one == one.strip() if form.strips else one == one.strip("\n"))
         and one
         for one in choices

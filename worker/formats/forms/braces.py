@@ -22,7 +22,7 @@ from lmx.worker.formats.forms.arguments import (
     separated,
     text_value,
 )
-from lmx.worker.formats.forms.json import spill
+from lmx.worker.formats.forms.json import spill_rest
 from lmx.worker.schemas.grammar import guided, quoted
 from lmx.worker.text.feed import PartSink, Steps, TextFeed
 from lmx.worker.text.json_scan import read_json
@@ -32,7 +32,6 @@ _NAME: Final = re.compile(r"(?:call)?:?\s*(\S.*)")
 _DEEPEST: Final = 100
 _SCALARS: Final = ("string", "integer", "number", "boolean", "null")
 
-_Give = Callable[[str], Any]
 _Text = Callable[[str], str]
 
 
@@ -51,74 +50,145 @@ def read_brace_call(feed: TextFeed, sink: PartSink, form: BraceForm) -> Steps[bo
     """Read one call up to and including its end mark. Arguments are passed on as JSON, as they
     come. The feed must be marked. Returns False if it is no call of a known tool."""
     pieces: list[str] = []
-    brace = yield from feed.until(("{", form.end), pieces.append)
+    brace = yield from feed.until(("{", "(", form.end), pieces.append)
     match = _NAME.fullmatch("".join(pieces).strip())
-    if brace != "{" or match is None or match.group(1) not in sink.names:
+    name = match.group(1) if match else ""
+    if name not in sink.names:
+        # Models put a namespace before the name now and then.
+        name = name.rpartition(":")[2]
+    if brace not in ("{", "(") or name not in sink.names:
         return False
     feed.untake(1)
     feed.unmark()
-    sink.begin_call(match.group(1))
-    if not (yield from _read_value(feed, sink.arguments, form, 0)):
-        yield from spill(feed, sink, form.end)
+    sink.begin_call(name)
+    if not (yield from _Values(feed, sink, form).read()):
+        yield from spill_rest(feed, sink, form.end)
         return True
     yield from feed.skip()
     yield from feed.starts((form.end,))
     return True
 
 
-def _read_value(feed: TextFeed, give: _Give, form: BraceForm, depth: int) -> Steps[bool]:
-    """Pass on the next value; return whether it is whole and right."""
-    yield from feed.skip()
-    char = yield from feed.char()
-    if char in ("{", "["):
-        return depth < _DEEPEST and (yield from _read_members(feed, give, form, depth))
-    if char == '"':
-        return (yield from read_json(feed, give))
-    if (yield from feed.starts((form.quote,))):
-        give('"')
-        if not (yield from feed.until((form.quote,), lambda text: give(_escaped(text)), False)):
-            return False
-        give('"')
-        return True
-    word: list[str] = []
-    mark = yield from feed.until((",", "}", "]", form.end), word.append)
-    feed.untake(len(mark or ""))
-    if mark is None:
-        return False
-    text = "".join(word).strip()
-    if not text or mark == form.end:
-        give(text)
-        return False
-    give(_literal(text))
-    return True
+_CLOSING: Final = {"{": "}", "[": "]", "(": ")"}
 
 
-def _read_members(feed: TextFeed, give: _Give, form: BraceForm, depth: int) -> Steps[bool]:
-    """Pass on an object or an array, whose first character is next."""
-    opening = feed.take(1)
-    closing = "}" if opening == "{" else "]"
-    give(opening)
-    separator = ""
-    while True:
-        yield from feed.skip(", \t\r\n")
+class _Values:
+    """Reads the values of one call. What it passes on is JSON as soon as the brackets that are open
+    are closed, so a separator and a key are held back until their value begins."""
+
+    __slots__ = ("_feed", "_form", "_held", "_open", "_sink")
+
+    def __init__(self, feed: TextFeed, sink: PartSink, form: BraceForm) -> None:
+        self._feed = feed
+        self._sink = sink
+        self._form = form
+        self._held = ""
+        self._open: list[str] = []
+
+    def read(self) -> Steps[bool]:
+        """Pass on the object of arguments; return whether it is whole and right. If something in it
+        is wrong, it is closed."""
+        whole = yield from self._members()
+        if not whole and not self._feed.ended:
+            self._sink.arguments("".join(reversed(self._open)))
+            self._sink.write(self._held)
+        return whole
+
+    def _give(self, text: str) -> None:
+        if text:
+            self._sink.arguments(self._held + text)
+            self._held = ""
+
+    def _value(self) -> Steps[bool]:
+        feed, form = self._feed, self._form
+        yield from feed.skip()
         char = yield from feed.char()
-        if char in ("", closing):
-            give(feed.take(len(char)))
-            return bool(char)
-        give(separator)
-        separator = ", "
-        if opening == "{":
-            key: list[str] = []
-            mark = yield from feed.until((":", "{", "}", form.end), key.append)
-            if mark != ":":
-                if mark:
-                    give("".join(key))
-                    feed.untake(len(mark))
-                return False
-            name = "".join(key).strip().removeprefix(form.quote).removesuffix(form.quote)
-            give(f'"{_escaped(name)}": ')
-        if not (yield from _read_value(feed, give, form, depth + 1)):
+        if char in ("{", "["):
+            return len(self._open) <= _DEEPEST and (yield from self._members())
+        if char == '"':
+            return (yield from read_json(feed, self._give, self._sink.write))
+        if (yield from feed.starts((form.quote,))):
+            return (yield from self._quoted())
+        if char == "'" and (text := (yield from self._single_quoted())) is not None:
+            self._give(f'"{_escaped(text)}"')
+            return True
+        word: list[str] = []
+        mark = yield from feed.until((",", "}", "]", ")", form.end), word.append)
+        feed.untake(len(mark or ""))
+        text = "".join(word).strip()
+        if mark is None or not text or mark == form.end:
+            self._held += text
             return False
+        self._give(_literal(text))
+        return True
+
+    def _quoted(self) -> Steps[bool]:
+        """Pass on a text up to the mark behind it, which is one where a value may end."""
+        feed, form = self._feed, self._form
+        self._give('"')
+        self._open.append('"')
+        while (yield from feed.until((form.quote,), self._text, False)):
+            space = yield from feed.skip()
+            following = yield from feed.starts((",", "}", "]", ")", form.end))
+            feed.untake(len(following or ""))
+            if following or not (yield from feed.char()):
+                self._give(self._open.pop())
+                return True
+            self._text(form.quote + space)
+        return False
+
+    def _text(self, text: str) -> None:
+        self._give(_escaped(text))
+
+    def _single_quoted(self) -> Steps[str | None]:
+        """Return a text in single quotes, which end where a value may end; None if it is none."""
+        feed = self._feed
+        feed.mark()
+        feed.take(1)
+        pieces: list[str] = []
+        while (yield from feed.until(("'", self._form.end), pieces.append)) == "'":
+            space = yield from feed.skip()
+            char = yield from feed.char()
+            if char and char in ",}])":
+                feed.unmark()
+                return "".join(pieces)
+            pieces.append("'" + space)
+        feed.rewind()
+        return None
+
+    def _members(self) -> Steps[bool]:
+        """Pass on an object or an array, whose first character is next."""
+        feed, form = self._feed, self._form
+        opening = feed.take(1)
+        closing = _CLOSING[opening]
+        is_object = opening != "["
+        self._give("{" if is_object else "[")
+        self._open.append("}" if is_object else "]")
+        separator = ""
+        while True:
+            yield from feed.skip(", \t\r\n")
+            char = yield from feed.char()
+            if char in ("", closing):
+                feed.take(len(char))
+                if char:
+                    self._give(self._open.pop())
+                return bool(char)
+            self._held = separator
+            separator = ", "
+            if is_object:
+                key: list[str] = []
+                mark = yield from feed.until((":", "{", "}", form.end), key.append)
+                name = "".join(key).strip()
+                if mark != ":":
+                    self._held = name
+                    feed.untake(len(mark or ""))
+                    return False
+                name = name.removeprefix(form.quote).removesuffix(form.quote)
+                if len(name) > 1 and name[0] == name[-1] and name[0] in "\"'":
+                    name = name[1:-1]
+                self._held += f'"{_escaped(name)}": '
+            if not (yield from self._value()):
+                return False
 
 
 def _escaped(text: str) -> str:

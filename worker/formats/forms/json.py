@@ -56,6 +56,10 @@ def read_json_calls(
     """
     begun = sink.calls
     yield from feed.skip()
+    if not bare and (yield from feed.starts((_FENCE,))):
+        # A language may follow.
+        yield from feed.until(("\n",), discard)
+        yield from feed.skip()
     if (yield from feed.char()) == "[":
         feed.take(1)
     while True:
@@ -66,15 +70,15 @@ def read_json_calls(
             if outcome is _Outcome.NO_CALL:
                 return False
             if outcome is _Outcome.BROKEN:
-                yield from spill(feed, sink, end)
+                yield from spill_rest(feed, sink, end)
                 return True
             feed.mark()
         elif end and (yield from feed.starts((end,))):
             return sink.calls > begun
         elif sink.calls == begun:
             return False
-        elif char and char in ",;]}":
-            # Small models often write one closing brace too many.
+        elif char and char in ",;]}`":
+            # Small models often write one closing brace too many, or a fence.
             feed.take(1)
             feed.mark()
         else:
@@ -134,22 +138,19 @@ def read_arguments(feed: TextFeed, sink: PartSink, name: str, end: str) -> Steps
         return False
     feed.unmark()
     sink.begin_call(name)
-    if not (yield from read_json(feed, sink.arguments)):
-        yield from spill(feed, sink, end)
+    if not (yield from read_json(feed, sink.arguments, sink.write)):
+        yield from spill_rest(feed, sink, end)
     return True
 
 
-def spill(feed: TextFeed, sink: PartSink, end: str) -> Steps[None]:
-    """Read arguments that went wrong after their beginning was passed on.
+def spill_rest(feed: TextFeed, sink: PartSink, end: str) -> Steps[None]:
+    """Read what follows arguments that went wrong, up to and including the mark ``end``.
 
-    The beginning can't be taken back, so the rest is passed on as the model wrote it: the client
-    finds that it is no JSON, and nothing is lost.
+    The call's beginning was passed on and can't be taken back. Arguments that are no JSON would end
+    many a client, so they were closed; the rest is content, so that nothing is lost.
     """
-    if end:
-        yield from feed.until((end,), sink.arguments)
-        return
-    while (yield from feed.char()):
-        sink.arguments(feed.take(len(feed.rest)))
+    if end and not feed.ended:
+        yield from feed.until((end,), sink.write)
 
 
 def _read_call(feed: TextFeed, sink: PartSink, keys: CallKeys, bare: bool) -> Steps[_Outcome]:
@@ -174,7 +175,7 @@ def _read_call(feed: TextFeed, sink: PartSink, keys: CallKeys, bare: bool) -> St
             feed.unmark()
             sink.begin_call(name)
             outcome = _Outcome.CALLED
-            if not (yield from read_json(feed, sink.arguments)):
+            if not (yield from read_json(feed, sink.arguments, sink.write)):
                 return _Outcome.BROKEN
         else:
             text = yield from read_json_text(feed)
@@ -197,7 +198,7 @@ def _read_call(feed: TextFeed, sink: PartSink, keys: CallKeys, bare: bool) -> St
 
 def _read_key(feed: TextFeed) -> Steps[str | None]:
     """Return the key of a member and read its colon, None when there is none."""
-    if (yield from feed.char()) != '"':
+    if (yield from feed.char()) not in ('"', "'"):
         return None
     text = yield from read_json_text(feed)
     if text is None:

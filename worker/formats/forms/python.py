@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import json
 import keyword
+import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from lmx.worker.formats.family import Rules, SpecialTokens, Tool
@@ -26,6 +27,8 @@ from lmx.worker.text.feed import PartSink, Steps, TextFeed
 _PYTHON_ESCAPES: Final = 'nrbtf\\"'
 
 _FENCE: Final = "```"
+_NAME: Final = re.compile(r"[A-Za-z_][\w.-]*")
+"""Names that a call may have, and its arguments: not all of them are Python's identifiers."""
 # Models that were shown JSON write these words as values.
 _JSON_WORDS: Final = {"true": True, "false": False, "null": None}
 _CLOSING: Final = {"(": ")", "[": "]", "{": "}"}
@@ -123,8 +126,9 @@ def _string(feed: TextFeed, quote: str, give: Callable[[str], Any]) -> Steps[boo
 
 
 def _give(text: str, sink: PartSink) -> bool:
+    code, names = _with_identifiers(text, sink)
     try:
-        found = list(_calls(text))
+        found = list(_calls(code, names))
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return False  # The last two are what Python's parser says of deep nesting.
     if not found or any(name not in sink.names for name, _ in found):
@@ -135,8 +139,38 @@ def _give(text: str, sink: PartSink) -> bool:
     return True
 
 
-def _calls(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the name and the arguments of each call. Raises for text that is no call."""
+_STRINGS: Final = (
+    r"""'{3}(?:\\.|[^\\])*?'{3}|"{3}(?:\\.|[^\\])*?"{3}|'(?:\\.|[^'\\\n])*'|"(?:\\.|[^"\\\n])*\""""
+)
+
+
+def _with_identifiers(text: str, sink: PartSink) -> tuple[str, Mapping[str, str]]:
+    """Return the code with identifiers in place of names that are none (``read-file``, ``from``),
+    and the names by these identifiers."""
+    called = sorted(sink.names, key=len, reverse=True)
+    given = {key for tool in sink.tools for key in tool["function"]["parameters"]["properties"]}
+    odd = [
+        (name, end)
+        for names, end in ((called, r"\s*\("), (sorted(given, key=len, reverse=True), r"\s*=(?!=)"))
+        for name in names
+        if not _is_identifier(name)
+    ]
+    if not odd:
+        return text, {}
+    names = {f"lmx_name_{number}": name for number, (name, _) in enumerate(odd)}
+    groups = [rf"(?P<{stand_in}>{re.escape(name)}(?={end}))"
+              for stand_in, (name, end) in zip(names, odd, strict=True)]  # fmt: skip
+    pattern = rf"{_STRINGS}|(?<![\w.-])(?:{'|'.join(groups)})"
+    return re.sub(pattern, lambda found: found.lastgroup or found.group(), text, flags=re.S), names
+
+
+def _is_identifier(name: str) -> bool:
+    return name.isidentifier() and not keyword.iskeyword(name)
+
+
+def _calls(text: str, names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the name and the arguments of each call. ``names`` are those that stand for others.
+    Raises for text that is no call."""
     with warnings.catch_warnings():
         # Python warns about escapes that it doesn't know. Models write them.
         warnings.simplefilter("ignore")
@@ -148,10 +182,12 @@ def _calls(text: str) -> Iterator[tuple[str, str]]:
         for call in listed:
             if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
                 raise TypeError("no call with keywords alone")
-            arguments = {str(one.arg): _value(one.value) for one in call.keywords}
+            arguments = {
+                names.get(str(one.arg), str(one.arg)): _value(one.value) for one in call.keywords
+            }
             if len(arguments) < len(call.keywords) or "None" in arguments:
                 raise TypeError("an argument twice, or without a name")
-            yield call.func.id, json_text(arguments)
+            yield names.get(call.func.id, call.func.id), json_text(arguments)
 
 
 def _value(node: ast.expr) -> Any:
@@ -170,7 +206,7 @@ def _value(node: ast.expr) -> Any:
 
 def python_call(rules: Rules, tool: Tool, special: SpecialTokens) -> str | None:
     """Return the grammar of a call with keywords: ``name(a="b", c=1)``."""
-    arguments = _arguments(rules, tool.parameters) if tool.name.isidentifier() else None
+    arguments = _arguments(rules, tool.parameters) if _NAME.fullmatch(tool.name) else None
     return arguments and f'{quoted(tool.name + "(")} {arguments} ")"'
 
 
@@ -180,7 +216,7 @@ def _arguments(rules: Rules, parameters: Schema) -> str | None:
         return None
     items = []
     for one in arguments:
-        if not one.name.isidentifier() or keyword.iskeyword(one.name):
+        if not _NAME.fullmatch(one.name):
             return None
         if is_bare(one.schema) and one.schema["type"] == "boolean":
             value = '("True" | "False")'

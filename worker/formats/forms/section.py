@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from lmx.worker.formats.family import Reader
 from lmx.worker.formats.forms.json import read_arguments
 from lmx.worker.text.feed import PartSink, Steps, TextFeed, discard
 
@@ -46,6 +47,16 @@ def read_section_calls(feed: TextFeed, sink: PartSink, form: SectionForm) -> Ste
         yield from feed.skip()
         yield from feed.starts((form.call_end,))
         feed.mark()
+
+
+def unread(mark: str, read: Reader) -> Reader:
+    """Return a reader of calls without the section around them: the first one's mark was read."""
+
+    def read_on(feed: TextFeed, sink: PartSink) -> Steps[bool]:
+        feed.untake(len(mark))
+        return (yield from read(feed, sink))
+
+    return read_on
 
 
 def _read_name(feed: TextFeed, form: SectionForm) -> Steps[str]:

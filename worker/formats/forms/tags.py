@@ -1,21 +1,24 @@
 """Tool calls that are tags with one parameter each.
 
-A parameter is text; its type is in the tool's schema. String parameters are passed on as they come.
-The others are converted by the family's own parser when they are complete.
+A parameter is text; which type it has is for the tool's schema to say. A value that may be a string
+is the text as it stands, and is passed on as it comes, unless it is the word "null" and null is
+allowed. Other values are read as JSON, or as Python's literals, when they are complete.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
-from lmx.worker.formats.family import CallWriter, Rules, SpecialTokens, Tool
-from lmx.worker.formats.forms.arguments import TagForm, tagged_arguments
-from lmx.worker.formats.forms.json import json_text, read_json_calls
-from lmx.worker.formats.registry import parse_call
+from lmx.worker.formats.family import CallForm, CallWriter, Rules, SpecialTokens, Tool
+from lmx.worker.formats.forms.arguments import TagForm, argument_types, tagged_arguments
+from lmx.worker.formats.forms.json import json_text, read_arguments, read_json_calls
+from lmx.worker.schemas.disjoint import type_of
 from lmx.worker.text.feed import PartSink, Steps, TextFeed, discard
 
 # A parameter's name, and whether its value is text.
@@ -26,7 +29,6 @@ _TYPED: Final = re.compile(r'"([^"]*)"\s+string="(true|false)"')
 class XmlForm:
     """How a family writes a call."""
 
-    parser: str
     end: str
     """The marker after the last call."""
     function: str
@@ -41,19 +43,22 @@ class XmlForm:
     strip: bool
     """Whether white space around a value doesn't belong to it; otherwise only one line break on
     either side doesn't."""
-    like: XmlForm | None = None
-    """The form that ``parser`` knows, if it is not this one."""
     typed: bool = False
-    """Whether each parameter's name is followed by its type, text (``string="true"``) or JSON.
-    ``parser`` is not used then."""
+    """Whether each parameter's name is followed by its type, text (``string="true"``) or JSON."""
 
-    def example(self, name: str, key: str, value: str) -> str:
-        """Return a call with this one parameter, in the form of the family's parser."""
-        key_end = "".join(self.key_end)
-        return (
-            f"{self.function}{name}{self.name_end}"
-            f"{self.parameter}{key}{key_end}{value}{self.parameter_end}{self.function_end}"
-        )
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """What may come after a parameter."""
+        return tuple(tag for tag in (self.parameter, self.function_end, self.end) if tag)
+
+
+def xml_calls(start: str, form: XmlForm, tokens: tuple[str, ...] = ()) -> tuple[CallForm, ...]:
+    """Return how calls are read: in a section that begins with ``start``, and without one, which
+    models forget."""
+    section = CallForm(start, form.end, partial(read_xml_calls, form=form), tokens)
+    if not form.function_end:
+        return (section,)
+    return (section, CallForm(form.function, "", partial(read_functions, form=form), tokens))
 
 
 def tagged_call(before: str, form: TagForm, after: str) -> CallWriter:
@@ -85,16 +90,62 @@ def read_xml_calls(feed: TextFeed, sink: PartSink, form: XmlForm) -> Steps[bool]
             return sink.calls > begun
         name = yield from _read_name(feed, form)
         if name not in sink.names:
-            return False
-        feed.unmark()
-        sink.begin_call(name)
-        sink.arguments("{")
-        closed_by = yield from _read_parameters(feed, sink, form, name)
-        if closed_by:
-            sink.arguments("}")
+            if not form.function_end:
+                return False
+            # The calls beside it may be good.
+            closed_by = yield from feed.until((form.function_end, form.end), discard)
+            if closed_by != form.function_end:
+                return False
+            sink.write(feed.marked())
+            feed.mark()
+            continue
+        closed_by = yield from _read_call(feed, sink, form, name)
         feed.mark()
         if closed_by != form.function_end:
             return True
+
+
+def read_functions(feed: TextFeed, sink: PartSink, form: XmlForm) -> Steps[bool]:
+    """Read calls without the marks of a section, from behind the tag of the first function.
+
+    Only what names a known tool and goes on as a call does is a call: the tag may stand in any
+    text. The feed must be marked. Returns False if there is no call.
+    """
+    while True:
+        names = [f"{one}{form.name_end}" for name in sink.names for one in (name, f'"{name}"')]
+        named = yield from feed.starts(sorted(names, key=len, reverse=True))
+        if named is None:
+            return False
+        name = _unquoted(named.removesuffix(form.name_end))
+        yield from feed.skip()
+        opening = yield from feed.starts((form.parameter, form.function_end, "{"))
+        if opening is None:
+            return False
+        feed.untake(len(opening))
+        if opening == "{":
+            yield from read_arguments(feed, sink, name, form.function_end)
+            yield from feed.skip()
+            yield from feed.starts((form.function_end,))
+        else:
+            yield from _read_call(feed, sink, form, name)
+        feed.mark()
+        yield from feed.skip()
+        following = yield from feed.starts((form.function, form.end))
+        if following is None:
+            feed.rewind()
+        if following != form.function:
+            return True
+
+
+def _read_call(feed: TextFeed, sink: PartSink, form: XmlForm, name: str) -> Steps[str | None]:
+    """Read from behind a function's name to its end; return the text that ended it."""
+    feed.unmark()
+    sink.begin_call(name)
+    sink.arguments("{")
+    closed_by = yield from _read_parameters(feed, sink, form, name)
+    if closed_by:
+        sink.arguments("}")
+    return closed_by
 
 
 def _read_name(feed: TextFeed, form: XmlForm) -> Steps[str]:
@@ -110,11 +161,10 @@ def _read_name(feed: TextFeed, form: XmlForm) -> Steps[str]:
 def _read_parameters(feed: TextFeed, sink: PartSink, form: XmlForm, name: str) -> Steps[str | None]:
     """Read to the end of the call; return the text that ended it, None if the whole text ended
     first."""
-    tags = tuple(tag for tag in (form.parameter, form.function_end, form.end) if tag)
     separator = ""
     while True:
-        # The family's parser ignores text between the parameters too.
-        tag = yield from feed.until(tags, discard)
+        # Models write a word between the parameters now and then.
+        tag = yield from feed.until(form.tags, discard)
         if tag != form.parameter:
             return tag
         key: list[str] = []
@@ -124,10 +174,24 @@ def _read_parameters(feed: TextFeed, sink: PartSink, form: XmlForm, name: str) -
                 return None
             give = discard
         value = _Value(sink, form, name, "".join(key).strip(), separator)
-        if not (yield from feed.until((form.parameter_end,), value.add, whole=False)):
+        if not (yield from _read_value(feed, value, form)):
             return None
         value.close()
         separator = ", "
+
+
+def _read_value(feed: TextFeed, value: _Value, form: XmlForm) -> Steps[bool]:
+    """Read up to and including the tag that ends a value; return whether there is one. The same tag
+    in the value's text is followed by other text than one that ends a value is."""
+    while (yield from feed.until((form.parameter_end,), value.add, whole=False)):
+        space = yield from feed.skip()
+        tag = yield from feed.starts(form.tags)
+        # The whole text may end within the tag.
+        if tag or (feed.ended and any(one.startswith(feed.rest) for one in form.tags)):
+            feed.untake(len(tag or ""))
+            return True
+        value.add(form.parameter_end + space)
+    return False
 
 
 def _unquoted(name: str) -> str:
@@ -140,20 +204,31 @@ def _unquoted(name: str) -> str:
 class _Value:
     """One parameter, from its text to JSON."""
 
-    __slots__ = ("_form", "_held", "_key", "_name", "_opened", "_separator", "_sink", "_streams")
+    __slots__ = (
+        "_form",
+        "_held",
+        "_key",
+        "_nullable",
+        "_opened",
+        "_separator",
+        "_sink",
+        "_streams",
+        "_types",
+    )
 
     def __init__(self, sink: PartSink, form: XmlForm, name: str, key: str, separator: str) -> None:
         self._sink = sink
         self._form = form
-        self._name = name
         self._separator = separator
         self._opened = False
         self._held = ""
         typed = _TYPED.fullmatch(key) if form.typed else None
         self._key = typed[1] if typed else _unquoted(key)
-        self._streams = typed[2] == "true" if typed else _is_string(sink, name, self._key)
+        self._types = frozenset() if typed else _types(sink, name, self._key)
+        self._streams = typed[2] == "true" if typed else "string" in self._types
+        self._nullable = "null" in self._types
         if form.typed and self._streams:
-            # The text stays as it is, even if it is empty or the word "null".
+            # The text stays as it is, even if it is empty.
             self._open()
 
     def add(self, text: str) -> None:
@@ -165,9 +240,8 @@ class _Value:
             self._held = ""
             return
         if not self._opened:
-            # "null" is no string to some of the parsers.
             begins = self._held.strip() if self._form.strip else self._held.removeprefix("\n")
-            if "null".startswith(begins.strip().lower()):
+            if not begins or (self._nullable and "null".startswith(begins.strip())):
                 return
             self._held = self._held.lstrip() if self._form.strip else begins
             self._open()
@@ -187,25 +261,46 @@ class _Value:
             self._sink.arguments(f"{self._separator}{json_text(self._key)}: {value}")
 
     def _converted(self) -> str:
-        """Return the value as JSON: a string if the parser can't make anything else of it."""
-        example = (self._form.like or self._form).example(self._name, self._key, self._held)
+        """Return the value as JSON: as a string if it is none of the types that are allowed."""
+        text = self._held.strip()
+        if not self._streams:
+            return literal(text, self._types) or json_text(text)
+        if self._nullable and text == "null":
+            return text
+        return json_text(text if self._form.strip else self._held.strip("\n"))
+
+
+def literal(text: str, types: frozenset[str] = frozenset()) -> str | None:
+    """Return a value of JSON, or of Python's literals, as JSON; None if ``text`` is none, or if it
+    is none of these types. No types: any will do."""
+    for read in (_json, ast.literal_eval, _word):
         try:
-            if self._form.typed:
-                return json_text(json.loads(self._held, parse_constant=_no_constant))
-            call = parse_call(self._form.parser, example, self._sink.tools)[0]
-            return json_text(call["arguments"][self._key])
-        except (ValueError, TypeError, LookupError, RecursionError):
-            text = self._held
-            return json_text(text.strip() if self._form.strip else text.strip("\n"))
+            value = read(text)
+            if types and type_of(value) not in types:
+                continue
+            return json_text(value)
+        except (
+            ValueError, TypeError, LookupError, SyntaxError, RecursionError, MemoryError,
+        ):  # fmt: skip
+            continue  # The last two are what Python's parser says of deep nesting.
+    return None
+
+
+def _json(text: str) -> Any:
+    return json.loads(text, parse_constant=_no_constant)
+
+
+def _word(text: str) -> Any:
+    return {"true": True, "false": False, "null": None, "none": None}[text.lower()]
 
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
 
 
-def _is_string(sink: PartSink, name: str, key: str) -> bool:
+def _types(sink: PartSink, name: str, key: str) -> frozenset[str]:
+    """Return the types that a tool's schema allows an argument: none of them if it says nothing."""
     for tool in sink.tools:
         if tool["function"]["name"] == name:
-            schema = tool["function"]["parameters"]["properties"].get(key)
-            return isinstance(schema, dict) and schema.get("type") == "string"
-    return False
+            return argument_types(tool["function"]["parameters"], key)
+    return frozenset()

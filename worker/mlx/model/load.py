@@ -127,7 +127,7 @@ def load_model(spec: WorkerSpec, advanced: LoadReporter) -> LoadedModel:
         vocabulary_size=forward.vocabulary_size,
         sampling=config.sampling,
         reasoning=find_markers(tokenizer),
-        tool_parser=_tool_parser(tokenizer.chat_template, spec.tool_parser),
+        tool_parser=_tool_parser(tokenizer, spec.tool_parser),
         converses=bool(tokenizer.chat_template),
         grammars=takes_grammars(tokenizer),
         adapters=adapters.problems,
@@ -154,8 +154,8 @@ def _attach(spec: WorkerSpec, forward: Forward) -> Adapters:
     return attach_adapters(forward.model, spec.adapters, forward.active, run)
 
 
-def _tool_parser(chat_template: Any, configured: str | None) -> str | None:
+def _tool_parser(tokenizer: Any, configured: str | None) -> str | None:
     try:
-        return parser_for(chat_template, configured)
+        return parser_for(tokenizer.chat_template, configured, tokenizer.get_added_vocab())
     except ValueError as error:
         raise OperationError(ErrorCode.CONFIG_INVALID, f"tool_parser: {error}.") from error

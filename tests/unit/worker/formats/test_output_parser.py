@@ -158,7 +158,7 @@ def test_arguments_come_as_they_are_made() -> None:
     first = fragments[0][0]
     assert first.call is not None
     assert (first.call.index, first.call.name) == (0, "write-file")
-    texts = ['{"text": "', "ab", 'c\\n"', ', "tags": [', "1]}"]
+    texts = ['{"text": "', "ab", "c\\n", '", "tags": [', "1]}"]
     assert [part.text for parts in fragments for part in parts] == texts
     assert one.add("}</tool_call>") == []
 
@@ -235,11 +235,39 @@ def test_a_good_call_after_a_bad_one() -> None:
     assert parse(f'<tool_call>{{"name": x <tool_call>{PARIS}</tool_call>').objects == [WEATHER]
 
 
-def test_arguments_that_go_wrong_after_their_beginning_are_not_lost() -> None:
-    text = '<tool_call>{"name": "now", "arguments": {"a": tru, "b": 1}}</tool_call> after'
+@pytest.mark.parametrize(
+    ("arguments", "closed", "rest"),
+    [
+        ('{"a": tru, "b": 1}}', {}, '"a": tru, "b": 1}}'),
+        ('{"a": 1, "b": [2, {"c": "d"; 3]}', {"a": 1, "b": [2, {"c": "d"}]}, "; 3]}"),
+        ('{"a": {"b": 1}, c}', {"a": {"b": 1}}, ", c}"),
+        ('{"a": "x"\n"b": 2}', {"a": "x"}, '"b": 2}'),
+    ],
+)
+def test_arguments_that_go_wrong_are_closed_and_the_rest_is_content(
+    arguments: str, closed: dict[str, Any], rest: str
+) -> None:
+    text = f'<tool_call>{{"name": "now", "arguments": {arguments}</tool_call> after'
     parsed = parse(text)
-    assert parsed.calls == [("now", '{"a": tru, "b": 1}}')]
-    assert parsed.content == " after"
+    assert (parsed.objects, parsed.content) == ([("now", closed)], f"{rest} after")
+    assert parse(text, cuts=[]).content == parsed.content
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        ("{'a': 'it\\'s', 'b': None, 'c': [True, False]}",
+         {"a": "it's", "b": None, "c": [True, False]}),
+        ("{'a': 'he said \"no\"'}", {"a": 'he said "no"'}),
+        ('{"a": "the "best" one", "b": 1}', {"a": 'the "best" one', "b": 1}),
+        ('{"a": [1, 2,], }', {"a": [1, 2]}),
+    ],
+)  # fmt: skip
+def test_slips_of_the_pen_in_json_are_repaired(arguments: str, meant: dict[str, Any]) -> None:
+    for fence in ("{}", "```json\n{}\n```"):
+        call = fence.format(f"{{'name': 'now', 'arguments': {arguments}}}")
+        parsed = parse(f"<tool_call>{call}</tool_call>")
+        assert (parsed.objects, parsed.content) == ([("now", meant)], "")
 
 
 def test_a_call_that_is_cut_off_stays_as_it_is() -> None:

@@ -23,7 +23,6 @@ from parsed_output import parse, tool
 
 from lmx.worker.formats.families.table import call_forms, family_of, parser_for
 from lmx.worker.formats.parser import OutputParser
-from lmx.worker.formats.registry import family_parser
 
 families = pytest.mark.parametrize(
     ("name", "write"), WRITERS, ids=[f"{n}-{w.__name__}" for n, w in WRITERS]
@@ -106,34 +105,55 @@ def test_no_tools_no_calls(name: str, write: Callable[[Calls], str]) -> None:
     assert parse(text, name, tools=()).content == text
 
 
-@pytest.mark.parametrize("name", ["qwen3_coder", "glm47", "longcat", "minimax_m2"])
+TAG_FAMILIES = [
+    (name, write) for name, write in WRITERS
+    if name in ("qwen3_coder", "glm47", "longcat", "minimax_m2", "seed_oss", "step3")
+]  # fmt: skip
+
+
 @given(
-    # Without the tags themselves: no family has a way to write those. mlx-vlm's parser for
-    # minimax_m2 takes the words "none" and "nil" for null, in strings too; here they are text.
+    st.sampled_from(TAG_FAMILIES),
     st.dictionaries(
         st.sampled_from(["path", "size", "tags", "options", "else"]),
-        st.text().filter(lambda text: text.strip().lower() not in ("none", "nil")),
+        st.text()
+        | st.sampled_from(["null", "None", "true", "3", "[1]", "{'a': None}", '{"b": 1}']),
     ),
     st.data(),
 )
-@settings(max_examples=30, deadline=None)
-def test_parameters_mean_what_they_mean_to_the_family(
-    name: str, arguments: dict[str, str], data: st.DataObject
+@settings(max_examples=examples(120), deadline=None)
+def test_parameters_have_the_types_of_the_schema(
+    writer: tuple[str, Callable[[Calls], str]], arguments: dict[str, str], data: st.DataObject
 ) -> None:
-    write = next(write for family, write in WRITERS if family == name)
+    name, write = writer
     text = write([("save", arguments)])
-    form = call_forms(family_of(name))[0]
-    body = text.removeprefix(form.start).removesuffix(form.end).strip()
-    try:
-        expected = dumps(family_parser(name).parse_tool_call(body, TOOLS))
-        assert "NaN" not in expected
-        assert "Infinity" not in expected
-    except (AssertionError, AttributeError, ValueError, SyntaxError, TypeError):
-        # The whole call fails for one parameter; here that parameter stays text.
-        return
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=8))
     parsed = parse(text, name, tools=TOOLS, cuts=cuts, reasoning=None)
-    assert parsed.objects == [("save", json.loads(expected)["arguments"])]
+    ((_, values),) = parsed.objects
+    assert values.keys() == arguments.keys()
+    for key, value in values.items():
+        if key == "path":
+            assert value.strip() == arguments[key].strip()
+        elif key != "else":
+            kind = {"size": int | float, "tags": list, "options": dict}[key]
+            assert value == arguments[key].strip() or isinstance(value, kind)
+
+
+@families
+@pytest.mark.parametrize("around", ["{}", "a {} b", "{}\n{}", "x{}"])
+def test_a_family_s_marks_are_text_inside_an_argument(
+    name: str, write: Callable[[Calls], str], around: str
+) -> None:
+    whole = write([SHORT, NOW])
+    family = family_of(name)
+    marks = {mark for form in family.calls for mark in (form.start, form.end, *form.tokens)}
+    marks |= {*re.findall(r"<[^<>]*>|\[[A-Z_]+\]", whole), "</think>", "<think>"} - {""}
+    for mark in sorted(marks - {""}):
+        said = around.format(mark, mark)
+        parsed = parse(write([("save", {"text": said, "path": "p"})]), name, tools=TOOLS, cuts=[])
+        if name == "minimax_m3" and mark in (family.calls[0].start, family.calls[0].end):
+            continue  # mlx-vlm's parser reads it, and ends a call at the first of them.
+        assert parsed.objects == [("save", {"text": said, "path": "p"})], mark
+        assert parsed.content == ""
 
 
 def test_a_parameter_that_is_not_of_its_type_stays_text() -> None:
@@ -209,8 +229,8 @@ def test_a_gemma_call_streams() -> None:
     one = OutputParser(None, False, "gemma4", TOOLS)
     one.add('<|tool_call>call:save{text:<|"|>a')
     assert [part.text for part in one.add('"}b')] == ['\\"}b']
-    assert [part.text for part in one.add('<|"|>,size:1')] == ['", "size": ']
-    assert [part.text for part in one.add("2}")] == ["12}"]
+    assert [part.text for part in one.add('<|"|>,size:1')] == ['"']
+    assert [part.text for part in one.add("2}")] == [', "size": 12}']
 
 
 @pytest.mark.parametrize(
@@ -219,7 +239,9 @@ def test_a_gemma_call_streams() -> None:
 )
 def test_a_gemma_call_that_goes_wrong_is_not_lost(text: str) -> None:
     parsed = parse(f"<|tool_call>call:{text}<tool_call|> after", "gemma4", tools=TOOLS)
-    assert (len(parsed.calls), parsed.content) == (1, " after")
+    ((_, arguments),) = parsed.calls
+    assert isinstance(json.loads(arguments), dict), "what is no JSON never leaves"
+    assert parsed.content.endswith(" after")
 
 
 def pieces_of(text: str, name: str | None, cuts: list[int] | None) -> Any:

@@ -10,7 +10,7 @@ from typing import Final
 from lmx.worker.formats.family import CallForm, CallGrammar, Family
 from lmx.worker.formats.forms.bare import read_bare_calls
 from lmx.worker.formats.forms.json import json_call
-from lmx.worker.formats.forms.section import SectionForm, read_section_calls
+from lmx.worker.formats.forms.section import SectionForm, read_section_calls, unread
 
 _START: Final = "<｜tool▁calls▁begin｜>"
 _FORM: Final = SectionForm(
@@ -26,10 +26,11 @@ _CALLS: Final = CallForm(
     partial(read_section_calls, form=_FORM),
     (_FORM.call, _FORM.separator, _FORM.call_end),
 )
+_BARE: Final = CallForm(_FORM.call, "", unread(_FORM.call, _CALLS.read))
 
 DEEPSEEK_V3: Final = Family(
     name="deepseek_v3",
-    calls=(_CALLS,),
+    calls=(_CALLS, _BARE),
     grammar=CallGrammar(
         json_call(
             f"{_FORM.call}function{_FORM.separator}$name\n```json\n", f"\n```{_FORM.call_end}"
@@ -44,7 +45,7 @@ DEEPSEEK_V3: Final = Family(
 
 DEEPSEEK_V31: Final = Family(
     name="deepseek_v31",
-    calls=(_CALLS,),
+    calls=(_CALLS, _BARE),
     grammar=CallGrammar(
         json_call(f"{_FORM.call}$name{_FORM.separator}", _FORM.call_end),
         open=_START,

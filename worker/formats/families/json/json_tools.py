@@ -21,7 +21,11 @@ JSON_CALLS: Final = CallGrammar(
 
 JSON_TOOLS: Final = Family(
     name="json_tools",
-    calls=(CallForm("<tool_call>", _END, partial(read_json_calls, end=_END)),),
+    calls=(
+        CallForm("<tool_call>", _END, partial(read_json_calls, end=_END)),
+        # Models write the plural now and then.
+        CallForm("<tool_calls>", "</tool_calls>", partial(read_json_calls, end="</tool_calls>")),
+    ),
     grammar=JSON_CALLS,
     read_bare=read_bare_calls,
 )

@@ -14,6 +14,7 @@ from lmx.worker.formats.family import (
     Tool,
 )
 from lmx.worker.formats.forms.json import json_arguments, read_arguments
+from lmx.worker.formats.forms.section import unread
 from lmx.worker.templates.history import HistoryForm
 from lmx.worker.text.feed import PartSink, Steps, TextFeed
 
@@ -22,6 +23,8 @@ _END: Final = "<|tool_calls_section_end|>"
 _CALL: Final = "<|tool_call_begin|>"
 _ARGUMENTS: Final = "<|tool_call_argument_begin|>"
 _CALL_END: Final = "<|tool_call_end|>"
+# Models write it now and then.
+_SINGULAR: Final = ("<|tool_call_section_begin|>", "<|tool_call_section_end|>")
 _HEADER: Final = re.compile(r"(?:functions\.)?(\S+?)(?::\d+)?")
 _ID: Final = re.compile(r"functions\..+:\d+")
 
@@ -31,7 +34,7 @@ def _read(feed: TextFeed, sink: PartSink) -> Steps[bool]:
     begun = sink.calls
     while True:
         yield from feed.skip()
-        marker = yield from feed.starts((_CALL, _END))
+        marker = yield from feed.starts((_CALL, _END, _SINGULAR[1]))
         if marker != _CALL:
             return sink.calls > begun
         header: list[str] = []
@@ -67,7 +70,11 @@ def _numbered(call_id: str, name: str, number: int) -> str:
 
 KIMI_K2: Final = Family(
     name="kimi_k2",
-    calls=(CallForm(_START, _END, _read, (_CALL, _ARGUMENTS, _CALL_END)),),
+    calls=(
+        CallForm(_START, _END, _read, (_CALL, _ARGUMENTS, _CALL_END)),
+        CallForm(*_SINGULAR, _read),
+        CallForm(_CALL, "", unread(_CALL, _read)),
+    ),
     grammar=CallGrammar(_call, open=_START, close=_END),
     history=HistoryForm(call_id=_numbered),
 )

@@ -7,13 +7,15 @@ from __future__ import annotations
 from typing import Final
 
 from lmx.worker.formats.families.json.json_tools import JSON_TOOLS
+from lmx.worker.formats.families.tags.qwen3_coder import QWEN3_CODER
 from lmx.worker.formats.family import CallGrammar, Family, UnmarkedForm
 from lmx.worker.formats.forms.bare import read_bare_calls
 from lmx.worker.formats.forms.json import json_call
 
 LLAMA3: Final = Family(
     name="llama3_json",
-    calls=JSON_TOOLS.calls,
+    # The second is the form that Llama 3.1's documentation gives for tools of one's own.
+    calls=(*JSON_TOOLS.calls, *QWEN3_CODER.calls[1:]),
     grammar=CallGrammar(json_call('{"name": $json_name, "parameters": ', "}"), several=False),
     read_bare=read_bare_calls,
     unmarked=UnmarkedForm(

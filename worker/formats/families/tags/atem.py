@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Final
 
-from lmx.worker.formats.family import CallForm, Family
-from lmx.worker.formats.forms.block import read_block
+from lmx.worker.formats.family import CallGrammar, Family
+from lmx.worker.formats.forms.arguments import TagForm
+from lmx.worker.formats.forms.tags import XmlForm, tagged_call, xml_calls
 
-_END: Final = "</atem:function_calls>"
+_START: Final = "<atem:function_calls>"
+_FORM: Final = XmlForm(
+    end="</atem:function_calls>",
+    function="<atem:invoke name=",
+    name_end=">",
+    parameter="<atem:parameter name=",
+    key_end=(">",),
+    parameter_end="</atem:parameter>",
+    function_end="</atem:invoke>",
+    strip=False,
+)
+_ARGUMENT: Final = TagForm(
+    open='<atem:parameter name="{}">',
+    close="</atem:parameter>",
+    closing="</atem:parameter>",
+    strips=False,
+    any_json=True,
+    following=_FORM.tags,
+)
 
 ATEM: Final = Family(
     name="atem",
-    calls=(CallForm("<atem:function_calls>", _END, partial(read_block, parser="atem", end=_END)),),
+    calls=xml_calls(_START, _FORM),
+    grammar=CallGrammar(
+        tagged_call('<atem:invoke name="{}">', _ARGUMENT, "</atem:invoke>"),
+        open=_START,
+        close=_FORM.end,
+    ),
 )

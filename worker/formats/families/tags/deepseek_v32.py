@@ -1,20 +1,21 @@
-"""DeepSeek V3.2: tags that say whether a value is text or JSON ("DSML"). Source: the encoding that
-DeepSeek publishes with the model, which has no chat template of its own.
+"""DeepSeek V3.2 and V4: tags that say whether a value is text or JSON ("DSML"). Source: the
+encoding that DeepSeek publishes with V3.2, which has no chat template of its own, and V4's
+template.
 """
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import replace
 from typing import Final
 
-from lmx.worker.formats.family import CallForm, CallGrammar, Family
+from lmx.worker.formats.family import CallGrammar, Family
 from lmx.worker.formats.forms.arguments import TagForm
 from lmx.worker.formats.forms.bare import read_bare_calls
-from lmx.worker.formats.forms.tags import XmlForm, read_xml_calls, tagged_call
+from lmx.worker.formats.forms.tags import XmlForm, tagged_call, xml_calls
 
 _START: Final = "<｜DSML｜function_calls>"
+_START_V4: Final = "<｜DSML｜tool_calls>"
 _FORM: Final = XmlForm(
-    parser="",
     end="</｜DSML｜function_calls>",
     function="<｜DSML｜invoke name=",
     name_end=">",
@@ -32,16 +33,28 @@ _ARGUMENT: Final = TagForm(
     closing="</｜DSML｜parameter>",
     strips=False,
     any_json=True,
+    following=_FORM.tags,
 )
+
+_FORM_V4: Final = replace(_FORM, end="</｜DSML｜tool_calls>")
+_TOKENS: Final = ("｜DSML｜",)
+_CALL: Final = tagged_call('<｜DSML｜invoke name="{}">\n', _ARGUMENT, "</｜DSML｜invoke>\n")
+# The version whose mark of a section it is comes first; each reads the other's.
+_V32: Final = xml_calls(_START, _FORM, _TOKENS)
+_V4: Final = xml_calls(_START_V4, _FORM_V4, _TOKENS)
 
 DEEPSEEK_V32: Final = Family(
     name="deepseek_v32",
-    calls=(CallForm(_START, _FORM.end, partial(read_xml_calls, form=_FORM), ("｜DSML｜",)),),
-    grammar=CallGrammar(
-        tagged_call('<｜DSML｜invoke name="{}">\n', _ARGUMENT, "</｜DSML｜invoke>\n"),
-        open=f"{_START}\n",
-        close=_FORM.end,
-    ),
+    calls=(*_V32, _V4[0]),
+    grammar=CallGrammar(_CALL, open=f"{_START}\n", close=_FORM.end),
     read_bare=read_bare_calls,
     template_marks=(("｜DSML｜",),),
+)
+
+DEEPSEEK_V4: Final = Family(
+    name="deepseek_v4",
+    calls=(*_V4, _V32[0]),
+    grammar=CallGrammar(_CALL, open=f"{_START_V4}\n", close=_FORM_V4.end),
+    read_bare=read_bare_calls,
+    template_marks=(("｜DSML｜", "tool_calls>"),),
 )

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Final
 
-from lmx.worker.formats.family import CallForm, CallGrammar, Family
+from lmx.worker.formats.family import CallGrammar, Family
 from lmx.worker.formats.forms.arguments import TagForm
-from lmx.worker.formats.forms.tags import XmlForm, read_xml_calls, tagged_call
+from lmx.worker.formats.forms.tags import XmlForm, tagged_call, xml_calls
 
 _START: Final = "<tool_call>"
 _FORM: Final = XmlForm(
-    parser="glm47",
     end="</tool_call>",
     function="",
     name_end="",
@@ -28,10 +26,11 @@ _ARGUMENT: Final = TagForm(
     closing="</arg_value>",
     strips=True,
     any_json=True,
+    following=_FORM.tags,
 )
 
 GLM47: Final = Family(
     name="glm47",
-    calls=(CallForm(_START, _FORM.end, partial(read_xml_calls, form=_FORM), _TOKENS),),
+    calls=xml_calls(_START, _FORM, _TOKENS),
     grammar=CallGrammar(tagged_call(f"{_START}{{}}\n", _ARGUMENT, _FORM.end), between="\n"),
 )

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Final
 
-from lmx.worker.formats.family import CallForm, CallGrammar, Family
+from lmx.worker.formats.family import CallGrammar, Family
 from lmx.worker.formats.forms.arguments import TagForm
-from lmx.worker.formats.forms.tags import XmlForm, read_xml_calls, tagged_call
+from lmx.worker.formats.forms.tags import XmlForm, tagged_call, xml_calls
 
 _START: Final = "<longcat_tool_call>"
 _FORM: Final = XmlForm(
-    parser="longcat",
     end="</longcat_tool_call>",
     function="",
     name_end="",
@@ -33,10 +31,11 @@ _ARGUMENT: Final = TagForm(
     closing="</longcat_arg_value>",
     strips=True,
     any_json=True,
+    following=_FORM.tags,
 )
 
 LONGCAT: Final = Family(
     name="longcat",
-    calls=(CallForm(_START, _FORM.end, partial(read_xml_calls, form=_FORM), _TOKENS),),
+    calls=xml_calls(_START, _FORM, _TOKENS),
     grammar=CallGrammar(tagged_call(f"{_START}{{}}\n", _ARGUMENT, _FORM.end), between="\n"),
 )

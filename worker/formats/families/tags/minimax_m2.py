@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Final
 
-from lmx.worker.formats.family import CallForm, CallGrammar, Family
+from lmx.worker.formats.family import CallGrammar, Family
 from lmx.worker.formats.forms.arguments import TagForm
-from lmx.worker.formats.forms.tags import XmlForm, read_xml_calls, tagged_call
+from lmx.worker.formats.forms.tags import XmlForm, tagged_call, xml_calls
 
 _START: Final = "<minimax:tool_call>"
 MINIMAX_M2_FORM: Final = XmlForm(
-    parser="minimax_m2",
     end="</minimax:tool_call>",
     function="<invoke name=",
     name_end=">",
@@ -27,11 +25,12 @@ _ARGUMENT: Final = TagForm(
     closing="</parameter>",
     strips=True,
     any_json=False,
+    following=MINIMAX_M2_FORM.tags,
 )
 
 MINIMAX_M2: Final = Family(
     name="minimax_m2",
-    calls=(CallForm(_START, MINIMAX_M2_FORM.end, partial(read_xml_calls, form=MINIMAX_M2_FORM)),),
+    calls=xml_calls(_START, MINIMAX_M2_FORM),
     grammar=CallGrammar(
         tagged_call('<invoke name="{}">\n', _ARGUMENT, "</invoke>\n"),
         open=f"{_START}\n",

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Final
 
-from lmx.worker.formats.family import CallForm, CallGrammar, Family
+from lmx.worker.formats.family import CallGrammar, Family
 from lmx.worker.formats.forms.arguments import TagForm
-from lmx.worker.formats.forms.tags import XmlForm, read_xml_calls, tagged_call
+from lmx.worker.formats.forms.tags import XmlForm, tagged_call, xml_calls
 
 _START: Final = "<tool_call>"
 QWEN3_CODER_FORM: Final = XmlForm(
-    parser="qwen3_coder",
     end="</tool_call>",
     function="<function=",
     name_end=">",
@@ -27,11 +25,12 @@ QWEN3_CODER_ARGUMENT: Final = TagForm(
     closing="</parameter>",
     strips=False,
     any_json=False,
+    following=QWEN3_CODER_FORM.tags,
 )
 
 QWEN3_CODER: Final = Family(
     name="qwen3_coder",
-    calls=(CallForm(_START, QWEN3_CODER_FORM.end, partial(read_xml_calls, form=QWEN3_CODER_FORM)),),
+    calls=xml_calls(_START, QWEN3_CODER_FORM),
     grammar=CallGrammar(
         tagged_call(
             f"{_START}\n<function={{}}>\n",

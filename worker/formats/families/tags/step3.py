@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Final
 
-from lmx.worker.formats.families.tags.minimax_m2 import MINIMAX_M2_FORM
-from lmx.worker.formats.family import CallForm, CallGrammar, Family
+from lmx.worker.formats.family import CallGrammar, Family
 from lmx.worker.formats.forms.arguments import TagForm
 from lmx.worker.formats.forms.bare import read_bare_calls
-from lmx.worker.formats.forms.tags import XmlForm, read_xml_calls, tagged_call
+from lmx.worker.formats.forms.tags import XmlForm, tagged_call, xml_calls
 
 _START: Final = "<｜tool_calls_begin｜>"
 _CALL: Final = "<｜tool_call_begin｜>"
 _SEPARATOR: Final = "<｜tool_sep｜>"
 _CALL_END: Final = "<｜tool_call_end｜>"
 _FORM: Final = XmlForm(
-    parser="minimax_m2",
-    like=MINIMAX_M2_FORM,
     end="<｜tool_calls_end｜>",
     function=f"{_CALL}function{_SEPARATOR}<steptml:invoke name=",
     name_end=">",
@@ -33,15 +29,12 @@ _ARGUMENT: Final = TagForm(
     closing="</steptml:parameter>",
     strips=True,
     any_json=False,
+    following=_FORM.tags,
 )
 
 STEP3: Final = Family(
     name="step3",
-    calls=(
-        CallForm(
-            _START, _FORM.end, partial(read_xml_calls, form=_FORM), (_CALL, _SEPARATOR, _CALL_END)
-        ),
-    ),
+    calls=xml_calls(_START, _FORM, (_CALL, _SEPARATOR, _CALL_END)),
     grammar=CallGrammar(
         tagged_call(f'{_FORM.function}"{{}}">', _ARGUMENT, _FORM.function_end),
         open=_START,
