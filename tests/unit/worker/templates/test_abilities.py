@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from lmx.worker.templates.abilities import TemplateAbilities, find_abilities
+from lmx.worker.templates.fitting import Fitting
 from lmx.worker.templates.renderer import RenderingEndedError, TextTooLongError
+from lmx.worker.templates.thinking import EFFORTS
 
 
 class Failing:
@@ -28,12 +30,14 @@ def abilities_of(template: Any) -> TemplateAbilities:
 
 def test_a_template_that_does_not_end_is_tried_once() -> None:
     template = Failing(RenderingEndedError("had not come to an end"))
-    assert abilities_of(template) == TemplateAbilities(tools=True)
+    assert abilities_of(template) == TemplateAbilities(Fitting(tools_in_words=False))
     assert template.tries == 1
 
 
-def test_a_text_that_is_too_long_is_no_refusal() -> None:
-    assert abilities_of(Failing(TextTooLongError(9000))) == TemplateAbilities(tools=False)
+def test_a_text_that_is_too_long_is_no_refusal_of_an_effort() -> None:
+    found = abilities_of(Failing(TextTooLongError(9000)))
+    assert (found.efforts, found.heeds_efforts) == (EFFORTS, False)
+    assert found.fitting.remedies == {}
 
 
 def test_no_process_to_render_it_fails_the_load() -> None:
