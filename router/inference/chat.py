@@ -11,6 +11,7 @@ from lmx.router.http.outcome import CONTEXT, note_ignored
 from lmx.router.inference.answering import answer, is_ovms
 from lmx.router.inference.media import generation
 from lmx.router.inference.model_choice import models_of_kind
+from lmx.router.inference.stray_results import with_known_calls
 from lmx.router.jobs.live import RequestKind
 from lmx.router.rendering.chat import ChatShape
 from lmx.router.rendering.envelope import Form
@@ -42,6 +43,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         has_functions(body),
         chat.prompt_logprobs is not None,
     )
+    generate = with_known_calls(request, generate, "messages.tool_call_id")
     begin = generation(services, own_request(generate, context), sources)
     # Media may be megabytes of text, which nobody needs for as long as the answer takes.
     del body, chat, sources

@@ -13,6 +13,7 @@ from lmx.router.http.responses import json_value
 from lmx.router.inference.answering import answer
 from lmx.router.inference.media import generation
 from lmx.router.inference.model_choice import models_for, models_of_kind
+from lmx.router.inference.stray_results import with_known_calls
 from lmx.router.inference.tasks import ask_tokenizer
 from lmx.router.jobs.live import RequestKind
 from lmx.router.rendering.anthropic import MessageAnswer
@@ -39,6 +40,7 @@ async def messages(request: web.Request) -> web.StreamResponse:
     models = await models_of_kind(
         request, wanted.model, ModelKind.CHAT, stream=stream, media=sources
     )
+    generate = with_known_calls(request, generate, "messages.content.tool_use_id")
     begin = generation(services, own_request(generate, request[CONTEXT]), sources)
     form = MessageAnswer(wanted.stop_texts, shows_thinking=wanted.shows_thinking)
     # Media may be megabytes of text, which nobody needs for as long as the answer takes.
@@ -61,6 +63,7 @@ async def count_tokens(request: web.Request) -> web.Response:
     wanted, task, sources = parse_count(body, keep_billing=spec.keep_billing_header)
     note_ignored(request, [*ignored_fields(body, CountTokensRequest, {}), *wanted.left_out])
     models = await models_for(request, wanted.model, None, media=sources)
+    task = with_known_calls(request, task, "messages.content.tool_use_id")
     counted = await ask_tokenizer(request, models, task, sources)
     assert isinstance(counted, Tokenized)
     return json_value({"input_tokens": len(counted.tokens)})

@@ -22,6 +22,7 @@ from lmx.router.inference.answering import answer
 from lmx.router.inference.embeddings import as_array, written_vectors
 from lmx.router.inference.media import generation
 from lmx.router.inference.model_choice import models_of_kind
+from lmx.router.inference.stray_results import with_known_calls
 from lmx.router.inference.tasks import Computed, compute
 from lmx.router.jobs.live import RequestKind
 from lmx.router.media.source import MediaSource
@@ -105,6 +106,7 @@ async def _answer(
     """Return what answers a request. It does not hold ``wanted`` and ``sources``."""
     services, stream = request.app[SERVICES], wanted.streams
     models = await _models(request, wanted.model, ModelKind.CHAT, stream=stream, media=sources)
+    generate = with_known_calls(request, generate, "messages.tool_name")
     generate = own_request(generate, request[CONTEXT])
     loaded, turns = None, None
     if wanted.only_loads:

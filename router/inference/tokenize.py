@@ -14,6 +14,7 @@ from lmx.router.http.bodies.json_body import read_object
 from lmx.router.http.outcome import note_ignored
 from lmx.router.http.responses import json_text, json_value
 from lmx.router.inference.model_choice import models_for
+from lmx.router.inference.stray_results import with_known_calls
 from lmx.router.inference.tasks import ask_tokenizer
 from lmx.router.schema.requests.tasks import (
     TOKENIZE,
@@ -35,6 +36,7 @@ async def tokenize(request: web.Request) -> web.Response:
     wanted, task, sources = parse_tokenize(body)
     note_ignored(request, ignored_fields(body, TokenizeRequest, TOKENIZE))
     models = await models_for(request, wanted.model, None, media=sources)
+    task = with_known_calls(request, task, "messages.tool_call_id")
     answer = await ask_tokenizer(request, models, task, sources)
     assert isinstance(answer, Tokenized)
     return json_value(

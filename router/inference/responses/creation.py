@@ -23,6 +23,7 @@ from lmx.router.inference.media import generation
 from lmx.router.inference.model_choice import models_for, models_of_kind
 from lmx.router.inference.responses.background import begin_answer, follow_events
 from lmx.router.inference.responses.kept import earlier_items, with_referenced
+from lmx.router.inference.stray_results import with_known_calls
 from lmx.router.inference.tasks import ask_tokenizer
 from lmx.router.jobs.job import KeptInput
 from lmx.router.jobs.live import RequestKind
@@ -85,7 +86,8 @@ async def responses(request: web.Request) -> web.StreamResponse:
     items, own = await _conversation(request, wanted)
     asked = asked_of(wanted, items, key, earlier=len(items) - len(own))
     note_ignored(request, [*ignored_fields(body, ResponsesRequest, {}), *asked.left_out])
-    generate = own_request(generation_of(wanted, asked), request[CONTEXT])
+    generate = with_known_calls(request, generation_of(wanted, asked), "input.call_id")
+    generate = own_request(generate, request[CONTEXT])
     stream = bool(wanted.stream)
     models = await models_of_kind(
         request, wanted.model, ModelKind.CHAT, stream=stream, media=asked.media
@@ -139,7 +141,8 @@ async def input_tokens(request: web.Request) -> web.Response:
     asked = asked_of(wanted, items, sealing_key(spec.admin_key), earlier=earlier)
     note_ignored(request, [*ignored_fields(body, InputTokensRequest, {}), *asked.left_out])
     models = await models_for(request, wanted.model, ModelKind.CHAT, media=asked.media)
-    counted = await ask_tokenizer(request, models, tokenizing_of(wanted, asked), asked.media)
+    task = with_known_calls(request, tokenizing_of(wanted, asked), "input.call_id")
+    counted = await ask_tokenizer(request, models, task, asked.media)
     assert isinstance(counted, Tokenized)
     return json_value({"object": "response.input_tokens", "input_tokens": len(counted.tokens)})
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
 import orjson
 from pydantic import Field
 
-from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Generate
 from lmx.protocol.states import MediaKind
 from lmx.router.media.source import MediaSource
@@ -132,10 +132,11 @@ def chat_messages(
     turns: list[OllamaMessage],
 ) -> tuple[tuple[dict[str, Any], ...], tuple[MediaSource, ...]]:
     """Return a conversation as the messages of a chat request, and where its pictures come from. A
-    result of a tool that names no call belongs to the first call that has none."""
+    result of a tool that names no call belongs to the first call that has none; so does one that
+    names a call which has no name of its own."""
     sources: list[MediaSource] = []
     messages: list[dict[str, Any]] = []
-    open_calls: list[dict[str, Any]] = []
+    open_calls: list[_OpenCall] = []
     made = 0
     for index, turn in enumerate(turns):
         path = f"messages[{index}]"
@@ -146,10 +147,13 @@ def chat_messages(
         if turn.tool_calls and turn.role == "assistant":
             calls = [_call(call, made + place) for place, call in enumerate(turn.tool_calls)]
             made += len(calls)
-            open_calls = list(calls)
+            open_calls = [
+                _OpenCall(made_call["id"], call.function.name, is_named=call.id is not None)
+                for made_call, call in zip(calls, turn.tool_calls, strict=True)
+            ]
             message["tool_calls"] = calls
         if turn.role == "tool":
-            message |= _result_of(turn, open_calls, path)
+            message |= _result_of(turn, open_calls)
         messages.append(message)
     return tuple(messages), tuple(sources)
 
@@ -160,22 +164,29 @@ def _call(call: EarlierCall, number: int) -> dict[str, Any]:
     return {"id": call.id or f"call_{number}", "type": "function", "function": function}
 
 
-def _result_of(turn: OllamaMessage, open_calls: list[dict[str, Any]], path: str) -> dict[str, Any]:
-    """Return the fields that tie a result to its call, and take the call from the open ones."""
-    name = turn.tool_name
-    if turn.tool_call_id is not None:
-        found = next((one for one in open_calls if one["id"] == turn.tool_call_id), None)
-    else:
-        found = next((one for one in open_calls if name in (None, one["function"]["name"])), None)
-    if found is not None:
-        open_calls.remove(found)
-        return {"tool_call_id": found["id"], "name": found["function"]["name"]}
-    if turn.tool_call_id is None and name is None:
-        raise RequestError(
-            ErrorCode.INVALID_VALUE,
-            f"`{path}` is a tool's result, and no call before it is without one: name its function "
-            "in `tool_name`.",
-            param=f"{path}.tool_name",
-        )
-    named = {} if name is None else {"name": name}
-    return {"tool_call_id": turn.tool_call_id or f"call_{name}", **named}
+@dataclass(frozen=True, slots=True)
+class _OpenCall:
+    """A call that has no result yet."""
+
+    call_id: str
+    function: str
+    is_named: bool
+    """Whether the client gave it the id."""
+
+
+def _result_of(turn: OllamaMessage, open_calls: list[_OpenCall]) -> dict[str, Any]:
+    """Return the fields that tie a result to its call, and take the call from the open ones. A
+    result of no call has at most the name of its function."""
+    wanted, name = turn.tool_call_id, turn.tool_name
+    found = next((one for one in open_calls if one.call_id == wanted), None) or next(
+        (
+            one
+            for one in open_calls
+            if name in (None, one.function) and not (one.is_named and wanted is not None)
+        ),
+        None,
+    )
+    if found is None:
+        return {} if name is None else {"name": name}
+    open_calls.remove(found)
+    return {"tool_call_id": found.call_id, "name": found.function}

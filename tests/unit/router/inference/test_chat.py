@@ -91,6 +91,9 @@ async def test_stream_headers_and_v3_path() -> None:
         assert joined_text(data_lines(await response.read())) == TEXT
 
 
+CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
 async def test_what_the_worker_is_sent() -> None:
     async with router_rig() as rig:
         await rig.chat_json(
@@ -98,7 +101,7 @@ async def test_what_the_worker_is_sent() -> None:
             messages=[
                 {"role": "developer", "content": "be brief"},
                 {"role": "user", "content": [{"type": "text", "text": t} for t in ("a", "b")]},
-                {"role": "assistant", "content": None},
+                {"role": "assistant", "content": None, "tool_calls": [CALL]},
                 {"role": "tool", "content": "42", "tool_call_id": "call_1"},
             ],
             temperature=0,
@@ -114,7 +117,7 @@ async def test_what_the_worker_is_sent() -> None:
     assert list(first.messages or ()) == [
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": "a\nb"},
-        {"role": "assistant", "content": ""},
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
         {"role": "tool", "content": "42", "tool_call_id": "call_1"},
     ]
     sampling = first.sampling
