@@ -227,8 +227,17 @@ class ConstraintSource:
     """Texts that may not come."""
 
 
-AnswerCheck = Callable[[str], str | None]
-"""Returns what is wrong with a complete answer; None if nothing is. Any thread."""
+class Unchecked(Exception):
+    """An answer can't be checked in the time there is for it. The text names the parts of the form
+    that are checked."""
+
+
+class AnswerCheck(Protocol):
+    """Checks complete answers. Any thread, and one at a time."""
+
+    def __call__(self, text: str, longest_s: float = ..., /) -> str | None:
+        """Return what is wrong with an answer; None if nothing is. Raises :class:`Unchecked` when
+        it has taken ``longest_s`` seconds of the processor."""
 
 
 @dataclass(frozen=True, slots=True)

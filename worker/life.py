@@ -85,6 +85,7 @@ class WorkerLife:
         directory = RunDirectory(Path(spec.run_dir))
         self._data = DataService(self._context, directory, spec.instance)
         self._prompts, self._media = FairThread("prompt"), FairThread("media")
+        self._checks = FairThread("check")
         # Its process begins with the first image, sound or video.
         self._decoder = MediaDecoder(spec.decode)
         limits = BatchLimits(spec.max_rows, spec.max_queue_s, spec.kv_cache_bytes, spec.kv_layers)
@@ -92,7 +93,9 @@ class WorkerLife:
             lambda advanced: load_engine(spec, advanced), limits, self, self._loop
         )
         self._in_flight = InFlight(
-            self._prompts.clock, self._engine.clock, limited=(self._media.clock,)
+            self._prompts.clock,
+            self._engine.clock,
+            limited=(self._media.clock, self._checks.clock),
         )
         self._counts, self._idle_clock = LifetimeCounts(), IdleClock()
         # This is None until the model is loaded.
@@ -175,6 +178,7 @@ class WorkerLife:
                 engine,
                 self._prompts,
                 self._media,
+                self._checks,
                 self._decoder,
                 self._engine,
                 self._in_flight,

@@ -452,6 +452,9 @@ class Finished:
     usage: Usage
     timings: Timings
 
+    remarks: tuple[str, ...] = ()
+    """Further sentences like those of :class:`Accepted`, about the whole answer."""
+
 
 @dataclass(frozen=True, slots=True)
 class Failed:

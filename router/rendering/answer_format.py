@@ -38,6 +38,13 @@ class Ending:
     clocked: RouterTimings
 
 
+def warnings_object(beginning: Beginning, ending: Ending | None) -> dict[str, Any]:
+    """Return the field with all that was done otherwise than the request asked for; empty if there
+    is nothing."""
+    late = () if ending is None else ending.finished.remarks
+    return {"warnings": [*beginning.warnings, *late]} if beginning.warnings or late else {}
+
+
 class EventWriter(Protocol):
     """Writes one answer as the events of one stream. Each method returns some whole events or none.
 

@@ -16,7 +16,7 @@ from lmx.protocol.messages.data import ChoiceEnded, Delta, Usage
 from lmx.protocol.states import DeltaKind, FinishReason
 from lmx.router.http.api_family import ANTHROPIC, named_event
 from lmx.router.rendering.accumulator import AccumulatedChoice
-from lmx.router.rendering.answer_format import Beginning, Ending
+from lmx.router.rendering.answer_format import Beginning, Ending, warnings_object
 from lmx.router.rendering.call_arguments import arguments_object
 from lmx.router.rendering.envelope import Identity
 
@@ -67,7 +67,7 @@ class MessageAnswer:
         made = choices[0]
         usage = Usage(beginning.prompt_tokens, 0) if ending is None else ending.finished.usage
         end = _end_object(ends[0], self._stops, bool(made.calls)) if 0 in ends else _NO_END
-        return _message(identity, beginning, self._blocks(made), end, usage)
+        return _message(identity, beginning, self._blocks(made), end, usage, ending)
 
     def _blocks(self, made: AccumulatedChoice) -> list[dict[str, Any]]:
         blocks: list[dict[str, Any]] = []
@@ -146,7 +146,9 @@ class MessageWriter:
     def last(self, ending: Ending) -> bytes:
         """Return why the message ended, with its usage, and its end."""
         usage = _usage_object(ending.finished.usage)
-        return _event("message_delta", {"delta": self._end, "usage": usage}) + _STOP
+        # The other warnings were in the first event.
+        late = warnings_object(Beginning(), ending)
+        return _event("message_delta", {"delta": self._end, "usage": usage, **late}) + _STOP
 
     def failed(self, error: LmxError) -> bytes:
         """Return the error."""
@@ -192,6 +194,7 @@ def _message(
     blocks: Sequence[dict[str, Any]],
     end: dict[str, Any],
     usage: Usage,
+    ending: Ending | None = None,
 ) -> dict[str, Any]:
     return {
         "id": identity.completion_id,
@@ -201,7 +204,7 @@ def _message(
         "content": blocks,
         **end,
         "usage": _usage_object(usage),
-        **({"warnings": beginning.warnings} if beginning.warnings else {}),
+        **warnings_object(beginning, ending),
     }
 
 

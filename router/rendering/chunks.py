@@ -12,7 +12,7 @@ from lmx.protocol.messages.data import ChoiceEnded, Delta, Usage
 from lmx.protocol.states import DeltaKind
 from lmx.router.http.api_family import OPENAI
 from lmx.router.rendering.accumulator import AccumulatedChoice
-from lmx.router.rendering.answer_format import Beginning, Ending
+from lmx.router.rendering.answer_format import Beginning, Ending, warnings_object
 from lmx.router.rendering.envelope import (
     Form,
     Identity,
@@ -104,8 +104,6 @@ class ChunkWriter:
         self._beginning = beginning
         self._head = b"data: " + orjson.dumps(head_object(identity, shape.chunk_object))[:-1]
         self._usage = _NO_USAGE if form.include_usage else b""
-        warnings = beginning.warnings
-        self._warnings = b',"warnings":' + orjson.dumps(warnings) if warnings else b""
         self._tokens = 0
         self._open = form.choices
         self._last_end = b""
@@ -169,7 +167,8 @@ class ChunkWriter:
         The timings, and the warnings, are in the last chunk.
         """
         shown = timings_object(ending.finished, ending.clocked)
-        timings = b',"timings":' + orjson.dumps(shown) + self._warnings
+        warnings = warnings_object(self._beginning, ending)
+        timings = b"," + orjson.dumps({"timings": shown, **warnings})[1:-1]
         if not self._form.include_usage:
             return self._last_end + timings + _CHUNK_END + _DONE
         usage = orjson.dumps(usage_object(ending.finished.usage))

@@ -9,7 +9,7 @@ from typing import Any
 from lmx.protocol.messages.data import ChoiceEnded
 from lmx.protocol.states import FinishReason
 from lmx.router.rendering.accumulator import AccumulatedChoice
-from lmx.router.rendering.answer_format import Beginning, Ending
+from lmx.router.rendering.answer_format import Beginning, Ending, warnings_object
 from lmx.router.rendering.chunks import PROMPT_IDS, ChoiceShape, ChunkWriter, with_prompts
 from lmx.router.rendering.envelope import (
     Form,
@@ -77,7 +77,7 @@ class OpenAiAnswer:
             ],
             "usage": None if ending is None else usage_object(ending.finished.usage),
             "timings": None if ending is None else timings_object(ending.finished, ending.clocked),
-            **({"warnings": beginning.warnings} if beginning.warnings else {}),
+            **warnings_object(beginning, ending),
         }
         if self._form.token_ids and beginning.prompt_ids:
             answer = with_prompts(answer, PROMPT_IDS, beginning.prompt_ids, shape, self._form)

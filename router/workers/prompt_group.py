@@ -156,6 +156,7 @@ def _sum(finished: Sequence[Finished]) -> Finished:
             drafted_tokens=sum(timing.drafted_tokens for timing in timings),
             accepted_tokens=sum(timing.accepted_tokens for timing in timings),
         ),
+        tuple(dict.fromkeys(remark for end in finished for remark in end.remarks)),
     )
 
 

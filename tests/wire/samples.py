@@ -520,7 +520,11 @@ SAMPLES: Final[tuple[Any, ...]] = (
             ),
         ),
         ended=(ChoiceEnded(7, 1, FinishReason.TOOL_CALLS, "END"),),
-        finished=(Finished(7, Usage(21, 128, 16, 40, 9, 4, 2), Timings(0.1, 0.2, 3.5, 30, 20)),),
+        finished=(
+            Finished(
+                7, Usage(21, 128, 16, 40, 9, 4, 2), Timings(0.1, 0.2, 3.5, 30, 20), ("not checked",)
+            ),
+        ),
         failed=(Failed(8, ErrorCode.ENGINE_ERROR, "no kernel"),),
     ),
     Pulse("0badcafe", 2),

@@ -39,7 +39,7 @@ from lmx.worker.formats.free_text import free_text, never_enforced
 from lmx.worker.formats.grammar import tools_grammar
 from lmx.worker.schemas.cost import MOST_SCHEMA_CHARS, too_costly
 from lmx.worker.schemas.dialects import SchemaFault
-from lmx.worker.schemas.form import SchemaForm, schema_forms
+from lmx.worker.schemas.form import SchemaForm, refused_place, schema_forms
 from lmx.worker.schemas.grammar import (
     ONE_LINE_SPACE,
     Grammar,
@@ -172,18 +172,20 @@ class ConstraintCompiler:
                 if not vocabulary.spells(choice):
                     raise invalid(f"{structure.param}[{index}]", UNSPELLABLE)
         grammar = structure_grammar(structure)
-        return self._framed(grammar, structure.param), None
+        lark = structure.kind is StructureKind.GRAMMAR
+        return self._framed(grammar, structure.param, lark=lark), None
 
     def _schema(self, structure: Structure) -> tuple[LLMatcher, SchemaForm]:
         """Return the matcher of a schema, which enforces as much of it as possible, and the
         schema's form."""
         refused = None
         try:
-            for form in schema_forms(read_schema(structure), self._takes):
+            schema = read_schema(structure)
+            for form in schema_forms(schema, self._takes):
                 grammar = schema_grammar(form.schema, space(structure))
                 try:
                     self._check_texts(form.schema, structure.param)
-                    return self._framed(grammar, structure.param), form
+                    return self._framed(grammar, structure.param, schema), form
                 except RequestError as error:
                     refused = refused or error
         except SchemaFault as fault:
@@ -199,12 +201,21 @@ class ConstraintCompiler:
         matcher = LLMatcher(self._vocabulary.tokenizer, grammar, log_level=0, limits=LIMITS)
         return not matcher.is_error()
 
-    def _framed(self, grammar: Grammar, param: str) -> LLMatcher:
-        """Compile the grammar of an answer, inside the text that this model writes around one."""
+    def _framed(
+        self,
+        grammar: Grammar,
+        param: str,
+        schema: Mapping[str, Any] | None = None,
+        *,
+        lark: bool = False,
+    ) -> LLMatcher:
+        """Compile the grammar of an answer, inside the text that this model writes around one. The
+        other arguments are those of :meth:`_matcher`."""
         if self._family.answer is not None:
             frame = self._family.answer.grammar(self._vocabulary.special, "answer")
-            return self._matcher([{"lark_grammar": frame}, {"name": "answer", **grammar}], param)
-        return self._matcher([grammar], param)
+            framed = [{"lark_grammar": frame}, {"name": "answer", **grammar}]
+            return self._matcher(framed, param, schema, lark=lark)
+        return self._matcher([grammar], param, schema, lark=lark)
 
     def _strict_calls(
         self, use: ToolUse, checks: dict[str, AnswerCheck]
@@ -305,7 +316,7 @@ class ConstraintCompiler:
         try:
             for form in schema_forms(schema, self._takes):
                 try:
-                    self._check_arguments(form.schema, param)
+                    self._check_arguments(form.schema, param, schema)
                 except RequestError as error:
                     refused = refused or error
                 else:
@@ -315,29 +326,40 @@ class ConstraintCompiler:
         assert refused is not None
         raise refused
 
-    def _check_arguments(self, schema: Mapping[str, Any], param: str) -> None:
+    def _check_arguments(
+        self, schema: Mapping[str, Any], param: str, written: Mapping[str, Any] | None = None
+    ) -> None:
         self._check_texts(schema, param)
-        self._matcher([schema_grammar(schema, ONE_LINE_SPACE)], param)
+        self._matcher([schema_grammar(schema, ONE_LINE_SPACE)], param, written)
 
-    def _matcher(self, grammars: Sequence[Grammar], param: str) -> LLMatcher:
-        """Return a matcher at its beginning. Raises ``RequestError``."""
+    def _matcher(
+        self,
+        grammars: Sequence[Grammar],
+        param: str,
+        schema: Mapping[str, Any] | None = None,
+        *,
+        lark: bool = False,
+    ) -> LLMatcher:
+        """Return a matcher at its beginning. Raises ``RequestError``, with the place in ``schema``,
+        which the client wrote. ``lark`` as for :func:`in_words`."""
         vocabulary = self._vocabulary
         text = json.dumps({"grammars": list(grammars)})
-        if reason := self._verdict(text):
-            raise invalid(param, reason)
+        if reason := self._verdict(text, lark=lark):
+            place = f", at {refused_place(schema, self._takes)}" if schema is not None else ""
+            raise invalid(param, reason + place)
         matcher = LLMatcher(vocabulary.tokenizer, text, log_level=0, limits=LIMITS)
         # This is done here, once, and not for each row on the engine thread.
         mask = vocabulary.masks.new()
         matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if matcher.is_error():
-            raise invalid(param, in_words(matcher.get_error()))
+            raise invalid(param, in_words(matcher.get_error(), lark=lark))
         return matcher
 
-    def _verdict(self, grammars: str) -> str | None:
+    def _verdict(self, grammars: str, *, lark: bool = False) -> str | None:
         """Return why answers can't be held to these grammars; None if they can."""
         key = hashlib.sha256(grammars.encode()).digest()
         if key not in self._verdicts:
-            found = verdict(grammars, self._vocabulary)
+            found = verdict(grammars, self._vocabulary, lark=lark)
             if not found.counted:
                 return found.fault
             if len(self._verdicts) >= _MOST_VERDICTS:

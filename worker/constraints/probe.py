@@ -54,15 +54,16 @@ class Verdict(NamedTuple):
     the next time."""
 
 
-def verdict(grammars: str, vocabulary: GrammarVocabulary) -> Verdict:
-    """Return whether answers can be held to llguidance's grammars, which are given as JSON."""
+def verdict(grammars: str, vocabulary: GrammarVocabulary, *, lark: bool = False) -> Verdict:
+    """Return whether answers can be held to llguidance's grammars, which are given as JSON.
+    ``lark`` as for :func:`in_words`."""
     until_s = time.thread_time() + _LONGEST_S
     matcher = LLMatcher(vocabulary.tokenizer, grammars, log_level=0, limits=_PROBED)
     if not matcher.is_error():
         # The first mask is where a grammar with too many alternatives fails.
         _fill(matcher, vocabulary.masks.new())
     if matcher.is_error():
-        return Verdict(in_words(matcher.get_error()))
+        return Verdict(in_words(matcher.get_error(), lark=lark))
     for seed in range(_WALKS):
         found = _walk(matcher.deep_copy(), vocabulary, seed, until_s)
         if found.fault:

@@ -29,9 +29,14 @@ _WORDS: Final[Sequence[tuple[str, str]]] = (
         TOO_COMPLEX,
     ),
     (r"NoExtension", _NOTHING_FITS),
+    (r"intersection stack level", "its schemas are combined too deeply"),
+    (
+        r"circular references",
+        "a schema leads back to itself where it is combined with others, which can't be enforced",
+    ),
     (r"forced bytes|doesn't satisfy the grammar", UNSPELLABLE),
     (r"oneOf constraints", "a oneOf of schemas that may hold at once can't be enforced: use anyOf"),
-    (r"Unsatisfiable schema: (.*)", "nothing satisfies it: {0}"),
+    (r"Unsatisfiable schema", "nothing satisfies it"),
     (r"decimal literal invalid", "a length or a repetition in it is too large"),
     (r"lookarounds not supported", "its regular expression has a boundary or an anchor inside"),
     (r"(?s)regex parse error.*error: (.*)", "its regular expression can't be enforced: {0}"),
@@ -39,7 +44,9 @@ _WORDS: Final[Sequence[tuple[str, str]]] = (
     (r"Resource '(.*)' is not present", 'its "$ref" leads to {0}, and nothing is fetched'),
     (r'unknown special token: "(<[^>]*>)"', "it names a token that this model doesn't have: {0}"),
     (r"unknown grammar (@\S*)", "it refers to another grammar, {0}"),
-    (r"lone (?:leading|trailing) surrogate", LONE_SURROGATE),
+    (r"lone (?:leading|trailing) surrogate|hex escape", LONE_SURROGATE),
+)
+_OF_LARK: Final[Sequence[tuple[str, str]]] = (
     (r"^(?:at )?(\d+)\((\d+)\): lexer error", "line {0}, column {1} is not Lark"),
     (r"^(?:at )?(\d+)\((\d+)\): (.*)", "line {0}, column {1}: {2}"),
 )
@@ -48,17 +55,18 @@ _UNKNOWN_KEYS: Final = re.compile(r"Unimplemented keys: (\[.*?\])")
 _INTERNAL: Final = re.compile(r"option|[a-z]+_[a-z]+|lexeme|llguidance|avoid|serde|panic", re.I)
 
 
-def in_words(error: str) -> str:
-    """Return the meaning of an llguidance error for the client that sent the form."""
+def in_words(error: str, *, lark: bool = False) -> str:
+    """Return the meaning of an llguidance error for the client that sent the form. If the client
+    wrote it in ``lark``, what llguidance says of its lines is passed on."""
     error = error.replace("<non-verbose/>", "").strip()
     if keys := unenforced_keys(error):
         return f"{' and '.join(f'`{key}`' for key in keys)} can't be enforced"
-    for pattern, words in _WORDS:
+    for pattern, words in (*_WORDS, *_OF_LARK) if lark else _WORDS:
         if found := re.search(pattern, error):
             text = words.format(*(group.splitlines()[0] for group in found.groups()))
             return text[:_LONGEST_CHARS]
     first = error.partition("\n")[0][:_LONGEST_CHARS]
-    return _NOT_ENFORCED if not first or _INTERNAL.search(first) else first
+    return first if lark and first and not _INTERNAL.search(first) else _NOT_ENFORCED
 
 
 def unenforced_keys(error: str) -> list[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from lmx.protocol.states import DeltaKind, FinishReason
-from lmx.worker.engine import AnswerCheck
+from lmx.worker.engine import AnswerCheck, Unchecked
 from lmx.worker.scheduling.jobs import AnswerEnded, Piece
+from lmx.worker.schemas.check import LONGEST_S
 
 
 class AnswerReview:
@@ -17,7 +19,17 @@ class AnswerReview:
     calls, or their text if there are no calls.
     """
 
-    __slots__ = ("_call_checks", "_calls", "_check", "_ends", "_held", "_texts", "_whole", "again")
+    __slots__ = (
+        "_call_checks",
+        "_calls",
+        "_check",
+        "_ends",
+        "_held",
+        "_texts",
+        "_whole",
+        "again",
+        "remarks",
+    )
 
     def __init__(
         self,
@@ -31,6 +43,8 @@ class AnswerReview:
         self._call_checks = call_checks
         self._whole = whole
         self.again = again
+        self.remarks: tuple[str, ...] = ()
+        """What could not be checked, in sentences for people."""
         self._texts: dict[int, list[str]] = {}
         # By answer and call, the function and the pieces of its arguments.
         self._calls: dict[int, dict[int, tuple[str | None, list[str]]]] = {}
@@ -64,12 +78,23 @@ class AnswerReview:
         return (output,)
 
     def fault(self) -> str | None:
-        """Return what is wrong with one of the answers; None if nothing is. This takes long."""
+        """Return what is wrong with one of the answers; None if nothing is known to be. All answers
+        together get ``LONGEST_S`` of the processor; what does not fit into it becomes a remark."""
+        until_s = time.thread_time() + LONGEST_S
         for end in self._ends:
             if end.reason is FinishReason.LENGTH or end.stop is not None:
                 continue
             for check, text in self._parts(end.answer):
-                fault = check(text) if check is not None else None
+                if check is None:
+                    continue
+                try:
+                    fault = check(text, until_s - time.thread_time())
+                except Unchecked as parts:
+                    self.remarks = (
+                        f"This was not checked, because it takes more than {LONGEST_S:g} s: "
+                        f"{parts}.",
+                    )
+                    return None
                 if fault is not None:
                     return fault
         return None

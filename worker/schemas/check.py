@@ -8,26 +8,29 @@ server gets both from strangers. Here each schema looks at each value once.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
 import regex
 
-from lmx.worker.schemas.dialects import Schema, Standalone
+from lmx.worker.engine import Unchecked
+from lmx.worker.schemas.dialects import ROOT, Schema, SchemaFault, Standalone, short
 from lmx.worker.schemas.disjoint import equal_text, type_of
 
-_MOST_STEPS: Final = 300_000
-"""About a second."""
-_SLOWEST_MATCH_S: Final = 0.5
+LONGEST_S: Final = 1.0
+"""How long the check of all answers to a request may take, in seconds of the processor: a busy
+machine makes no answer unchecked. It holds the GIL for most of it."""
+_SHORTEST_MATCH_S: Final = 0.001
 _MOST_DIGITS: Final = 400
 _NO_CIRCLE: Final = 1 << 30
 
 
 class SchemaCheck:
-    """Checks answers."""
+    """Checks answers. One thread uses it at a time."""
 
-    __slots__ = ("_checked", "_loose", "_patterns", "_source")
+    __slots__ = ("_checked", "_loose", "_patterns", "_source", "_texts")
 
     def __init__(
         self, source: Standalone, checked: tuple[str, ...], loose: frozenset[int] = frozenset()
@@ -36,27 +39,33 @@ class SchemaCheck:
         in ``loose``, which are known by their identity, several of ``oneOf`` may fit, as in the
         grammar.
 
-        Raises ``ValueError`` for an invalid expression.
+        Raises :class:`SchemaFault` for an invalid expression.
         """
         self._source = source
         self._checked = checked
         self._loose = loose
         self._patterns: dict[str, Any] = {}
+        # What `enum` and `const` list, by its identity, once it has been compared with.
+        self._texts: dict[int, frozenset[str]] = {}
         self._compile(source.schema)
 
-    def __call__(self, text: str) -> str | None:
-        """Return why an answer doesn't satisfy the schema; None if it does."""
+    def __call__(self, text: str, longest_s: float = LONGEST_S) -> str | None:
+        """Return why an answer doesn't satisfy the schema; None if it does.
+
+        Raises :class:`Unchecked` when it has taken ``longest_s`` seconds of the processor.
+        """
+        until_s = time.thread_time() + longest_s
         try:
             value = json.loads(text, parse_float=_number)
-            made = _Evaluation(self._source, self._patterns, self._loose)
+            made = _Evaluation(self._source, self._patterns, self._loose, self._texts, until_s)
             if made.of(self._source.schema, value, False):
                 return None
         except (ValueError, RecursionError):
             return "it is no JSON that can be read"
         except ArithmeticError:
             return "it has a number that can't be checked"
-        except (_TooLong, TimeoutError):
-            return "it can't be checked in the time there is for it"
+        except TimeoutError:
+            raise Unchecked(_list(self._checked)) from None
         return f"it does not satisfy the schema, of which this is checked: {_list(self._checked)}"
 
     def _compile(self, schema: Any) -> None:
@@ -74,13 +83,12 @@ class SchemaCheck:
                     try:
                         self._patterns[text] = regex.compile(text)
                     except (regex.error, RecursionError, OverflowError) as error:
-                        raise ValueError(f"`{text[:60]}` is no expression: {error}") from error
+                        place = self._source.places.get(id(schema), ROOT)
+                        raise SchemaFault(
+                            place, f"`{short(text)}` is no expression: {error}"
+                        ) from error
             for one in schema.values():
                 self._compile(one)
-
-
-class _TooLong(Exception):
-    pass
 
 
 class _Seen(NamedTuple):
@@ -101,12 +109,20 @@ class _Evaluation:
     identity."""
 
     def __init__(
-        self, source: Standalone, patterns: Mapping[str, Any], loose: frozenset[int]
+        self,
+        source: Standalone,
+        patterns: Mapping[str, Any],
+        loose: frozenset[int],
+        texts: dict[int, frozenset[str]],
+        until_s: float,
     ) -> None:
         self._source = source
         self._patterns = patterns
         self._loose = loose
-        self._steps = 0
+        self._texts = texts
+        self._until_s = until_s
+        # The value's parts, as they are compared.
+        self._written: dict[int, str] = {}
         self._known: dict[tuple[int, int, bool], _Seen | None] = {}
         # The depth of each evaluation under way; and the highest one that was looked at since.
         self._open: dict[tuple[int, int, bool], int] = {}
@@ -124,9 +140,7 @@ class _Evaluation:
             # A reference that leads back to itself is satisfied by something else, or not at all.
             self._highest = min(self._highest, self._open[key])
             return None
-        self._steps += 1
-        if self._steps > _MOST_STEPS:
-            raise _TooLong
+        self._left_s()
         depth = len(self._open)
         above, self._highest = self._highest, _NO_CIRCLE
         self._open[key] = depth
@@ -145,6 +159,9 @@ class _Evaluation:
             rule = _RULES.get(key)
             if rule is not None and not rule(value, limit):
                 return None
+        for key in ("enum", "const"):
+            if key in schema and not self._is_listed(value, schema[key], several=key == "enum"):
+                return None
         text = schema.get("pattern") if isinstance(value, str) else None
         if text is not None and not self._matches(text, value):
             return None
@@ -156,8 +173,28 @@ class _Evaluation:
             seen = seen.with_(more)
         return self._rest(schema, value, exact, seen)
 
+    def _left_s(self) -> float:
+        left_s = self._until_s - time.thread_time()
+        if left_s <= 0:
+            raise TimeoutError
+        return left_s
+
     def _matches(self, pattern: str, text: str) -> bool:
-        return bool(self._patterns[pattern].search(text, timeout=_SLOWEST_MATCH_S))
+        left_s = max(_SHORTEST_MATCH_S, self._left_s())
+        return bool(self._patterns[pattern].search(text, timeout=left_s))
+
+    def _is_listed(self, value: Any, listed: Any, *, several: bool) -> bool:
+        texts = self._texts.get(id(listed))
+        if texts is None:
+            texts = frozenset(map(equal_text, listed if several else (listed,)))
+            self._texts[id(listed)] = texts
+        return self._text_of(value) in texts
+
+    def _text_of(self, value: Any) -> str:
+        text = self._written.get(id(value))
+        if text is None:
+            text = self._written[id(value)] = equal_text(value)
+        return text
 
     def _applied(self, schema: dict[str, Any], value: Any, exact: bool) -> _Seen | None:
         all_: list[Schema] = list(schema.get("allOf", ()))
@@ -224,7 +261,7 @@ class _Evaluation:
             if any(self.of(schema["items"], one, exact) is None for one in value[len(first) :]):
                 return None
         if schema.get("uniqueItems"):
-            texts = {equal_text(one) for one in value}
+            texts = {self._text_of(one) for one in value}
             if len(texts) < len(value):
                 return None
         if "contains" in schema:
@@ -269,8 +306,6 @@ def _of_number(holds: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
 
 _RULES: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
     "type": _type_is,
-    "const": lambda value, const: equal_text(value) == equal_text(const),
-    "enum": lambda value, listed: equal_text(value) in {equal_text(one) for one in listed},
     "required": lambda value, names: not isinstance(value, dict) or all(n in value for n in names),
     "minLength": _of_size(str, int.__ge__),
     "maxLength": _of_size(str, int.__le__),

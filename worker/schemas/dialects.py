@@ -6,11 +6,13 @@ the fault.
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import unquote, urldefrag, urljoin
+from urllib.parse import unquote, urljoin
 
 Schema = dict[str, Any] | bool
 
@@ -29,6 +31,10 @@ FORMATS: Final = frozenset(
 )
 
 _SHORT: Final = 60
+# The place of an item in a JSON pointer.
+_PLACE: Final = re.compile(r"0|[1-9][0-9]{0,9}")
+# llguidance can't count much further. No answer has more of anything.
+_MOST_COUNT: Final = 2**31 - 1
 
 
 class SchemaFault(Exception):
@@ -112,7 +118,7 @@ class _Reader:
         if self._old and "$ref" in node:
             return base
         own = node.get("$id", node.get("id"))
-        return urljoin(base, own) if isinstance(own, str) and own else base
+        return _joined(base, own) if isinstance(own, str) and own else base
 
     def _find_names(self, node: Any, base: str, is_root: bool) -> None:
         if isinstance(node, list):
@@ -121,7 +127,7 @@ class _Reader:
         if not isinstance(node, dict):
             return
         base = self._own_base(node, base)
-        document, fragment = urldefrag(base)
+        document, fragment = _split(base)
         if fragment and not is_root:
             # An anchor, as drafts 6 and 7 wrote it.
             self._anchors.setdefault((document, fragment), []).append((node, document))
@@ -144,7 +150,7 @@ class _Reader:
         true or false."""
         if not isinstance(ref, str):
             raise SchemaFault(place, "a reference is a string")
-        document, fragment = urldefrag(urljoin(base, ref) if not ref.startswith("#") else base)
+        document, fragment = _split(_joined(base, ref) if not ref.startswith("#") else base)
         if ref.startswith("#"):
             fragment = ref[1:]
         resource = self._resources.get(document)
@@ -171,7 +177,7 @@ class _Reader:
 
     def _moves(self, ref: Any) -> bool:
         """Return whether the meaning of a dynamic reference depends on how it is reached."""
-        anchor = urldefrag(ref)[1] if isinstance(ref, str) else ""
+        anchor = _split(ref)[1] if isinstance(ref, str) else ""
         return self._dynamic.get(anchor, 0) > 1
 
     def _pointed(
@@ -182,12 +188,12 @@ class _Reader:
             step = unquote(raw).replace("~1", "/").replace("~0", "~")
             if isinstance(node, dict) and step in node:
                 node = node[step]
-            elif isinstance(node, list) and step.isdecimal() and int(step) < len(node):
+            elif isinstance(node, list) and _PLACE.fullmatch(step) and int(step) < len(node):
                 node = node[int(step)]
             else:
                 raise SchemaFault(place, f"there is nothing at {short(ref)!r}")
             if isinstance(node, dict):
-                base = urldefrag(self._own_base(node, base))[0]
+                base = _split(self._own_base(node, base))[0]
         return node, base
 
     # Schemas.
@@ -197,7 +203,7 @@ class _Reader:
             return node
         if not isinstance(node, dict):
             raise SchemaFault(place, "a schema is an object, true or false")
-        base = urldefrag(self._own_base(node, base))[0] or base
+        base = _split(self._own_base(node, base))[0] or base
         made: dict[str, Any] = {}
         self._places[id(made)] = place
         for key in ("$ref", "$recursiveRef", "$dynamicRef"):
@@ -284,15 +290,20 @@ class _Reader:
     def _enum(self, made: dict[str, Any], key: str, value: Any, place: str, base: str) -> None:
         if not isinstance(value, list) or not value:
             raise SchemaFault(place, "`enum` is an array that is not empty")
-        made[key] = value
+        self._value(made, key, value, place, base)
 
-    def _any(self, made: dict[str, Any], key: str, value: Any, place: str, base: str) -> None:
+    def _value(self, made: dict[str, Any], key: str, value: Any, place: str, base: str) -> None:
+        if not _is_writable(value):
+            raise SchemaFault(place, "a number in it is too large, or is none")
         made[key] = value
 
     def _count(self, made: dict[str, Any], key: str, value: Any, place: str, base: str) -> None:
-        if not _is_number(value) or value < 0 or value != int(value):
+        if not _is_number(value) or value < 0 or value % 1:
             raise SchemaFault(place, f"`{key}` is a whole number, 0 or more")
-        made[key] = int(value)
+        if value <= _MOST_COUNT:
+            made[key] = int(value)
+        elif key.startswith("min"):
+            raise SchemaFault(place, f"no answer is so long: `{key}` is more than {_MOST_COUNT}")
 
     def _number(self, made: dict[str, Any], key: str, value: Any, place: str, base: str) -> None:
         if isinstance(value, bool) and key.startswith("exclusive"):
@@ -357,7 +368,7 @@ _READERS: Final[Mapping[str, _Read]] = {
     "required": _Reader._required,
     "type": _Reader._type,
     "enum": _Reader._enum,
-    "const": _Reader._any,
+    "const": _Reader._value,
     "uniqueItems": _Reader._flag,
 }
 """How the value of each keyword is read. Any other keyword does not restrict an answer."""
@@ -372,7 +383,7 @@ def ecma(pattern: str) -> str:
     # Whether a range may begin with the atom before, or ends with this one.
     begins = ends = False
     atoms = _ATOM.findall(pattern)
-    for atom, following in zip(atoms, [*atoms[1:], ""], strict=True):
+    for atom, following in itertools.pairwise([*atoms, ""]):
         if inside and atom == "-" and not was_class and begins and following not in _NO_RANGE_END:
             made.append(atom)
             begins, ends = False, True
@@ -411,6 +422,21 @@ _NO_RANGE_END: Final = ("]", *_CLASSES)
 _NOT_ASCII: Final = {r"\D": "[^0-9]", r"\W": "[^A-Za-z0-9_]"}
 
 
+def _joined(base: str, reference: str) -> str:
+    """Return a URI that is relative to ``base``. One that can't be read stays as it is, and so
+    leads to another document."""
+    try:
+        return urljoin(base, reference)
+    except ValueError:
+        return reference
+
+
+def _split(uri: str) -> tuple[str, str]:
+    """Return the document that a URI leads to, and the place in it."""
+    document, _, fragment = uri.partition("#")
+    return document, fragment
+
+
 def pointer_step(name: str) -> str:
     """Return a name in the form of a step of a JSON pointer."""
     return short(name).replace("~", "~0").replace("/", "~1")
@@ -423,7 +449,27 @@ def short(value: object) -> str:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Return whether a value is a number that JSON can express and a float can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def _is_writable(value: object) -> bool:
+    """Return whether all numbers in a JSON value are such numbers."""
+    match value:
+        case bool():
+            return True
+        case int() | float():
+            return _is_number(value)
+        case list():
+            return all(map(_is_writable, value))
+        case dict():
+            return all(map(_is_writable, value.values()))
+    return True
 
 
 def _names(value: Any, place: str) -> None:
@@ -437,7 +483,8 @@ def _refuse_circles(made: Standalone) -> None:
 
     def visit(ref: str, above: tuple[str, ...]) -> None:
         if ref in above:
-            raise SchemaFault(ref, "a schema refers to itself without end")
+            place = made.places.get(id(made.resolve(ref)), ref)
+            raise SchemaFault(place, "a schema refers to itself without end")
         if ref in done:
             return
         for one in _references_in_place(made.resolve(ref)):

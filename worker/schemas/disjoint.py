@@ -3,6 +3,7 @@ Pure."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Sequence
@@ -66,6 +67,47 @@ def disjoint(
             for name in names
         )
     return False
+
+
+def meeting(
+    options: Sequence[Schema], look: Lookup, around: Schema, most: int
+) -> dict[int, list[int]] | None:
+    """Return which of the schemas may have a value in common: for each that may, the numbers of the
+    others. None if more than ``most`` may, or if the search has no step left."""
+    listed = [values_of(one) for one in options]
+    # Values that are listed are looked up: constants of which there are thousands are usual.
+    by_value: dict[str, list[int]] = {}
+    for at, values in enumerate(listed):
+        for text in {equal_text(value) for value in values or ()}:
+            by_value.setdefault(text, []).append(at)
+    unlisted = [at for at, values in enumerate(listed) if values is None]
+    pairs = itertools.chain(
+        (pair for ats in by_value.values() for pair in itertools.combinations(ats, 2)),
+        itertools.combinations(unlisted, 2),
+        (
+            (at, other)
+            for at in unlisted
+            for other, values in enumerate(listed)
+            if values is not None
+        ),
+    )
+    found: dict[int, list[int]] = {}
+    left = most
+    seen: set[tuple[int, int]] = set()
+    for pair in pairs:
+        if not look.spend():
+            return None
+        if pair in seen:
+            continue
+        seen.add(pair)
+        one, other = pair
+        if not disjoint(options[one], options[other], look, around):
+            left -= 2
+            if left < 0:
+                return None
+            found.setdefault(one, []).append(other)
+            found.setdefault(other, []).append(one)
+    return found
 
 
 def types_of(schema: Schema, look: Lookup, depth: int = 0) -> frozenset[str]:

@@ -5,13 +5,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from lmx.worker.engine import AnswerCheck
 from lmx.worker.schemas.check import SchemaCheck
 from lmx.worker.schemas.cost import too_costly
-from lmx.worker.schemas.dialects import SchemaFault, standalone
+from lmx.worker.schemas.dialects import (
+    ROOT,
+    Schema,
+    SchemaFault,
+    Standalone,
+    in_place,
+    standalone,
+)
 from lmx.worker.schemas.rewrite import Takes, rewrite
+
+_MOST_TRIES: Final = 64
+_INNER: Final = (
+    "additionalProperties",
+    "items",
+    "contains",
+    "propertyNames",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +64,39 @@ def schema_forms(schema: Mapping[str, Any], takes: Takes) -> Iterator[SchemaForm
             if made is not candidates[-1]:
                 continue
             raise SchemaFault("#", reason)
-        try:
-            check = SchemaCheck(source, made.checked, made.loose) if made.checked else None
-        except ValueError as error:
-            raise SchemaFault("#", str(error)) from error
+        check = SchemaCheck(source, made.checked, made.loose) if made.checked else None
         yield SchemaForm(made.schema, check, made.checked, made.remarks)
+
+
+def refused_place(schema: Mapping[str, Any], takes: Takes) -> str:
+    """Return the place of the innermost part of a schema that llguidance refuses by itself, as far
+    as a few tries find it. llguidance refuses the whole schema."""
+    source = standalone(schema)
+    definitions = source.schema.get("$defs", {})
+    node: dict[str, Any] = source.schema
+    tried = {id(node)}
+    while len(tried) <= _MOST_TRIES:
+        for part in _inner(node, source):
+            if not isinstance(part, dict) or id(part) in tried:
+                continue
+            tried.add(id(part))
+            alone = Standalone({**part, "$defs": definitions}, source.places)
+            if not takes(rewrite(alone, takes).schema):
+                node = part
+                break
+        else:
+            break
+    return source.places.get(id(node), ROOT)
+
+
+def _inner(node: dict[str, Any], source: Standalone) -> Iterator[Schema]:
+    """Yield the schemas that a schema consists of, or refers to."""
+    yield from in_place(node)
+    yield from node.get("prefixItems", ())
+    for key in ("properties", "patternProperties"):
+        yield from node.get(key, {}).values()
+    for key in _INNER:
+        if key in node:
+            yield node[key]
+    if "$ref" in node:
+        yield source.resolve(node["$ref"])

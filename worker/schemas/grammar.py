@@ -104,8 +104,11 @@ def read_schema(structure: Structure) -> dict[str, Any]:
     """Return the schema of a form. Raises ``RequestError`` if it is none."""
     try:
         schema = json.loads(structure.text)
-    except ValueError as error:
+    except json.JSONDecodeError as error:
         raise invalid(structure.param, f"it is no JSON: {error}") from error
+    except ValueError as error:
+        # Python's own limit for the digits of a number.
+        raise invalid(structure.param, "a number in it is too large") from error
     except RecursionError as error:
         raise invalid(structure.param, "it is nested too deeply") from error
     if not isinstance(schema, dict):

@@ -10,12 +10,15 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import regex
+
 from lmx.worker.schemas.dialects import FORMATS, IN_PLACE, ROOT, Schema, SchemaFault, Standalone
-from lmx.worker.schemas.disjoint import Lookup, disjoint, type_of, types_of, values_of
+from lmx.worker.schemas.disjoint import Lookup, meeting, type_of, types_of, values_of
 from lmx.worker.schemas.negation import all_of, any_of, opposite, without
 
 Takes = Callable[[Mapping[str, Any]], bool]
@@ -28,6 +31,9 @@ _MOST_DISTINCT: Final = 4
 _MOST_REMARKS: Final = 16
 _TEXT: Final = ("pattern", "minLength", "maxLength", "format")
 _NUMBER: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+# Of the processor, for the search of names.
+_LONGEST_S: Final = 0.1
+_SHORTEST_S: Final = 0.001
 _AHEAD: Final = re.compile(r"\^\(\?=")
 _FORMAT_INSIDE: Final = re.compile(r'"format": "(?:' + "|".join(sorted(FORMATS)) + ')"')
 
@@ -71,8 +77,10 @@ class _Rewriter:
 
     def whole(self) -> Rewritten:
         schema = self._schema(self._source.schema)
-        if not isinstance(schema, dict):
-            schema = {} if schema else {"not": {}}
+        if schema is False:
+            raise SchemaFault(ROOT, "nothing satisfies it")
+        if schema is True:
+            schema = {}
         definitions = self._source.schema.get("$defs", {})
         if definitions:
             schema["$defs"] = {name: self._schema(one) for name, one in definitions.items()}
@@ -207,9 +215,13 @@ class _Rewriter:
             if names is not True:
                 self._leave(node, "propertyNames")
             return
-        fits = re.compile(pattern)
+        try:
+            fitting = _fitting(pattern, made.get("properties", ()))
+        except TimeoutError:
+            self._leave(node, "propertyNames")
+            return
         made["properties"] = {
-            name: one if fits.search(name) else False
+            name: one if name in fitting else False
             for name, one in made.get("properties", {}).items()
         }
         if rest is not False:
@@ -233,8 +245,8 @@ class _Rewriter:
         if pattern is None or not self._takes({"patternProperties": {pattern: True}}):
             return None
         try:
-            re.compile(pattern)
-        except (re.error, OverflowError, RecursionError):
+            regex.compile(pattern)
+        except (regex.error, OverflowError, RecursionError):
             return None
         return pattern
 
@@ -331,6 +343,7 @@ class _Rewriter:
             return []
         if (
             depth > 8
+            or not self._look.spend()
             or node.keys() & {"patternProperties", "if", "dependentSchemas"}
             or node.get("additionalProperties", False) is not False
         ):
@@ -385,16 +398,9 @@ class _Rewriter:
             return
         options = node["oneOf"]
         around = {key: value for key, value in node.items() if key in _AROUND}
-        meets = [
-            [
-                other
-                for other in range(len(options))
-                if other != at and not disjoint(options[at], options[other], self._look, around)
-            ]
-            for at in range(len(options))
-        ]
-        exact = self._exactly_one(options, meets, around) if any(meets) else None
-        if any(meets) and exact is None:
+        meets = meeting(options, self._look, around, self._left)
+        exact = self._exactly_one(options, meets, around) if meets else None
+        if meets != {} and exact is None:
             text = (
                 f"`oneOf` at {self._place(node)} is taken as `anyOf`: "
                 "an answer may fit more than one of its schemas"
@@ -409,27 +415,26 @@ class _Rewriter:
             made["anyOf"] = alternatives
 
     def _exactly_one(
-        self, options: Sequence[Schema], meets: Sequence[Sequence[int]], around: Schema
+        self, options: Sequence[Schema], meets: Mapping[int, Sequence[int]], around: Schema
     ) -> list[Schema] | None:
         """Return each option without the values that it shares with another one; None if that has
         no short form."""
-        if sum(map(len, meets)) > self._left:
-            return None
         opposites: dict[int, Schema] = {}
-        for at in {other for others in meets for other in others}:
+        for at in meets:
             made = self._opposite(options[at], around)
             if made is None or len(_options(made)) > 3:
                 return None
             opposites[at] = made
         alternatives = []
-        for at, others in enumerate(meets):
+        for at, option in enumerate(options):
+            others = meets.get(at, ())
             several = 1
             for other in others:
                 several *= len(_options(opposites[other]))
             if not self._may_expand(several, several):
                 return None
             alternatives.append(
-                all_of([self._schema(options[at]), *(opposites[other] for other in others)])
+                all_of([self._schema(option), *(opposites[other] for other in others)])
             )
         return alternatives
 
@@ -437,6 +442,16 @@ class _Rewriter:
 _AROUND: Final = frozenset(
     {"type", "properties", "patternProperties", "additionalProperties", "const", "enum"}
 )
+
+
+def _fitting(pattern: str, names: Iterable[str]) -> frozenset[str]:
+    """Return the names in which a pattern is found. Raises ``TimeoutError`` if that takes long."""
+    fits, until_s = regex.compile(pattern), time.thread_time() + _LONGEST_S
+    return frozenset(
+        name
+        for name in names
+        if fits.search(name, timeout=max(_SHORTEST_S, until_s - time.thread_time()))
+    )
 
 
 def _allows_no_name(names: Schema) -> bool:
@@ -507,6 +522,8 @@ def _joined(parts: Sequence[Schema]) -> Schema:
 def _of_count(key: str, names: Sequence[str], count: int) -> list[Schema] | None:
     """Return schemas for at least, or at most, ``count`` of some names; None if they are too
     many."""
+    if count > len(names):
+        return []
     if key == "minProperties":
         chosen = itertools.islice(itertools.combinations(names, count), _MOST_BESIDE + 1)
         options: list[Schema] = [{"required": list(one)} for one in chosen]

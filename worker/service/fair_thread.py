@@ -1,5 +1,5 @@
-"""A thread on which owners take turns. A worker has two: the prompt thread, which alone has the
-tokenizer, and the media thread, which waits for the decoder."""
+"""A thread on which owners take turns. A worker has three: the prompt thread, which alone has the
+tokenizer; the media thread, which waits for the decoder; and the one that checks whole answers."""
 
 from __future__ import annotations
 

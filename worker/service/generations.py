@@ -454,7 +454,8 @@ class Generations:
             case JobFinished(_, usage, timings):
                 self._open.estimate.ended(timings.prefill_s + timings.decode_s)
                 self._counts.finished(usage, timings)
-                part.finished.append(Finished(stream_id, usage, timings))
+                remarks = () if opened.review is None else opened.review.remarks
+                part.finished.append(Finished(stream_id, usage, timings, remarks))
             case JobFailed(_, code, message):
                 opened.flush(part)
                 part.failed.append(Failed(stream_id, code, message))

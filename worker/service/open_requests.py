@@ -70,6 +70,7 @@ class OpenRequests:
         spec: WorkerSpec,
         prompts: FairThread,
         media: FairThread,
+        checks: FairThread,
         in_flight: InFlight,
         send: Callable[[bytes, Any], bool],
         became_idle: Callable[[], None],
@@ -77,6 +78,7 @@ class OpenRequests:
         self._spec = spec
         self._prompts = prompts
         self._media = media
+        self._checks = checks
         self._in_flight = in_flight
         self._send = send
         self._became_idle = became_idle
@@ -151,9 +153,8 @@ class OpenRequests:
         check: Callable[[], _T],
         checked: Callable[[asyncio.Future[_T | None]], None],
     ) -> None:
-        """Give a request whose answer is made another turn on the prompt thread, however long it
-        has to wait for it."""
-        self._run(self._prompts, opened, _nothing, check, checked)
+        """Check a request's answers on a thread for that alone, so that no prompt waits."""
+        self._run(self._checks, opened, _nothing, check, checked)
 
     def _run(
         self,

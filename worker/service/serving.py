@@ -38,6 +38,7 @@ class Serving:
         engine: Engine,
         prompts: FairThread,
         media: FairThread,
+        checks: FairThread,
         decoder: MediaDecoder,
         thread: EngineThread,
         in_flight: InFlight,
@@ -46,7 +47,7 @@ class Serving:
         send: Callable[[bytes, Any], bool],
         became_idle: Callable[[], None],
     ) -> None:
-        self._open = OpenRequests(spec, prompts, media, in_flight, send, became_idle)
+        self._open = OpenRequests(spec, prompts, media, checks, in_flight, send, became_idle)
         self._generations = Generations(
             spec, engine, thread, self._open, decoder, counts, idle_clock
         )

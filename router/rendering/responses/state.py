@@ -8,7 +8,7 @@ from lmx.protocol.errors import LmxError
 from lmx.protocol.messages.data import ChoiceEnded, Usage
 from lmx.protocol.states import FinishReason
 from lmx.router.http.errors import http_status
-from lmx.router.rendering.answer_format import Beginning, Ending
+from lmx.router.rendering.answer_format import Beginning, Ending, warnings_object
 from lmx.router.rendering.envelope import Identity, timings_object
 from lmx.router.rendering.responses.items import COMPLETED, IN_PROGRESS, INCOMPLETE
 
@@ -36,7 +36,7 @@ def ended(
         "usage": _usage_object(ending.finished.usage),
         "timings": timings_object(ending.finished, ending.clocked),
     }
-    return state | ({"warnings": beginning.warnings} if beginning.warnings else {})
+    return state | warnings_object(beginning, ending)
 
 
 def failed(error: LmxError) -> dict[str, Any]:

@@ -168,6 +168,8 @@ class MessageDelta(Answer):
     delta: MessageEnd
     usage: MessageUsage
     """How many tokens it took."""
+    warnings: list[str] | None = None
+    """What could not be checked of the whole answer. They are there only when there are some."""
 
 
 class MessageStop(Answer):

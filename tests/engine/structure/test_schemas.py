@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 from budgets import examples
 from grammar_walk import allowed_tokens, walk
 from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
-from schema_cases import SCHEMAS, VALUES
+from schema_cases import HOSTILE, SCHEMAS, VALUES
 from tiny_models import make_tokenizer
 
-from lmx.protocol.errors import RequestError
+from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Structure, Thinking, ToolUse
 from lmx.protocol.states import StructureKind, ToolChoice
 from lmx.worker.constraints.compiler import ConstraintCompiler
@@ -279,6 +281,50 @@ def test_no_answer_that_passes_is_invalid(schema: Any, value: Any) -> None:
         assert valid or not passes
     if valid:
         assert maker.check is None or maker.check(text) is None
+
+
+# Words of llguidance, of its JSON reader and of Python.
+FOREIGN = re.compile(
+    r"json-schema:|line \d+ column|Expected|stack level|intersection|sibling|llguid|digits|Error"
+)
+
+
+@settings(max_examples=examples(800), deadline=None, suppress_health_check=list(HealthCheck))
+@given(HOSTILE, st.booleans())
+@example({"pattern": ""}, False)
+@example({"patternProperties": {"": {"type": "string"}}}, False)
+@example({"minLength": 1e400}, False)
+def test_whatever_is_sent_as_a_schema_is_enforced_or_refused(schema: Any, as_tool: bool) -> None:
+    structure, use = None, None
+    if as_tool:
+        function = {"name": "f", "parameters": schema, "strict": True}
+        tool = {"type": "function", "function": function}
+        use = ToolUse((tool,), ToolChoice.REQUIRED)
+    else:
+        structure = Structure(StructureKind.JSON_SCHEMA, json.dumps(schema), "response_format")
+    try:
+        maker = COMPILER.compile(ConstraintSource(structure, use, Thinking(), False))
+    except RequestError as error:
+        assert error.code is ErrorCode.INVALID_VALUE
+        said = error.message.replace(json.dumps(schema), "")
+        assert not FOREIGN.search(said), said
+        return
+    assert maker is not None
+    assert allowed_tokens(maker()) is not None
+
+
+def test_what_llguidance_refuses_is_refused_in_words_with_its_place() -> None:
+    circle = {
+        "allOf": [{"$ref": "#/$defs/b"}, {"properties": {"a": {"$ref": "#/$defs/a"}}}],
+    }
+    schema = {
+        "properties": {"x": {"items": {"$ref": "#/$defs/a"}}},
+        "$defs": {"a": circle, "b": {"properties": {"a": {"$ref": "#/$defs/b"}}}},
+    }
+    with pytest.raises(RequestError) as raised:
+        compiled(schema)
+    assert "combined" in raised.value.message
+    assert "at #/$defs/a" in raised.value.message
 
 
 PIECES = [{"properties": {f"p{n}": {"const": n}}, "required": [f"p{n}"]} for n in range(60)]

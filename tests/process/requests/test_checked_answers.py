@@ -136,6 +136,27 @@ async def test_the_arguments_of_a_call_are_checked(server: Rig) -> None:
                 assert "`uniqueItems` at #/properties/a" in answer["error"]["message"]
 
 
+async def test_what_takes_too_long_to_check_is_a_warning(server: Rig) -> None:
+    # The expression takes exponential time for such a text.
+    slow = {"type": "array", "not": {"contains": {"pattern": "^(a|a)*$"}}}
+    answer = json.dumps(["a" * 60 + "!"])
+    body = ask("alpha", {"pieces": [answer]}, response_format=form(slow))
+    async with http() as session:
+        async with session.post(
+            f"{server.url}/chat/completions", json={**body, "stream": False}
+        ) as response:
+            assert response.status == 200
+            whole = await response.json()
+        async with session.post(
+            f"{server.url}/chat/completions", json={**body, "stream": True}
+        ) as response:
+            lines = [line[6:] async for line in response.content if line.startswith(b"data: {")]
+    assert whole["choices"][0]["message"]["content"] == answer
+    (warning,) = whole["warnings"]
+    assert "not checked" in warning and "`not` at #" in warning
+    assert json.loads(lines[-1])["warnings"] == [warning]
+
+
 async def test_echo_does_not_go_with_it(server: Rig) -> None:
     body = {"model": "alpha", "prompt": "hi", "echo": True, "json_schema": DISTINCT}
     async with http() as session, session.post(f"{server.url}/completions", json=body) as response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jiter
@@ -19,7 +20,7 @@ from sdk_types import extras_of
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
 from lmx.protocol.messages.data import ChoiceEnded, Delta, Finished, Timings, ToolCallPart, Usage
 from lmx.protocol.states import DeltaKind, FinishReason
-from lmx.router.rendering.accumulator import Accumulator
+from lmx.router.rendering.accumulator import AccumulatedChoice, Accumulator
 from lmx.router.rendering.answer_format import Beginning, Ending
 from lmx.router.rendering.anthropic import MessageAnswer
 from lmx.router.rendering.envelope import Identity, RouterTimings
@@ -201,6 +202,13 @@ def test_remarks_of_the_engine_are_warnings() -> None:
     writer = answer.writer(IDENTITY, Beginning(9, ("`oneOf` is taken as `anyOf`",)))
     data = writer.first().decode().partition("\ndata: ")[2]
     assert known(SDK_EVENT, json.loads(data)).model_dump()["message"]["warnings"]
+    # Others are known at the end alone.
+    late = replace(ENDING, finished=replace(ENDING.finished, remarks=("not checked",)))
+    writer.ends([ChoiceEnded(1, 0, FinishReason.STOP)])
+    data = writer.last(late).decode().partition("\ndata: ")[2].partition("\n")[0]
+    assert known(SDK_EVENT, json.loads(data)).model_dump()["warnings"] == ["not checked"]
+    whole = answer.whole(IDENTITY, Beginning(9, ("first",)), [AccumulatedChoice()], {}, late)
+    assert whole["warnings"] == ["first", "not checked"]
 
 
 def test_thoughts_that_are_not_shown_are_signed() -> None:

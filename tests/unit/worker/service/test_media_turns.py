@@ -39,14 +39,21 @@ class _Opened(OpenRequest):
 
 
 class _Rig:
-    """The table with its two threads; it notes what happens, in order."""
+    """The table with its three threads; it notes what happens, in order."""
 
     def __init__(self) -> None:
         self.prompts, self.media = FairThread("prompt"), FairThread("media")
-        self.in_flight = InFlight(self.prompts.clock, limited=(self.media.clock,))
+        self.checks = FairThread("check")
+        self.in_flight = InFlight(self.prompts.clock, limited=(self.media.clock, self.checks.clock))
         self.sent: list[Any] = []
         self.table = OpenRequests(
-            SPEC, self.prompts, self.media, self.in_flight, self._send, lambda: None
+            SPEC,
+            self.prompts,
+            self.media,
+            self.checks,
+            self.in_flight,
+            self._send,
+            lambda: None,
         )
         self.events: list[str] = []
         self.ends: dict[str, asyncio.Future[Any]] = {}
@@ -103,6 +110,20 @@ async def test_a_text_is_prepared_while_the_media_of_another_are_decoded() -> No
     assert rig.in_flight.count == 0
     # The router is told when the prompt is made, which can end the worker.
     assert rig.sent == [Preparing(2), Preparing(1)]
+
+
+async def test_a_check_holds_up_no_prompt_and_is_no_hang() -> None:
+    rig, free = _Rig(), threading.Event()
+    checked: list[asyncio.Future[Any]] = []
+    rig.table.review(rig.begin("checked"), lambda: _wait(free), checked.append)
+    rig.begin("text")
+    await rig.end("text", "checked")
+    assert not checked
+    assert rig.in_flight.count == 1
+    assert rig.in_flight.stalled_for_s(time.monotonic() + 1000) == 0
+    free.set()
+    await until(lambda: checked)
+    assert rig.in_flight.count == 0
 
 
 async def test_owners_take_turns_at_the_decoder() -> None:

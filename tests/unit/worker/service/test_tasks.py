@@ -137,8 +137,9 @@ class Rig:
 
     def loaded(self, engine: Engine, load_s: float) -> None:
         self.loaded_with = Serving(
-            self.spec, engine, self.prompts, self.media, cast(MediaDecoder, self), self.thread,
-            self.in_flight, self.counts, self.idle_clock, self.send, self.became_idle,
+            self.spec, engine, self.prompts, self.media, FairThread("check"),
+            cast(MediaDecoder, self), self.thread, self.in_flight, self.counts, self.idle_clock,
+            self.send, self.became_idle,
         )  # fmt: skip
 
     def computed(self, task_id: int, result: Any) -> None:
