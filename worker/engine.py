@@ -235,9 +235,9 @@ class Unchecked(Exception):
 class AnswerCheck(Protocol):
     """Checks complete answers. Any thread, and one at a time."""
 
-    def __call__(self, text: str, longest_s: float = ..., /) -> str | None:
+    def __call__(self, text: str, left_s: Callable[[], float] | None = ..., /) -> str | None:
         """Return what is wrong with an answer; None if nothing is. Raises :class:`Unchecked` when
-        it has taken ``longest_s`` seconds of the processor."""
+        ``left_s`` says that no seconds are left for it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 from lmx.protocol.states import DeltaKind, FinishReason
 from lmx.worker.engine import AnswerCheck, Unchecked
 from lmx.worker.scheduling.jobs import AnswerEnded, Piece
-from lmx.worker.schemas.check import LONGEST_S
+
+_LONGEST_S: Final = 1.0
+"""How long the check of all answers to a request may take, in seconds of the processor: no answer
+stays unchecked because the machine is busy. Most of it holds the GIL."""
 
 
 class AnswerReview:
@@ -79,8 +83,8 @@ class AnswerReview:
 
     def fault(self) -> str | None:
         """Return what is wrong with one of the answers; None if nothing is known to be. All answers
-        together get ``LONGEST_S`` of the processor; what does not fit into it becomes a remark."""
-        until_s = time.thread_time() + LONGEST_S
+        together get a second of the processor; what does not fit into it becomes a remark."""
+        until_s = time.thread_time() + _LONGEST_S
         for end in self._ends:
             if end.reason is FinishReason.LENGTH or end.stop is not None:
                 continue
@@ -88,10 +92,10 @@ class AnswerReview:
                 if check is None:
                     continue
                 try:
-                    fault = check(text, until_s - time.thread_time())
+                    fault = check(text, lambda: until_s - time.thread_time())
                 except Unchecked as parts:
                     self.remarks = (
-                        f"This was not checked, because it takes more than {LONGEST_S:g} s: "
+                        f"This was not checked, because it takes more than {_LONGEST_S:g} s: "
                         f"{parts}.",
                     )
                     return None

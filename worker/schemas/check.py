@@ -8,7 +8,6 @@ server gets both from strangers. Here each schema looks at each value once.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
@@ -19,10 +18,6 @@ from lmx.worker.engine import Unchecked
 from lmx.worker.schemas.dialects import ROOT, Schema, SchemaFault, Standalone, short
 from lmx.worker.schemas.disjoint import equal_text, type_of
 
-LONGEST_S: Final = 1.0
-"""How long the check of all answers to a request may take, in seconds of the processor: a busy
-machine makes no answer unchecked. It holds the GIL for most of it."""
-_SHORTEST_MATCH_S: Final = 0.001
 _MOST_DIGITS: Final = 400
 _NO_CIRCLE: Final = 1 << 30
 
@@ -49,15 +44,15 @@ class SchemaCheck:
         self._texts: dict[int, frozenset[str]] = {}
         self._compile(source.schema)
 
-    def __call__(self, text: str, longest_s: float = LONGEST_S) -> str | None:
+    def __call__(self, text: str, left_s: Callable[[], float] | None = None) -> str | None:
         """Return why an answer doesn't satisfy the schema; None if it does.
 
-        Raises :class:`Unchecked` when it has taken ``longest_s`` seconds of the processor.
+        Raises :class:`Unchecked` when ``left_s``, which is asked again and again, says that no
+        seconds are left.
         """
-        until_s = time.thread_time() + longest_s
         try:
             value = json.loads(text, parse_float=_number)
-            made = _Evaluation(self._source, self._patterns, self._loose, self._texts, until_s)
+            made = _Evaluation(self._source, self._patterns, self._loose, self._texts, left_s)
             if made.of(self._source.schema, value, False):
                 return None
         except (ValueError, RecursionError):
@@ -114,13 +109,13 @@ class _Evaluation:
         patterns: Mapping[str, Any],
         loose: frozenset[int],
         texts: dict[int, frozenset[str]],
-        until_s: float,
+        left_s: Callable[[], float] | None,
     ) -> None:
         self._source = source
         self._patterns = patterns
         self._loose = loose
         self._texts = texts
-        self._until_s = until_s
+        self._clock = left_s
         # The value's parts, as they are compared.
         self._written: dict[int, str] = {}
         self._known: dict[tuple[int, int, bool], _Seen | None] = {}
@@ -173,15 +168,17 @@ class _Evaluation:
             seen = seen.with_(more)
         return self._rest(schema, value, exact, seen)
 
-    def _left_s(self) -> float:
-        left_s = self._until_s - time.thread_time()
+    def _left_s(self) -> float | None:
+        """Return how long the check may still take; None: as long as it likes."""
+        if self._clock is None:
+            return None
+        left_s = self._clock()
         if left_s <= 0:
             raise TimeoutError
         return left_s
 
     def _matches(self, pattern: str, text: str) -> bool:
-        left_s = max(_SHORTEST_MATCH_S, self._left_s())
-        return bool(self._patterns[pattern].search(text, timeout=left_s))
+        return bool(self._patterns[pattern].search(text, timeout=self._left_s()))
 
     def _is_listed(self, value: Any, listed: Any, *, several: bool) -> bool:
         texts = self._texts.get(id(listed))

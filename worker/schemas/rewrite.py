@@ -10,8 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -31,7 +30,7 @@ _MOST_DISTINCT: Final = 4
 _MOST_REMARKS: Final = 16
 _TEXT: Final = ("pattern", "minLength", "maxLength", "format")
 _NUMBER: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-# Of the processor, for the search of names.
+# For the search of all names, and of one of them.
 _LONGEST_S: Final = 0.1
 _SHORTEST_S: Final = 0.001
 _AHEAD: Final = re.compile(r"\^\(\?=")
@@ -444,14 +443,10 @@ _AROUND: Final = frozenset(
 )
 
 
-def _fitting(pattern: str, names: Iterable[str]) -> frozenset[str]:
+def _fitting(pattern: str, names: Collection[str]) -> frozenset[str]:
     """Return the names in which a pattern is found. Raises ``TimeoutError`` if that takes long."""
-    fits, until_s = regex.compile(pattern), time.thread_time() + _LONGEST_S
-    return frozenset(
-        name
-        for name in names
-        if fits.search(name, timeout=max(_SHORTEST_S, until_s - time.thread_time()))
-    )
+    fits, timeout_s = regex.compile(pattern), max(_SHORTEST_S, _LONGEST_S / max(1, len(names)))
+    return frozenset(name for name in names if fits.search(name, timeout=timeout_s))
 
 
 def _allows_no_name(names: Schema) -> bool:
