@@ -73,6 +73,8 @@ class ModelFacts:
     tool_parser: str | None = None
     """The family whose form its tool calls have (:mod:`lmx.worker.formats.families`). None if its
     template knows no tools."""
+    calls_in_open_thought: bool = True
+    """Whether whole calls at the end of a thought that was never closed are calls."""
     converses: bool = False
     """Whether it has a template for messages."""
     grammars: bool = False

@@ -106,6 +106,9 @@ class WorkerSpec(SamplingParameters):
 
     tool_parser: str | None = None
 
+    calls_in_open_thought: bool = True
+    """Whether whole calls at the end of a thought that was never closed are calls."""
+
     max_decode_stall_s: float = 0.3
     """The longest that the prefill of a prompt may keep running streams from their next token."""
 

@@ -79,6 +79,14 @@ class PrefixCacheConfig(Section):
     """The space on the disk that they may take."""
 
 
+class ToolsConfig(Section):
+    """How its tool calls are read."""
+
+    calls_in_open_thought: bool = True
+    """Whether whole calls of known tools at the end of a thought that the model never closed are
+    calls. Otherwise they are a part of the thought."""
+
+
 class SpeculationConfig(Section):
     """Tokens are guessed ahead and checked together; the answers stay the same."""
 
@@ -177,6 +185,8 @@ class ModelConfig(Section):
     )
     """The form in which it calls tools, where its template does not tell. A name that is none makes
     loading fail with a list of them."""
+    tools: Annotated[ToolsConfig, Needs.WORKER] = ToolsConfig()
+    """How its tool calls are read."""
     allow_checkpoint_code: Annotated[bool, Needs.WORKER] = False
     """Whether Python code in the model's folder may run, with all that the user of lmx may do: that
     of its tokenizer, say. So may code in the folder of its draft model. It runs in the worker's

@@ -53,6 +53,7 @@ def worker_spec(
         **{name: getattr(model, name) for name in PARAMETERS},
         template_kwargs=dict(model.chat_template_kwargs) or None,
         tool_parser=model.tool_parser,
+        calls_in_open_thought=model.tools.calls_in_open_thought,
         max_decode_stall_s=model.max_decode_stall_s,
         prefix_cache=_prefix_cache_spec(home, model, plan.prefix_cache_bytes),
         speculation=_speculation_spec(model, kind),

@@ -381,6 +381,7 @@ def _text_rules(
                 calls_only=tool_use is not None and tool_use.choice is ToolChoice.REQUIRED,
                 either=request.structure is not None,
                 marked_calls=marked_calls,
+                open_calls=facts.calls_in_open_thought,
             )
         )
         if parses

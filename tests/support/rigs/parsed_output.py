@@ -59,11 +59,14 @@ def parse(
     tools: Sequence[dict[str, Any]] = tuple(TOOLS),
     parallel: bool = True,
     cuts: Sequence[int] | None = None,
+    open_calls: bool = True,
 ) -> Parsed:
     """Parse ``text`` cut at these places; None: after every character."""
     places = range(1, len(text)) if cuts is None else sorted(cuts)
     edges = [0, *places, len(text)]
-    parser = OutputParser(reasoning, thinking_open, tool_parser, tools, parallel)
+    parser = OutputParser(
+        reasoning, thinking_open, tool_parser, tools, parallel, open_calls=open_calls
+    )
     parts: list[Part] = []
     for start, end in itertools.pairwise(edges):
         parts += parser.add(text[start:end])

@@ -128,6 +128,7 @@ def load_model(spec: WorkerSpec, advanced: LoadReporter) -> LoadedModel:
         sampling=config.sampling,
         reasoning=find_markers(tokenizer),
         tool_parser=_tool_parser(tokenizer, spec.tool_parser),
+        calls_in_open_thought=spec.calls_in_open_thought,
         converses=bool(tokenizer.chat_template),
         grammars=takes_grammars(tokenizer),
         adapters=adapters.problems,

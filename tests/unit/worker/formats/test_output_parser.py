@@ -408,3 +408,54 @@ def test_where_only_calls_are_wanted_a_call_that_is_cut_off_is_no_content() -> N
         assert parsed.content == ""
     assert parsed.objects == [WEATHER]
     assert parser(calls_only=True).kind is DeltaKind.TOOL_CALL
+
+
+# Marks of thinking where they are text, and calls in a thought
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "content"),
+    [
+        ("<think>hm</think>\n\nSay <think> and </think> so.", "hm", "Say <think> and </think> so."),
+        ("First.<think>hm</think>Then.", "hm", "First.Then."),
+        ("<think>It writes `</think>` last.</think>Yes.", "It writes `</think>` last.", "Yes."),
+        ('<think>a "</think>" b</think>c', 'a "</think>" b', "c"),
+        ("<think>a `</think>b", "a `", "b"),
+        ("</think>Hi", "", "Hi"),
+    ],
+)
+def test_marks_of_thinking_in_an_answer_are_text(text: str, reasoning: str, content: str) -> None:
+    for cuts in (None, [], [len(text) // 2]):
+        for tools in (TOOLS, ()):
+            parsed = parse(text, cuts=cuts, tools=tools)
+            assert (parsed.reasoning, parsed.content) == (reasoning, content)
+
+
+def test_a_thought_may_follow_a_call() -> None:
+    parsed = parse(f"<think>a</think>So:{CALL}<think>b</think>Done.")
+    assert (parsed.reasoning, parsed.content, parsed.objects) == ("ab", "So:Done.", [WEATHER])
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "calls"),
+    [
+        (f"<think>I look.\n{CALL}", "I look.", [WEATHER]),
+        (f"<think>I look.\n{CALL}\n{CALL}\n", "I look.", [WEATHER, WEATHER]),
+        # A draft: the thought goes on, or has an end.
+        (f"<think>I look.\n{CALL}\nNo.", f"I look.\n{CALL}\nNo.", []),
+        (f"<think>I look.\n{CALL}</think>", f"I look.\n{CALL}", []),
+        (f"<think>I look.\n{CALL}\nNo.\n{CALL}", f"I look.\n{CALL}\nNo.", [WEATHER]),
+        # One that is cut off, or that names no tool.
+        (f"<think>I look.\n{CALL[:-20]}", f"I look.\n{CALL[:-20]}", []),
+        ("<think><tool_call>{}</tool_call>", "<tool_call>{}</tool_call>", []),
+    ],
+)
+def test_calls_at_the_end_of_a_thought_without_an_end(
+    text: str, reasoning: str, calls: list[Any]
+) -> None:
+    for cuts in (None, [], [len(text) // 2], list(range(5, len(text), 7))):
+        parsed = parse(text, cuts=cuts)
+        assert (parsed.reasoning.rstrip(), parsed.objects) == (reasoning, calls)
+        assert parsed.content == ""
+    thought = text.removeprefix("<think>").removesuffix("</think>")
+    assert parse(text, open_calls=False).reasoning == thought
