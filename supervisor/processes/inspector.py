@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +17,7 @@ import structlog
 
 from lmx.protocol.errors import ProtocolError
 from lmx.protocol.host.lasting import begin
+from lmx.protocol.host.processor_wait import ProcessorWait
 from lmx.protocol.wire import codec
 from lmx.supervisor.memory.inspection import Inspection, Question, read_answer, shown
 from lmx.supervisor.processes.child import without_keys
@@ -43,6 +45,10 @@ _GONE_S: Final = 5.0
 
 class InspectionError(Exception):
     """There is no answer. The text says why, for people."""
+
+
+class _ReaderLostError(InspectionError):
+    """The reader ended, or said nothing."""
 
 
 class Inspector:
@@ -106,6 +112,19 @@ class Inspector:
             task.cancel()
 
     async def _ask(self, question: dict[str, Any], answer_s: float | None = None) -> dict[str, Any]:
+        """Ask a reader. If it is lost, that may have nothing to do with the files, and another one
+        is asked: once, and for a client that waits in what is left of its time."""
+        began_s = time.monotonic()
+        try:
+            return await self._ask_one(question, answer_s)
+        except _ReaderLostError:
+            left_s = None if answer_s is None else began_s + answer_s - time.monotonic()
+            if self._closing or (left_s is not None and left_s <= 0.0):
+                raise
+            log.warning("reader.lost", question=question)
+            return await self._ask_one(question, left_s)
+
+    async def _ask_one(self, question: dict[str, Any], answer_s: float | None) -> dict[str, Any]:
         limit_s = self._answer_s if answer_s is None else answer_s
         soon_s = min(_SLOW_S, limit_s)
         await self._places.acquire()
@@ -113,6 +132,7 @@ class Inspector:
             if self._closing:
                 raise InspectionError("lmx is shutting down")
             reader = await self._reader()
+            wait = ProcessorWait(reader.pid)
             self._busy.add(reader)
             asking = asyncio.get_running_loop().create_task(self._exchange(reader, question))
             try:
@@ -125,10 +145,14 @@ class Inspector:
             self._places.release()
         try:
             await asyncio.wait([asking], timeout=limit_s - soon_s)
+            # On a busy machine it may only have waited for a processor. A client that waits has no
+            # more time for that.
+            while answer_s is None and not asking.done() and (more_s := wait.more_s()) > 0.0:
+                await asyncio.wait([asking], timeout=more_s)
         finally:
             self._done_with(reader, asking)
         if asking.cancelled() or not asking.done():
-            raise InspectionError(f"no answer within {limit_s:g} s: is its disk there?")
+            raise _ReaderLostError(f"no answer within {limit_s:g} s: is its disk there?")
         answer = asking.result()
         if "error" in answer:
             raise InspectionError(str(answer["error"]))
@@ -151,9 +175,9 @@ class Inspector:
             await reader.stdin.drain()
             line = await reader.stdout.readline()
         except (OSError, ValueError) as error:
-            raise InspectionError(f"its reader broke: {error}") from error
+            raise _ReaderLostError(f"its reader broke: {error}") from error
         if not line.endswith(b"\n"):
-            raise InspectionError("its reader ended: the files are too much for it")
+            raise _ReaderLostError("its reader ended: the files are too much for it")
         try:
             answer = json.loads(line)
         except (ValueError, RecursionError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from model_folders import write_model
 
 from lmx.protocol.errors import ProtocolError
+from lmx.protocol.host.processor_wait import ProcessorWait
 from lmx.protocol.models.memory import Activations, KvLayers, MemoryModel
 from lmx.protocol.wire import codec
 from lmx.supervisor.memory.inspection import (
@@ -60,6 +62,36 @@ async def test_a_reader_that_fails_costs_one_answer(
     assert (await again.inspect(Question(str(folder), str(folder)))).problem is None
     await inspector.wait_closed()
     await again.wait_closed()
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+async def test_a_reader_that_was_hit_from_outside_costs_no_answer(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    folder = str(write_model(tmp_path / "m"))
+    inspector = Inspector(Home(tmp_path), 2.0)
+    question = Question(folder, folder)
+    assert (await inspector.inspect(question)).problem is None
+    (kept,) = inspector._idle
+    kept.send_signal(signal.SIGSTOP)
+    asking = asyncio.create_task(inspector.inspect(question))
+    while kept not in inspector._busy:
+        await asyncio.sleep(0.02)
+    kept.send_signal(number)
+    assert (await asking).problem is None
+    await inspector.wait_closed()
+
+
+async def test_a_reader_that_waits_for_a_processor_is_slow_and_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = str(write_model(tmp_path / "m"))
+    inspector = Inspector(Home(tmp_path), 0.01)
+    lost = await inspector.inspect(Question(folder, folder))
+    assert "no answer within 0.01 s" in (lost.problem or "")
+    monkeypatch.setattr(ProcessorWait, "more_s", lambda _: 0.05)
+    assert (await inspector.inspect(Question(folder, folder))).problem is None
+    await inspector.wait_closed()
 
 
 async def test_one_that_hangs_keeps_no_other_waiting(
