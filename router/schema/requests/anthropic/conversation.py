@@ -26,7 +26,7 @@ from lmx.router.schema.requests.anthropic.blocks import (
     texts_of,
 )
 from lmx.router.schema.requests.conversation.messages import MAX_MESSAGES
-from lmx.router.schema.requests.conversation.turns import add_message, joined_parts
+from lmx.router.schema.requests.conversation.turns import joined_texts, joined_turns
 from lmx.router.schema.validation import Strict
 
 _BILLING: Final = "x-anthropic-billing-header:"
@@ -80,9 +80,8 @@ def chat_messages(
             made = _assistant_messages(turn)
         else:
             made = _other_messages(turn, f"{path}.content", media)
-        for message in made:
-            add_message(messages, message)
-    return Conversation(messages, tuple(media))
+        messages += made
+    return Conversation(joined_turns(messages), tuple(media))
 
 
 def hosted_blocks(turns: Sequence[Turn]) -> list[str]:
@@ -149,7 +148,7 @@ def _result_content(
         return made
     if isinstance(made, str):
         return f"Error: {made}"
-    return joined_parts([{"type": "text", "text": "Error:"}], made)
+    return joined_texts([{"type": "text", "text": "Error:"}, *made])
 
 
 def _content_of(
@@ -165,8 +164,8 @@ def _content_of(
             parts.append({"type": MediaKind.IMAGE.value, "media": len(media)})
             media.append(block.media(f"{path}[{index}]"))
         elif text := text_of(block):
-            parts = joined_parts(parts, [{"type": "text", "text": text}])
-    return parts
+            parts.append({"type": "text", "text": text})
+    return joined_texts(parts)
 
 
 def _assistant_messages(turn: Turn) -> Iterator[dict[str, Any]]:

@@ -23,6 +23,7 @@ from lmx.router.schema.requests.conversation.media import (
     VideoUrlPart,
     source_of,
 )
+from lmx.router.schema.requests.conversation.turns import joined_texts
 from lmx.router.schema.validation import LIST, PART_TYPE, TEXT, TEXT_OR_LIST, Strict
 
 MAX_MESSAGES: Final = 10_000
@@ -119,19 +120,19 @@ class Message(Strict):
         silently drop roles that they don't know.
         """
         if isinstance(self.content, list):
-            # The parts may be thousands, or megabytes: they are not copied. What comes first is
-            # what comes first in any message.
-            rest = self.model_dump(exclude_none=True, exclude={"role", "content"})
             content = _plain_parts(self.content, first_media)
-            message = {"role": self.role, "content": content, **rest}
         else:
-            message = self.model_dump(exclude_none=True)
-            message["content"] = self.content or ""
-        if self.role == "developer":
-            message["role"] = "system"
-        if self.tool_calls == []:
-            del message["tool_calls"]
-        return message
+            content = self.content or ""
+        role = "system" if self.role == "developer" else self.role
+        message: dict[str, Any] = {"role": role, "content": content}
+        calls = [call.model_dump() for call in self.tool_calls or ()]
+        rest = {
+            "name": self.name,
+            "tool_call_id": self.tool_call_id,
+            "tool_calls": calls or None,
+            "reasoning_content": self.reasoning_content,
+        }
+        return message | {name: value for name, value in rest.items() if value is not None}
 
 
 def _plain_parts(
@@ -145,11 +146,9 @@ def _plain_parts(
         if not isinstance(part, TextPart):
             plain.append({"type": KINDS[part.type].value, "media": first_media})
             first_media += 1
-        elif plain and plain[-1]["type"] == "text":
-            plain[-1]["text"] += f"\n{part.text}"
         else:
             plain.append({"type": "text", "text": part.text})
-    return plain
+    return joined_texts(plain)
 
 
 def plain_messages(

@@ -1,19 +1,36 @@
 """Puts a conversation together of messages as workers take them: those of one role that follow each
-other are one turn, and results of calls that are not there are told as such. Pure."""
+other are one turn, and results of calls that are not there are told as such. Pure.
+
+Each text is copied once: a conversation of thousands of messages that is joined one by one would be
+copied thousands of times.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Any
 
 
-def add_message(messages: list[dict[str, Any]], message: dict[str, Any]) -> None:
-    """Add a message to a conversation, or to its last message if both are of one turn. The output
-    of a call is always a message of its own."""
-    if messages and messages[-1]["role"] == message["role"] != "tool":
-        _join(messages[-1], message)
-    else:
-        messages.append(message)
+def joined_turns(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a conversation in which the messages of one turn are one. The output of a call is
+    always a message of its own."""
+    turns: list[list[dict[str, Any]]] = []
+    for message in messages:
+        _add(turns, message)
+    return [_joined(turn) for turn in turns]
+
+
+def joined_texts(parts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return parts, of which texts that follow each other are one, with a line break between."""
+    joined: list[dict[str, Any]] = []
+    for is_text, group in groupby(parts, key=lambda part: bool(part["type"] == "text")):
+        if is_text:
+            text = "\n".join(part["text"] for part in group)
+            joined.append({"type": "text", "text": text})
+        else:
+            joined += group
+    return joined
 
 
 def with_stray_results(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
@@ -32,60 +49,59 @@ def with_stray_results(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any
             stray.add(index)
     if not stray:
         return None
-    shown: list[dict[str, Any]] = []
+    turns: list[list[dict[str, Any]]] = []
     waiting: list[dict[str, Any]] = []
     for index, message in enumerate(messages):
-        if message["role"] == "tool":
+        if index in stray:
+            waiting.append(_told(message))
+        elif message["role"] == "tool" or not waiting:
             # The results of the calls before it stay together.
-            (waiting if index in stray else shown).append(message)
-            continue
-        joined = bool(waiting)
-        _tell(shown, waiting)
-        if joined:
-            add_message(shown, dict(message))
+            turns.append([message])
         else:
-            shown.append(message)
-    _tell(shown, waiting)
-    return shown
+            for one in (*waiting, message):
+                _add(turns, one)
+            waiting.clear()
+    for one in waiting:
+        _add(turns, one)
+    return [_joined(turn) for turn in turns]
 
 
-def _tell(messages: list[dict[str, Any]], results: list[dict[str, Any]]) -> None:
-    """Move results that belong to no call to the end of ``messages``."""
-    if results and messages:
-        messages[-1] = dict(messages[-1])  # It is the request's own until here.
-    for result in results:
-        of_tool = f" of the tool {result['name']}" if result.get("name") else ""
-        head = f"[The result of a call{of_tool} that is not in this conversation:]"
-        parts = joined_parts(_parts_of(head), _parts_of(result["content"]))
-        is_text = all(part["type"] == "text" for part in parts)
-        content = parts[0]["text"] if is_text else parts
-        add_message(messages, {"role": "user", "content": content})
-    results.clear()
+def _told(result: dict[str, Any]) -> dict[str, Any]:
+    of_tool = f" of the tool {result['name']}" if result.get("name") else ""
+    head = f"[The result of a call{of_tool} that is not in this conversation:]"
+    parts = joined_texts([*_parts_of(head), *_parts_of(result["content"])])
+    is_text = all(part["type"] == "text" for part in parts)
+    return {"role": "user", "content": parts[0]["text"] if is_text else parts}
 
 
-def joined_parts(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the parts of both. Texts that follow each other are one, with a line break between."""
-    if one and other and one[-1]["type"] == other[0]["type"] == "text":
-        text = f"{one[-1]['text']}\n{other[0]['text']}"
-        return [*one[:-1], {"type": "text", "text": text}, *other[1:]]
-    return [*one, *other]
-
-
-def _join(message: dict[str, Any], more: dict[str, Any]) -> None:
-    before, after = message["content"], more["content"]
-    if message["role"] == "assistant":
-        # The texts of an answer are pieces of one text: nothing was between them.
-        message["content"] = before + after
-    elif isinstance(before, str) and isinstance(after, str):
-        message["content"] = "\n".join(filter(None, (before, after)))
+def _add(turns: list[list[dict[str, Any]]], message: dict[str, Any]) -> None:
+    if turns and turns[-1][-1]["role"] == message["role"] != "tool":
+        turns[-1].append(message)
     else:
-        message["content"] = joined_parts(_parts_of(before), _parts_of(after))
-    if "reasoning_content" in more:
-        message["reasoning_content"] = (
-            message.get("reasoning_content", "") + more["reasoning_content"]
+        turns.append([message])
+
+
+def _joined(turn: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    if len(turn) == 1:
+        return turn[0]
+    contents = [message["content"] for message in turn]
+    joined = dict(turn[0])
+    if joined["role"] == "assistant":
+        # The texts of an answer are pieces of one text: nothing was between them.
+        joined["content"] = "".join(contents)
+    elif all(isinstance(content, str) for content in contents):
+        joined["content"] = "\n".join(filter(None, contents))
+    else:
+        joined["content"] = joined_texts(
+            part for content in contents for part in _parts_of(content)
         )
-    if "tool_calls" in more:
-        message["tool_calls"] = [*message.get("tool_calls", ()), *more["tool_calls"]]
+    thoughts = [one["reasoning_content"] for one in turn if "reasoning_content" in one]
+    if thoughts:
+        joined["reasoning_content"] = "".join(thoughts)
+    calls = [call for message in turn for call in message.get("tool_calls", ())]
+    if calls:
+        joined["tool_calls"] = calls
+    return joined
 
 
 def _parts_of(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.router.media.source import MediaSource
 from lmx.router.rendering.responses.sealing import unsealed
 from lmx.router.rendering.responses.tools import INPUT, worker_name
-from lmx.router.schema.requests.conversation.turns import add_message, joined_parts
+from lmx.router.schema.requests.conversation.turns import joined_texts, joined_turns
 from lmx.router.schema.requests.responses.items import (
     AdditionalToolsItem,
     CallOutputItem,
@@ -61,8 +61,8 @@ def conversation_of(
         path = "previous_response_id" if index < earlier else f"input[{index - earlier}]"
         message = _message(item, path, media, key)
         if message is not None:
-            add_message(messages, message)
-    return Conversation(messages, tuple(media))
+            messages.append(message)
+    return Conversation(joined_turns(messages), tuple(media))
 
 
 def further_tools(items: Sequence[Item]) -> list[Tool]:
@@ -169,7 +169,8 @@ def _seen(
             continue
         text = part.text(f"{path}[{index}]") if isinstance(part, ItemFile) else _text_of(part)
         if text:
-            parts = joined_parts(parts, [{"type": "text", "text": text}])
+            parts.append({"type": "text", "text": text})
+    parts = joined_texts(parts)
     if all("media" not in part for part in parts):
         return parts[0]["text"] if parts else ""
     return parts
