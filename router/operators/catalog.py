@@ -6,7 +6,7 @@ Studio have a path of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal
 
 from aiohttp import web
@@ -33,7 +33,7 @@ from lmx.router.schema.requests.models import ModelsQuery
 from lmx.router.schema.validation import short, validated
 from lmx.router.services import SERVICES
 from lmx.router.supervisor.directory import Directory
-from lmx.router.supervisor.routing import candidates, leading_to, route_models
+from lmx.router.supervisor.routing import candidates, route_models, routes_by_leader
 
 _TOOL_OUTPUT_TOKENS: Final = 10_000
 """So much of a tool's output is what Codex keeps for models that it knows."""
@@ -108,8 +108,9 @@ def _in_form(
 async def list_chat_models(request: web.Request) -> web.Response:
     """Return the chat models in the form of kiapi."""
     directory = await request.app[SERVICES].supervisor.directory()
+    routes = routes_by_leader(directory)
     return json_array(
-        chat_model_spec(directory, model)
+        chat_model_spec(directory, routes, model)
         for model in directory.models
         if model.kind in (ModelKind.CHAT, None)
     )
@@ -149,10 +150,11 @@ def codex_catalog(directory: Directory) -> list[CatalogEntry]:
     request may have, because Codex looks for the name in its configuration and takes nothing else
     for it. Only ids are for its menu."""
     chatting = [model for model in directory.models if model.kind in (ModelKind.CHAT, None)]
+    routes = routes_by_leader(directory)
     return [
         _catalog_entry(name, model, place, _context_length(directory, name, model))
         for place, model in enumerate(chatting)
-        for name in (model.model_id, *model.aliases, *leading_to(directory, model))
+        for name in (model.model_id, *model.aliases, *routes.get(model.model_id, ()))
     ]
 
 
@@ -268,14 +270,16 @@ def lm_studio_model(model: ModelView) -> LmStudioModel:
     )
 
 
-def chat_model_spec(directory: Directory, model: ModelView) -> CapabilityModelSpec:
+def chat_model_spec(
+    directory: Directory, routes: Mapping[str, Sequence[str]], model: ModelView
+) -> CapabilityModelSpec:
     """Return a model in the form of kiapi's clients. Its aliases include the routes that stand for
     it now."""
     return CapabilityModelSpec(
         name=model.model_id,
         family=model.family or _family(model.model_id),
         domain="chat",
-        aliases=[*model.aliases, *leading_to(directory, model)],
+        aliases=[*model.aliases, *routes.get(model.model_id, ())],
         default=model is directory.default(),
         features=[*_modalities(model), *model.capabilities],
     )

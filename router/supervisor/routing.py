@@ -92,15 +92,16 @@ def route_models(directory: Directory, name: str) -> tuple[ModelView, ...] | Non
     return tuple(sorted(chat, key=lambda model: model is not default))
 
 
-def leading_to(directory: Directory, model: ModelView) -> list[str]:
-    """Return the names of the routes that stand for a model now."""
+def routes_by_leader(directory: Directory) -> Mapping[str, Sequence[str]]:
+    """Return the names of the routes, by the id of the model that each stands for now. It looks at
+    all models once for each route, so a list of models asks for it once."""
     routes = directory.snapshot.routes
-    names = dict.fromkeys([*ROUTE_NAMES, *(route.name for route in routes)])
-    found = []
-    for name in names:
+    found: dict[str, list[str]] = {}
+    for name in dict.fromkeys([*ROUTE_NAMES, *(route.name for route in routes)]):
         listed = () if directory.knows(name) else route_models(directory, name)
-        if listed and ranked(listed, directory.snapshot.free_bytes)[0] is model:
-            found.append(name)
+        if listed:
+            leader = ranked(listed, directory.snapshot.free_bytes)[0]
+            found.setdefault(leader.model_id, []).append(name)
     return found
 
 

@@ -20,9 +20,9 @@ from lmx.router.supervisor.directory import Directory, can_serve, ready_instance
 from lmx.router.supervisor.routing import (
     ROUTE_NAMES,
     candidates,
-    leading_to,
     ranked,
     route_models,
+    routes_by_leader,
     taking_media,
 )
 from lmx.router.workers.fallback import NOT_LOADED, first_loaded
@@ -110,7 +110,7 @@ def test_models_own_names_beat_routes() -> None:
     assert [chosen(known, name) for name in ("a", "auto", "chat", "code")] == [
         ["a"], ["b"], ["c"], ["a"],
     ]  # fmt: skip
-    assert leading_to(known, A) == ["code", "reasoning"]
+    assert routes_by_leader(known)["a"] == ["code", "reasoning"]
 
 
 def test_a_named_model_is_the_only_candidate_whatever_its_state_and_kind() -> None:
@@ -215,7 +215,7 @@ def test_the_rule_for_any_models_and_routes(
     for model in found[1:]:
         if ready_instance(model):
             assert ready_instance(best)
-    for route in leading_to(known, best):
+    for route in routes_by_leader(known).get(best.model_id, ()):
         assert candidates(known, route, None)[0] is best
 
 
