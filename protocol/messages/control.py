@@ -256,6 +256,9 @@ class RouterBeat:
     waiting: int = 0
     """The number of requests that wait for a model."""
 
+    retired: bool = False
+    """Whether it takes no more requests, because another router has taken over."""
+
 
 @message
 @dataclass(frozen=True, slots=True)

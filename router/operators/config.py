@@ -10,7 +10,10 @@ from lmx.protocol.messages.control import ReloadConfig, Reloaded
 from lmx.router.http.responses import json_answer
 from lmx.router.schema.answers.admin import ReloadAnswer
 from lmx.router.services import SERVICES
-from lmx.router.supervisor.queries import COMMAND_DEADLINE_S, ask
+from lmx.router.supervisor.queries import ask
+
+_DEADLINE_S: Final = 120.0
+"""The answer comes when another router serves, which may have to start first."""
 
 _OPTA_NAMES: Final = {"logs": "logging"}
 """Sections that Opta-LMX has under another name."""
@@ -24,7 +27,7 @@ async def reload_config(request: web.Request) -> web.Response:
     requests.
     """
     supervisor = request.app[SERVICES].supervisor
-    reloaded = await ask(supervisor, ReloadConfig(), Reloaded, COMMAND_DEADLINE_S)
+    reloaded = await ask(supervisor, ReloadConfig(), Reloaded, _DEADLINE_S)
     return json_answer(
         ReloadAnswer(
             success=True,

@@ -124,7 +124,7 @@ class Router:
             MediaReader(spec.media, self._fetcher),
         )
         answer_malformed_requests()
-        self._retiring = False
+        self._retiring = self._retired = False
         app = make_app(services)
         app.on_response_prepare.append(self._say_goodbye)
         self._runner = web.AppRunner(
@@ -163,11 +163,17 @@ class Router:
 
     async def retire(self) -> None:
         """Leave new connections to another router that has the socket, and return when no request
-        is under way. A connection that is kept alive gets at most one more answer."""
+        is under way. Connections that are kept alive are closed after a moment, in which each gets
+        at most one more answer: later requests are for the other router, and its settings."""
         self._retiring = True
         await _ended(self._watch_task)
         self._close_server()
         await asyncio.sleep(_LINGER_S)
+        assert self._runner.server is not None
+        for connection in self._runner.server.connections:
+            connection.close()
+        self._retired = True
+        self.supervisor.tell(self._measure())
         await self.traffic.idle(None)
 
     async def stop(self, grace_s: float, error: GenerationError | None = None) -> None:
@@ -230,6 +236,7 @@ class Router:
             requests_total=self.traffic.requests_total - self.traffic.under_way,
             memory_bytes=self._memory_bytes,
             waiting=self.room.all_waiting,
+            retired=self._retired,
         )
 
 

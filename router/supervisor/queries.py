@@ -16,8 +16,9 @@ from lmx.protocol.messages.status import GetStatus, ReturnedMemory, Status, Syst
 from lmx.router.supervisor.directory import Directory
 from lmx.router.supervisor.link import SupervisorLink
 
-COMMAND_DEADLINE_S: Final = 10.0
-"""The time limit for a command that only begins something, and for a look-up."""
+COMMAND_DEADLINE_S: Final = 30.0
+"""The time limit for a command that only begins something, and for a look-up, on a machine that is
+busy with something else."""
 
 _STATUS_DEADLINE_S: Final = 2.0
 

@@ -57,7 +57,7 @@ from lmx.supervisor.state.home import Home
 
 _POLL_S: Final = 0.5
 _SHORT_NAMES: Final = f" (known are {', '.join(KNOWN_MODELS)})"
-_START_S: Final = 30.0
+_START_S: Final = 60.0
 _SCAN_S: Final = 90.0
 _DELETE_S: Final = 300.0
 _RUNNING: Final = (DownloadStatus.STARTING, DownloadStatus.DOWNLOADING)

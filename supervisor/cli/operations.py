@@ -24,7 +24,12 @@ from lmx.supervisor.config.sources import (
     refuse_folder_as_repository,
 )
 from lmx.supervisor.processes.lock_holder import Silence, lock_holder, silence
-from lmx.supervisor.sockets.client import ControlClient, ReconnectingClient, not_running
+from lmx.supervisor.sockets.client import (
+    LONG_ANSWER_S,
+    ControlClient,
+    ReconnectingClient,
+    not_running,
+)
 from lmx.supervisor.state.home import Home
 from lmx.supervisor.state.process_records import Records
 
@@ -140,7 +145,7 @@ def reload_config(home: Home) -> None:
 
     Raises :class:`OperationError` (config_invalid) with every problem. Nothing has changed then.
     """
-    with ControlClient(home) as client:
+    with ControlClient(home, LONG_ANSWER_S) as client:
         reloaded: control.Reloaded = client.ask(control.ReloadConfig())
     if not reloaded.sections:
         click.echo("the configuration is the same: nothing changed")
@@ -153,7 +158,7 @@ def reload_config(home: Home) -> None:
 def restart_router(home: Home) -> None:
     """Start a new router beside the old one, and wait until it serves, or another one that was
     started in its place."""
-    with ControlClient(home) as client:
+    with ControlClient(home, LONG_ANSWER_S) as client:
         old_pid = client.status().router.pid
         client.ask(control.RestartRouter())
     status = _wait_status(
@@ -171,7 +176,7 @@ def restart_router(home: Home) -> None:
 def restart_supervisor(home: Home) -> None:
     """Replace the supervisor's program, and wait until the new one answers and has heard of the
     workers that were ready."""
-    with ControlClient(home) as client:
+    with ControlClient(home, LONG_ANSWER_S) as client:
         found = client.status()
         before = found.supervisor
         client.ask(control.RestartSupervisor())

@@ -7,6 +7,7 @@ where it stopped when it is asked for again.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -30,6 +31,7 @@ from lmx.supervisor.inventory.download_records import (
     trimmed,
 )
 from lmx.supervisor.processes.fetching import Fetch, FetchRuns
+from lmx.supervisor.processes.patience import done_within
 
 WINDOW_S: Final = 5.0
 
@@ -59,7 +61,11 @@ log = structlog.get_logger()
 AT_ONCE: Final = 4
 MOST_UNFINISHED: Final = 64
 _SIZE_S: Final = 10.0
-"""How long a client that starts a download waits to hear its size."""
+"""How long a client that starts a download waits to hear its size. Time in which lmx's processes
+wait for a processor does not count."""
+
+_LONGEST_SIZE_S: Final = 50.0
+"""Clients wait a minute for the answer."""
 
 _HUB_WAIT_S: Final = 2.0
 """When the hub refuses requests (429), the download waits no longer than this, three times. Then it
@@ -111,7 +117,7 @@ class Downloads:
 
     async def start(self, question: StartDownload) -> DownloadView:
         """Begin a download, or go on with it. Returns it when its size is known, when it has ended,
-        or after ten seconds. Raises :class:`LmxError`: INVALID_VALUE with its ``param``,
+        or when ten seconds are over. Raises :class:`LmxError`: INVALID_VALUE with its ``param``,
         QUEUE_FULL, SHUTTING_DOWN."""
         wanted = asked_download(question)
         download = self._latest(wanted.key)
@@ -288,13 +294,17 @@ class Downloads:
 
     async def _until_told(self, download: Download) -> None:
         """Wait until the size of a download is known, or it has ended, or the time is over."""
+
+        async def told() -> None:
+            while download.status is DownloadStatus.STARTING:
+                self._changed.clear()
+                await self._changed.wait()
+
+        waiting = asyncio.create_task(told())
         try:
-            async with asyncio.timeout(_SIZE_S):
-                while download.status is DownloadStatus.STARTING:
-                    self._changed.clear()
-                    await self._changed.wait()
-        except TimeoutError:
-            return
+            await done_within(waiting, _SIZE_S, _LONGEST_SIZE_S, os.getpid())
+        finally:
+            waiting.cancel()
 
     def _view(self, download: Download) -> DownloadView:
         samples = self._samples.get(download.download_id, deque())

@@ -23,6 +23,7 @@ from lmx.protocol.messages.specs import RescueSpec
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.core.core import Core
 from lmx.supervisor.processes.child import keys
+from lmx.supervisor.processes.patience import done_within
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +79,12 @@ FOR_SUPERVISOR: Final = "_LMX_CHECKED_FOR_SUPERVISOR"
 """The variable by which a `config check` knows that a supervisor waits for it. The check then reads
 no model's files."""
 
-_CHECK_S: Final = 8.0
-"""The limit of that check. The CLI waits longer than this for its answer."""
+_CHECK_S: Final = 20.0
+"""The limit of that check, which takes a second. Time in which it waits for a processor does not
+count."""
+
+_LONGEST_CHECK_S: Final = 100.0
+"""The CLI waits longer than this for its answer."""
 
 
 class Guarded(Enum):
@@ -165,12 +170,14 @@ class Invocation:
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT, env={**os.environ, FOR_SUPERVISOR: "1"},
         )  # fmt: skip
+        reading = asyncio.create_task(check.communicate())
         try:
-            said, _ = await asyncio.wait_for(check.communicate(), _CHECK_S)
-        except TimeoutError as error:
-            message = f"the installed lmx did not read the configuration within {_CHECK_S:g} s"
-            raise OperationError(ErrorCode.INTERNAL, message) from error
+            if not await done_within(reading, _CHECK_S, _LONGEST_CHECK_S, check.pid):
+                message = f"the installed lmx did not read the configuration within {_CHECK_S:g} s"
+                raise OperationError(ErrorCode.INTERNAL, message)
+            said, _ = reading.result()
         finally:
+            reading.cancel()
             await _end(check)
         if check.returncode != 0:
             raise OperationError(

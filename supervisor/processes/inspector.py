@@ -17,19 +17,23 @@ import structlog
 
 from lmx.protocol.errors import ProtocolError
 from lmx.protocol.host.lasting import begin
-from lmx.protocol.host.processor_wait import ProcessorWait
 from lmx.protocol.wire import codec
 from lmx.supervisor.memory.inspection import Inspection, Question, read_answer, shown
 from lmx.supervisor.processes.child import without_keys
+from lmx.supervisor.processes.patience import done_within
 from lmx.supervisor.state.home import Home
 
 log = structlog.get_logger()
 
 _ANSWER_S: Final = 15.0
-"""The largest header that is read takes one or two seconds, and a disk that sleeps takes ten."""
+"""The largest header that is read takes one or two seconds, and a disk that sleeps takes ten. Time
+in which the reader waits for a processor does not count."""
 
 _SOON_S: Final = 6.0
-"""The limit where a client waits. Clients wait up to ten seconds for an answer."""
+"""The limit where a client waits."""
+
+_LONGER: Final = 4
+"""A reader that waits for a processor has so many times its limit. Clients wait thirty seconds."""
 
 _AT_ONCE: Final = 4
 _SLOW_S: Final = 1.0
@@ -132,7 +136,6 @@ class Inspector:
             if self._closing:
                 raise InspectionError("lmx is shutting down")
             reader = await self._reader()
-            wait = ProcessorWait(reader.pid)
             self._busy.add(reader)
             asking = asyncio.get_running_loop().create_task(self._exchange(reader, question))
             try:
@@ -144,11 +147,8 @@ class Inspector:
             # A reader that is slow, or hangs, must not keep others waiting.
             self._places.release()
         try:
-            await asyncio.wait([asking], timeout=limit_s - soon_s)
-            # On a busy machine it may only have waited for a processor. A client that waits has no
-            # more time for that.
-            while answer_s is None and not asking.done() and (more_s := wait.more_s()) > 0.0:
-                await asyncio.wait([asking], timeout=more_s)
+            rest_s = limit_s - soon_s
+            await done_within(asking, rest_s, _LONGER * limit_s - soon_s, reader.pid)
         finally:
             self._done_with(reader, asking)
         if asking.cancelled() or not asking.done():

@@ -159,7 +159,7 @@ class RouterGuard:
                 router.beat_at_s, router.heard = now_s, True
                 router.streams, router.waiting = message.streams, message.waiting
                 router.requests_total = message.requests_total
-                router.memory_bytes = message.memory_bytes
+                router.memory_bytes, router.retired = message.memory_bytes, message.retired
 
     def exited(self, pid: int, now_s: float, status: int | None = None) -> None:
         """Take the observed end of a router, and plan the next one if it was the one that served.
@@ -194,6 +194,12 @@ class RouterGuard:
             self._actions.signal_router(router.pid, number)
             router.kill_at_s = now_s + grace_s
         self._retirement.stop()
+
+    @property
+    def settled(self) -> bool:
+        """Whether no router takes requests that has older settings than the next one would have."""
+        retiring = self._retirement.routers
+        return self.successor is None and all(router.retired for router in retiring)
 
     @property
     def running(self) -> bool:

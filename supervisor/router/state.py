@@ -38,6 +38,9 @@ class RouterProcess:
     requests_total: int = 0
     memory_bytes: int = 0
 
+    retired: bool = False
+    """Whether it was replaced, and takes no more requests."""
+
     stacks_at_s: float | None = None
     """When it will be told to write its stacks; None if that is not planned."""
 

@@ -21,7 +21,9 @@ from lmx.protocol.wire.sockets import Role, open_socket
 from lmx.supervisor.state.home import Home
 from lmx.supervisor.state.process_records import Records
 
-_ANSWER_S: Final = 10.0
+_ANSWER_S: Final = 30.0
+LONG_ANSWER_S: Final = 120.0
+"""For questions that are answered when another process of lmx has started."""
 _LOOK_AGAIN_S: Final = 0.2
 
 

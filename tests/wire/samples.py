@@ -361,7 +361,7 @@ SAMPLES: Final[tuple[Any, ...]] = (
     Pressure(MemoryPressure.HARD),
     # Router to supervisor, and back.
     RouterHello(4243, "0000cafe", 8000),
-    RouterBeat(4243, 5, 99, 60_000_000, 3),
+    RouterBeat(4243, 5, 99, 60_000_000, 3, True),
     GetSnapshot(),
     Acquire("org/tiny", 30.0, "req_1", 2.5),
     Withdraw("org/tiny"),

@@ -140,6 +140,34 @@ async def test_the_api_moves_and_its_streams_end_first(lmx: Rig) -> None:
     assert pids(lmx, "alpha", "beta", "gamma") == before
 
 
+async def test_the_next_request_after_a_reload_is_under_its_settings(lmx: Rig) -> None:
+    """Also on a connection that the client had open, and beside an answer of the old router."""
+    key = "a-key-that-was-not-needed"
+    async with http() as session:
+
+        async def models() -> int:
+            async with session.get(f"{lmx.url}/models") as answer:
+                await answer.read()
+                return answer.status
+
+        running = Stream(session, lmx.url, ask("alpha", {"tokens": 300, "step_s": 0.02}))
+        await running.has_text(10)
+        assert await models() == 200
+        lmx.configure({**three(), "security": {"api_keys": [key]}})
+        done = await asyncio.to_thread(lmx.cli, "reload")
+        assert done.returncode == 0, done.stderr
+        assert await models() == 401
+        lmx.configure(three())
+        headers = {"X-Admin-Key": (lmx.home / "admin.key").read_text().strip()}
+        url = f"{lmx.url.removesuffix('/v1')}/admin/config/reload"
+        async with session.post(url, headers=headers) as answer:
+            assert (await answer.json())["updated"] == ["security"]
+        assert await models() == 200
+        await running.ended()
+        assert running.errors == []
+    wait_until(lambda: lmx.status()["router"]["retiring"] == 0, "the old routers are gone")
+
+
 def test_a_hangup_reloads_and_the_log_level_holds_at_once(lmx: Rig) -> None:
     before = pids(lmx, "alpha", "beta", "gamma")
     lmx.configure({**three(), "logs": {"level": "error"}, "memory": {"budget_fraction": 0.5}})

@@ -75,7 +75,7 @@ class Restarting:
 
     def __init__(self) -> None:
         self.rig = CoreRig({"a": 100})
-        self.guard = SimpleNamespace(process=None, successor=None)
+        self.guard = SimpleNamespace(process=None, successor=None, settled=False)
         self.replaced = 0
         self.replies: asyncio.Queue[Any] = asyncio.Queue()
         parts: list[Any] = [self, self.rig.core, self.guard, None, self, self]
@@ -245,6 +245,9 @@ async def test_a_reload_is_answered_once_the_router_with_its_keys_serves() -> No
     await asyncio.sleep(0.1)
     assert restarting.replies.empty()
     guard.process, guard.successor = guard.successor, None
+    await asyncio.sleep(0.1)
+    assert restarting.replies.empty(), "the router before it still takes requests"
+    guard.settled = True
     assert await asyncio.wait_for(restarting.replies.get(), 90) == control.Reloaded(
         ("security",), ("keys",)
     )
