@@ -16,7 +16,7 @@ CODE := protocol router supervisor worker tests deploy docs
 PACKAGES := $(foreach name,protocol router supervisor worker,-p lmx.$(name))
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test conformance models-page fuzz chaos kill-rounds agents installs lm-eval bench bench-memory bench-relay bench-mixed bench-lanes bench-host bench-start docs fmt lint types resolve imports check clean
+.PHONY: help install run test conformance models-page fuzz chaos kill-rounds agents installs clients lm-eval bench bench-memory bench-relay bench-mixed bench-lanes bench-host bench-start docs fmt lint types resolve imports check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -99,6 +99,9 @@ installs: install ## install the wheel by pip, pipx and uv into empty environmen
 
 agents: install ## a coding agent's session of 40 turns: what of its prompts is computed again (minutes)
 	@$(BIN)/pytest -q -s -m soak tests/e2e/test_agent_session.py
+
+clients: install ## other people's programs, in exact versions, against lmx (minutes; fetches 1.5 GB the first time)
+	@$(BIN)/pytest -q -m clients tests/e2e/programs
 
 lm-eval: install ## likelihoods as lm-evaluation-harness itself asks for them (minutes the first time)
 	@$(BIN)/pytest -q -s -m soak tests/e2e/clients/test_lm_eval.py

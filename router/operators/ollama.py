@@ -229,4 +229,5 @@ def capabilities_of(model: ModelView) -> list[_Capability]:
 
 
 def _digest(model: ModelView) -> str:
-    return hashlib.sha256(model.source.encode()).hexdigest()
+    # Clients take names with the same digest for one model, and ask for any of them.
+    return hashlib.sha256(f"{model.model_id}\0{model.source}".encode()).hexdigest()

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
+import subprocess
+import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import yaml
+from document_blocks import block
 
 from lmx.protocol.errors import ErrorCode
 from lmx.supervisor.cli.main import main
@@ -44,6 +49,58 @@ def test_every_link_leads_somewhere(document: Path) -> None:
         assert target.exists(), f"{path} is not there"
         if anchor and target.suffix == ".md":
             assert anchor in _anchors(target), f"{path}#{anchor}: no such heading"
+
+
+_READERS: dict[str, Callable[[str], object]] = {
+    "json": json.loads,
+    "toml": tomllib.loads,
+    "yaml": yaml.safe_load,
+    "sh": lambda text: subprocess.run(["sh", "-n"], input=text, text=True, check=True),
+}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_block_can_be_read(document: Path) -> None:
+    found = re.findall(r"^```(\w+)\n(.*?)^```", document.read_text(), re.DOTALL | re.MULTILINE)
+    for language, text in found:
+        if language in _READERS:
+            _READERS[language](text)
+
+
+@pytest.mark.parametrize(
+    ("name", "language", "said"),
+    [
+        ("Claude Code", "sh", ("ANTHROPIC_BASE_URL=", "ANTHROPIC_AUTH_TOKEN=", "\nclaude\n")),
+        ("Codex", "toml", ("wire_api = \"responses\"", "[model_providers.lmx.auth]")),
+        ("opencode", "json", ("{env:LMX_API_KEY}", "baseURL")),
+        ("Qwen Code", "sh", ("OPENAI_BASE_URL=", "OPENAI_API_KEY=", "OPENAI_MODEL=", "qwen ")),
+        ("pi", "json", ("openai-completions", "baseUrl", "contextWindow")),
+        ("Cline", "sh", ("cline auth -p openai-compatible", " -b http://")),
+        ("aider", "sh", ("OPENAI_API_BASE=", "aider --model openai/auto")),
+        ("Vercel's AI SDK", "js", ("createOpenAICompatible", "createAnthropic")),
+        ("LiteLLM", "yaml", ("openai/auto", "ollama_chat/auto")),
+        ("llm", "yaml", ("model_id: lmx", "api_key_name: lmx")),
+        ("Open WebUI", "sh", ("OPENAI_API_BASE_URL=", "RAG_EMBEDDING_MODEL=", "AUDIO_STT_MODEL=")),
+    ],
+)  # fmt: skip
+def test_how_each_program_is_set_up(name: str, language: str, said: tuple[str, ...]) -> None:
+    """The names are the programs' own; `make clients` runs six of them."""
+    text = block(name, language)
+    assert [one for one in said if one not in text] == []
+    # Ollama's clients and Anthropic's take the address without a path.
+    paths = set(re.findall(r"http://(?:127\.0\.0\.1|HOST):8000([\w/]*)", text))
+    assert paths <= {"", "/v1"}, paths
+
+
+def test_the_versions_of_the_programs_that_were_tried() -> None:
+    pinned = ROOT / "tests" / "e2e" / "programs" / "pinned"
+    listed = (ROOT / "docs" / "clients.md").read_text().partition("## What was tried")[2]
+    packages = [json.loads(file.read_text()) for file in pinned.glob("*/package.json")]
+    versions = {name: one for each in packages for name, one in each["dependencies"].items()}
+    lines = (pinned / "python.txt").read_text().splitlines()
+    versions |= dict(line.split("==") for line in lines if line.startswith(("llm", "litellm")))
+    missing = {name for name, version in versions.items() if version not in listed} - {"zod"}
+    assert missing == set(), "docs/clients.md names other versions of these"
 
 
 def test_the_map_names_files_that_are_there() -> None:
@@ -86,6 +143,6 @@ def _is_there(name: str) -> bool:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_what_a_shell_would_expand_is_quoted(document: Path) -> None:
     """An address with a question mark is a pattern of file names for zsh, the shell of macOS."""
-    for block in re.findall(r"```sh\n(.*?)```", document.read_text(), flags=re.DOTALL):
-        bare = re.sub(r"'[^']*'|\"[^\"]*\"", "", block)
+    for shell in re.findall(r"```sh\n(.*?)```", document.read_text(), flags=re.DOTALL):
+        bare = re.sub(r"'[^']*'|\"[^\"]*\"", "", shell)
         assert re.findall(r"https?://\S*[?&*]\S*", bare) == []

@@ -135,7 +135,7 @@ class OllamaModel(Answer):
     size: int
     """The memory that it needs loaded; 0 until its files are known."""
     digest: str
-    """It tells the source from others; it is not made of the files."""
+    """It tells the model from others; it is not made of the files."""
     details: OllamaDetails
 
 

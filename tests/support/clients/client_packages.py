@@ -23,8 +23,9 @@ _NODE: Final = _PROGRAMS / "node"
 _FETCH_TIMEOUT_S: Final = 300
 
 
-def python_packages(listed: str = "requirements.txt") -> Path:
-    """Return a folder with the packages that a file in programs/ lists, for PYTHONPATH."""
+def python_packages(listed: str | Path = "requirements.txt") -> Path:
+    """Return a folder with the packages that a file lists, for PYTHONPATH: a name is a file in
+    programs/."""
     requirements = _PROGRAMS / listed
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
@@ -37,9 +38,10 @@ def python_packages(listed: str = "requirements.txt") -> Path:
     return _made("clients", requirements.read_bytes() + version.encode(), make)
 
 
-def node_folder(packages: Path) -> Path:
-    """Return a folder with node_modules and the test's program; ``packages`` has Node."""
-    files = [_NODE / "package.json", *sorted(_NODE.glob("*.mjs"))]
+def node_folder(packages: Path, source: Path = _NODE) -> Path:
+    """Return a folder with node_modules and the programs of ``source``, which has a package.json;
+    ``packages`` has Node."""
+    files = [source / "package.json", *sorted(source.glob("*.mjs"))]
 
     def make(folder: Path) -> None:
         for file in files:
@@ -48,7 +50,7 @@ def node_folder(packages: Path) -> Path:
         options = ["--no-audit", "--no-fund", "--no-package-lock", "--loglevel=error"]
         _run([str(node(packages)), str(npm), "install", *options], folder)
 
-    return _made("node", b"".join(file.read_bytes() for file in files), make)
+    return _made(source.name, b"".join(file.read_bytes() for file in files), make)
 
 
 def node(packages: Path) -> Path:

@@ -11,11 +11,11 @@ from typing import Any
 import ollama
 import pytest
 from admin_lines import status_line, told_status
-from fake_peers import FakeStream, ready
+from fake_peers import FakeStream, ready, until
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
-from router_rig import MODEL, TEXTS, router_rig
+from router_rig import MODEL, TEXTS, knows, router_rig
 from sdk_types import left_out
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
@@ -354,6 +354,17 @@ def test_results_belong_to_their_calls() -> None:
     assert [sent[2]["tool_call_id"], sent[3]["tool_call_id"]] == [ids[1], ids[0]]
     assert sent[1]["tool_calls"][0]["function"]["arguments"] == '{"a":1}'
     assert [sent[2]["name"], sent[3]["name"]] == ["g", "f"]
+
+
+async def test_models_of_one_source_are_told_apart() -> None:
+    """llm's plugin takes names with one digest for names of one model, and asks for any of them."""
+    async with router_rig() as rig:
+        one = ready("thinks", "i", kind=ModelKind.CHAT)
+        await rig.supervisor.publish(one, replace(one, model_id="does not"))
+        await until(lambda: knows(rig.router, rig.supervisor.revision))
+        async with rig.http.get(f"{rig.url}/api/tags") as response:
+            listed = (await response.json())["models"]
+    assert len({one["digest"] for one in listed}) == len(listed) == 2
 
 
 def test_what_a_model_can_is_told_in_ollama_s_words() -> None:

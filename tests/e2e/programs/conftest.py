@@ -1,0 +1,91 @@
+"""An lmx for programs of other people, which are fetched in exact versions into the cache of this
+machine, and run as their users run them (`make clients`)."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from client_packages import node, node_folder, python_packages
+from rig import PATIENT, Rig, rig, scripted
+from tiny_models import CHAT_TEMPLATE
+from workplace import Workplace
+
+API_KEY = "an-inference-key-of-the-tests"
+PINNED = Path(__file__).parent / "pinned"
+STRICT = (
+    "{% set effort = reasoning_effort | default('xhigh') %}"
+    "{% if effort not in ('xhigh', 'medium', 'low') %}"
+    "{{ raise_exception('Unexpected reasoning effort ' ~ effort) }}{% endif %}" + CHAT_TEMPLATE
+)
+"""Refuses the effort that programs ask for, as Qwen's do."""
+PICTURE_SIZE = (48, 32)
+
+
+def agent(model_id: str, template: str = CHAT_TEMPLATE) -> dict[str, object]:
+    """Return a model that follows plans."""
+    options = {"template": template}
+    return scripted(model_id, engine="agent_engine:create", options=options)
+
+
+@pytest.fixture(scope="package")
+def agent_server() -> Iterator[Rig]:
+    """``agent`` takes any request; ``strict`` has the template above; ``eager`` tells all efforts
+    apart, and so does its entry in lists that programs read."""
+    models = [
+        agent("agent"), agent("strict", STRICT),
+        agent("eager", CHAT_TEMPLATE + "{{ reasoning_effort }}"),
+    ]  # fmt: skip
+    with rig({"security": {"api_keys": [API_KEY]}, "models": models, "timing": PATIENT}) as lmx:
+        for model in models:
+            lmx.wait_state(str(model["id"]), "ready", deadline_s=300)
+        yield lmx
+
+
+@pytest.fixture
+def place(agent_server: Rig, tmp_path: Path) -> Workplace:
+    """An empty folder and an empty home."""
+    folder, home = tmp_path / "folder", tmp_path / "home"
+    folder.mkdir()
+    home.mkdir()
+    return Workplace(agent_server, API_KEY, folder, home)
+
+
+@pytest.fixture
+def picture(place: Workplace) -> Path:
+    """A grey PNG file of ``PICTURE_SIZE``."""
+    width, height = PICTURE_SIZE
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        checked = kind + data
+        return struct.pack(">I", len(data)) + checked + struct.pack(">I", zlib.crc32(checked))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    rows = zlib.compress((b"\0" + b"\x80" * width) * height)
+    file = place.folder / "grey.png"
+    file.write_bytes(
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+    )
+    return file
+
+
+@pytest.fixture(scope="session")
+def node_programs() -> Callable[[str], Path]:
+    """Return the folder of a package.json of pinned/, with node_modules; fetched once."""
+    packages = python_packages()
+    return lambda name: node_folder(packages, PINNED / name)
+
+
+@pytest.fixture(scope="session")
+def node_program() -> Path:
+    """Node itself."""
+    return node(python_packages())
+
+
+@pytest.fixture(scope="session")
+def pinned_python() -> Path:
+    """The Python packages of pinned/, for PYTHONPATH."""
+    return python_packages(PINNED / "python.txt")
