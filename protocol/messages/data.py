@@ -452,7 +452,7 @@ class Finished:
     usage: Usage
     timings: Timings
 
-    remarks: tuple[str, ...] = ()
+    remarks: tuple[FreeText, ...] = ()
     """Further sentences like those of :class:`Accepted`, about the whole answer."""
 
 

@@ -278,6 +278,9 @@ class RouterSpec:
     metrics_key: str = field(default="", repr=False)
     """The key to the metrics. Empty: there is no such key."""
 
+    share_prefix_cache: bool = False
+    """Whether a request may use what was computed for another key."""
+
     key_limits: RateLimits = RateLimits()
     """The limits of each key, or of each client's address where there are no keys."""
 

@@ -92,10 +92,11 @@ def key_name(key: str) -> str:
 def own_request(generate: Generate, context: RequestContext) -> Generate:
     """Return a request as it is sent to its worker: with its id, with the owner who takes turns
     with others, and with a cache salt that differs for each key, so that nobody finds out what
-    others asked by guessing their salt. A request without a salt stays without one. No request goes
-    before what its key allows."""
+    others asked by the time that the first token takes, or by guessing their salt. A request
+    without a salt stays without one where there is one key or none, and where keys share what is
+    computed. No request goes before what its key allows."""
     salt = generate.cache_salt
-    if salt and context.owner is not None:
+    if context.owner is not None and (salt or context.apart):
         salt = f"{context.owner}:{salt}"
     priority = generate.priority
     if context.priority is not None:

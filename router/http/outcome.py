@@ -32,6 +32,8 @@ class RequestContext:
     """The name of the key in the configuration."""
     priority: int | None = None
     """The lowest priority value that the key allows; None: it allows all."""
+    apart: bool = False
+    """Whether the owner shares no computed prefix and no features of media with others."""
 
 
 CONTEXT: Final = web.RequestKey("context", RequestContext)

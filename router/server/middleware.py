@@ -162,6 +162,7 @@ class RequestServer:
                 asker=owner or request.remote or "",
                 key=self.limiter.name_of(owner),
                 priority=None if owner is None else self.priorities.get(owner),
+                apart=len(self.spec.api_keys) > 1 and not self.spec.share_prefix_cache,
             )
             if not endpoint.is_inference:
                 return _Answer(await handler(request))

@@ -38,6 +38,11 @@ class SecurityConfig(Section):
     """It opens the routes for operators. Without it the key in `$LMX_HOME/admin.key` does."""
     metrics_key: Annotated[Key | None, Needs.ROUTER] = Field(None, examples=["KEY"])
     """It opens the metrics and nothing else. Without it the admin key alone opens them."""
+    share_prefix_cache: Annotated[bool, Needs.ROUTER] = False
+    """Whether requests of one key use the prefixes and the features of images that were computed
+    for another. It saves time where keys have long prompts in common, and lets whoever has a key
+    find out, by `cached_tokens` and by the time of the first token, whether another has sent a
+    certain prompt or image. With one key, or none, all requests share them anyway."""
 
     @property
     def api_key_specs(self) -> tuple[ApiKey, ...]:

@@ -136,6 +136,7 @@ def router_spec(
         cors_origins=server.cors_origins,
         api_keys=config.security.api_key_specs,
         metrics_key=config.security.metrics_key_text,
+        share_prefix_cache=config.security.share_prefix_cache,
         key_limits=config.rate_limits.per_key.spec,
         total_limits=config.rate_limits.total.spec,
         rescue=rescue,

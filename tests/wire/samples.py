@@ -684,6 +684,7 @@ SAMPLES: Final[tuple[Any, ...]] = (
         cors_origins=("http://localhost:*",),
         api_keys=(ApiKey("lmx-key-0123", "ci", RateLimits(60, 1000, 2), 3),),
         metrics_key="lmx-metrics-0123",
+        share_prefix_cache=True,
         key_limits=RateLimits(600, 100_000, 8),
         total_limits=RateLimits(6000, 1_000_000, 64),
         rescue=RescueSpec(("lmx-supervisor", "rescue"), 15.0, {"LMX_SECURITY_API_KEYS": "k"}),

@@ -201,8 +201,9 @@ def test_keys_are_compared_in_constant_time_and_all_of_them(
 
 
 def test_cache_salts_are_each_key_s_own() -> None:
-    def salt(given: str, owner: str | None) -> str:
-        context = RequestContext("req_1", 0.0, owner=owner, asker=owner or "127.0.0.1")
+    def salt(given: str, owner: str | None, apart: bool = False) -> str:
+        asker = owner or "127.0.0.1"
+        context = RequestContext("req_1", 0.0, owner=owner, asker=asker, apart=apart)
         request = own_request(Generate(0, "", Sampling(), 1, cache_salt=given), context)
         assert (request.request_id, request.owner) == ("req_1", context.asker)
         return request.cache_salt
@@ -210,7 +211,10 @@ def test_cache_salts_are_each_key_s_own() -> None:
     assert salt("s", "key_a") != salt("s", "key_b")
     assert salt("s", "key_a") == salt("s", "key_a")
     assert salt("s", None) == "s"
-    assert salt("", "key_a") == "", "prefixes are shared unless a salt says otherwise"
+    assert salt("", "key_a") == "", "the only key shares with itself"
+    assert salt("", "key_a", True) != salt("", "key_b", True) != ""
+    assert salt("", "key_a", True) != salt("s", "key_a", True) == salt("s", "key_a")
+    assert salt("", None, True) == ""
 
 
 def url_path(endpoint: Endpoint) -> str:
@@ -359,11 +363,18 @@ async def test_no_request_has_a_lower_priority_than_its_key_allows(path: str) ->
             assert sorted(found) == sorted(expected)
             if "background" not in way:
                 assert found == expected
+            # What was computed for one key is not used for the other.
+            asked_by = {
+                (stream.request.owner, stream.request.cache_salt) for stream in rig.worker.streams
+            }
+            assert asked_by == {(key_name(key), f"{key_name(key)}:") for key in (KEYS[0], other)}
             rig.worker.streams.clear()
 
 
-async def test_a_worker_is_sent_salts_that_are_each_key_s_own() -> None:
-    async with router_rig(api_keys=KEYS[:1]) as rig:
+@pytest.mark.parametrize("share", [False, True])
+async def test_a_worker_is_sent_salts_that_are_each_key_s_own(share: bool) -> None:
+    # With one key there is nobody to be kept apart from.
+    async with router_rig(api_keys=KEYS[: 2 if share else 1], share_prefix_cache=share) as rig:
         headers = dict([bearer(KEYS[0])])
         for path, body in (
             ("/v1/chat/completions", chat_body(cache_salt="s")),
