@@ -115,6 +115,9 @@ class ExitCause(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     HANG = "hang"
     LOAD_FAILED = "load_failed"
+    HOST = "host"
+    """What lmx itself needs of the machine failed: its disk takes nothing, or no process can be
+    started. It is no fault of the model's, and passes by itself."""
     KILLED = "killed"
     UNLOADED = "unloaded"
     EVICTED = "evicted"
@@ -133,6 +136,8 @@ class WorkerExit(IntEnum):
     """A step of the engine raised an exception."""
     OUT_OF_MEMORY = 4
     """The engine could not allocate memory, in a load or in a step."""
+    HOST = 5
+    """The worker could not make its socket."""
 
 
 class DownloadStatus(StrEnum):

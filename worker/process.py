@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 import structlog
+import zmq
 
 from lmx.protocol.errors import ProtocolError
 from lmx.protocol.host.logs import LogFile, configure_logs
@@ -28,7 +29,11 @@ of 5 ms, decode steps of a tiny model took up to five times as long while a prom
 
 
 async def _serve(spec: WorkerSpec) -> int:
-    worker = WorkerLife(spec)
+    try:
+        worker = WorkerLife(spec)
+    except (zmq.ZMQError, OSError):
+        log.exception("worker.no_socket", run_dir=spec.run_dir)
+        return WorkerExit.HOST
     try:
         return await worker.run()
     finally:

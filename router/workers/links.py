@@ -22,6 +22,7 @@ _CODES: Final[dict[ExitCause, ErrorCode]] = {
     ExitCause.OUT_OF_MEMORY: ErrorCode.WORKER_OUT_OF_MEMORY,
     ExitCause.HANG: ErrorCode.WORKER_HUNG,
     ExitCause.LOAD_FAILED: ErrorCode.MODEL_LOAD_FAILED,
+    ExitCause.HOST: ErrorCode.WORKER_CRASHED,
     ExitCause.KILLED: ErrorCode.WORKER_KILLED,
     ExitCause.UNLOADED: ErrorCode.MODEL_UNLOADED,
     ExitCause.EVICTED: ErrorCode.MODEL_UNLOADED,
@@ -41,6 +42,7 @@ _TOLD: Final[dict[ExitCause, str]] = {
     ExitCause.HANG: "made no progress and was ended{why}. It is started again; this request may "
     "be the cause",
     ExitCause.LOAD_FAILED: "could not load it{why}",
+    ExitCause.HOST: "could not go on{why}. Try again: it is not the request's fault",
     ExitCause.KILLED: "was killed{why}. Try again: it is not the request's fault",
     ExitCause.UNLOADED: "was ended{why}. Try again, if the model is to be loaded again",
     ExitCause.EVICTED: "gave way to another model{why}. Try again: it will be loaded again",

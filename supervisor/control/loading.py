@@ -74,7 +74,7 @@ class Loading:
         slot = self._core.slots.get(model_id)
         if slot is None:
             raise UnavailableError(ErrorCode.MODEL_UNLOADED, f"{model_id} was removed meanwhile")
-        if slot.state is SlotState.COLD and slot.life.problem is not None:
+        if slot.state in (SlotState.COLD, SlotState.BACKOFF) and slot.life.problem is not None:
             raise slot.life.problem
         if slot.state in (SlotState.COLD, SlotState.QUARANTINED):
             raise UnavailableError(

@@ -8,6 +8,7 @@ not decide whether there is room for a model: :mod:`lmx.supervisor.decisions.pla
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -178,7 +179,9 @@ class SlotStore:
                 self.hindrance = f"no worker can be started: {error}"
             message = f"can't start a worker for {model_id}: {error}"
             problem = UnavailableError(ErrorCode.MODEL_LOAD_FAILED, message)
-            self.step(model_id, events.NotStarted(problem), now_s)
+            by_host = isinstance(error, OSError)
+            event = events.NotStarted(problem, by_host=by_host, jitter=random.random())
+            self.step(model_id, event, now_s)
             return
         self.hindrance = None
         self.by_instance[instance] = model_id

@@ -37,6 +37,8 @@ def _where(slot: Slot, position: int | None) -> str:
     phase, fraction = slot.life.fetch_phase, slot.life.fetch_fraction
     if slot.worker is not None:
         phase, fraction = slot.worker.phase, slot.worker.fraction
+    if slot.state is SlotState.BACKOFF and slot.life.problem is not None:
+        return f"it is started again soon, after this: {slot.life.problem.message}"
     state = slot.worker.state if slot.worker else slot.state
     how_far = "" if phase is None else f", {phase}"
     return f"it is {state}{how_far}" + ("" if fraction is None else f" {fraction:.0%}")

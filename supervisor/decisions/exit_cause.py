@@ -18,6 +18,11 @@ _ADVICE: Final = (
     "memory.budget_fraction if other programs need the memory"
 )
 
+HOST_FAULT: Final = (
+    "the worker could not make its socket: the disk of LMX_HOME is full, read-only or gone, or the "
+    "machine has no descriptors left; lmx tries again by itself"
+)
+
 
 def exit_cause(
     worker: Worker, status: int | None, out_of_memory: bool = False
@@ -39,6 +44,8 @@ def exit_cause(
             "the engine could not get the memory that it needed; the worker held "
             f"{format_bytes(worker.figures.memory_bytes)} when it last told: {_ADVICE}"
         )
+    if status == WorkerExit.HOST:
+        return ExitCause.HOST, HOST_FAULT
     if status is None:
         return ExitCause.CRASH, "the worker process is gone; its exit status is unknown"
     if status >= 0:

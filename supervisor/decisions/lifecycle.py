@@ -13,6 +13,7 @@ import signal
 from collections.abc import Callable
 from typing import Any, Final
 
+from lmx.protocol.errors import ErrorCode
 from lmx.protocol.host.stacks import STACKS, WRITTEN_S
 from lmx.protocol.messages import control
 from lmx.protocol.messages.status import WorkerFigures
@@ -165,9 +166,10 @@ def _loaded(worker: Worker, event: control.Loaded, now_s: float) -> _Result:
 
 
 def _load_failed(worker: Worker, event: control.LoadFailed, now_s: float) -> _Result:
+    full = event.code is ErrorCode.INSUFFICIENT_DISK
     return _stopping(
         _with(worker, permanent=event.permanent), signal.SIGTERM, worker.limits.term_grace_s,
-        now_s, ExitCause.LOAD_FAILED, event.message,
+        now_s, ExitCause.HOST if full else ExitCause.LOAD_FAILED, event.message,
     )  # fmt: skip
 
 

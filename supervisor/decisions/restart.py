@@ -22,7 +22,8 @@ _COUNTED: Final = frozenset(
         ExitCause.OUT_OF_MEMORY,
     }
 )
-"""The causes that are the model's own fault. The others were asked for."""
+"""The causes that are the model's own fault. The others were asked for, but for HOST, which is
+tried again for as long as it takes, and never leads to quarantine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +117,14 @@ def after_exit(
     """
     if was_ready_for_s >= policy.stable_after_s:
         record = replace(record, attempt=0)
-    if cause not in _COUNTED:
+    if cause in _COUNTED:
+        recent = tuple(at for at in record.failed_at_s if now_s - at < policy.window_s)
+        record = replace(record, failed_at_s=(*recent, now_s))
+        if permanent or len(record.failed_at_s) > policy.max_failures:
+            return record, Quarantine(len(record.failed_at_s))
+    elif cause is not ExitCause.HOST:
         return record, StartAgain(0.0) if wanted else StayDown()
-    recent = tuple(at for at in record.failed_at_s if now_s - at < policy.window_s)
-    record = replace(record, failed_at_s=(*recent, now_s), attempt=record.attempt + 1)
-    if permanent or len(record.failed_at_s) > policy.max_failures:
-        return record, Quarantine(len(record.failed_at_s))
+    record = replace(record, attempt=record.attempt + 1)
     if not wanted:
         return record, StayDown()
     # The exponent is bounded before the power is taken: 2.0 ** 2000 would overflow.

@@ -6,6 +6,7 @@ certain, it is false: another try costs one load, giving up costs the model.
 
 from __future__ import annotations
 
+import errno
 import re
 from typing import Final, NamedTuple
 
@@ -38,6 +39,8 @@ _PERMANENT_SAYINGS: Final[tuple[tuple[type[Exception], re.Pattern[str]], ...]] =
     (ValueError, re.compile("^Unrecognized processing class")),
 )
 
+_DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
 _OTHER_KIND: Final = re.compile(r"has no attribute '(language_model|text_embeds)'")
 """The error of a model of one kind that is asked for something only another kind has."""
 
@@ -52,6 +55,12 @@ def load_failure(error: BaseException, kind: ModelKind) -> LoadFailure:
                 ErrorCode.INSUFFICIENT_MEMORY,
                 "The model doesn't fit in memory: give it a shorter context_length, or unload "
                 "others first.",
+            )
+        case OSError() if error.errno in _DISK_FULL:
+            return LoadFailure(
+                ErrorCode.INSUFFICIENT_DISK,
+                f"The disk takes nothing more ({error}): free some space there. lmx tries again by "
+                "itself.",
             )
         case AttributeError() if _OTHER_KIND.search(str(error)):
             return LoadFailure(

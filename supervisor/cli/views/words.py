@@ -55,6 +55,7 @@ _FAILURES: Final = frozenset(
         ExitCause.OUT_OF_MEMORY,
         ExitCause.HANG,
         ExitCause.LOAD_FAILED,
+        ExitCause.HOST,
     }
 )
 _GAVE_WAY: Final = (ExitCause.EVICTED, ExitCause.EXPIRED)

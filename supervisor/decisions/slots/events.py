@@ -133,6 +133,12 @@ class NotStarted:
 
     error: LmxError
 
+    by_host: bool = False
+    """Whether the machine has no process or no file for it, which passes by itself."""
+
+    jitter: float = 1.0
+    """As in :class:`Exited`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Dropped:

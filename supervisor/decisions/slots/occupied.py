@@ -172,7 +172,7 @@ def exited(life: SlotLife, event: events.Exited, rules: Rules, now_s: float) -> 
     problem = None if cause in _ASKED_FOR else failed_error(detail)
     after = enter(life, SlotState.COLD, failures=failures, problem=problem)
     denied: Effects = ()
-    if cause is ExitCause.LOAD_FAILED:
+    if cause in (ExitCause.LOAD_FAILED, ExitCause.HOST):
         after, denied = deny_all(after, failed_error(detail))
     after, effects = _after_exit(after, decision, worker, rules, now_s)
     if life.intent is Intent.REMOVED:

@@ -56,20 +56,41 @@ def planned(life: SlotLife, event: events.Planned, _rules: Rules, _now_s: float)
 
 def not_started(life: SlotLife, event: events.NotStarted, rules: Rules, now_s: float) -> Result:
     """The model can't be started as things stand."""
+    if event.by_host:
+        return _try_later(life, event, rules, now_s)
     return _give_up(life, event.error, rules, now_s)
+
+
+def _try_later(life: SlotLife, event: events.NotStarted, rules: Rules, now_s: float) -> Result:
+    """The machine did not let the model start, which is no fault of the model's: whoever waits is
+    told why, and it is tried again for as long as it is wanted."""
+    failures, decision = restart.after_exit(
+        life.failures, ExitCause.HOST, wanted=life.wanted and not rules.stopping,
+        was_ready_for_s=0.0, now_s=now_s, jitter=event.jitter, policy=rules.restart,
+    )  # fmt: skip
+    note = Note("model.not_started", event.error.message, {"code": str(event.error.code)})
+    after, effects = deny_all(
+        enter(life, SlotState.COLD, failures=failures, problem=event.error), event.error
+    )
+    if isinstance(decision, restart.StartAgain):
+        retry_at_s = now_s + decision.wait_s
+        after = enter(after, SlotState.BACKOFF, retry_at_s=retry_at_s)
+    return after, (*effects, note)
 
 
 def _give_up(life: SlotLife, error: LmxError, rules: Rules, now_s: float) -> Result:
     """Nothing was started: whoever waits is told why.
 
     A source that keeps failing is quarantined like a worker that does, or each request would
-    fetch it anew. Missing memory is no fault of the model's.
+    fetch it anew. Missing memory, or a full disk, is no fault of the model's.
     """
     after = enter(life, SlotState.COLD, intent=wished(life, Intent.DOWN), problem=error)
     after, effects = deny_all(after, error)
     if error.code is ErrorCode.INSUFFICIENT_MEMORY:
         return after, (*effects, LogNoRoom(error.message))
     effects = (*effects, Note("model.not_started", error.message, {"code": str(error.code)}))
+    if error.code is ErrorCode.INSUFFICIENT_DISK:
+        return after, effects
     failures, decision = restart.after_exit(
         life.failures, ExitCause.LOAD_FAILED, wanted=False, was_ready_for_s=0.0, now_s=now_s,
         jitter=0.0, policy=rules.restart,

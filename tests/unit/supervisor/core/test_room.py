@@ -279,9 +279,11 @@ def test_routers_are_told_that_no_process_can_be_started() -> None:
     rig.ask("a")
     rig.core.flush(1.0)
     assert "Read-only" in (rig.actions.published[-1].no_loads or "")
+    assert "Read-only" in (rig.core.snapshot(1.0).models[0].problem or "")
     rig.actions.spawn_error = None
-    rig.ask("a")
-    rig.core.flush(2.0)
+    rig.at(40.0)
+    rig.core.flush(40.0)
+    assert rig.state("a") == "starting"
     assert rig.actions.published[-1].no_loads is None
 
 

@@ -72,8 +72,20 @@ def test_a_failure_that_comes_again_each_time_quarantines_at_once() -> None:
     assert decision == Quarantine(1)
 
 
+def test_what_the_machine_lacks_is_tried_again_as_long_as_it_takes() -> None:
+    record, waits = FailureRecord(), []
+    for _ in range(50):
+        record, decision = decide(record, ExitCause.HOST, jitter=1.0)
+        assert isinstance(decision, StartAgain)
+        waits.append(decision.wait_s)
+    assert waits[:3] == [0.5, 1, 2]
+    assert waits[-1] == 30
+    assert record.failed_at_s == ()
+    assert decide(record, ExitCause.HOST, wanted=False)[1] == StayDown()
+
+
 def test_what_was_asked_for_is_no_failure() -> None:
-    for cause in set(ExitCause) - set(FAILURES):
+    for cause in set(ExitCause) - {*FAILURES, ExitCause.HOST}:
         record, decision = decide(FailureRecord(), cause)
         assert (record, decision) == (FailureRecord(), StartAgain(0.0))
         assert decide(FailureRecord(), cause, wanted=False)[1] == StayDown()

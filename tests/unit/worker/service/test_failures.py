@@ -112,6 +112,7 @@ def test_errors_that_are_each_others_cause() -> None:
         (ConnectionError("x"), ErrorCode.MODEL_LOAD_FAILED, False),
         (ValueError("anything"), ErrorCode.MODEL_LOAD_FAILED, False),
         (AttributeError("'X' object has no attribute 'y'"), ErrorCode.MODEL_LOAD_FAILED, False),
+        (OSError(28, "No space left on device"), ErrorCode.INSUFFICIENT_DISK, False),
     ],
     ids=repr,
 )
