@@ -84,6 +84,14 @@ def _require_inference(request: web.Request, spec: RouterSpec) -> str | None:
     )
 
 
+def knows_a_key(request: web.Request, spec: RouterSpec) -> bool:
+    """Return whether a request may learn the names of the models on a route that needs no key: it
+    came with any of lmx's keys, or there are no API keys that keep them from anybody."""
+    known = [*_keys(spec), *filter(None, (spec.admin_key, spec.metrics_key))]
+    given = [*_given_keys(request), *request.headers.getall(ADMIN_HEADER, ())]
+    return not spec.api_keys or _among(given, known) is not None
+
+
 def key_name(key: str) -> str:
     """Return a name that tells a key from all others, but does not reveal it."""
     return f"key_{hashlib.sha256(key.encode()).hexdigest()[:12]}"

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 import orjson
 
 from lmx.protocol.errors import LmxError
-from lmx.router.http.errors import error_type, http_status
+from lmx.router.http.errors import error_type, http_status, shown_message
 
 _ANTHROPIC_TYPES: Final = {
     401: "authentication_error",
@@ -101,7 +101,7 @@ class OpenAiFamily:
     ) -> dict[str, Any]:
         """Return ``{"error": {message, type, param, code}}``, all four keys always."""
         shown = {
-            "message": error.message,
+            "message": shown_message(error, operator=operator),
             "type": error_type(error.code, operator=operator),
             "param": error.param,
             "code": error.code.value,
@@ -119,7 +119,11 @@ class ResponsesFamily(OpenAiFamily):
 
     def error_event(self, error: LmxError) -> bytes:
         """Return an error as the only event of a stream."""
-        shown = {"code": error.code.value, "message": error.message, "param": error.param}
+        shown = {
+            "code": error.code.value,
+            "message": shown_message(error),
+            "param": error.param,
+        }
         return named_event({"type": "error", **shown, "sequence_number": 0})
 
 
@@ -151,7 +155,7 @@ class AnthropicFamily:
         status = http_status(error.code, operator=operator)
         shown = {
             "type": _ANTHROPIC_TYPES.get(status, _ANTHROPIC_REST[status >= 500]),
-            "message": error.message,
+            "message": shown_message(error, operator=operator),
             "code": error.code.value,
         }
         if error.param is not None:
@@ -193,7 +197,7 @@ class OllamaFamily:
     ) -> dict[str, Any]:
         """Return ``{"error": message, "code": code}``, with ``param`` if the error is about a
         field."""
-        shown = {"error": error.message, "code": error.code.value}
+        shown = {"error": shown_message(error, operator=operator), "code": error.code.value}
         if error.param is not None:
             shown["param"] = error.param
         if job_id is not None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError, UnavailableError
+from lmx.router.http.local_paths import without_paths
 
 _REQUEST: Final = "invalid_request_error"
 _NOT_FOUND: Final = "not_found_error"
@@ -156,6 +157,14 @@ def http_status(code: ErrorCode, *, operator: bool = False) -> int:
 def error_type(code: ErrorCode, *, operator: bool = False) -> str:
     """Return OpenAI's kind of error for a code. ``operator`` is true on a route for operators."""
     return _row(code, operator=operator)[1]
+
+
+def shown_message(error: LmxError, *, operator: bool = False) -> str:
+    """Return the message of an error as a client gets it. ``operator`` is true on a route for
+    operators: only they are told of the paths of this machine. What is wrong with a request itself
+    has no such paths."""
+    own = operator or http_status(error.code) < 500
+    return error.message if own else without_paths(error.message)
 
 
 def http_error(error: LmxError, *, operator: bool = False) -> HttpError:

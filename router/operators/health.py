@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import Literal
+from typing import Final, Literal
 
 import psutil
 from aiohttp import web
 
+from lmx.protocol.states import ModelState
+from lmx.router.http.access import knows_a_key
+from lmx.router.http.local_paths import without_paths
 from lmx.router.http.responses import json_answer, to_mb
 from lmx.router.schema.answers.engines import (
     EngineCounts,
@@ -18,6 +21,8 @@ from lmx.router.schema.answers.engines import (
 from lmx.router.services import SERVICES, Services
 from lmx.router.supervisor.directory import Directory, can_serve
 from lmx.router.supervisor.waiting_room import progress_text
+
+_NONE_SERVES: Final = "no model can serve"
 
 
 async def health(request: web.Request) -> web.Response:
@@ -31,9 +36,10 @@ async def health(request: web.Request) -> web.Response:
         memory_bytes += sum(model.memory_bytes for model in directory.models)
     engines = engine_summaries(directory)
     loaded = sum(engine.status == "loaded" for engine in engines)
+    names = knows_a_key(request, services.spec)
     answer = ServerHealth(
         status=_status(directory, reason),
-        reason=reason or no_loads(directory),
+        reason=_shown_reason(directory, reason, names=names),
         timestamp=int(time.time()),
         version=services.spec.version,
         engines=EngineCounts(loaded=loaded, unloaded=len(engines) - loaded, total=len(engines)),
@@ -42,7 +48,7 @@ async def health(request: web.Request) -> web.Response:
             memory_usage_mb=to_mb(memory_bytes),
             cpu_usage_percent=psutil.cpu_percent(interval=None),
         ),
-        engines_summary=engines,
+        engines_summary=engines if names else [],
     )
     response = json_answer(answer, 200 if reason is None else 503)
     if reason is not None:
@@ -51,12 +57,22 @@ async def health(request: web.Request) -> web.Response:
 
 
 def current_health(
-    services: Services,
+    services: Services, *, names: bool
 ) -> tuple[Literal["healthy", "degraded", "unhealthy"], str | None]:
-    """Return how lmx is, and why if it is not healthy."""
+    """Return how lmx is, and why if it is not healthy. Without ``names`` the reason names no
+    models."""
     directory = services.supervisor.latest
     reason = unhealthy_reason(directory, supervisor_alive=services.supervisor.alive)
-    return _status(directory, reason), reason or no_loads(directory)
+    return _status(directory, reason), _shown_reason(directory, reason, names=names)
+
+
+def _shown_reason(directory: Directory | None, reason: str | None, *, names: bool) -> str | None:
+    """Return why lmx is not healthy for who needs no key."""
+    if reason is not None and reason.startswith(_NONE_SERVES) and not names:
+        return f"{_NONE_SERVES}: with an API key you are told why"
+    shown = reason or no_loads(directory)
+    models = () if directory is None else directory.models
+    return None if shown is None else without_paths(shown, (model.source for model in models))
 
 
 def unhealthy_reason(directory: Directory | None, *, supervisor_alive: bool) -> str | None:
@@ -72,12 +88,13 @@ def unhealthy_reason(directory: Directory | None, *, supervisor_alive: bool) -> 
         return f"no model is loaded, and {hindrance}"
     if not directory.models:
         return "no model is configured"
-    if not any(can_serve(model) for model in directory.models):
+    # A model that somebody has to mend first has no chance either, though a request may try it.
+    if not any(can_serve(one) and one.state is not ModelState.FAILED for one in directory.models):
         problems = [
             f"{progress_text(model)}{f': {model.problem}' if model.problem else ''}"
             for model in directory.models
         ]
-        return f"no model can serve ({'; '.join(problems)})"
+        return f"{_NONE_SERVES} ({'; '.join(problems)})"
     return None
 
 

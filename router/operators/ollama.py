@@ -100,7 +100,7 @@ async def ollama_show(request: web.Request) -> web.Response:
     model = candidates(directory, untagged(directory, name), None)[0]
     return json_answer(
         OllamaModelDetails(
-            modelfile=f"# {model.source} is served by lmx",
+            modelfile=f"# {model.model_id} is served by lmx",
             parameters="",
             template="",
             license="",

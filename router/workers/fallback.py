@@ -13,6 +13,7 @@ from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.messages.speech import Transcript
 from lmx.protocol.messages.tasks import Task
+from lmx.router.http.local_paths import without_paths
 from lmx.router.workers.dispatch import TaskDispatcher
 from lmx.router.workers.task import TaskAnswer
 
@@ -45,7 +46,8 @@ async def first_loaded(
     """Return what ``attempt`` gives for the first model that is available. Each is tried once.
 
     An attempt may fail with a code of ``NOT_LOADED`` only before any of its output was passed on.
-    Raises any other error at once, and the first model's error if none is available.
+    Raises any other error at once, and the first model's error if none is available, both without
+    the model's folder.
     """
     first: LmxError | None = None
     for model in models:
@@ -53,11 +55,24 @@ async def first_loaded(
             return await attempt(model)
         except LmxError as error:
             if error.code not in NOT_LOADED or error.final:
-                raise
-            first = first or error
+                raise _without_folder(error, model) from error
+            first = first or _without_folder(error, model)
             _log.info("route.passed_over", model=model.model_id, reason=error.message)
     assert first is not None, "there is a model"
     raise first
+
+
+def _without_folder(error: LmxError, model: ModelView) -> LmxError:
+    """Return an error that does not say where on this machine the model lies."""
+    if model.source not in error.message:
+        return error
+    return type(error)(
+        error.code,
+        without_paths(error.message, (model.source,)),
+        param=error.param,
+        retry_after_s=error.retry_after_s,
+        final=error.final,
+    )
 
 
 @asynccontextmanager

@@ -14,6 +14,7 @@ from typing import Final
 
 from aiohttp import web
 
+from lmx.router.http.access import knows_a_key
 from lmx.router.http.responses import json_answer
 from lmx.router.operators.health import current_health, engine_summaries
 from lmx.router.schema.answers.engines import EngineSummary
@@ -68,11 +69,11 @@ ICON: Final = (
 
 async def front(request: web.Request) -> web.Response:
     """Return the page to a browser, and the same as JSON to every other client. Where API keys are
-    configured, neither names the models: no key is needed here."""
+    configured, both name the models only to who sends a key: none is needed here."""
     services = request.app[SERVICES]
-    status, reason = current_health(services)
-    open_to_all = not services.spec.api_keys
-    engines = engine_summaries(services.supervisor.latest) if open_to_all else []
+    names = knows_a_key(request, services.spec)
+    status, reason = current_health(services, names=names)
+    engines = engine_summaries(services.supervisor.latest) if names else []
     answer = Front(
         name="lmx",
         version=services.spec.version,

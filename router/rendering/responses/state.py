@@ -7,7 +7,7 @@ from typing import Any, Final
 from lmx.protocol.errors import LmxError
 from lmx.protocol.messages.data import ChoiceEnded, Usage
 from lmx.protocol.states import FinishReason
-from lmx.router.http.errors import http_status
+from lmx.router.http.errors import http_status, shown_message
 from lmx.router.rendering.answer_format import Beginning, Ending, warnings_object
 from lmx.router.rendering.envelope import Identity, timings_object
 from lmx.router.rendering.responses.items import COMPLETED, IN_PROGRESS, INCOMPLETE
@@ -41,7 +41,7 @@ def ended(
 
 def failed(error: LmxError) -> dict[str, Any]:
     """Return the state of a response that has failed."""
-    shown = error_object(error.code.value, error.message, http_status(error.code))
+    shown = error_object(error.code.value, shown_message(error), http_status(error.code))
     return _state(FAILED) | {"error": shown}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -325,6 +326,39 @@ async def test_health_when_all_is_well() -> None:
                 {"engine_id": MODEL, "status": "loaded", "state": "ready"}
             ]
             assert isinstance(body["timestamp"], int)
+
+
+async def test_health_names_no_models_to_who_has_no_key() -> None:
+    key = "an-api-key-for-tests"
+    keys = ({"X-Api-Key": key}, {"Authorization": f"Bearer {key}"})
+    async with router_rig(api_keys=(key,), beat_interval_s=5.0) as rig:
+        for problem in (None, "/secret place/model is gone"):
+            if problem is not None:
+                lost = cold(MODEL, SlotState.COLD, failed=True, problem=problem)
+                await rig.supervisor.publish(replace(lost, source="/secret place/model"))
+                await until(lambda: knows(rig.router, rig.supervisor.revision))
+            for path in ("/health", "/healthz", "/v1/health", "/status", "/"):
+                for headers in ({}, *keys, {"X-Admin-Key": rig.spec.admin_key}):
+                    async with rig.http.get(f"{rig.url}{path}", headers=headers) as response:
+                        text = await response.text()
+                    assert (MODEL in text) is bool(headers), (path, headers, text)
+                    assert "secret" not in text
+                    assert ("no model can serve" in text) is (problem is not None)
+
+
+async def test_health_when_the_only_model_can_never_be_loaded() -> None:
+    async with router_rig(beat_interval_s=5.0) as rig:
+        lost = cold(MODEL, SlotState.COLD, failed=True, problem="there is no folder /nowhere")
+        await rig.supervisor.publish(lost)
+        await until(lambda: knows(rig.router, rig.supervisor.revision))
+        status, body = await get_health(rig)
+        assert (status, body["status"]) == (503, "unhealthy")
+        assert "there is no folder [path]" in body["reason"]
+        # Another one has a chance, as the same one has that is loaded all the same.
+        for models in ((lost, cold("b", SlotState.COLD)), (ready(MODEL, INSTANCE, failed=True),)):
+            await rig.supervisor.publish(*models)
+            await until(lambda: knows(rig.router, rig.supervisor.revision))
+            assert (await get_health(rig))[0] == 200
 
 
 @pytest.mark.parametrize(
