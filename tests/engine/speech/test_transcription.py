@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import wave
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -91,6 +91,30 @@ def segments(parts: list[Transcript]) -> list[SpokenSegment]:
 
 def text_of(parts: list[Transcript]) -> str:
     return "".join(segment.text for segment in segments(parts)).strip()
+
+
+def test_a_window_that_is_filled_behind_a_full_prompt_ends_where_the_context_does(
+    tiny: Engine,
+) -> None:
+    """As OpenAI's Whisper ends it: there are no positions for more."""
+    transcriber: Any = tiny.transcriber
+    network: Any = transcriber._network
+    context, half = network.model.dims.n_text_ctx, network.model.dims.n_text_ctx // 2
+    begin, written = (1, 2, 3), []
+    for before in (0, half - 1):
+        heard = _returned(network.hear(noise(30)))
+        attempt = _returned(heard.write(begin, [5] * before, 0.01, seed=1))
+        written.append(len(attempt.tokens))
+    # The last token needs no position: nothing is drawn behind it.
+    assert written == [half, context + 1 - (1 + (half - 1) + len(begin))]
+
+
+def _returned(generator: Generator[None, None, Any]) -> Any:
+    while True:
+        try:
+            next(generator)
+        except StopIteration as end:
+            return end.value
 
 
 def test_a_real_clip_is_written_down_with_the_times_of_its_words(tiny_en: Engine) -> None:

@@ -76,6 +76,8 @@ class HeardWindow:
             tokens.append(token)
             if len(tokens) % _PART_TOKENS == 0:
                 yield
+            if len(prompt) + len(tokens) > network.model.dims.n_text_ctx:
+                break  # There is no position for this token.
             hidden, caches = self._forward([token], caches, len(prompt) + step)
         mean_logprob = total_logprob / (len(tokens) + 1)
         text = vocabulary.decode(tokens).strip()
