@@ -468,13 +468,22 @@ class Batch:
         have made. The engine has been flushed: for a row whose next token is drawn already, a
         recurrent state could not be used again, because it is that after all of the tokens.
 
-        Returns whether they can come back; the caller handles those that can't.
+        Returns whether that has changed anything: if none can come back, the caller handles the job.
+        One of which only some rows can fails here, because the others are lost.
         """
         back: list[tuple[int, RowRequest]] = []
-        for row_id, row in live.rows.items():
+        for row_id, row in list(live.rows.items()):
             made = generator.preempt(row_id)
-            if made is None:
+            if made is None and not back:
                 return False
+            if made is None:
+                for _, request in back:
+                    self._forget(request.row_id)
+                    del live.rows[request.row_id]
+                log.error("row.not_preempted", request_id=live.job.request_id, lost=len(back))
+                self._drop(generator, live)
+                self._give_up(live)
+                return True
             asked = live.job.rows[row.index]
             request = replace(
                 asked,

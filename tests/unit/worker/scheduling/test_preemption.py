@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
+import pytest
 from scripted_engine import ScriptedEngine
 
 from lmx.protocol.errors import ErrorCode
@@ -157,6 +159,29 @@ def test_a_beam_search_fails() -> None:
     assert rig.failed(search) is ErrorCode.INSUFFICIENT_MEMORY
     assert isinstance(rig.ends[other], JobFinished)
     assert rig.batch.preempted_total == 0
+
+
+@pytest.mark.parametrize("caches_full", [False, True])
+def test_a_job_of_which_only_some_rows_can_come_back_ends(
+    monkeypatch: pytest.MonkeyPatch, caches_full: bool
+) -> None:
+    """Else it would wait for ever for the rows that the engine does not have any more."""
+    rig = Rig(kv_cache_bytes=2500 if caches_full else None)
+    job = rig.add(answers=2, max_tokens=2000, tokens=2000, text="x")
+    preempt, asked = rig.engine.preempt, []
+
+    def second_is_lost(row_id: int) -> Sequence[int] | None:
+        asked.append(row_id)
+        return None if len(asked) == 2 else preempt(row_id)
+
+    monkeypatch.setattr(rig.engine, "preempt", second_is_lost)
+    rig.step(12)
+    if not caches_full:
+        rig.press()
+    rig.step(3000)
+    assert len(asked) == 2
+    assert rig.failed(job) is ErrorCode.INSUFFICIENT_MEMORY
+    assert (rig.batch.rows, rig.batch.busy, rig.batch.kv_bytes) == (0, False, 0)
 
 
 def test_who_gave_way_three_times_fails() -> None:
