@@ -37,7 +37,8 @@ _MOST_PIXELS: Final = 1_000_000_000
 _MOST_FRAMES: Final = 100_000
 
 _MOST_DECODE_S: Final = 150.0
-"""The router waits 180 s for a worker's word on a request."""
+"""On a busy machine it is twice as much; the router waits for a request's turn 330 s longer than
+the worker's queue may take."""
 
 _Pixels = Annotated[int, Field(ge=10_000, le=_MOST_PIXELS)]
 _Frames = Annotated[int, Field(ge=1, le=_MOST_FRAMES)]
@@ -114,7 +115,8 @@ class MediaConfig(Section):
     """The processor's time for one image, sound or video. One that takes more is refused with a
     400. An hour of MP3 takes 12 s, an image of 12 million pixels 0.1 s."""
     decode_timeout_s: Annotated[_DecodeSeconds, Needs.NEXT_WORKER] = 120.0
-    """The time for decoding all of a request. When it is over, the request gets a 504."""
+    """The time for decoding all of a request. When it is over, the request gets a 504. The time in
+    which the decoder waits for a processor does not count, up to as much again."""
 
     @model_validator(mode="after")
     def _frames_fit_request(self) -> MediaConfig:

@@ -2,31 +2,46 @@
 socket.
 
 A process that takes too long, or too much memory, is killed, and only the request that it worked on
-fails. The next request gets a new process.
+fails. The next request gets a new process. A process that something else has killed is replaced at
+once, and asked again: the request has no part in that.
 """
 
 from __future__ import annotations
 
 import contextlib
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, Final, TypeVar
 
 import psutil
 import structlog
 
+from lmx.protocol.errors import ErrorCode, UnavailableError
 from lmx.protocol.host.memory import mac_footprint
+from lmx.protocol.host.processor_wait import LOOK_EVERY_S, ProcessorWait
 
 log = structlog.get_logger()
+
+_T = TypeVar("_T")
 
 _FIRST_LOOK_S: Final = 0.05
 """Requests that take no longer are never checked: only broken ones take longer."""
 
 _LOOK_INTERVAL_S: Final = 0.02
 _KILL_WAIT_S: Final = 5.0
+
+MOST_TIMES: Final = 2.0
+"""On a busy machine an exchange may take up to so many times as long as its time-out says."""
+
+_OUTSIDE: Final = frozenset({-signal.SIGKILL, -signal.SIGTERM})
+"""What nothing in the process itself ends it with: somebody, or the system, which is out of
+memory."""
+
+_OWN_LIMITS: Final = frozenset({-signal.SIGALRM, -signal.SIGXCPU})
 _LAST_MOMENT_S: Final = 0.2
 
 _SOCKET_BYTES: Final = 1 << 20
@@ -39,6 +54,11 @@ class ChildEndedError(Exception):
 
     status: int | None = None
     """How it ended by itself: its exit status, or a signal's number below 0. None: it did not."""
+
+    @property
+    def died(self) -> bool:
+        """Whether a signal ended it that is none of its own limits."""
+        return self.status is not None and self.status < 0 and self.status not in _OWN_LIMITS
 
 
 class ChildTimeoutError(ChildEndedError):
@@ -67,6 +87,7 @@ class ChildProcess:
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
+        self._is_over = False
 
     @property
     def pid(self) -> int | None:
@@ -101,19 +122,48 @@ class ChildProcess:
                 raise
         self._socket = ours
 
+    def ask(self, timeout_s: float, talk: Callable[[Exchange], _T]) -> _T:
+        """Return what ``talk`` returns, which sends one request and reads its reply, and has
+        ``timeout_s`` for that.
+
+        If a signal ends the process that is none of its own limits, ``talk`` is called once more
+        with a new one. Raises :class:`ChildEndedError`, ``OSError`` if no process can be started,
+        and INSUFFICIENT_MEMORY if the second one was killed from outside.
+        """
+        try:
+            with self._exchange(timeout_s) as exchange:
+                return talk(exchange)
+        except ChildEndedError as error:
+            if not error.died or self._is_over:
+                raise
+            log.warning("child.died", program=self._command[3], status=error.status)
+        try:
+            with self._exchange(timeout_s) as exchange:
+                return talk(exchange)
+        except ChildEndedError as error:
+            if error.status not in _OUTSIDE or self._is_over:
+                raise
+            log.error("child.killed", program=self._command[3], status=error.status)
+            raise UnavailableError(
+                ErrorCode.INSUFFICIENT_MEMORY,
+                "A process that works on requests for the model was killed twice, most likely "
+                "because the machine's memory ran out: try again later.",
+                retry_after_s=2.0,
+            ) from error
+
     @contextlib.contextmanager
-    def exchange(self, timeout_s: float) -> Generator[Exchange]:
-        """Give the sending of one request and the reading of its reply ``timeout_s`` in all. The
-        process is started unless it runs, and ended if the body raises anything: otherwise a reply
-        that was not read would answer the next request. Raises ``OSError`` if no process can be
-        started."""
+    def _exchange(self, timeout_s: float) -> Generator[Exchange]:
+        """The process is started unless it runs, and ended if the body raises anything: otherwise a
+        reply that was not read would answer the next request."""
+        if self._is_over:
+            raise ChildEndedError
         self.start()
         assert self._socket is not None and self._process is not None
         try:
             yield Exchange(
                 self._socket,
                 self._process.pid,
-                time.monotonic() + timeout_s,
+                timeout_s,
                 self._most_memory_bytes,
             )
         except ChildEndedError as error:
@@ -126,7 +176,8 @@ class ChildProcess:
             raise
 
     def kill(self) -> None:
-        """End the process, from any thread. A request that is under way fails."""
+        """End the process for good, from any thread. A request that is under way fails."""
+        self._is_over = True
         process = self._process
         if process is not None:
             process.kill()
@@ -156,30 +207,44 @@ class ChildProcess:
 
 class Exchange:
     """One request to a process and its reply. The methods block until the time is over at most, and
-    raise :class:`ChildEndedError`."""
+    raise :class:`ChildEndedError`.
+
+    The time in which the process waits for a processor does not count, up to ``MOST_TIMES`` the
+    time-out in all: on a busy machine the request is not to blame for it.
+    """
 
     def __init__(
         self,
         stream: socket.socket,
         pid: int,
-        deadline_s: float,
+        timeout_s: float,
         most_memory_bytes: int,
     ) -> None:
         self._socket = stream
         self._pid = pid
-        self._deadline_s = deadline_s
+        self._timeout_s = timeout_s
         self._most_memory_bytes = most_memory_bytes
         self._wait_s = _FIRST_LOOK_S
+        self._began_s = self._looked_s = time.monotonic()
+        self._processor_wait: ProcessorWait | None = None
+        self._waited_s = 0.0
+
+    @property
+    def spent_s(self) -> float:
+        """How much of the time is over."""
+        return time.monotonic() - self._began_s - self._waited_s
 
     def send(self, data: Any) -> None:
         """Send the bytes of an object that has a buffer."""
-        try:
-            self._socket.settimeout(max(self._deadline_s - time.monotonic(), _FIRST_LOOK_S))
-            self._socket.sendall(data)
-        except TimeoutError as error:
-            raise ChildTimeoutError from error
-        except OSError as error:
-            raise ChildEndedError from error
+        rest = memoryview(data).cast("B")
+        while rest.nbytes:
+            self._socket.settimeout(self._wait_s)
+            try:
+                rest = rest[self._socket.send(rest) :]
+            except TimeoutError:
+                self._look()
+            except OSError as error:
+                raise ChildEndedError from error
 
     def read(self, length: int) -> bytearray:
         """Return the next ``length`` bytes of the reply."""
@@ -193,18 +258,29 @@ class Exchange:
             self._socket.settimeout(self._wait_s)
             try:
                 count = self._socket.recv_into(rest)
-            except TimeoutError as error:
-                if time.monotonic() >= self._deadline_s:
-                    raise ChildTimeoutError from error
-                if _memory_bytes(self._pid) > self._most_memory_bytes:
-                    raise ChildMemoryError from error
-                self._wait_s = _LOOK_INTERVAL_S
+            except TimeoutError:
+                self._look()
                 continue
             except OSError as error:
                 raise ChildEndedError from error
             if not count:
                 raise ChildEndedError
             rest = rest[count:]
+
+    def _look(self) -> None:
+        """Look after the process, which makes us wait."""
+        self._wait_s = _LOOK_INTERVAL_S
+        now = time.monotonic()
+        if self._processor_wait is None:
+            self._processor_wait = ProcessorWait(self._pid)
+            return
+        if now - self._looked_s >= LOOK_EVERY_S or self.spent_s >= self._timeout_s:
+            self._looked_s = now
+            self._waited_s += self._processor_wait.more_s()
+        if max(self.spent_s, (now - self._began_s) / MOST_TIMES) >= self._timeout_s:
+            raise ChildTimeoutError
+        if _memory_bytes(self._pid) > self._most_memory_bytes:
+            raise ChildMemoryError
 
 
 def _memory_bytes(pid: int) -> int:

@@ -9,7 +9,7 @@ import struct
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import structlog
 
@@ -18,6 +18,7 @@ from lmx.protocol.messages.media import MediaItem
 from lmx.protocol.models.decode_limits import DecodeLimits
 from lmx.protocol.states import MediaKind
 from lmx.worker.isolation.child import (
+    MOST_TIMES,
     ChildEndedError,
     ChildMemoryError,
     ChildProcess,
@@ -44,6 +45,15 @@ _PASSED_ON: Final = (
 )
 """How the variables begin that a Python program needs, and the one that tells whose process it is.
 The others, which may be secrets, stay where no file of a stranger is read."""
+
+
+class _Done(NamedTuple):
+    """What was decoded of one file."""
+
+    media: Media
+    size_bytes: int
+    spent_s: float
+    """How much of the request's time it took."""
 
 
 class MediaDecoder:
@@ -85,21 +95,24 @@ class MediaDecoder:
         have a buffer.
 
         Whether the model takes those kinds, and so many, is not checked here. Blocks, but no longer
-        than the deadline of a request. Raises ``RequestError`` that names the item's ``param``: for
-        a file that can't be decoded, one that has more than is taken, and when the time is over.
-        Raises ``OSError`` if no process can be started, or if it can't begin.
+        than the deadline of a request, or ``MOST_TIMES`` as long where the machine is busy. Raises
+        ``RequestError`` that names the item's ``param``: for a file that can't be decoded, one that
+        has more than is taken, and when the time is over. Raises ``OSError`` if no process can be
+        started, or if it can't begin, and INSUFFICIENT_MEMORY if it was killed from outside, twice.
         """
-        deadline_s = time.monotonic() + self._limits.deadline_s
-        left_bytes = self._limits.request_bytes
+        until_s = time.monotonic() + MOST_TIMES * self._limits.deadline_s
+        left_s, left_bytes = self._limits.deadline_s, self._limits.request_bytes
         found: list[Media] = []
         for item, blob in zip(items, blobs, strict=True):
-            media, size_bytes = self._decode(item, blob, needs, deadline_s, left_bytes)
-            left_bytes -= size_bytes
-            found.append(media)
+            timeout_s = max(0.0, min(left_s, until_s - time.monotonic()))
+            done = self._decode(item, blob, needs, timeout_s, left_bytes)
+            left_s -= done.spent_s
+            left_bytes -= done.size_bytes
+            found.append(done.media)
         return tuple(found)
 
     def kill(self) -> None:
-        """End the process, from any thread. A decoding that is under way fails."""
+        """End the process for good, from any thread. A decoding that is under way fails."""
         self._child.kill()
 
     def close(self) -> None:
@@ -107,14 +120,14 @@ class MediaDecoder:
         self._child.close()
 
     def _decode(
-        self, item: MediaItem, blob: Any, needs: MediaNeeds, deadline_s: float, left_bytes: int
-    ) -> tuple[Media, int]:
-        timeout_s = max(0.0, deadline_s - time.monotonic())
-        order = self._order(item, needs, timeout_s + _ALARM_GRACE_S)
+        self, item: MediaItem, blob: Any, needs: MediaNeeds, timeout_s: float, left_bytes: int
+    ) -> _Done:
+        order = self._order(item, needs, MOST_TIMES * timeout_s + _ALARM_GRACE_S)
         began_s = time.monotonic()
         try:
-            with self._child.exchange(timeout_s) as exchange:
-                reply = self._exchange(exchange, order, blob, item, left_bytes)
+            reply = self._child.ask(
+                timeout_s, lambda exchange: self._exchange(exchange, order, blob, item, left_bytes)
+            )
         except ChildTimeoutError as error:
             raise self._too_slow(item) from error
         except ChildMemoryError as error:
@@ -161,7 +174,7 @@ class MediaDecoder:
 
     def _exchange(
         self, exchange: Exchange, order: DecodeOrder, blob: Any, item: MediaItem, left_bytes: int
-    ) -> tuple[Media, int] | RequestError:
+    ) -> _Done | RequestError:
         payload = order.encode()
         exchange.send(REQUEST_HEAD.pack(len(payload), memoryview(blob).nbytes))
         exchange.send(payload)
@@ -193,7 +206,7 @@ class MediaDecoder:
         item: MediaItem,
         head: ResultHead,
         left_bytes: int,
-    ) -> tuple[Media, int]:
+    ) -> _Done:
         """Read a result. Raises ``ValueError`` for one that does not fit the order."""
         import numpy as np  # A worker starts before it is loaded.
 
@@ -216,7 +229,8 @@ class MediaDecoder:
         for array in (times_s, pixels, samples):
             if array.size:
                 exchange.read_into(array.data.cast("B"))
-        return _value(order.kind, head, times_s, pixels, samples), size_bytes
+        media = _value(order.kind, head, times_s, pixels, samples)
+        return _Done(media, size_bytes, exchange.spent_s)
 
     def _out_of_memory(self, item: MediaItem) -> RequestError:
         return self._ended(

@@ -468,8 +468,8 @@ class Batch:
         have made. The engine has been flushed: for a row whose next token is drawn already, a
         recurrent state could not be used again, because it is that after all of the tokens.
 
-        Returns whether that has changed anything: if none can come back, the caller handles the job.
-        One of which only some rows can fails here, because the others are lost.
+        Returns whether that has changed anything: if no row can come back, the caller handles the
+        job. One of which only some rows can fails here, because the others are lost.
         """
         back: list[tuple[int, RowRequest]] = []
         for row_id, row in list(live.rows.items()):

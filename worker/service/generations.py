@@ -15,7 +15,7 @@ from typing import Final
 
 import structlog
 
-from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.errors import ErrorCode, RequestError, UnavailableError
 from lmx.protocol.messages.data import Accepted, ChoiceEnded, Failed, Finished, Generate
 from lmx.protocol.messages.specs import WorkerSpec
 from lmx.protocol.states import DeltaKind
@@ -436,7 +436,7 @@ class Generations:
         outgoing.send(self._open.send)
 
     def _refuse(self, opened: Generation, error: BaseException | None) -> None:
-        if isinstance(error, RequestError):
+        if isinstance(error, RequestError | UnavailableError):
             self._open.refuse(opened, error.code, error.message, error.param, error.retry_after_s)
             return
         log.error("prompt.failed", request_id=opened.request.request_id, exc_info=error)

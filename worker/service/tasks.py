@@ -11,7 +11,7 @@ from typing import Final
 
 import structlog
 
-from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.errors import ErrorCode, RequestError, UnavailableError
 from lmx.protocol.messages.speech import Transcribe
 from lmx.protocol.messages.tasks import (
     Embed,
@@ -244,8 +244,8 @@ class Tasks:
         )
 
     def _fail_for(self, task: OpenTask, error: BaseException | None) -> None:
-        if isinstance(error, RequestError):
-            self._open.refuse(task, error.code, error.message, error.param)
+        if isinstance(error, RequestError | UnavailableError):
+            self._open.refuse(task, error.code, error.message, error.param, error.retry_after_s)
             return
         log.error("task.failed", request_id=task.request.request_id, exc_info=error)
         if error is not None and is_out_of_memory(error):

@@ -15,10 +15,12 @@ from typing import Any, Final
 import structlog
 
 from lmx.worker.isolation.child import (
+    MOST_TIMES,
     ChildEndedError,
     ChildMemoryError,
     ChildProcess,
     ChildTimeoutError,
+    Exchange,
 )
 from lmx.worker.templates.render_wire import REPLY_HEAD, REQUEST_HEAD, Outcome, RenderRequest
 
@@ -44,7 +46,7 @@ class TextTooLongError(Exception):
 
 
 class RenderingEndedError(Exception):
-    """The template took more time or memory than it may, and its process was ended. The message
+    """The template took more time or memory than it may, or broke its process twice. The message
     continues a sentence that begins with "The template"."""
 
 
@@ -73,12 +75,11 @@ class Renderer:
 
         ``variables`` are values of Python's own types. Blocks, but no longer than the time-out.
         Raises :class:`TemplateRefusedError`, also for variables that are nested too deeply,
-        :class:`TextTooLongError`, :class:`RenderingEndedError`, and ``OSError`` if no process can
-        be started.
+        :class:`TextTooLongError`, :class:`RenderingEndedError`, ``OSError`` if no process can be
+        started, and INSUFFICIENT_MEMORY if the process was killed from outside, twice.
         """
-        request = RenderRequest(
-            source, dict(variables), most_bytes, self._timeout_s + _ALARM_GRACE_S
-        )
+        alarm_s = MOST_TIMES * self._timeout_s + _ALARM_GRACE_S
+        request = RenderRequest(source, dict(variables), most_bytes, alarm_s)
         try:
             payload = request.encode()
         except RecursionError as error:
@@ -104,7 +105,7 @@ class Renderer:
                 raise self._too_large()
 
     def kill(self) -> None:
-        """End the process, from any thread. A rendering that is under way fails."""
+        """End the process for good, from any thread. A rendering that is under way fails."""
         self._child.kill()
 
     def close(self) -> None:
@@ -112,12 +113,14 @@ class Renderer:
         self._child.close()
 
     def _exchange(self, payload: bytes) -> tuple[Outcome, bytes]:
+        def talk(exchange: Exchange) -> tuple[Outcome, bytes]:
+            exchange.send(REQUEST_HEAD.pack(len(payload)))
+            exchange.send(payload)
+            outcome, length = REPLY_HEAD.unpack(exchange.read(REPLY_HEAD.size))
+            return Outcome(outcome), bytes(exchange.read(length))
+
         try:
-            with self._child.exchange(self._timeout_s) as exchange:
-                exchange.send(REQUEST_HEAD.pack(len(payload)))
-                exchange.send(payload)
-                outcome, length = REPLY_HEAD.unpack(exchange.read(REPLY_HEAD.size))
-                return Outcome(outcome), bytes(exchange.read(length))
+            return self._child.ask(self._timeout_s, talk)
         except ChildTimeoutError as error:
             raise self._too_slow() from error
         except ChildMemoryError as error:

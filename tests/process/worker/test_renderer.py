@@ -10,7 +10,9 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
+from killed_children import kill_at_work
 
+from lmx.protocol.errors import ErrorCode, UnavailableError
 from lmx.worker.isolation.child import Exchange
 from lmx.worker.templates.renderer import (
     Renderer,
@@ -56,7 +58,7 @@ def test_an_alarm_that_comes_first_says_that_it_took_too_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The process ends itself where the worker has no turn in time."""
-    monkeypatch.setattr("lmx.worker.templates.renderer._ALARM_GRACE_S", 0.5 - DEADLINE_S)
+    monkeypatch.setattr("lmx.worker.templates.renderer._ALARM_GRACE_S", 0.5 - 2 * DEADLINE_S)
     held_up = Renderer(DEADLINE_S)
     try:
         with pytest.raises(RenderingEndedError, match="had not come to an end"):
@@ -126,13 +128,34 @@ def test_one_that_died_is_replaced(renderer: Renderer, number: signal.Signals) -
     assert renderer.pid != pid
 
 
-def test_one_that_dies_at_work_fails_that_request_alone(renderer: Renderer) -> None:
-    renderer.render("x", {}, AMPLE_BYTES)
-    pid = renderer.pid
-    assert pid is not None
-    threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_the_request_of_one_that_dies_at_work_is_rendered_by_another(
+    renderer: Renderer, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """Whoever killed it: the request had no part in that."""
+    killed = kill_at_work(monkeypatch, number, times=1)
+    assert renderer.render("{{ a }}", {"a": 1}, AMPLE_BYTES) == "1"
+    assert len(killed) == 1 and renderer.pid not in killed
+
+
+def test_a_request_whose_processes_break_is_refused_and_no_other(
+    renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = kill_at_work(monkeypatch, signal.SIGSEGV, times=2)
     with pytest.raises(RenderingEndedError, match="broke the process"):
-        renderer.render(ENDLESS, {}, AMPLE_BYTES)
+        renderer.render("x", {}, AMPLE_BYTES)
+    assert len(killed) == 2
+    assert renderer.render("x", {}, AMPLE_BYTES) == "x"
+
+
+def test_a_request_whose_processes_are_killed_may_come_again(
+    renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the system, which is out of memory: no template sends such a signal."""
+    kill_at_work(monkeypatch, signal.SIGKILL, times=2)
+    with pytest.raises(UnavailableError) as caught:
+        renderer.render("x", {}, AMPLE_BYTES)
+    assert caught.value.code is ErrorCode.INSUFFICIENT_MEMORY and caught.value.retry_after_s
     assert renderer.render("x", {}, AMPLE_BYTES) == "x"
 
 

@@ -44,8 +44,6 @@ _DECODERS: Final[Mapping[MediaKind, tuple[_Decoder, frozenset[MediaForm]]]] = {
 }
 
 _LONGEST_REASON: Final = 200
-_NICE: Final = 5
-"""The streams of the worker go first, where processors are few."""
 
 
 def main() -> None:
@@ -61,7 +59,6 @@ def main() -> None:
 
 
 def _confine(limits: DecodeLimits) -> None:
-    os.nice(_NICE)
     # What the libraries write is about files of strangers, at their will.
     os.dup2(1, 2)
     for kind in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE):

@@ -14,11 +14,13 @@ import psutil
 import pytest
 from decoding import EVERYTHING, PARAM, RATE_HZ, item, picture, sound
 from hostile_media import picture as honest_picture
+from killed_children import kill_at_work
 from media_files import sine, wav_file
 from media_pieces import jpeg_of_scans, png
 from rig import wait_until
 
-from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.errors import ErrorCode, RequestError, UnavailableError
+from lmx.protocol.host.processor_wait import ProcessorWait
 from lmx.protocol.models.decode_limits import DecodeLimits
 from lmx.protocol.states import MediaKind
 from lmx.worker.isolation.child import Exchange
@@ -101,7 +103,7 @@ def test_an_alarm_that_comes_first_says_that_it_took_too_long(
 ) -> None:
     """The process ends itself where the worker has no turn in time."""
     held_up = MediaDecoder()
-    alarm_s = 1.0 - DecodeLimits().deadline_s
+    alarm_s = 1.0 - 2 * DecodeLimits().deadline_s
     monkeypatch.setattr("lmx.worker.media.decoder._ALARM_GRACE_S", alarm_s)
     try:
         with pytest.raises(RequestError) as caught:
@@ -175,13 +177,51 @@ def test_one_that_died_is_replaced(decoder: MediaDecoder, number: signal.Signals
     assert decoder.pid != first
 
 
-def test_one_that_dies_at_work_fails_that_request_alone(decoder: MediaDecoder) -> None:
-    picture(decoder, "png", PICTURE)
-    _when_busy(decoder, lambda: os.kill(decoder.pid or 0, signal.SIGSEGV))
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_the_file_of_one_that_dies_at_work_is_decoded_by_another(
+    decoder: MediaDecoder, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    killed = kill_at_work(monkeypatch, number, times=1)
+    assert picture(decoder, "png", PICTURE).pixels.shape == (64, 64, 3)
+    assert len(killed) == 1 and decoder.pid not in killed
+
+
+def test_a_file_that_breaks_its_decoders_is_refused_and_no_other(
+    decoder: MediaDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = kill_at_work(monkeypatch, signal.SIGSEGV, times=2)
     with pytest.raises(RequestError, match="broke its decoder") as caught:
-        picture(decoder, "jpeg", ENDLESS)
-    assert caught.value.code is ErrorCode.INVALID_MEDIA
+        picture(decoder, "png", PICTURE)
+    assert caught.value.code is ErrorCode.INVALID_MEDIA and len(killed) == 2
     picture(decoder, "png", PICTURE)
+
+
+def test_a_request_whose_decoders_are_killed_may_come_again(
+    decoder: MediaDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill_at_work(monkeypatch, signal.SIGKILL, times=2)
+    with pytest.raises(UnavailableError) as caught:
+        picture(decoder, "png", PICTURE)
+    assert caught.value.code is ErrorCode.INSUFFICIENT_MEMORY and caught.value.retry_after_s
+    picture(decoder, "png", PICTURE)
+
+
+def test_a_decoder_that_gets_little_of_the_processor_has_more_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The picture is not to blame for what else the machine does. One that does nothing at all is
+    ended all the same."""
+    monkeypatch.setattr(ProcessorWait, "more_s", lambda _: 100.0)
+    monkeypatch.setattr("lmx.worker.isolation.child.MOST_TIMES", 1e6)
+    starved = MediaDecoder(DecodeLimits(deadline_s=0.01))
+    try:
+        assert picture(starved, "png", PICTURE).pixels.shape == (64, 64, 3)
+        monkeypatch.setattr(ProcessorWait, "more_s", lambda _: 0.0)
+        with pytest.raises(RequestError) as caught:
+            picture(starved, "jpeg", ENDLESS)
+        assert caught.value.code is ErrorCode.MEDIA_TIMEOUT
+    finally:
+        starved.close()
 
 
 def test_another_thread_can_end_it(decoder: MediaDecoder) -> None:
