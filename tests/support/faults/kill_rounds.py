@@ -26,6 +26,7 @@ SPARE: Final = "spare"
 LIMIT_S: Final = 900.0
 """By then an answer is there, whatever befell it, on any machine."""
 
+_HOLD_S: Final = 3.0
 _TOKENS: Final = 500
 _SOUND_S: Final = 25
 _SEEDS: Final = 2
@@ -100,14 +101,16 @@ async def play_round(
     played, url = Round(blow, [Answer(question) for question in questions]), server_url(lmx)
     seen = len(lmx.log_events("supervisor"))
     loading = asyncio.ensure_future(_load_spare(lmx, wanted=blow.target == "inspector"))
-    victims = await asyncio.to_thread(hold, lmx, blow)
+    holding = asyncio.ensure_future(asyncio.to_thread(hold, lmx, blow))
+    # One that is not there is started by what is asked now.
+    await asyncio.wait([holding], timeout=_HOLD_S)
     asking = [
         asyncio.ensure_future(ask(client, url, answer, limit_s=LIMIT_S))
         for answer in played.answers
     ]
     if blow.target in ("worker", "router", "supervisor"):
         await _come(blow.after, played.answers, asking, alone)
-    await asyncio.to_thread(deal, blow, victims)
+    await asyncio.to_thread(deal, blow, await holding)
     dealt_s = time.monotonic()
     await asyncio.gather(loading, *asking)
     await asyncio.to_thread(wait_well, lmx)
