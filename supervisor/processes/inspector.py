@@ -29,11 +29,14 @@ _ANSWER_S: Final = 15.0
 """The largest header that is read takes one or two seconds, and a disk that sleeps takes ten. Time
 in which the reader waits for a processor does not count."""
 
+_LONGEST_S: Final = 120.0
+"""By the clock."""
+
 _SOON_S: Final = 6.0
 """The limit where a client waits."""
 
-_LONGER: Final = 4
-"""A reader that waits for a processor has so many times its limit. Clients wait thirty seconds."""
+_LONGEST_SOON_S: Final = 24.0
+"""By the clock. Clients wait thirty seconds for an answer."""
 
 _AT_ONCE: Final = 4
 _SLOW_S: Final = 1.0
@@ -147,8 +150,8 @@ class Inspector:
             # A reader that is slow, or hangs, must not keep others waiting.
             self._places.release()
         try:
-            rest_s = limit_s - soon_s
-            await done_within(asking, rest_s, _LONGER * limit_s - soon_s, reader.pid)
+            most_s = _LONGEST_S if answer_s is None else _LONGEST_SOON_S
+            await done_within(asking, limit_s - soon_s, most_s - soon_s, reader.pid)
         finally:
             self._done_with(reader, asking)
         if asking.cancelled() or not asking.done():

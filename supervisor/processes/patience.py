@@ -18,11 +18,11 @@ async def done_within(work: asyncio.Future[Any], limit_s: float, most_s: float, 
     that it has started could run, and within ``most_s`` by the clock. If not, it goes on."""
     began_s = time.monotonic()
     deadline_s, last_s = began_s + limit_s, began_s + most_s
-    wait = None
-    while not work.done() and (left_s := min(deadline_s, last_s) - time.monotonic()) > 0:
-        await asyncio.wait([work], timeout=min(left_s, _LOOK_S))
-        if wait is None:
-            wait = ProcessorWait(pid, partial(observe, descendants=True))
-        elif not work.done():
-            deadline_s += wait.more_s()
+    wait = ProcessorWait(pid, partial(observe, descendants=True))
+    while not work.done():
+        left_s = min(deadline_s, last_s) - time.monotonic()
+        await asyncio.wait([work], timeout=max(0.0, min(left_s, _LOOK_S)))
+        deadline_s += wait.more_s()
+        if min(deadline_s, last_s) <= time.monotonic():
+            break
     return work.done()
