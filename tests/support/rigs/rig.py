@@ -26,6 +26,7 @@ import psutil
 import yaml
 
 from lmx.protocol.errors import OperationError
+from lmx.protocol.host.cache_folder import cache_dir
 from lmx.protocol.messages.control import Event, EventList, GetEvents
 from lmx.protocol.messages.status import GetStatus, Status
 from lmx.protocol.wire.codec import to_map
@@ -136,6 +137,8 @@ class Rig:
             "TMPDIR": str(temporary),
             # Beside what else is looked at when the rig ends: downloads go where they are put.
             "HF_HOME": str(self.home / "hub"),
+            # Shared by all rigs, as by all homes of a user: compiled kernels above all.
+            "LMX_CACHE_DIR": str(cache_dir()),
             "PYTHONPATH": os.pathsep.join([*([before] if before else []), *map(str, ROOMS)]),
             "PYTHONDONTWRITEBYTECODE": "1",
         }
