@@ -78,6 +78,11 @@ class OperatorCommands:
         """Forget the model's failures and its hold. The next request loads the model."""
         self._take(model_id, events.Reset(), now_s)
 
+    def delete_files(self, model_id: str, leaving: bool, now_s: float) -> None:
+        """Begin nothing with the model's files while they are deleted (``leaving``), or no longer
+        keep from it."""
+        self._take(model_id, events.FilesLeaving(leaving), now_s)
+
     def pin(self, model_id: str, pinned: bool, now_s: float) -> str | None:
         """Never evict the model, or treat it like others again. This outlives the supervisor,
         unless it could not be written. Returns None, or the file and the reason why it could not be

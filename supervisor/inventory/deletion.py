@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -69,11 +71,13 @@ class Deletion:
             for download in self._unfinished(gone):
                 await self._downloads.cancel(download)
             await self._unload(ids)
+        # Nothing is awaited between the look and the mark: no request begins to load meanwhile.
         self._refuse_used(ids, gone)
-        freed_bytes = await delete_files(gone, self._home, ids)
-        if gone.repo_id is not None and not gone.commits:
-            self._downloads.forget(gone.repo_id)
-        self._forget(ids)
+        with self._leaving(ids):
+            freed_bytes = await delete_files(gone, self._home, ids)
+            if gone.repo_id is not None and not gone.commits:
+                self._downloads.forget(gone.repo_id)
+            self._forget(ids)
         deleted = target.model_id if isinstance(target, Served) else name
         self._events.note(
             "model.deleted", deleted, f"its files are gone: {format_bytes(freed_bytes)} are free",
@@ -116,6 +120,21 @@ class Deletion:
                 "delete with force (`lmx rm --force`), which does that",
                 param="model_id",
             )
+
+    @contextmanager
+    def _leaving(self, ids: tuple[str, ...]) -> Iterator[None]:
+        self._mark(ids, leaving=True)
+        try:
+            yield
+        finally:
+            self._mark(ids, leaving=False)
+
+    def _mark(self, ids: tuple[str, ...], *, leaving: bool) -> None:
+        now_s = time.monotonic()
+        for model_id in ids:
+            if model_id in self._core.slots:
+                self._core.operator.delete_files(model_id, leaving, now_s)
+        self._core.flush(now_s)
 
     def _is_up(self, model_id: str) -> bool:
         slot = self._core.slots.get(model_id)

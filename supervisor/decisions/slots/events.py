@@ -53,6 +53,14 @@ class Reset:
 
 
 @dataclass(frozen=True, slots=True)
+class FilesLeaving:
+    """The model's files are about to be deleted, so that nothing may begin to read them; or the
+    deletion is over."""
+
+    leaving: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Withdrawn:
     """The requests of one router for the model have all left."""
 

@@ -62,6 +62,8 @@ class SlotLife:
     """When this supervisor started its worker; None for one that it adopted."""
     ready_at_s: float | None = None
     """When its worker became ready."""
+    files_leaving: bool = False
+    """Whether its files are being deleted. Nothing is begun meanwhile."""
     evicted_for: str | None = None
     """The model that its worker makes room for."""
     history: tuple[str, ...] = ("cold",)

@@ -122,6 +122,11 @@ def unloaded_error(detail: str) -> UnavailableError:
     return UnavailableError(ErrorCode.MODEL_UNLOADED, detail)
 
 
+def files_leaving_error(model_id: str) -> UnavailableError:
+    """Return the error for a request whose model is being deleted."""
+    return UnavailableError(ErrorCode.MODEL_UNLOADED, f"the files of {model_id} are being deleted")
+
+
 def failed_error(detail: str) -> UnavailableError:
     """Return why a model is down as an error."""
     return UnavailableError(ErrorCode.MODEL_LOAD_FAILED, detail)
@@ -132,6 +137,9 @@ def begin(life: SlotLife, rules: Rules) -> Result:
     hold another model by now, and new measurements may have changed the plan."""
     if rules.stopping:
         return life, ()
+    if life.files_leaving:
+        error = files_leaving_error(life.model_id)
+        return deny_all(changed(life, intent=wished(life, Intent.DOWN), problem=error), error)
     if life.failures.loses_memory:
         return quarantine_for_memory(life)
     return enter(life, SlotState.QUEUED, problem=None), (ReadFiles(),)

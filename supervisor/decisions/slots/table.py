@@ -47,6 +47,7 @@ from lmx.supervisor.decisions.slots.wishes import (
     ask_held,
     ask_occupied,
     ask_quarantined,
+    files_leaving,
     hold,
     hold_occupied,
     order,
@@ -121,6 +122,10 @@ TABLE: Final[dict[type, Row]] = {
     events.Ordered: (order, order_coming, order_coming, order_coming, order, order, order),
     events.OrderedAnew: (order, order_coming, order_again, order_another, order, order, order),
     # Those who do not, or not any more.
+    events.FilesLeaving: (
+        files_leaving, files_leaving, files_leaving, files_leaving, files_leaving, files_leaving,
+        files_leaving,
+    ),
     events.Withdrawn: (
         withdraw, withdraw, withdraw_queued, withdraw, withdraw, withdraw, withdraw,
     ),

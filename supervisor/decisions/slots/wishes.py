@@ -20,6 +20,7 @@ from lmx.supervisor.decisions.slots.moves import (
     deny_all,
     drained_error,
     enter,
+    files_leaving_error,
     never,
     operator_wished,
     park,
@@ -75,6 +76,8 @@ def ask_quarantined(life: SlotLife, event: events.Asked, _rules: Rules, _now_s: 
 def _refusal(life: SlotLife, rules: Rules) -> LmxError | None:
     if rules.stopping:
         return UnavailableError(ErrorCode.SHUTTING_DOWN, "lmx is shutting down")
+    if life.files_leaving:
+        return files_leaving_error(life.model_id)
     if life.demand.is_full:
         return UnavailableError(
             ErrorCode.QUEUE_FULL,
@@ -82,6 +85,17 @@ def _refusal(life: SlotLife, rules: Rules) -> LmxError | None:
             retry_after_s=10.0,
         )
     return None
+
+
+def files_leaving(
+    life: SlotLife, event: events.FilesLeaving, _rules: Rules, _now_s: float
+) -> Result:
+    """Nothing is begun with files that are being deleted. Whoever deletes them has seen to it that
+    nothing uses them now."""
+    problem = life.problem
+    if problem is not None and problem.message == files_leaving_error(life.model_id).message:
+        problem = None
+    return changed(life, files_leaving=event.leaving, problem=problem), ()
 
 
 def withdraw(life: SlotLife, event: events.Withdrawn, _rules: Rules, _now_s: float) -> Result:

@@ -74,6 +74,9 @@ EVENTS: list[Any] = [
     events.Planned(100),
     events.NotStarted(FAILED),
     events.NotStarted(NO_ROOM),
+    events.NotStarted(FAILED, by_host=True),
+    events.FilesLeaving(True),
+    events.FilesLeaving(False),
     events.QueueTold(),
     events.Dropped(),
     launched(),
@@ -352,6 +355,25 @@ def test_after_the_second_worker_that_leaves_memory_behind_none_is_started() -> 
         assert (again.state, again.failures.losses) == (S.QUEUED, 0)
     assert run(events.Ordered(), life=LOST_TWICE).state is S.QUEUED
     assert run(events.Reset(), asked(4), life=denied).state is S.QUEUED
+
+
+def test_nothing_begins_with_files_that_are_being_deleted() -> None:
+    leaving = run(events.FilesLeaving(True))
+    denied, told = step(leaving, asked(3), RULES, 2.0)
+    assert (denied.state, replied(told)) == (S.COLD, [3])
+    for wish in (events.Ordered(), events.OrderedAnew("anew"), events.Preloaded()):
+        kept, _ = step(leaving, wish, RULES, 2.0)
+        assert (kept.state, kept.wanted) == (S.COLD, False)
+        assert kept.problem is not None
+        assert "are being deleted" in kept.problem.message
+    assert run(events.FilesLeaving(False), asked(), life=denied).state is S.QUEUED
+
+
+def test_a_machine_that_starts_no_process_is_asked_again() -> None:
+    tried, told = step(run(*WAITING), events.NotStarted(FAILED, by_host=True), RULES, 2.0)
+    assert (tried.state, len(replied(told))) == (S.BACKOFF, 1)
+    assert (tried.problem, tried.failures.failed_at_s) == (FAILED, ())
+    assert step(tried, Tick(), RULES, 100.0)[0].state is S.QUEUED
 
 
 # The picture.
