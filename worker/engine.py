@@ -27,6 +27,7 @@ from lmx.protocol.messages.data import Assist, Structure, Thinking, ToolUse
 from lmx.protocol.messages.specs import WorkerSpec
 from lmx.protocol.messages.speech import Transcribe
 from lmx.protocol.messages.tasks import Task, TaskPart, TaskReply
+from lmx.protocol.messages.template import UNKNOWN_TEMPLATE, TemplateFacts
 from lmx.protocol.models.sampling import SamplingParameters
 from lmx.protocol.states import LoadPhase, ModelKind
 from lmx.worker.media.values import MediaNeeds, Sound
@@ -84,9 +85,8 @@ class ModelFacts:
     None where it can."""
     media: MediaNeeds | None = None
     """What it takes besides text; None for a model that takes text only."""
-    efforts: tuple[str, ...] = ()
-    """The words for a reasoning effort that its template tells apart, the least first; none if it
-    knows no efforts."""
+    template: TemplateFacts = UNKNOWN_TEMPLATE
+    """What its chat template takes."""
 
 
 def capabilities(facts: ModelFacts) -> tuple[str, ...]:

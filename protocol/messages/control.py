@@ -15,6 +15,7 @@ from typing import Any
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.free_text import FreeText
 from lmx.protocol.messages.status import WorkerFigures
+from lmx.protocol.messages.template import UNKNOWN_TEMPLATE, TemplateFacts
 from lmx.protocol.states import (
     ExitCause,
     LoadPhase,
@@ -69,7 +70,7 @@ class WorkerHello:
     media: tuple[MediaKind, ...] = ()
     """As in Loaded; empty before the model is loaded."""
 
-    efforts: tuple[str, ...] = ()
+    template: TemplateFacts = UNKNOWN_TEMPLATE
     """As in Loaded; empty before the model is loaded."""
 
 
@@ -110,8 +111,8 @@ class Loaded:
     media: tuple[MediaKind, ...] = ()
     """What the model takes besides text."""
 
-    efforts: tuple[str, ...] = ()
-    """The words for a reasoning effort that the model's template tells apart, the least first."""
+    template: TemplateFacts = UNKNOWN_TEMPLATE
+    """What its chat template takes."""
 
 
 @message

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lmx.protocol.free_text import FreeText
+from lmx.protocol.messages.template import UNKNOWN_TEMPLATE, TemplateFacts
 from lmx.protocol.states import (
     LoadPhase,
     MediaKind,
@@ -95,9 +96,8 @@ class ModelView(ModelCommon):
     """What requests may use: ``tools``, ``native_tools``, ``structured_outputs``,
     ``reasoning``."""
 
-    efforts: tuple[str, ...] = ()
-    """The words for a reasoning effort that its template tells apart, the least first. A request
-    with another word gets the nearest of those that it takes."""
+    template: TemplateFacts = UNKNOWN_TEMPLATE
+    """What its chat template takes."""
 
     created_s: int = 0
     """When its files were made, in Unix time."""

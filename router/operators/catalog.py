@@ -22,6 +22,7 @@ from lmx.router.schema.answers.models import (
     AnthropicModelList,
     CapabilityModelSpec,
     CatalogEntry,
+    ChatTemplateInfo,
     LmStudioModel,
     LmStudioModelList,
     ModelList,
@@ -141,7 +142,10 @@ def model_object(model: ModelView) -> ModelObject:
         modalities=_modalities(model),
         kind=None if model.kind is None else model.kind.value,
         capabilities=list(model.capabilities),
-        reasoning_efforts=list(model.efforts),
+        reasoning_efforts=list(model.template.efforts),
+        chat_template=ChatTemplateInfo(
+            fitted=list(model.template.fitted), refused=list(model.template.refused)
+        ),
     )
 
 
@@ -177,7 +181,7 @@ def _catalog_entry(
         default_reasoning_level=None,
         supported_reasoning_levels=[
             ReasoningLevel(effort=effort, description=f"{effort.capitalize()} effort")
-            for effort in model.efforts
+            for effort in model.template.efforts
         ],
         shell_type="shell_command",
         visibility="list" if name == model.model_id else "hide",

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from lmx.protocol.messages.template import UNKNOWN_TEMPLATE
 from lmx.supervisor.config.diff import ModelChanges
 from lmx.supervisor.config.schema import Config, ModelConfig
 from lmx.supervisor.core.slot import Slot
@@ -31,7 +32,7 @@ class ApplyConfig:
         for name in changes.respawned:
             slot = self._set(self._store.slots[name], models[name])
             # The capabilities of its worker were those of another configuration, as was its folder.
-            past = replace(slot.past, capabilities=(), efforts=(), media=None)
+            past = replace(slot.past, capabilities=(), template=UNKNOWN_TEMPLATE, media=None)
             self._store.put(replace(slot, past=past, files=replace(slot.files, path=None)))
             self._store.step(name, events.Reconfigured(), now_s)
         for name in changes.touched:

@@ -11,6 +11,7 @@ from typing import Final
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.specs import AdapterSpec
+from lmx.protocol.messages.template import UNKNOWN_TEMPLATE, TemplateFacts
 from lmx.protocol.states import ExitCause, MediaKind, ModelKind, SlotState
 from lmx.supervisor.config.model import AddedModelConfig
 from lmx.supervisor.config.schema import ModelConfig
@@ -75,8 +76,8 @@ class SlotPast:
     last_exit: LastExit | None = None
     capabilities: tuple[str, ...] = ()
     """What its last worker said that requests may use."""
-    efforts: tuple[str, ...] = ()
-    """What its last worker said that its template tells apart."""
+    template: TemplateFacts = UNKNOWN_TEMPLATE
+    """What its last worker found that its chat template takes."""
     media: tuple[MediaKind, ...] | None = None
     """What its last worker said that the model takes besides text. None: no worker said it."""
 

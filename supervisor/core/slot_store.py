@@ -212,7 +212,7 @@ class SlotStore:
             past,
             loaded_at_s=self._actions.wall_s(),
             capabilities=worker.capabilities,
-            efforts=worker.efforts,
+            template=worker.template,
             media=worker.media,
         )
         reserved_bytes = self._ledger.reserved_by(worker.instance)

@@ -43,7 +43,7 @@ def model_view(slot: Slot, position: int | None, started_s: int, now_s: float) -
         failed=slot.failed,
         memory_bytes=worker.ready_memory_bytes if worker else 0,
         capabilities=(worker.capabilities if worker else ()) or slot.past.capabilities,
-        efforts=(worker.efforts if worker else ()) or slot.past.efforts,
+        template=worker.template if worker and worker.capabilities else slot.past.template,
         created_s=slot.files.facts.created_s or started_s,
         retry_after_s=ready_in_s(slot, position, now_s),
         max_waiting=slot.model.max_rows + slot.model.max_queue,

@@ -8,6 +8,7 @@ from typing import Final
 
 from lmx.protocol.messages.control import RefusedAdapter
 from lmx.protocol.messages.status import WorkerFigures
+from lmx.protocol.messages.template import UNKNOWN_TEMPLATE, TemplateFacts
 from lmx.protocol.states import ExitCause, LoadPhase, MediaKind, ModelKind, WorkerState
 
 
@@ -64,7 +65,7 @@ class Worker:
 
     context_length: int | None = None
     capabilities: tuple[str, ...] = ()
-    efforts: tuple[str, ...] = ()
+    template: TemplateFacts = UNKNOWN_TEMPLATE
     media: tuple[MediaKind, ...] | None = None
     """What its model takes besides text; None before the model is loaded."""
 

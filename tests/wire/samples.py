@@ -133,6 +133,7 @@ from lmx.protocol.messages.tasks import (
     TokenizerDescribed,
     Vectors,
 )
+from lmx.protocol.messages.template import TemplateFacts
 from lmx.protocol.models.decode_limits import DecodeLimits
 from lmx.protocol.models.memory import KvLayers
 from lmx.protocol.states import (
@@ -160,6 +161,7 @@ GOLDEN: Final = Path(__file__).parent / "golden"
 CORRELATION: Final = 41
 """Of every golden message: a number that is not the default."""
 
+_TEMPLATE: Final = TemplateFacts(("low", "high"), ("later_system",), ("calls",))
 _MODEL: Final = ModelView(
     model_id="org/tiny",
     aliases=("tiny", "auto"),
@@ -172,7 +174,7 @@ _MODEL: Final = ModelView(
     context_length=8192,
     kind=ModelKind.CHAT,
     capabilities=("tools",),
-    efforts=("low", "high"),
+    template=_TEMPLATE,
     created_s=1_700_000_000,
     loaded_at_s=1_700_000_100.5,
     phase=LoadPhase.WEIGHTS,
@@ -327,7 +329,7 @@ SAMPLES: Final[tuple[Any, ...]] = (
         ModelKind.CHAT,
         (RefusedAdapter("tiny-sql", "it is of another model"),),
         (MediaKind.IMAGE,),
-        ("low", "high"),
+        _TEMPLATE,
     ),
     LoadAdvanced("0badcafe", LoadPhase.WARMUP, 0.5, "first token"),
     Loaded(
@@ -338,7 +340,7 @@ SAMPLES: Final[tuple[Any, ...]] = (
         ("tools", "reasoning"),
         (RefusedAdapter("tiny-sql", "it is of another model"),),
         (MediaKind.IMAGE,),
-        ("low", "high"),
+        _TEMPLATE,
     ),
     LoadFailed("0badcafe", ErrorCode.MODEL_LOAD_FAILED, "no such tensor", True),
     WorkerBeat(

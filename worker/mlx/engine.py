@@ -109,8 +109,7 @@ class MlxGenerator:
         if needs is not None:
             needs = tried_media(forward, self._prompts.encode, needs)
         abilities = self._prompts.abilities
-        heeded = abilities.efforts if abilities.heeds_efforts else ()
-        self.facts = replace(facts, media=needs, efforts=heeded)
+        self.facts = replace(facts, media=needs, template=abilities.facts)
         """What is known of the model, also by trying."""
         self._constraints = ConstraintCompiler(
             tokenizer,

@@ -15,6 +15,7 @@ from lmx.protocol.host.memory import mac_footprint
 from lmx.protocol.messages.control import Loaded, RefusedAdapter, WorkerBeat, WorkerHello
 from lmx.protocol.messages.specs import WorkerSpec
 from lmx.protocol.messages.status import WorkerFigures
+from lmx.protocol.messages.template import UNKNOWN_TEMPLATE
 from lmx.protocol.states import MediaKind, WorkerState
 from lmx.worker.engine import ModelFacts, capabilities
 from lmx.worker.media.decoder import MediaDecoder
@@ -110,7 +111,7 @@ class Heartbeat:
             capabilities(facts),
             _refused_adapters(facts),
             _media(facts),
-            facts.efforts,
+            facts.template,
         )
 
     def hello(self, state: WorkerState) -> WorkerHello:
@@ -127,7 +128,7 @@ class Heartbeat:
             self._spec.kind,
             _refused_adapters(facts) if facts else (),
             _media(facts) if facts else (),
-            facts.efforts if facts else (),
+            facts.template if facts else UNKNOWN_TEMPLATE,
         )
 
     def beat(self, state: WorkerState) -> WorkerBeat:

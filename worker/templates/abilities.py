@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Final
 
 from lmx.protocol.messages.data import Thinking
+from lmx.protocol.messages.template import TemplateFacts
 from lmx.worker.templates.chat_template import ChatTemplate
 from lmx.worker.templates.fitting import Fitting, learn
 from lmx.worker.templates.history import Message
@@ -34,6 +35,15 @@ class TemplateAbilities:
     """The words for a reasoning effort that it does not refuse, the least first."""
     heeds_efforts: bool = False
     """Whether it tells one effort from another: it writes something else for it, or refuses it."""
+
+    @property
+    def facts(self) -> TemplateFacts:
+        """What others should know of it."""
+        return TemplateFacts(
+            self.efforts if self.heeds_efforts else (),
+            tuple(sorted(self.fitting.remedies)),
+            tuple(sorted(self.fitting.refused)),
+        )
 
 
 def find_abilities(

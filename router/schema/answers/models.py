@@ -7,6 +7,16 @@ from typing import Literal
 from lmx.router.http.responses import Answer
 
 
+class ChatTemplateInfo(Answer):
+    """What a model's chat template does not take as it is. Both are empty until it was loaded."""
+
+    fitted: list[str]
+    """The shapes of conversations that lmx fits to it (``later_system``: a system message in the
+    middle). No text is lost."""
+    refused: list[str]
+    """The shapes that it refuses, or drops a text of, whatever is done."""
+
+
 class ModelObject(Answer):
     """A model as OpenAI shows it, with lmx's fields after the first four."""
 
@@ -29,6 +39,8 @@ class ModelObject(Answer):
     kind: str | None
     """What the model is for. Null until it is known."""
     capabilities: list[str]
+    chat_template: ChatTemplateInfo
+    """How conversations are fitted to its chat template."""
     reasoning_efforts: list[str]
     """The words for a reasoning effort that its template tells apart, the least first; with another
     word it gets the nearest. Empty until it was loaded, and where its template knows no efforts."""

@@ -19,8 +19,8 @@ OURS: Final = frozenset(
         "timings", "usage.cached_tokens", "choices.stop_reason",
         "choices.message.reasoning_content", "choices.delta.reasoning_content",
         # What API.md adds to a model.
-        "state", "context_length", "modalities", "capabilities", "reasoning_efforts",
-        "aliases", "kind", "parent",
+        "state", "context_length", "modalities", "capabilities", "chat_template",
+        "reasoning_efforts", "aliases", "kind", "parent",
     }
 )  # fmt: skip
 """The fields that lmx has beyond the SDK's types, as paths without list places."""

@@ -72,8 +72,7 @@ class AgentModel(GoodModel):
         )
         self._prompts = PromptEncoder(self._tokenizer, self._known, Renderer(_RENDER_S))
         abilities = self._prompts.abilities
-        if abilities.heeds_efforts:
-            self._known = replace(self._known, efforts=abilities.efforts)
+        self._known = replace(self._known, template=abilities.facts)
 
     @property
     def facts(self) -> ModelFacts:

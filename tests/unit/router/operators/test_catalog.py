@@ -11,6 +11,7 @@ from router_rig import MODEL, knows, router_rig
 from sdk_types import OURS, extras_of
 
 from lmx.protocol.messages.snapshot import ModelView, Route, Snapshot
+from lmx.protocol.messages.template import TemplateFacts
 from lmx.protocol.states import MediaKind, ModelKind, SlotState
 from lmx.router.operators.catalog import codex_catalog, lm_studio_model
 from lmx.router.supervisor.directory import Directory
@@ -44,7 +45,7 @@ def test_codex_s_list_of_names() -> None:
     """Words that Codex does not know, or a name that is missing, spoil the whole list for it."""
     everything = replace(
         ready("big", "i", kind=ModelKind.CHAT), aliases=("b", "qwen"), media=tuple(MediaKind),
-        context_length=9000, efforts=("low", "xhigh"), capabilities=("reasoning",),
+        context_length=9000, template=TemplateFacts(("low", "xhigh")), capabilities=("reasoning",),
     )  # fmt: skip
     small = replace(ready("small", "j", kind=ModelKind.CHAT), context_length=500)
     vectors = replace(ready("vectors", "k", kind=ModelKind.EMBEDDING), aliases=("v",))
