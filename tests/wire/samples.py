@@ -631,6 +631,7 @@ SAMPLES: Final[tuple[Any, ...]] = (
         presence_penalty=0.5,
         frequency_penalty=0.4,
         template_kwargs={"enable_thinking": True},
+        calls_in_open_thought=False,
         tool_parser="mistral",
         max_decode_stall_s=0.5,
         prefix_cache=PrefixCacheSpec(1_000_000, "/cache/tiny", 2_000_000),

@@ -180,12 +180,12 @@ def _has_calls(messages: Sequence[Message]) -> bool:
     return any(map(_calls, messages))
 
 
-def _has_several_calls(messages: Sequence[Message]) -> bool:
-    return any(len(_calls(message)) > 1 for message in messages)
+def _calls_several(message: Message) -> bool:
+    return len(_calls(message)) > 1
 
 
-def _has_broken_arguments(messages: Sequence[Message]) -> bool:
-    return any(_is_broken(call) for message in messages for call in _calls(message))
+def _calls_brokenly(message: Message) -> bool:
+    return any(map(_is_broken, _calls(message)))
 
 
 def _is_broken(call: Mapping[str, Any]) -> bool:
@@ -344,8 +344,24 @@ def _whole(call: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**call, "function": {**function, "arguments": value}}
 
 
-def _all_in_words(messages: Sequence[Message]) -> list[Message]:
-    return with_tools_in_words(messages, ())
+def _in_words(applies: Callable[[Message], bool]) -> Remedy:
+    """Return the remedy that writes the calls of some turns, and their results, as text. The others
+    stay as they are, so that a turn does not change what came before it."""
+
+    def remedy(messages: Sequence[Message]) -> list[Message]:
+        result: list[Message] = []
+        chosen: list[Message] = []
+        for message in messages:
+            if message["role"] != "tool":
+                result += with_tools_in_words(chosen, ())
+                chosen = []
+            if chosen or (_calls(message) and applies(message)):
+                chosen.append(message)
+            else:
+                result.append(message)
+        return [*result, *with_tools_in_words(chosen, ())]
+
+    return remedy
 
 
 def _merged(messages: Sequence[Message]) -> Message:
@@ -386,36 +402,104 @@ _CALL: Final = {"text": CALL_WORD}
 _RESULT: Final = f"{RESULT_WORD}lmxcall00"
 
 SHAPES: Final[tuple[Shape, ...]] = (
-    Shape("developer", _has_developer, ({"role": "developer", "content": SYSTEM_WORD}, _USER),
-          (SYSTEM_WORD, USER_WORD), (_developer_as_system,)),
-    Shape("calls", _has_calls, (_USER, *_turn(_CALL)), (USER_WORD, CALL_WORD, _RESULT),
-          (with_text_arguments, with_calls_as_text, _all_in_words), with_tools=True),
-    Shape("broken_arguments", _has_broken_arguments, (_USER, *_turn(f'{{"text": "{CALL_WORD}')),
-          (USER_WORD, CALL_WORD, _RESULT), (_with_whole_arguments, _all_in_words),
-          with_tools=True),
-    Shape("several_calls", _has_several_calls, (_USER, *_turn(_CALL, {"text": LATER_WORD})),
-          (USER_WORD, CALL_WORD, LATER_WORD, _RESULT, f"{RESULT_WORD}lmxcall01"),
-          (_with_one_call_a_turn, _all_in_words), with_tools=True),
-    Shape("text_with_call", _has_text_with_call, (_USER, *_turn(_CALL, content=ANSWER_WORD)),
-          (USER_WORD, ANSWER_WORD, CALL_WORD, _RESULT), (_with_text_before_call,), with_tools=True),
-    Shape("several_systems", lambda messages: _leading_systems(messages) > 1,
-          (_SYSTEM, {"role": "system", "content": LATER_WORD}, _USER),
-          (SYSTEM_WORD, LATER_WORD, USER_WORD), (_with_one_system,)),
-    Shape("later_system", _has_later_system,
-          (_SYSTEM, _USER, _ANSWER, {"role": "system", "content": LATER_WORD}, _USER),
-          (SYSTEM_WORD, USER_WORD, ANSWER_WORD, LATER_WORD), (_later_system_as_user,)),
+    Shape(
+        "developer",
+        _has_developer,
+        ({"role": "developer", "content": SYSTEM_WORD}, _USER),
+        (SYSTEM_WORD, USER_WORD),
+        (_developer_as_system,),
+    ),
+    Shape(
+        "calls",
+        _has_calls,
+        (_USER, *_turn(_CALL)),
+        (USER_WORD, CALL_WORD, _RESULT),
+        (with_text_arguments, with_calls_as_text, _in_words(lambda message: True)),
+        with_tools=True,
+    ),
+    Shape(
+        "broken_arguments",
+        lambda messages: any(map(_calls_brokenly, messages)),
+        (_USER, *_turn(f'{{"text": "{CALL_WORD}')),
+        (USER_WORD, CALL_WORD, _RESULT),
+        (_with_whole_arguments, _in_words(_calls_brokenly)),
+        with_tools=True,
+    ),
+    Shape(
+        "several_calls",
+        lambda messages: any(map(_calls_several, messages)),
+        (_USER, *_turn(_CALL, {"text": LATER_WORD})),
+        (USER_WORD, CALL_WORD, LATER_WORD, _RESULT, f"{RESULT_WORD}lmxcall01"),
+        (_with_one_call_a_turn, _in_words(_calls_several)),
+        with_tools=True,
+    ),
+    Shape(
+        "text_with_call",
+        _has_text_with_call,
+        (_USER, *_turn(_CALL, content=ANSWER_WORD)),
+        (USER_WORD, ANSWER_WORD, CALL_WORD, _RESULT),
+        (_with_text_before_call,),
+        with_tools=True,
+    ),
+    Shape(
+        "several_systems",
+        lambda messages: _leading_systems(messages) > 1,
+        (_SYSTEM, {"role": "system", "content": LATER_WORD}, _USER),
+        (SYSTEM_WORD, LATER_WORD, USER_WORD),
+        (_with_one_system,),
+    ),
+    Shape(
+        "later_system",
+        _has_later_system,
+        (_SYSTEM, _USER, _ANSWER, {"role": "system", "content": LATER_WORD}, _USER),
+        (SYSTEM_WORD, USER_WORD, ANSWER_WORD, LATER_WORD),
+        (_later_system_as_user,),
+    ),
     Shape("only_systems", _has_only_systems, (_SYSTEM,), (SYSTEM_WORD,), (_begun_by_user,)),
-    Shape("answer_first", _begins_with_answer, (_SYSTEM, _ANSWER, _USER),
-          (SYSTEM_WORD, ANSWER_WORD, USER_WORD), (_begun_by_user,)),
-    Shape("call_first", _begins_with_call, (_SYSTEM, *_turn(_CALL)),
-          (SYSTEM_WORD, CALL_WORD, _RESULT), (_begun_by_user,), with_tools=True),
-    Shape("text_after_result", _has_text_after_result, (_USER, *_turn(_CALL), _LATER),
-          (USER_WORD, CALL_WORD, _RESULT, LATER_WORD), (_with_text_in_result,), with_tools=True),
-    Shape("neighbours", _has_neighbours, (_USER, _LATER), (USER_WORD, LATER_WORD),
-          (_with_neighbours_joined,)),
-    Shape("system", lambda messages: _role(messages, 0) == "system", (_SYSTEM, _USER),
-          (SYSTEM_WORD, USER_WORD), (_system_in_user,)),
-    Shape("ends_with_result", _ends_with_result, (_SYSTEM, _USER, *_turn(_CALL)),
-          (SYSTEM_WORD, USER_WORD, CALL_WORD, _RESULT), (_system_in_user,), with_tools=True),
-)  # fmt: skip
+    Shape(
+        "answer_first",
+        _begins_with_answer,
+        (_SYSTEM, _ANSWER, _USER),
+        (SYSTEM_WORD, ANSWER_WORD, USER_WORD),
+        (_begun_by_user,),
+    ),
+    Shape(
+        "call_first",
+        _begins_with_call,
+        (_SYSTEM, *_turn(_CALL)),
+        (SYSTEM_WORD, CALL_WORD, _RESULT),
+        (_begun_by_user,),
+        with_tools=True,
+    ),
+    Shape(
+        "text_after_result",
+        _has_text_after_result,
+        (_USER, *_turn(_CALL), _LATER),
+        (USER_WORD, CALL_WORD, _RESULT, LATER_WORD),
+        (_with_text_in_result,),
+        with_tools=True,
+    ),
+    Shape(
+        "neighbours",
+        _has_neighbours,
+        (_USER, _LATER),
+        (USER_WORD, LATER_WORD),
+        (_with_neighbours_joined,),
+    ),
+    Shape(
+        "system",
+        lambda messages: _role(messages, 0) == "system",
+        (_SYSTEM, _USER),
+        (SYSTEM_WORD, USER_WORD),
+        (_system_in_user,),
+    ),
+    Shape(
+        "ends_with_result",
+        _ends_with_result,
+        (_SYSTEM, _USER, *_turn(_CALL)),
+        (SYSTEM_WORD, USER_WORD, CALL_WORD, _RESULT),
+        (_system_in_user,),
+        with_tools=True,
+    ),
+)
 """In the order in which they are looked for: a remedy may make a shape that stands below it."""

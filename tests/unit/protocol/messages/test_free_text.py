@@ -28,8 +28,8 @@ from lmx.supervisor.events import EventLog
 
 NAMES = """
     adapter adapter_id aliases allowed asker base call_id capabilities counters default_model
-    download_id efforts fitted refused ignored engine epoch family function id instance language level
-    model
+    download_id efforts fitted refused ignored engine epoch family function id instance language
+    level model
     model_id model_ids name owner request_id router_id sections tool_parser version exits
     """
 CONFIGURATION = """
