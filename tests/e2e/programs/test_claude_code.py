@@ -76,5 +76,18 @@ def test_an_answer_in_a_form(place: Workplace, claude: Callable[..., list[str]])
     assert found["structured_output"] == {"city": "Oslo"}
 
 
+def test_a_conversation_that_grows_too_long_is_compacted(
+    place: Workplace, claude: Callable[..., list[str]]
+) -> None:
+    """In time for the context that the model has: of 131,072 tokens of one byte each."""
+    prints = [f"head -c 20000 /dev/zero | tr '\\0' {letter}" for letter in "abcdef"]
+    asked = plan(*(call("Bash", command=command) for command in prints), say("All is done."))
+    stream = ["--output-format", "stream-json", "--verbose"]
+    output = place.run(claude("agent", *stream, asked))
+    lines = [json.loads(line) for line in output.splitlines()]
+    assert "compact_boundary" in [line.get("subtype") for line in lines]
+    assert (lines[-1]["type"], lines[-1]["is_error"]) == ("result", False)
+
+
 def test_an_interrupt_ends_the_answer(place: Workplace, claude: Callable[..., list[str]]) -> None:
     place.interrupt(claude("agent", plan(say("word " * 5000, pace_s=0.05))), "agent")

@@ -3,7 +3,7 @@ whose prompts and tools are their own.
 
 It is a :class:`good_model.GoodModel` that thinks, takes pictures and renders its prompt with the
 chat template of its options (``template``), in lmx's own renderer. What has no plan, or calls a
-tool that is not offered, is a request beside the conversation, such as for its title.
+tool that is not offered, is a request beside the conversation: for its title, or for a summary.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class AgentModel(GoodModel):
         if step is None or ("tool" in step and step["tool"] not in offered):
             if source.structure is not None:
                 return answer(messages, use, source.structure), 0.0
-            return "A title", 0.0
+            return "<summary>What was asked, in short.</summary>", 0.0
         if "tool" in step:
             return json_tools([(step["tool"], step["arguments"])]), 0.0
         sizes = [

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+_SUMMARY: Final = re.compile(r"^(?!.*plan:).*\bsummar(?:y|ize)\b", re.I | re.S)
 _WORD: Final = re.compile(r"plan:([A-Za-z0-9_-]+)")
 
 
@@ -33,7 +34,10 @@ def plan(*steps: Mapping[str, Any]) -> str:
 
 def next_step(messages: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """Return the step that is due after these messages: of the last plan, and the last one again
-    when all are done. None: there is no plan."""
+    when all are done. None: there is no plan, or a summary is asked for instead."""
+    last = messages[-1]
+    if last["role"] == "user" and _SUMMARY.search(json.dumps(last["content"])):
+        return None
     for place in range(len(messages) - 1, -1, -1):
         if messages[place]["role"] != "user":
             continue
