@@ -53,6 +53,11 @@ _UNICAST_V6: Final = IPv6Network("2000::/3")
 link-local and multicast addresses, those that stand for IPv4 addresses (mapped ``::ffff:0:0/96``,
 NAT64 ``64:ff9b::/96`` and ``64:ff9b:1::/48``), and what nobody has yet."""
 
+_NAT64: Final = IPv6Network("64:ff9b::/96")
+"""In a network that has IPv6 alone, a name service makes these of IPv4 addresses (DNS64, RFC 6147),
+and a gateway leads to those. So they are public if those are. The prefixes of a network's own
+(RFC 8215) are not known here."""
+
 _NOT_PUBLIC_V6: Final = tuple(
     IPv6Network(text)
     for text in (
@@ -82,11 +87,13 @@ class AddressRule:
             return False
         if any(address in network for network in self._allowed):
             return True
+        if isinstance(address, IPv6Address) and address in _NAT64:
+            address = IPv4Address(int(address) & 0xFFFF_FFFF)
         return is_public(address) and not any(address in network for network in own_networks)
 
 
 def is_public(address: Address) -> bool:
-    """Return whether an address is one of the public Internet."""
+    """Return whether an address is one of the public Internet, and stands for no other."""
     if isinstance(address, IPv4Address):
         return not any(address in network for network in _NOT_PUBLIC_V4)
     return address in _UNICAST_V6 and not any(address in network for network in _NOT_PUBLIC_V6)
@@ -108,9 +115,14 @@ def own_network(address: str, netmask: str | None) -> Network | None:
 
 
 def literal_address(host: str) -> Address | None:
-    """Return the address that a URL's host is, None for a name. Shorter forms of addresses, as
-    ``127.1``, are names here: what the system makes of them is checked then."""
+    """Return the address that a URL's host is, None for a name, which has a letter and no colon.
+
+    Raises ``ValueError`` for anything else, as ``127.1`` or ``2130706433``: the HTTP library takes
+    it for an address too, does not resolve it, and lets the system read it.
+    """
     try:
         return ip_address(host)
     except ValueError:
+        if ":" in host or not any(map(str.isalpha, host)):
+            raise
         return None

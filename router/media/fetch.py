@@ -21,6 +21,7 @@ from lmx.protocol.messages.specs import MediaLimits
 from lmx.router.media.addresses import AddressRule, Network
 from lmx.router.media.inline import too_large
 from lmx.router.media.resolver import (
+    LOOKUP_OWNER,
     AddressRefusedError,
     CheckedResolver,
     Lookup,
@@ -28,7 +29,7 @@ from lmx.router.media.resolver import (
     interface_networks,
 )
 from lmx.router.media.room import MediaShare
-from lmx.router.media.turns import FetchTurns
+from lmx.router.media.turns import FairTurns
 
 MOST_REDIRECTS: Final = 5
 
@@ -59,7 +60,7 @@ class Fetcher:
             lookup or self._system_lookup or SystemLookup(),
             own_networks,
         )
-        self._turns = FetchTurns(limits.max_fetches)
+        self._turns = FairTurns(limits.max_fetches)
         self._session: aiohttp.ClientSession | None = None
 
     async def fetch(self, url: str, param: str, share: MediaShare, owner: str = "") -> bytes:
@@ -70,6 +71,7 @@ class Fetcher:
         MEDIA_TIMEOUT. Raises QUEUE_FULL if the router holds too many media.
         """
         total_s = self._limits.total_timeout_s
+        LOOKUP_OWNER.set(owner)
         try:
             async with asyncio.timeout(total_s), self._turns.one(owner):
                 return await self._follow(url, param, share)

@@ -10,6 +10,7 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from ipaddress import ip_address
 from typing import Any, Final
 
@@ -17,13 +18,17 @@ import psutil
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from lmx.router.media.addresses import AddressRule, Network, literal_address, own_network
+from lmx.router.media.turns import FairTurns
 
 Lookup = Callable[[str, int], Awaitable[Sequence[tuple[socket.AddressFamily, str]]]]
 """Returns the addresses of a host. Raises ``OSError`` if there are none."""
 
-_LOOKUP_THREADS: Final = 4
-"""A look-up can't be ended: one whose name service is silent holds its thread for half a minute,
-and must not hold up more than other look-ups."""
+LOOKUP_OWNER: Final[ContextVar[str]] = ContextVar("lookup_owner", default="")
+"""The client for whom a name is looked up: aiohttp does not pass it on."""
+
+_LOOKUP_THREADS: Final = 32
+"""A look-up can't be ended: one whose name service is silent holds its thread, and its client's
+turn, for half a minute, longer than its fetch may take. So they are more than fetches."""
 
 _NUMERIC: Final = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
 
@@ -46,7 +51,8 @@ class CheckedResolver(AbstractResolver):
         self._own_networks = own_networks
 
     def check_literal(self, host: str) -> None:
-        """Raise :class:`AddressRefusedError` for a host that is an address which may not be asked.
+        """Raise :class:`AddressRefusedError` for a host that is an address which may not be asked,
+        and ``ValueError`` for one in a form that only the system can read.
 
         aiohttp does not resolve such a host. So this comes before each request.
         """
@@ -75,20 +81,35 @@ class CheckedResolver(AbstractResolver):
 
 
 class SystemLookup:
-    """Asks the system's name service, in threads of its own."""
+    """Asks the system's name service, in threads of its own, of which one client has half at
+    most."""
 
     def __init__(self) -> None:
+        self._turns = FairTurns(_LOOKUP_THREADS)
         self._threads = ThreadPoolExecutor(_LOOKUP_THREADS, thread_name_prefix="media lookup")
 
     async def __call__(self, host: str, port: int) -> Sequence[tuple[socket.AddressFamily, str]]:
         """Return the addresses of a host, in the system's order of preference."""
-        loop = asyncio.get_running_loop()
-        infos = await loop.run_in_executor(
-            self._threads,
-            lambda: socket.getaddrinfo(
-                host, port, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG
-            ),
-        )
+        end = await self._turns.take(LOOKUP_OWNER.get())
+        try:
+            looking = asyncio.get_running_loop().run_in_executor(
+                self._threads,
+                lambda: socket.getaddrinfo(
+                    host, port, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG
+                ),
+            )
+        except BaseException:
+            end()
+            raise
+
+        def ended(looked: asyncio.Future[Any]) -> None:
+            # Its turn has lasted as long as its thread. Nobody may wait for it any more.
+            end()
+            if not looked.cancelled():
+                looked.exception()
+
+        looking.add_done_callback(ended)
+        infos = await asyncio.shield(looking)
         return [
             (
                 family,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 import pytest
-from hypothesis import given
+from aiohttp.helpers import is_ip_address
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lmx.router.media.addresses import (
@@ -52,7 +53,6 @@ REFUSED = [
     "::ffff:8.8.8.8",
     "::ffff:0:7f00:1",
     "64:ff9b::7f00:1",
-    "64:ff9b::808:808",
     "64:ff9b:1::1",
     "100::1",
     "2001::1",
@@ -133,9 +133,12 @@ def test_ipv6_is_public_only_where_python_says_so_too(address: IPv6Address) -> N
 
 
 @given(st.ip_addresses(v=4))
-def test_no_ipv6_address_that_stands_for_an_ipv4_one_is_asked(inner: IPv4Address) -> None:
-    for text in (f"::ffff:{inner}", f"::{inner}", f"64:ff9b::{inner}", f"::ffff:0:{inner}"):
+def test_no_ipv6_address_that_stands_for_an_ipv4_one_is_asked_unless_that_may_be(
+    inner: IPv4Address,
+) -> None:
+    for text in (f"::ffff:{inner}", f"::{inner}", f"64:ff9b:1::{inner}", f"::ffff:0:{inner}"):
         assert not RULE.admits(ip_address(text))
+    assert RULE.admits(ip_address(f"64:ff9b::{inner}")) is RULE.admits(inner)
 
 
 @given(st.ip_addresses())
@@ -164,9 +167,37 @@ def test_the_networks_of_interfaces() -> None:
     assert own_network("aa:bb:cc:dd:ee:ff", None) is None
 
 
-@pytest.mark.parametrize("host", ["localhost", "127.1", "0x7f.0.0.1", "2130706433", "a.example"])
-def test_only_whole_addresses_are_literals(host: str) -> None:
+@pytest.mark.parametrize("host", ["localhost", "0x7f.0.0.1", "a.example", "1.2.3.4.example"])
+def test_names_are_no_addresses(host: str) -> None:
     assert literal_address(host) is None
+
+
+@given(st.text("0123456789.:", min_size=1) | st.text("09.:x①-_% ", min_size=1) | st.text())
+@example("127.1")
+@example("2130706433")
+@example("0177.0.0.1")
+@example("①②⑦.①")
+@example("127.0.0.1.")
+@example("1:2")
+def test_what_aiohttp_takes_for_an_address_is_read_or_refused(host: str) -> None:
+    """aiohttp gives such a host to the system without asking the resolver."""
+    try:
+        found = literal_address(host)
+    except ValueError:
+        return
+    assert found is not None or not is_ip_address(host)
+
+
+def test_an_ipv4_address_behind_nat64_is_judged_as_itself() -> None:
+    for inner, admitted in (("8.8.8.8", True), ("127.0.0.1", False), ("169.254.169.254", False)):
+        assert RULE.admits(ip_address(f"64:ff9b::{inner}")) is admitted
+    own = (ip_network("8.8.8.0/24"),)
+    assert not RULE.admits(ip_address("64:ff9b::8.8.8.8"), own)
+    # The gateway's own network is not the one that is listed.
+    assert not AddressRule(("10.0.0.0/8",)).admits(ip_address("64:ff9b::10.1.2.3"))
+    assert AddressRule(("64:ff9b::a00:0/104",)).admits(ip_address("64:ff9b::10.1.2.3"))
+    assert not RULE.admits(ip_address("64:ff9b:1::8.8.8.8"))
+    assert not RULE.admits(ip_address("64:ff9b::1:8.8.8.8"))
 
 
 def test_a_literal_is_an_address() -> None:

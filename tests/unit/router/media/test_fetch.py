@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from fake_peers import until
@@ -115,6 +116,20 @@ async def test_other_ways_to_write_an_address_are_no_way_around(url: str) -> Non
     assert (await refusal(url, replace(LIMITS, allowed_networks=()))).code is NOT_FETCHED
 
 
+@pytest.mark.parametrize("host", ["127.1", "2130706433", "0", "0177.0.0.1", "①②⑦.①", "127.0.1"])
+async def test_aiohttp_is_not_relied_on_to_refuse_such_hosts(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As before 3.14.1.
+    monkeypatch.setattr("aiohttp.connector.is_canonical_ipv4_address", lambda _: True)
+    async with hostile_server() as server:
+        server.answers["/"] = answer(BODY)
+        server.answers["/on"] = redirect(f"http://{host}:{server.port}/")
+        for url in (f"http://{host}:{server.port}/", f"{server.url}/on"):
+            assert (await refusal(url)).code is NOT_FETCHED
+        assert set(server.paths()) <= {"/on"}
+
+
 @pytest.mark.parametrize("location", [*NOT_TO_BE_ASKED, ""])
 async def test_a_redirect_to_what_may_not_be_asked_is_not_followed(location: str) -> None:
     async with hostile_server() as server:
@@ -200,6 +215,40 @@ async def test_a_look_up_that_never_ends_is_not_waited_for() -> None:
     limits = replace(LIMITS, connect_timeout_s=0.1)
     error = await refusal("http://slow.example/", limits, never)
     assert (error.code, "connected" in error.message) == (ErrorCode.MEDIA_TIMEOUT, True)
+
+
+async def test_names_that_are_looked_up_for_ever_hold_up_their_client_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    silent, asked = threading.Event(), []
+
+    def look(host: str, *_: Any, **__: Any) -> list[Any]:
+        asked.append(host)
+        if host.startswith("silent"):
+            silent.wait(120)
+            raise socket.gaierror(socket.EAI_AGAIN, "no answer")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 80))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look)
+    limits = replace(LIMITS, connect_timeout_s=0.05)
+    async with hostile_server() as server:
+        server.answers["/"] = answer(BODY)
+        try:
+            async with fetcher(limits) as made:
+                with MediaRoom(1_000_000).one() as share:
+                    many = [
+                        made.fetch(f"http://silent{number}.example/", "p", share, "one")
+                        for number in range(60)
+                    ]
+                    ended = await asyncio.gather(*many, return_exceptions=True)
+                    assert {getattr(one, "code", one) for one in ended} == {ErrorCode.MEDIA_TIMEOUT}
+                    # Look-ups that nobody waits for any more keep their client's turns.
+                    assert 4 < len(asked) < 30
+                    url = f"http://good.example:{server.port}/"
+                    made._limits = LIMITS
+                    assert await made.fetch(url, "p", share, "other") == BODY
+        finally:
+            silent.set()
 
 
 async def test_the_system_knows_addresses_and_its_own_networks() -> None:
