@@ -125,6 +125,34 @@ def test_constraints_are_exact_and_name_no_index() -> None:
             assert re.fullmatch(r'[\w.-]+==[\w.]+(; sys_platform == "(darwin|linux)")?', line), line
 
 
+READS_WHAT_STRANGERS_SEND = {
+    "aiohttp", "av", "filelock", "gguf", "gguf2mlx", "huggingface-hub", "jinja2", "jiter",
+    "llguidance", "mlx", "mlx-audio", "mlx-lm", "mlx-vlm", "msgpack", "orjson", "pillow",
+    "pillow-heif", "pydantic", "regex", "yarl",
+}  # fmt: skip
+"""Requests, media, URLs, schemas, templates, files of models."""
+
+
+def test_what_safety_rests_on_has_a_floor_that_the_constraints_meet() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    pins = {
+        canonicalize_name(one.name): next(iter(one.specifier)).version
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if line and not line.startswith("#")
+        for one in [Requirement(line)]
+    }
+    wanted = [Requirement(line) for line in settings["project"]["dependencies"]]
+    floors = set()
+    for one in wanted:
+        name = canonicalize_name(one.name)
+        assert pins[name] in one.specifier, f"{one}: constraints.txt has {pins[name]}"
+        if any(said.operator in (">=", "==") for said in one.specifier):
+            floors.add(name)
+    assert floors >= READS_WHAT_STRANGERS_SEND
+    (aiohttp,) = (one for one in wanted if one.name == "aiohttp")
+    assert "3.14.0" not in aiohttp.specifier
+
+
 NOT_NEEDED = {"datasets", "scipy", "sounddevice", "uvicorn", "websockets"}
 """What lmx's dependencies ask for, and nothing that lmx runs imports."""
 ENVIRONMENTS = [
