@@ -17,6 +17,7 @@ _READ_S: Final = 900.0
 may load a large model meanwhile."""
 
 _LONGEST_LINE_BYTES: Final = 16 * 1024**2
+_SHOWN_LETTERS: Final = 60
 
 
 class PieceKind(Enum):
@@ -88,22 +89,42 @@ def _pieces(response: http.client.HTTPResponse) -> Generator[Piece, None, None]:
         data = text.removeprefix("data:").strip()
         if data == "[DONE]":
             return
-        event = json.loads(data)
-        if "error" in event:
-            raise _error(event["error"])
-        for choice in event.get("choices", ()):
-            delta = choice.get("delta") or {}
-            if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):
-                yield Piece(PieceKind.REASONING, reasoning)
-            if content := delta.get("content"):
-                yield Piece(PieceKind.TEXT, content)
+        try:
+            pieces = _pieces_of(json.loads(data))
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise OperationError(
+                ErrorCode.PROTOCOL_ERROR,
+                f"the stream has an event that is none ({data[:_SHOWN_LETTERS]}): is it lmx that "
+                "answers there?",
+            ) from error
+        yield from pieces
     raise http.client.IncompleteRead(b"")
+
+
+def _pieces_of(event: Any) -> list[Piece]:
+    """Return the pieces of an event. Raises what a value of another form raises, and
+    :class:`OperationError` for an error that is told."""
+    if "error" in event:
+        raise _error(event["error"])
+    pieces = []
+    for choice in event["choices"]:
+        delta = choice.get("delta") or {}
+        for kind, names in _NAMES.items():
+            if text := next(filter(None, map(delta.get, names)), ""):
+                pieces.append(Piece(kind, str(text)))
+    return pieces
+
+
+_NAMES: Final = {
+    PieceKind.REASONING: ("reasoning_content", "reasoning"),
+    PieceKind.TEXT: ("content",),
+}
 
 
 def _refused(body: bytes, status: int) -> OperationError:
     try:
         return _error(json.loads(body)["error"])
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return OperationError(ErrorCode.INTERNAL, f"lmx answered with the status {status}")
 
 

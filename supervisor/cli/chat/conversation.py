@@ -10,6 +10,7 @@ COMMANDS: Final = {
     "/system": ("TEXT", "say how the model is to answer; without TEXT: nothing more"),
     "/image": ("FILE", "send an image with the next message"),
     "/audio": ("FILE", "send a sound with the next message"),
+    "/drop": ("", "forget the images and sounds for the next message"),
     "/clear": ("", "forget the conversation"),
     "/help": ("", "this list"),
     "/bye": ("", "leave, as Ctrl-D does"),
@@ -36,11 +37,14 @@ class Conversation:
         return [*system, *self.turns]
 
     def answered(self, text: str) -> None:
-        """Add what the model said to the last message. Nothing: the message is taken back."""
+        """Add what the model said to the last message. Nothing: the message is taken back, and what
+        was attached to it goes with the next one."""
         if text:
             self.turns.append({"role": "assistant", "content": text})
-        else:
-            self.turns.pop()
+            return
+        content = self.turns.pop()["content"]
+        if isinstance(content, list):
+            self.attached = [*content[:-1], *self.attached]
 
     def clear(self) -> None:
         """Forget all but the model and how it is to answer."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -134,6 +135,8 @@ def _obey(home: Home, conversation: Conversation, name: str, argument: str) -> N
             case "/audio":
                 conversation.attached.append(audio_part(argument))
                 click.echo("it goes with your next message")
+            case "/drop":
+                conversation.attached.clear()
             case "/clear":
                 conversation.clear()
             case "/help" | "/?":
@@ -175,6 +178,8 @@ def _exchange(client: ChatClient, conversation: Conversation, message: str) -> N
         click.echo(("\n" if answer else "") + f"lmx: {error.message}", err=True)
     finally:
         conversation.answered(answer)
+        if conversation.attached:
+            click.secho("(what was attached goes with your next message: or /drop it)", dim=True)
 
 
 @contextlib.contextmanager
@@ -191,6 +196,12 @@ def _history(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):
-            readline.write_history_file(path)
-            path.chmod(0o600)
+        # Nobody else may read it, not even for the moment in which it is written.
+        before = os.umask(0o077)
+        try:
+            with contextlib.suppress(OSError):
+                path.touch()
+                path.chmod(0o600)
+                readline.write_history_file(path)
+        finally:
+            os.umask(before)

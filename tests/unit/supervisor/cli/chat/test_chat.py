@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.supervisor.cli.chat.attachments import audio_part, image_part
 from lmx.supervisor.cli.chat.client import ChatClient, Piece, PieceKind
 from lmx.supervisor.cli.chat.conversation import Conversation, Lines, command_of, shown
+from lmx.supervisor.cli.chat.session import _history
 
 
 def messages(*lines: str) -> list[str]:
@@ -66,9 +68,62 @@ def test_a_conversation_is_sent_whole() -> None:
     assert [one["role"] for one in sent] == ["system", "user", "assistant", "user"]
     assert sent[-1]["content"] == [{"type": "image_url"}, {"type": "text", "text": "what is it?"}]
     said.answered("")  # nothing came: it is asked anew
+    said.attached.clear()
     assert [one["content"] for one in said.ask("again")][1:] == ["hi", "hello", "again"]
     said.clear()
     assert [one["content"] for one in said.ask("new")] == ["Be short.", "new"]
+
+
+def test_what_was_attached_to_a_message_without_an_answer_goes_with_the_next() -> None:
+    said, picture = Conversation("m"), {"type": "image_url"}
+    said.attached.append(picture)
+    said.ask("what is it?")
+    said.answered("")
+    said.attached.append({"type": "input_audio"})
+    (turn,) = said.ask("and now?")
+    assert turn["content"] == [
+        picture,
+        {"type": "input_audio"},
+        {"type": "text", "text": "and now?"},
+    ]
+    said.answered("a cat")
+    assert said.attached == []
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        *("{", "[]", '"text"', "[" * 100_000, "{}"),
+        *('{"choices": [1]}', '{"choices": [{"delta": "x"}]}', '{"error": "broken"}'),
+    ],
+)
+def test_an_event_that_is_none_is_an_error_in_words(event: str) -> None:
+    with server(200, f"data: {event}") as (client, _), pytest.raises(OperationError) as caught:
+        list(client.answer("m", [{"role": "user", "content": "hi"}]))
+    assert caught.value.code is ErrorCode.PROTOCOL_ERROR and len(caught.value.message) < 200
+
+
+def test_the_history_is_never_readable_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readline = pytest.importorskip("readline")
+    write, modes = readline.write_history_file, []
+
+    def writing(path: Path) -> None:
+        modes.append(path.stat().st_mode & 0o777)
+        write(path)
+        modes.append(path.stat().st_mode & 0o777)
+
+    monkeypatch.setattr(readline, "write_history_file", writing)
+    before = os.umask(0)
+    try:
+        for _ in range(2):
+            with _history(tmp_path / "chat_history"):
+                pass
+            assert os.umask(0) == 0
+    finally:
+        os.umask(before)
+    assert modes == [0o600] * 4
 
 
 def test_what_a_terminal_would_obey_is_not_written() -> None:
