@@ -1,9 +1,13 @@
-"""The process's limit of open files."""
+"""The process's limit of open files, and what is said when it is reached."""
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import logging
 import resource
-from typing import Final
+import time
+from typing import Any, Final
 
 from lmx.protocol.host.sysctl import sysctl_number
 
@@ -16,6 +20,11 @@ _KERNEL_LIMIT: Final = "kern.maxfilesperproc"
 memory, 61,440 with 16 GB."""
 
 UNLIMITED: Final = 2**31
+
+_SHORT: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_TELL_EVERY_S: Final = 60.0
+
+log = logging.getLogger(__name__)
 
 
 def raise_file_limit() -> None:
@@ -37,3 +46,24 @@ def file_limit(wanted: int, allowed: int, kernel: int | None) -> int:
     holds to (None: it has no limit of its own). Pure."""
     limits = [wanted, *([] if allowed == resource.RLIM_INFINITY else [allowed])]
     return min([*limits, *([] if not kernel else [kernel])])
+
+
+def tell_shortage_rarely(loop: asyncio.AbstractEventLoop) -> None:
+    """Log once a minute, and not thousands of times a second, that a loop can accept no connection
+    because the machine gives it no descriptor. Other errors of the loop are logged as ever."""
+    failed, told_s = 0, float("-inf")
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        nonlocal failed, told_s
+        error = context.get("exception")
+        accepting = "accept" in context["message"]
+        if not (accepting and isinstance(error, OSError) and error.errno in _SHORT):
+            loop.default_exception_handler(context)
+            return
+        failed += 1
+        now_s = time.monotonic()
+        if now_s - told_s >= _TELL_EVERY_S:
+            log.warning("connections wait, %d times until now: %s", failed, error)
+            failed, told_s = 0, now_s
+
+    loop.set_exception_handler(handle)

@@ -1,10 +1,17 @@
-"""The names of the log files in the folder of the logs."""
+"""The log files in the folder of the logs: their names, and how they are opened."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from pathlib import Path
+
+
+def append_to(path: Path) -> int:
+    """Return a descriptor that appends to a file, and make the file if it is not there. Only its
+    owner can read it, whatever the umask: logs quote what people sent. Raises ``OSError``."""
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def worker_log(folder: Path, model_id: str) -> Path:

@@ -21,6 +21,7 @@ from typing import Any, Final, TextIO, cast
 import structlog
 
 from lmx.protocol.free_text import MOST_VALUES, clamp, clamp_values, text_of
+from lmx.protocol.host.log_files import append_to
 from lmx.protocol.host.log_limit import LogLimit, keep_forever, keep_to
 from lmx.protocol.host.set_aside import clear_for_file
 
@@ -156,7 +157,7 @@ class LogFile:
         clear_for_file(self._path)
         sys.stdout.flush()
         sys.stderr.flush()
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        descriptor = append_to(self._path)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
         os.close(descriptor)

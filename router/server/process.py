@@ -19,7 +19,7 @@ from aiohttp import web
 
 from lmx.protocol.errors import ErrorCode, GenerationError, LmxError
 from lmx.protocol.host.lasting import keep_up
-from lmx.protocol.host.limits import open_files_limit, raise_file_limit
+from lmx.protocol.host.limits import open_files_limit, raise_file_limit, tell_shortage_rarely
 from lmx.protocol.host.memory import trim_heap
 from lmx.protocol.messages.control import RouterBeat, RouterHello
 from lmx.protocol.messages.specs import RouterSpec
@@ -265,6 +265,7 @@ async def serve(spec: RouterSpec) -> None:
     raise_file_limit()
     told_to_stop, told_to_retire, taken_for_hung = asyncio.Event(), asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
+    tell_shortage_rarely(loop)
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     loop.add_signal_handler(signal.SIGTERM, told_to_stop.set)

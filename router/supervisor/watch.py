@@ -7,6 +7,7 @@ import contextlib
 import os
 from typing import Final, Protocol
 
+import psutil
 import structlog
 
 from lmx.protocol.messages.specs import RescueSpec
@@ -15,6 +16,8 @@ _PAUSE_S: Final = 5.0
 _MOST_PAUSE_S: Final = 60.0
 _RESCUE_S: Final = 240.0
 """The time limit for that program. The deadlines of all its steps together are shorter."""
+
+_LOOK_S: Final = 5.0
 
 _log = structlog.get_logger()
 
@@ -64,11 +67,25 @@ class SupervisorWatch:
         except OSError as error:
             _log.error("rescue.not_started", error=str(error))
             return
+        ended = asyncio.ensure_future(process.wait())
         try:
             async with asyncio.timeout(_RESCUE_S):
-                await process.wait()
+                while not ended.done():
+                    if _is_stopped(process.pid):
+                        # It would keep the lock, so that no other one could act.
+                        _log.error("rescue.stopped", rescue_pid=process.pid)
+                        return
+                    await asyncio.wait({ended}, timeout=_LOOK_S)
         except TimeoutError:
             _log.error("rescue.takes_too_long", rescue_pid=process.pid)
         finally:
+            ended.cancel()
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    except psutil.Error:
+        return False

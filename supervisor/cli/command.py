@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import click
 
 from lmx.protocol.errors import ErrorCode, LmxError
+from lmx.protocol.host.log_files import append_to
 from lmx.supervisor.state.home import Home
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def _fail_by_bug(error: Exception) -> NoReturn:
     what = " ".join(f"{type(error).__name__}: {error}".split())
     try:
         log = home().logs / "command-line.log"
-        with log.open("a", encoding="utf-8") as file:
+        with open(append_to(log), "a", encoding="utf-8") as file:  # noqa: PTH123  of a descriptor
             file.write("".join(traceback.format_exception(error)))
         where = f"the details are in {log}"
     except (LmxError, OSError):

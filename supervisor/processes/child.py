@@ -4,22 +4,31 @@ file."""
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
 from lmx.protocol.free_text import text_of
+from lmx.protocol.host.log_files import append_to
 from lmx.protocol.host.stacks import STACKS
 from lmx.protocol.wire import codec
 from lmx.supervisor.processes.descendants import mark
 from lmx.supervisor.state.home import Home
 
 log = structlog.get_logger()
+
+_SECRET: Final = re.compile(
+    r"^LMX_SECURITY_|(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|APIKEY|API_KEY"
+    r"|ACCESS_KEY|PRIVATE_KEY|SECRET_KEY)S?$",
+    re.IGNORECASE,
+)
+"""The names of variables that hold a secret, as HF_TOKEN and AWS_SECRET_ACCESS_KEY do."""
 
 
 def start_child(
@@ -73,23 +82,24 @@ def open_log(path: Path) -> int:
     """Return a descriptor that appends to a log file, or to none where the disk takes no log: what
     a process does matters more than what it says."""
     try:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        return os.open(path, flags, 0o600)
+        return append_to(path)
     except OSError as error:
         log.warning("log.not_opened", path=str(path), error=text_of(error))
         return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
 
 
 def without_keys(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without the API keys, as children get it. The router has the keys from
-    its spec, and no other process needs them."""
+    """Return an environment without secrets, as children get it: those run strangers' code and read
+    strangers' bytes. The router has lmx's own keys from its spec, and only the fetch program needs
+    the hub's token."""
     hidden = keys(environment)
     return {name: value for name, value in environment.items() if name not in hidden}
 
 
 def keys(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the part of an environment that children do not get: the API keys."""
-    return {name: value for name, value in environment.items() if name.startswith("LMX_SECURITY_")}
+    """Return the part of an environment that children do not get: lmx's own keys, and whatever is
+    named like a secret."""
+    return {name: value for name, value in environment.items() if _SECRET.search(name)}
 
 
 def signal_group(pid: int, number: int) -> bool:

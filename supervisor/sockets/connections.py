@@ -120,6 +120,7 @@ class Door:
         path.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
+        path.chmod(0o700)
         self._listener.listen(_BACKLOG)
 
     async def open(self) -> None:

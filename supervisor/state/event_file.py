@@ -4,13 +4,13 @@ story is still there."""
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any, Final
 
 import structlog
 
 from lmx.protocol.free_text import clamp, clamp_values
+from lmx.protocol.host.log_files import append_to
 from lmx.protocol.host.regular_file import TooLargeError, read_regular
 from lmx.protocol.host.set_aside import clear_for_file, set_aside
 from lmx.protocol.messages.control import Event
@@ -71,8 +71,7 @@ class EventFile:
         return found
 
     def _append(self, line: str) -> None:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        with open(os.open(self._path, flags, 0o600), "a", encoding="utf-8") as file:  # noqa: PTH123
+        with open(append_to(self._path), "a", encoding="utf-8") as file:  # noqa: PTH123  of a descriptor
             file.write(line)
 
     def _halve(self) -> None:

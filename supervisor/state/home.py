@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Mapping
@@ -27,6 +28,14 @@ class Home:
         chosen = environment.get("LMX_HOME") or "~/.lmx"
         if "\0" in chosen:
             raise OperationError(ErrorCode.CONFIG_INVALID, "LMX_HOME is not the name of a folder")
+        try:
+            chosen.encode()
+        except UnicodeEncodeError as error:
+            # It is part of messages, logs and JSON, which are UTF-8.
+            raise OperationError(
+                ErrorCode.CONFIG_INVALID,
+                f"LMX_HOME ({chosen!a}) is not UTF-8: set it to a folder whose name is",
+            ) from error
         try:
             return cls(Path(os.path.abspath(Path(chosen).expanduser())))  # noqa: PTH100
         except (RuntimeError, OSError) as error:
@@ -176,11 +185,17 @@ class Home:
             raise _unusable(self.path, error.strerror or str(error)) from error
         _check_private(self.path)
         said = []
-        for folder in (self.state, self.logs, self.models, self.temporary, self.run.path):
+        private = (self.state, self.logs, self.cache, self.temporary, self.run.path)
+        for folder in (*private, self.models):
             if os.path.lexists(folder) and not folder.is_dir():
                 aside = set_aside(folder)
                 said.append(f"{folder} was no folder: it was set aside as {aside.name}")
             folder.mkdir(exist_ok=True, mode=0o700)
+        for folder in private:
+            # An earlier version may have made it otherwise, and the disk may take no change now.
+            with contextlib.suppress(OSError):
+                if folder.stat().st_mode & 0o077:
+                    folder.chmod(0o700)
         self.run.prepare()
         return said
 

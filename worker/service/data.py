@@ -36,6 +36,7 @@ class DataService:
         self._path: Path = directory.worker_socket(instance)
         self._socket = open_socket(context, Role.DATA_SERVER)
         self._socket.bind(directory.worker(instance))
+        self._path.chmod(0o700)
 
     async def listen(self, take: Take) -> None:
         """Call ``take`` with each router, its message and the bytes of the message's media until

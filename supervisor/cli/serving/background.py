@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.host.log_files import append_to
 from lmx.protocol.host.set_aside import clear_for_file
 from lmx.protocol.messages.status import SystemStatus
 from lmx.supervisor.cli.views.log import last_lines
@@ -58,7 +59,7 @@ def spawn_background(
     if config_path is not None:
         command += ["--config", str(config_path)]
     clear_for_file(home.supervisor_log)
-    log = os.open(home.supervisor_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    log = append_to(home.supervisor_log)
     try:
         return subprocess.Popen(
             [*command, *options], stdin=subprocess.DEVNULL, stdout=log, stderr=log,

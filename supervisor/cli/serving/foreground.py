@@ -11,11 +11,14 @@ import signal
 import sys
 import threading
 import time
+from io import TextIOWrapper
 from logging.handlers import WatchedFileHandler
+from pathlib import Path
 from typing import Final
 
 from lmx.protocol.host.lasting import begin
-from lmx.protocol.host.limits import raise_file_limit
+from lmx.protocol.host.limits import raise_file_limit, tell_shortage_rarely
+from lmx.protocol.host.log_files import append_to
 from lmx.protocol.host.log_limit import LogLimit, keep_forever, keep_to
 from lmx.protocol.host.logs import LogFile, configure_logs
 from lmx.protocol.host.set_aside import clear_for_file
@@ -76,6 +79,13 @@ def run_foreground(invocation: Invocation, home: Home, version: str) -> None:
         make_console().print("stopped")
 
 
+class _PrivateLog(WatchedFileHandler):
+    """Only its owner can read the file."""
+
+    def _open(self) -> TextIOWrapper:
+        return open(append_to(Path(self.baseFilename)), "a", encoding="utf-8")  # noqa: PTH123
+
+
 class _Logs:
     """The supervisor's own log: only in its file (detached), or on the terminal with a copy in the
     file. It also keeps all log files to their limit, because a process that hangs, or was forked,
@@ -88,7 +98,7 @@ class _Logs:
         if detached:
             LogFile(home.supervisor_log, self._limit.max_bytes, self._limit.keep).attach()
         else:
-            self._copy = WatchedFileHandler(home.supervisor_log)
+            self._copy = _PrivateLog(home.supervisor_log)
         self.follow(config)
         keep_forever(self._keep_once, "log limits")
 
@@ -112,6 +122,7 @@ class _Logs:
 
 async def _serve(service: Service, *, narrate: bool) -> Handover | None:
     loop = asyncio.get_running_loop()
+    tell_shortage_rarely(loop)
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, _stop, service, number, narrate)
     if sys.stdin is not None and sys.stdin.isatty():

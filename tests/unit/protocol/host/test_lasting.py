@@ -28,45 +28,45 @@ DEADLINE_S = 90.0
 OWNED = {
     "protocol/host/lasting.py begin": "the owner itself",
     "protocol/host/lasting.py keep_up_in_thread": "the owner itself",
-    "router/inference/answering.py _answer_whole": "it is waited for, or goes on as a job",
-    "router/inference/answering.py with_wait_comments": "the block's end waits for it",
-    "router/inference/audio.py stream": "it is waited for",
     "router/inference/responses/background.py begin_answer": "its end is a job's end",
-    "router/media/reader.py _all": "they are waited for",
     "router/server/process.py start": "its end ends the process",
-    "router/server/process.py serve": "their end ends the process",
-    "router/server/sending.py send_whole": "it is waited for",
     "router/supervisor/waiting_room.py acquire": "it logs its failure, and fails who waits",
     "router/workers/link.py __init__": "their failure is logged, and another link is made",
-    "router/workers/prompt_group.py generate_all": "they are waited for",
     "supervisor/fetch/main.py _stop": "it is the last resort of a process that ends",
-    "supervisor/processes/inspector.py _ask": "it is waited for",
-    "supervisor/service/service.py _serve": "their end ends the process",
     "worker/life.py run": "their failure ends the process",
     "worker/scheduling/thread.py __init__": "it reports its own end, which ends the process",
 }
+"""Who sees the end of the tasks and threads that lasting.py does not begin, and that the function
+which begins them does not wait for."""
 
 
 def _begun(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """Yield the function and the line of each task and thread that is begun without an owner."""
+    """Yield the function and the line of each task and thread that is begun in it, and that it does
+    not wait for."""
     for function in ast.walk(tree):
         if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
-        groups = {
-            item.optional_vars.id
-            for block in ast.walk(function)
-            if isinstance(block, ast.AsyncWith)
-            for item in block.items
-            if isinstance(item.optional_vars, ast.Name) and "TaskGroup" in ast.dump(item)
-        }
-        for call in ast.walk(function):
-            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
-                continue
-            of = call.func.value.id if isinstance(call.func.value, ast.Name) else None
-            if call.func.attr in ("create_task", "ensure_future", "Thread", "Timer") and (
-                of not in groups
+        inside = list(ast.walk(function))
+        awaited = [one for each in inside if isinstance(each, ast.Await) for one in ast.walk(each)]
+        names = {one.id for one in awaited if isinstance(one, ast.Name)}
+        seen = set(awaited)
+        for each in inside:
+            if isinstance(each, ast.AsyncWith):
+                items = [one for item in each.items for one in ast.walk(item.context_expr)]
+                if any(isinstance(one, ast.Attribute) and one.attr == "TaskGroup" for one in items):
+                    seen.update(ast.walk(each))
+            if isinstance(each, ast.Assign) and any(
+                isinstance(target, ast.Name) and target.id in names for target in each.targets
             ):
-                yield function.name, call.lineno
+                seen.update(ast.walk(each.value))
+        for each in inside:
+            if (
+                isinstance(each, ast.Call)
+                and isinstance(each.func, ast.Attribute)
+                and each.func.attr in ("create_task", "ensure_future", "Thread", "Timer")
+                and each not in seen
+            ):
+                yield function.name, each.lineno
 
 
 def test_each_task_and_thread_has_an_owner() -> None:

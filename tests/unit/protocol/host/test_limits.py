@@ -1,10 +1,18 @@
 """How many files a process may open."""
 
+import asyncio
+import errno
 import resource
+from typing import Any
 
 import pytest
 
-from lmx.protocol.host.limits import UNLIMITED, file_limit, open_files_limit
+from lmx.protocol.host.limits import (
+    UNLIMITED,
+    file_limit,
+    open_files_limit,
+    tell_shortage_rarely,
+)
 
 ANY = resource.RLIM_INFINITY
 
@@ -27,3 +35,20 @@ def test_the_least_of_all_limits_holds(
 
 def test_this_process_may_open_files() -> None:
     assert open_files_limit() > 0
+
+
+async def test_connections_that_wait_are_told_of_rarely(caplog: pytest.LogCaptureFixture) -> None:
+    loop = asyncio.get_running_loop()
+    context: dict[str, Any] = {
+        "message": "socket.accept() out of system resource",
+        "exception": OSError(errno.EMFILE, "Too many open files"),
+    }
+    try:
+        tell_shortage_rarely(loop)
+        for _ in range(5000):
+            loop.call_exception_handler(context)
+        assert [record.name for record in caplog.records] == ["lmx.protocol.host.limits"]
+        loop.call_exception_handler({"message": "another", "exception": RuntimeError("a bug")})
+        assert "a bug" in caplog.text
+    finally:
+        loop.set_exception_handler(None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from lmx.protocol.messages.specs import RescueSpec
+from lmx.router.supervisor import watch
 from lmx.router.supervisor.watch import SupervisorWatch
 from lmx.supervisor.config.schema import Config
+from lmx.supervisor.processes.child import without_keys
 from lmx.supervisor.processes.handover import Invocation
 from lmx.supervisor.processes.silence import BUSY_S, Look, Patience, Verdict, judge
 
@@ -105,14 +108,34 @@ async def test_a_router_counts_beats_and_runs_it_with_what_its_environment_lacks
     assert out.read_text() == "secret"
 
 
+async def test_a_rescue_that_is_stopped_makes_room_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "_LOOK_S", 0.05)
+    monkeypatch.setattr(watch, "_PAUSE_S", 0.05)
+    out = tmp_path / "out"
+    script = f"import os; open({str(out)!r}, 'a').write('x'); os.kill(os.getpid(), 19)"
+    spec = RescueSpec((sys.executable, "-c", script.replace("19", str(int(signal.SIGSTOP)))), 0.1)
+    task = asyncio.create_task(SupervisorWatch(_Beats(answering=False), spec, 0.01).run())
+    async with asyncio.timeout(90):
+        while not (out.exists() and len(out.read_text()) >= 2):
+            await asyncio.sleep(0.02)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 @pytest.mark.parametrize(
     ("detached", "background", "guarded"),
     [(False, False, "foreground"), (True, True, "background"), (True, False, "service")],
 )
 def test_what_routers_run(detached: bool, background: bool, guarded: str) -> None:
     invocation = Invocation(Path("a.yaml"), detached, Config, background=background)
-    spec = invocation.rescue(15.0, {"LMX_SECURITY_API_KEYS": "k", "PATH": "/bin"})
-    assert spec.environment == {"LMX_SECURITY_API_KEYS": "k"}
+    secrets = {"LMX_SECURITY_API_KEYS": "k", "HF_TOKEN": "t", "AWS_SECRET_ACCESS_KEY": "s"}
+    others = {"PATH": "/bin", "HF_HOME": "/h", "HF_TOKEN_PATH": "/t", "TOKENIZERS_PARALLELISM": "1"}
+    assert without_keys(secrets | others) == others
+    spec = invocation.rescue(15.0, secrets | others)
+    # The supervisor that it starts fetches from the hub.
+    assert spec.environment == secrets
     assert spec.command[4:] == (
         "rescue", "--config", str(Path("a.yaml").absolute()), "--guarded", guarded,
         "--silence", "15",
