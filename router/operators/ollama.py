@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from aiohttp import web
 
@@ -21,6 +21,7 @@ from lmx.router.http.responses import json_answer
 from lmx.router.rendering.ollama import time_text
 from lmx.router.schema.answers.front import Version
 from lmx.router.schema.answers.ollama import (
+    Capability,
     OllamaDetails,
     OllamaLoadedModel,
     OllamaLoadedModels,
@@ -42,16 +43,15 @@ SPOKEN_VERSION: Final = "0.12.11"
 _NEVER_S: Final = 10_000_000_000
 """When a model expires that stays loaded: in the year 2286, since clients want a time."""
 
-_Capability = Literal["completion", "tools", "thinking", "vision", "audio", "embedding"]
 
-_CAPABILITIES: Final[dict[str, _Capability]] = {"tools": "tools", "reasoning": "thinking"}
+_CAPABILITIES: Final[dict[str, Capability]] = {"tools": "tools", "reasoning": "thinking"}
 """Ollama's words for what a chat model can."""
 
 _UNTIL_LOADED: Final = ("tools",)
 """What a chat model is taken to be capable of until it was loaded for the first time: with a chat
 template any model takes functions."""
 
-_SENSES: Final[dict[MediaKind, _Capability]] = {
+_SENSES: Final[dict[MediaKind, Capability]] = {
     MediaKind.IMAGE: "vision",
     MediaKind.AUDIO: "audio",
 }
@@ -179,6 +179,8 @@ def _listed(model: ModelView) -> OllamaModel:
         size=model.needed_bytes or model.memory_bytes,
         digest=_digest(model),
         details=_details(model),
+        context_length=model.context_length or 0,
+        capabilities=capabilities_of(model),
     )
 
 
@@ -216,7 +218,7 @@ def _info(model: ModelView) -> dict[str, Any]:
     return info
 
 
-def capabilities_of(model: ModelView) -> list[_Capability]:
+def capabilities_of(model: ModelView) -> list[Capability]:
     """Return Ollama's words for what a model can. Clients offer no more than is named here."""
     if model.kind is ModelKind.EMBEDDING:
         return ["embedding"]

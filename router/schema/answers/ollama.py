@@ -123,6 +123,9 @@ class OllamaDetails(Answer):
     """It is not told, and always empty."""
 
 
+Capability = Literal["completion", "tools", "thinking", "vision", "audio", "embedding"]
+
+
 class OllamaModel(Answer):
     """A model in a list."""
 
@@ -137,6 +140,10 @@ class OllamaModel(Answer):
     digest: str
     """It tells the model from others; it is not made of the files."""
     details: OllamaDetails
+    context_length: int
+    """In tokens; 0 where it is not known."""
+    capabilities: list[Capability]
+    """What it can, as POST /api/show says it."""
 
 
 class OllamaModels(Answer):
@@ -181,7 +188,7 @@ class OllamaModelDetails(Answer):
     details: OllamaDetails
     model_info: dict[str, Any]
     """The architecture, and its `context_length`."""
-    capabilities: list[Literal["completion", "tools", "thinking", "vision", "audio", "embedding"]]
+    capabilities: list[Capability]
     """What it can. Of a chat model that was never loaded, `tools` is taken for granted, and
     `thinking` is not known yet."""
     modified_at: str

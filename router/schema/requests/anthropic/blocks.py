@@ -5,7 +5,7 @@ Source: the documentation of Anthropic's Messages API, and the types of its Pyth
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag
@@ -70,17 +70,28 @@ class UrlSource(Strict):
     """An http or https URL."""
 
 
-def _by_type(*types: str, others: Collection[str] = ()) -> Discriminator:
-    """Return how the members of a union are told apart by their ``type``. Those of ``others`` are
-    all of one member, ``<hosted>``."""
+_OF_OTHER_APIS: Final = frozenset(
+    {"image_url", "input_audio", "input_image", "input_text", "input_file", "audio_url"}
+    | {"video_url", "audio", "video"}
+)
+"""Blocks of other APIs have content that must not be lost."""
+
+
+def _by_type(*types: str, others: Callable[[str], bool] = lambda kind: False) -> Discriminator:
+    """Return how the members of a union are told apart by their ``type``. Those of any other type
+    that ``others`` is true of are all of one member, ``<other>``."""
 
     def tag(value: object) -> str | None:
         kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
         if kind in types:
             return f"<{kind}>"
-        return "<hosted>" if kind in others else None
+        return "<other>" if isinstance(kind, str) and others(kind) else None
 
     return Discriminator(tag, custom_error_type=BLOCK_TYPE, custom_error_message="a block")
+
+
+def _is_new(kind: str) -> bool:
+    return kind not in _OF_OTHER_APIS
 
 
 class ImageBlock(Strict):
@@ -136,14 +147,25 @@ class ContentSource(Strict):
     """A text, or blocks of text."""
 
 
+class UnreadSource(Strict):
+    """A document that lmx does not read."""
+
+    type: Literal["base64", "url", "file"]
+    """A file in base64, such as a PDF; a URL; or the id of a file."""
+    media_type: str | None = None
+    """The kind of the file."""
+
+
 class DocumentBlock(Strict):
     """A document, of text alone: PDFs and files are not read."""
 
     type: Literal["document"]
     """A document."""
     source: Annotated[
-        Annotated[PlainTextSource, Tag("<text>")] | Annotated[ContentSource, Tag("<content>")],
-        _by_type("text", "content"),
+        Annotated[PlainTextSource, Tag("<text>")]
+        | Annotated[ContentSource, Tag("<content>")]
+        | Annotated[UnreadSource, Tag("<other>")],
+        _by_type("text", "content", others=("base64", "url", "file").__contains__),
     ]
     """Where its text is."""
     title: str | None = None
@@ -152,11 +174,31 @@ class DocumentBlock(Strict):
     """What else is to be known of it."""
 
 
+class ToolReferenceBlock(Strict):
+    """The name of a tool that a search for tools has found."""
+
+    type: Literal["tool_reference"]
+    """A tool's name."""
+    tool_name: str
+    """The name."""
+
+
+class HostedBlock(Strict):
+    """A block that lmx does not know, or that only Anthropic's own servers can read or run. It is
+    left out of the prompt, and named in the header `X-Lmx-Ignored`: clients send whole histories,
+    and one block that is new to lmx must not end a session."""
+
+    type: str
+    """Its kind."""
+
+
 _ResultBlock = Annotated[
     Annotated[TextBlock, Tag("<text>")]
     | Annotated[ImageBlock, Tag("<image>")]
-    | Annotated[DocumentBlock, Tag("<document>")],
-    _by_type("text", "image", "document"),
+    | Annotated[DocumentBlock, Tag("<document>")]
+    | Annotated[ToolReferenceBlock, Tag("<tool_reference>")]
+    | Annotated[HostedBlock, Tag("<other>")],
+    _by_type("text", "image", "document", "tool_reference", others=_is_new),
 ]
 
 
@@ -179,31 +221,6 @@ class ToolResultBlock(Strict):
     """Whether the call failed. The model is told so before the result. Default: false."""
 
 
-_HOSTED: Final = (
-    "redacted_thinking",
-    "server_tool_use",
-    "web_search_tool_result",
-    "web_fetch_tool_result",
-    "code_execution_tool_result",
-    "bash_code_execution_tool_result",
-    "text_editor_code_execution_tool_result",
-    "tool_search_tool_result",
-    "mcp_tool_use",
-    "mcp_tool_result",
-    "container_upload",
-    "compaction",
-    "fallback",
-)
-
-
-class HostedBlock(Strict):
-    """What only Anthropic's own servers can read or run. It is left out of the prompt, and named in
-    the header `X-Lmx-Ignored`."""
-
-    type: str
-    """Its kind."""
-
-
 _Block = Annotated[
     Annotated[TextBlock, Tag("<text>")]
     | Annotated[ImageBlock, Tag("<image>")]
@@ -211,8 +228,8 @@ _Block = Annotated[
     | Annotated[ThinkingBlock, Tag("<thinking>")]
     | Annotated[ToolUseBlock, Tag("<tool_use>")]
     | Annotated[ToolResultBlock, Tag("<tool_result>")]
-    | Annotated[HostedBlock, Tag("<hosted>")],
-    _by_type("text", "image", "document", "thinking", "tool_use", "tool_result", others=_HOSTED),
+    | Annotated[HostedBlock, Tag("<other>")],
+    _by_type("text", "image", "document", "thinking", "tool_use", "tool_result", others=_is_new),
 ]
 
 Blocks = Annotated[
@@ -236,13 +253,18 @@ def texts_of(content: str | Sequence[BaseModel] | None) -> str:
 
 
 def text_of(block: BaseModel) -> str | None:
-    """Return what a model reads of a block of text or a document; None of any other block."""
+    """Return what a model reads of a block of text, a document or a tool's name; None of any other
+    block."""
     if isinstance(block, TextBlock):
         return block.text
+    if isinstance(block, ToolReferenceBlock):
+        return block.tool_name
     return _document_text(block) if isinstance(block, DocumentBlock) else None
 
 
 def _document_text(block: DocumentBlock) -> str:
     source = block.source
+    if isinstance(source, UnreadSource):
+        return ""
     text = source.data if isinstance(source, PlainTextSource) else texts_of(source.content)
     return document_text(text, (("title", block.title), ("context", block.context)))

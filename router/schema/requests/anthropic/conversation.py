@@ -22,6 +22,7 @@ from lmx.router.schema.requests.anthropic.blocks import (
     ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
+    UnreadSource,
     text_of,
     texts_of,
 )
@@ -89,11 +90,20 @@ def hosted_blocks(turns: Sequence[Turn]) -> list[str]:
     kinds = dict.fromkeys(
         block.type
         for turn in turns
-        if not isinstance(turn.content, str)
-        for block in turn.content
+        for outer in _blocks(turn.content)
+        for block in (outer, *_inner(outer))
         if isinstance(block, HostedBlock)
     )
     return [f"content.{kind}" for kind in kinds]
+
+
+def _blocks(content: object) -> Sequence[BaseModel]:
+    return content if isinstance(content, list) else ()
+
+
+def _inner(block: BaseModel) -> Sequence[BaseModel]:
+    """Return the blocks of a tool's result."""
+    return _blocks(block.content) if isinstance(block, ToolResultBlock) else ()
 
 
 def _system_text(system: SystemText | None, *, keep_billing: bool) -> str:
@@ -119,6 +129,20 @@ def _check_blocks(turn: Turn, path: str) -> None:
                 f"'{turn.role}' can't have.",
                 param=param,
             )
+        _refuse_unread(block, f"{path}.content[{index}]")
+        for number, inner in enumerate(_inner(block)):
+            _refuse_unread(inner, f"{path}.content[{index}].content[{number}]")
+
+
+def _refuse_unread(block: BaseModel, path: str) -> None:
+    if isinstance(block, DocumentBlock) and isinstance(block.source, UnreadSource):
+        kind = "a PDF" if block.source.media_type == "application/pdf" else "a file"
+        raise RequestError(
+            ErrorCode.UNSUPPORTED_VALUE,
+            f"`{path}.source` is {kind}, which lmx does not read: send its text as a source of the "
+            'type "text", or its pages as images.',
+            param=f"{path}.source",
+        )
 
 
 def _other_messages(turn: Turn, path: str, media: list[MediaSource]) -> Iterator[dict[str, Any]]:

@@ -168,6 +168,32 @@ def test_what_only_anthropic_can_run_is_left_out_and_named() -> None:
     assert fault(tools=[hosted, TOOL], tool_choice=named)[1] == "tool_choice.name"
 
 
+def test_a_block_that_is_new_to_lmx_does_not_end_a_session() -> None:
+    found = {"type": "tool_reference", "tool_name": "read_file"}
+    inner = [found, {"type": "of_next_year", "data": 1}, *text("2 found")]
+    results = [{"type": "tool_result", "tool_use_id": "t", "content": inner}]
+    called = {"type": "tool_use", "id": "t", "name": "get_weather", "input": {}}
+    turns = (
+        USER,
+        {"role": "assistant", "content": [{"type": "of_this_year"}, called]},
+        {"role": "user", "content": results},
+    )
+    wanted, made, _ = parse_messages(body(*turns, tools=[TOOL]))
+    assert wanted.left_out == ["content.of_this_year", "content.of_next_year"]
+    assert made.messages is not None
+    assert made.messages[-1]["content"] == "read_file\n2 found"
+
+
+def test_a_pdf_is_refused_as_a_pdf() -> None:
+    source = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}
+    document = {"type": "document", "source": source, "title": "Plan"}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [document]}
+    for blocks, path in (([document], "content[0]"), ([result], "content[0].content[0]")):
+        with pytest.raises(RequestError, match="a PDF, which lmx does not read") as caught:
+            parse_messages(body({"role": "user", "content": blocks}))
+        assert caught.value.param == f"messages[0].{path}.source"
+
+
 def test_how_the_model_thinks() -> None:
     enabled = {"type": "enabled", "budget_tokens": 50}
     effort = {"effort": "max"}
