@@ -104,7 +104,7 @@ class Job:
         self._is_told = is_told
         self._kept = kept
         self._response: ResponseRow | None = None
-        self._made = live.made = Accumulator(form.choices, logprobs=form.keeps_logprobs)
+        self._made = live.made = Accumulator(form.choices, form.kept_logprobs)
         self._task: asyncio.Task[Any] | None = None
         self._ends: dict[int, ChoiceEnded] = {}
         self._started_s: float | None = None

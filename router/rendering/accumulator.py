@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from lmx.protocol.messages.data import Delta, TokenLogprob
 from lmx.protocol.states import DeltaKind
+from lmx.router.rendering.logprobs import prompt_logprobs
 
 _CONTENT: Final = DeltaKind.CONTENT
 _PROMPT: Final = DeltaKind.PROMPT
@@ -16,6 +17,11 @@ _CALL: Final = DeltaKind.TOOL_CALL
 
 _FOLD_DELTAS: Final = 512
 """After this many deltas they are joined: a delta takes three times the memory of its text."""
+
+
+LogprobsForm = Callable[[int, Sequence[TokenLogprob]], Sequence[Any]]
+"""Returns how the next tokens of a choice look in the whole answer, for ``orjson.dumps``: an entry
+for each. It gets the choice's index."""
 
 
 @dataclass(slots=True)
@@ -44,8 +50,8 @@ class Part(NamedTuple):
     kind: DeltaKind
     text: str
     """Its text; of a call, its arguments as JSON."""
-    logprobs: Sequence[TokenLogprob]
-    """Those of a stretch of content, if they are kept."""
+    logprobs: Sequence[Any]
+    """The entries of a stretch of content, if they are kept."""
     call: GatheredCall | None = None
     """The call, if it is one."""
 
@@ -58,14 +64,20 @@ class AccumulatedChoice:
     reasoning: list[str] = field(default_factory=list)
     calls: dict[int, GatheredCall] = field(default_factory=dict)
     """In the order of their beginnings."""
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    logprobs: list[Any] = field(default_factory=list)
+    """The entries of the tokens, in the form of the answer. They are made as the tokens come: all
+    of a long answer at its end would hold up the event loop."""
+    prompt_logprobs: list[Any] = field(default_factory=list)
     """Those of the prompt's tokens. Only the first choice of each prompt has them."""
     token_ids: list[int] = field(default_factory=list)
     stretches: list[Stretch] = field(default_factory=list)
     """In which order text, reasoning and calls came."""
     last: DeltaKind | int | None = None
     """The kind of the last stretch; of a call, its index."""
+
+    index: int = 0
+    form: LogprobsForm | None = None
+    """That of the entries; None: logprobs are not kept."""
 
     def begin(self, kind: DeltaKind, start: int) -> None:
         """Begin a stretch."""
@@ -74,18 +86,21 @@ class AccumulatedChoice:
 
     def parts(self) -> Iterator[Part]:
         """Yield text, reasoning and calls in the order in which they came."""
-        for index, stretch in enumerate(self.stretches):
+        ends: dict[DeltaKind, Stretch] = {}
+        following: list[Stretch | None] = []
+        for stretch in reversed(self.stretches):
+            following.append(ends.get(stretch.kind))
+            ends[stretch.kind] = stretch
+        for stretch, next_one in zip(self.stretches, reversed(following), strict=True):
             if stretch.kind is _CALL:
                 call = self.calls[stretch.start]
                 yield Part(_CALL, "".join(call.arguments), (), call)
                 continue
-            later = self.stretches[index + 1 :]
-            following = next((one for one in later if one.kind is stretch.kind), None)
-            end = None if following is None else following.start
+            end = None if next_one is None else next_one.start
             if stretch.kind is _REASONING:
                 yield Part(_REASONING, "".join(self.reasoning[stretch.start : end]), ())
             else:
-                logprobs_end = None if following is None else following.logprobs_start
+                logprobs_end = None if next_one is None else next_one.logprobs_start
                 logprobs = self.logprobs[stretch.logprobs_start : logprobs_end]
                 yield Part(_CONTENT, "".join(self.content[stretch.start : end]), logprobs)
 
@@ -96,10 +111,10 @@ class AccumulatedChoice:
             if self.last is not _CONTENT and (delta.text or delta.logprobs):
                 self.begin(_CONTENT, len(self.content))
             self.content.append(delta.text)
-            if delta.logprobs:
-                self.logprobs.extend(delta.logprobs)
+            if delta.logprobs and self.form is not None:
+                self.logprobs += self.form(self.index, delta.logprobs)
         elif delta.kind is _PROMPT:
-            self.prompt_logprobs.extend(delta.logprobs)
+            self.prompt_logprobs += prompt_logprobs(delta.logprobs)
         elif delta.call is not None:
             if self.last != delta.call.index:
                 self.begin(_CALL, delta.call.index)
@@ -117,22 +132,22 @@ class Accumulator:
     """All answers of one request, as they come.
 
     It is on the hot path of every stream: taking is an append to a list. What the deltas mean is
-    looked at only when there are many, or when somebody asks. ``logprobs`` says whether logprobs
-    are kept.
+    looked at only when there are many, when they have logprobs, or when somebody asks.
     """
 
     __slots__ = ("_choices", "_deltas", "_logprobs", "_tokens")
 
-    def __init__(self, answers: int, *, logprobs: bool) -> None:
-        self._logprobs = logprobs
-        self._choices = [AccumulatedChoice() for _ in range(answers)]
+    def __init__(self, answers: int, logprobs: LogprobsForm | None) -> None:
+        """``logprobs`` is the form of the logprobs that are kept; None if none are."""
+        self._logprobs = logprobs is not None
+        self._choices = [AccumulatedChoice(index=n, form=logprobs) for n in range(answers)]
         self._deltas: list[Delta] = []
         self._tokens = 0
 
     def take(self, deltas: Sequence[Delta]) -> None:
         """Take the next pieces."""
         self._deltas += deltas
-        if len(self._deltas) >= _FOLD_DELTAS:
+        if len(self._deltas) >= _FOLD_DELTAS or (deltas and deltas[-1].logprobs):
             self._fold()
 
     @property

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from lmx.protocol.errors import LmxError
 from lmx.protocol.messages.data import ChoiceEnded, Delta, Finished
-from lmx.router.rendering.accumulator import AccumulatedChoice
+from lmx.router.rendering.accumulator import AccumulatedChoice, LogprobsForm
 from lmx.router.rendering.envelope import Identity, RouterTimings
 
 
@@ -78,8 +78,8 @@ class AnswerFormat(Protocol):
         """How many choices the answer has."""
 
     @property
-    def keeps_logprobs(self) -> bool:
-        """Whether :meth:`whole` shows logprobs."""
+    def kept_logprobs(self) -> LogprobsForm | None:
+        """How :meth:`whole` shows logprobs; None if it shows none."""
 
     def writer(self, identity: Identity, beginning: Beginning) -> EventWriter:
         """Return the writer of the answer's stream."""

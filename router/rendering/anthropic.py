@@ -44,7 +44,7 @@ class MessageAnswer:
     """
 
     choices: Final = 1
-    keeps_logprobs: Final = False
+    kept_logprobs: Final = None
 
     def __init__(self, stops: Sequence[str], *, shows_thinking: bool) -> None:
         self._stops = stops

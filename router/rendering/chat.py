@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
-from lmx.protocol.messages.data import ChoiceEnded, Delta
+from lmx.protocol.messages.data import ChoiceEnded, Delta, TokenLogprob
 from lmx.protocol.states import DeltaKind
 from lmx.router.rendering.accumulator import AccumulatedChoice, GatheredCall
 from lmx.router.rendering.envelope import Form, end_object
-from lmx.router.rendering.logprobs import chat_logprobs
+from lmx.router.rendering.logprobs import chat_entries, chat_logprobs
 
 
 class ChatShape:
@@ -30,6 +31,10 @@ class ChatShape:
         """Return a choice with an empty text."""
         return _chunk(index, {"content": ""})
 
+    def entries(self, index: int, tokens: Sequence[TokenLogprob]) -> Sequence[Any]:
+        """Return the logprobs of a choice's next tokens."""
+        return chat_entries(tokens)
+
     def rich(self, delta: Delta) -> dict[str, Any]:
         """Return the choice for a delta that is more than text of the answer."""
         choice = self._said(delta)
@@ -46,7 +51,7 @@ class ChatShape:
         choice = _chunk(delta.index, {"content": delta.text})
         if not delta.logprobs:
             return choice
-        return choice | {"logprobs": chat_logprobs(delta.logprobs)}
+        return choice | {"logprobs": chat_logprobs(chat_entries(delta.logprobs))}
 
     def end(self, fact: ChoiceEnded) -> dict[str, Any]:
         """Return the choice that says why it ended."""

@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 import orjson
 
 from lmx.protocol.errors import LmxError
-from lmx.protocol.messages.data import ChoiceEnded, Delta, Usage
+from lmx.protocol.messages.data import ChoiceEnded, Delta, TokenLogprob, Usage
 from lmx.protocol.states import DeltaKind
 from lmx.router.http.api_family import OPENAI
 from lmx.router.rendering.accumulator import AccumulatedChoice
@@ -54,6 +54,10 @@ class ChoiceShape(Protocol):
 
     def plain(self, index: int) -> dict[str, Any]:
         """Return a choice with an empty text."""
+
+    def entries(self, index: int, tokens: Sequence[TokenLogprob]) -> Sequence[Any]:
+        """Return the logprobs of a choice's next tokens, an entry for each, as :meth:`whole` gets
+        them."""
 
     def rich(self, delta: Delta) -> dict[str, Any]:
         """Return the choice for a delta that is more than text."""

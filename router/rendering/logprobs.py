@@ -1,10 +1,9 @@
-"""Logprobs in two forms: the entries of chat completions, and the lists of text completions.
-Pure."""
+"""Logprobs in the forms of the APIs. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -14,29 +13,30 @@ _LEAST: Final = -9999.0
 """OpenAI's number for "impossible": JSON has no infinity."""
 
 
-def chat_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-    """Return a choice's ``logprobs``, for ``orjson.dumps``. A token that is a part of a character
-    has U+FFFD in its text; its ``bytes`` show the part."""
-    return {
-        "content": [
-            # This makes JSON at once: 80,000 dictionaries that live until the answer is written out
-            # cost
-            # the collector of garbage more time than all the rest.
-            orjson.Fragment(
-                orjson.dumps(
-                    _entry(token) | {"top_logprobs": [_entry(other) for other in token.top]}
-                )
-            )
-            for token in tokens
-        ],
-        "refusal": None,
-    }
+def chat_entries(tokens: Iterable[TokenLogprob]) -> list[Any]:
+    """Return the entries of tokens in a chat completion, for ``orjson.dumps``. A token that is a
+    part of a character has U+FFFD in its text; its ``bytes`` show the part."""
+    return [
+        _written(_entry(token) | {"top_logprobs": [_entry(other) for other in token.top]})
+        for token in tokens
+    ]
+
+
+def chat_logprobs(entries: Sequence[Any]) -> dict[str, Any]:
+    """Return the ``logprobs`` of a choice with these entries."""
+    return {"content": entries, "refusal": None}
+
+
+def _written(entry: dict[str, Any]) -> orjson.Fragment:
+    # JSON at once: a hundred thousand dictionaries that live until the answer is written out cost
+    # the collector of garbage more time than all the rest.
+    return orjson.Fragment(orjson.dumps(entry))
 
 
 def ollama_logprobs(tokens: Iterable[TokenLogprob]) -> list[Any]:
     """Return the logprobs of a text in Ollama's form, for ``orjson.dumps``: alternatives are there
     only where they were asked for."""
-    return [orjson.Fragment(orjson.dumps(_ollama_entry(token))) for token in tokens]
+    return [_written(_ollama_entry(token)) for token in tokens]
 
 
 def _ollama_entry(token: TokenLogprob) -> dict[str, Any]:
@@ -44,19 +44,15 @@ def _ollama_entry(token: TokenLogprob) -> dict[str, Any]:
     return entry | {"top_logprobs": [_entry(other) for other in token.top]} if token.top else entry
 
 
-def text_logprobs(tokens: Iterable[TokenLogprob], *, whole: bool) -> list[dict[str, Any]]:
-    """Return the logprobs of a text in the form of OpenAI's responses. Those of ``whole`` texts
-    have the tokens' bytes; those of a stream's events have not."""
-    kept = ("token", "logprob", "bytes") if whole else ("token", "logprob")
+def event_entries(tokens: Iterable[TokenLogprob]) -> list[Any]:
+    """Return the entries of tokens in the events of OpenAI's responses: those of a chat completion,
+    which whole responses have too, without the tokens' bytes."""
     return [
-        _some(_entry(token), kept)
-        | {"top_logprobs": [_some(_entry(other), kept) for other in token.top]}
+        _written(
+            _named_entry(token) | {"top_logprobs": [_named_entry(other) for other in token.top]}
+        )
         for token in tokens
     ]
-
-
-def _some(entry: dict[str, Any], kept: Iterable[str]) -> dict[str, Any]:
-    return {name: entry[name] for name in kept}
 
 
 def prompt_logprobs(tokens: Iterable[TokenLogprob]) -> list[Any]:
@@ -64,9 +60,7 @@ def prompt_logprobs(tokens: Iterable[TokenLogprob]) -> list[Any]:
     token ids, which begins with the token itself and has the alternatives then; null for the first
     token. A token that is a part of a character has U+FFFD in its text."""
     return [
-        None
-        if token.logprob is None
-        else orjson.Fragment(orjson.dumps(_by_id(token, token.logprob)))
+        None if token.logprob is None else _written(_by_id(token, token.logprob))
         for token in tokens
     ]
 
@@ -87,46 +81,47 @@ def _ranked(token: bytes, logprob: float, rank: int | None) -> dict[str, Any]:
     }
 
 
-class TextLogprobs:
-    """Makes the four lists of a text completion's choice, piece by piece.
+class TextEntry(NamedTuple):
+    """What the lists of a text completion's choice have of one token, for ``orjson.dumps``."""
 
-    It counts characters from one piece to the next, for ``text_offset``. The joined lists of the
-    pieces are those of the whole.
-    """
+    token: str
+    logprob: float | None
+    top_logprobs: orjson.Fragment | None
+    offset: int
+
+
+def text_lists(entries: Iterable[TextEntry]) -> dict[str, Any]:
+    """Return the four lists of a text completion's choice."""
+    columns = zip(*entries, strict=True)
+    names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+    return {name: next(columns, ()) for name in names}
+
+
+class TextLogprobs:
+    """Makes the entries of a text completion's choice, piece by piece. It counts characters from
+    one piece to the next, for ``text_offset``."""
 
     def __init__(self) -> None:
         self._begun_chars = 0
 
-    def lists(self, tokens: Iterable[TokenLogprob]) -> dict[str, Any]:
-        """Return the lists for the next tokens.
+    def entries(self, tokens: Iterable[TokenLogprob]) -> list[TextEntry]:
+        """Return what the lists have of each of the next tokens.
 
         The chosen token is always among its ``top_logprobs``. The first token of a prompt has null
         for both, because no token came before it.
         """
-        texts: list[str] = []
-        logprobs: list[float | None] = []
-        tops: list[dict[str, float] | None] = []
-        offsets: list[int] = []
-        for token in tokens:
-            text = _named(token.token)
-            texts.append(text)
-            offsets.append(self._offset_of(token.token))
-            if token.logprob is None:
-                logprobs.append(None)
-                tops.append(None)
-                continue
-            logprobs.append(_shown(token.logprob))
-            top: dict[str, float] = {}
-            for other in token.top:
-                top.setdefault(_named(other.token), _shown(other.logprob))
-            top.setdefault(text, _shown(token.logprob))
-            tops.append(top)
-        return {
-            "tokens": texts,
-            "token_logprobs": logprobs,
-            "top_logprobs": tops,
-            "text_offset": offsets,
-        }
+        return [self._entry_of(token) for token in tokens]
+
+    def _entry_of(self, token: TokenLogprob) -> TextEntry:
+        text, offset = _named(token.token), self._offset_of(token.token)
+        if token.logprob is None:
+            return TextEntry(text, None, None, offset)
+        logprob = _shown(token.logprob)
+        top: dict[str, float] = {}
+        for other in token.top:
+            top.setdefault(_named(other.token), _shown(other.logprob))
+        top.setdefault(text, logprob)
+        return TextEntry(text, logprob, _written(top), offset)
 
     def _offset_of(self, token: bytes) -> int:
         # A character is counted with its first byte; a token that goes on with a character
@@ -138,12 +133,15 @@ class TextLogprobs:
         return offset
 
 
-def _entry(token: TokenLogprob | TopLogprob) -> dict[str, Any]:
+def _named_entry(token: TokenLogprob | TopLogprob) -> dict[str, Any]:
     return {
         "token": token.token.decode(errors="replace"),
         "logprob": _LEAST if token.logprob is None else _shown(token.logprob),
-        "bytes": list(token.token),
     }
+
+
+def _entry(token: TokenLogprob | TopLogprob) -> dict[str, Any]:
+    return {**_named_entry(token), "bytes": list(token.token)}
 
 
 def _named(token: bytes) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import orjson
 
 from lmx.protocol.errors import LmxError
-from lmx.protocol.messages.data import ChoiceEnded, Delta
+from lmx.protocol.messages.data import ChoiceEnded, Delta, TokenLogprob
 from lmx.protocol.states import DeltaKind, FinishReason
 from lmx.router.http.api_family import OLLAMA
 from lmx.router.rendering.accumulator import AccumulatedChoice, GatheredCall
@@ -67,7 +67,7 @@ class OllamaAnswer:
         self._loaded = loaded
         self._turns = turns
         # The client of a stream has got them already.
-        self.keeps_logprobs: Final = logprobs and not stream
+        self.kept_logprobs: Final = _kept_logprobs if logprobs and not stream else None
 
     def writer(self, identity: Identity, beginning: Beginning) -> OllamaWriter:
         """Return the writer of the answer's lines."""
@@ -93,8 +93,8 @@ class OllamaAnswer:
         if made.calls:
             shown["tool_calls"] = [_call(index, one) for index, one in made.calls.items()]
         answer = {**self._head(identity), **said}
-        if self.keeps_logprobs:
-            answer["logprobs"] = ollama_logprobs(made.logprobs)
+        if self.kept_logprobs is not None:
+            answer["logprobs"] = made.logprobs
         if ending is None or 0 not in ends:
             return {**answer, "done": False}
         end = _end_object(ends[0], ending, self._loaded)
@@ -189,6 +189,10 @@ class OllamaWriter:
         if call is None:
             return b""
         return self._calls + orjson.dumps([_call(self._index, call)]) + self._after
+
+
+def _kept_logprobs(_: int, tokens: Sequence[TokenLogprob]) -> list[Any]:
+    return ollama_logprobs(tokens)
 
 
 def _call(index: int, call: GatheredCall) -> dict[str, Any]:

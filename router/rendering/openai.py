@@ -8,7 +8,7 @@ from typing import Any
 
 from lmx.protocol.messages.data import ChoiceEnded
 from lmx.protocol.states import FinishReason
-from lmx.router.rendering.accumulator import AccumulatedChoice
+from lmx.router.rendering.accumulator import AccumulatedChoice, LogprobsForm
 from lmx.router.rendering.answer_format import Beginning, Ending, warnings_object
 from lmx.router.rendering.chunks import PROMPT_IDS, ChoiceShape, ChunkWriter, with_prompts
 from lmx.router.rendering.envelope import (
@@ -18,7 +18,6 @@ from lmx.router.rendering.envelope import (
     timings_object,
     usage_object,
 )
-from lmx.router.rendering.logprobs import prompt_logprobs
 
 
 class OpenAiAnswer:
@@ -40,6 +39,7 @@ class OpenAiAnswer:
         self._answers_each = form.choices // prompts
         self._kept = replace(form, logprobs=False) if form.logprobs and stream else form
         self._shape = shape
+        self._whole = shape(self._kept)
 
     @property
     def choices(self) -> int:
@@ -47,9 +47,9 @@ class OpenAiAnswer:
         return self._form.choices
 
     @property
-    def keeps_logprobs(self) -> bool:
-        """Whether the whole answer shows logprobs."""
-        return self._kept.logprobs
+    def kept_logprobs(self) -> LogprobsForm | None:
+        """How the whole answer shows logprobs; None if it shows none."""
+        return self._whole.entries if self._kept.logprobs else None
 
     def writer(self, identity: Identity, beginning: Beginning) -> ChunkWriter:
         """Return the writer of the answer's stream."""
@@ -65,7 +65,7 @@ class OpenAiAnswer:
     ) -> dict[str, Any]:
         """Return the whole answer, or the part that exists until now. In the latter a choice that
         has not ended has no finish reason, and the answer has neither usage nor timings."""
-        shape = self._shape(self._kept)
+        shape = self._whole
         answer = {
             **head_object(identity, shape.whole_object),
             "choices": [
@@ -82,8 +82,6 @@ class OpenAiAnswer:
         if self._form.token_ids and beginning.prompt_ids:
             answer = with_prompts(answer, PROMPT_IDS, beginning.prompt_ids, shape, self._form)
         if self._form.prompt_logprobs:
-            scored = [
-                prompt_logprobs(choice.prompt_logprobs) for choice in choices[:: self._answers_each]
-            ]
+            scored = [choice.prompt_logprobs for choice in choices[:: self._answers_each]]
             answer = with_prompts(answer, "prompt_logprobs", scored, shape, self._form)
         return answer

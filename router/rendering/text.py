@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
-from lmx.protocol.messages.data import ChoiceEnded, Delta
+from lmx.protocol.messages.data import ChoiceEnded, Delta, TokenLogprob
 from lmx.router.rendering.accumulator import AccumulatedChoice
 from lmx.router.rendering.envelope import Form, end_object
-from lmx.router.rendering.logprobs import TextLogprobs
+from lmx.router.rendering.logprobs import TextLogprobs, text_lists
 
 
 class TextShape:
@@ -30,11 +31,15 @@ class TextShape:
         """Return a choice with an empty text."""
         return _choice(index, "")
 
+    def entries(self, index: int, tokens: Sequence[TokenLogprob]) -> Sequence[Any]:
+        """Return the logprobs of a choice's next tokens."""
+        return self._logprobs[index].entries(tokens)
+
     def rich(self, delta: Delta) -> dict[str, Any]:
         """Return the choice for text with logprobs."""
         choice = _choice(delta.index, delta.text)
         if delta.logprobs:
-            choice["logprobs"] = self._logprobs[delta.index].lists(delta.logprobs)
+            choice["logprobs"] = text_lists(self.entries(delta.index, delta.logprobs))
         if self._form.token_ids:
             choice["token_ids"] = delta.token_ids
         return choice
@@ -47,7 +52,7 @@ class TextShape:
         """Return a choice that does not stream."""
         choice = _choice(fact.index, "".join(gathered.content)) | end_object(fact, self._form)
         if self._form.logprobs:
-            choice["logprobs"] = self._logprobs[fact.index].lists(gathered.logprobs)
+            choice["logprobs"] = text_lists(gathered.logprobs)
         if self._form.token_ids:
             choice["token_ids"] = gathered.token_ids
         return choice

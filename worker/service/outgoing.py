@@ -11,11 +11,14 @@ from typing import Any, Final
 
 from lmx.protocol.messages.data import ChoiceEnded, Delta, Failed, Finished, Outputs
 
-# A message over the protocol's limit costs the connection, and with it every stream of the router.
-# Answers of which only the best are returned come all at once; with logprobs a token has 1 KB.
-_MESSAGE_BYTES: Final = 8 * 1024 * 1024
-_LOGPROB_BYTES: Final = 64
-"""The size of one token, or of one alternative: 45 bytes, and the bytes of the token."""
+_MESSAGE_BYTES: Final = 256 * 1024
+"""A larger message holds up the router's event loop while it is read: this much takes 10 ms. What
+one step makes is smaller, but answers of which only the best are returned come all at once, and a
+prompt's logprobs do."""
+
+_DELTA_BYTES: Final = 64
+"""The size of a delta beside its text, and of one token with its logprob or one alternative to
+it."""
 
 
 @dataclass(slots=True)
@@ -64,9 +67,9 @@ def _cut(deltas: Iterable[Delta]) -> Iterator[tuple[Delta, ...]]:
     going: list[Delta] = []
     size_bytes = 0
     for delta in deltas:
-        delta_bytes = len(delta.text)
+        delta_bytes = len(delta.text) + _DELTA_BYTES
         if delta.logprobs:
-            delta_bytes += _LOGPROB_BYTES * sum(1 + len(token.top) for token in delta.logprobs)
+            delta_bytes += _DELTA_BYTES * sum(1 + len(token.top) for token in delta.logprobs)
         if going and size_bytes + delta_bytes > _MESSAGE_BYTES:
             yield tuple(going)
             going, size_bytes = [], 0

@@ -10,14 +10,19 @@ from typing import Any, Final
 
 import orjson
 
-from lmx.protocol.messages.data import ChoiceEnded
+from lmx.protocol.messages.data import ChoiceEnded, TokenLogprob
 from lmx.protocol.states import DeltaKind, FinishReason
 from lmx.router.rendering.accumulator import AccumulatedChoice
 from lmx.router.rendering.answer_format import Beginning, Ending
 from lmx.router.rendering.envelope import Identity
+from lmx.router.rendering.logprobs import chat_entries
 from lmx.router.rendering.responses.events import ResponseWriter
 from lmx.router.rendering.responses.items import COMPLETED, INCOMPLETE, ItemForm
 from lmx.router.rendering.responses.state import ended, under_way
+
+
+def _entries(_: int, tokens: Sequence[TokenLogprob]) -> list[Any]:
+    return chat_entries(tokens)
 
 
 class ResponseAnswer:
@@ -31,7 +36,7 @@ class ResponseAnswer:
     def __init__(self, asked: Mapping[str, Any], items: ItemForm, *, logprobs: bool) -> None:
         self._asked = asked
         self._items = items
-        self.keeps_logprobs: Final = logprobs
+        self.kept_logprobs: Final = _entries if logprobs else None
 
     def writer(self, identity: Identity, beginning: Beginning) -> ResponseWriter:
         """Return the writer of the answer's stream."""

@@ -11,11 +11,11 @@ from typing import Any, Final
 import orjson
 
 from lmx.protocol.errors import LmxError
-from lmx.protocol.messages.data import ChoiceEnded, Delta, TokenLogprob
+from lmx.protocol.messages.data import ChoiceEnded, Delta
 from lmx.protocol.states import DeltaKind, FinishReason
 from lmx.router.rendering.answer_format import Beginning, Ending
 from lmx.router.rendering.envelope import Identity
-from lmx.router.rendering.logprobs import text_logprobs
+from lmx.router.rendering.logprobs import chat_entries, event_entries
 from lmx.router.rendering.responses.items import (
     COMPLETED,
     IN_PROGRESS,
@@ -64,8 +64,9 @@ class ResponseWriter:
         """Reads the input of the open item's custom tool."""
         self._pieces: list[str] = []
         """The text of the open item."""
-        self._logprobs: list[TokenLogprob] = []
-        """Those of the open item."""
+        self._logprobs: list[Any] = []
+        self._event_logprobs: list[Any] = []
+        """Those of the open item, as items have them and as events do."""
         self._before = self._after = b""
         """What is around the text of each of the open item's deltas."""
         self._end: ChoiceEnded | None = None
@@ -122,7 +123,7 @@ class ResponseWriter:
 
     def _open(self, kind: DeltaKind, delta: Delta) -> bytes:
         self._kind = kind
-        self._pieces, self._logprobs = [], []
+        self._pieces, self._logprobs, self._event_logprobs = [], [], []
         self._call = self._call_id = self._name = self._reader = None
         if delta.call is not None:
             self._call, self._call_id = delta.call.index, delta.call.call_id
@@ -190,7 +191,7 @@ class ResponseWriter:
         if self._kind is _REASONING:
             part = thought_part(text, summarizes=self._items.summarizes)
         else:
-            part = text_part(text, text_logprobs(self._logprobs, whole=True))
+            part = text_part(text, self._logprobs)
         kind = "reasoning_summary_part" if summarizes else "content_part"
         return self._event(
             f"response.{kind}.{what}", {**self._place, **self._index(), "part": part}
@@ -203,7 +204,7 @@ class ResponseWriter:
         else:
             fields["text"] = text
         if self._kind is _MESSAGE:
-            fields["logprobs"] = text_logprobs(self._logprobs, whole=False)
+            fields["logprobs"] = self._event_logprobs
         name = self._delta_name().removesuffix("delta") + "done"
         return self._event(name, fields) + self._part("done", text)
 
@@ -212,8 +213,9 @@ class ResponseWriter:
 
     def _with_logprobs(self, delta: Delta) -> bytes:
         self._pieces.append(delta.text)
-        self._logprobs += delta.logprobs
-        shown = text_logprobs(delta.logprobs, whole=False)
+        self._logprobs += chat_entries(delta.logprobs)
+        shown = event_entries(delta.logprobs)
+        self._event_logprobs += shown
         fields = {**self._place, **self._index(), "delta": delta.text, "logprobs": shown}
         return self._event("response.output_text.delta", fields)
 

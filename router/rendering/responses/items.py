@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from lmx.protocol.messages.data import TokenLogprob
-from lmx.router.rendering.logprobs import text_logprobs
 from lmx.router.rendering.responses.sealing import sealed
 from lmx.router.rendering.responses.tools import CalledTool, InputReader
 
@@ -38,11 +36,12 @@ class ItemForm:
         response_id: str,
         index: int,
         text: str,
-        logprobs: Sequence[TokenLogprob],
+        logprobs: Sequence[Any],
         status: str,
     ) -> dict[str, Any]:
-        """Return what the model said. Without a text it has no part yet."""
-        part = text_part(text, text_logprobs(logprobs, whole=True))
+        """Return what the model said, with the entries of its logprobs. Without a text it has no
+        part yet."""
+        part = text_part(text, logprobs)
         begun = bool(text or logprobs)
         return {
             "id": _item_id(response_id, "msg", index),
@@ -107,7 +106,7 @@ def response_of_item(wanted: str) -> str | None:
     return None if found is None else f"{RESPONSE}{found[1]}"
 
 
-def text_part(text: str, logprobs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def text_part(text: str, logprobs: Sequence[Any]) -> dict[str, Any]:
     """Return a text of a message."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 

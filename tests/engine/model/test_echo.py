@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from lmx.router.rendering.logprobs import TextLogprobs
+from lmx.router.rendering.logprobs import TextLogprobs, text_lists
 from lmx.worker.engine import RowRequest, RowSampling, RowStarted, TokenScores
 from lmx.worker.mlx.model.token_text import TokenText
 from lmx.worker.scheduling.batch import begin_answer, echo_prompt
@@ -48,7 +48,7 @@ def echoed(
         made.finish(out)
     pieces = [piece for piece in out if isinstance(piece, Piece)]
     logprobs = [entry for piece in pieces for entry in piece.logprobs]
-    return "".join(piece.text for piece in pieces), TextLogprobs().lists(logprobs)
+    return "".join(piece.text for piece in pieces), text_lists(TextLogprobs().entries(logprobs))
 
 
 @pytest.mark.parametrize("as_text", [True, False])

@@ -125,7 +125,7 @@ def folded(events: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def whole(deltas: list[Delta], end: ChoiceEnded, answer: MessageAnswer) -> dict[str, Any]:
-    kept = Accumulator(1, logprobs=False)
+    kept = Accumulator(1, None)
     kept.take(deltas)
     made = answer.whole(IDENTITY, Beginning(9), kept.choices, {0: end}, ENDING)
     AnthropicMessage.model_validate(made)
@@ -247,7 +247,7 @@ def test_of_a_call_that_was_cut_off_the_input_is_what_is_there() -> None:
 
 
 def test_an_answer_that_has_not_ended_has_no_reason() -> None:
-    kept = Accumulator(1, logprobs=False)
+    kept = Accumulator(1, None)
     kept.take([say("Hel")])
     answer = MessageAnswer((), shows_thinking=True)
     made = answer.whole(IDENTITY, Beginning(9), kept.choices, {}, None)

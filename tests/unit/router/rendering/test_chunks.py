@@ -247,7 +247,7 @@ def streamed(form: Form, shape: ChoiceShape, deltas: list[Delta]) -> list[dict[s
 
 
 def whole(form: Form, shape: ChoiceShape, deltas: list[Delta]) -> list[dict[str, Any]]:
-    gathering = Accumulator(form.choices, logprobs=True)
+    gathering = Accumulator(form.choices, shape.entries)
     gathering.take(deltas)
     shown = [shape.whole(ended(index), choice) for index, choice in enumerate(gathering.choices)]
     return json.loads(orjson.dumps(shown))  # type: ignore[no-any-return]
@@ -382,7 +382,7 @@ def test_a_call_in_the_form_that_functions_had() -> None:
     calls = [chunk["choices"][0]["delta"]["function_call"] for chunk in chunks[:2]]
     assert calls == [{"name": "f", "arguments": ""}, {"arguments": '{"a":1}'}]
     assert chunks[2]["choices"][0]["finish_reason"] == "function_call"
-    gathered = Accumulator(1, logprobs=False)
+    gathered = Accumulator(1, None)
     gathered.take(deltas)
     shown = ChatShape(form).whole(end, gathered.choices[0])
     assert shown["message"]["function_call"] == {"name": "f", "arguments": '{"a":1}'}

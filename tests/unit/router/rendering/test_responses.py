@@ -6,6 +6,7 @@ import itertools
 import json
 from typing import Any
 
+import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.responses import ResponseStreamEvent
@@ -112,10 +113,10 @@ def streamed(
 
 
 def whole(deltas: list[Delta], end: ChoiceEnded, answer: ResponseAnswer) -> dict[str, Any]:
-    kept = Accumulator(1, logprobs=answer.keeps_logprobs)
+    kept = Accumulator(1, answer.kept_logprobs)
     kept.take(deltas)
     made = json.loads(
-        json.dumps(answer.whole(IDENTITY, Beginning(9), kept.choices, {0: end}, ENDING))
+        orjson.dumps(answer.whole(IDENTITY, Beginning(9), kept.choices, {0: end}, ENDING))
     )
     ResponseObject.model_validate(made)
     return dict(made)

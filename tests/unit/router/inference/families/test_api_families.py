@@ -95,7 +95,7 @@ class ToyWriter:
 
 class ToyAnswer:
     choices = 1
-    keeps_logprobs = False
+    kept_logprobs = None
 
     def writer(self, identity: Identity, beginning: Beginning) -> ToyWriter:
         return ToyWriter(identity, beginning)
