@@ -87,6 +87,17 @@ class ModelFacts:
     """What it takes besides text; None for a model that takes text only."""
     template: TemplateFacts = UNKNOWN_TEMPLATE
     """What its chat template takes."""
+    own_context_tokens: int | None = None
+    """How many it was made for; None if that is not known."""
+
+    @property
+    def longer_context(self) -> str:
+        """What else can be done about a prompt that is too long, as the end of a sentence; nothing
+        if the context can't be longer."""
+        own = self.own_context_tokens
+        if own is None or own <= self.context_tokens:
+            return ""
+        return f", or have the model's context_length set to more (up to {own})"
 
 
 def capabilities(facts: ModelFacts) -> tuple[str, ...]:

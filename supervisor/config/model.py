@@ -152,7 +152,9 @@ class ModelConfig(Section):
     """It stays loaded for so long when it is idle, instead of `memory.keep_alive`."""
     context_length: Annotated[int | None, Needs.WORKER] = Field(None, ge=16, examples=[8192])
     """The tokens that its context may have. Fewer than the model's own save memory. Without it, the
-    model's own."""
+    model's own up to 32,768, or as much more of it as the model's part of half of the budget has
+    room for, with `concurrency` requests of full length: all models have equal parts. Where memory
+    is short, less. `lmx estimate` and `status` show it."""
     concurrency: Annotated[int, Needs.WORKER] = Field(2, ge=1, le=1024)
     """For how many requests of full length at a time memory is kept; of shorter ones there are
     more, up to `max_rows`. It is 2 so that others find room beside a conversation of full

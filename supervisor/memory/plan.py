@@ -73,9 +73,12 @@ _PREFIX_SHARE: Final = 4
 _LEAST_KV_TOKENS: Final = 4096
 """The KV cache has room for at least this many tokens, so that short contexts are batched too."""
 
-_MOST_CONTEXT_TOKENS: Final = 32_768
-"""The longest context unless more is configured. Few people need more, and every model would
-reserve gigabytes for it."""
+_USUAL_CONTEXT_TOKENS: Final = 32_768
+"""A context that is not configured is at most so long as long as memory is short: every model would
+reserve gigabytes for more."""
+
+_LONG_CONTEXT_SHARE: Final = 2
+"""A longer one may take one part in this many of the budget, divided among all models."""
 
 _LEAST_CONTEXT_TOKENS: Final = 2048
 _CONTEXT_STEP_TOKENS: Final = 256
@@ -216,15 +219,16 @@ def plan_memory(
     measured: Measured | None,
     default_kv_bits: int | None = None,
     decoder_bytes: int = 0,
+    models: int = 1,
 ) -> MemoryPlan:
     """Return the plan for a model's worker, from what was read of the model's files and of those of
     its draft model. ``default_kv_bits`` is that of a model which doesn't say it; ``decoder_bytes``
-    as in :func:`estimate_memory`.
+    and ``models`` as in :func:`estimate_memory`.
 
     Raises :class:`lmx.protocol.errors.OperationError` for figures that no model has.
     """
     estimated = estimate_memory(
-        model, kind, files, draft, budget_bytes, default_kv_bits, decoder_bytes
+        model, kind, files, draft, budget_bytes, default_kv_bits, decoder_bytes, models
     )
     plan = plan_of(model, kind, files, draft, estimated, measured)
     # A single worker that once grew beyond all bounds must not keep its model unloaded for ever.
@@ -268,20 +272,22 @@ def estimate_memory(
     budget_bytes: int,
     default_kv_bits: int | None = None,
     decoder_bytes: int = 0,
+    models: int = 1,
 ) -> Estimate:
     """Return what a model's worker takes, without what was measured before.
     ``default_kv_bits`` is that of a model which doesn't say it, and ``decoder_bytes`` the most that
-    decoding takes, for a model that takes more than text.
+    decoding takes, for a model that takes more than text. ``models`` are to share the budget.
 
-    A context that is not configured is the model's own, up to 32,768 tokens. It is no longer than
-    ``budget_bytes``, or the share that a person set, has room for, but at least 2048 tokens. If not
-    even those fit, the ledger says so. Raises :class:`OperationError` for figures that no model
-    has.
+    A context that is not configured is the model's own, up to 32,768 tokens; the longest, in steps
+    of 256, with which the worker takes no more than its part of half of the budget, if that is
+    longer. It is no longer than ``budget_bytes``, or the share that a person set, has room for, but
+    at least 2048 tokens. If not even those fit, the ledger says so. Raises
+    :class:`OperationError` for figures that no model has.
     """
     kv_bits = _kv_bits(model, kind, files, default_kv_bits)
     if files.memory.media is None and kind is not ModelKind.TRANSCRIPTION:
         decoder_bytes = 0
-    found = _fitted(model, kind, files, draft, budget_bytes, kv_bits, decoder_bytes)
+    found = _fitted(model, kind, files, draft, budget_bytes, kv_bits, decoder_bytes, models)
     if found.total_bytes > MOST_BYTES:
         raise OperationError(
             ErrorCode.MODEL_SOURCE_INVALID,
@@ -338,6 +344,7 @@ def _fitted(
     budget_bytes: int,
     kv_bits: int | None,
     decoder_bytes: int,
+    models: int,
 ) -> Estimate:
     room_bytes = _set_bytes(model) or budget_bytes
     native = files.context_tokens
@@ -354,13 +361,25 @@ def _fitted(
         tokens = configured or _UNKNOWN_CONTEXT_TOKENS
         # The worker reports the error if this is longer than the model's own context.
         return replace(with_context(min(tokens, native or tokens)), context_tokens=configured)
-    longest = min(native, _MOST_CONTEXT_TOKENS)
+    longest = min(native, _USUAL_CONTEXT_TOKENS)
     found = with_context(longest)
-    lengths = range(_LEAST_CONTEXT_TOKENS, longest, _CONTEXT_STEP_TOKENS)
-    if found.total_bytes <= room_bytes or not lengths:
-        return found
-    fitting = bisect_right(lengths, room_bytes, key=lambda each: with_context(each).total_bytes)
-    return with_context(lengths[max(0, fitting - 1)])
+    if found.total_bytes > room_bytes:
+        lengths = range(_LEAST_CONTEXT_TOKENS, longest, _CONTEXT_STEP_TOKENS)
+        if not lengths:
+            return found
+        fitting = bisect_right(lengths, room_bytes, key=lambda each: with_context(each).total_bytes)
+        return with_context(lengths[max(0, fitting - 1)])
+    share_bytes = _set_bytes(model) or budget_bytes // (_LONG_CONTEXT_SHARE * max(1, models))
+    # With this many requests of full length, whatever else limits them.
+    free = model.model_copy(update={"memory_bytes": None, "kv_cache_bytes": None})
+
+    def takes_bytes(tokens: int) -> int:
+        return _writer(free, files, draft, tokens, room_bytes, kv_bits, decoder_bytes).total_bytes
+
+    lengths = range(longest, native, _CONTEXT_STEP_TOKENS)
+    if not lengths or takes_bytes(native) <= share_bytes:
+        return with_context(native)
+    return with_context(lengths[max(0, bisect_right(lengths, share_bytes, key=takes_bytes) - 1)])
 
 
 def _within_own_context(model: ModelConfig, native: int | None) -> ModelConfig:

@@ -111,6 +111,7 @@ class WorkerProcesses:
         return plan_memory(
             model, kind, files, found.draft_files, self._ledger.budget_bytes, self._measured,
             config.memory.kv_bits, config.media.decode_limits(model.media).process_bytes,
+            len(config.models),
         )  # fmt: skip
 
     def remember(self, plan: MemoryPlan, static_bytes: int, peak_bytes: int) -> None:

@@ -80,22 +80,22 @@ def answer_seed(seed: int, index: int) -> int:
 
 
 def resolve_max_tokens(
-    asked: int | None, spec: WorkerSpec, prompt_tokens: int, context_tokens: int, param: str
+    asked: int | None, spec: WorkerSpec, prompt_tokens: int, facts: ModelFacts, param: str
 ) -> int:
     """Return how many tokens an answer may have: at least 1, unless the request wants none.
 
     Raises :class:`RequestError` (``context_length_exceeded``) if the prompt leaves no room for a
     single token, or does not fit itself. A limit that is too high is lowered, not refused.
     """
-    room = context_tokens - prompt_tokens
+    room = facts.context_tokens - prompt_tokens
     if asked == 0 and room >= 0:
         return 0
     if room < 1:
         raise RequestError(
             ErrorCode.CONTEXT_LENGTH_EXCEEDED,
             f"The {param} {'is' if param == 'prompt' else 'are'} {prompt_tokens} tokens long, and "
-            f"the model's context of {context_tokens} tokens has to hold them and the answer: "
-            "shorten them.",
+            f"the model's context of {facts.context_tokens} tokens has to hold them and the "
+            f"answer: shorten them{facts.longer_context}.",
             param=param,
         )
     wanted = asked if asked is not None else spec.default_max_tokens
@@ -182,9 +182,7 @@ def prepare(
             param="truncate_prompt_tokens",
         )
     param = "prompt" if request.messages is None else "messages"
-    max_tokens = resolve_max_tokens(
-        request.max_tokens, spec, len(prompt), facts.context_tokens, param
-    )
+    max_tokens = resolve_max_tokens(request.max_tokens, spec, len(prompt), facts, param)
     sampling = resolve_sampling(request.sampling, spec, facts, secrets.randbits(63))
     if again:
         warmer = max(sampling.temperature, _AGAIN_TEMPERATURE)

@@ -133,6 +133,7 @@ def load_model(spec: WorkerSpec, advanced: LoadReporter) -> LoadedModel:
         grammars=takes_grammars(tokenizer),
         adapters=adapters.problems,
         media=checkpoint.media,
+        own_context_tokens=config.context_tokens,
     )
     return LoadedModel(
         model=model,

@@ -240,6 +240,7 @@ class PromptEncoder:
         return RequestError(
             ErrorCode.CONTEXT_LENGTH_EXCEEDED,
             f"The prompt has at least {text_bytes // self._longest_token_bytes} tokens, and the "
-            f"model's context is {self._facts.context_tokens}: shorten the {param}.",
+            f"model's context is {self._facts.context_tokens}: shorten the {param}"
+            f"{self._facts.longer_context}.",
             param=param,
         )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_folders import PLAIN_TOKEN_BYTES, plan_folder, write_model
+from model_folders import PLAIN_TOKEN_BYTES, plan_folder, read_folder, write_model
 
 from lmx.protocol.errors import LmxError
 from lmx.protocol.models.memory import kv_bytes
@@ -16,7 +16,7 @@ from lmx.protocol.states import ModelKind
 from lmx.supervisor.config.model import AddedModelConfig
 from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.memory.measured import Measured
-from lmx.supervisor.memory.plan import MemoryPlan
+from lmx.supervisor.memory.plan import MemoryPlan, plan_memory
 
 MIB = 1024**2
 GIB = 1024**3
@@ -75,7 +75,7 @@ def test_a_context_that_nobody_chose_is_no_longer_than_the_models_own(
 
 @pytest.mark.parametrize(
     ("native", "context"),
-    [(1000, 1000), (32_768, 32_768), (131_072, 32_768)],
+    [(1000, 1000), (32_768, 32_768), (131_072, 131_072), (131_000, 131_000)],
 )
 def test_an_unconfigured_context_is_the_models_own(
     tmp_path: Path, native: int, context: int
@@ -95,8 +95,10 @@ def test_an_unconfigured_context_is_what_the_budget_has_room_for(
     write_model(folder, num_hidden_layers=512, max_position_embeddings=131_072)
     found = plan(folder, budget_bytes=budget_bytes, concurrency=concurrency)
     assert found.context_tokens is not None
-    assert 2048 <= found.context_tokens <= 32_768
+    assert 2048 <= found.context_tokens <= 131_072
     assert found.context_tokens % 256 == 0
+    if found.context_tokens > 32_768:
+        assert found.reserve_bytes <= budget_bytes // 2
     assert found.reserve_bytes <= budget_bytes or found.context_tokens == 2048
     if found.context_tokens < 32_768:
         more = plan(
@@ -104,6 +106,47 @@ def test_an_unconfigured_context_is_what_the_budget_has_room_for(
             context_length=found.context_tokens + 256,
         )  # fmt: skip
         assert more.reserve_bytes > budget_bytes, "the longest that fits"
+
+
+@pytest.mark.parametrize(
+    ("budget_bytes", "models", "concurrency", "least", "most"),
+    [
+        # 64 KiB a token: 2 GiB for each request of 32,768 tokens, and up to 2 GiB for prefixes.
+        (8 * GIB, 1, 1, 32_768, 32_768),
+        (16 * GIB, 1, 1, 65_536, 131_071),
+        (32 * GIB, 1, 1, 131_072, 131_072),
+        (32 * GIB, 1, 2, 65_536, 131_071),
+        # Others are to find room beside it.
+        (32 * GIB, 2, 1, 65_536, 131_071),
+        (32 * GIB, 4, 1, 32_768, 32_768),
+        (128 * GIB, 4, 1, 131_072, 131_072),
+    ],
+)
+def test_a_longer_context_takes_a_part_of_half_of_the_budget(
+    tmp_path: Path, budget_bytes: int, models: int, concurrency: int, least: int, most: int
+) -> None:
+    folder = write_model(tmp_path, num_hidden_layers=512, max_position_embeddings=131_072)
+    model = ModelConfig(id="m", source=str(folder), concurrency=concurrency)
+    files, _ = read_folder(model, ModelKind.CHAT, folder)
+
+    def planned(model: ModelConfig) -> MemoryPlan:
+        return plan_memory(model, ModelKind.CHAT, files, None, budget_bytes, None, models=models)
+
+    found = planned(model)
+    assert found.context_tokens is not None
+    assert least <= found.context_tokens <= most
+    if found.context_tokens > 32_768:
+        assert found.reserve_bytes <= budget_bytes // 2 // models
+    if 32_768 < found.context_tokens < 131_072:
+        longer = planned(model.model_copy(update={"context_length": found.context_tokens + 256}))
+        assert longer.reserve_bytes > budget_bytes // 2 // models, "the longest that fits"
+
+
+def test_a_share_that_was_set_is_for_the_longest_context_that_fits_in_it(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, num_hidden_layers=512, max_position_embeddings=131_072)
+    context = plan(folder, memory_bytes="8GiB", budget_bytes=9 * GIB).context_tokens
+    assert context is not None
+    assert 65_536 <= context < 131_072
 
 
 def test_a_model_that_does_not_say_its_context_is_left_to_the_worker(tmp_path: Path) -> None:

@@ -148,13 +148,13 @@ def test_max_tokens(
     asked: int | None, default: int | None, limit: int | None, expected: int
 ) -> None:
     spec = dataclasses.replace(SPEC, default_max_tokens=default, max_tokens_limit=limit)
-    assert resolve_max_tokens(asked, spec, 40, 100, "messages") == expected
+    assert resolve_max_tokens(asked, spec, 40, FACTS, "messages") == expected
 
 
 @given(prompt=st.integers(1, 200), asked=st.none() | st.integers(1, 300))
 def test_prompt_and_answer_fit_the_context(prompt: int, asked: int | None) -> None:
     try:
-        tokens = resolve_max_tokens(asked, SPEC, prompt, 100, "messages")
+        tokens = resolve_max_tokens(asked, SPEC, prompt, FACTS, "messages")
     except RequestError as error:
         assert prompt >= 100
         assert (error.code, error.param) == (ErrorCode.CONTEXT_LENGTH_EXCEEDED, "messages")
@@ -188,9 +188,12 @@ def test_the_end_of_a_prompt_is_taken(
 
 
 def test_no_token_at_all_fits_a_full_context() -> None:
-    assert resolve_max_tokens(0, SPEC, 100, 100, "prompt") == 0
-    with pytest.raises(RequestError):
-        resolve_max_tokens(0, SPEC, 101, 100, "prompt")
+    assert resolve_max_tokens(0, SPEC, 100, FACTS, "prompt") == 0
+    with pytest.raises(RequestError, match=r"shorten them\.$"):
+        resolve_max_tokens(0, SPEC, 101, FACTS, "prompt")
+    short = dataclasses.replace(FACTS, own_context_tokens=4096)
+    with pytest.raises(RequestError, match=r"context_length set to more \(up to 4096\)\.$"):
+        resolve_max_tokens(0, SPEC, 101, short, "prompt")
 
 
 def test_progress_clock_counts_only_while_work_is_in_flight() -> None:
