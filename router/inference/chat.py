@@ -29,7 +29,9 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     """
     services, context = request.app[SERVICES], request[CONTEXT]
     body = await read_object(request, services.spec.body_limit_bytes)
-    chat, generate, sources = parse_chat(body, ovms=is_ovms(request))
+    ovms = is_ovms(request)
+    chat, generate, sources = parse_chat(body, ovms=ovms)
+    names_a_function = generate.tool_use is not None and generate.tool_use.function is not None
     note_ignored(request, ignored_fields(body, ChatRequest, CHAT))
     stream = bool(chat.stream)
     models = await models_of_kind(request, chat.model, ModelKind.CHAT, stream=stream, media=sources)
@@ -42,6 +44,8 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         bool(chat.return_token_ids),
         has_functions(body),
         chat.prompt_logprobs is not None,
+        # /v3 is OVMS's, which follows OpenAI and vLLM here. kiapi's document of /v1 differs.
+        calls_stop=ovms and names_a_function,
     )
     generate = with_known_calls(request, generate, "messages.tool_call_id")
     begin = generation(services, own_request(generate, context), sources)

@@ -66,7 +66,7 @@ class MessageAnswer:
         end."""
         made = choices[0]
         usage = Usage(beginning.prompt_tokens, 0) if ending is None else ending.finished.usage
-        end = _end_object(ends[0], self._stops, bool(made.calls)) if 0 in ends else _NO_END
+        end = _end_object(ends[0], self._stops) if 0 in ends else _NO_END
         return _message(identity, beginning, self._blocks(made), end, usage, ending)
 
     def _blocks(self, made: AccumulatedChoice) -> list[dict[str, Any]]:
@@ -107,7 +107,6 @@ class MessageWriter:
         """That of the open block; None while none is open."""
         self._call: int | None = None
         """The open block's call."""
-        self._called = False
         self._before = b""
         """The beginning of each of the open block's deltas."""
         self._thoughts = hashlib.sha256()
@@ -140,7 +139,7 @@ class MessageWriter:
 
     def ends(self, ended: Sequence[ChoiceEnded]) -> bytes:
         """Return the end of the open block."""
-        self._end = _end_object(ended[0], self._stops, self._called)
+        self._end = _end_object(ended[0], self._stops)
         return self._close()
 
     def last(self, ending: Ending) -> bytes:
@@ -159,7 +158,7 @@ class MessageWriter:
         self._kind = kind
         block: dict[str, Any]
         if delta.call is not None:
-            self._call, self._called = delta.call.index, True
+            self._call = delta.call.index
             block = {**_call_block(delta.call.call_id, delta.call.name), "input": {}}
         elif kind is DeltaKind.REASONING:
             self._thoughts = hashlib.sha256()
@@ -208,11 +207,8 @@ def _message(
     }
 
 
-def _end_object(ended: ChoiceEnded, stops: Sequence[str], called: bool) -> dict[str, Any]:
-    """Return why a message ended. A call that had to be made ends it too: OpenAI's reason is then
-    another one."""
-    if called and ended.reason is FinishReason.STOP:
-        return {"stop_reason": "tool_use", "stop_sequence": None}
+def _end_object(ended: ChoiceEnded, stops: Sequence[str]) -> dict[str, Any]:
+    """Return why a message ended."""
     if ended.reason is FinishReason.STOP and ended.stop in stops:
         return {"stop_reason": "stop_sequence", "stop_sequence": ended.stop}
     return {"stop_reason": _STOP_REASONS[ended.reason], "stop_sequence": None}

@@ -57,6 +57,8 @@ class Form:
     """Whether a call is a ``function_call``, as OpenAI's API had it before tools."""
     prompt_logprobs: bool = False
     """Whether the answer has the logprobs of the prompt's tokens."""
+    calls_stop: bool = False
+    """Whether the end of an answer with calls is ``stop``."""
 
 
 def utc_text(at_s: int) -> str:
@@ -85,8 +87,11 @@ def end_object(ended: ChoiceEnded, form: Form) -> dict[str, Any]:
     """Return why a choice ended. ``stop_reason`` is vLLM's field: the stop string, or the stop
     token as a number, that ended it."""
     reason = ended.reason.value
-    if form.functions and ended.reason is FinishReason.TOOL_CALLS:
-        reason = "function_call"
+    if ended.reason is FinishReason.TOOL_CALLS:
+        if form.calls_stop:
+            reason = FinishReason.STOP.value
+        elif form.functions:
+            reason = "function_call"
     return {"finish_reason": reason, "stop_reason": _stop_reason(ended.stop, form.stop)}
 
 

@@ -46,9 +46,11 @@ class OutputParser:
     of the tools.
 
     With ``calls_only``, which is used if a grammar enforces a call, there is no content: text that
-    is neither reasoning nor a call is a call that was cut off, or the end of the answer, and is
-    dropped. ``either`` means that an answer is content or calls, and that everything after calls is
-    dropped. With ``marked_calls`` there are no calls without marks.
+    is neither reasoning nor a call is a call that was cut off, or the end of the answer. A first
+    call that was cut off before its name is one of ``only``, the single tool that may be called,
+    without arguments; if several may be, its text is content after all. ``either`` means that an
+    answer is content or calls, and that everything after calls is dropped. With ``marked_calls``
+    there are no calls without marks.
     """
 
     __slots__ = (
@@ -60,6 +62,7 @@ class OutputParser:
         "_forms",
         "_holds_space",
         "_kept_end",
+        "_only",
         "_open_calls",
         "_parallel",
         "_read_bare",
@@ -71,6 +74,7 @@ class OutputParser:
         "_thought",
         "_tries_calls",
         "_trim",
+        "_unnamed",
         "_wrote",
     )
 
@@ -82,6 +86,7 @@ class OutputParser:
         tools: Sequence[Mapping[str, Any]],
         parallel: bool = True,
         calls_only: bool = False,
+        only: str | None = None,
         either: bool = False,
         marked_calls: bool = False,
         open_calls: bool = True,
@@ -89,6 +94,9 @@ class OutputParser:
         self._reasoning = reasoning
         self._parallel = parallel
         self._calls_only = calls_only
+        self._only = only
+        # The whole text, until a call has begun that has to be made.
+        self._unnamed: list[str] = []
         self._either = either
         self._feed = TextFeed()
         self._sink = PartSink(tools, parallel)
@@ -147,13 +155,31 @@ class OutputParser:
             return [Part(DeltaKind.CONTENT, text)] if text else []
         self._feed.add(text)
         next(self._steps, None)
-        return self._parts()
+        parts = self._parts()
+        if self._calls_only and not self.called:
+            self._unnamed.append(text)
+        return parts
 
     def finish(self) -> list[Part]:
         """Return the rest. Called once, at the end of the text."""
+        thinks = self._sink.kind is DeltaKind.REASONING
         self._feed.ended = True
         self._advance()
-        return self._parts()
+        parts = self._parts()
+        if self._calls_only and not self.called and not thinks:
+            parts += self._cut_off_call()
+        return parts
+
+    def _cut_off_call(self) -> list[Part]:
+        text = "".join(self._unnamed)
+        if self._reasoning is not None:
+            text = text.rpartition(self._reasoning.end)[2]
+        if not text.strip():
+            return []
+        if self._only is None:
+            return [Part(DeltaKind.CONTENT, text)]
+        self._sink.begin_call(self._only)
+        return self._sink.take()
 
     def _parts(self) -> list[Part]:
         parts = self._sink.take()

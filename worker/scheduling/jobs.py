@@ -29,9 +29,6 @@ class TextRules:
     """Before this many tokens none of the above ends an answer."""
     make_parser: Callable[[], OutputParser] | None = None
     """Makes the parser for reasoning and tool calls. None: all text is content."""
-    called: FinishReason = FinishReason.TOOL_CALLS
-    """The reason of an end with tool calls. As at OpenAI, it is STOP if the request named the
-    function."""
     logprobs: bool = False
     """Whether tokens come with their scores."""
     echo: bool = False

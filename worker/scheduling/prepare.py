@@ -15,7 +15,7 @@ from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Assist, Generate, Sampling, Thinking
 from lmx.protocol.messages.specs import SpeculationSpec, WorkerSpec
 from lmx.protocol.models.sampling import PARAMETERS
-from lmx.protocol.states import FinishReason, ToolChoice
+from lmx.protocol.states import ToolChoice
 from lmx.worker.engine import (
     BeamSearch,
     ConstraintSource,
@@ -361,7 +361,9 @@ def _text_rules(
 ) -> TextRules:
     sampling, tool_use = request.sampling, request.tool_use
     tools = tool_use.known if tool_use else ()
-    named = tool_use is not None and tool_use.function is not None
+    forced = None
+    if tool_use is not None and tool_use.choice is ToolChoice.REQUIRED:
+        forced = [tool["function"]["name"] for _, tool in tool_use.callable()]
     parses = request.parse and (bool(tools) or facts.reasoning is not None)
     return TextRules(
         eos=frozenset() if sampling.ignore_eos else facts.eos_token_ids,
@@ -376,7 +378,8 @@ def _text_rules(
                 facts.tool_parser,
                 tools,
                 parallel=tool_use is None or not tool_use.one_call,
-                calls_only=tool_use is not None and tool_use.choice is ToolChoice.REQUIRED,
+                calls_only=forced is not None,
+                only=forced[0] if forced is not None and len(forced) == 1 else None,
                 either=request.structure is not None,
                 marked_calls=marked_calls,
                 open_calls=facts.calls_in_open_thought,
@@ -384,7 +387,6 @@ def _text_rules(
         )
         if parses
         else None,
-        called=FinishReason.STOP if named else FinishReason.TOOL_CALLS,
         logprobs=request.top_logprobs is not None,
         echo=request.echo,
         prompt_logprobs=request.prompt_logprobs,

@@ -240,7 +240,7 @@ class Row:
             for kind, text, call in self._parser.finish():
                 out.append(Piece(job_id, self.index, text, 0, kind, call))
             if self._parser.called and reason is FinishReason.STOP:
-                reason = self._rules.called
+                reason = FinishReason.TOOL_CALLS
         if self._unreported_tokens or self._held:
             # Tokens that gave no text: those of a stop string, of a marker, or tokens without text.
             out.append(

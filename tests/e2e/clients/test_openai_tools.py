@@ -124,7 +124,7 @@ ASK_BOTH = "What is the weather in Paris and in Oslo?"
         (ASK, {"tool_choice": "auto"}, [PARIS], "tool_calls"),
         (ASK, {"tool_choice": "none"}, [], "stop"),
         (ASK, {"tool_choice": "required"}, [PARIS], "tool_calls"),
-        (ASK, {"tool_choice": named("GetWeather")}, [PARIS], "stop"),
+        (ASK, {"tool_choice": named("GetWeather")}, [PARIS], "tool_calls"),
         (ASK, {"tool_choice": allowed("auto", "GetWeather")}, [PARIS], "tool_calls"),
         (ASK, {"tool_choice": allowed("auto", "Query")}, [], "stop"),
         (ASK, {"tool_choice": allowed("required", "Query", "GetWeather")}, [PARIS], "tool_calls"),
@@ -138,7 +138,7 @@ ASK_BOTH = "What is the weather in Paris and in Oslo?"
             [PARIS],
             "tool_calls",
         ),
-        (ASK_BOTH, {"tool_choice": named("GetWeather")}, [PARIS], "stop"),
+        (ASK_BOTH, {"tool_choice": named("GetWeather")}, [PARIS], "tool_calls"),
     ],
 )
 def test_each_choice_of_tools(

@@ -114,7 +114,7 @@ class ToolFields(Strict):
     ) = None
     """Whether the model must call a tool. `required` (or `any`) and a function are enforced by a
     grammar, and such an answer has no `content`. A function is called once, and the answer's
-    `finish_reason` is then `stop`, as at OpenAI and vLLM; `required` is one call or more. With
+    `finish_reason` is then `tool_calls`, and `stop` on `/v3`; `required` is one call or more. With
     `allowed_tools` the other tools are as if they were not there. Without `tools` only `auto` and
     `none` are accepted. Default: `auto`."""
     parallel_tool_calls: bool | None = None

@@ -228,7 +228,6 @@ def test_thoughts_that_are_not_shown_are_signed() -> None:
         (ended(stop="77"), [say("x")], ("end_turn", None)),
         (ended(FinishReason.LENGTH), [say("x")], ("max_tokens", None)),
         (ended(FinishReason.TOOL_CALLS), call(0, "{}"), ("tool_use", None)),
-        (ended(), call(0, "{}"), ("tool_use", None)),
         (ended(FinishReason.LENGTH), call(0, '{"a": "b'), ("max_tokens", None)),
         (ended(FinishReason.LENGTH), [], ("max_tokens", None)),
     ],

@@ -400,12 +400,29 @@ def test_cuts_make_no_difference(
     assert run(data.draw(st.lists(st.integers(0, len(text)), max_size=8))) == whole
 
 
-def test_where_only_calls_are_wanted_a_call_that_is_cut_off_is_no_content() -> None:
-    text = f"<think>hm</think>\n{CALL}\n"
-    for length in range(len(text) + 1):
-        one = parser(calls_only=True)
-        parsed = join([*one.add(text[:length]), *one.finish()])
-        assert parsed.content == ""
+@pytest.mark.parametrize("only", [None, "get_weather"])
+@pytest.mark.parametrize("piece_chars", [1, 1000])
+def test_where_only_calls_are_wanted_nothing_of_a_call_that_is_cut_off_is_lost(
+    only: str | None, piece_chars: int
+) -> None:
+    thought, begin = "<think>hm</think>", len("<think>hm</think>\n")
+    text = f"{thought}\n{CALL}\n"
+    # What begins like a thought may also be the beginning of a call.
+    for length in (0, *range(len("<think>"), len(text) + 1)):
+        one = parser(calls_only=True, only=only)
+        made = [
+            part
+            for start in range(0, length, piece_chars)
+            for part in one.add(text[start : min(length, start + piece_chars)])
+        ]
+        parsed = join([*made, *one.finish()])
+        if length <= begin:
+            assert (parsed.content, parsed.calls) == ("", []), "it thinks"
+        elif parsed.calls:
+            assert (parsed.content, parsed.calls[0][0]) == ("", "get_weather")
+        else:
+            # Which of several tools it is to be is not known.
+            assert only is None and parsed.content.strip() == text[begin:length].strip()
     assert parsed.objects == [WEATHER]
     assert parser(calls_only=True).kind is DeltaKind.TOOL_CALL
 
