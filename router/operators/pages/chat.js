@@ -2,7 +2,7 @@
 // nowhere else. Nothing is kept but the key, which stays in this tab until it is closed.
 
 import { clear, files, named, offer, partsOf, refuse, withoutContent } from "./attachments.js";
-import { rendered } from "./markdown.js";
+import { drawing } from "./markdown.js";
 
 const POLL_MS = 3000;
 const KEY = "lmx-key";
@@ -96,8 +96,10 @@ function show(turn) {
     box.remove();
     ask();
   });
+  const answer = drawing(text);
   const draw = () => {
-    text.replaceChildren(turn.role === "user" ? turn.shown : rendered(turn.content));
+    if (turn.role === "user") text.textContent = turn.shown;
+    else answer(turn.content);
     if (turn.thinking) {
       thought.textContent = turn.thinking;
       if (!thoughts.isConnected) box.prepend(thoughts);
@@ -141,9 +143,9 @@ async function ask() {
   } finally {
     abort = null;
     working(false);
-    draw();
     // An answer that broke is not part of what is asked next.
     if (turn.content && !turn.error) turns.push(turn);
+    draw();
   }
 }
 

@@ -10,11 +10,34 @@ const ITEM = /^\s*([-*+]|\d{1,9}[.)])\s+(.*)$/;
 const QUOTE = /^\s*>\s?(.*)$/;
 const INLINE = /(`+)(.+?)\1|\*\*(.+?)\*\*|\*([^*\s][^*]*)\*|\[([^\]]+)\]\((https?:\/\/[^\s)]+)\)/g;
 
-/** Returns a fragment with the elements of a text. */
-export function rendered(text) {
+const MOST_QUOTES = 20; // A model in a loop writes thousands: what is deeper is shown as it is.
+const LONGEST_INLINE = 20_000; // No paragraph is longer, and the marks in it would take too long.
+
+/** Returns a function that draws a text into an element. As long as the text grows, what ends with an
+ *  empty line is drawn once: no later line changes it. */
+export function drawing(box) {
+  let shown = "";
+  let nodes = 0;
+  return (text) => {
+    if (!text.startsWith(shown)) {
+      shown = "";
+      nodes = 0;
+    }
+    while (box.childNodes.length > nodes) box.lastChild.remove();
+    const { fragment, whole } = blocks(text.slice(shown.length), 0);
+    nodes += whole.nodes;
+    shown += whole.text;
+    box.append(fragment);
+  };
+}
+
+/** Returns a fragment with the elements of a text, and which part of both no further text changes. */
+function blocks(text, depth) {
   const fragment = document.createDocumentFragment();
   const lines = text.split("\n");
+  const whole = { text: "", nodes: 0 };
   let at = 0;
+  let end = 0;
   while (at < lines.length) {
     const line = lines[at];
     const fence = line.match(FENCE);
@@ -26,17 +49,23 @@ export function rendered(text) {
       at += 1;
     } else if (ITEM.test(line)) {
       at = list(fragment, lines, at);
-    } else if (QUOTE.test(line)) {
+    } else if (QUOTE.test(line) && depth < MOST_QUOTES) {
       const quoted = [];
       for (; at < lines.length && QUOTE.test(lines[at]); at++) quoted.push(lines[at].match(QUOTE)[1]);
-      append(fragment, "blockquote").append(rendered(quoted.join("\n")));
+      append(fragment, "blockquote").append(blocks(quoted.join("\n"), depth + 1).fragment);
     } else if (line.trim() === "") {
       at += 1;
+      if (at < lines.length) {
+        // The last line may go on.
+        whole.nodes = fragment.childNodes.length;
+        end = at;
+      }
     } else {
       at = paragraph(fragment, lines, at);
     }
   }
-  return fragment;
+  whole.text = lines.slice(0, end).map((line) => `${line}\n`).join("");
+  return { fragment, whole };
 }
 
 function append(parent, name) {
@@ -78,6 +107,7 @@ function paragraph(parent, lines, at) {
 }
 
 function inline(parent, text) {
+  if (text.length > LONGEST_INLINE) return parent.append(text);
   let from = 0;
   for (const found of text.matchAll(INLINE)) {
     parent.append(text.slice(from, found.index));

@@ -122,6 +122,82 @@ async def test_a_page_on_a_rebound_name(allowed: bool) -> None:
         assert len(rig.worker.streams) == 1
 
 
+DRAW = """
+(async () => {
+  const {drawing} = await import("/markdown.js");
+  const whole = (text) => {
+    const box = document.createElement("div");
+    drawing(box)(text);
+    return box;
+  };
+  const text = TEXT;
+  const box = document.createElement("div");
+  const draw = drawing(box);
+  const differ = [];
+  let first = null;
+  let kept = true;
+  for (let end = 0; end <= text.length; end += 1) {
+    draw(text.slice(0, end));
+    if (box.innerHTML !== whole(text.slice(0, end)).innerHTML) differ.push(end);
+    if (end === 60) first = box.firstChild;
+    if (end > 60) kept &&= box.firstChild === first;
+  }
+  draw("Something else.");
+  const deep = whole(">".repeat(100_000) + " x");
+  const marks = ["`x", "[", "*", "**a", "_", "> ", "- ", "#"];
+  const long = marks.map((mark) => whole(mark.repeat(100_000)).textContent.length > 0);
+  return {
+    differ,
+    kept,
+    other: box.innerHTML,
+    quotes: deep.querySelectorAll("blockquote").length,
+    shown: deep.textContent.length,
+    long: long.every(Boolean),
+  };
+})()
+"""
+MARKDOWN = """# A **title**
+
+A paragraph of two
+lines, `code` and *more*.
+
+> a quote
+> > in a quote
+>
+> ```
+> code
+
+- one
+
+- two
+  and more
+  ```
+  no fence
+
+```py
+x = 1
+
+y = 2
+```
+~~~
+not ended
+
+> no quote
+"""
+
+
+async def test_an_answer_is_drawn_as_it_grows_and_as_a_whole_alike() -> None:
+    """However deep a model in a loop quotes, and with what is whole drawn once."""
+    require_chromium()
+    async with router_rig() as rig, chromium() as page:
+        await page.open(f"{rig.url}/")
+        shown = await page.run(DRAW.replace("TEXT", json.dumps(MARKDOWN)))
+        assert shown["differ"] == [] and shown["kept"]
+        assert shown["other"] == "<p>Something else.</p>"
+        assert shown["quotes"] == 20 and shown["shown"] > 99_000
+        assert shown["long"]
+
+
 async def test_a_page_of_another_origin() -> None:
     require_chromium()
     async with other_site() as origin, chromium() as page:
