@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes.util
+import os
 import signal
 import sys
 import threading
@@ -76,7 +78,19 @@ def run_foreground(invocation: Invocation, home: Home, version: str) -> None:
     if handover is not None:
         invocation.replace_program(handover)
     if not invocation.detached:
-        make_console().print("stopped")
+        _tell("stopped")
+    try:
+        sys.stdout.flush()
+    except OSError:
+        # Python would try once more at the exit, and fail.
+        os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), sys.stdout.fileno())
+
+
+def _tell(text: str) -> None:
+    """Tell a person at the terminal. That nobody can be told, as on a full disk, is no failure of
+    lmx."""
+    with contextlib.suppress(OSError):
+        make_console().print(text)
 
 
 class _PrivateLog(WatchedFileHandler):
@@ -159,7 +173,7 @@ def _stop(service: Service, number: signal.Signals, say: bool) -> None:
     again = service.stop_asked
     service.stop(number.name)
     if say:
-        make_console().print(
+        _tell(
             "\nstopping at once" if again else f"\nstopping ({number.name}); again to stop at once"
         )
 

@@ -25,6 +25,7 @@ from lmx.protocol.wire.sockets import Role, open_socket
 
 pytestmark = pytest.mark.process
 
+NEEDS_DEV_FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 ONE = {"models": [scripted("alpha")]}
 
 
@@ -133,10 +134,14 @@ def test_what_has_no_place_any_more_is_ended() -> None:
         assert {process.pid for process in lmx.processes()}.isdisjoint({old["alpha"], router})
 
 
-def test_an_output_that_nobody_reads_any_more_leaves_nothing_behind() -> None:
+@pytest.mark.parametrize("full", [False, pytest.param(True, marks=NEEDS_DEV_FULL)])
+def test_an_output_that_nobody_takes_any_more_leaves_nothing_behind(full: bool) -> None:
     lmx = Rig(ONE)
     try:
         reader, writer = os.pipe()
+        if full:
+            os.close(writer)
+            writer = os.open("/dev/full", os.O_WRONLY)
         lmx.supervisor = subprocess.Popen(
             [sys.executable, "-m", "lmx.supervisor", "up", "--config", str(lmx.config_path)],
             stdin=subprocess.DEVNULL, stdout=writer, stderr=writer, env=lmx.environment,
@@ -146,7 +151,7 @@ def test_an_output_that_nobody_reads_any_more_leaves_nothing_behind() -> None:
         lmx.wait_serving()
         os.close(reader)
         lmx.wait_state("alpha", "ready")
-        lmx.stop(signal.SIGTERM)
+        assert lmx.stop(signal.SIGTERM) == 0
         assert lmx.processes() == []
     finally:
         lmx.close()
