@@ -99,7 +99,8 @@ def describe_invalid(
 
     A type of fault without a text of its own still gives a 400 that names the field and the value.
     """
-    param = param_path(location)
+    is_name = bool(location) and location[-1] == "[key]"
+    param = param_path(location[:-1] if is_name else location)
     if kind == "missing":
         return RequestError(
             ErrorCode.MISSING_PARAMETER, f"`{param}` is required but missing.", param=param
@@ -111,6 +112,9 @@ def describe_invalid(
         code, rule = ErrorCode.INVALID_VALUE, f"must be {bound}, got {short(given)}"
     elif kind in _LENGTHS:
         code, rule = ErrorCode.INVALID_VALUE, _LENGTHS[kind].format_map(context)
+        rule = rule.removesuffix(", got None")  # nobody has counted further
+        if is_name:
+            rule = f"has a name that {rule}"
     elif kind == BLOCK_TYPE:
         found = given.get("type") if isinstance(given, dict) else None
         code = ErrorCode.UNSUPPORTED_VALUE if isinstance(found, str) else ErrorCode.INVALID_TYPE
@@ -162,7 +166,8 @@ def param_path(location: Sequence[str | int]) -> str:
         if isinstance(step, int):
             path += f"[{step}]"
         elif not step.startswith("<"):
-            path += f".{step}" if path else step
+            # It may be a key of the client's own.
+            path += f".{step[:_STEP_SHOWN]}" if path else step[:_STEP_SHOWN]
     return path
 
 

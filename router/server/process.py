@@ -129,6 +129,8 @@ class Router:
         app.on_response_prepare.append(self._say_goodbye)
         self._runner = web.AppRunner(
             app,
+            # `router/http/bodies/encoding.py` does it, in small steps.
+            auto_decompress=False,
             # A client that leaves cancels its handler, and so its generation.
             handler_cancellation=True,
             access_log=None,

@@ -11,6 +11,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestPayloadError
 
 from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.router.http.bodies.encoding import encoding_of
 from lmx.router.http.bodies.json_body import BODY_ROOM, arriving_in_time
 from lmx.router.http.bodies.room import BodyShare
 
@@ -50,6 +51,11 @@ async def read_form(request: web.Request, limit_bytes: int) -> dict[str, list[Fo
             ErrorCode.UNSUPPORTED_MEDIA_TYPE,
             f"The body must be a form: send it with Content-Type: {_TYPE}, not "
             f"{request.content_type[:80]!r}.",
+        )
+    if encoding_of(request) != "identity":
+        raise RequestError(
+            ErrorCode.UNSUPPORTED_MEDIA_TYPE,
+            "A form is not decoded: send it without a Content-Encoding.",
         )
     most_bytes = limit_bytes + _MOST_PARTS * _MOST_FIELD_BYTES + _OVERHEAD_BYTES
     if request.content_length is not None and request.content_length > most_bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
@@ -15,6 +16,7 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestPayloadError
 
 from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.router.http.bodies.encoding import decoded, encoding_of
 from lmx.router.http.bodies.limits import SMALL_BYTES, check_amounts, no_collection
 from lmx.router.http.bodies.room import BodyRoom, BodyShare
 from lmx.router.http.cors import is_of_browser
@@ -35,8 +37,6 @@ _DUPLICATE: Final = re.compile(r'Detected duplicate key "(.*)" at (line \d+ colu
 _KEY_SHOWN: Final = 60
 """Characters of a key that an error repeats."""
 
-_ENCODINGS: Final = frozenset({"identity", "gzip", "deflate"})
-
 _Parsed = TypeVar("_Parsed")
 
 READ_DEADLINE_S: Final = 60.0
@@ -53,7 +53,7 @@ async def read_object(request: web.Request, limit_bytes: int) -> dict[str, Any]:
     RATE_LIMIT_EXCEEDED if the client has too few tokens left for what the object asks for.
     """
     _check_content_type(request)
-    _check_encoding(request.headers.get("Content-Encoding", "identity"))
+    encoding_of(request)
     if request.content_length is not None and request.content_length > limit_bytes:
         raise _too_large(limit_bytes)
     with request.app[BODY_ROOM].one() as share:
@@ -84,7 +84,7 @@ async def _read_in_time(request: web.Request, limit_bytes: int, share: BodyShare
     try:
         async with arriving_in_time():
             return await _read(request, limit_bytes, share)
-    except (web.PayloadAccessError, RequestPayloadError) as error:
+    except (web.PayloadAccessError, RequestPayloadError, zlib.error) as error:
         raise RequestError(
             ErrorCode.INVALID_JSON, "The request body could not be decoded: check its encoding."
         ) from error
@@ -167,15 +167,6 @@ def too_deep(payload: bytes, value: dict[str, Any]) -> bool:
     return payload.count(b"[") + payload.count(b"{") > MAX_DEPTH and _is_deep(value)
 
 
-def _check_encoding(encoding: str) -> None:
-    if encoding.lower() not in _ENCODINGS:
-        raise RequestError(
-            ErrorCode.UNSUPPORTED_MEDIA_TYPE,
-            f"Content-Encoding {encoding[:40]!r} is not supported: send the body as it is, or "
-            f"with {', '.join(sorted(_ENCODINGS - {'identity'}))}.",
-        )
-
-
 def json_type(value: object) -> str:
     """Return what JSON calls the type of a parsed value, with an article."""
     match value:
@@ -194,15 +185,15 @@ def json_type(value: object) -> str:
 
 
 async def _read(request: web.Request, limit_bytes: int, share: BodyShare) -> bytes:
-    chunks: list[bytes] = []
+    pieces: list[bytes] = []
     size_bytes = 0
-    async for chunk in request.content.iter_any():
-        size_bytes += len(chunk)
+    async for piece in decoded(request.content, encoding_of(request), limit_bytes):
+        size_bytes += len(piece)
         if size_bytes > limit_bytes:
             raise _too_large(limit_bytes)
         share.grow(size_bytes)
-        chunks.append(chunk)
-    return b"".join(chunks)
+        pieces.append(piece)
+    return b"".join(pieces)
 
 
 def _check_content_type(request: web.Request) -> None:

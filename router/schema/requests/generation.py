@@ -18,9 +18,13 @@ from lmx.router.schema.validation import (
     TEXT,
     TEXT_OR_LIST,
     Count,
-    FreeObject,
     Strict,
 )
+
+_LabelName = Annotated[str, Field(max_length=64)]
+_LabelText = Annotated[str, Field(max_length=512)]
+_Labels = Annotated[dict[_LabelName, _LabelText], Field(max_length=16)]
+"""OpenAI's limits: what is shown again has the form that clients expect."""
 
 
 class LabelFields(Strict):
@@ -28,8 +32,9 @@ class LabelFields(Strict):
 
     user: str | None = None
     """It is accepted, and changes nothing."""
-    metadata: FreeObject | None = None
-    """It is accepted, and changes nothing."""
+    metadata: _Labels | None = None
+    """It is accepted, and changes nothing: up to 16 names of up to 64 characters, each with a
+    string of up to 512. A response of `/v1/responses` shows it again."""
     safety_identifier: str | None = None
     """It is accepted, and changes nothing."""
     service_tier: str | None = None

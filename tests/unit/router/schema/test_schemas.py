@@ -7,13 +7,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.router.http.bodies.json_body import MAX_DEPTH, parse_object
 from lmx.router.schema.requests.chat import ChatRequest, parse_chat
+from lmx.router.schema.requests.completions import CompletionRequest
 from lmx.router.schema.requests.conversation.media import KINDS
+from lmx.router.schema.requests.responses.responses import ResponsesRequest
 from lmx.router.schema.requests.unsupported import CHAT
-from lmx.router.schema.validation import param_path, short
+from lmx.router.schema.validation import param_path, short, validated
 
 USER = {"role": "user", "content": "hi"}
 TYPE = ErrorCode.INVALID_TYPE
@@ -380,3 +383,28 @@ def test_any_bytes_parse_or_are_a_request_error(payload: bytes) -> None:
         parse_object(payload)
     except RequestError as error:
         assert error.code in {ErrorCode.INVALID_JSON, ErrorCode.INVALID_TYPE}
+
+
+@pytest.mark.parametrize("schema", [ChatRequest, CompletionRequest, ResponsesRequest])
+@pytest.mark.parametrize(
+    ("metadata", "param", "why"),
+    [
+        ({"a": 5}, "metadata.a", "must be a string, got 5"),
+        ({str(n): "x" for n in range(17)}, "metadata", "must hold at most 16 elements."),
+        ({"k" * 65: "x"}, "metadata." + "k" * 40, "a name that must hold at most 64 characters"),
+        ({"a": "x" * 513}, "metadata.a", "must hold at most 512 characters"),
+    ],
+)
+def test_metadata_have_openai_s_limits(
+    schema: type[BaseModel], metadata: dict[str, Any], param: str, why: str
+) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "prompt": "hi", "input": "hi"}
+    if schema is ResponsesRequest:
+        del body["prompt"]
+    most = {"k" * 63 + chr(97 + n): "x" * 512 for n in range(16)}
+    for taken in (most, {}, None):
+        validated(schema, {**body, "metadata": taken})
+    with pytest.raises(RequestError) as caught:
+        validated(schema, {**body, "metadata": metadata})
+    assert caught.value.param is not None and caught.value.param.startswith(param)
+    assert why in caught.value.message

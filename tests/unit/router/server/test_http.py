@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import socket
+import zlib
 from dataclasses import replace
 from typing import Any
 
@@ -122,9 +124,34 @@ async def test_a_body_announced_as_too_large_is_refused_before_any_of_it_came() 
         writer.close()
 
 
-async def test_a_compressed_body_is_limited_by_what_it_expands_to() -> None:
-    import gzip
+def compressed(payload: bytes, form: int) -> bytes:
+    made = zlib.compressobj(wbits=form)
+    return made.compress(payload) + made.flush()
 
+
+async def test_compressed_bodies() -> None:
+    whole = json.dumps(chat_body()).encode()
+    zipped = gzip.compress(whole[:20]) + gzip.compress(b"") + gzip.compress(whole[20:])
+    async with router_rig() as rig:
+        for encoding, payload in (
+            ("gzip", gzip.compress(whole)), ("gzip", zipped), ("GZIP", gzip.compress(whole)),
+            ("identity", whole), ("deflate", compressed(whole, 15)),
+            ("deflate", compressed(whole, -15)),
+            ("gzip", gzip.compress(b" " * 900_000 + whole)),
+        ):  # fmt: skip
+            status, body = await post_raw(rig, payload, JSON | {"Content-Encoding": encoding})
+            assert status == 200, (encoding, body)
+        for encoding in ("br", "zstd", "gzip, gzip", "x" * 200):
+            status, body = await post_raw(rig, whole, JSON | {"Content-Encoding": encoding})
+            assert (status, body["error"]["code"]) == (415, "unsupported_media_type")
+            assert "deflate, gzip" in body["error"]["message"]
+            assert "install" not in body["error"]["message"]
+        for cut in (gzip.compress(whole)[:-9], gzip.compress(whole) + b"?"):
+            status, body = await post_raw(rig, cut, JSON | {"Content-Encoding": "gzip"})
+            assert (status, body["error"]["code"]) == (400, "invalid_json")
+
+
+async def test_a_compressed_body_is_limited_by_what_it_expands_to() -> None:
     async with router_rig() as rig:
         headers = JSON | {"Content-Encoding": "gzip"}
         status, _ = await post_raw(rig, gzip.compress(b" " * 20_000_000), headers)
