@@ -19,9 +19,11 @@ PINNED = Path(__file__).parent / "pinned"
 STRICT = (
     "{% set effort = reasoning_effort | default('xhigh') %}"
     "{% if effort not in ('xhigh', 'medium', 'low') %}"
-    "{{ raise_exception('Unexpected reasoning effort ' ~ effort) }}{% endif %}" + CHAT_TEMPLATE
-)
-"""Refuses the effort that programs ask for, as Qwen's do."""
+    "{{ raise_exception('Unexpected reasoning effort ' ~ effort) }}{% endif %}"
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('System message must be at the beginning.') }}{% endif %}{% endfor %}"
+) + CHAT_TEMPLATE
+"""Refuses what programs send, as Qwen's do: the effort "high", and system messages in between."""
 PICTURE_SIZE = (48, 32)
 
 

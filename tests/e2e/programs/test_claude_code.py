@@ -42,7 +42,8 @@ def claude(place: Workplace, node_programs: Callable[[str], Path]) -> Callable[.
 def test_a_loop_with_tools_and_a_picture(
     place: Workplace, claude: Callable[..., list[str]], picture: Path, model: str
 ) -> None:
-    """It asks for the effort "high" with each request, which the template of ``strict`` refuses."""
+    """It asks for the effort "high" with each request, and puts a system message behind the user's:
+    the template of ``strict`` refuses both."""
     file = place.folder / "hello.txt"
     asked = plan(
         call("Write", file_path=str(file), content="hello\n"),

@@ -25,7 +25,8 @@ _QUIET: Final = {
     "DISABLE_TELEMETRY": "1",
     # It asks for no permissions as root otherwise.
     "IS_SANDBOX": "1",
-    # opencode.
+    # opencode, which has npm fetch what its plugins may need.
+    "npm_config_offline": "true",
     "OPENCODE_DISABLE_AUTOUPDATE": "1",
     "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
     "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
