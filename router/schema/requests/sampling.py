@@ -177,10 +177,11 @@ def search_of(fields: SamplingFields, *, ovms: bool = False) -> Search:
         beam = True
     # A value that changes nothing is always allowed: some clients send every default.
     if not beam and fields.length_penalty not in (None, 1.0):
+        way = "a `best_of` above 1" if ovms else "`use_beam_search: true`"
         raise RequestError(
             ErrorCode.INVALID_VALUE,
             "`length_penalty` ranks the answers of a beam search, and this is none: leave it out, "
-            "or ask for beams with `use_beam_search: true`.",
+            f"or ask for beams with {way}.",
             param="length_penalty",
         )
     return Search(

@@ -14,6 +14,7 @@ import mlx_lm.models.llama
 import mlx_vlm.models.llama.llama
 import pytest
 from engine_rig import spec_of
+from media_models import make_media_model
 from text_models import make_text_model
 from tiny_encoders import make_bert
 from tiny_models import make_tiny_model
@@ -95,6 +96,25 @@ def test_a_bad_folder_is_not_tried_again(
     harm(folder)
     failure = failure_of(folder, ModelKind.CHAT)
     assert (failure.code, failure.permanent) == (ErrorCode.MODEL_SOURCE_INVALID, True)
+
+
+def test_a_processor_that_is_refused_is_not_to_be_fetched_again(tmp_path: Path) -> None:
+    folder = make_media_model(tmp_path / "model", "gemma4")
+    path = folder / "processor_config.json"
+    whole = path.read_text()
+    settings = json.loads(whole)
+    settings["image_processor"]["max_soft_tokens"] = 77
+    path.write_text(json.dumps(settings))
+    failure = failure_of(folder, ModelKind.CHAT)
+    assert (failure.code, failure.permanent) == (ErrorCode.MODEL_SOURCE_INVALID, True)
+    assert "`max_soft_tokens` must be one of" in failure.message
+    assert "choose another conversion" in failure.message
+    assert "fetch the" not in failure.message
+    path.write_text(whole)
+    take_the_tokenizer_away(folder)
+    assert (
+        "fetch the model again, with its tokenizer's" in failure_of(folder, ModelKind.CHAT).message
+    )
 
 
 def test_a_model_of_another_kind_is_told_in_words(tmp_path: Path, good: Path) -> None:

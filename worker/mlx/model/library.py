@@ -170,7 +170,7 @@ def _open_tokenizer(
             return *_of_processor(processor), processor
         except _UNFIT_TOKENIZER as error:
             if not text_only:
-                raise _refused_tokenizer(folder, error) from error
+                raise _refused_processor(folder, error, options) from error
             # A processor of images, whose settings the folder doesn't have.
             log.info("model.no_processor", reason=_told(error))
     try:
@@ -196,6 +196,22 @@ def _refused_tokenizer(folder: Path, error: Exception) -> Exception:
         ErrorCode.MODEL_SOURCE_INVALID,
         f"The tokenizer in {folder} can't be loaded ({_told(error)}): fetch the model again, with "
         "its tokenizer's files, or choose another conversion of it.",
+    )
+
+
+def _refused_processor(folder: Path, error: Exception, options: dict[str, Any]) -> Exception:
+    """Return what to say of a folder whose processor can't be loaded, of which its tokenizer is a
+    part."""
+    try:
+        AutoTokenizer.from_pretrained(str(folder), **options)
+    except _UNFIT_TOKENIZER:
+        return _refused_tokenizer(folder, error)
+    if isinstance(error, OSError):
+        return _refused_tokenizer(folder, error)
+    return OperationError(
+        ErrorCode.MODEL_SOURCE_INVALID,
+        f"mlx-vlm {version('mlx-vlm')} can't load what makes images and sounds ready for the model "
+        f"in {folder} ({_told(error)}): choose another conversion of it, or try a newer lmx.",
     )
 
 

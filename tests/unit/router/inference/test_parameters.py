@@ -272,6 +272,9 @@ def test_a_length_penalty_needs_beams(
         with pytest.raises(RequestError, match="beam") as caught:
             parse(body | fields | {"length_penalty": length_penalty}, ovms=ovms)
         assert (caught.value.code, caught.value.param) == (VALUE, "length_penalty")
+        # In /v3 it is the width that asks for beams.
+        assert ("`best_of` above 1" in caught.value.message) is ovms
+        assert ("use_beam_search" in caught.value.message) is not ovms
 
 
 @pytest.mark.parametrize(
