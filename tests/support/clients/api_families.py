@@ -37,6 +37,8 @@ class Question:
     tokens: int
     priority: int = field(default=0, compare=False)
     stream: bool = field(default=True, compare=False)
+    salt: str = field(default="", compare=False)
+    """Nothing that was cached under another one is used, in the families that know it."""
 
     @property
     def prompt(self) -> str:
@@ -91,7 +93,7 @@ def session() -> aiohttp.ClientSession:
     """Return a client for many requests at a time, without deadlines of its own."""
     return aiohttp.ClientSession(
         timeout=aiohttp.ClientTimeout(total=None),
-        connector=aiohttp.TCPConnector(limit=0),
+        connector=aiohttp.TCPConnector(limit=0, force_close=True),
         read_bufsize=_LINE_BYTES,
     )
 
@@ -198,8 +200,8 @@ def _messages(asked: Question) -> list[dict[str, Any]]:
 
 
 def _common(asked: Question, **more: Any) -> dict[str, Any]:
-    own = {"model": asked.model, "stream": asked.stream}
-    return {**own, **({"priority": asked.priority} if asked.priority else {}), **more}
+    own = {"model": asked.model, "stream": asked.stream, "priority": asked.priority}
+    return own | ({"cache_salt": asked.salt} if asked.salt else {}) | more
 
 
 def _drawn(asked: Question, **more: Any) -> dict[str, Any]:

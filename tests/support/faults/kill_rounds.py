@@ -28,7 +28,7 @@ LIMIT_S: Final = 900.0
 
 _HOLD_S: Final = 3.0
 _TOKENS: Final = 500
-_SOUND_S: Final = 25
+_SOUND_S: Final = 240
 _SEEDS: Final = 2
 OWN: Final = {"image": SEES, "transcription": HEARS, "embedding": EMBEDS}
 _TOLD: Final = {

@@ -9,7 +9,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Final
 
@@ -106,7 +106,7 @@ def _draw_question(draw: random.Random) -> Question:
         family,
         model,
         draw.randrange(_SEEDS),
-        25 if family == "transcription" else draw.choice(_SHORT_TOKENS),
+        90 if family == "transcription" else draw.choice(_SHORT_TOKENS),
         priority=draw.choice((-5, 0, 0, 5)),
         stream=draw.random() < 0.85,
     )
@@ -168,7 +168,8 @@ async def compare(
         given = list(group)
         if not any(answer.text for answer in given):
             continue
-        alone = await ask(client, url, Answer(question), limit_s=LIMIT_S)
+        alone = Answer(replace(question, salt="alone"))
+        await ask(client, url, alone, limit_s=LIMIT_S)
         asked += 1
         wrongs += [f"alone: {alone}"] if alone.kind != "answer" else []
         wrongs += [
