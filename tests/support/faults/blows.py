@@ -66,7 +66,7 @@ def draw_blows(seed: int, rounds: int) -> list[Blow]:
         target = _TARGETS[(number + seed) % len(_TARGETS)]
         how = _HOW[dealt[target] % len(_HOW)]
         dealt[target] += 1
-        model = workers[number] if target == "worker" else SEES
+        model = {"worker": workers[number], "renderer": draw.choice(TEXT)}.get(target, SEES)
         blows.append(Blow(target, how, model, draw.uniform(0, 0.7), draw.uniform(*_PAUSE_S)))
     return blows
 

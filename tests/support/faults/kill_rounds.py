@@ -8,7 +8,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import aiohttp
@@ -60,10 +60,11 @@ class Alone:
                 self._texts[question] = answer.text
 
 
-def draw_questions(draw: random.Random) -> list[Question]:
-    """One of each family, and one of an adapter."""
-    families = [*FAMILIES, "chat"]
-    models = [OWN.get(family, draw.choice(TEXT)) for family in FAMILIES] + [ADAPTED]
+def draw_questions(draw: random.Random, model: str) -> list[Question]:
+    """One of each family, one of an adapter, and one to the model if it writes."""
+    families = [*FAMILIES, "chat", "chat"]
+    models = [OWN.get(family, draw.choice(TEXT)) for family in FAMILIES]
+    models += [ADAPTED, model if model in TEXT else draw.choice(TEXT)]
     return [
         Question(
             family, model, draw.randrange(_SEEDS),
@@ -94,10 +95,8 @@ async def play_round(
     lmx: Rig, client: aiohttp.ClientSession, alone: Alone, blow: Blow, draw: random.Random
 ) -> Round:
     """Ask one of each, deal the blow in their middle, and wait until all is well again."""
-    questions = draw_questions(draw)
+    questions = draw_questions(draw, blow.model)
     await alone.learn(questions)
-    if blow.target == "renderer":
-        blow = replace(blow, model=questions[0].model)
     played, url = Round(blow, [Answer(question) for question in questions]), server_url(lmx)
     seen = len(lmx.log_events("supervisor"))
     loading = asyncio.ensure_future(_load_spare(lmx, wanted=blow.target == "inspector"))
