@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 
 import orjson
 
-from lmx.protocol.errors import LmxError
+from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.router.http.errors import error_type, http_status, shown_message
 
 _ANTHROPIC_TYPES: Final = {
@@ -27,6 +27,13 @@ _ANTHROPIC_TYPES: Final = {
 
 _ANTHROPIC_REST: Final = {False: "invalid_request_error", True: "api_error"}
 """The same for all other statuses, by whether they are 5xx."""
+
+
+_ANTHROPIC_DETAILS: Final = {
+    "thread": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+}
+"""What Anthropic's libraries look for in the error of a field that is not supported: they go on
+without it then."""
 
 
 def named_event(data: dict[str, Any]) -> bytes:
@@ -153,13 +160,15 @@ class AnthropicFamily:
         """Return ``{"type": "error", "error": {type, message, code}, "request_id"}``, with
         ``param`` if the error is about a field."""
         status = http_status(error.code, operator=operator)
-        shown = {
+        shown: dict[str, Any] = {
             "type": _ANTHROPIC_TYPES.get(status, _ANTHROPIC_REST[status >= 500]),
             "message": shown_message(error, operator=operator),
             "code": error.code.value,
         }
         if error.param is not None:
             shown["param"] = error.param
+            if error.code is ErrorCode.UNSUPPORTED_VALUE and error.param in _ANTHROPIC_DETAILS:
+                shown["details"] = _ANTHROPIC_DETAILS[error.param]
         if job_id is not None:
             shown["job_id"] = job_id
         named = {} if request_id is None else {"request_id": request_id}

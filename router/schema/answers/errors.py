@@ -5,7 +5,7 @@ What all answers of models have: the tokens that they took, and the time.
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from pydantic import Field
 
@@ -65,6 +65,8 @@ class AnthropicErrorObject(Answer):
     """What went wrong, for programs."""
     param: str | None = None
     """The path of the field at fault, where one is."""
+    details: dict[str, Any] | None = None
+    """It is there where Anthropic's libraries go on by themselves without a field."""
     job_id: str | None = None
     """It is there with `sync_timeout`: the job goes on, and has the answer when it has ended."""
 

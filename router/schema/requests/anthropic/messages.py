@@ -124,6 +124,9 @@ class MessagesRequest(PromptFields, ResidencyFields):
     """It is accepted, and changes nothing."""
     service_tier: str | None = None
     """It is accepted, and changes nothing."""
+    thread: FreeObject | None = None
+    """A conversation that the server keeps. Any value is a 400, in the form after which Anthropic's
+    libraries send the whole conversation."""
 
     @property
     def stop_texts(self) -> tuple[str, ...]:
@@ -150,6 +153,13 @@ def parse_messages(
     fault.
     """
     request = validated(MessagesRequest, body)
+    if request.thread is not None:
+        raise RequestError(
+            ErrorCode.UNSUPPORTED_VALUE,
+            "`thread` is not supported, since no conversation is kept here: leave it out, and send "
+            "the whole conversation in `messages`.",
+            param="thread",
+        )
     conversation = chat_messages(request.system, request.messages, keep_billing=keep_billing)
     thinking = request.effective_thinking
     budget = thinking.budget_tokens

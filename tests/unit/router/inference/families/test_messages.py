@@ -151,3 +151,15 @@ async def test_what_changes_nothing_is_named() -> None:
                 assert named == ["no"]
         async with rig.http.post(f"{rig.url}{PATH}", json=body()) as response:
             assert "X-Lmx-Ignored" not in response.headers
+
+
+async def test_a_thread_is_refused_so_that_libraries_send_the_whole_conversation() -> None:
+    async with router_rig() as rig:
+        for thread in ({"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}):
+            status, refused = await rig.post_json(
+                "/v1/messages", model=MODEL, max_tokens=9, messages=[HI], thread=thread
+            )
+            assert (status, refused["error"]["param"]) == (400, "thread")
+            assert refused["error"]["details"]["error_code"] == "thread_unsupported_request"
+            AnthropicError.model_validate_json(json.dumps(refused))
+        assert not rig.worker.streams
