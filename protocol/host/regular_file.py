@@ -3,6 +3,7 @@ reading never waits for the other end of a pipe. JSON in it has limits too."""
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import stat
@@ -48,11 +49,12 @@ def read_regular(path: Path, most_bytes: int) -> bytes:
 
 
 def parse_json(content: bytes) -> Any:
-    """Return the value of a JSON text. NaN and Infinity are allowed, because configurations of real
-    models have them. Raises ``ValueError`` if it is not JSON or has more than 64 levels of nesting.
+    """Return the value of a JSON text, with or without a byte order mark. NaN and Infinity are
+    allowed, because configurations of real models have them. Raises ``ValueError`` if it is not
+    JSON or has more than 64 levels of nesting.
     """
     try:
-        value = json.loads(content)
+        value = json.loads(content.removeprefix(codecs.BOM_UTF8))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     _refuse_depth(value)

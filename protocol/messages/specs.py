@@ -106,6 +106,15 @@ class WorkerSpec(SamplingParameters):
 
     tool_parser: str | None = None
 
+    chat_template: str | None = None
+    """A chat template in the place of the folder's own: its text, or its file."""
+
+    tokenizer_config: dict[str, Any] | None = None
+    """Values in the place of those in the folder's tokenizer_config.json."""
+
+    allow_inexact: bool = False
+    """Whether a model is loaded that the engine's library is known to compute wrongly."""
+
     calls_in_open_thought: bool = True
     """Whether whole calls at the end of a thought that was never closed are calls."""
 

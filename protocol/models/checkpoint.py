@@ -74,6 +74,9 @@ class CheckpointConfig:
     context_tokens: int | None
     """The longest context that the model was made for. None: the file does not say."""
 
+    impossible_context: str | None
+    """What the file says of the context where no context can be so long."""
+
     layers: int
     hidden_size: int
     """How many numbers a layer passes on for each token."""
@@ -124,6 +127,10 @@ def parse_checkpoint_config(content: Any) -> CheckpointConfig:
         family=_family(text.get("model_type") or whole.get("model_type")),
         architectures=_names(whole.get("architectures")),
         context_tokens=count(text, *_CONTEXT_KEYS) or count(whole, *_CONTEXT_KEYS) or None,
+        impossible_context=next(
+            (f"{text[key]:g}" for key in _CONTEXT_KEYS if isinstance(text.get(key), int | float)),
+            None,
+        ),
         layers=count(text, *_LAYERS_KEYS),
         hidden_size=count(text, *_HIDDEN_KEYS),
         attention_heads=count(text, *_HEADS_KEYS),
@@ -134,16 +141,41 @@ def parse_checkpoint_config(content: Any) -> CheckpointConfig:
     )
 
 
+INDEX_NAME: Final = "model.safetensors.index.json"
+"""The file that says which of a folder's files hold the weights."""
+
+
 def weight_files(folder: Path, kind: ModelKind) -> list[Path]:
-    """Return the files that hold a model's weights, sorted by name. Raises ``OSError``, and
-    :class:`OperationError` when there are more files than any model has."""
+    """Return the files that hold a model's weights, sorted by name.
+
+    Of a model that writes, these are the files that its index names, if it has one and they are all
+    there. Else they are those whose names begin with ``model``, if there are any: other tools leave
+    the same weights in other files beside them. Raises ``OSError``, and :class:`OperationError`
+    when there are more files than any model has.
+    """
     found = sorted(folder.glob("*.safetensors"))
-    if kind is not ModelKind.CHAT:
+    if kind is ModelKind.CHAT:
+        named = indexed_names(folder)
+        chosen = [file for file in found if file.name in named]
+        if not named or len(chosen) < len(named):
+            chosen = [file for file in found if file.name.startswith("model")]
+        found = chosen or found
+    else:
         # The dense layers of sentence-transformers are in folders of their own.
         found += sorted(folder.glob("*/*.safetensors"))
     if len(found) > _MOST_WEIGHT_FILES:
         raise _refused(f"{folder} has {len(found)} files of weights: fetch the model again")
     return found
+
+
+def indexed_names(folder: Path) -> frozenset[str]:
+    """Return the names of the files that a folder's index names; none if it has none that can be
+    read."""
+    try:
+        index = parse_json(read_regular(folder / INDEX_NAME, 4 * CONFIG_LIMIT_BYTES))
+        return frozenset(map(str, index["weight_map"].values()))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return frozenset()
 
 
 def count(section: Section, *names: str) -> int:

@@ -25,6 +25,9 @@ _HEADERS_LIMIT_BYTES: Final = 128 * 1024**2
 _MOST_BYTES: Final = 2**50
 """More than any file has: a petabyte."""
 
+_LFS_POINTER: Final = b"version "
+"""The beginning of the text that Git leaves in a file's place where Git LFS is not installed."""
+
 _METADATA: Final = "__metadata__"
 """The entry of a header that is no tensor."""
 
@@ -65,7 +68,10 @@ def file_tensors(shard: Path) -> tuple[list[Tensor], int]:
     """
     try:
         with open_regular(shard) as file:
-            (length,) = struct.unpack("<Q", file.read(8))
+            head = file.read(8)
+            if head == _LFS_POINTER:
+                raise ValueError('it is a pointer of Git LFS: run "git lfs pull" in its folder')
+            (length,) = struct.unpack("<Q", head)
             if length > _HEADER_LIMIT_BYTES:
                 most = _HEADER_LIMIT_BYTES
                 raise ValueError(f"header of {length} bytes, of which at most {most} are read")

@@ -187,6 +187,17 @@ class ModelConfig(Section):
     )
     """The form in which it calls tools, where its template does not tell. A name that is none makes
     loading fail with a list of them."""
+    chat_template: Annotated[str | None, Needs.WORKER] = Field(
+        None, min_length=1, examples=["/models/templates/qwen.jinja"]
+    )
+    """A chat template in the place of its own: a file, or the template's text."""
+    tokenizer_config: Annotated[dict[str, Any], Needs.WORKER] = Field(
+        default_factory=dict, examples=[{"eos_token": "<|im_end|>"}]
+    )
+    """Values in the place of those in its tokenizer_config.json."""
+    allow_inexact: Annotated[bool, Needs.WORKER] = False
+    """Whether it is loaded although the engine's library is known to compute models of its type
+    wrongly ([models.md](models.md) lists them). Its answers are then worse than the model is."""
     tools: Annotated[ToolsConfig, Needs.WORKER] = ToolsConfig()
     """How its tool calls are read."""
     allow_checkpoint_code: Annotated[bool, Needs.WORKER] = False

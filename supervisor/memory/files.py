@@ -18,6 +18,7 @@ folder."""
 
 _INDEX: Final = "*.safetensors.index.json"
 _SHARD: Final = re.compile(r"(.*-)(\d{5})(-of-)(\d{5})(\.safetensors)")
+_DAMAGED: Final = " (it is damaged)"
 _MOST_NAMED_SHARDS: Final = 10_000
 _INDEX_LIMIT_BYTES: Final = 64 * 1024**2
 _TOKENIZERS: Final = (
@@ -43,7 +44,10 @@ def missing_part(folder: Path) -> str | None:
     if dangling is not None:
         return dangling
     weights = sorted(path.name for path in folder.glob("*.safetensors"))
-    for name in (*_indexed(folder), *promised(weights)):
+    named = _indexed(folder)
+    if weights and not any((folder / name).exists() for name in named):
+        named = [name for name in named if name.endswith(_DAMAGED)]  # It is of other files.
+    for name in (*named, *promised(weights)):
         if not (folder / name).is_file():
             return name
     if not weights:
@@ -104,5 +108,5 @@ def _indexed(folder: Path) -> list[str]:
             found = parse_json(content)["weight_map"].values()
             names.update(name for name in found if isinstance(name, str))
         except (IrregularFileError, ValueError, KeyError, TypeError, AttributeError):
-            return [f"{index.name} (it is damaged)"]
+            return [f"{index.name}{_DAMAGED}"]
     return sorted(names)

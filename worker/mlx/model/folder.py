@@ -20,6 +20,9 @@ class FolderConfig:
 
     context_tokens: int | None
     sampling: SamplingParameters
+    model_type: str
+    impossible_context: str | None = None
+    """What config.json says of the context where no context can be so long."""
 
 
 def read_folder(folder: Path) -> FolderConfig:
@@ -40,6 +43,8 @@ def read_folder(folder: Path) -> FolderConfig:
     return FolderConfig(
         context_tokens=config.context_tokens,
         sampling=_sampling(generation),
+        model_type=config.model_type,
+        impossible_context=config.impossible_context,
     )
 
 
@@ -53,16 +58,23 @@ def _sampling(generation: Mapping[str, Any]) -> SamplingParameters:
     return SamplingParameters(**given)
 
 
-def effective_context(declared: int | None, configured: int | None) -> int:
+def effective_context(
+    declared: int | None, configured: int | None, impossible: str | None = None
+) -> int:
     """Return the context length to serve with: the configured one, within the declared one.
 
-    Raises :class:`OperationError` if the configured one is longer than the model allows, or if
-    neither is known.
+    ``impossible`` is what config.json says where no context can be so long. Raises
+    :class:`OperationError` if the configured one is longer than the model allows, or if neither is
+    known.
     """
     if declared is None and configured is None:
+        said = (
+            f"says that its context has {impossible} tokens, which can't be"
+            if impossible
+            else "doesn't say how long its context is"
+        )
         raise OperationError(
-            ErrorCode.CONFIG_INVALID,
-            "The model's config.json doesn't say how long its context is: set context_length.",
+            ErrorCode.CONFIG_INVALID, f"The model's config.json {said}: set context_length."
         )
     if declared is not None and configured is not None and configured > declared:
         raise OperationError(

@@ -8,6 +8,7 @@ configuration, which mlx-vlm asks for.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -20,9 +21,13 @@ from mlx_vlm.utils import load_config, load_model, load_processor, resolve_eos_t
 from transformers import AutoTokenizer
 
 from lmx.protocol.errors import ErrorCode, OperationError
-from lmx.protocol.models.checkpoint import CheckpointConfig, read_checkpoint_config
+from lmx.protocol.models.checkpoint import (
+    CheckpointConfig,
+    read_checkpoint_config,
+    weight_files,
+)
 from lmx.protocol.models.media import media_kinds, of_media
-from lmx.protocol.models.safetensors import read_tensors
+from lmx.protocol.models.safetensors import file_tensors, read_tensors
 from lmx.protocol.states import ModelKind
 from lmx.worker.media.values import MediaNeeds
 from lmx.worker.mlx.device.cpu import tables
@@ -32,6 +37,7 @@ from lmx.worker.mlx.model.media_needs import media_needs
 from lmx.worker.mlx.model.mended.gemma3n import mend_gemma3n
 from lmx.worker.mlx.model.mended.hy_v4 import mend_hy_v4
 from lmx.worker.mlx.model.mended.qwen3_omni import mend_qwen3_omni
+from lmx.worker.mlx.model.readable import FolderChanges, readable
 from lmx.worker.mlx.model.text_model import TextModel, load_text_model
 from lmx.worker.scheduling.device_failure import is_device_failure
 from lmx.worker.scheduling.out_of_memory import is_out_of_memory
@@ -82,7 +88,9 @@ class Checkpoint(NamedTuple):
         return self.forward.model
 
 
-def open_checkpoint(folder: Path, *, allow_code: bool = False) -> Checkpoint:
+def open_checkpoint(
+    folder: Path, *, allow_code: bool = False, changes: FolderChanges | None = None
+) -> Checkpoint:
     """Open a folder whose model writes. ``allow_code``: its tokenizer's own code may run.
 
     Raises :class:`OperationError` for one that can't be loaded as it is, or whose model can't take
@@ -94,11 +102,13 @@ def open_checkpoint(folder: Path, *, allow_code: bool = False) -> Checkpoint:
         forbid_checkpoint_code()
     config = read_checkpoint_config(folder)
     tensors = [tensor.name for tensor in read_tensors(folder, ModelKind.CHAT)]
+    _refuse_doubles(folder, tensors)
+    shown = readable(folder, changes)
     text_only = not any(map(of_media, tensors))
     errors: list[Exception] = []
     for load in _loaders(config, text_only=text_only):
         try:
-            forward = Forward(load(folder))
+            forward = Forward(load(shown))
         except (*_UNFIT, RuntimeError) as error:
             if not _is_refusal(error):
                 raise
@@ -114,7 +124,7 @@ def open_checkpoint(folder: Path, *, allow_code: bool = False) -> Checkpoint:
         tables.share_freqs(forward.model)
         library = "mlx-lm" if isinstance(forward.model, TextModel) else "mlx-vlm"
         tokenizer, end_ids, processor = _open_tokenizer(
-            folder, forward.model, text_only=text_only, allow_code=allow_code
+            folder, shown, forward.model, text_only=text_only, allow_code=allow_code
         )
         opened = Checkpoint(forward, tokenizer, end_ids, library)
         if text_only or processor is None:
@@ -122,6 +132,22 @@ def open_checkpoint(folder: Path, *, allow_code: bool = False) -> Checkpoint:
         needs = media_needs(processor, config.model_type, media_kinds(config, tensors))
         return opened._replace(processor=processor, media=needs)
     raise _refused(folder, config, errors) from errors[-1]
+
+
+def _refuse_doubles(folder: Path, tensors: Sequence[str]) -> None:
+    double, times = Counter(tensors).most_common(1)[0] if tensors else ("", 1)
+    if times == 1:
+        return
+    files = [
+        file.name
+        for file in weight_files(folder, ModelKind.CHAT)
+        if any(tensor.name == double for tensor in file_tensors(file)[0])
+    ]
+    raise OperationError(
+        ErrorCode.MODEL_SOURCE_INVALID,
+        f"{' and '.join(files[:2])} in {folder} both have the weights {double[:80]!r}: keep the "
+        "file that belongs to config.json.",
+    )
 
 
 def _loaders(config: CheckpointConfig, *, text_only: bool) -> list[Callable[[Path], Any]]:
@@ -158,15 +184,15 @@ def _known_to_lm(config: CheckpointConfig) -> bool:
 
 
 def _open_tokenizer(
-    folder: Path, model: Any, *, text_only: bool, allow_code: bool
+    folder: Path, shown: Path, model: Any, *, text_only: bool, allow_code: bool
 ) -> tuple[Any, frozenset[int], Any]:
     """Return a folder's tokenizer, the tokens that end an answer, and the processor, if it has
-    one."""
-    named = load_config(folder).get("eos_token_id")
+    one. They are read from ``shown``; errors name ``folder``."""
+    named = load_config(shown).get("eos_token_id")
     options = {"trust_remote_code": allow_code}
     if not isinstance(model, TextModel):
         try:
-            processor = load_processor(folder, eos_token_ids=named, **options)
+            processor = load_processor(shown, eos_token_ids=named, **options)
             return *_of_processor(processor), processor
         except _UNFIT_TOKENIZER as error:
             if not text_only:
@@ -174,7 +200,7 @@ def _open_tokenizer(
             # A processor of images, whose settings the folder doesn't have.
             log.info("model.no_processor", reason=_told(error))
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), **options)
+        tokenizer = AutoTokenizer.from_pretrained(str(shown), **options)
     except _UNFIT_TOKENIZER as error:
         raise _refused_tokenizer(folder, error) from error
     return tokenizer, frozenset(resolve_eos_token_ids(named, tokenizer)), None

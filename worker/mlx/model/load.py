@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +26,7 @@ from lmx.worker.mlx.model.forward import Forward
 from lmx.worker.mlx.model.kv_quantization import quantize_kv
 from lmx.worker.mlx.model.library import open_checkpoint
 from lmx.worker.mlx.model.passes import note_pass
+from lmx.worker.mlx.model.readable import FolderChanges
 
 log = structlog.get_logger()
 
@@ -112,9 +113,16 @@ def load_model(spec: WorkerSpec, advanced: LoadReporter) -> LoadedModel:
     """
     folder = Path(spec.model_path)
     config = read_folder(folder)
-    context_tokens = effective_context(config.context_tokens, spec.context_length)
+    context_tokens = effective_context(
+        config.context_tokens, spec.context_length, config.impossible_context
+    )
     advanced(LoadPhase.WEIGHTS, 0.0, "")
-    checkpoint = open_checkpoint(folder, allow_code=spec.allow_checkpoint_code)
+    _refuse_inexact(config.model_type, spec.allow_inexact)
+    checkpoint = open_checkpoint(
+        folder,
+        allow_code=spec.allow_checkpoint_code,
+        changes=FolderChanges(spec.chat_template, spec.tokenizer_config or {}, spec.allow_inexact),
+    )
     forward, tokenizer = checkpoint.forward, checkpoint.tokenizer
     model = forward.model
     read_weights(model, advanced, folder, spec.kind)
@@ -154,6 +162,31 @@ def _attach(spec: WorkerSpec, forward: Forward) -> Adapters:
         changed.prompt(prompt, forward.new_cache(), changed.embed(prompt))
 
     return attach_adapters(forward.model, spec.adapters, forward.active, run)
+
+
+INEXACT: Final[Mapping[str, str]] = {
+    "phi3small": "its attention does not see across the chunks of a prompt",
+    "plamo3": "its windows of attention differ between a prompt's chunks",
+    "mllama": "its cross attention is wrong for text without an image",
+    "paddleocr_vl": "each chunk of a text begins at the first position",
+    "paligemma": "it looks ahead within a chunk of the prompt alone",
+    "deepseek_v4": "what it pools of several tokens differs between a prompt and single tokens",
+}
+"""Types of models that the pinned libraries compute wrongly, and in which way. Conformance holds
+each against a reference, and fails when a library has corrected one."""
+
+
+def _refuse_inexact(model_type: str, allowed: bool) -> None:
+    reason = INEXACT.get(model_type)
+    if reason is None:
+        return
+    if not allowed:
+        raise OperationError(
+            ErrorCode.MODEL_SOURCE_INVALID,
+            f"Models of the type {model_type!r} are computed wrongly by the engine's library: "
+            f"{reason}. Choose another model, or set allow_inexact: true for this one.",
+        )
+    log.warning("model.inexact", type=model_type, reason=reason)
 
 
 def _tool_parser(tokenizer: Any, configured: str | None) -> str | None:

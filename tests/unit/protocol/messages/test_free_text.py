@@ -33,7 +33,8 @@ NAMES = """
     model_id model_ids name owner request_id router_id sections tool_parser version exits
     """
 CONFIGURATION = """
-    admin_key allowed_hosts allowed_networks command cors_origins disk_path draft_path
+    admin_key allowed_hosts allowed_networks chat_template command cors_origins disk_path
+    draft_path tokenizer_config
     engine_options environment filename home host jobs_path key local_path logs_dir metrics_key
     model_path parameters path repo_id revision run_dir source template_kwargs url urls
     """

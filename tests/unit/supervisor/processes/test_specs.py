@@ -38,12 +38,15 @@ def test_a_spec_has_all_that_was_configured() -> None:
         top_k=20, min_p=0.1, repetition_penalty=1.1, tool_parser="hermes",
         chat_template_kwargs={"enable_thinking": False}, max_decode_stall_s=0.5,
         speculation={"method": "draft_model", "draft": "/d/../e", "num_assistant_tokens": 6},
-        allow_checkpoint_code=True, tools={"calls_in_open_thought": False},
+        allow_checkpoint_code=True, allow_inexact=True, chat_template="/t.jinja",
+        tokenizer_config={"eos_token": "x"}, tools={"calls_in_open_thought": False},
     )  # fmt: skip
     assert spec.adapters == (AdapterSpec("sql", "/lora"),)
     assert (spec.top_k, spec.min_p, spec.repetition_penalty) == (20, 0.1, 1.1)
     assert (spec.tool_parser, spec.template_kwargs) == ("hermes", {"enable_thinking": False})
     assert not spec.calls_in_open_thought
+    assert spec.allow_inexact
+    assert (spec.chat_template, spec.tokenizer_config) == ("/t.jinja", {"eos_token": "x"})
     assert spec.max_decode_stall_s == 0.5
     assert spec.speculation == SpeculationSpec("/e", 6)
     assert spec.allow_checkpoint_code

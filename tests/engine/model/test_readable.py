@@ -1,0 +1,153 @@
+"""Folders as other tools write them, against the same weights in the libraries' own form."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from engine_rig import spec_of
+from text_models import make_text_model
+
+from lmx.protocol.errors import OperationError
+from lmx.worker.mlx.model.library import open_checkpoint
+from lmx.worker.mlx.model.load import INEXACT, load_model
+from lmx.worker.mlx.model.readable import FolderChanges
+
+pytestmark = pytest.mark.engine
+
+INDEX = "model.safetensors.index.json"
+LINEAR = {"rope_type": "linear", "factor": 4.0}
+
+
+def logits(folder: Path) -> np.ndarray[Any, Any]:
+    forward = open_checkpoint(folder).forward
+    tokens = mx.array([list(range(1, 80))], mx.int32)
+    out = forward.prompt(tokens, forward.new_cache(), forward.embed(tokens))
+    out = out[0] if isinstance(out, tuple) else out
+    return np.array(out.astype(mx.float32)).reshape(-1)[-288:]
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    made: dict[str, Path] = {}
+
+    def base(kind: str) -> Path:
+        if kind not in made:
+            made[kind] = make_text_model(tmp_path_factory.mktemp(kind) / kind, kind)
+        return made[kind]
+
+    return base
+
+
+def changed(base: Path, folder: Path, *gone: str, **config: Any) -> Path:
+    shutil.copytree(base, folder)
+    file = folder / "config.json"
+    values = {k: v for k, v in json.loads(file.read_text()).items() if k not in gone}
+    file.write_text(json.dumps(values | config))
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "olmo2", "gemma3_text"])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"rope_theta": 5e5}, {"rope_theta": 5e5, "rope_type": "default"}),
+        ({"rope_theta": 1e4, "rope_scaling": LINEAR}, {"rope_theta": 1e4, **LINEAR}),
+    ],
+    ids=["theta", "scaling"],
+)
+def test_both_ways_to_write_a_rope_compute_the_same(
+    bases: Callable[[str], Path], tmp_path: Path, kind: str, old: Any, new: Any
+) -> None:
+    if kind == "gemma3_text":
+        new = {"full_attention": new, "sliding_attention": {"rope_theta": 1e4}}
+    gone = ("rope_theta", "rope_scaling", "rope_local_base_freq")
+    first = changed(bases(kind), tmp_path / "old", *gone, **old)
+    second = changed(bases(kind), tmp_path / "new", *gone, rope_parameters=new)
+    plain = changed(bases(kind), tmp_path / "plain", *gone)
+    expected = logits(first)
+    assert np.array_equal(logits(second), expected)
+    assert np.abs(logits(plain) - expected).max() > 1e-3, "or the keys say nothing"
+
+
+def test_a_rope_that_the_class_ignores_is_refused_in_words(
+    bases: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = changed(bases("glm4"), tmp_path / "g", rope_scaling=LINEAR)
+    with pytest.raises(OperationError, match="allow_inexact"):
+        open_checkpoint(folder)
+    assert open_checkpoint(folder, changes=FolderChanges(allow_inexact=True)).library == "mlx-lm"
+
+
+def test_only_the_files_that_the_index_names_are_loaded(
+    bases: Callable[[str], Path], tmp_path: Path
+) -> None:
+    base = bases("llama")
+    expected = logits(base)
+    weights = mx.load(str(base / "model.safetensors"))
+    assert isinstance(weights, dict)
+    folder = changed(base, tmp_path / "stray")
+    zeros = {name: mx.zeros_like(value) for name, value in weights.items()}
+    (folder / INDEX).write_text(
+        json.dumps({"weight_map": dict.fromkeys(weights, "model.safetensors")})
+    )
+    for name in ("model-4bit.safetensors", "zz.safetensors", "consolidated.safetensors"):
+        mx.save_safetensors(str(folder / name), zeros)
+    assert np.array_equal(logits(folder), expected)
+    # Without an index nobody can tell which file is meant.
+    (folder / INDEX).unlink()
+    with pytest.raises(OperationError, match=r"model-4bit.safetensors and model.safetensors"):
+        open_checkpoint(folder)
+
+
+def test_a_stale_index_is_left_out_and_a_missing_file_is_named(
+    bases: Callable[[str], Path], tmp_path: Path
+) -> None:
+    base = bases("llama")
+    names = list(mx.load(str(base / "model.safetensors")))
+    folder = changed(base, tmp_path / "stale")
+    shards = [f"model-0000{1 + place % 2}-of-00002.safetensors" for place in range(len(names))]
+    (folder / INDEX).write_text(json.dumps({"weight_map": dict(zip(names, shards, strict=True))}))
+    assert np.array_equal(logits(folder), logits(base))
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    with pytest.raises(OperationError, match=r"no model-00002-of-00002\.safetensors"):
+        open_checkpoint(folder)
+
+
+def test_a_byte_order_mark_is_read_over(bases: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = changed(bases("llama"), tmp_path / "bom")
+    file = folder / "config.json"
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    assert np.array_equal(logits(folder), logits(bases("llama")))
+
+
+def test_templates_and_the_tokenizer_s_values_can_be_replaced(
+    bases: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = changed(bases("llama"), tmp_path / "own")
+    (folder / "chat_template.jinja").write_text("its own")
+    file = tmp_path / "other.jinja"
+    file.write_text("{{ messages }} of a file")
+    for given in ("{{ messages }} of a file", str(file)):
+        changes = FolderChanges(given, {"eos_token": "<x>"})
+        tokenizer = open_checkpoint(folder, changes=changes).tokenizer
+        assert tokenizer.chat_template == "{{ messages }} of a file"
+        assert tokenizer.eos_token == "<x>"
+    assert open_checkpoint(folder).tokenizer.chat_template == "its own"
+    with pytest.raises(OperationError, match=r"chat_template: nowhere\.jinja"):
+        open_checkpoint(folder, changes=FolderChanges("nowhere.jinja"))
+
+
+def test_what_is_known_to_be_wrong_does_not_answer_silently(
+    bases: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = changed(bases("llama"), tmp_path / "wrong", model_type="phi3small")
+    with pytest.raises(OperationError, match=r"computed wrongly.*allow_inexact: true"):
+        load_model(spec_of(folder), lambda *_: None)
+    assert INEXACT

@@ -1,0 +1,73 @@
+"""Keys of rotary embeddings, as transformers 5 writes them and as the libraries read them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lmx.worker.mlx.model.rope import RopeError, with_rope
+
+READS = frozenset({"rope_theta", "rope_scaling"})
+FULL: dict[str, Any] = {"rope_theta": 1e6, "rope_type": "default"}
+LOCAL: dict[str, Any] = {"rope_theta": 1e4, "rope_type": "default"}
+YARN: dict[str, Any] = {"rope_theta": 1e6, "rope_type": "yarn", "factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("section", "reads", "expected"),
+    [
+        ({"rope_parameters": FULL}, READS, {"rope_theta": 1e6}),
+        (
+            {"rope_parameters": YARN},
+            READS,
+            {"rope_theta": 1e6,
+             "rope_scaling": {"factor": 4.0, "rope_type": "yarn", "type": "yarn"}},
+        ),
+        ({"rope_parameters": {**FULL, "partial_rotary_factor": 0.5}}, READS,
+         {"rope_theta": 1e6, "partial_rotary_factor": 0.5}),
+        # What the section says itself stays.
+        ({"rope_parameters": FULL, "rope_theta": 5.0}, READS, {"rope_theta": 5.0}),
+        ({"rope_scaling": None, "rope_parameters": FULL}, READS, {"rope_theta": 1e6}),
+        # By type of layer.
+        (
+            {"rope_parameters": {"full_attention": FULL, "sliding_attention": LOCAL}},
+            READS | {"rope_local_base_freq"},
+            {"rope_theta": 1e6, "rope_local_base_freq": 1e4},
+        ),
+        ({"rope_parameters": {"full_attention": FULL, "sliding_attention": FULL}}, READS,
+         {"rope_theta": 1e6}),
+        # A class that reads the new form gets it as it is.
+        ({"rope_parameters": {"full_attention": FULL, "other": LOCAL}}, {"rope_parameters"}, {}),
+        ({"rope_parameters": {**FULL, "mrope_section": [1, 2]}}, READS,
+         {"rope_theta": 1e6,
+          "rope_scaling": {"mrope_section": [1, 2], "rope_type": "default", "type": "default"}}),
+        ({}, READS, {}),
+        ({"rope_parameters": 5}, READS, {}),
+    ],
+)  # fmt: skip
+def test_keys_are_those_that_the_class_reads(
+    section: dict[str, Any], reads: frozenset[str], expected: dict[str, Any]
+) -> None:
+    made = with_rope(section, reads)
+    added = {key: value for key, value in made.items() if key != "rope_parameters"}
+    assert {key: value for key, value in added.items() if value is not None} == expected
+    assert made.get("rope_parameters") == section.get("rope_parameters")
+
+
+@pytest.mark.parametrize(
+    ("section", "reads"),
+    [
+        ({"rope_parameters": {"full_attention": FULL, "sliding_attention": LOCAL}}, READS),
+        ({"rope_parameters": {"full_attention": FULL, "chunked_attention": LOCAL}}, READS),
+        ({"rope_parameters": {"full_attention": FULL, "sliding_attention": YARN}},
+         READS | {"rope_local_base_freq"}),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, {"rope_theta"}),
+        ({"rope_parameters": YARN}, {"rope_theta"}),
+    ],
+)  # fmt: skip
+def test_what_the_class_has_no_keys_for_is_refused(
+    section: dict[str, Any], reads: frozenset[str]
+) -> None:
+    with pytest.raises(RopeError):
+        with_rope(section, reads)

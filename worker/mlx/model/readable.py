@@ -1,0 +1,165 @@
+"""A model folder in the form that both libraries read.
+
+Tools write folders that the libraries take for something else: a config.json of transformers 5, one
+with a byte order mark, files of weights that no index names. Such a folder is read through another
+one, of links, that says the same in the libraries' words. It holds until the process ends, because
+weights are read when they are first used.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import shutil
+import tempfile
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+from mlx_lm.utils import MODEL_REMAPPING
+
+from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.host.regular_file import parse_json, read_regular
+from lmx.protocol.models.checkpoint import (
+    CONFIG_LIMIT_BYTES,
+    INDEX_NAME,
+    indexed_names,
+    read_checkpoint_config,
+    weight_files,
+)
+from lmx.protocol.states import ModelKind
+from lmx.worker.mlx.model.rope import RopeError, with_rope
+
+log = structlog.get_logger()
+
+_TEXT_SECTIONS: Final = ("text_config", "language_config", "llm_config", "thinker_config")
+_ROPE_KEYS: Final = ("rope_theta", "rope_scaling", "rope_parameters", "rope_local_base_freq")
+_MARK: Final = b"\xef\xbb\xbf"
+_TEMPLATE_FILES: Final = ("chat_template.jinja", "chat_template.json")
+
+
+@dataclass(frozen=True, slots=True)
+class FolderChanges:
+    """What the configuration puts in the place of a folder's own."""
+
+    chat_template: str | None = None
+    """A chat template: its text, or the file that has it."""
+    tokenizer_config: Mapping[str, Any] = field(default_factory=dict)
+    """Values for its tokenizer_config.json."""
+    allow_inexact: bool = False
+    """Whether it is read although its model will be computed wrongly."""
+
+
+def readable(folder: Path, changes: FolderChanges | None = None) -> Path:
+    """Return a folder that says the same as ``folder``, with ``changes``, to both libraries.
+
+    It is ``folder`` itself where nothing differs. Raises :class:`OperationError` for one that says
+    what no library reads, and ``OSError``.
+    """
+    config_file = folder / "config.json"
+    raw = read_regular(config_file, CONFIG_LIMIT_BYTES)
+    given = read_checkpoint_config(folder).whole
+    try:
+        config = _in_their_words(given)
+    except RopeError as error:
+        if changes is not None and changes.allow_inexact:
+            log.warning("model.inexact", reason=f"config.json {error}")
+            return folder
+        raise OperationError(
+            ErrorCode.MODEL_SOURCE_INVALID,
+            f"{config_file} {error}, which the engine's class of this type of model can't compute: "
+            "choose another conversion, or set allow_inexact: true for this model.",
+        ) from error
+    wanted = {file.name for file in weight_files(folder, ModelKind.CHAT)}
+    present = {file.name for file in folder.glob("*.safetensors")}
+    named = indexed_names(folder)
+    if named & present and (missing := sorted(named - present)):
+        raise OperationError(
+            ErrorCode.MODEL_SOURCE_INVALID,
+            f"{folder} has no {missing[0]}, which its {INDEX_NAME} names: fetch the model again.",
+        )
+    others = present - wanted
+    if (folder / INDEX_NAME).exists() and not wanted <= named:
+        others.add(INDEX_NAME)
+    written: dict[str, Any] = {}
+    if config != given or raw.startswith(_MARK):
+        written["config.json"] = config
+    if changes is not None:
+        written |= _changed(folder, changes)
+        if changes.chat_template is not None:
+            others.update(_TEMPLATE_FILES)
+    if not written and not others:
+        return folder
+    log.info("model.folder_adapted", written=sorted(written), left_out=sorted(others))
+    return _linked(folder, others, written)
+
+
+def _in_their_words(config: Mapping[str, Any]) -> dict[str, Any]:
+    reads = _keys_of_class(config)
+    made = with_rope(config, reads)
+    for name in _TEXT_SECTIONS:
+        section = made.get(name)
+        if isinstance(section, Mapping):
+            inner = with_rope(section, reads)
+            deeper = inner.get("text_config")
+            if isinstance(deeper, Mapping):
+                inner["text_config"] = with_rope(deeper, reads)
+            made[name] = inner
+    return made
+
+
+def _keys_of_class(config: Mapping[str, Any]) -> Collection[str]:
+    """Return the keys of config.json that the class of this type reads, in either library; as far
+    as its source tells."""
+    name = str(config.get("model_type"))
+    name = MODEL_REMAPPING.get(name, name)
+    if not name.isidentifier():
+        return frozenset()
+    found: set[str] = set()
+    for module in (f"mlx_lm.models.{name}", f"mlx_vlm.models.{name}.config"):
+        try:
+            spec = find_spec(module)
+        except ModuleNotFoundError:
+            continue
+        if spec is None or spec.origin is None:
+            continue
+        source = Path(spec.origin).read_text(encoding="utf-8")
+        found |= {key for key in _ROPE_KEYS if key in source}
+    return found
+
+
+def _changed(folder: Path, changes: FolderChanges) -> dict[str, Any]:
+    written: dict[str, Any] = {}
+    if changes.chat_template is not None:
+        written["chat_template.jinja"] = _template(changes.chat_template)
+    if changes.tokenizer_config:
+        file = folder / "tokenizer_config.json"
+        own = parse_json(read_regular(file, CONFIG_LIMIT_BYTES)) if file.exists() else {}
+        written["tokenizer_config.json"] = {**own, **changes.tokenizer_config}
+    return written
+
+
+def _template(given: str) -> str:
+    if "{" in given:
+        return given
+    try:
+        return read_regular(Path(given), CONFIG_LIMIT_BYTES).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise OperationError(
+            ErrorCode.CONFIG_INVALID, f"chat_template: {given} can't be read: {error}."
+        ) from error
+
+
+def _linked(folder: Path, left_out: Collection[str], written: Mapping[str, Any]) -> Path:
+    made = Path(tempfile.mkdtemp(prefix="lmx-folder-"))
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    for entry in folder.iterdir():
+        if entry.name not in left_out and entry.name not in written:
+            (made / entry.name).symlink_to(entry.resolve())
+    for name, content in written.items():
+        text = content if isinstance(content, str) else json.dumps(content)
+        (made / name).write_text(text, encoding="utf-8")
+    return made
