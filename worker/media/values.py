@@ -38,6 +38,11 @@ class Picture:
         object.__setattr__(self, "pixels", pixels)
         object.__setattr__(self, "digest", _digest(b"picture", pixels))
 
+    @property
+    def size_bytes(self) -> int:
+        """How much memory it takes."""
+        return self.pixels.nbytes
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sound:
@@ -59,6 +64,11 @@ class Sound:
         object.__setattr__(
             self, "digest", _digest(b"sound", samples, struct.pack("<q", self.rate_hz))
         )
+
+    @property
+    def size_bytes(self) -> int:
+        """How much memory it takes."""
+        return self.samples.nbytes
 
     @property
     def duration_s(self) -> float:
@@ -91,6 +101,11 @@ class Video:
         sound = self.sound.digest if self.sound is not None else b""
         object.__setattr__(self, "frames", frames)
         object.__setattr__(self, "digest", _digest(b"video", frames, times, sound))
+
+    @property
+    def size_bytes(self) -> int:
+        """How much memory it takes."""
+        return self.frames.nbytes + (self.sound.size_bytes if self.sound else 0)
 
 
 Media = Picture | Sound | Video

@@ -39,9 +39,9 @@ _MOST_MEDIA_BYTES: Final = 512 << 20
 """How many bytes of media wait to be decoded, for all requests together."""
 
 _MOST_ENCODED_BYTES: Final = 1 << 30
-"""How much memory the media of all requests take that the engine has and that wait for it. Beyond
-it no further ones are decoded until a request has ended. A picture of 12 million pixels takes up
-to 300 MB in the form that a model's encoder wants."""
+"""How much memory the media of all requests take that the engine has and that wait for it, but no
+more than is reserved for decoding. Beyond it no further ones are decoded until a request has ended.
+A picture of 12 million pixels takes up to 300 MB in the form that a model's encoder wants."""
 
 _TOO_MUCH_MEDIA: Final = Refusal(
     ErrorCode.QUEUE_FULL,
@@ -308,16 +308,17 @@ class Generations:
             again=again,
         )
 
-    def _decoding(self, opened: Generation) -> Callable[[], None] | None:
-        """Return what decodes its media; None if it has none."""
+    def _decoding(self, opened: Generation) -> Callable[[], int] | None:
+        """Return what decodes its media, and returns their size; None if it has none."""
         return (lambda: self._decode(opened)) if opened.request.media else None
 
-    def _decode(self, opened: Generation) -> None:
+    def _decode(self, opened: Generation) -> int:
         # This runs on the media thread.
         items, needs = opened.request.media, self._facts.media
         check_media(items, needs)
         if needs is not None:
             opened.media = self._decoder.decode(items, opened.blobs, needs)
+        return sum(one.size_bytes for one in opened.media)
 
     def _prepared(self, opened: Generation, future: asyncio.Future[Job | None]) -> None:
         error = future.exception()
@@ -355,7 +356,8 @@ class Generations:
         if size_bytes != opened.encoded_bytes:
             self._encoded_bytes += size_bytes - opened.encoded_bytes
             opened.encoded_bytes = size_bytes
-            self._open.hold_media(self._encoded_bytes >= _MOST_ENCODED_BYTES)
+            most_bytes = min(_MOST_ENCODED_BYTES, self._spec.decode.memory_bytes)
+            self._open.hold_media(self._encoded_bytes >= most_bytes)
 
     def _submit(self, opened: Generation, job: Job) -> None:
         media = job.rows[0].media

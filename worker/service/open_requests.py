@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import structlog
 
@@ -26,6 +26,10 @@ _T = TypeVar("_T")
 
 _DECODED, _FULL = "decoded", "full"
 """Why no further media are decoded."""
+
+_LARGE_BYTES: Final = 64 << 20
+"""Decoded media of this size are not held beside others: 22 million pixels, or 17 minutes of
+sound."""
 
 
 @dataclass(slots=True, eq=False)
@@ -105,7 +109,7 @@ class OpenRequests:
         opened: OpenRequest,
         prepare: Callable[[], _T],
         prepared: Callable[[asyncio.Future[_T | None]], None],
-        decode: Callable[[], None] | None = None,
+        decode: Callable[[], int] | None = None,
     ) -> None:
         """Put a request into the table. When its turn has come, call ``prepare`` on the prompt
         thread, and then ``prepared`` with the result; with None if the request was gone by then.
@@ -119,31 +123,42 @@ class OpenRequests:
         begins: Callable[[], None],
         prepare: Callable[[], _T],
         prepared: Callable[[asyncio.Future[_T | None]], None],
-        decode: Callable[[], None] | None = None,
+        decode: Callable[[], int] | None = None,
     ) -> None:
         """Give a request a turn on the prompt thread, for which it waits ``max_queue_s`` at most;
         ``begins`` is called right before.
 
-        ``decode`` makes what ``prepare`` needs of the request's media. It is called first, on the
-        media thread: the prompts of other requests don't wait for it. If it raises an exception,
-        that is the result.
+        ``decode`` makes what ``prepare`` needs of the request's media, and returns how many bytes
+        that takes. It is called first, on the media thread: the prompts of other requests don't
+        wait for it. If it raises an exception, that is the result.
         """
         until_s = time.monotonic() + self._spec.max_queue_s
         if decode is None:
             self._run(self._prompts, opened, begins, prepare, prepared, until_s)
             return
 
-        def decoded(future: asyncio.Future[_T | None]) -> None:
+        def decoded(future: asyncio.Future[Any]) -> None:
             if opened.gone or future.exception() is not None:
                 prepared(future)
                 return
-            # Decoded media are large: those of one request at most wait for the prompt thread.
+            # Decoded media are large: those of one request at most wait for the prompt thread. The
+            # largest are alone until the prompt is made, which makes further copies of them.
+            alone = (future.result() or 0) >= _LARGE_BYTES
             self._media.hold(_DECODED)
-            self._run(self._prompts, opened, begin_prompt, prepare, prepared, until_s)
 
-        def begin_prompt() -> None:
-            self._media.let_go(_DECODED)
-            begins()
+            def begin_prompt() -> None:
+                if not alone:
+                    self._media.let_go(_DECODED)
+                begins()
+
+            def made(prompt: asyncio.Future[_T | None]) -> None:
+                try:
+                    prepared(prompt)
+                finally:
+                    if alone:
+                        self._media.let_go(_DECODED)
+
+            self._run(self._prompts, opened, begin_prompt, prepare, made, until_s)
 
         self._run(self._media, opened, _nothing, decode, decoded, until_s)
 

@@ -179,13 +179,14 @@ class Tasks:
             case _:
                 return False
 
-    def _decode(self, task: OpenTask) -> None:
+    def _decode(self, task: OpenTask) -> int:
         # This runs on the media thread.
         assert isinstance(task.request, Tokenize | Transcribe)
         items, needs = task.request.media, self._engine.facts.media
         check_media(items, needs)
         if needs is not None:
             task.media = self._decoder.decode(items, task.blobs, needs)
+        return sum(one.size_bytes for one in task.media)
 
     def _plan(self, task: OpenTask) -> TaskPlan | TaskReply:
         # This runs on the prompt thread.

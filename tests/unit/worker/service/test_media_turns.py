@@ -24,7 +24,7 @@ from lmx.worker.scheduling.progress import InFlight, ProgressClock
 from lmx.worker.service import generations as module
 from lmx.worker.service.fair_thread import FairThread
 from lmx.worker.service.generations import Generations
-from lmx.worker.service.open_requests import OpenRequest, OpenRequests
+from lmx.worker.service.open_requests import _LARGE_BYTES, OpenRequest, OpenRequests
 
 SPEC = WorkerSpec("0", "m", "/", "/", LogSpec("/"), "a:b", {}, 1, 8, 8)
 DEADLINE_S = 20.0
@@ -62,17 +62,17 @@ class _Rig:
     def begin(
         self,
         name: str,
-        decode: Callable[[], None] | None = None,
+        decode: Callable[[], int | None] | None = None,
         prepare: Callable[[], Any] = lambda: None,
     ) -> OpenRequest:
         """Begin a request of an owner of the same name."""
         request = Generate(next(self._numbers), name, Sampling(), 1, owner=name)
         opened = _Opened(b"router", request)
 
-        def decoding() -> None:
+        def decoding() -> int:
             assert decode is not None
             self.events.append(f"{name} decodes")
-            decode()
+            return decode() or 0
 
         def preparing() -> str:
             self.events.append(f"{name} is prepared")
@@ -156,6 +156,30 @@ async def test_the_decoded_media_of_one_request_wait_at_most() -> None:
     assert rig.in_flight.count == 0
 
 
+async def test_large_media_are_alone_until_their_prompt_is_made() -> None:
+    """A processor makes copies of them: the next ones come when they are gone."""
+    rig, free = _Rig(), threading.Event()
+    rig.begin("large", lambda: _LARGE_BYTES, lambda: _wait(free))
+    rig.begin("next", lambda: 0)
+    await until(lambda: "large is prepared" in rig.events)
+    # The next one would be decoded at once.
+    await asyncio.sleep(0.05)
+    assert rig.events == ["large decodes", "large is prepared"]
+    free.set()
+    await rig.end("large", "next")
+    # One that is cancelled while it waits, or that fails, keeps nobody waiting.
+    free.clear()
+    rig.begin("slow", None, lambda: _wait(free))
+    await until(lambda: "slow is prepared" in rig.events)
+    gone = rig.begin("gone", lambda: _LARGE_BYTES)
+    await until(lambda: "gone decodes" in rig.events)
+    rig.table.cancel(b"router", gone.request.stream_id)
+    free.set()
+    rig.begin("last", lambda: _LARGE_BYTES, lambda: 1 / 0)
+    await rig.end("last")
+    await until(lambda: not rig.media._held)
+
+
 async def test_media_that_cant_be_decoded_end_their_request_alone() -> None:
     rig = _Rig()
 
@@ -193,6 +217,7 @@ async def test_nothing_is_decoded_while_what_is_decoded_takes_all_the_room(
     generations: Any = object.__new__(Generations)
     generations._open = rig.table
     generations._encoded_bytes = 0
+    generations._spec = SPEC
     generations._by_job = {}
     generations._thread = SimpleNamespace(submit=lambda job: None)
     generations._drop_blobs = lambda opened: None
@@ -227,9 +252,9 @@ def test_media_are_decoded_only_for_a_model_that_takes_them() -> None:
     asked: list[Any] = []
 
     class Decoder:
-        def decode(self, *arguments: Any) -> tuple[str]:
+        def decode(self, *arguments: Any) -> tuple[Any]:
             asked.append(arguments)
-            return ("picture",)
+            return (SimpleNamespace(size_bytes=7),)
 
     needs = MediaNeeds(frozenset({MediaKind.IMAGE}))
     for media in (None, MediaNeeds(frozenset({MediaKind.AUDIO})), needs):
@@ -244,8 +269,8 @@ def test_media_are_decoded_only_for_a_model_that_takes_them() -> None:
                 decode()
             assert caught.value.param == item.param and not asked
         else:
-            decode()
-            assert asked == [((item,), [b"abc"], needs)] and opened.media == ("picture",)
+            assert decode() == 7
+            assert asked == [((item,), [b"abc"], needs)] and len(opened.media) == 1
     opened.request = Generate(1, "r", Sampling(), 1)
     assert generations._decoding(opened) is None
 

@@ -107,6 +107,7 @@ class Rig:
         self.loaded_with: Serving | None = None
         self.spec = spec
         self.prompts, self.media = FairThread("prompt"), FairThread("media")
+        self.checks = FairThread("check")
         self.counts, self.idle_clock = LifetimeCounts(), IdleClock()
         self.gone: set[bytes] = set()
         loop = asyncio.get_running_loop()
@@ -114,7 +115,7 @@ class Rig:
         engine = Engine(facts, self.scripted, self.engine, self.scripted if writes else None)
         self.thread = EngineThread(lambda _: engine, BatchLimits(1, 300.0), self, loop)
         clocks = (self.prompts.clock, self.thread.clock)
-        self.in_flight = InFlight(*clocks, limited=(self.media.clock,))
+        self.in_flight = InFlight(*clocks, limited=(self.media.clock, self.checks.clock))
 
     def send(self, router: bytes, message: Any) -> bool:
         if router in self.gone:
@@ -137,7 +138,7 @@ class Rig:
 
     def loaded(self, engine: Engine, load_s: float) -> None:
         self.loaded_with = Serving(
-            self.spec, engine, self.prompts, self.media, FairThread("check"),
+            self.spec, engine, self.prompts, self.media, self.checks,
             cast(MediaDecoder, self), self.thread, self.in_flight, self.counts, self.idle_clock,
             self.send, self.became_idle,
         )  # fmt: skip
@@ -156,7 +157,7 @@ class Rig:
     def decode(self, items: Any, blobs: Any, needs: Any) -> tuple[Any, ...]:
         """Stand for the decoder."""
         self.decoded.append(bytes(blobs[0]))
-        return ("picture",)
+        return (SimpleNamespace(size_bytes=0),)
 
     def engine_broke(self, error: Exception) -> None:
         raise error
