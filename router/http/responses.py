@@ -5,11 +5,13 @@ It also holds the base class of those answers and the units of their sizes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import orjson
 from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.payload import Payload
 from pydantic import BaseModel, ConfigDict
 
 
@@ -37,6 +39,40 @@ def json_array(answers: Iterable[Answer]) -> web.Response:
     return json_value([answer.model_dump(exclude_unset=True) for answer in answers])
 
 
+_PIECE_BYTES: Final = 256 * 1024
+
+
+class _Pieces(Payload):
+    """A large body, which is written in pieces: asyncio copies what the kernel does not take of a
+    write, which would be most of a hundred megabytes at once."""
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        super().__init__(pieces, content_type="application/json")
+        self._size = sum(map(len, pieces))
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        return b"".join(self._value).decode(encoding, errors)
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        for whole in self._value:
+            for piece in in_pieces(whole):
+                await writer.write(piece)
+
+
+def in_pieces(whole: bytes) -> Iterator[memoryview]:
+    """Yield pieces that can be written within a millisecond each."""
+    view = memoryview(whole)
+    for begin in range(0, len(view), _PIECE_BYTES):
+        yield view[begin : begin + _PIECE_BYTES]
+
+
+def json_pieces(pieces: Sequence[bytes]) -> web.Response:
+    """Return JSON that consists of pieces, which are not joined if they are large."""
+    if sum(map(len, pieces)) <= _PIECE_BYTES:
+        return json_text(b"".join(pieces))
+    return web.Response(body=_Pieces(pieces), content_type="application/json")
+
+
 def json_value(value: Any) -> web.Response:
     """Return a value as JSON."""
     return json_text(orjson.dumps(value))
@@ -44,7 +80,8 @@ def json_value(value: Any) -> web.Response:
 
 def json_text(text: bytes, status: int = 200) -> web.Response:
     """Return text that is JSON already."""
-    return web.Response(status=status, body=text, content_type="application/json")
+    body = text if len(text) <= _PIECE_BYTES else _Pieces((text,))
+    return web.Response(status=status, body=body, content_type="application/json")
 
 
 def add_vary(response: web.StreamResponse, *names: str) -> None:

@@ -15,6 +15,7 @@ from aiohttp import HttpVersion11, web
 
 from lmx.protocol.errors import ErrorCode, GenerationError
 from lmx.router.http.endpoint import family_of
+from lmx.router.http.responses import in_pieces
 
 EVENT_STREAM: Final = web.RequestKey("event_stream", bool)
 """Whether a request is answered by whole events, with one or more of them in each write."""
@@ -103,7 +104,8 @@ class EventStream:
             # every token was a tenth of the router's work.
             await self.response.write(events)
         else:
-            await self._within_patience(self.response.write(events))
+            for piece in in_pieces(events):
+                await self._within_patience(self.response.write(piece))
 
     async def send_all(
         self, take: Callable[[float], Awaitable[bytes | None]], ping_interval_s: float

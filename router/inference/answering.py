@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -39,6 +40,7 @@ fails with its own status and not within a stream."""
 INTERVAL_S: Final = 1.0
 """The least time between two comments."""
 
+_LARGE_BYTES: Final = 64 * 1024
 _GATHER_WAIT_S: Final = 60.0
 """How long one wait for more of an answer that does not stream lasts; then the next begins."""
 
@@ -244,6 +246,8 @@ class Relay:
         self._job = job
         self._writer = writer
         self._is_over = False
+        self._unwritten: deque[Callable[[], bytes]] = deque()
+        """What makes the events that are to be sent next."""
 
     def pass_on(self, stream: EventStream, deltas: Sequence[Delta]) -> bool:
         """Write the events of ``deltas`` to ``stream`` at once, and return whether that was
@@ -257,16 +261,23 @@ class Relay:
     async def take(self, wait_s: float) -> bytes | None:
         """Return the events of the output that is ready within ``wait_s``; None after the last
         ones."""
-        if self._is_over:
-            return None
-        batch = await self._job.take(self._source, wait_s)
-        events = self._writer.deltas(batch.deltas) if batch.deltas else b""
-        if batch.ended:
-            events += self._writer.ends(batch.ended)
-        if batch.finished is not None:
-            assert self._job.ending is not None
-            events += self._writer.last(self._job.ending)
-            self._is_over = True
+        if not self._unwritten:
+            if self._is_over:
+                return None
+            batch = await self._job.take(self._source, wait_s)
+            if batch.deltas:
+                self._unwritten.append(partial(self._writer.deltas, batch.deltas))
+            if batch.ended:
+                self._unwritten.append(partial(self._writer.ends, batch.ended))
+            if batch.finished is not None:
+                assert self._job.ending is not None
+                self._unwritten.append(partial(self._writer.last, self._job.ending))
+                self._is_over = True
+                await asyncio.sleep(0)  # The record of the whole answer has just been made.
+        events = b""
+        # The end of an answer with logprobs has megabytes, which are sent before the next are made.
+        while self._unwritten and len(events) < _LARGE_BYTES:
+            events += self._unwritten.popleft()()
         return events
 
 

@@ -6,7 +6,7 @@ from aiohttp import web
 
 from lmx.protocol.states import ModelKind
 from lmx.router.http.access import own_request
-from lmx.router.http.bodies.json_body import read_object
+from lmx.router.http.bodies.json_body import others_turn, read_object
 from lmx.router.http.outcome import CONTEXT, note_ignored
 from lmx.router.inference.answering import answer, is_ovms
 from lmx.router.inference.media import generation
@@ -32,6 +32,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     ovms = is_ovms(request)
     chat, generate, sources = parse_chat(body, ovms=ovms)
     names_a_function = generate.tool_use is not None and generate.tool_use.function is not None
+    await others_turn()
     note_ignored(request, ignored_fields(body, ChatRequest, CHAT))
     stream = bool(chat.stream)
     models = await models_of_kind(request, chat.model, ModelKind.CHAT, stream=stream, media=sources)
@@ -51,6 +52,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     begin = generation(services, own_request(generate, context), sources)
     # Media may be megabytes of text, which nobody needs for as long as the answer takes.
     del body, chat, sources
+    await others_turn()
     return await answer(
         request,
         models,

@@ -16,7 +16,7 @@ from lmx.protocol.messages.tasks import Vectors
 from lmx.protocol.states import ModelKind
 from lmx.router.http.bodies.json_body import read_object
 from lmx.router.http.outcome import note_ignored
-from lmx.router.http.responses import json_text
+from lmx.router.http.responses import json_pieces
 from lmx.router.inference.model_choice import models_of_kind
 from lmx.router.inference.tasks import Computed, compute
 from lmx.router.jobs.live import RequestKind
@@ -24,7 +24,7 @@ from lmx.router.schema.requests.tasks import EMBEDDING, EmbeddingRequest, parse_
 from lmx.router.schema.requests.unsupported import ignored_fields
 from lmx.router.services import SERVICES
 
-_AT_ONCE: Final = 64
+_AT_ONCE: Final = 16
 """How many vectors are written out before other requests get their turn on the loop: some
 milliseconds of work."""
 
@@ -40,13 +40,12 @@ async def embeddings(request: web.Request) -> web.Response:
     write = _in_base64 if wanted.encoding_format == "base64" else _as_object
     data = await written_vectors(computed, write)
     rest = orjson.dumps({"model": computed.model_id, "usage": computed.usage})
-    whole = b'{"object":"list","data":[' + b",".join(data) + b"]," + rest[1:]
-    return json_text(whole)
+    return json_pieces([b'{"object":"list","data":[', *data, b"]," + rest[1:]])
 
 
 async def written_vectors(computed: Computed, write: Callable[[int, bytes], bytes]) -> list[bytes]:
     """Return the vectors of the texts, in the texts' order, each as ``write`` writes it out. That
-    gets the text's index, and the vector as 32-bit floats."""
+    gets the text's index, and the vector as 32-bit floats. All but the first begin with a comma."""
     texts: dict[int, bytes] = {}
     for part in computed.parts:
         assert isinstance(part, Vectors)
@@ -54,7 +53,7 @@ async def written_vectors(computed: Computed, write: Callable[[int, bytes], byte
             texts[index] = write(index, vector)
             if len(texts) % _AT_ONCE == 0:
                 await asyncio.sleep(0)
-    return [texts[index] for index in range(len(texts))]
+    return [(b"," if index else b"") + texts[index] for index in range(len(texts))]
 
 
 def _as_object(index: int, vector: bytes) -> bytes:

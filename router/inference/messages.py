@@ -7,7 +7,7 @@ from aiohttp import web
 from lmx.protocol.messages.tasks import Tokenized
 from lmx.protocol.states import ModelKind
 from lmx.router.http.access import own_request
-from lmx.router.http.bodies.json_body import read_object
+from lmx.router.http.bodies.json_body import others_turn, read_object
 from lmx.router.http.outcome import CONTEXT, note_ignored
 from lmx.router.http.responses import json_value
 from lmx.router.inference.answering import answer
@@ -35,6 +35,7 @@ async def messages(request: web.Request) -> web.StreamResponse:
     services = request.app[SERVICES]
     body = await read_object(request, services.spec.body_limit_bytes)
     wanted, generate, sources = parse_messages(body, keep_billing=services.spec.keep_billing_header)
+    await others_turn()
     note_ignored(request, [*ignored_fields(body, MessagesRequest, {}), *wanted.left_out])
     stream = bool(wanted.stream)
     models = await models_of_kind(
@@ -45,6 +46,7 @@ async def messages(request: web.Request) -> web.StreamResponse:
     form = MessageAnswer(wanted.stop_texts, shows_thinking=wanted.shows_thinking)
     # Media may be megabytes of text, which nobody needs for as long as the answer takes.
     del body, wanted, sources
+    await others_turn()
     return await answer(
         request,
         models,
@@ -61,9 +63,11 @@ async def count_tokens(request: web.Request) -> web.Response:
     spec = request.app[SERVICES].spec
     body = await read_object(request, spec.body_limit_bytes)
     wanted, task, sources = parse_count(body, keep_billing=spec.keep_billing_header)
+    await others_turn()
     note_ignored(request, [*ignored_fields(body, CountTokensRequest, {}), *wanted.left_out])
     models = await models_for(request, wanted.model, None, media=sources)
     task = with_known_calls(request, task, "messages.content.tool_use_id")
+    await others_turn()
     counted = await ask_tokenizer(request, models, task, sources)
     assert isinstance(counted, Tokenized)
     return json_value({"input_tokens": len(counted.tokens)})

@@ -15,9 +15,9 @@ from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.messages.tasks import Embed
 from lmx.protocol.states import ModelKind
 from lmx.router.http.access import own_request
-from lmx.router.http.bodies.json_body import read_object
+from lmx.router.http.bodies.json_body import others_turn, read_object
 from lmx.router.http.outcome import CONTEXT, note_ignored
-from lmx.router.http.responses import json_text
+from lmx.router.http.responses import json_pieces, json_text
 from lmx.router.inference.answering import answer
 from lmx.router.inference.embeddings import as_array, written_vectors
 from lmx.router.inference.media import generation
@@ -48,10 +48,12 @@ async def ollama_chat(request: web.Request) -> web.StreamResponse:
     """Answer a conversation."""
     body = await read_object(request, request.app[SERVICES].spec.body_limit_bytes)
     wanted, generate, sources = parse_ollama_chat(body)
+    await others_turn()
     note_ignored(request, [*ignored_fields(body, OllamaChatRequest, {}), *ignored_options(body)])
     answered = await _answer(request, wanted, generate, sources, chat=True)
     # Media may be megabytes of text, which nobody needs for as long as the answer takes.
     del body, wanted, sources
+    await others_turn()
     return await answered()
 
 
@@ -60,9 +62,11 @@ async def ollama_generate(request: web.Request) -> web.StreamResponse:
     body = await read_object(request, request.app[SERVICES].spec.body_limit_bytes)
     wanted, generate, sources = parse_ollama_generate(body)
     ignored = ignored_fields(body, OllamaGenerateRequest, {})
+    await others_turn()
     note_ignored(request, [*ignored, *ignored_options(body)])
     answered = await _answer(request, wanted, generate, sources, chat=False)
     del body, wanted, sources
+    await others_turn()
     return await answered()
 
 
@@ -71,6 +75,7 @@ async def ollama_embed(request: web.Request) -> web.Response:
     started_s = time.monotonic()
     body = await read_object(request, request.app[SERVICES].spec.body_limit_bytes)
     wanted, embed = parse_ollama_embed(body)
+    await others_turn()
     note_ignored(request, ignored_fields(body, OllamaEmbedRequest, {}))
     computed = await _embedded(request, wanted.model, embed)
     vectors = await written_vectors(computed, as_array) if computed else []
@@ -82,13 +87,14 @@ async def ollama_embed(request: web.Request) -> web.Response:
             "load_duration": 0,
         }
     )
-    return json_text(b'{"embeddings":[' + b",".join(vectors) + b"]," + rest[1:])
+    return json_pieces([b'{"embeddings":[', *vectors, b"]," + rest[1:]])
 
 
 async def ollama_embeddings(request: web.Request) -> web.Response:
     """Return the vector of one text."""
     body = await read_object(request, request.app[SERVICES].spec.body_limit_bytes)
     wanted, embed = parse_ollama_embeddings(body)
+    await others_turn()
     note_ignored(request, ignored_fields(body, OllamaEmbeddingsRequest, {}))
     computed = await _embedded(request, wanted.model, embed)
     (vector,) = await written_vectors(computed, as_array) if computed else (b"[]",)

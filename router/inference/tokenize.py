@@ -10,7 +10,7 @@ from lmx.protocol.messages.tasks import (
     Tokenized,
     TokenizerDescribed,
 )
-from lmx.router.http.bodies.json_body import read_object
+from lmx.router.http.bodies.json_body import others_turn, read_object
 from lmx.router.http.outcome import note_ignored
 from lmx.router.http.responses import json_text, json_value
 from lmx.router.inference.model_choice import models_for
@@ -34,9 +34,11 @@ async def tokenize(request: web.Request) -> web.Response:
     """Return the tokens of a text or of a conversation. Any kind of model has a tokenizer."""
     body = await read_object(request, request.app[SERVICES].spec.body_limit_bytes)
     wanted, task, sources = parse_tokenize(body)
+    await others_turn()
     note_ignored(request, ignored_fields(body, TokenizeRequest, TOKENIZE))
     models = await models_for(request, wanted.model, None, media=sources)
     task = with_known_calls(request, task, "messages.tool_call_id")
+    await others_turn()
     answer = await ask_tokenizer(request, models, task, sources)
     assert isinstance(answer, Tokenized)
     return json_value(
@@ -53,7 +55,9 @@ async def detokenize(request: web.Request) -> web.Response:
     """Return the text of tokens."""
     body = await read_object(request, request.app[SERVICES].spec.body_limit_bytes)
     wanted, task = parse_detokenize(body)
+    await others_turn()
     note_ignored(request, ignored_fields(body, DetokenizeRequest, {}))
+    await others_turn()
     answer = await ask_tokenizer(request, await models_for(request, wanted.model, None), task)
     assert isinstance(answer, Detokenized)
     return json_value({"prompt": answer.text})
@@ -63,6 +67,7 @@ async def tokenizer_info(request: web.Request) -> web.Response:
     """Return what a model's tokenizer is configured with, its chat template included."""
     query = validated(TokenizerInfoQuery, dict(request.query))
     task = DescribeTokenizer(0, "", TOKENIZE_DEADLINE_S)
+    await others_turn()
     answer = await ask_tokenizer(request, await models_for(request, query.model, None), task)
     assert isinstance(answer, TokenizerDescribed)
     return json_text(answer.text.encode())

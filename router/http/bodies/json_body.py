@@ -66,6 +66,12 @@ async def read_object(request: web.Request, limit_bytes: int) -> dict[str, Any]:
     return parsed
 
 
+async def others_turn() -> None:
+    """Let others have their turn between two steps with a body: its validation, what is made of it
+    and the message to a worker take some hundredths of a second each for the largest."""
+    await asyncio.sleep(0)
+
+
 @asynccontextmanager
 async def arriving_in_time() -> AsyncIterator[None]:
     """Bound the time in which a body is read. Raises :class:`RequestError` (408) when it is

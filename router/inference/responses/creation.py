@@ -15,7 +15,7 @@ from lmx.protocol.messages.tasks import Tokenized
 from lmx.protocol.models.sampling import PARAMETERS
 from lmx.protocol.states import ModelKind
 from lmx.router.http.access import own_request
-from lmx.router.http.bodies.json_body import read_object
+from lmx.router.http.bodies.json_body import others_turn, read_object
 from lmx.router.http.outcome import CONTEXT, note_ignored
 from lmx.router.http.responses import json_value
 from lmx.router.inference.answering import answer
@@ -82,9 +82,12 @@ async def responses(request: web.Request) -> web.StreamResponse:
     services = request.app[SERVICES]
     body = await read_object(request, services.spec.body_limit_bytes)
     wanted = parse_responses(body)
+    await others_turn()
     key = sealing_key(services.spec.admin_key)
     items, own = await _conversation(request, wanted)
+    await others_turn()
     asked = asked_of(wanted, items, key, earlier=len(items) - len(own))
+    await others_turn()
     note_ignored(request, [*ignored_fields(body, ResponsesRequest, {}), *asked.left_out])
     generate = with_known_calls(request, generation_of(wanted, asked), "input.call_id")
     generate = own_request(generate, request[CONTEXT])
@@ -100,7 +103,9 @@ async def responses(request: web.Request) -> web.StreamResponse:
     begin = generation(services, generate, asked.media)
     kept = None
     if wanted.is_stored:
+        await others_turn()
         kept = KeptInput(stored_items(own), wanted.previous_response_id, form.kept_output)
+        await others_turn()
     if wanted.background:
         assert kept is not None
         job = await begin_answer(
@@ -136,9 +141,11 @@ async def input_tokens(request: web.Request) -> web.Response:
     spec = request.app[SERVICES].spec
     body = await read_object(request, spec.body_limit_bytes)
     wanted = parse_input_tokens(body)
+    await others_turn()
     items, own = await _conversation(request, wanted)
     earlier = len(items) - len(own)
     asked = asked_of(wanted, items, sealing_key(spec.admin_key), earlier=earlier)
+    await others_turn()
     note_ignored(request, [*ignored_fields(body, InputTokensRequest, {}), *asked.left_out])
     models = await models_for(request, wanted.model, ModelKind.CHAT, media=asked.media)
     task = with_known_calls(request, tokenizing_of(wanted, asked), "input.call_id")

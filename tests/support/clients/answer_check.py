@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 from aiohttp import web
+from aiohttp.payload import Payload
 from pydantic import TypeAdapter, ValidationError
 
 from lmx.router.http.endpoint import Access, Endpoint, endpoint_of, error_family_of
@@ -69,9 +70,10 @@ class AnswerCheck:
         if not isinstance(response, web.Response) or shape is None:
             same = endpoint is not None and response.content_type == endpoint.media
             return None if same else f"the type {response.content_type}"
-        assert isinstance(response.body, bytes)
+        body = response.body.decode() if isinstance(response.body, Payload) else response.body
+        assert isinstance(body, bytes | str)
         try:
-            _reader(shape).validate_json(response.body)
+            _reader(shape).validate_json(body)
         except ValidationError as error:
             return str(error)
         return None
