@@ -102,6 +102,9 @@ class ModelView(ModelCommon):
     created_s: int = 0
     """When its files were made, in Unix time."""
 
+    disk_bytes: int = 0
+    """How much its files take; 0 until they are known."""
+
     retry_after_s: float | None = None
     """In how many seconds it may be ready, its load included, as of the last change of anything
     else."""

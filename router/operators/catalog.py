@@ -141,7 +141,7 @@ def model_object(model: ModelView) -> ModelObject:
         context_length=model.context_length,
         modalities=_modalities(model),
         kind=None if model.kind is None else model.kind.value,
-        capabilities=list(model.capabilities),
+        capabilities=_capabilities(model),
         reasoning_efforts=list(model.template.efforts),
         chat_template=ChatTemplateInfo(
             fitted=list(model.template.fitted), refused=list(model.template.refused)
@@ -290,8 +290,17 @@ def chat_model_spec(
 
 
 def _modalities(model: ModelView) -> list[str]:
-    """Return what requests to a model may contain. Every model takes text."""
+    """Return what requests to a model may contain. Every model takes text but those that write down
+    speech."""
+    if model.kind is ModelKind.TRANSCRIPTION:
+        return [MediaKind.AUDIO.value]
     return ["text", *(kind.value for kind in model.media or ())]
+
+
+def _capabilities(model: ModelView) -> list[str]:
+    if model.kind is ModelKind.TRANSCRIPTION:
+        return [ModelKind.TRANSCRIPTION.value]
+    return list(model.capabilities)
 
 
 def _family(model_id: str) -> str:

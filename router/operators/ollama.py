@@ -176,7 +176,7 @@ def _listed(model: ModelView) -> OllamaModel:
         name=name,
         model=name,
         modified_at=time_text(model.created_s),
-        size=model.needed_bytes or model.memory_bytes,
+        size=model.disk_bytes,
         digest=_digest(model),
         details=_details(model),
         context_length=model.context_length or 0,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.supervisor.cli import config as cli_config
 from lmx.supervisor.cli import disk, models, watch
 from lmx.supervisor.cli.chat import commands as talk
@@ -216,13 +217,15 @@ def stop() -> None:
     """Stop everything; returns when no process is left.
 
     Streams may finish first; a second `stop` meanwhile stops at once and cuts them off. A
-    supervisor that hangs or has died is no hindrance: what it left is ended. Where nothing runs
-    there is nothing to do.
+    supervisor that hangs or has died is no hindrance: what it left is ended. Exit code 3: nothing
+    was running.
     """
     from lmx.supervisor.cli import without_supervisor
 
     pid = without_supervisor.stop(home(), click.echo)
-    click.echo("lmx is not running" if pid is None else f"stopped lmx (pid {pid})")
+    if pid is None:
+        raise OperationError(ErrorCode.NOT_RUNNING, "lmx is not running")
+    click.echo(f"stopped lmx (pid {pid})")
 
 
 main.add_section("Serve", [serve, start, stop, demo, init])

@@ -45,6 +45,7 @@ def model_view(slot: Slot, position: int | None, started_s: int, now_s: float) -
         capabilities=(worker.capabilities if worker else ()) or slot.past.capabilities,
         template=worker.template if worker and worker.capabilities else slot.past.template,
         created_s=slot.files.facts.created_s or started_s,
+        disk_bytes=slot.files.facts.disk_bytes or 0,
         retry_after_s=ready_in_s(slot, position, now_s),
         max_waiting=slot.model.max_rows + slot.model.max_queue,
         max_queue_s=slot.model.max_queue_s,

@@ -145,7 +145,11 @@ def _read(found: Inspection, home: Home) -> Inspection:
     files = read_model_files(folder, kind, question.engine, config)
     created_s = max(0, int((folder / "config.json").stat().st_mtime))
     facts = ModelFacts(
-        config.family, config.context_tokens, created_s, _media(folder, kind, config)
+        config.family,
+        config.context_tokens,
+        created_s,
+        _media(folder, kind, config),
+        sum(file.stat().st_size for file in folder.iterdir() if file.is_file()),
     )
     found = _with_adapters(replace(found, facts=facts, files=files), home)
     if question.engine == MLX_ENGINE and not weight_files(folder, kind):

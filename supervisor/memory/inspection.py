@@ -74,6 +74,9 @@ class ModelFacts:
     media: tuple[MediaKind, ...] | None = None
     """What the model takes besides text, by its weights."""
 
+    disk_bytes: int | None = None
+    """How much the files of its folder take."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
@@ -155,6 +158,7 @@ def read_answer(question: Question, answer: Any) -> Inspection:
     _check(len(set(media)) == len(media), "media")
     _check(0 < (found.facts.context_tokens or 1) < _MOST_TOKENS, "context_tokens")
     _check(0 <= (found.facts.created_s or 0) < MOST_BYTES, "created_s")
+    _check(0 <= (found.facts.disk_bytes or 0) < MOST_BYTES, "disk_bytes")
     for files in (found.files, found.draft_files):
         if files is not None:
             _check_files(files)

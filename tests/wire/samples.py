@@ -176,6 +176,7 @@ _MODEL: Final = ModelView(
     capabilities=("tools",),
     template=_TEMPLATE,
     created_s=1_700_000_000,
+    disk_bytes=88_000_000,
     loaded_at_s=1_700_000_100.5,
     phase=LoadPhase.WEIGHTS,
     fraction=0.25,

@@ -136,7 +136,7 @@ class OllamaModel(Answer):
     modified_at: str
     """When its files were made."""
     size: int
-    """The memory that it needs loaded; 0 until its files are known."""
+    """How much its files take on the disk; 0 until they are known."""
     digest: str
     """It tells the model from others; it is not made of the files."""
     details: OllamaDetails

@@ -131,3 +131,12 @@ async def test_pages_that_are_not_there(query: str) -> None:
         # The query is Anthropic's.
         async with rig.http.get(url) as response:
             assert response.status == 200
+
+
+async def test_what_a_transcription_model_takes() -> None:
+    async with router_rig() as rig:
+        await rig.supervisor.publish(ready("whisper", "i", kind=ModelKind.TRANSCRIPTION))
+        await until(lambda: knows(rig.router, rig.supervisor.revision))
+        async with rig.http.get(f"{rig.url}/v1/models/whisper") as response:
+            found = await response.json()
+    assert (found["modalities"], found["capabilities"]) == (["audio"], ["transcription"])

@@ -42,7 +42,10 @@ def test_family_and_context_are_the_text_models(
     (folder / "config.json").write_text(json.dumps(config))
     os.utime(folder / "config.json", (5.0, 1_700_000_000.7))
     found = inspect(Question(str(folder), str(folder)), Home(tmp_path))
-    assert found.facts == replace(facts, created_s=1_700_000_000, media=())
+    files = sum(file.stat().st_size for file in folder.iterdir())
+    assert files > 0
+    shown = replace(facts, created_s=1_700_000_000, media=(), disk_bytes=files)
+    assert found.facts == shown
     assert found.problem is None
 
 

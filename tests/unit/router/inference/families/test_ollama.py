@@ -15,7 +15,7 @@ from fake_peers import FakeStream, ready, until
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
-from router_rig import MODEL, TEXTS, knows, router_rig
+from router_rig import INSTANCE, MODEL, TEXTS, knows, router_rig
 from sdk_types import left_out
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
@@ -38,6 +38,7 @@ OURS = {
     # Ollama itself has these; its Python library does not know them yet.
     "message.tool_calls.id", "message.tool_calls.function.index", "models.name",
     "logprobs.bytes", "logprobs.top_logprobs.bytes",
+    "models.capabilities", "models.context_length",
 }  # fmt: skip
 """The fields of answers that are not in the library's types."""
 
@@ -319,16 +320,21 @@ async def test_an_error_in_the_middle_is_a_line() -> None:
 
 async def test_the_lists() -> None:
     async with router_rig() as rig:
+        sizes = {"needed_bytes": 9, "disk_bytes": 5, "memory_bytes": 7}
+        await rig.supervisor.publish(ready(MODEL, INSTANCE, **sizes), default=MODEL)
+        await until(lambda: knows(rig.router, rig.supervisor.revision))
         async with rig.http.get(f"{rig.url}/api/tags") as response:
             tags = await response.json()
         known(ollama.ListResponse, tags)
         listed = tags["models"]
         assert [one["name"] for one in listed] == [f"{MODEL}:latest"]
         assert len(listed[0]["digest"]) == 64
+        assert listed[0]["size"] == 5, "what it takes on the disk"
         async with rig.http.get(f"{rig.url}/api/ps") as response:
             loaded = await response.json()
         known(ollama.ProcessResponse, loaded)
         assert [one["model"] for one in loaded["models"]] == [f"{MODEL}:latest"]
+        assert loaded["models"][0]["size"] == loaded["models"][0]["size_vram"] == 7
         for body in ({"model": listed[0]["name"]}, {"name": MODEL}):
             status, shown = await rig.post_json("/api/show", **body)
             assert status == 200 and shown["capabilities"][0] == "completion"
