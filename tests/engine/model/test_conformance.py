@@ -36,6 +36,7 @@ from vlm_models import TEXT_ALONE, make_vlm_model
 
 from lmx.protocol.errors import OperationError
 from lmx.worker.mlx.model.library import open_checkpoint
+from lmx.worker.mlx.model.load import INEXACT
 
 pytestmark = pytest.mark.engine
 
@@ -43,24 +44,11 @@ MOST_OFF = 1e-3
 LEAST_COUNTED, MOST_COUNTED = 0.98, 1.1
 """How many times as much as they take may be counted for the caches."""
 
-KNOWN_WRONG = {
-    "phi3small": "in mlx-lm 0.32.2 its blocks of attention begin with the end of a chunk",
-    "plamo3": "in mlx-lm 0.32.2 its window is a token longer within a chunk than between chunks",
-}
-SEEING_KNOWN_WRONG = {
-    "mllama": "in mlx-vlm 0.7.10 its cross attention reads its own queries where a text has no "
-    "picture",
-    "paddleocr_vl": "in mlx-vlm 0.7.10 each chunk of a text begins at the first position",
-    "paligemma": "its text looks ahead, within a chunk alone",
-}
-VLM_KNOWN_WRONG = {
-    "deepseek_v4": "in mlx-vlm 0.7.10 what it pools of four tokens is another in a chunk than of "
-    "tokens that come alone",
-}
+KNOWN_WRONG = {name: INEXACT[name] for name in ("phi3small", "plamo3")}
+SEEING_KNOWN_WRONG = {name: INEXACT[name] for name in ("mllama", "paddleocr_vl", "paligemma")}
+VLM_KNOWN_WRONG = {"deepseek_v4": INEXACT["deepseek_v4"]}
 WRONG_IN_FEW_BITS = {"plamo3": KNOWN_WRONG["plamo3"]}
-SEEING_WRONG_IN_FEW_BITS = {
-    name: SEEING_KNOWN_WRONG[name] for name in ("mllama", "paddleocr_vl", "paligemma")
-}
+SEEING_WRONG_IN_FEW_BITS = SEEING_KNOWN_WRONG
 OVERCOUNTED = {
     "hy_v4": "its caches may double when they grow",
     "kimi_vl": "mlx-vlm's class keeps all heads' keys and values, mlx-lm's does not",
@@ -257,3 +245,7 @@ def test_what_cannot_load_is_told_in_words(
     with pytest.raises(OperationError, match=told) as caught:
         open_checkpoint(folder)
     assert "choose" in caught.value.message
+
+
+def test_every_type_that_is_refused_as_inexact_is_examined() -> None:
+    assert KNOWN_WRONG | SEEING_KNOWN_WRONG | VLM_KNOWN_WRONG == INEXACT

@@ -74,6 +74,8 @@ def spec_of(
         tool_parser=tool_parser,
         adapters=tuple(AdapterSpec(name, str(path)) for name, path in (adapters or {}).items()),
         kv_bits=kv_bits,
+        # What is known to be wrong is examined too.
+        allow_inexact=True,
     )
 
 

@@ -165,12 +165,14 @@ def _attach(spec: WorkerSpec, forward: Forward) -> Adapters:
 
 
 INEXACT: Final[Mapping[str, str]] = {
-    "phi3small": "its attention does not see across the chunks of a prompt",
-    "plamo3": "its windows of attention differ between a prompt's chunks",
-    "mllama": "its cross attention is wrong for text without an image",
-    "paddleocr_vl": "each chunk of a text begins at the first position",
-    "paligemma": "it looks ahead within a chunk of the prompt alone",
-    "deepseek_v4": "what it pools of several tokens differs between a prompt and single tokens",
+    "phi3small": "in mlx-lm 0.32.2 its blocks of attention begin with the end of a chunk",
+    "plamo3": "in mlx-lm 0.32.2 its window is a token longer within a chunk than between chunks",
+    "mllama": "in mlx-vlm 0.7.10 its cross attention reads its own queries where a text has no "
+    "picture",
+    "paddleocr_vl": "in mlx-vlm 0.7.10 each chunk of a text begins at the first position",
+    "paligemma": "its text looks ahead, within a chunk alone",
+    "deepseek_v4": "in mlx-vlm 0.7.10 what it pools of four tokens is another in a chunk than of "
+    "tokens that come alone",
 }
 """Types of models that the pinned libraries compute wrongly, and in which way. Conformance holds
 each against a reference, and fails when a library has corrected one."""
