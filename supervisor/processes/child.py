@@ -23,8 +23,9 @@ from lmx.supervisor.state.home import Home
 
 log = structlog.get_logger()
 
+_OWN_KEYS: Final = "LMX_SECURITY_"
 _SECRET: Final = re.compile(
-    r"^LMX_SECURITY_|(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|APIKEY|API_KEY"
+    rf"^{_OWN_KEYS}|(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|APIKEY|API_KEY"
     r"|ACCESS_KEY|PRIVATE_KEY|SECRET_KEY)S?$",
     re.IGNORECASE,
 )
@@ -94,6 +95,12 @@ def without_keys(environment: Mapping[str, str]) -> dict[str, str]:
     the hub's token."""
     hidden = keys(environment)
     return {name: value for name, value in environment.items() if name not in hidden}
+
+
+def without_own_keys(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment as the fetch program gets it: with the hub's token, and without lmx's
+    own keys."""
+    return {name: value for name, value in environment.items() if not name.startswith(_OWN_KEYS)}
 
 
 def keys(environment: Mapping[str, str]) -> dict[str, str]:

@@ -21,7 +21,7 @@ from lmx.protocol.errors import ErrorCode, LmxError, UnavailableError
 from lmx.protocol.host.lasting import begin
 from lmx.protocol.states import LoadPhase
 from lmx.supervisor.config.schema import ModelConfig
-from lmx.supervisor.processes.child import open_log
+from lmx.supervisor.processes.child import open_log, without_own_keys
 from lmx.supervisor.state.home import Home
 
 log = structlog.get_logger()
@@ -69,7 +69,7 @@ class FetchProgram:
                 "--source", source, "--models-dir", str(self.models),
                 "--parent", str(os.getpid()), *options,
                 stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=errors,
-                start_new_session=True, limit=_LINE_LIMIT_BYTES,
+                start_new_session=True, limit=_LINE_LIMIT_BYTES, env=without_own_keys(os.environ),
             )  # fmt: skip
         finally:
             os.close(errors)

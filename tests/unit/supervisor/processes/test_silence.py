@@ -14,7 +14,7 @@ from lmx.protocol.messages.specs import RescueSpec
 from lmx.router.supervisor import watch
 from lmx.router.supervisor.watch import SupervisorWatch
 from lmx.supervisor.config.schema import Config
-from lmx.supervisor.processes.child import without_keys
+from lmx.supervisor.processes.child import without_keys, without_own_keys
 from lmx.supervisor.processes.handover import Invocation
 from lmx.supervisor.processes.silence import BUSY_S, Look, Patience, Verdict, judge
 
@@ -133,6 +133,8 @@ def test_what_routers_run(detached: bool, background: bool, guarded: str) -> Non
     secrets = {"LMX_SECURITY_API_KEYS": "k", "HF_TOKEN": "t", "AWS_SECRET_ACCESS_KEY": "s"}
     others = {"PATH": "/bin", "HF_HOME": "/h", "HF_TOKEN_PATH": "/t", "TOKENIZERS_PARALLELISM": "1"}
     assert without_keys(secrets | others) == others
+    assert "HF_TOKEN" in without_own_keys(secrets)
+    assert "LMX_SECURITY_API_KEYS" not in without_own_keys(secrets)
     spec = invocation.rescue(15.0, secrets | others)
     # The supervisor that it starts fetches from the hub.
     assert spec.environment == secrets
