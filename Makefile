@@ -16,7 +16,7 @@ CODE := protocol router supervisor worker tests deploy docs
 PACKAGES := $(foreach name,protocol router supervisor worker,-p lmx.$(name))
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test conformance models-page fuzz chaos kill-rounds agents installs clients lm-eval bench bench-memory bench-relay bench-mixed bench-lanes bench-host bench-start docs fmt lint types resolve imports check clean
+.PHONY: help install run test conformance models-page fuzz walk chaos kill-rounds agents installs clients lm-eval bench bench-memory bench-relay bench-mixed bench-lanes bench-host bench-start docs fmt lint types resolve imports check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -87,6 +87,9 @@ fuzz: install ## all examples of all properties; 10,000 model folders, state fil
 # BUSY other processes compute beside both of them; MINUTES and ROUNDS make them shorter.
 BUSY ?= 0
 MINUTES ?= 20
+walk: install ## every route at its limits: how long the router's event loop stands still (minutes; use an idle machine)
+	@$(BIN)/pytest -q -s -m soak tests/process/router/test_walk.py
+
 chaos: install ## 2,000 requests to a scripted engine, then MINUTES of all families and an operator (half an hour)
 	@LMX_TEST_MINUTES=$(MINUTES) LMX_TEST_BUSY=$(BUSY) $(BIN)/pytest -q -s -m soak tests/process/faults/test_chaos.py tests/process/faults/test_long_day.py
 
