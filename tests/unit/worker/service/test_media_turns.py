@@ -176,7 +176,8 @@ async def test_large_media_are_alone_until_their_prompt_is_made() -> None:
     rig.table.cancel(b"router", gone.request.stream_id)
     free.set()
     rig.begin("last", lambda: _LARGE_BYTES, lambda: 1 / 0)
-    await rig.end("last")
+    await rig.end("gone", "last")
+    assert isinstance(rig.ends["last"].exception(), ZeroDivisionError)
     await until(lambda: not rig.media._held)
 
 
