@@ -30,7 +30,7 @@ from lmx.protocol.models.adapter import read_adapter_config
 from lmx.supervisor.fetch.errors import explained
 from lmx.supervisor.fetch.file import LONGEST_WAIT_S, HubFile, fetch_file, part_of, patiently
 from lmx.supervisor.fetch.progress import Counted, Report, gb
-from lmx.supervisor.memory.files import has_tokenizer, missing_part
+from lmx.supervisor.memory.files import has_tokenizer, missing_part, promised
 
 # What an MLX model consists of. Never *.py (code), *.bin and *.pt (pickles) or *.gguf. The model
 # card may be all that tells an embedding model from a chat model.
@@ -187,6 +187,8 @@ def _refuse_no_model(names: set[str], repo_id: str) -> None:
         missing = "*.safetensors"
     elif not has_tokenizer(names):
         missing = "tokenizer.json"
+    elif lacking := [name for name in promised(names) if name not in names]:
+        missing = lacking[0]
     else:
         return
     hint = "if it holds GGUF files, download one by its name, or give its path"

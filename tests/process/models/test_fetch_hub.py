@@ -44,6 +44,10 @@ def running() -> Iterator[FakeHub]:
         hub.add("org/tiny", FILES)
         hub.add("org/bare", {"config.json": b"{}"})
         hub.add("org/mute", {name: FILES[name] for name in ("config.json", WEIGHTS)})
+        half = {"model-00002-of-00002.safetensors": FILES[WEIGHTS]}
+        hub.add("org/half", {n: c for n, c in FILES.items() if n != WEIGHTS} | half)
+        stale = json.dumps({"weight_map": {"a": "model-00001-of-00005.safetensors"}}).encode()
+        hub.add("org/stale", FILES | {"model.safetensors.index.json": stale})
         yield hub
 
 
@@ -142,6 +146,7 @@ def test_what_the_hub_refuses(fetch: Fetch, hub: FakeHub) -> None:
         "org/tiny@v9": ("'v9'", "revision"),
         "org/bare": ("no *.safetensors", "repo_id"),
         "org/mute": ("no tokenizer.json", "repo_id"),
+        "org/half": ("no model-00001-of-00002.safetensors", "repo_id"),
     }
     for source, (part, param) in refusals.items():
         told = fetch.told(source)
@@ -161,6 +166,10 @@ def test_what_the_hub_refuses(fetch: Fetch, hub: FakeHub) -> None:
         assert (told["code"], told["retry_after_s"]) == ("download_failed", wait_s), told
         assert f"try again in {wait_s} s" in told["message"]
     assert hub.served[WEIGHTS] == 0
+
+
+def test_an_index_of_other_files_costs_no_model(fetch: Fetch) -> None:
+    assert (fetch.path("org/stale") / WEIGHTS).is_file()
 
 
 def test_what_is_out_of_order_for_a_moment(fetch: Fetch, hub: FakeHub) -> None:

@@ -95,3 +95,8 @@ def test_a_conversion_is_what_its_stamp_says(tmp_path: Path) -> None:
     assert whole_conversion(tmp_path) is None
     (tmp_path / STAMP_NAME).write_text("[]")
     assert whole_conversion(tmp_path) is None
+
+
+def test_an_index_of_other_files_promises_nothing(tmp_path: Path) -> None:
+    names = ["config.json", "tokenizer.json", "model.safetensors"]
+    assert missing_part(make(tmp_path, names, indexed=shards(5))) is None
