@@ -50,6 +50,7 @@ def server() -> Iterator[Rig]:
     models = [
         *(scripted(n, stall_timeout_s=HANG_S if n == "hangs" else 3600) for n in CASES),
         scripted("by_hand"),
+        scripted("by_disk"),
         scripted("slow", stall_timeout_s=3600),
         *(
             scripted(
@@ -65,7 +66,7 @@ def server() -> Iterator[Rig]:
     restart = {"max_failures": 1, "backoff_base_s": 0.2, "backoff_max_s": 0.4}
     config = {"models": models, "timing": timing, "restart": restart}
     with rig(config) as lmx:
-        for name in (*CASES, "by_hand", "slow"):
+        for name in (*CASES, "by_hand", "by_disk", "slow"):
             lmx.wait_state(name, "ready")
         yield lmx
 
@@ -128,26 +129,26 @@ async def test_a_kill_from_outside_and_an_operators_are_told_apart(server: Rig) 
 
 async def test_a_disk_that_takes_nothing_is_told_and_passes_by_itself(server: Rig) -> None:
     """More often than a model may fail, and no operator has to do anything."""
-    line = await asyncio.to_thread(server.wait_state, "by_hand", "ready")
+    line = await asyncio.to_thread(server.wait_state, "by_disk", "ready")
     run, gone, url = server.home / "run", server.home / "run.gone", server.url
 
     def ends() -> list[dict[str, Any]]:
         logged = server.log_events("supervisor", "worker.exited")
-        return [one for one in logged if one["model"] == "by_hand" and one["cause"] == "host"]
+        return [one for one in logged if one["model"] == "by_disk" and one["cause"] == "host"]
 
     run.rename(gone)
     try:
         os.kill(line["pid"], signal.SIGKILL)
         async with http() as session:
-            status, error = await whole(session, url, "by_hand", QUICKLY)
+            status, error = await whole(session, url, "by_disk", QUICKLY)
         assert (status, error["code"]) == (503, "model_load_failed")
         assert "the disk of LMX_HOME" in error["message"]
         await asyncio.to_thread(wait_until, lambda: len(ends()) >= 3, "it was tried three times")
     finally:
         (gone / f"w-{line['instance']}").unlink()  # lmx could not see it
         gone.rename(run)
-    await asyncio.to_thread(server.wait_state, "by_hand", "ready")
-    assert not [e for e in server.events("model.quarantined") if e.model_id == "by_hand"]
+    await asyncio.to_thread(server.wait_state, "by_disk", "ready")
+    assert not [e for e in server.events("model.quarantined") if e.model_id == "by_disk"]
 
 
 async def test_slow_is_not_hung_where_the_model_may_be_slow(server: Rig) -> None:
