@@ -50,7 +50,7 @@ from lmx.supervisor.fetch.conversion_form import (
     output_bytes,
 )
 from lmx.supervisor.fetch.progress import gb
-from lmx.supervisor.memory.files import STAMP_NAME, file_sizes
+from lmx.supervisor.memory.files import STAMP_NAME, file_sizes, part_names
 
 # A shard is spooled and then copied behind its header: while it is, it is on the disk twice.
 SHARD_BYTES = 1 << 30
@@ -73,14 +73,45 @@ _opened: dict[tuple[str, int, int], Any] = {}
 takes most of a minute, and three are asked for."""
 
 
+def parts_of(source: Path) -> list[Path]:
+    """Return all files of a model that is split into several, the first one first, by the name of
+    one of them; of any other file, itself. Raises `OperationError` if one of them is missing."""
+    parts = [source.with_name(name) for name in part_names(source.name)]
+    missing = next((part.name for part in parts if not part.exists()), None)
+    if missing is not None and len(parts) > 1:
+        raise OperationError(
+            ErrorCode.MODEL_SOURCE_INVALID,
+            f"{source.name} is one of {len(parts)} parts of a model, and {missing} is not in its "
+            "folder: put all parts there.",
+        )
+    return parts
+
+
 def open_gguf(path: Path, report: Report) -> Any:
-    """Return gguf's reader of a file, once it has read the header. Raises what it raises."""
+    """Return gguf's reader of a file, once it has read the header. Raises what it raises.
+
+    The weights of a model that is split into several files are those of all of them, and all else
+    is in the first. Raises `OperationError` for a part whose name does not say so.
+    """
+    parts = parts_of(path)
     found = path.stat()
     key = (str(path), found.st_size, found.st_mtime_ns)
     if key not in _opened:
-        reader = _reader_class(report, path.name)(str(path))
+        readers = [_reader_class(report, part.name)(str(part)) for part in parts]
+        split = readers[0].get_field("split.count")
+        count = int(split.parts[split.data[0]][0]) if split is not None else 1
+        if count > 1 and len(parts) != count:
+            raise OperationError(
+                ErrorCode.MODEL_SOURCE_INVALID,
+                f"{path.name} is one of {count} parts of a model. Put them all in one folder, "
+                f"under the names that they had (name-00001-of-{count:05}.gguf): parts that are "
+                "only written one after the other are no model.",
+            )
+        first, *others = readers
+        for other in others:
+            first.tensors.extend(other.tensors)
         _opened.clear()
-        _opened[key] = reader
+        _opened[key] = first
     return _opened[key]
 
 
@@ -232,8 +263,11 @@ def read_facts(source: Path, report: Report = _unheard) -> GgufFacts:
         raise OperationError(
             invalid, f"{source} is not a GGUF file: it starts with {magic!r}, not {MAGIC!r}"
         )
+    parts = parts_of(source)
     try:
         tensors = open_gguf(source, report).tensors
+    except OperationError:
+        raise
     # The reader lets through whatever numpy or struct say about bytes that aren't there.
     except Exception as error:
         raise OperationError(
@@ -246,7 +280,8 @@ def read_facts(source: Path, report: Report = _unheard) -> GgufFacts:
         weights[tensor.tensor_type.name not in _FLOAT_TYPES] += int(tensor.n_elements)
     if not tensors:
         raise OperationError(invalid, f"{source} holds no weights: it may be one of several files")
-    return GgufFacts(source.stat().st_size, sum(weights.values()), weights[True] > weights[False])
+    size_bytes = sum(part.stat().st_size for part in parts)
+    return GgufFacts(size_bytes, sum(weights.values()), weights[True] > weights[False])
 
 
 def fetch_gguf(
@@ -266,7 +301,8 @@ def fetch_gguf(
     report("check", None, f"reading {source.name}")
     # A file of the hub's cache is a link to one that is named by its hash.
     name = source.stem
-    source = source.resolve()
+    parts = parts_of(source)
+    source = source.resolve() if len(parts) == 1 else parts[0].absolute()
     if source.suffix.lower() == ".gguf":
         name = source.stem
     path_hash = file_hash(source)
@@ -314,7 +350,7 @@ def _stamp_of(source: Path, facts: GgufFacts, form: Form) -> dict[str, Any]:
     status = source.stat()
     return {
         "source": str(source),
-        "source_bytes": status.st_size,
+        "source_bytes": sum(part.stat().st_size for part in parts_of(source)),
         "source_mtime_ns": status.st_mtime_ns,
         "weight_count": facts.weight_count,
         "is_quantised": facts.is_quantised,

@@ -30,7 +30,7 @@ from lmx.protocol.models.adapter import read_adapter_config
 from lmx.supervisor.fetch.errors import explained
 from lmx.supervisor.fetch.file import LONGEST_WAIT_S, HubFile, fetch_file, part_of, patiently
 from lmx.supervisor.fetch.progress import Counted, Report, gb
-from lmx.supervisor.memory.files import has_tokenizer, missing_part, promised
+from lmx.supervisor.memory.files import has_tokenizer, missing_part, part_names, promised
 
 # What an MLX model consists of. Never *.py (code), *.bin and *.pt (pickles) or *.gguf. The model
 # card may be all that tells an embedding model from a chat model.
@@ -145,8 +145,11 @@ def _wanted(
         else:
             _refuse_no_model(names, repo_id)
         return [file for file in listed if file.name in names]
-    files = [file for file in listed if file.name == filename]
-    if files:
+    # The other parts of a model that is split into several come with it.
+    folder = PurePath(filename).parent
+    parts = {str(folder / part) for part in part_names(PurePath(filename).name)}
+    files = [file for file in listed if file.name in parts]
+    if any(file.name == filename for file in files):
         return files
     names = {file.name for file in listed if file.name.lower().endswith(".gguf")}
     hint = (
@@ -246,7 +249,12 @@ def _linked(
     """Let the hub client make the snapshot from what is in its cache."""
     bar = _bar_class(counted)
     if filename is not None:
-        return Path(hf_hub_download(repo_id, filename, revision=revision, tqdm_class=bar))
+        folder = PurePath(filename).parent
+        parts = [str(folder / part) for part in part_names(PurePath(filename).name)]
+        linked = [
+            hf_hub_download(repo_id, part, revision=revision, tqdm_class=bar) for part in parts
+        ]
+        return Path(linked[0])
     patterns = _patterns(adapter)
     folder = Path(
         snapshot_download(repo_id, revision=revision, allow_patterns=patterns, tqdm_class=bar)

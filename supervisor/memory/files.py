@@ -19,6 +19,8 @@ folder."""
 _INDEX: Final = "*.safetensors.index.json"
 _SHARD: Final = re.compile(r"(.*-)(\d{5})(-of-)(\d{5})(\.safetensors)")
 _DAMAGED: Final = " (it is damaged)"
+_PART: Final = re.compile(r"(.*-)(\d{5})(-of-)(\d{5})(\.gguf)", re.IGNORECASE)
+_MOST_PARTS: Final = 1000
 _MOST_NAMED_SHARDS: Final = 10_000
 _INDEX_LIMIT_BYTES: Final = 64 * 1024**2
 _TOKENIZERS: Final = (
@@ -70,6 +72,17 @@ def promised(names: Iterable[str]) -> list[str]:
             most = min(int(count), _MOST_NAMED_SHARDS)
             found.update(f"{stem}{number:05}{of}{count}{ending}" for number in range(1, most + 1))
     return sorted(found)
+
+
+def part_names(name: str) -> list[str]:
+    """Return the names of all parts of a GGUF file that is split into several, in their order; of
+    any other file, its own. Pure."""
+    numbered = _PART.fullmatch(name)
+    if numbered is None:
+        return [name]
+    stem, _, of, count, ending = numbered.groups()
+    most = min(int(count), _MOST_PARTS)
+    return [f"{stem}{number:05}{of}{count}{ending}" for number in range(1, most + 1)]
 
 
 def whole_conversion(folder: Path) -> dict[str, Any] | None:

@@ -257,3 +257,41 @@ def test_reading_a_long_vocabulary_moves_and_is_done_once(tmp_path: Path) -> Non
     assert fractions == sorted(set(fractions), key=lambda fraction: fraction or 0.0)
     read_facts(path, lambda *report: told.append(report))
     assert len(told) == 4, "what was read is kept for who asks next"
+
+
+def split_gguf(folder: Path, count: int = 3) -> list[Path]:
+    """A model in several files, as ``llama-gguf-split`` writes them."""
+    paths = [folder / f"tiny-{part + 1:05}-of-{count:05}.gguf" for part in range(count)]
+    for number, path in enumerate(paths):
+        writer = gguf.GGUFWriter(path, "llama")
+        writer.add_uint16("split.no", number)
+        writer.add_uint16("split.count", count)
+        writer.add_tensor(f"blk.{number}.ffn_up.weight", np.ones((4, 64), dtype=np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    return paths
+
+
+def test_the_parts_of_a_file_are_taken_together(tmp_path: Path) -> None:
+    paths = split_gguf(tmp_path)
+    for path in paths:
+        facts = read_facts(path)
+        assert facts.weight_count == 3 * 256
+        assert facts.source_bytes == sum(part.stat().st_size for part in paths)
+    convert = FakeConverter()
+    made = run(paths[1], tmp_path / "models", convert)
+    assert run(paths[0], tmp_path / "models", convert) == made
+    assert len(convert.forms) == 1
+
+
+def test_a_part_that_is_missing_is_named(tmp_path: Path) -> None:
+    first, second, third = split_gguf(tmp_path)
+    second.unlink()
+    for path in (first, third):
+        with pytest.raises(OperationError, match=r"tiny-00002-of-00003\.gguf is not in its folder"):
+            run(path, tmp_path / "models", FakeConverter())
+    joined = third.rename(tmp_path / "joined.gguf")
+    with pytest.raises(OperationError, match="is one of 3 parts of a model"):
+        run(joined, tmp_path / "models", FakeConverter())
