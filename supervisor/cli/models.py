@@ -105,7 +105,7 @@ def restart(model: str | None, router: bool, supervisor: bool) -> None:
     """Restart MODEL, the router or the supervisor, and wait for it.
 
     MODEL: its streams end first; a quarantine or a drain ends too. --router and --supervisor
-    take the program that is installed now and lose no request.
+    take the program that is installed now. Requests have `timing.drain_timeout_s` to end.
     """
     from lmx.supervisor.cli import operations
 

@@ -59,8 +59,7 @@ def draw_blows(seed: int, rounds: int) -> list[Blow]:
     targets, signals and models have their turn."""
     draw = random.Random(seed)
     dealt = {target: seed + place for place, target in enumerate(dict.fromkeys(_TARGETS))}
-    models = [draw.sample(_MODELS, len(_MODELS)) for _ in range(rounds)]
-    workers = [model for some in models for model in some]
+    workers = [model for _ in range(rounds) for model in draw.sample(_MODELS, len(_MODELS))]
     blows = []
     for number in range(rounds):
         target = _TARGETS[(number + seed) % len(_TARGETS)]

@@ -76,7 +76,7 @@ def draw_questions(draw: random.Random, model: str) -> list[Question]:
 
 @dataclass
 class Round:
-    """One blow, and what came of it. ``back_s``: until all models served again. ``wrongs`` are
+    """One blow, and what came of it. ``back_s``: until all was well again. ``wrongs`` are
     sentences about what may not be."""
 
     blow: Blow
