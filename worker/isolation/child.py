@@ -277,10 +277,20 @@ class Exchange:
         if now - self._looked_s >= LOOK_EVERY_S or self.spent_s >= self._timeout_s:
             self._looked_s = now
             self._waited_s += self._processor_wait.more_s()
+            _wake(self._pid)
         if max(self.spent_s, (now - self._began_s) / MOST_TIMES) >= self._timeout_s:
             raise ChildTimeoutError
         if _memory_bytes(self._pid) > self._most_memory_bytes:
             raise ChildMemoryError
+
+
+def _wake(pid: int) -> None:
+    """Let a process go on that something else has stopped (SIGSTOP)."""
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_STOPPED:
+            log.warning("child.woken", pid=pid)
+            process.resume()
 
 
 def _memory_bytes(pid: int) -> int:

@@ -34,7 +34,6 @@ OWN: Final = {"image": SEES, "transcription": HEARS, "embedding": EMBEDS}
 _TOLD: Final = {
     "worker": {"worker_crashed", "worker_hung", "worker_lost", "server_error"},
     "router": {"router_hung", "job_interrupted", "server_error"},
-    "decoder": {"media_timeout"},
 }
 """What may be said of a process's end; ``server_error`` by the Responses API, which has one word
 for all."""
@@ -165,7 +164,7 @@ def _may_suffer(blow: Blow, answer: Answer) -> bool:
         case "worker":
             return blow.deadly and told and model == blow.model
         case _:
-            return blow.how == "STOP" and told and answer.question.family == "image"
+            return False
 
 
 def shots(events: Sequence[dict[str, Any]], blow: Blow | None = None) -> list[str]:
