@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -24,7 +25,14 @@ from lmx.worker.constraints.vocabulary import (
     read_vocabulary,
     takes_grammars,
 )
-from lmx.worker.constraints.words import LONE_SURROGATE, UNSPELLABLE, has_half, in_words, parts
+from lmx.worker.constraints.words import (
+    LONE_SURROGATE,
+    TOO_COMPLEX,
+    UNSPELLABLE,
+    has_half,
+    in_words,
+    parts,
+)
 from lmx.worker.engine import (
     AnswerCheck,
     Constraint,
@@ -63,6 +71,9 @@ _IN_WORDS: Final = (
     "one that it makes without the mark is not enforced"
 )
 _MOST_VERDICTS: Final = 512
+# For all forms of a request, in seconds of the processor: the prompts of others wait meanwhile.
+# Verdicts that are known by then are kept.
+_LONGEST_S: Final = 5.0
 _MOST_PATTERNS: Final = 64
 _OF_STRINGS: Final = ("pattern", "minLength", "maxLength", "format")
 _ANY_OBJECT: Final[Mapping[str, Any]] = {"type": "object"}
@@ -99,6 +110,7 @@ class ConstraintCompiler:
         self._made: GrammarVocabulary | None = None
         # The verdict on each grammar, by its hash: most requests repeat an earlier one's.
         self._verdicts: dict[bytes, str | None] = {}
+        self._until_s = 0.0
         self._thinking: ThinkingRules | None = None
         # Why strict calls were not enforced, as far as it is in the log.
         self._logged: set[str] = set()
@@ -109,6 +121,7 @@ class ConstraintCompiler:
         Raises ``RequestError`` for a form that is invalid, that can't be enforced, or that takes
         too long.
         """
+        self._until_s = time.thread_time() + _LONGEST_S
         maker = self._form(source)
         if not source.allowed_token_ids and not source.bad_words:
             return maker
@@ -196,7 +209,10 @@ class ConstraintCompiler:
         raise refused
 
     def _takes(self, schema: Mapping[str, Any]) -> bool:
-        """Return whether llguidance accepts a small schema."""
+        """Return whether llguidance accepts a small schema. It is asked for none after the time of
+        the request."""
+        if time.thread_time() > self._until_s:
+            return False
         grammar = json.dumps({"grammars": [schema_grammar(schema, ONE_LINE_SPACE)]})
         matcher = LLMatcher(self._vocabulary.tokenizer, grammar, log_level=0, limits=LIMITS)
         return not matcher.is_error()
@@ -359,6 +375,8 @@ class ConstraintCompiler:
         """Return why answers can't be held to these grammars; None if they can."""
         key = hashlib.sha256(grammars.encode()).digest()
         if key not in self._verdicts:
+            if time.thread_time() > self._until_s:
+                return TOO_COMPLEX
             found = verdict(grammars, self._vocabulary, lark=lark)
             if not found.counted:
                 return found.fault
@@ -424,9 +442,12 @@ class ConstraintCompiler:
     @property
     def _vocabulary(self) -> GrammarVocabulary:
         if self._made is None:
+            began_s = time.thread_time()
             self._made = read_vocabulary(
                 self._tokenizer, self._vocabulary_size, self._eos_token_ids
             )
+            # It is read once, and is no fault of the request.
+            self._until_s += time.thread_time() - began_s
         return self._made
 
 

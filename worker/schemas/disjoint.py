@@ -111,7 +111,8 @@ def meeting(
 
 
 def types_of(schema: Schema, look: Lookup, depth: int = 0) -> frozenset[str]:
-    """Return the types that a schema's values may have; "number" stands for integers too."""
+    """Return the types that a schema's values may have; "number" stands for integers too. These
+    may be too many where the search has no step left."""
     if isinstance(schema, bool):
         return _SINGLE if schema else frozenset()
     values = values_of(schema)
@@ -122,7 +123,7 @@ def types_of(schema: Schema, look: Lookup, depth: int = 0) -> frozenset[str]:
     if named is not None:
         listed = named if isinstance(named, list) else [named]
         types = frozenset("number" if one == "integer" else one for one in listed)
-    if depth == _DEEPEST:
+    if depth == _DEEPEST or (depth and not look.spend()):
         return types
     if "$ref" in schema:
         types &= types_of(look.resolve(schema["$ref"]), look, depth + 1)

@@ -18,7 +18,9 @@ from tiny_models import make_tokenizer
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Structure, Thinking, ToolUse
 from lmx.protocol.states import StructureKind, ToolChoice
+from lmx.worker.constraints import compiler as module
 from lmx.worker.constraints.compiler import ConstraintCompiler
+from lmx.worker.constraints.probe import verdict
 from lmx.worker.engine import ConstraintMaker, ConstraintSource
 
 TOKENIZER = make_tokenizer()
@@ -311,6 +313,27 @@ def test_whatever_is_sent_as_a_schema_is_enforced_or_refused(schema: Any, as_too
         return
     assert maker is not None
     assert allowed_tokens(maker()) is not None
+
+
+def test_the_forms_of_one_request_have_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Each of these takes a tenth of a second, and is no fault by itself.
+    properties = {f"p{n}": {"type": "string", "pattern": f"^a{{{4000 + n}}}$"} for n in range(60)}
+    judged: list[str] = []
+
+    def counted(grammars: str, *arguments: Any, **options: Any) -> Any:
+        judged.append(grammars)
+        return verdict(grammars, *arguments, **options)
+
+    monkeypatch.setattr(module, "verdict", counted)
+    monkeypatch.setattr(module, "_LONGEST_S", 0.5)
+    with pytest.raises(RequestError, match="too complex"):
+        compiled({"type": "object", "properties": properties})
+    assert 0 < len(judged) < len(properties)
+    first = len(judged)
+    # What is known by then need not be found out again.
+    with pytest.raises(RequestError, match="too complex"):
+        compiled({"type": "object", "properties": properties})
+    assert len(set(judged)) == len(judged) > first
 
 
 def test_what_llguidance_refuses_is_refused_in_words_with_its_place() -> None:
