@@ -119,18 +119,19 @@ class Walk:
         path: str,
         body: Any = None,
         *,
-        status: int = 200,
+        status: int | None = 200,
         headers: dict[str, str] | None = None,
         answer: str = "plain",
     ) -> bytes:
-        """Send a request and return its answer. ``answer`` is what the worker makes of it."""
+        """Send a request and return its answer, which must have the status, if one is given.
+        ``answer`` is what the worker makes of it."""
         data = body if isinstance(body, bytes | aiohttp.FormData | None) else dumped(body)
         sent = {**KEY, "X-Request-Id": f"{answer}-{random.randrange(10**9)}", **(headers or {})}
         if isinstance(data, bytes):
             sent |= JSON
         async with self.http.request(method, self.url + path, data=data, headers=sent) as response:
             found = await response.read()
-        assert response.status == status, (path, response.status, found[:300])
+        assert status in (None, response.status), (path, response.status, found[:300])
         return found
 
 
@@ -533,8 +534,9 @@ async def a_large_tokenizer(walk: Walk) -> None:
       "remove_engine")  # fmt: skip
 async def what_the_supervisor_does(walk: Walk) -> None:
     await walk.ask("POST", "/admin/config/reload")
-    await walk.ask("POST", "/admin/models/unload", {"model_id": MODEL})
-    await walk.ask("POST", "/admin/models/load", {"model_id": MODEL})
+    # One that is loaded would have to be unloaded before the answer comes.
+    await walk.ask("POST", "/admin/models/unload", {"model_id": "m-1"}, status=409)
+    await walk.ask("POST", "/admin/models/load", {"model_id": "m-1"}, status=None)
     await walk.ask("POST", f"/admin/workers/{MODEL}/kill")
     download = "/admin/models/download"
     await walk.ask("POST", download, {"repo_id": "org/x"})
@@ -616,7 +618,7 @@ def tell(supervisor: FakeSupervisor) -> None:
         DeleteModel: Deleted("m-1", 10),
         control.GetEvents: control.EventList("e1", 2_000, events),
         control.ReloadConfig: control.Reloaded(("models",), ()),
-        control.LoadModel: control.Done("loaded"),
+        control.LoadModel: control.Denied(ErrorCode.INSUFFICIENT_MEMORY, "no"),
         control.UnloadModel: control.Done("unloaded", 4711),
         control.KillModel: control.Done("killed", 4711),
         AddModel: control.Denied(ErrorCode.MODEL_EXISTS, "it is there"),
