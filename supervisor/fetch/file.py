@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from filelock import Timeout
 from huggingface_hub import constants
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import WeakFileLock, build_hf_headers
 
@@ -199,8 +200,16 @@ def _get(url: str, part: _Part, file: HubFile) -> None:
             url, part, resume_size=part.size_bytes, headers=build_hf_headers(),
             expected_size=file.size_bytes,
         )  # fmt: skip
-    except HfHubHTTPError:
+    except RepositoryNotFoundError:
         raise
+    except HfHubHTTPError as error:
+        if error.response.status_code != HTTPStatus.NOT_FOUND:
+            raise
+        raise OperationError(
+            ErrorCode.DOWNLOAD_FAILED,
+            f"the hub lists {file.name}, but does not have it (404): try again later, or tell "
+            "those who keep the repository",
+        ) from error
     except OSError as error:
         # Its word for another size than expected, which the part knows as well.
         if error.errno is not None:

@@ -7,6 +7,8 @@ and GGUF files never reach the disk, unless a GGUF file is asked for by name. Ru
 fetch program.
 """
 
+import os
+import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager
@@ -44,6 +46,10 @@ _NEVER: Final = frozenset({".py", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pick
 SPARE_BYTES = 1 << 30
 _AT_ONCE: Final = 4
 _SHOWN_NAMES: Final = 8
+# What the hub says becomes paths.
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+_DIGEST: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_FILE: Final = re.compile(r"(?!/)[^\\\x00-\x1f]{1,1024}")
 
 
 class _Bar(Protocol):
@@ -87,7 +93,11 @@ def fetch_hub(
             return _cached(repo_id, revision, filename, adapter, error)
         files = _wanted(listed, repo_id, filename, adapter)
         counted = _fetch_missing(repo_id, commit, files, report)
-        return patiently(lambda: _linked(repo_id, revision, filename, adapter, counted))
+        folder = patiently(lambda: _linked(repo_id, revision, commit, files, counted))
+        if filename is not None:
+            return folder / PurePath(filename).parent / part_names(PurePath(filename).name)[0]
+        _refuse_not_whole(folder, repo_id, adapter)
+        return folder
     # A border to a library that raises its own, its HTTP client's and the system's errors:
     # each becomes one of ours, with the original as its cause.
     except Exception as error:
@@ -130,7 +140,10 @@ def _listed(repo_id: str, revision: str | None) -> tuple[str, list[HubFile]]:
         )
         for file in found.siblings or []
     ]
-    return str(found.sha), files
+    commit = str(found.sha)
+    if not _COMMIT.fullmatch(commit):
+        raise _no_name(repo_id, "a commit", commit)
+    return commit, files
 
 
 def _wanted(
@@ -144,13 +157,13 @@ def _wanted(
             _refuse_no_adapter(names, repo_id)
         else:
             _refuse_no_model(names, repo_id)
-        return [file for file in listed if file.name in names]
+        return _checked([file for file in listed if file.name in names], repo_id)
     # The other parts of a model that is split into several come with it.
     folder = PurePath(filename).parent
     parts = {str(folder / part) for part in part_names(PurePath(filename).name)}
     files = [file for file in listed if file.name in parts]
     if any(file.name == filename for file in files):
-        return files
+        return _checked(files, repo_id)
     names = {file.name for file in listed if file.name.lower().endswith(".gguf")}
     hint = (
         f"; its GGUF files: {', '.join(sorted(names)[:_SHOWN_NAMES])}"
@@ -161,6 +174,24 @@ def _wanted(
         ErrorCode.MODEL_SOURCE_INVALID,
         f"{repo_id} has no file {filename!r}{hint}",
         param="filename",
+    )
+
+
+def _checked(files: list[HubFile], repo_id: str) -> list[HubFile]:
+    """Return the files. Raises if a name or a hash, which become paths here, leads elsewhere."""
+    for file in files:
+        if not _DIGEST.fullmatch(str(file.digest)):
+            raise _no_name(repo_id, f"the hash of {file.name!r}", str(file.digest))
+        if not _FILE.fullmatch(file.name) or ".." in file.name.split("/"):
+            raise _no_name(repo_id, "a file", file.name)
+    return files
+
+
+def _no_name(repo_id: str, what: str, name: str) -> OperationError:
+    return OperationError(
+        ErrorCode.DOWNLOAD_FAILED,
+        f"the hub calls {what} of {repo_id} {name[:80]!r}, which can't be: something on the way "
+        "changes what it says; check proxies and HF_ENDPOINT, then try again",
     )
 
 
@@ -244,24 +275,50 @@ def _places(repo_id: str) -> tuple[Path, Path]:
 
 
 def _linked(
-    repo_id: str, revision: str | None, filename: str | None, adapter: bool, counted: Counted
+    repo_id: str, revision: str | None, commit: str, files: list[HubFile], counted: Counted
 ) -> Path:
-    """Let the hub client make the snapshot from what is in its cache."""
-    bar = _bar_class(counted)
-    if filename is not None:
-        folder = PurePath(filename).parent
-        parts = [str(folder / part) for part in part_names(PurePath(filename).name)]
-        linked = [
-            hf_hub_download(repo_id, part, revision=revision, tqdm_class=bar) for part in parts
-        ]
-        return Path(linked[0])
-    patterns = _patterns(adapter)
-    folder = Path(
-        snapshot_download(repo_id, revision=revision, allow_patterns=patterns, tqdm_class=bar)
-    )
+    """Make the snapshot of files that are in the cache, as the hub client does; return its folder.
+
+    The client itself would ask the hub once more, and take its word for paths. It is only asked for
+    files that are too large for :func:`fetch_file`.
+    """
+    blobs, _ = _places(repo_id)
+    snapshot = blobs.parent / "snapshots" / commit
+    for file in files:
+        blob, link = blobs / file.digest, snapshot / file.name
+        if not blob.exists():
+            hf_hub_download(repo_id, file.name, revision=commit, tqdm_class=_bar_class(counted))
+        elif not link.exists() or not link.samefile(blob):
+            link.parent.mkdir(parents=True, exist_ok=True)
+            _link(blob, link)
+    if revision != commit:
+        ref = blobs.parent / "refs" / (revision or constants.DEFAULT_REVISION)
+        ref.parent.mkdir(parents=True, exist_ok=True)
+        made = _beside(ref)
+        made.write_text(commit)
+        made.replace(ref)
+    return snapshot
+
+
+def _link(blob: Path, link: Path) -> None:
+    made = _beside(link)
+    made.unlink(missing_ok=True)
+    try:
+        made.symlink_to(os.path.relpath(blob, link.parent))
+    except OSError:
+        # Some disks, as those for cameras, know no links.
+        shutil.copyfile(blob, made)
+    made.replace(link)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.{os.getpid()}.lmx.incomplete")
+
+
+def _refuse_not_whole(folder: Path, repo_id: str, adapter: bool) -> None:
     if adapter:
         read_adapter_config(folder)
-        return folder
+        return
     missing = missing_part(folder)
     if missing is not None:
         raise OperationError(
@@ -269,7 +326,6 @@ def _linked(
             f"{repo_id} has no {missing}, so it is not a model that MLX can load",
             param="repo_id",
         )
-    return folder
 
 
 def _cached(

@@ -241,7 +241,7 @@ def test_the_command_line(hub: FakeHub, lmx: Rig, tmp_path: Path) -> None:
     listed = lmx.cli("available").stdout.splitlines()
     assert listed[0].split() == ["MODEL", "KIND", "SIZE", "SERVED", "AS"]
     assert [line.split() for line in listed if line.startswith(name)] == [
-        [name, "chat", "294", "KiB", name]
+        [name, "chat", "293", "KiB", name]
     ]
     refused = lmx.cli("download", "org/gone")
     assert (refused.returncode, "no repository org/gone" in refused.stderr) == (1, True), refused
@@ -280,7 +280,7 @@ def test_pull_list_and_rm_without_a_running_lmx(hub: FakeHub, tmp_path: Path) ->
         refused = alone.cli("rm", "org/none")
         assert (refused.returncode, "no model is named 'org/none'" in refused.stderr) == (1, True)
         deleted = alone.cli("rm", qwen)
-        assert deleted.stdout.startswith(f"deleted {qwen}: 294 KiB freed"), deleted
+        assert deleted.stdout.startswith(f"deleted {qwen}: 293 KiB freed"), deleted
         home = Home(alone.home)
         assert AddedFile(home.added_models).read() == {}
         assert DownloadFile(home.downloads).read() == []

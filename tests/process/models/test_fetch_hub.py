@@ -5,6 +5,7 @@ The program runs as the process that it is: the hub client reads its settings wh
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -57,6 +58,7 @@ def hub(running: FakeHub) -> Iterator[FakeHub]:
     running.asked.clear()
     yield running
     running.faults.clear()
+    running.claimed.clear()
 
 
 @dataclass
@@ -206,6 +208,31 @@ def test_what_is_not_what_the_hub_says(fetch: Fetch, hub: FakeHub, wrong: bytes)
     assert not snapshots.exists()
     hub.faults.clear()
     assert (fetch.path("org/tiny") / WEIGHTS).read_bytes() == FILES[WEIGHTS]
+
+
+@pytest.mark.parametrize(
+    "name", ["../../elsewhere", "scratch/elsewhere", "/elsewhere", "A" * 64, ""]
+)
+def test_the_hub_s_words_lead_nowhere_else(fetch: Fetch, hub: FakeHub, name: str) -> None:
+    large = hashlib.sha256(FILES[WEIGHTS]).hexdigest()
+    small = hashlib.sha1(b"blob 2\0{}").hexdigest()
+    for said in (large, small, commit_of("org/tiny", "main")):
+        hub.claimed = {said: name}
+        code, message = fetch.error("org/tiny")
+        assert code == "download_failed"
+        assert "which can't be" in message, message
+        assert not [path for path in fetch.folder.rglob("*") if path.is_file()]
+    hub.add("org/astray", {**FILES, "../../elsewhere.json": b"{}"})
+    assert "which can't be" in fetch.error("org/astray")[1]
+    assert set(hub.served) == set()
+
+
+def test_one_file_that_the_hub_does_not_have(fetch: Fetch, hub: FakeHub) -> None:
+    for headers in ({"X-Error-Code": "EntryNotFound"}, {}):
+        hub.faults[WEIGHTS] = Fault(status=404, headers=headers)
+        code, message = fetch.error("org/tiny")
+        assert (code, "does not have it (404)" in message) == ("download_failed", True), message
+        assert WEIGHTS in message
 
 
 def test_one_file(fetch: Fetch, hub: FakeHub) -> None:

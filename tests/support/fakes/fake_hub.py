@@ -73,6 +73,8 @@ class FakeHub:
         """By a file's path, and ``api`` for what is asked about a repository."""
         self.claimed_bytes: dict[str, int] = {}
         """Of a large file, by its path: the size that it is listed with in place of its own."""
+        self.claimed: dict[str, str] = {}
+        """What it says in place of a file's hash or of a commit."""
         self.port = 0
         self._repositories: dict[str, dict[str, dict[str, _File]]] = {}
 
@@ -125,11 +127,11 @@ class FakeHub:
             {
                 "rfilename": path,
                 "size": self.claimed_bytes.get(path, len(file.body)),
-                "blobId": file.sha1,
+                "blobId": self.claimed.get(file.sha1, file.sha1),
                 **(
                     {
                         "lfs": {
-                            "sha256": file.sha256,
+                            "sha256": self.claimed.get(file.sha256, file.sha256),
                             "size": self.claimed_bytes.get(path, len(file.body)),
                             "pointerSize": 134,
                         }
@@ -141,7 +143,8 @@ class FakeHub:
             for path, file in files.items()
         ]
         repo_id = f"{request.match_info['org']}/{request.match_info['name']}"
-        return web.json_response({"id": repo_id, "sha": commit, "siblings": siblings})
+        told = {"id": repo_id, "sha": self.claimed.get(commit, commit), "siblings": siblings}
+        return web.json_response(told)
 
     async def _tree(self, request: web.Request) -> web.Response:
         self._api_fault()
