@@ -18,7 +18,7 @@ LIMIT_NAME: Final = "iogpu.wired_limit_mb"
 _ASK: Final = (
     "import mlx.core as mx; print(int(mx.device_info()['max_recommended_working_set_size']))"
 )
-_ASK_TIMEOUT_S: Final = 20.0
+_ASK_TIMEOUT_S: Final = 60.0
 
 
 def read_working_set() -> int | None:

@@ -30,7 +30,7 @@ _STALL_S: Final = 900.0
 """A fetch that reports nothing for this long is ended. To compare the converted weights of a large
 model with their file takes minutes, and nothing is reported meanwhile."""
 
-_LOOK_S: Final = 30.0
+_LOOK_S: Final = 60.0
 _LINE_LIMIT_BYTES: Final = 256 * 1024
 _LOG_LIMIT_BYTES: Final = 1024 * 1024
 

@@ -22,7 +22,10 @@ from lmx.supervisor.sockets.listening import check_free
 from lmx.supervisor.state.home import Home
 from lmx.supervisor.state.process_records import Records
 
-_START_S: Final = 30.0
+_START_S: Final = 120.0
+"""One that ends is seen at once. On a machine that is busy with something else, one that lives has
+taken 42 s."""
+
 _POLL_S: Final = 0.1
 
 

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmx.protocol.errors import ErrorCode, LmxError, OperationError
+from lmx.protocol.host.processor_wait import ProcessorWait
 from lmx.protocol.messages.inventory import AddModel, DownloadView, StartDownload
 from lmx.protocol.states import DownloadStatus
 from lmx.supervisor.inventory.added import AddedModels
@@ -208,6 +209,20 @@ async def test_a_taken_name_fails_no_download(ground: Ground) -> None:
     done = await ended(downloads, await downloads.start(StartDownload("org/name")))
     assert (done.status, done.model_id) == (DownloadStatus.COMPLETED, None)
     assert "the name is taken" in str(done.error)
+    await downloads.close(goes_on=False)
+
+
+async def test_the_size_is_waited_for_while_the_look_waits_for_a_processor(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lmx.supervisor.inventory.downloads._SIZE_S", 0.01)
+    ground.script(f"sleep 0.3; {SIZED}; exec sleep 60")
+    downloads = ground.downloads()
+    early = await downloads.start(StartDownload("org/early"))
+    assert (early.status, early.total_bytes) == (DownloadStatus.STARTING, None)
+    monkeypatch.setattr(ProcessorWait, "more_s", lambda _: 90.0)
+    told = await downloads.start(StartDownload("org/told"))
+    assert (told.status, told.total_bytes) == (DownloadStatus.DOWNLOADING, 10)
     await downloads.close(goes_on=False)
 
 

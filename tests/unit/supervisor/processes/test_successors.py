@@ -17,6 +17,7 @@ import pytest
 from core_rig import ASKER, CoreRig
 
 from lmx.protocol.errors import OperationError
+from lmx.protocol.host.processor_wait import ProcessorWait
 from lmx.protocol.messages import control
 from lmx.supervisor.cli.main import up
 from lmx.supervisor.config.schema import Config, ServerConfig, TimingConfig
@@ -62,6 +63,13 @@ async def test_a_program_that_refuses_the_configuration_is_found_out(
     await invocation(tmp_path, "server: {port: 8123}").check_successor()
     with pytest.raises(OperationError, match=r"server\.port"):
         await invocation(tmp_path, "server: {port: nine}").check_successor()
+    # On a busy machine it takes as long as it waits for a processor.
+    monkeypatch.setattr("lmx.supervisor.processes.handover._CHECK_S", 0.01)
+    with pytest.raises(OperationError, match="did not read the configuration"):
+        await invocation(tmp_path, "server: {port: 8123}").check_successor()
+    monkeypatch.setattr("lmx.supervisor.processes.handover._LONGEST_CHECK_S", 90.0)
+    monkeypatch.setattr(ProcessorWait, "more_s", lambda _: 1.0)
+    await invocation(tmp_path, "server: {port: 8123}").check_successor()
 
 
 def test_what_was_on_its_way_goes_on_pinned_models_first() -> None:
