@@ -41,7 +41,9 @@ def invocation(tmp_path: Path, text: str) -> Invocation:
 def test_the_next_program_understands_what_it_is_told(tmp_path: Path) -> None:
     arguments = invocation(tmp_path, "").arguments(HANDOVER)
     assert arguments[:5] == [sys.executable, "-P", "-m", "lmx.supervisor", "up"]
-    told = up.make_context("up", arguments[5:]).params
+    # Without its parent click would keep for good that the command has no -h.
+    parent = main.make_context("lmx", arguments[4:])
+    told = up.make_context("up", arguments[5:], parent=parent).params
     assert told == {
         "config": tmp_path / "lmx.yaml",
         "take_over": None,
