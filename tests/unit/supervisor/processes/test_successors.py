@@ -19,7 +19,7 @@ from core_rig import ASKER, CoreRig
 from lmx.protocol.errors import OperationError
 from lmx.protocol.host.processor_wait import ProcessorWait
 from lmx.protocol.messages import control
-from lmx.supervisor.cli.main import up
+from lmx.supervisor.cli.main import main, up
 from lmx.supervisor.config.schema import Config, ServerConfig, TimingConfig
 from lmx.supervisor.config.shutdown_timeout import stop_bound_s
 from lmx.supervisor.control.handlers import Handlers
