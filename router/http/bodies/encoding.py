@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import AsyncIterator
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import StreamReader, web
 
@@ -70,7 +70,8 @@ async def decoded(content: StreamReader, encoding: str, limit_bytes: int) -> Asy
         raise zlib.error("not whole")
 
 
-def _decoder(encoding: str, first_byte: int) -> zlib._Decompress:
+def _decoder(encoding: str, first_byte: int) -> Any:
+    """Return an object of :func:`zlib.decompressobj`, whose type has no public name."""
     if encoding != "deflate":
         return zlib.decompressobj(_GZIP)
     is_bare = first_byte & 0xF != _ZLIB_METHOD
