@@ -87,6 +87,8 @@ class ModelFacts:
     """What it takes besides text; None for a model that takes text only."""
     template: TemplateFacts = UNKNOWN_TEMPLATE
     """What its chat template takes."""
+    remarks: tuple[str, ...] = ()
+    """Why its answers may differ from what the model was made for, in full sentences."""
     own_context_tokens: int | None = None
     """How many it was made for; None if that is not known."""
 

@@ -73,6 +73,9 @@ class WorkerHello:
     template: TemplateFacts = UNKNOWN_TEMPLATE
     """As in Loaded; empty before the model is loaded."""
 
+    remarks: tuple[FreeText, ...] = ()
+    """As in Loaded; empty before the model is loaded."""
+
 
 @message
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,9 @@ class Loaded:
 
     template: TemplateFacts = UNKNOWN_TEMPLATE
     """What its chat template takes."""
+
+    remarks: tuple[FreeText, ...] = ()
+    """Why its answers may differ from what the model was made for, in full sentences."""
 
 
 @message

@@ -202,6 +202,10 @@ class ModelStatus(ModelCommon):
     adapters: tuple[AdapterStatus, ...] = ()
     """Its adapters: models of their own for clients, and answered by its worker."""
 
+    remarks: tuple[FreeText, ...] = ()
+    """What its worker found at the load: why its answers may differ from what the model was made
+    for."""
+
 
 @untrimmed
 @dataclass(frozen=True, slots=True, kw_only=True)

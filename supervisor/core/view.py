@@ -112,6 +112,7 @@ def model_status(
         restarts=slot.past.restarts,
         retry_in_s=_left_s(slot.life.retry_at_s, now_s),
         allow_checkpoint_code=slot.model.allow_checkpoint_code,
+        remarks=worker.remarks if worker else (),
         adapters=tuple(
             AdapterStatus(id=name, source=folder, problem=slot.adapter_problem(name))
             for name, folder in slot.model.adapters.items()

@@ -146,6 +146,7 @@ def _ready(worker: Worker, event: control.Loaded | control.WorkerHello, now_s: f
         ready_memory_bytes=event.memory_bytes, figures=_with_peak(figures, worker),
         context_length=event.context_length, capabilities=event.capabilities,
         refused_adapters=event.refused_adapters, media=event.media, template=event.template,
+        remarks=event.remarks,
         idle_since_s=None if worker.busy else now_s,
     )  # fmt: skip
     return after, (BecameReady(event.memory_bytes),)

@@ -66,6 +66,8 @@ class Worker:
     context_length: int | None = None
     capabilities: tuple[str, ...] = ()
     template: TemplateFacts = UNKNOWN_TEMPLATE
+    remarks: tuple[str, ...] = ()
+    """Why its model's answers may differ from what the model was made for."""
     media: tuple[MediaKind, ...] | None = None
     """What its model takes besides text; None before the model is loaded."""
 

@@ -259,6 +259,7 @@ _MODEL_STATUS: Final = ModelStatus(
     adapters=(
         AdapterStatus(id="tiny-sql", source="/models/sql", problem="it is of another model"),
     ),
+    remarks=("it is computed wrongly",),
 )
 
 _SUPERVISOR: Final = SupervisorStatus(
@@ -331,6 +332,7 @@ SAMPLES: Final[tuple[Any, ...]] = (
         (RefusedAdapter("tiny-sql", "it is of another model"),),
         (MediaKind.IMAGE,),
         _TEMPLATE,
+        ("it is computed wrongly",),
     ),
     LoadAdvanced("0badcafe", LoadPhase.WARMUP, 0.5, "first token"),
     Loaded(
@@ -342,6 +344,7 @@ SAMPLES: Final[tuple[Any, ...]] = (
         (RefusedAdapter("tiny-sql", "it is of another model"),),
         (MediaKind.IMAGE,),
         _TEMPLATE,
+        ("it is computed wrongly",),
     ),
     LoadFailed("0badcafe", ErrorCode.MODEL_LOAD_FAILED, "no such tensor", True),
     WorkerBeat(

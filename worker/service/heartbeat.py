@@ -112,6 +112,7 @@ class Heartbeat:
             _refused_adapters(facts),
             _media(facts),
             facts.template,
+            facts.remarks,
         )
 
     def hello(self, state: WorkerState) -> WorkerHello:
@@ -129,6 +130,7 @@ class Heartbeat:
             _refused_adapters(facts) if facts else (),
             _media(facts) if facts else (),
             facts.template if facts else UNKNOWN_TEMPLATE,
+            facts.remarks if facts else (),
         )
 
     def beat(self, state: WorkerState) -> WorkerBeat:

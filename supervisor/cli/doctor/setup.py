@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from lmx.protocol.errors import OperationError
+from lmx.protocol.messages.status import ModelStatus
 from lmx.protocol.web_origins import is_loopback
 from lmx.protocol.wire.endpoints import SOCKET_PATH_LIMIT_BYTES
 from lmx.supervisor.cli.doctor.lines import Line, Verdict
@@ -13,6 +15,7 @@ from lmx.supervisor.cli.doctor.system import System
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.config.sources import FolderSource, GgufSource, folder_path, parse_source
 from lmx.supervisor.inventory.unreadable import unreadable_models
+from lmx.supervisor.sockets.client import ControlClient
 from lmx.supervisor.state.home import Home
 from lmx.supervisor.state.process_records import Records
 
@@ -32,6 +35,8 @@ def check_setup(
         taken = not running and system.port_taken(config.server.host, config.server.port)
         lines.append(check_port(config, running=running, taken=taken))
         lines += check_models(unreadable_models(config, home), config, system)
+    if running:
+        lines += check_loaded(_loaded(home))
     lines.append(check_service(system))
     return lines
 
@@ -112,6 +117,26 @@ def check_models(problems: Sequence[str], config: Config, system: System) -> lis
                 )
             )  # fmt: skip
     return lines
+
+
+def check_loaded(models: Sequence[ModelStatus]) -> list[Line]:
+    """Judge what the workers found in their models' files."""
+    return [
+        Line(
+            "models", "compute what their files say", f"{model.model}: {remark}", Verdict.WARNING,
+            "choose another conversion or another model",
+        )
+        for model in models
+        for remark in model.remarks
+    ]  # fmt: skip
+
+
+def _loaded(home: Home) -> Sequence[ModelStatus]:
+    try:
+        with ControlClient(home) as client:
+            return client.status().workers
+    except OperationError:
+        return ()  # It has stopped, or is busy: `lmx status` says so.
 
 
 def model_folders(config: Config) -> list[Path]:

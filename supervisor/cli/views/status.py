@@ -51,6 +51,11 @@ def print_status(console: Console, status: SystemStatus) -> None:
         if (words := told(worker, remark, now_s))
     ]
     lines += [
+        f"[bold]{worker.model}[/]  {escape(remark)}"
+        for worker in workers
+        for remark in worker.remarks
+    ]
+    lines += [
         f"[bold]{adapter.id}[/]  {escape(adapter.problem)}"
         for worker in workers
         for adapter in worker.adapters

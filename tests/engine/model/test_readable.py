@@ -17,7 +17,7 @@ from text_models import make_text_model
 
 from lmx.protocol.errors import OperationError
 from lmx.worker.mlx.model.library import open_checkpoint
-from lmx.worker.mlx.model.load import load_model
+from lmx.worker.mlx.model.load import INEXACT, load_model
 from lmx.worker.mlx.model.readable import FolderChanges
 
 pytestmark = pytest.mark.engine
@@ -151,3 +151,20 @@ def test_what_is_known_to_be_wrong_does_not_answer_silently(
     folder = changed(bases("llama"), tmp_path / "wrong", model_type="phi3small")
     with pytest.raises(OperationError, match=r"computed wrongly.*allow_inexact: true"):
         load_model(replace(spec_of(folder), allow_inexact=False), lambda *_: None)
+
+
+def test_what_is_wrong_and_allowed_is_remarked(
+    bases: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def remarks(folder: Path) -> tuple[str, ...]:
+        return load_model(spec_of(folder), lambda *_: None).facts.remarks
+
+    assert remarks(bases("llama")) == ()
+    ignored = changed(bases("llama"), tmp_path / "ignored", attention_multiplier=2.0)
+    (remark,) = remarks(ignored)
+    assert remark.startswith("config.json sets attention_multiplier to 2.0, which mlx-lm's class")
+    (remark,) = remarks(changed(bases("glm4"), tmp_path / "rope", rope_scaling=LINEAR))
+    assert "scales its rotary embeddings (linear)" in remark
+    monkeypatch.setitem(INEXACT, "llama", "its reason")
+    (remark,) = remarks(bases("llama"))
+    assert remark.endswith("are computed wrongly by the engine's library: its reason.")

@@ -39,6 +39,7 @@ from lmx.worker.mlx.model.mended.hy_v4 import mend_hy_v4
 from lmx.worker.mlx.model.mended.qwen3_omni import mend_qwen3_omni
 from lmx.worker.mlx.model.readable import FolderChanges, readable
 from lmx.worker.mlx.model.text_model import TextModel, load_text_model
+from lmx.worker.mlx.model.unread import unread_remarks
 from lmx.worker.scheduling.device_failure import is_device_failure
 from lmx.worker.scheduling.out_of_memory import is_out_of_memory
 
@@ -82,6 +83,9 @@ class Checkpoint(NamedTuple):
     media: MediaNeeds | None = None
     """What the model takes besides text."""
 
+    remarks: tuple[str, ...] = ()
+    """Why its answers may differ from what the model was made for."""
+
     @property
     def model(self) -> Any:
         """The model itself."""
@@ -103,7 +107,7 @@ def open_checkpoint(
     config = read_checkpoint_config(folder)
     tensors = [tensor.name for tensor in read_tensors(folder, ModelKind.CHAT)]
     _refuse_doubles(folder, tensors)
-    shown = readable(folder, changes)
+    shown, inexact = readable(folder, changes)
     text_only = not any(map(of_media, tensors))
     errors: list[Exception] = []
     for load in _loaders(config, text_only=text_only):
@@ -126,12 +130,21 @@ def open_checkpoint(
         tokenizer, end_ids, processor = _open_tokenizer(
             folder, shown, forward.model, text_only=text_only, allow_code=allow_code
         )
-        opened = Checkpoint(forward, tokenizer, end_ids, library)
+        remarks = inexact + unread_remarks(
+            read_checkpoint_config(shown).whole, _class_of(forward.model)
+        )
+        opened = Checkpoint(forward, tokenizer, end_ids, library, remarks=remarks)
         if text_only or processor is None:
             return opened
         needs = media_needs(processor, config.model_type, media_kinds(config, tensors))
         return opened._replace(processor=processor, media=needs)
     raise _refused(folder, config, errors) from errors[-1]
+
+
+def _class_of(model: Any) -> str:
+    """Return the module of a model's class."""
+    own = model.language_model.inner if isinstance(model, TextModel) else model
+    return type(own).__module__
 
 
 def _refuse_doubles(folder: Path, tensors: Sequence[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -117,12 +117,15 @@ def load_model(spec: WorkerSpec, advanced: LoadReporter) -> LoadedModel:
         config.context_tokens, spec.context_length, config.impossible_context
     )
     advanced(LoadPhase.WEIGHTS, 0.0, "")
-    _refuse_inexact(config.model_type, spec.allow_inexact)
+    remarks = _inexact(config.model_type, spec.allow_inexact)
     checkpoint = open_checkpoint(
         folder,
         allow_code=spec.allow_checkpoint_code,
         changes=FolderChanges(spec.chat_template, spec.tokenizer_config or {}, spec.allow_inexact),
     )
+    remarks += checkpoint.remarks
+    for remark in remarks:
+        log.warning("model.inexact", remark=remark)
     forward, tokenizer = checkpoint.forward, checkpoint.tokenizer
     model = forward.model
     read_weights(model, advanced, folder, spec.kind)
@@ -141,6 +144,7 @@ def load_model(spec: WorkerSpec, advanced: LoadReporter) -> LoadedModel:
         grammars=takes_grammars(tokenizer),
         adapters=adapters.problems,
         media=checkpoint.media,
+        remarks=remarks,
         own_context_tokens=config.context_tokens,
     )
     return LoadedModel(
@@ -164,7 +168,7 @@ def _attach(spec: WorkerSpec, forward: Forward) -> Adapters:
     return attach_adapters(forward.model, spec.adapters, forward.active, run)
 
 
-INEXACT: Final[Mapping[str, str]] = {
+INEXACT: Final[dict[str, str]] = {
     "phi3small": "in mlx-lm 0.32.2 its blocks of attention begin with the end of a chunk",
     "plamo3": "in mlx-lm 0.32.2 its window is a token longer within a chunk than between chunks",
     "mllama": "in mlx-vlm 0.7.10 its cross attention reads its own queries where a text has no "
@@ -178,17 +182,20 @@ INEXACT: Final[Mapping[str, str]] = {
 each against a reference, and fails when a library has corrected one."""
 
 
-def _refuse_inexact(model_type: str, allowed: bool) -> None:
+def _inexact(model_type: str, allowed: bool) -> tuple[str, ...]:
+    """Return what to remark of a type of models that is computed wrongly, where that is allowed."""
     reason = INEXACT.get(model_type)
     if reason is None:
-        return
-    if not allowed:
-        raise OperationError(
-            ErrorCode.MODEL_SOURCE_INVALID,
-            f"Models of the type {model_type!r} are computed wrongly by the engine's library: "
-            f"{reason}. Choose another model, or set allow_inexact: true for this one.",
-        )
-    log.warning("model.inexact", type=model_type, reason=reason)
+        return ()
+    problem = (
+        f"Models of the type {model_type!r} are computed wrongly by the engine's library: {reason}."
+    )
+    if allowed:
+        return (problem,)
+    raise OperationError(
+        ErrorCode.MODEL_SOURCE_INVALID,
+        f"{problem} Choose another model, or set allow_inexact: true for this one.",
+    )
 
 
 def _tool_parser(tokenizer: Any, configured: str | None) -> str | None:

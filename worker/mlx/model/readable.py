@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import structlog
 from mlx_lm.utils import MODEL_REMAPPING
@@ -53,7 +53,15 @@ class FolderChanges:
     """Whether it is read although its model will be computed wrongly."""
 
 
-def readable(folder: Path, changes: FolderChanges | None = None) -> Path:
+class Readable(NamedTuple):
+    """A folder in the form that both libraries read."""
+
+    folder: Path
+    remarks: tuple[str, ...] = ()
+    """What is computed wrongly, where that was allowed."""
+
+
+def readable(folder: Path, changes: FolderChanges | None = None) -> Readable:
     """Return a folder that says the same as ``folder``, with ``changes``, to both libraries.
 
     It is ``folder`` itself where nothing differs. Raises :class:`OperationError` for one that says
@@ -66,8 +74,8 @@ def readable(folder: Path, changes: FolderChanges | None = None) -> Path:
         config = _in_their_words(given)
     except RopeError as error:
         if changes is not None and changes.allow_inexact:
-            log.warning("model.inexact", reason=f"config.json {error}")
-            return folder
+            remark = f"config.json {error}, which the engine's class of this type can't compute."
+            return Readable(folder, (remark,))
         raise OperationError(
             ErrorCode.MODEL_SOURCE_INVALID,
             f"{config_file} {error}, which the engine's class of this type of model can't compute: "
@@ -92,9 +100,9 @@ def readable(folder: Path, changes: FolderChanges | None = None) -> Path:
         if changes.chat_template is not None:
             others.update(_TEMPLATE_FILES)
     if not written and not others:
-        return folder
+        return Readable(folder)
     log.info("model.folder_adapted", written=sorted(written), left_out=sorted(others))
-    return _linked(folder, others, written)
+    return Readable(_linked(folder, others, written))
 
 
 def _in_their_words(config: Mapping[str, Any]) -> dict[str, Any]:

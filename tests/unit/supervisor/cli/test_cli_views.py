@@ -116,6 +116,11 @@ def rendered(what: Any, width: int) -> list[str]:
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
+def test_what_was_remarked_at_the_load_has_a_line_of_its_own() -> None:
+    lines = rendered(status(model_line("a", remarks=["config.json sets x."])), 80)
+    assert lines[-1] == "a  config.json sets x."
+
+
 def busy() -> SystemStatus:
     return status(
         model_line("org/a-model-of-some-length", requests_active=31, pinned=True),

@@ -13,6 +13,7 @@ from typing import get_args
 import pytest
 from click.testing import CliRunner
 from fake_machine import GIB, PMSET, Linux, Mac, line_of
+from fake_supervisor import model_line
 
 from lmx.supervisor.cli.doctor import examine as examining
 from lmx.supervisor.cli.doctor import mac, machine, setup
@@ -49,6 +50,14 @@ def test_a_mac_on_which_all_is_well(home: Home, monkeypatch: pytest.MonkeyPatch)
     assert line_of(lines, "pressure").measured == (
         "normal; 71% left by the kernel's count; Memory Used 24.0 GiB, by another count 52.0 GiB"
     )
+
+
+def test_what_the_workers_remark_of_their_models_is_shown() -> None:
+    models = [model_line("a"), model_line("b", remarks=["config.json sets x."])]
+    lines = setup.check_loaded(models)
+    assert [(line.measured, line.verdict) for line in lines] == [
+        ("b: config.json sets x.", WARNING)
+    ]
 
 
 def test_what_is_wrong_is_said_with_what_mends_it(home: Home) -> None:
