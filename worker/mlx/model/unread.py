@@ -57,7 +57,7 @@ _HARMLESS: Final = (
 """Patterns of keys that say nothing of what the language model computes, or of which something
 else would tell."""
 
-_ONE_IS_NEUTRAL: Final = re.compile(r"multiplier|scal|factor|alpha|n_group|topk_group")
+_ONE_IS_NEUTRAL: Final = re.compile(r"multiplier|scal|factor|alpha|_group|group_norm|_step")
 
 _BOUND: Final = re.compile(r"limit|softcap")
 """Round numbers that count as the class's own where its source has them. Other round numbers are
@@ -138,6 +138,10 @@ def _neutral(key: str, value: Any, section: Mapping[str, Any], source: str) -> b
         return True
     if key in ("rope_theta", "partial_rotary_factor", "rope_local_base_freq"):
         return "rope_parameters" in section and "rope_parameters" in source
+    if key == "no_rope_layers" and isinstance(value, list):
+        # Llama 4's classes leave out the rope of each fourth layer.
+        every_fourth = [int(place % 4 != 0) for place in range(1, 257)]
+        return "% 4 != 0" in source and value == every_fourth[: len(value)]
     if key.endswith("layer_types"):
         of_one_type = isinstance(value, list) and all(each == "full_attention" for each in value)
         return of_one_type or any(word in source for word in _LAYERS)
