@@ -292,6 +292,7 @@ class OutputParser:
         self._kept_end = ""
         feed.mark(len(form.start))
         sink.kind = DeltaKind.TOOL_CALL
+        yield from self._skip_doubled(form.start)
         whole = yield from form.read(feed, sink)
         rest = feed.marked()
         if whole or sink.calls > calls:
@@ -308,6 +309,14 @@ class OutputParser:
             if not rest.endswith(form.end):
                 self._kept_end = form.end
             self._write(rest)
+
+    def _skip_doubled(self, mark: str) -> Steps[None]:
+        """Read the mark that was just read as often as it comes again."""
+        while True:
+            space = yield from self._feed.skip()
+            if not (yield from self._feed.starts((mark,))):
+                self._feed.untake(len(space))
+                return
 
     def _calls_end(self) -> None:
         self._sink.kind = DeltaKind.CONTENT

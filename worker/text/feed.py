@@ -92,6 +92,12 @@ class TextFeed:
             yield
         return self._text[self._at]
 
+    def peek(self, length: int) -> Steps[str]:
+        """Return the next ``length`` characters without reading them, fewer at the end."""
+        while len(self._text) - self._at < length and not self.ended:
+            yield
+        return self._text[self._at : self._at + length]
+
     def skip(self, characters: str | None = None) -> Steps[str]:
         """Read and return as many of these characters as come; None: white space."""
         skipped: list[str] = []
@@ -193,6 +199,12 @@ class PartSink:
         self._parts: list[Part] = []
         self.write: Callable[[str], None] = self.content
         """Where a reader of calls puts text that is no call."""
+
+    def parameters(self, name: str) -> Mapping[str, Any]:
+        """Return the schema of a tool's arguments; its ``properties`` are always there."""
+        found = (one["function"] for one in self.tools if one["function"]["name"] == name)
+        schema: Mapping[str, Any] = next(found)["parameters"]
+        return schema
 
     @property
     def calls(self) -> int:

@@ -61,7 +61,11 @@ def parse(
     cuts: Sequence[int] | None = None,
     open_calls: bool = True,
 ) -> Parsed:
-    """Parse ``text`` cut at these places; None: after every character."""
+    """Parse ``text`` cut at these places; None: after every character.
+
+    Arguments must be JSON, whatever the text is: only a call in which it ends may be without its
+    end.
+    """
     places = range(1, len(text)) if cuts is None else sorted(cuts)
     edges = [0, *places, len(text)]
     parser = OutputParser(
@@ -70,9 +74,12 @@ def parse(
     parts: list[Part] = []
     for start, end in itertools.pairwise(edges):
         parts += parser.add(text[start:end])
+    in_call = parser.kind is DeltaKind.TOOL_CALL
     parts += parser.finish()
     parsed = join(parts)
     assert parser.called is bool(parsed.calls)
+    for _, arguments in parsed.calls[: -1 if in_call else None]:
+        assert isinstance(json.loads(arguments), dict)
     return parsed
 
 

@@ -60,7 +60,8 @@ def _read_message(feed: TextFeed, sink: PartSink) -> Steps[None]:
         text = feed.marked()
         for marker in TOKENS:
             text = text.replace(marker, "")
-        if CHANNEL not in "".join(header) or re.search(r"\w", text):
+        _, channel, name = "".join(header).rpartition(CHANNEL)
+        if not channel or re.search(r"\w", name):
             sink.content(text)
         return
     recipient = _RECIPIENT.search("".join(header))

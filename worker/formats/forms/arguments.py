@@ -224,7 +224,7 @@ def text_value(
         return None
     end = escaped(form.closing)
     if form.following:
-        end = rf"{end}\s*({'|'.join(map(escaped, form.following))})"
+        end = rf"{end}[^<]*({'|'.join(map(escaped, form.following))})"
     content = rules.terminal(f"/(?s:.{{{least},{most}}})/ & ~/(?s:.*){end}(?s:.*)/")
     close = text(form.close)
     if not close.startswith('"'):

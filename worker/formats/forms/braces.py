@@ -22,7 +22,7 @@ from lmx.worker.formats.forms.arguments import (
     separated,
     text_value,
 )
-from lmx.worker.formats.forms.json import spill_rest
+from lmx.worker.formats.forms.json import skip_stray, spill_rest
 from lmx.worker.schemas.grammar import guided, quoted
 from lmx.worker.text.feed import PartSink, Steps, TextFeed
 from lmx.worker.text.json_scan import read_json
@@ -64,6 +64,7 @@ def read_brace_call(feed: TextFeed, sink: PartSink, form: BraceForm) -> Steps[bo
     if not (yield from _Values(feed, sink, form).read()):
         yield from spill_rest(feed, sink, form.end)
         return True
+    yield from skip_stray(feed, form.end)
     yield from feed.skip()
     yield from feed.starts((form.end,))
     return True

@@ -131,16 +131,41 @@ def json_arguments(tool: Tool) -> str:
 
 
 def read_arguments(feed: TextFeed, sink: PartSink, name: str, end: str) -> Steps[bool]:
-    """Read the object of arguments of a call to ``name``, and any wrong text after it, up to and
-    including ``end``. Returns False if it is no object or ``name`` is no tool."""
+    """Read the object of arguments of a call to ``name``, with or without a fence, and any wrong
+    text in it, up to and including ``end``. Returns False if it is no object or ``name`` is no
+    tool."""
     yield from feed.skip()
+    fenced = yield from feed.starts((_FENCE,))
+    if fenced:
+        # A language may follow.
+        mark = yield from feed.until(("\n", "{"), discard)
+        feed.untake(len(mark or ""))
+        yield from feed.skip()
     if name not in sink.names or (yield from feed.char()) != "{":
         return False
     feed.unmark()
     sink.begin_call(name)
     if not (yield from read_json(feed, sink.arguments, sink.write)):
         yield from spill_rest(feed, sink, end)
+    elif end:
+        yield from skip_stray(feed, end)
+    elif fenced:
+        yield from feed.skip()
+        yield from feed.starts((_FENCE,))
     return True
+
+
+def skip_stray(feed: TextFeed, end: str) -> Steps[None]:
+    """Read a fence, and the brace too many that small models often write, if ``end`` is next."""
+    feed.mark()
+    yield from feed.skip("}` \t\r\n")
+    if (yield from feed.char()):
+        found = yield from feed.starts((end,))
+        if found is None:
+            feed.rewind()
+        else:
+            feed.untake(len(found))
+    feed.unmark()
 
 
 def spill_rest(feed: TextFeed, sink: PartSink, end: str) -> Steps[None]:
@@ -164,7 +189,7 @@ def _read_call(feed: TextFeed, sink: PartSink, keys: CallKeys, bare: bool) -> St
         if (yield from feed.char()) == "}":
             feed.take(1)
             break
-        key = yield from _read_key(feed)
+        key = yield from read_key(feed)
         if key is None or (bare and key not in (*keys.name, *keys.arguments, *_HARMLESS)):
             return outcome
         yield from feed.skip()
@@ -196,7 +221,7 @@ def _read_call(feed: TextFeed, sink: PartSink, keys: CallKeys, bare: bool) -> St
     return outcome
 
 
-def _read_key(feed: TextFeed) -> Steps[str | None]:
+def read_key(feed: TextFeed) -> Steps[str | None]:
     """Return the key of a member and read its colon, None when there is none."""
     if (yield from feed.char()) not in ('"', "'"):
         return None

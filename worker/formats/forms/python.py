@@ -19,7 +19,7 @@ from lmx.worker.formats.forms.arguments import (
     members,
     separated,
 )
-from lmx.worker.formats.forms.json import json_text
+from lmx.worker.formats.forms.json import json_text, read_json_calls
 from lmx.worker.schemas.grammar import guided, quoted
 from lmx.worker.text.feed import PartSink, Steps, TextFeed
 
@@ -37,9 +37,15 @@ _CLOSING: Final = {"(": ")", "[": "]", "{": "}"}
 def read_python_calls(feed: TextFeed, sink: PartSink, end: str) -> Steps[bool]:
     """Read calls up to and including the mark ``end``: a list of them, or one after the other.
 
-    They are passed on when all are complete: a call that is cut off is no call. Returns False if
-    there is no call, or one of an unknown tool.
+    They are passed on when all are complete: a call that is cut off is no call. JSON is read too.
+    The feed must be marked. Returns False if there is no call, or one of an unknown tool.
     """
+    yield from feed.skip()
+    opening = yield from feed.starts(("[",))
+    space = yield from feed.skip()
+    if (yield from feed.char()) == "{":
+        return (yield from read_json_calls(feed, sink, end))
+    feed.untake(len(opening or "") + len(space))
     text = yield from read_code(feed, end)
     return text is not None and _give(text, sink)
 

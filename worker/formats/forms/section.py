@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from lmx.worker.formats.family import Reader
 from lmx.worker.formats.forms.json import read_arguments
-from lmx.worker.text.feed import PartSink, Steps, TextFeed, discard
+from lmx.worker.text.feed import PartSink, Steps, TextFeed
 
 _FENCE: Final = "```"
 
@@ -35,15 +35,8 @@ def read_section_calls(feed: TextFeed, sink: PartSink, form: SectionForm) -> Ste
         if (yield from feed.starts((form.call, form.end))) != form.call:
             return sink.calls > begun
         name = yield from _read_name(feed, form)
-        yield from feed.skip()
-        if (yield from feed.starts((_FENCE,))):
-            # The language.
-            mark = yield from feed.until(("\n", "{", form.call_end), discard)
-            feed.untake(0 if mark == "\n" else len(mark or ""))
         if not (yield from read_arguments(feed, sink, name, form.call_end)):
             return False
-        yield from feed.skip()
-        yield from feed.starts((_FENCE,))
         yield from feed.skip()
         yield from feed.starts((form.call_end,))
         feed.mark()

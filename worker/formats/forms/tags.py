@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -21,6 +21,7 @@ from lmx.worker.formats.forms.json import json_text, read_arguments, read_json_c
 from lmx.worker.schemas.disjoint import type_of
 from lmx.worker.text.feed import PartSink, Steps, TextFeed, discard
 
+_LONGEST_WORDS: Final = 200
 # A parameter's name, and whether its value is text.
 _TYPED: Final = re.compile(r'"([^"]*)"\s+string="(true|false)"')
 
@@ -122,12 +123,7 @@ def read_functions(feed: TextFeed, sink: PartSink, form: XmlForm) -> Steps[bool]
         if opening is None:
             return False
         feed.untake(len(opening))
-        if opening == "{":
-            yield from read_arguments(feed, sink, name, form.function_end)
-            yield from feed.skip()
-            yield from feed.starts((form.function_end,))
-        else:
-            yield from _read_call(feed, sink, form, name)
+        yield from _read_call(feed, sink, form, name)
         feed.mark()
         yield from feed.skip()
         following = yield from feed.starts((form.function, form.end))
@@ -138,7 +134,14 @@ def read_functions(feed: TextFeed, sink: PartSink, form: XmlForm) -> Steps[bool]
 
 
 def _read_call(feed: TextFeed, sink: PartSink, form: XmlForm, name: str) -> Steps[str | None]:
-    """Read from behind a function's name to its end; return the text that ended it."""
+    """Read from behind a function's name to its end; return the text that ended it. Arguments as
+    JSON are read too."""
+    yield from feed.skip()
+    if (yield from feed.char()) == "{":
+        end = form.function_end or form.end
+        yield from read_arguments(feed, sink, name, end)
+        yield from feed.skip()
+        return (yield from feed.starts((end,)))
     feed.unmark()
     sink.begin_call(name)
     sink.arguments("{")
@@ -153,7 +156,7 @@ def _read_name(feed: TextFeed, form: XmlForm) -> Steps[str]:
     if form.name_end:
         yield from feed.until((form.name_end,), name.append)
     else:
-        marker = yield from feed.until((form.parameter, form.end), name.append)
+        marker = yield from feed.until((form.parameter, form.end, "{"), name.append)
         feed.untake(len(marker or ""))
     return _unquoted("".join(name))
 
@@ -174,16 +177,20 @@ def _read_parameters(feed: TextFeed, sink: PartSink, form: XmlForm, name: str) -
                 return None
             give = discard
         value = _Value(sink, form, name, "".join(key).strip(), separator)
-        if not (yield from _read_value(feed, value, form)):
+        if not (yield from _read_value(feed, value, form, sink.parameters(name)["properties"])):
             return None
         value.close()
         separator = ", "
 
 
-def _read_value(feed: TextFeed, value: _Value, form: XmlForm) -> Steps[bool]:
+def _read_value(
+    feed: TextFeed, value: _Value, form: XmlForm, parameters: Collection[str]
+) -> Steps[bool]:
     """Read up to and including the tag that ends a value; return whether there is one. The same tag
     in the value's text is followed by other text than one that ends a value is."""
     while (yield from feed.until((form.parameter_end,), value.add, whole=False)):
+        if (yield from _words_follow(feed, form, parameters)):
+            return True
         space = yield from feed.skip()
         tag = yield from feed.starts(form.tags)
         # The whole text may end within the tag.
@@ -192,6 +199,24 @@ def _read_value(feed: TextFeed, value: _Value, form: XmlForm) -> Steps[bool]:
             return True
         value.add(form.parameter_end + space)
     return False
+
+
+def _words_follow(feed: TextFeed, form: XmlForm, parameters: Collection[str]) -> Steps[bool]:
+    """Return whether a few words come next, which models write between the tags now and then, and
+    behind them the call goes on or ends."""
+    feed.mark()
+    yield from feed.skip()
+    after = yield from feed.char()
+    rest = (yield from feed.peek(_LONGEST_WORDS)) if after not in ("", "<") else ""
+    feed.rewind()
+    if not rest:
+        return False
+    ends = [f"{re.escape(form.end)}\\s*(?:<|$)"]
+    if form.function_end:
+        following = "|".join(map(re.escape, (form.function, form.end)))
+        ends.append(f"{re.escape(form.function_end)}\\s*(?:{following}|$)")
+    ends += [f'{re.escape(form.parameter)}"?{re.escape(key)}\\b' for key in parameters]
+    return re.match(f"[^<]*(?:{'|'.join(ends)})", rest) is not None
 
 
 def _unquoted(name: str) -> str:
@@ -224,7 +249,7 @@ class _Value:
         self._held = ""
         typed = _TYPED.fullmatch(key) if form.typed else None
         self._key = typed[1] if typed else _unquoted(key)
-        self._types = frozenset() if typed else _types(sink, name, self._key)
+        self._types = frozenset() if typed else argument_types(sink.parameters(name), self._key)
         self._streams = typed[2] == "true" if typed else "string" in self._types
         self._nullable = "null" in self._types
         if form.typed and self._streams:
@@ -296,11 +321,3 @@ def _word(text: str) -> Any:
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
-
-
-def _types(sink: PartSink, name: str, key: str) -> frozenset[str]:
-    """Return the types that a tool's schema allows an argument: none of them if it says nothing."""
-    for tool in sink.tools:
-        if tool["function"]["name"] == name:
-            return argument_types(tool["function"]["parameters"], key)
-    return frozenset()

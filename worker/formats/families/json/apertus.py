@@ -4,14 +4,12 @@ template, and the parsers that servers have for it.
 
 from __future__ import annotations
 
-import json
 from typing import Final
 
 from lmx.worker.formats.family import CallForm, CallGrammar, Family
 from lmx.worker.formats.forms.bare import read_bare_calls
-from lmx.worker.formats.forms.json import json_call, read_arguments
-from lmx.worker.text.feed import PartSink, Steps, TextFeed
-from lmx.worker.text.json_scan import read_json_text
+from lmx.worker.formats.forms.json import json_call, read_arguments, read_key
+from lmx.worker.text.feed import PartSink, Steps, TextFeed, discard
 
 _START: Final = "<|tools_prefix|>"
 _END: Final = "<|tools_suffix|>"
@@ -19,31 +17,23 @@ _END: Final = "<|tools_suffix|>"
 
 def _read(feed: TextFeed, sink: PartSink) -> Steps[bool]:
     begun = sink.calls
-    yield from feed.skip()
+    if (yield from feed.skip(" \t\r\n`")).endswith("```"):
+        yield from feed.until(("\n",), discard)
+        yield from feed.skip()
     yield from feed.starts(("[",))
     while True:
-        yield from feed.skip(", \t\r\n]")
+        yield from feed.skip(", \t\r\n]}`")
         if (yield from feed.starts((_END,))):
             return sink.calls > begun
         if not (yield from feed.starts(("{",))):
             return False
         yield from feed.skip()
-        name = yield from _read_name(feed)
+        name = yield from read_key(feed)
         if name is None or not (yield from read_arguments(feed, sink, name, _END)):
             return False
         yield from feed.skip()
         yield from feed.starts(("}",))
         feed.mark()
-
-
-def _read_name(feed: TextFeed) -> Steps[str | None]:
-    if (yield from feed.char()) != '"':
-        return None
-    text = yield from read_json_text(feed)
-    yield from feed.skip()
-    if text is None or not (yield from feed.starts((":",))):
-        return None
-    return str(json.loads(text))
 
 
 APERTUS: Final = Family(

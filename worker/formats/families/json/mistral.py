@@ -21,7 +21,7 @@ def _read(feed: TextFeed, sink: PartSink) -> Steps[bool]:
     """Read the text after ``[TOOL_CALLS]``: an array of calls as JSON (the older models), or one
     call as ``name[CALL_ID]id[ARGS]{...}``, in which the id or both markers may be missing."""
     yield from feed.skip()
-    if (yield from feed.char()) in ("[", "{"):
+    if (yield from feed.char()) in ("[", "{", "`"):
         return (yield from read_json_calls(feed, sink, ""))
     name: list[str] = []
     marker = yield from feed.until((_ARGS, _CALL_ID, "{", "\n"), name.append)
