@@ -13,12 +13,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from engine_rig import spec_of
+from mlx_lm.chat_templates import deepseek_v32
 from text_models import make_text_model
 
 from lmx.protocol.errors import OperationError
 from lmx.worker.mlx.model.library import open_checkpoint
 from lmx.worker.mlx.model.load import INEXACT, load_model
 from lmx.worker.mlx.model.readable import FolderChanges
+from lmx.worker.templates import environment
 
 pytestmark = pytest.mark.engine
 
@@ -143,6 +145,53 @@ def test_templates_and_the_tokenizer_s_values_can_be_replaced(
     assert open_checkpoint(folder).tokenizer.chat_template == "its own"
     with pytest.raises(OperationError, match=r"chat_template: nowhere\.jinja"):
         open_checkpoint(folder, changes=FolderChanges("nowhere.jinja"))
+
+
+def test_a_template_that_is_named_says_what_the_librarys_program_says(
+    bases: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = changed(bases("llama"), tmp_path / "v32")
+    file = folder / "tokenizer_config.json"
+    named = {"chat_template_type": "deepseek_v32", "chat_template": "its own"}
+    file.write_text(json.dumps(json.loads(file.read_text()) | named))
+    loaded = load_model(spec_of(folder), lambda *_: None)
+    assert (loaded.facts.converses, loaded.facts.tool_parser) == (True, "deepseek_v32")
+    template = loaded.tokenizer.chat_template
+    arguments = {"a": "x\n<y>", "b": [1, "é"], "c": None, "d": 1.5, "e": True}
+    calls = [{"function": {"name": name, "arguments": arguments}} for name in ("f", "g")]
+    function = {"name": "f", "description": "{ü}", "parameters": {"type": "object"}}
+    tools = [{"type": "function", "function": function}] * 2
+    talk: list[dict[str, Any]] = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "hé"},
+        {"role": "assistant", "content": "", "reasoning_content": "why", "tool_calls": calls},
+        {"role": "tool", "content": "1"},
+        {"role": "tool", "content": "2"},
+        {"role": "assistant", "content": "so", "reasoning_content": "done"},
+        {"role": "user", "content": "and?"},
+        {"role": "assistant", "content": "ah", "tool_calls": calls[:1]},
+        {"role": "tool", "content": "3"},
+    ]
+    for count in (1, 2, 5, 6, 7, 9):
+        for shown in (None, tools):
+            for variables in ({}, {"enable_thinking": True}, {"enable_thinking": False}):
+                messages = talk[:count]
+                given = {"messages": messages, "tools": shown, "add_generation_prompt": True}
+                theirs = deepseek_v32.apply_chat_template(
+                    [_with_text_arguments(message) for message in messages],
+                    add_generation_prompt=True, tools=shown, **variables,
+                )  # fmt: skip
+                assert environment.render(template, given | variables) == theirs
+    kept = open_checkpoint(folder, changes=FolderChanges("{{ messages }} of lmx.yaml"))
+    assert kept.tokenizer.chat_template == "{{ messages }} of lmx.yaml"
+
+
+def _with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    calls = [
+        {"function": call["function"] | {"arguments": json.dumps(call["function"]["arguments"])}}
+        for call in message.get("tool_calls", ())
+    ]
+    return message | {"tool_calls": calls}
 
 
 def test_what_is_known_to_be_wrong_does_not_answer_silently(

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import structlog
+from mlx_lm.chat_templates import deepseek_v32
 from mlx_lm.utils import MODEL_REMAPPING
 from mlx_vlm.utils import load_config, load_model, load_processor, resolve_eos_token_ids
 from transformers import AutoTokenizer
@@ -42,6 +43,7 @@ from lmx.worker.mlx.model.text_model import TextModel, load_text_model
 from lmx.worker.mlx.model.unread import unread_remarks
 from lmx.worker.scheduling.device_failure import is_device_failure
 from lmx.worker.scheduling.out_of_memory import is_out_of_memory
+from lmx.worker.templates.deepseek_v32 import template_of_deepseek_v32
 
 log = structlog.get_logger()
 
@@ -130,6 +132,8 @@ def open_checkpoint(
         tokenizer, end_ids, processor = _open_tokenizer(
             folder, shown, forward.model, text_only=text_only, allow_code=allow_code
         )
+        if changes is None or changes.chat_template is None:
+            _take_named_template(tokenizer)
         remarks = inexact + unread_remarks(
             read_checkpoint_config(shown).whole, _class_of(forward.model)
         )
@@ -139,6 +143,18 @@ def open_checkpoint(
         needs = media_needs(processor, config.model_type, media_kinds(config, tensors))
         return opened._replace(processor=processor, media=needs)
     raise _refused(folder, config, errors) from errors[-1]
+
+
+def _take_named_template(tokenizer: Any) -> None:
+    """Give the tokenizer the template that its ``chat_template_type`` names, if it is one of
+    mlx-lm's programs that lmx has as a template. It goes before the folder's own, as in mlx-lm."""
+    if getattr(tokenizer, "init_kwargs", {}).get("chat_template_type") != "deepseek_v32":
+        return
+    place = "<lmx>"
+    before, _, after = deepseek_v32.render_tools([place]).partition(deepseek_v32.to_json(place))
+    tokenizer.chat_template = template_of_deepseek_v32(
+        deepseek_v32.bos_token, deepseek_v32.eos_token, (before, after)
+    )
 
 
 def _class_of(model: Any) -> str:
