@@ -16,7 +16,7 @@ CODE := protocol router supervisor worker tests deploy docs
 PACKAGES := $(foreach name,protocol router supervisor worker,-p lmx.$(name))
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test conformance models-page fuzz walk chaos kill-rounds agents installs clients lm-eval bench bench-memory bench-relay bench-mixed bench-lanes bench-host bench-start docs fmt lint types resolve imports check clean
+.PHONY: help install run test conformance models-page fuzz walk chaos kill-rounds agents installs clients lm-eval bench bench-memory bench-relay bench-mixed bench-lanes bench-host bench-parse bench-start docs fmt lint types resolve imports check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -117,6 +117,9 @@ bench-memory: install ## measure what models take beside what they are estimated
 
 bench-relay: install ## processor time of a token in router and worker; AGAINST=another checkout, in turns
 	@PYTHONPATH=tests/bench/rigs $(BIN)/python tests/bench/bench_relay.py $(AGAINST)
+
+bench-parse: install ## processor time of reading a token's calls and thoughts, and of fitting a message; AGAINST=another checkout, in turns
+	@PYTHONPATH=tests/bench/rigs $(BIN)/python tests/bench/bench_parse.py $(AGAINST)
 
 bench-mixed: install ## a long conversation, chats and small requests at once; AGAINST=another checkout, in turns
 	@PYTHONPATH=tests/bench/rigs $(BIN)/python tests/bench/bench_mixed.py $(AGAINST)
