@@ -18,35 +18,36 @@ from typing import Any, Final
 
 _HARMLESS: Final = (
     # Names, versions, and what a runtime other than lmx is told.
-    *("_*", "model_type", "architectures", "auto_map", "torch_dtype", "dtype", "*_version"),
+    *("_*", "model_type", "architectures", "auto_map", "*dtype", "*_version"),
     *("is_*", "*_hidden_states", "output_*", "return_*", "use_return_dict", "problem_type"),
     *("label2id", "id2label", "num_labels", "task_specific_params", "finetuning_task", "name"),
     *("*cache*", "attn_implementation", "use_flash*", "*_kernel", "*_kernels", "*fused*"),
     *("use_parallel*", "*parallel_size", "pretraining_tp", "torchscript", "tf_legacy_loss"),
     *("chunk_size_feed_forward", "pruned_heads", "cross_attention_hidden_size", "use_bfloat16"),
-    *("quantization", "quantization_config", "compression_config", "unsloth_*", "*_dtype"),
+    *("quantization", "quantization_config", "compression_config", "unsloth_*", "transformers*"),
     # Training.
     *("*dropout*", "*_pdrop", "*drop_rate", "initializer*", "init_*", "*_init", "*_init_*"),
     *("*aux_loss*", "*_loss_*", "*_loss", "gradient_checkpointing", "*jitter*", "*z_loss*"),
-    *("*_std", "*_init_std", "seq_aux", "ep_size", "num_nextn_predict_layers", "mtp_*"),
+    *("*_std", "*_init_std", "seq_aux", "ep_size", "num_nextn_predict_layers", "*mtp*"),
     *("summary_*", "expert_capacity*", "*rescale_prenorm_residual", "tokens_per_*"),
-    *("time_step_min", "time_step_max", "time_step_floor", "use_associative_scan"),
+    *("num_media_embeds", "time_step_m*", "time_step_floor", "use_associative_scan"),
     # How it is computed, and not what.
-    *("*_in_fp32", "*chunk_size", "num_logits_to_keep", "scale_attn_weights", "rope_interleave"),
+    *("*_in_fp32", "*chunk_size", "num_logits_to_keep", "scale_attn_weights", "*overlap"),
     # What lmx and the generation read, or the tokenizer.
     *("*_id", "*_ids", "*_token_index", "*_token", "tokenizer*", "chat_template*"),
     *("max_position_embeddings", "max_length", "min_length", "do_sample", "temperature", "top_k"),
     *("top_p", "typical_p", "num_beams", "*num_beam*", "*_penalty", "*no_repeat_ngram*"),
-    *("num_return_sequences", "*early_stopping", "suppress_tokens", "prefix"),
-    *("*max_seq_len*", "seq_length", "n_positions", "n_ctx", "*model_max_length", "max_new_tokens"),
+    *("num_return_sequences", "*early_stopping", "suppress_tokens", "prefix", "add_special_tokens"),
+    *("*max_seq*len*", "seq_length", "n_positions", "n_ctx", "*model_max_length", "max_new_tokens"),
     # What the shapes and the names of the weights show: a load with other ones fails.
-    *("*_bias", "vocab_size*", "*hidden_size", "*intermediate_size", "tie_*", "head_dim", "bias"),
+    *("*_bias", "*vocab_size*", "*hidden_size", "*intermediate_size", "tie_*", "*head_dim"),
     *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "n_inner", "*lora_rank"),
-    *("qk_head_dim", "*expand", "attn_output_gate", "block_*", "conv_*", "*num_local_experts"),
-    *("per_layer_config",),
+    *("*norm_type", "qk_norm", "use_rmsnorm", "mlp_type", "moe_gate", "time_step_rank", "bias"),
+    *("*expand", "attn_output_gate", "block_*", "conv_*", "*num_local_experts"),
+    *("per_layer_config", "rope_interleave"),
     # What other keys say as well.
-    *("initial_context_length", "experts_per_token", "no_rope_layer_interval", "moe_layers"),
-    *("theta", "num_heads", "use_pos_enc"),
+    *("initial_context_length", "no_rope_layer_interval", "moe_layers", "use_pos_enc"),
+    *("cla_share_factor", "dense_list", "full_attn_mod", "use_rotary_pos_emb"),
     # Rotary embeddings: lmx.worker.mlx.model.rope lifts or refuses these.
     *("rope_parameters", "rope_scaling"),
     # The parts of a model that see, hear or speak, which are read by themselves.
@@ -56,8 +57,6 @@ _HARMLESS: Final = (
 )
 """Patterns of keys that say nothing of what the language model computes, or of which something
 else would tell."""
-
-_ONE_IS_NEUTRAL: Final = re.compile(r"multiplier|scal|factor|alpha|_group|group_norm|_step")
 
 _BOUND: Final = re.compile(r"limit|softcap")
 """Round numbers that count as the class's own where its source has them. Other round numbers are
@@ -112,16 +111,26 @@ def _inner(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 def _unread(section: Mapping[str, Any], source: str) -> Iterator[str]:
     words = set(re.findall(r"\w+", source))
+    read = {key: value for key, value in section.items() if key in words}
     for key, value in section.items():
-        if key in words or _neutral(key, value, section, source):
+        if key in read or _neutral(key, value, section, source) or _said(key, value, read):
             continue
         if not any(fnmatchcase(key, pattern) for pattern in _HARMLESS):
             yield key
 
 
+def _said(key: str, value: Any, read: Mapping[str, Any]) -> bool:
+    """Return whether a key that is read has the same number, and a word of the key in its name."""
+    words = set(key.split("_"))
+    return type(value) in (int, float) and any(
+        value == other and words & set(name.split("_")) for name, other in read.items()
+    )
+
+
 def _neutral(key: str, value: Any, section: Mapping[str, Any], source: str) -> bool:
     """Return whether a value says that nothing is to be done, or what the class does anyway."""
-    if not value or (value == 1 and value is not True and _ONE_IS_NEUTRAL.search(key)):
+    ones = value if isinstance(value, list) else [value]
+    if not value or all(each == 1 and each is not True for each in ones):
         return True
     if isinstance(value, str):
         words = next((words for part, words in _ACTIVATIONS.items() if part in value.lower()), ())
