@@ -137,11 +137,14 @@ def test_an_adopted_worker_tells_what_an_earlier_supervisor_knew() -> None:
     assert core.adopt("0ld0", "a", 4242, 90, 0.0)
     assert view(core).kind is None
     hello = control.WorkerHello(
-        "0ld0", "a", 4242, WorkerState.READY, 90, 2048, ("tools",), ModelKind.CHAT
-    )
+        "0ld0", "a", 4242, WorkerState.READY, 90, 2048, ("tools",), ModelKind.CHAT,
+        remarks=("config.json sets x.",),
+    )  # fmt: skip
     core.worker_said("0ld0", hello, 0.0)
     assert view(core).kind is ModelKind.CHAT
     assert view(core).capabilities == ("tools",)
+    (told,) = core.status(0.0)
+    assert told.remarks == ("config.json sets x.",)
 
 
 def test_the_status_says_whether_a_model_may_run_its_own_code() -> None:
