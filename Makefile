@@ -16,7 +16,7 @@ CODE := protocol router supervisor worker tests deploy docs
 PACKAGES := $(foreach name,protocol router supervisor worker,-p lmx.$(name))
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test conformance models-page fuzz walk chaos kill-rounds agents installs clients lm-eval bench bench-memory bench-relay bench-mixed bench-lanes bench-host bench-parse bench-start docs fmt lint types resolve imports check clean
+.PHONY: help install run test conformance models-page reference fuzz walk chaos kill-rounds agents installs clients lm-eval bench bench-memory bench-relay bench-mixed bench-lanes bench-host bench-parse bench-start docs fmt lint types resolve imports check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -79,6 +79,9 @@ conformance: install ## every type of models against its library, every combinat
 
 models-page: install ## examine every type of models, and write docs/models.md
 	@PYTHONPATH=tests/support/models:tests/support/references:tests/support/rigs $(BIN)/python docs/make/models_page.py
+
+reference: install ## folders as transformers writes them, against its own logits (minutes; fetches torch the first time)
+	@$(BIN)/pytest -q -m soak tests/engine/model/test_transformers.py
 
 fuzz: install ## all examples of all properties; 10,000 model folders, state files and control frames of nonsense (minutes)
 	@LMX_TEST_EXAMPLES=whole $(BIN)/pytest -q -m 'hypothesis and not soak and not conformance' tests/unit tests/engine

@@ -18,15 +18,15 @@ from typing import Final
 
 from minilm import demo_script
 
-_PROGRAMS: Final = Path(__file__).resolve().parents[2] / "e2e" / "clients" / "programs"
-_NODE: Final = _PROGRAMS / "node"
+PROGRAMS: Final = Path(__file__).resolve().parents[2] / "e2e" / "clients" / "programs"
+_NODE: Final = PROGRAMS / "node"
 _FETCH_TIMEOUT_S: Final = 300
 
 
 def python_packages(listed: str | Path = "requirements.txt") -> Path:
     """Return a folder with the packages that a file lists, for PYTHONPATH: a name is a file in
     programs/."""
-    requirements = _PROGRAMS / listed
+    requirements = PROGRAMS / listed
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
     def make(folder: Path) -> None:
@@ -60,7 +60,7 @@ def node(packages: Path) -> Path:
 
 def run_python(packages: Path, script: str, *arguments: str) -> str:
     """Run a script of programs/ with its packages; returns what it prints."""
-    command = [sys.executable, str(_PROGRAMS / script), *arguments]
+    command = [sys.executable, str(PROGRAMS / script), *arguments]
     return _run(command, environment={**os.environ, "PYTHONPATH": str(packages)})
 
 

@@ -36,7 +36,14 @@ from lmx.worker.mlx.model.rope import RopeError, with_rope
 log = structlog.get_logger()
 
 _TEXT_SECTIONS: Final = ("text_config", "language_config", "llm_config", "thinker_config")
-_ROPE_KEYS: Final = ("rope_theta", "rope_scaling", "rope_parameters", "rope_local_base_freq")
+_ROPE_KEYS: Final = (
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+    "rope_local_base_freq",
+    "rotary_emb_base",
+    "rotary_pct",
+)
 _MARK: Final = b"\xef\xbb\xbf"
 _TEMPLATE_FILES: Final = ("chat_template.jinja", "chat_template.json")
 
@@ -107,16 +114,23 @@ def readable(folder: Path, changes: FolderChanges | None = None) -> Readable:
 
 def _in_their_words(config: Mapping[str, Any]) -> dict[str, Any]:
     reads = _keys_of_class(config)
-    made = with_rope(config, reads)
+    made = with_rope(_with_experts(config), reads)
     for name in _TEXT_SECTIONS:
         section = made.get(name)
         if isinstance(section, Mapping):
-            inner = with_rope(section, reads)
+            inner = with_rope(_with_experts(section), reads)
             deeper = inner.get("text_config")
             if isinstance(deeper, Mapping):
                 inner["text_config"] = with_rope(deeper, reads)
             made[name] = inner
     return made
+
+
+def _with_experts(section: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the section with what transformers 5 calls ``num_local_experts`` by its other name
+    too, which the classes of Qwen's types read."""
+    count = section.get("num_local_experts")
+    return section if count is None else {"num_experts": count, **section}
 
 
 def _keys_of_class(config: Mapping[str, Any]) -> Collection[str]:

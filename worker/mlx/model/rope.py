@@ -16,6 +16,24 @@ _LOCAL_THETA: Final = "rope_local_base_freq"
 """What Gemma 3's classes read the theta of their layers with windows from."""
 _GLOBAL_LAYERS: Final = "full_attention"
 _LOCAL_LAYERS: Final = "sliding_attention"
+_OTHER_NAMES: Final = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
+"""What GPT-NeoX's class calls the same."""
+_SCALINGS: Final[Mapping[str, Collection[str]]] = {
+    "deepseek": ("linear",),
+    "deepseek_v2": ("yarn",),
+    "glm4_moe": (),
+    "minicpm3": ("longrope", "su"),
+    "mixtral": (),
+    "phi3": ("linear", "longrope", "su"),
+    "qwen2_moe": (),
+    "qwen3_moe": (),
+}
+"""The scalings that a class computes, of those that read ``rope_scaling`` and leave other ones out
+silently. `make reference` finds such classes."""
+_SCALES_GLOBAL_LAYERS: Final = ("olmo3",)
+"""Types whose class scales those layers alone; all layers have one theta."""
+_WHOLE_HEADS: Final = ("glm",)
+"""Types whose class rotates the whole of each head, whatever the section says."""
 
 
 class RopeError(ValueError):
@@ -30,16 +48,26 @@ def with_rope(section: Mapping[str, Any], reads: Collection[str]) -> dict[str, A
     the class has no keys for: it would compute with a default.
     """
     made = dict(section)
+    kind = str(section.get("model_type"))
     described = section.get(_KEY)
     if isinstance(described, Mapping) and described:
         if not all(isinstance(value, Mapping) for value in described.values()):
             _set(made, described)
         elif _KEY not in reads:
             _set_by_layer(made, described, reads)
+        for key, name in _OTHER_NAMES.items():
+            if name in reads and key in made:
+                made.setdefault(name, made[key])
+        if "rope_scaling" in reads:
+            # Some classes can't do without the key.
+            made.setdefault("rope_scaling", None)
     scaling = made.get("rope_scaling")
-    ignored = bool(reads) and not {"rope_scaling", _KEY}.intersection(reads)
-    if ignored and isinstance(scaling, Mapping) and _is_scaled(scaling):
-        raise RopeError(f"scales its rotary embeddings ({_kind(scaling)})")
+    if isinstance(scaling, Mapping) and _is_scaled(scaling):
+        ignored = bool(reads) and not {"rope_scaling", _KEY}.intersection(reads)
+        if ignored or _kind(scaling) not in _SCALINGS.get(kind, (_kind(scaling),)):
+            raise RopeError(f"scales its rotary embeddings ({_kind(scaling)})")
+    if kind in _WHOLE_HEADS and made.get("partial_rotary_factor", 1.0) != 1.0:
+        raise RopeError(f"rotates {made['partial_rotary_factor']} of each head")
     return made
 
 
@@ -51,12 +79,14 @@ def _set_by_layer(
         raise RopeError(f"has {_KEY} for {', '.join(sorted(described))}")
     _set(made, whole)
     local = described.get(_LOCAL_LAYERS, whole)
-    if local == whole:
+    if _LOCAL_THETA in reads and not _is_scaled(local):
+        # The class has a default of its own for these layers.
+        if "rope_theta" in local:
+            made.setdefault(_LOCAL_THETA, local["rope_theta"])
         return
-    if _LOCAL_THETA not in reads or _is_scaled(local):
+    plain_ones = made.get("model_type") in _SCALES_GLOBAL_LAYERS and not _is_scaled(local)
+    if local != whole and not (plain_ones and local.get("rope_theta") == whole.get("rope_theta")):
         raise RopeError(f"has other {_KEY} for {_LOCAL_LAYERS} than for {_GLOBAL_LAYERS}")
-    if "rope_theta" in local:
-        made.setdefault(_LOCAL_THETA, local["rope_theta"])
 
 
 def _set(made: dict[str, Any], described: Mapping[str, Any]) -> None:

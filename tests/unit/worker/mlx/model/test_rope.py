@@ -42,6 +42,17 @@ YARN: dict[str, Any] = {"rope_theta": 1e6, "rope_type": "yarn", "factor": 4.0}
         ({"rope_parameters": {**FULL, "mrope_section": [1, 2]}}, READS,
          {"rope_theta": 1e6,
           "rope_scaling": {"mrope_section": [1, 2], "rope_type": "default", "type": "default"}}),
+        # A class with a default of its own for layers with windows, and other classes' own ways.
+        ({"rope_parameters": {"full_attention": FULL, "sliding_attention": FULL}},
+         READS | {"rope_local_base_freq"}, {"rope_theta": 1e6, "rope_local_base_freq": 1e6}),
+        ({"model_type": "olmo3", "rope_parameters": {"full_attention": YARN,
+                                                     "sliding_attention": FULL}}, READS,
+         {"rope_theta": 1e6,
+          "rope_scaling": {"factor": 4.0, "rope_type": "yarn", "type": "yarn"}}),
+        ({"rope_parameters": {**FULL, "partial_rotary_factor": 0.25}},
+         {"rotary_emb_base", "rotary_pct"},
+         {"rope_theta": 1e6, "rotary_emb_base": 1e6, "partial_rotary_factor": 0.25,
+          "rotary_pct": 0.25}),
         ({}, READS, {}),
         ({"rope_parameters": 5}, READS, {}),
     ],
@@ -50,7 +61,8 @@ def test_keys_are_those_that_the_class_reads(
     section: dict[str, Any], reads: frozenset[str], expected: dict[str, Any]
 ) -> None:
     made = with_rope(section, reads)
-    added = {key: value for key, value in made.items() if key != "rope_parameters"}
+    given = {"rope_parameters", "model_type"}
+    added = {key: value for key, value in made.items() if key not in given}
     assert {key: value for key, value in added.items() if value is not None} == expected
     assert made.get("rope_parameters") == section.get("rope_parameters")
 
@@ -64,6 +76,11 @@ def test_keys_are_those_that_the_class_reads(
          READS | {"rope_local_base_freq"}),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, {"rope_theta"}),
         ({"rope_parameters": YARN}, {"rope_theta"}),
+        # The class reads the key and does without it.
+        ({"model_type": "qwen3_moe", "rope_parameters": YARN}, READS),
+        ({"model_type": "mixtral", "rope_scaling": {"type": "linear", "factor": 2.0}}, READS),
+        ({"model_type": "deepseek_v2", "rope_scaling": {"type": "linear", "factor": 2.0}}, READS),
+        ({"model_type": "glm", "partial_rotary_factor": 0.5}, {"rope_theta"}),
     ],
 )  # fmt: skip
 def test_what_the_class_has_no_keys_for_is_refused(
