@@ -114,7 +114,10 @@ GLOBAL, LOCAL = "full_attention", "sliding_attention"
 LAYERS: Final[dict[str, dict[str, Any]]] = {
     "layers": {GLOBAL: ROPES["theta"], LOCAL: {**ROPES["theta"], "rope_theta": 20_000.0}},
     "one_theta": {one: {**ROPES["theta"], "rope_theta": 20_000.0} for one in (GLOBAL, LOCAL)},
-    "scaled": {GLOBAL: ROPES["yarn"], LOCAL: {**ROPES["theta"], "rope_theta": 10_000.0}},
+    **{
+        name: {GLOBAL: ROPES[name], LOCAL: {**ROPES["theta"], "rope_theta": 10_000.0}}
+        for name in ("linear", "yarn")
+    },
 }
 CASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "phi3-theta": ("phi3", {**TINY, "rope_parameters": ROPES["theta"]}),

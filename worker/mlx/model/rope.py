@@ -22,6 +22,7 @@ _SCALINGS: Final[Mapping[str, Collection[str]]] = {
     "deepseek": ("linear",),
     "deepseek_v2": ("yarn",),
     "glm4_moe": (),
+    "mellum": ("dynamic", "llama3", "longrope", "yarn"),
     "minicpm3": ("longrope", "su"),
     "mixtral": (),
     "phi3": ("linear", "longrope", "su"),
@@ -50,20 +51,24 @@ def with_rope(section: Mapping[str, Any], reads: Collection[str]) -> dict[str, A
     made = dict(section)
     kind = str(section.get("model_type"))
     described = section.get(_KEY)
+    scalings: list[Any] = []
     if isinstance(described, Mapping) and described:
         if not all(isinstance(value, Mapping) for value in described.values()):
             _set(made, described)
         elif _KEY not in reads:
             _set_by_layer(made, described, reads)
+        else:
+            scalings += described.values()
         for key, name in _OTHER_NAMES.items():
             if name in reads and key in made:
                 made.setdefault(name, made[key])
         if "rope_scaling" in reads:
             # Some classes can't do without the key.
             made.setdefault("rope_scaling", None)
-    scaling = made.get("rope_scaling")
-    if isinstance(scaling, Mapping) and _is_scaled(scaling):
-        ignored = bool(reads) and not {"rope_scaling", _KEY}.intersection(reads)
+    ignored = bool(reads) and not {"rope_scaling", _KEY}.intersection(reads)
+    for scaling in (*scalings, made.get("rope_scaling")):
+        if not isinstance(scaling, Mapping) or not _is_scaled(scaling):
+            continue
         if ignored or _kind(scaling) not in _SCALINGS.get(kind, (_kind(scaling),)):
             raise RopeError(f"scales its rotary embeddings ({_kind(scaling)})")
     if kind in _WHOLE_HEADS and made.get("partial_rotary_factor", 1.0) != 1.0:
