@@ -63,7 +63,6 @@ MISCOUNTED = {
     "mimo_v2": 1.94,
     "minimax_m3": 0.84,
     "minimax_m3_vl": 0.84,
-    "mistral4": 6.67,
     "mllama": 1.33,
     "molmo_point": 2.0,
     "plamo2vl": 1.93,

@@ -67,10 +67,13 @@ _LOOPING: Final = "iquestloopcoder"
 _EXPAND: Final = frozenset(
     {
         *("deepseek_v2", "deepseek_vl_v2", "deepseekocr", "deepseekocr_2", "kimi_vl"),
-        *("minicpm3", "mistral4", "unlimited_ocr", "youtu_llm"),
+        *("minicpm3", "unlimited_ocr", "youtu_llm"),
     }
 )
 """Model types with latent attention whose caches hold all heads' keys and values all the same."""
+
+_EXPANDS_WITH_EYES: Final = "mistral4"
+"""mlx-vlm's class of it does so, and mlx-lm's, which is taken for text alone, does not."""
 
 _RECURRENT: Final = frozenset({"mamba", "mamba2", "falcon_mamba", "rwkv7"})
 _UNKNOWN_STATE: Final = 128
@@ -286,7 +289,8 @@ def _contents(
     rope = count(text, "qk_rope_head_dim")
     if rank and _ONE_INDEX in types:
         return (_Content(1, rank, rope), _Content(1, (count(text, "index_head_dim") + 1) // 2, 0))
-    if rank and not types & _EXPAND:
+    expands = types & _EXPAND or (_EXPANDS_WITH_EYES in types and "vision_config" in config.whole)
+    if rank and not expands:
         # The indexer keeps its keys in the place of values too.
         indexer = count(text, "index_head_dim")
         return (_Content(1, rank, rope), _Content(1, indexer, indexer))
