@@ -149,16 +149,16 @@ def weight_files(folder: Path, kind: ModelKind) -> list[Path]:
     """Return the files that hold a model's weights, sorted by name.
 
     Of a model that writes, these are the files that its index names, if it has one and they are all
-    there. Else they are those whose names begin with ``model``, if there are any: other tools leave
-    the same weights in other files beside them. Raises ``OSError``, and :class:`OperationError`
-    when there are more files than any model has.
+    there. Else they are all but ``consolidated.safetensors``, in which Mistral gives the same
+    weights once more. Raises ``OSError``, and :class:`OperationError` when there are more files
+    than any model has.
     """
     found = sorted(folder.glob("*.safetensors"))
     if kind is ModelKind.CHAT:
         named = indexed_names(folder)
         chosen = [file for file in found if file.name in named]
         if not named or len(chosen) < len(named):
-            chosen = [file for file in found if file.name.startswith("model")]
+            chosen = [file for file in found if file.name != "consolidated.safetensors"]
         found = chosen or found
     else:
         # The dense layers of sentence-transformers are in folders of their own.

@@ -256,7 +256,7 @@ DEEP = '{"items":' * 200 + "{}" + "}" * 200
         (SCHEMA, '{"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}', "itself"),
         (SCHEMA, '{"$ref": "#/$defs/gone"}', "gone"),
         (SCHEMA, '{"$ref": "https://example.org/schema"}', "example.org"),
-        (SCHEMA, '{"type": "integer", "minimum": 2, "maximum": 1}', "minimum"),
+        (SCHEMA, '{"type": "integer", "minimum": 2, "maximum": 1}', "nothing satisfies it, at #"),
         (SCHEMA, '{"enum": []}', "empty"),
         (SCHEMA, DEEP, "recursion|deep"),
         (SCHEMA, '{"items":' * 20_000 + "{}" + "}" * 20_000, "deep"),

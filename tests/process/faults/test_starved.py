@@ -19,7 +19,7 @@ pytestmark = [
 ]
 
 LIMIT_S = 4.0
-LOAD_CPU_S = 1.5
+LOAD_CPU_S = 3.0
 SPINNERS = 6
 
 

@@ -555,7 +555,7 @@ def test_a_new_supervisor_finds_the_worker_again(start: Start) -> None:
 
 def test_an_orphan_drains_and_ends(start: Start) -> None:
     # Long enough that a test on a busy machine answers in time for as long as it means to.
-    worker = start(orphan_grace_s=1.5)
+    worker = start(orphan_grace_s=3.0)
     peer = worker.loaded()
     peer.say(ask(tokens=120, step_s=0.02))
     peer.answer(Delta, 1)

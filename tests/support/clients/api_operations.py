@@ -15,7 +15,12 @@ _TAKES: Final = {
     for operation in item.values()
 }
 OPERATIONS: Final = sorted(_TAKES)
-FAULTY_OPERATIONS: Final = sorted(name for name, takes in _TAKES.items() if takes)
+_FOR_SOME_CLIENTS: Final = {"get_v1_models", "get_v3_models"}
+"""Their query is Anthropic's: other clients may send any."""
+
+FAULTY_OPERATIONS: Final = sorted(
+    name for name, takes in _TAKES.items() if takes and name not in _FOR_SOME_CLIENTS
+)
 """Those that can be asked for something wrong: any text is good for an id in a path."""
 MODEL: Final = "alpha"
 """What models are called in every other good request: a made-up name is a 404 and tells little."""

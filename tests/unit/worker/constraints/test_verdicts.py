@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -16,13 +17,13 @@ def test_what_the_clock_said_is_asked_again(
 ) -> None:
     said: list[str] = []
 
-    def verdict(grammars: str, vocabulary: object) -> Verdict:
+    def verdict(grammars: str, vocabulary: object, **_: object) -> Verdict:
         said.append(grammars)
         return Verdict("too complex", counted)
 
     monkeypatch.setattr(compiler, "verdict", verdict)
     made: Any = object.__new__(compiler.ConstraintCompiler)
     monkeypatch.setattr(compiler.ConstraintCompiler, "_vocabulary", None)
-    made._verdicts = {}
+    made._verdicts, made._until_s = {}, math.inf
     assert [made._verdict("{}"), made._verdict("{}")] == ["too complex"] * 2
     assert len(said) == asked
