@@ -18,7 +18,7 @@ import zmq.asyncio
 from aiohttp import web
 
 from lmx.protocol.errors import ErrorCode, GenerationError, LmxError
-from lmx.protocol.host.lasting import keep_up
+from lmx.protocol.host.lasting import begin, keep_up
 from lmx.protocol.host.limits import open_files_limit, raise_file_limit, tell_shortage_rarely
 from lmx.protocol.host.memory import trim_heap
 from lmx.protocol.messages.control import RouterBeat, RouterHello
@@ -125,6 +125,7 @@ class Router:
         )
         answer_malformed_requests()
         self._retiring = self._retired = False
+        self._last_answers: set[asyncio.Task[None]] = set()
         app = make_app(services)
         app.on_response_prepare.append(self._say_goodbye)
         self._runner = web.AppRunner(
@@ -173,7 +174,9 @@ class Router:
         await asyncio.sleep(_LINGER_S)
         assert self._runner.server is not None
         for connection in self._runner.server.connections:
+            # This alone would leave one that waits for a request open, and deaf.
             connection.close()
+            self._last_answers.add(begin(connection.shutdown(None), "the end of a connection"))
         self._retired = True
         self.supervisor.tell(self._measure())
         await self.traffic.idle(None)

@@ -65,7 +65,7 @@ def test_the_end_token_of_an_echo_is_scored(tokenizer: Any) -> None:
     tokens = tokenizer.encode("Hello you")
     text, logprobs = echoed(tokenizer, tokens, None, " I am.<|im_end|>")
     assert text == "Hello you I am."
-    assert logprobs["tokens"] == ["Hello", " you", " I", " am", ".", ""]
+    assert list(logprobs["tokens"]) == ["Hello", " you", " I", " am", ".", ""]
     assert len(logprobs["token_logprobs"]) == len(tokens) + 4
     assert logprobs["text_offset"][-1] == len(text)
 
@@ -75,6 +75,6 @@ def test_what_a_tokenizer_puts_before_a_text_is_no_text(tokenizer: Any) -> None:
     assert tokenizer.convert_ids_to_tokens(BOS) == "<|im_start|>"
     text, logprobs = echoed(tokenizer, tokens, "Hello you", " there")
     assert text == "Hello you there"
-    assert logprobs["tokens"] == ["", "Hello", " you", " there"]
-    assert logprobs["text_offset"] == [0, 0, 5, 9]
+    assert list(logprobs["tokens"]) == ["", "Hello", " you", " there"]
+    assert list(logprobs["text_offset"]) == [0, 0, 5, 9]
     assert echoed(tokenizer, tokens, None, " there")[0] == "<|im_start|>Hello you there"
