@@ -44,8 +44,9 @@ def scripted_server(minilm_dir: Path) -> Iterator[Rig]:
     """
     config = {
         "security": {"api_keys": [API_KEY]},
-        # A model's failed load is tried again at once.
-        "restart": {"backoff_base_s": 0.05, "backoff_max_s": 0.1},
+        # A model's failed load is tried again at once. Several tests break an engine, and a quick
+        # machine runs them within one window.
+        "restart": {"backoff_base_s": 0.05, "backoff_max_s": 0.1, "max_failures": 1000},
         "models": [
             scripted("scripted"),
             scripted("narrow", max_rows=1, max_queue=0, options={"media": True}),

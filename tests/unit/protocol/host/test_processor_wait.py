@@ -107,7 +107,8 @@ def test_real_processes() -> None:
     end_s = time.monotonic() + 90
     with running(SPINS, count=4) as spinning:
         starved = spinning[-1]
-        while share_waited(starved) < 0.8:
+        # A quarter is its own, where the scheduler shares by sessions and not by nice values.
+        while share_waited(starved) < 0.6:
             assert time.monotonic() < end_s
         os.kill(starved, signal.SIGSTOP)
         while share_waited(starved) > 0.0:
