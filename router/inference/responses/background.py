@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from typing import Any, Final
 
 from aiohttp import web
 
-from lmx.protocol.errors import ErrorCode, LmxError
+from lmx.protocol.errors import ErrorCode, LmxError, UnavailableError
 from lmx.protocol.messages.snapshot import ModelView
 from lmx.router.http.endpoint import family_of
+from lmx.router.http.outcome import CONTEXT
 from lmx.router.http.sse import EventStream
 from lmx.router.inference.answering import Relay, detach, gather, new_job
 from lmx.router.jobs.event_logs import EventLog, EventLogs
@@ -51,8 +52,12 @@ async def begin_answer(
         work = gather(opening, job)
     task = asyncio.create_task(work, name=f"job {job.live.id}")
     detach(request, job, task)
-    # The task begins now, and its job has a record.
+    # The task begins now, and its job has a record. A read comes behind its writing: whoever gets
+    # the id finds the job even if the router ends now.
     await asyncio.sleep(0)
+    services = request.app[SERVICES]
+    with suppress(UnavailableError):
+        await services.jobs.get(job.live.id, request[CONTEXT].owner)
     return job
 
 

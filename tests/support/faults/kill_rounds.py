@@ -108,15 +108,26 @@ async def play_round(
     ]
     if blow.target in ("worker", "router", "supervisor"):
         await _come(blow.after, played.answers, asking, alone)
-    await asyncio.to_thread(deal, blow, await holding)
+    victims = await holding
+    await asyncio.to_thread(deal, blow, victims)
     dealt_s = time.monotonic()
     await asyncio.gather(loading, *asking)
+    if blow.how == "STOP" and blow.target in ("worker", "router", "supervisor"):
+        # All may be answered before anybody knows that it is stopped.
+        await asyncio.to_thread(wait_until, lambda: not _are_there(victims), "its end", LIMIT_S)
     await asyncio.to_thread(wait_well, lmx)
     played.back_s = time.monotonic() - dealt_s
     for answer in played.answers:
         _judge(played, answer, alone[answer.question])
     played.wrongs += shots(lmx.log_events("supervisor")[seen:], blow)
     return played
+
+
+def _are_there(victims: Sequence[psutil.Process]) -> bool:
+    try:
+        return any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in victims)
+    except psutil.NoSuchProcess:
+        return False  # The last one, just now.
 
 
 def server_url(lmx: Rig) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -437,6 +438,10 @@ async def test_a_response_in_the_background() -> None:
 
     async with router_rig(slowly) as rig:
         status, begun = await post(rig, background=True)
+        # Whoever has the id finds the job, even if the router ends now.
+        with closing(sqlite3.connect(rig.spec.jobs_path)) as file:
+            written = file.execute("SELECT state FROM jobs WHERE id = ?", (begun["id"],))
+            assert written.fetchone() is not None
         assert (status, begun["status"], begun["output"]) == (200, "queued", [])
         ResponseObject.model_validate_json(json.dumps(begun))
         await status_when(rig, begun["id"], "in_progress")
