@@ -95,7 +95,7 @@ def fetch_hub(
         counted = _fetch_missing(repo_id, commit, files, report)
         folder = patiently(lambda: _linked(repo_id, revision, commit, files, counted))
         if filename is not None:
-            return folder / PurePath(filename).parent / part_names(PurePath(filename).name)[0]
+            return folder / part_names(filename)[0]
         _refuse_not_whole(folder, repo_id, adapter)
         return folder
     # A border to a library that raises its own, its HTTP client's and the system's errors:
@@ -159,8 +159,7 @@ def _wanted(
             _refuse_no_model(names, repo_id)
         return _checked([file for file in listed if file.name in names], repo_id)
     # The other parts of a model that is split into several come with it.
-    folder = PurePath(filename).parent
-    parts = {str(folder / part) for part in part_names(PurePath(filename).name)}
+    parts = part_names(filename)
     files = [file for file in listed if file.name in parts]
     if any(file.name == filename for file in files):
         return _checked(files, repo_id)

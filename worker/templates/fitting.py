@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 import jiter
 
 from lmx.worker.templates.hermes import with_calls_as_text, with_tools_in_words
-from lmx.worker.templates.history import Message, joined, with_text_arguments
+from lmx.worker.templates.history import Message, joined, with_calls, with_text_arguments
 
 Remedy = Callable[[Sequence[Message]], list[Message]]
 """Makes a conversation that a template takes of one that it does not take."""
@@ -143,11 +143,6 @@ def _opening(messages: Sequence[Message]) -> Message | None:
     return messages[start] if start < len(messages) else None
 
 
-def _follows(messages: Sequence[Message], first: str, second: str) -> bool:
-    pairs = itertools.pairwise(message["role"] for message in messages)
-    return (first, second) in pairs
-
-
 def _calls(message: Message) -> Sequence[Mapping[str, Any]]:
     calls: Sequence[Mapping[str, Any]] = message.get("tool_calls", ())
     return calls
@@ -208,7 +203,7 @@ def _has_neighbours(messages: Sequence[Message]) -> bool:
 
 
 def _has_text_after_result(messages: Sequence[Message]) -> bool:
-    return _follows(messages, "tool", "user")
+    return ("tool", "user") in itertools.pairwise(message["role"] for message in messages)
 
 
 def _ends_with_result(messages: Sequence[Message]) -> bool:
@@ -258,24 +253,30 @@ def _begun_by_user(messages: Sequence[Message]) -> list[Message]:
 
 
 def _with_neighbours_joined(messages: Sequence[Message]) -> list[Message]:
-    result: list[Message] = []
-    for message in messages:
-        if result and _are_neighbours(result[-1], message):
-            result[-1] = _merged((result[-1], message))
-        else:
-            result.append(message)
-    return result
+    groups = _grouped(messages, lambda group, message: _are_neighbours(group[-1], message))
+    return [_merged(group) for group in groups]
 
 
 def _with_text_in_result(messages: Sequence[Message]) -> list[Message]:
     """A user's text directly behind a result is a part of the result."""
-    result: list[Message] = []
+    groups = _grouped(
+        messages, lambda group, message: (group[0]["role"], message["role"]) == ("tool", "user")
+    )
+    return [group[0] | {"content": _merged(group)["content"]} for group in groups]
+
+
+def _grouped(
+    messages: Sequence[Message], belongs: Callable[[Sequence[Message], Message], bool]
+) -> list[list[Message]]:
+    """Return the messages in groups, each of which is to be one. They are joined once: text that
+    grows message by message would be copied as often as there are messages."""
+    groups: list[list[Message]] = []
     for message in messages:
-        if message["role"] == "user" and _role(result, -1) == "tool":
-            result[-1] = result[-1] | {"content": _merged((result[-1], message))["content"]}
+        if groups and belongs(groups[-1], message):
+            groups[-1].append(message)
         else:
-            result.append(message)
-    return result
+            groups.append([message])
+    return groups
 
 
 def _with_text_before_call(messages: Sequence[Message]) -> list[Message]:
@@ -293,28 +294,25 @@ def _with_text_before_call(messages: Sequence[Message]) -> list[Message]:
 def _with_one_call_a_turn(messages: Sequence[Message]) -> list[Message]:
     """Each call of a turn is a turn of its own, with its results behind it."""
     result: list[Message] = []
-    rest = list(messages)
-    while rest:
-        message = rest.pop(0)
-        calls = _calls(message)
-        if len(calls) < 2:
+    turns = _grouped(
+        messages, lambda turn, message: _calls_several(turn[0]) and message["role"] == "tool"
+    )
+    for message, *results in turns:
+        if not _calls_several(message):
             result.append(message)
             continue
-        count = next((i for i, m in enumerate(rest) if m["role"] != "tool"), len(rest))
-        results, rest = rest[:count], rest[count:]
-        for number, call in enumerate(calls):
-            kept = message if number == 0 else {"role": "assistant", "content": ""}
-            result.append({**kept, "tool_calls": [call]})
-            is_last = number == len(calls) - 1
-            own = [r for r in results if is_last or _answers(r, call, number, results)]
+        *calls, last = _calls(message)
+        for call in calls:
+            result.append({**message, "tool_calls": [call]})
+            message = {"role": "assistant", "content": ""}
+            own = [r for r in results if _answers(r, call, results)]
             result += own
             results = [r for r in results if all(r is not one for one in own)]
+        result += [{**message, "tool_calls": [last]}, *results]
     return result
 
 
-def _answers(
-    result: Message, call: Mapping[str, Any], number: int, results: Sequence[Message]
-) -> bool:
+def _answers(result: Message, call: Mapping[str, Any], results: Sequence[Message]) -> bool:
     """Whether a result is that of a call: by its id, or the first one where it names none."""
     named = result.get("tool_call_id")
     return named == call.get("id") if named else result is results[0]
@@ -322,12 +320,7 @@ def _answers(
 
 def _with_whole_arguments(messages: Sequence[Message]) -> list[Message]:
     """Arguments that are no object (a limit has cut them) become one."""
-    return [
-        message | {"tool_calls": [_whole(call) for call in _calls(message)]}
-        if _calls(message)
-        else message
-        for message in messages
-    ]
+    return with_calls(messages, _whole)
 
 
 def _whole(call: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -366,14 +359,14 @@ def _in_words(applies: Callable[[Message], bool]) -> Remedy:
 
 def _merged(messages: Sequence[Message]) -> Message:
     """Return several messages as one, with the first one's role and the texts of all."""
-    result: Message = {}
-    for message in messages:
-        for key, value in message.items():
-            held = result.get(key)
-            if key in ("content", "reasoning_content", "thinking", "reasoning") and held and value:
-                result[key] = joined(held, "\n\n", value)
-            elif not held:
-                result[key] = value
+    first, *others = messages
+    result = dict(first)
+    for message in others:
+        result |= {key: value for key, value in message.items() if not result.get(key)}
+    for key in ("content", "reasoning_content", "thinking", "reasoning"):
+        texts = [message[key] for message in messages if message.get(key)]
+        if len(texts) > 1:
+            result[key] = joined(texts[0], *(part for text in texts[1:] for part in ("\n\n", text)))
     return result
 
 

@@ -58,14 +58,21 @@ def joined(*contents: Any) -> Any:
     return parts
 
 
-def with_text_arguments(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages with the arguments of calls as JSON text: some templates want that."""
+def with_calls(
+    messages: Sequence[Message], change: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+) -> list[Message]:
+    """Return the messages with each call as ``change`` makes it."""
     return [
-        message | {"tool_calls": [_with_text(call) for call in message["tool_calls"]]}
+        message | {"tool_calls": [change(call) for call in message["tool_calls"]]}
         if "tool_calls" in message
         else message
         for message in messages
     ]
+
+
+def with_text_arguments(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages with the arguments of calls as JSON text: some templates want that."""
+    return with_calls(messages, _with_text)
 
 
 def _without_nulls(message: Mapping[str, Any]) -> Message:

@@ -9,6 +9,7 @@ weights are read when they are first used.
 from __future__ import annotations
 
 import atexit
+import codecs
 import json
 import shutil
 import tempfile
@@ -44,7 +45,6 @@ _ROPE_KEYS: Final = (
     "rotary_emb_base",
     "rotary_pct",
 )
-_MARK: Final = b"\xef\xbb\xbf"
 _TEMPLATE_FILES: Final = ("chat_template.jinja", "chat_template.json")
 
 
@@ -100,7 +100,7 @@ def readable(folder: Path, changes: FolderChanges | None = None) -> Readable:
     if (folder / INDEX_NAME).exists() and not wanted <= named:
         others.add(INDEX_NAME)
     written: dict[str, Any] = {}
-    if config != given or raw.startswith(_MARK):
+    if config != given or raw.startswith(codecs.BOM_UTF8):
         written["config.json"] = config
     if changes is not None:
         written |= _changed(folder, changes)
