@@ -78,7 +78,7 @@ conformance: install ## every type of models against its library, every combinat
 	@$(BIN)/pytest -q -m conformance $(CONFORMANCE:%=--ignore=%) tests/engine
 
 models-page: install ## examine every type of models, and write docs/models.md
-	@PYTHONPATH=tests/support/models:tests/support/references:tests/support/rigs $(BIN)/python docs/make/models_page.py
+	@$(BIN)/python -m docs.make.models_page
 
 reference: install ## folders as transformers writes them, against its own logits (minutes; fetches torch the first time)
 	@$(BIN)/pytest -q -m soak tests/engine/model/test_transformers.py
@@ -113,31 +113,31 @@ lm-eval: install ## likelihoods as lm-evaluation-harness itself asks for them (m
 	@$(BIN)/pytest -q -s -m soak tests/e2e/clients/test_lm_eval.py
 
 bench: install ## measure, and write docs/benchmarks.md (takes minutes; use an idle machine)
-	@PYTHONPATH=tests/bench:tests/bench/rigs:tests/support/models $(BIN)/python tests/bench/run.py
+	@$(BIN)/python -m tests.bench.run
 
 bench-memory: install ## measure what models take beside what they are estimated at, for docs/memory.md (CPU, OpenBLAS)
-	@PYTHONPATH=tests/bench:tests/bench/rigs:tests/support/clients:tests/support/fakes:tests/support/models:tests/support/references:tests/support/rigs $(BIN)/python tests/bench/bench_memory.py page $(MEMORY_MODELS)
+	@$(BIN)/python -m tests.bench.bench_memory page $(MEMORY_MODELS)
 
 bench-relay: install ## processor time of a token in router and worker; AGAINST=another checkout, in turns
-	@PYTHONPATH=tests/bench/rigs $(BIN)/python tests/bench/bench_relay.py $(AGAINST)
+	@$(BIN)/python -m tests.bench.bench_relay $(AGAINST)
 
 bench-parse: install ## processor time of reading a token's calls and thoughts, and of fitting a message; AGAINST=another checkout, in turns
-	@PYTHONPATH=tests/bench/rigs $(BIN)/python tests/bench/bench_parse.py $(AGAINST)
+	@$(BIN)/python -m tests.bench.bench_parse $(AGAINST)
 
 bench-mixed: install ## a long conversation, chats and small requests at once; AGAINST=another checkout, in turns
-	@PYTHONPATH=tests/bench/rigs $(BIN)/python tests/bench/bench_mixed.py $(AGAINST)
+	@$(BIN)/python -m tests.bench.bench_mixed $(AGAINST)
 
 bench-lanes: install ## decoding of rows of one length, and of short ones beside a long one; AGAINST=another checkout, in turns
-	@PYTHONPATH=tests/bench/rigs:tests/support/models $(BIN)/python tests/bench/bench_lanes.py $(AGAINST)
+	@$(BIN)/python -m tests.bench.bench_lanes $(AGAINST)
 
 bench-start: install ## from the first process to the first answer; AGAINST=another checkout, in turns
-	@PYTHONPATH=tests/bench/rigs $(BIN)/python tests/bench/bench_start.py $(AGAINST)
+	@$(BIN)/python -m tests.bench.bench_start $(AGAINST)
 
 bench-host: install ## processor time of the engine's thread in a step; AGAINST=another checkout, in turns
-	@PYTHONPATH=tests/bench:tests/bench/rigs:tests/support/models $(BIN)/python tests/bench/bench_host.py $(AGAINST)
+	@$(BIN)/python -m tests.bench.bench_host $(AGAINST)
 
 docs: install ## write into the documents what the code says of each field and key
-	@$(BIN)/python docs/make/generate.py
+	@$(BIN)/python -m docs.make.generate
 
 fmt: install ## format the code, and fix what ruff can fix
 	@$(BIN)/ruff check --fix-only --quiet .

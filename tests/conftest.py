@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from budgets import examples
-from device import choose_device, may_differ
-from file_queue import FileQueue
 from hypothesis import HealthCheck, settings
-from minilm import obtain_minilm
 from structlog.testing import capture_logs
 
 from lmx.worker.mlx.model.blas import prefer_openblas
+from tests.support.models.minilm import obtain_minilm
+from tests.support.rigs.budgets import examples
+from tests.support.rigs.device import choose_device, may_differ
+from tests.support.rigs.file_queue import FileQueue
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO_MODEL = ROOT / "supervisor" / "cli" / "serving" / "demo.py"
@@ -108,7 +108,7 @@ def smollm2_int4_dir(smollm2_gguf: Path) -> Path:
 def shapes_dir(smollm2_dir: Path) -> Path:
     """The same model with eyes for shapes and their colours."""
     # Half of the tests need no MLX.
-    from shapes_model import assemble_shapes_model
+    from tests.support.models.shapes_model import assemble_shapes_model
 
     return assemble_shapes_model(smollm2_dir, smollm2_dir.parent / "shapes-float32-1")
 

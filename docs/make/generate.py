@@ -28,8 +28,8 @@ from typing import Any, Final, get_args
 import yaml
 from pydantic import ByteSize
 from pydantic.fields import FieldInfo
-from status_schema import status_schema
 
+from docs.make.status_schema import status_schema
 from lmx.protocol.models.keep_alive import keep_alive_text
 from lmx.router.schema.openapi.docstrings import field_docstrings
 from lmx.router.schema.openapi.document import describe_api

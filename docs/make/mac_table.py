@@ -1,6 +1,6 @@
 """Prints the table of docs/start/mac.md: which well-known models a Mac of each size can serve.
 
-    python docs/make/mac_table.py
+    python -m docs.make.mac_table
 
 It has the code estimate them that plans their workers, from their configurations and from the size
 that their weights have in 4 bits, in groups of 64. Nothing is fetched.

@@ -7,7 +7,11 @@ import re
 import tempfile
 from pathlib import Path
 
-from conformance import (
+from tests.support.models.text_models import CONFIGS, make_text_model, reference_logits
+from tests.support.models.vlm_models import TEXT_ALONE, make_vlm_model
+from tests.support.references.model_table import PAGE, bits_cell, cells, line
+from tests.support.references.not_examined import lines as lines_of_others
+from tests.support.rigs.conformance import (
     FOLLOWING,
     PROMPT,
     WITH_EYES,
@@ -16,11 +20,7 @@ from conformance import (
     examine_few_bits,
     examine_seeing,
 )
-from engine_rig import functions_of_mlx
-from model_table import PAGE, bits_cell, cells, line
-from not_examined import lines as lines_of_others
-from text_models import CONFIGS, make_text_model, reference_logits
-from vlm_models import TEXT_ALONE, make_vlm_model
+from tests.support.rigs.engine_rig import functions_of_mlx
 
 
 def text(folder: Path, model_type: str) -> Conformance:

@@ -20,11 +20,11 @@ from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
-from rig import PATIENT, Rig, Stream, ask, http, rig
 
 from lmx.protocol.messages.control import EventList, GetEvents, KillModel
 from lmx.protocol.messages.status import GetStatus, Status
 from lmx.supervisor.cli.views.top import TokenRates, top_frame
+from tests.support.rigs.rig import PATIENT, Rig, Stream, ask, http, rig
 
 PICTURE: Final = Path(__file__).resolve().parents[1] / "start" / "picture.svg"
 _WIDTH, _TOP_HEIGHT, _PANEL_HEIGHT = 108, 13, 9

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from checkouts import ROOT, asked, in_turns, measured_one
-from report import Section
+from tests.bench.rigs.checkouts import ROOT, asked, in_turns, measured_one
+from tests.bench.rigs.report import Section
 
 TURNS = 3
 ROWS = (1, 8, 32)
@@ -52,7 +52,7 @@ def main() -> None:
     """Print milliseconds in a step, of this checkout and of others."""
     if measured_one(_measure_checkout):
         return
-    from run import demo_model
+    from tests.bench.run import demo_model
 
     section = _measured(demo_model(), asked())
     for row in section.rows:
@@ -116,11 +116,10 @@ def _make_thin(model: Path, folder: Path) -> Path:
 
 
 def _measure_checkout(model: Path) -> dict[str, float]:
-    from engine_rig import EngineRunner, spec_of
-
     from lmx.protocol.messages.data import Structure, Thinking
     from lmx.protocol.states import StructureKind
     from lmx.worker.engine import ConstraintSource, RowSampling
+    from tests.support.rigs.engine_rig import EngineRunner, spec_of
 
     runner = EngineRunner(spec_of(model, max_decode_stall_s=10))
     schema = {"type": "array", "items": {"type": "string"}, "minItems": _ENDLESS}

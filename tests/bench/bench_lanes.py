@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from checkouts import ROOT, asked, in_turns, measured_one
-from report import Section
-from tiny_models import make_tiny_model
+
+from tests.bench.rigs.checkouts import ROOT, asked, in_turns, measured_one
+from tests.bench.rigs.report import Section
+from tests.support.models.tiny_models import make_tiny_model
 
 PROCESSES = 3
 TURNS = 30
@@ -104,7 +105,7 @@ class _Rows:
     """An engine with rows that never end."""
 
     def __init__(self, model: Path) -> None:
-        from engine_rig import EngineRunner, spec_of
+        from tests.support.rigs.engine_rig import EngineRunner, spec_of
 
         # No prompt is to be held back for the rows that decode.
         self._runner = EngineRunner(spec_of(model, max_decode_stall_s=10))
@@ -112,7 +113,7 @@ class _Rows:
 
     def admit(self, prompt: Sequence[int]) -> None:
         """Add a row, and wait until it decodes."""
-        from engine_rig import GREEDY
+        from tests.support.rigs.engine_rig import GREEDY
 
         row_id = self._runner.admit(prompt, GREEDY, _ENDLESS)
         while not self._runner.tokens[row_id]:

@@ -14,9 +14,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from report import Section, section_lines
-from worker_bench import BenchWorker, Trace, bench_worker, sampling
-
 from lmx.protocol.messages.specs import PrefixCacheSpec
 from lmx.protocol.models.checkpoint import read_checkpoint_config
 from lmx.protocol.models.kind import read_kind
@@ -26,6 +23,8 @@ from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.memory.inspect_main import read_model_files
 from lmx.supervisor.memory.plan import MemoryPlan, plan_memory
 from lmx.worker.service.heartbeat import parse_status
+from tests.bench.rigs.report import Section, section_lines
+from tests.bench.rigs.worker_bench import BenchWorker, Trace, bench_worker, sampling
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "memory.md"
 BUDGET_BYTES = 64 << 30
@@ -206,8 +205,8 @@ def write_page(found: Section) -> None:
 def main() -> None:
     """Write the page, or print one model's figures."""
     if sys.argv[1:2] == ["page"]:
-        from minilm import obtain_minilm
-        from run import demo_model
+        from tests.bench.run import demo_model
+        from tests.support.models.minilm import obtain_minilm
 
         more = dict(each.split("=", 1) for each in sys.argv[2:])
         models = {

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from checkouts import ROOT, asked, in_turns, measured_one
-from report import Section
+
+from tests.bench.rigs.checkouts import ROOT, asked, in_turns, measured_one
+from tests.bench.rigs.report import Section
 
 TURNS = 2
 DURATION_S = 75
@@ -98,8 +99,8 @@ def _measure() -> dict[str, list[float]]:
 
 
 async def _mixed_day() -> dict[str, list[float]]:
-    from rig import rig
-    from tiny_models import make_tiny_model
+    from tests.support.models.tiny_models import make_tiny_model
+    from tests.support.rigs.rig import rig
 
     with tempfile.TemporaryDirectory() as folder:
         model = make_tiny_model(Path(folder) / "tiny", "llama")

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from checkouts import ROOT, asked, in_turns, measured_one, median_of, print_medians
+from tests.bench.rigs.checkouts import ROOT, asked, in_turns, measured_one, median_of, print_medians
 
 TURNS = 7
 ROUNDS = 15

@@ -5,10 +5,9 @@ from __future__ import annotations
 import statistics
 from pathlib import Path
 
-from report import Section
-from worker_bench import BenchWorker, bench_worker, sampling
-
 from lmx.protocol.messages.specs import PrefixCacheSpec
+from tests.bench.rigs.report import Section
+from tests.bench.rigs.worker_bench import BenchWorker, bench_worker, sampling
 
 ROUNDS = 3
 ANSWER_TOKENS = 24

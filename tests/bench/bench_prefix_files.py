@@ -7,10 +7,10 @@ import tempfile
 from pathlib import Path
 
 import psutil
-from report import Section
-from worker_bench import BenchWorker, bench_worker
 
 from lmx.protocol.messages.specs import PrefixCacheSpec
+from tests.bench.rigs.report import Section
+from tests.bench.rigs.worker_bench import BenchWorker, bench_worker
 
 ROUNDS = 6
 REQUESTS = 200

@@ -22,8 +22,9 @@ from typing import Any, NamedTuple
 
 import aiohttp
 import psutil
-from checkouts import ROOT, asked, in_turns, measured_one, median_of, print_medians
-from report import Section
+
+from tests.bench.rigs.checkouts import ROOT, asked, in_turns, measured_one, median_of, print_medians
+from tests.bench.rigs.report import Section
 
 TURNS = 5
 _FIGURES = ("router, us a token", "worker, us a token", "router, events a CPU second")
@@ -98,7 +99,7 @@ def _measure() -> dict[str, float]:
 
 
 async def _relayed() -> dict[str, float]:
-    from rig import rig, scripted
+    from tests.support.rigs.rig import rig, scripted
 
     figures: dict[str, float] = {}
     rows = max(case.streams for case in CASES)

@@ -6,11 +6,10 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from bench_throughput import prompts_for
-from report import Section
-from worker_bench import BenchWorker, bench_worker, rows_rate, sampling
-
 from lmx.protocol.messages.data import TokenBias
+from tests.bench.bench_throughput import prompts_for
+from tests.bench.rigs.report import Section
+from tests.bench.rigs.worker_bench import BenchWorker, bench_worker, rows_rate, sampling
 
 ROUNDS = 3
 BATCHES = {8: 48, 32: 80}

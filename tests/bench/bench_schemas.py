@@ -13,17 +13,17 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from grammar_walk import walk
 from jsonschema import Draft202012Validator
 from jsonschema.validators import validator_for
 from referencing import Registry
-from tiny_models import make_tokenizer
 
 from lmx.protocol.errors import RequestError
 from lmx.protocol.messages.data import Structure, Thinking
 from lmx.protocol.states import StructureKind
 from lmx.worker.constraints.compiler import ConstraintCompiler
 from lmx.worker.engine import ConstraintMaker, ConstraintSource
+from tests.support.models.tiny_models import make_tokenizer
+from tests.support.references.grammar_walk import walk
 
 TOKENIZER = make_tokenizer()
 EOS = frozenset({256, 258})

@@ -9,13 +9,13 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from media_models import make_media_model
 from PIL import Image
-from report import Section
-from worker_bench import bench_worker, sampling
 
 from lmx.protocol.messages.media import MediaItem
 from lmx.protocol.states import MediaForm, MediaKind
+from tests.bench.rigs.report import Section
+from tests.bench.rigs.worker_bench import bench_worker, sampling
+from tests.support.models.media_models import make_media_model
 
 WORDS_IN_PROMPT = 900
 SENTENCE = "Every evening the keeper lit the lamp and counted the boats below the cliff. "

@@ -15,8 +15,8 @@ import sys
 import time
 from pathlib import Path
 
-from checkouts import ROOT, asked, in_turns, measured_one, median_of, print_medians
-from report import Section
+from tests.bench.rigs.checkouts import ROOT, asked, in_turns, measured_one, median_of, print_medians
+from tests.bench.rigs.report import Section
 
 TURNS = 5
 LIMIT_S = 60.0
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def _measure() -> dict[str, float]:
-    from rig import Rig, scripted
+    from tests.support.rigs.rig import Rig, scripted
 
     began_s = time.monotonic()
     subprocess.run([sys.executable, "-c", _LIBRARIES], check=True)

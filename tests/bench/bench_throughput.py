@@ -17,9 +17,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from report import Section
-from tiny_models import make_tiny_model
-from worker_bench import LMX_PARENT, BenchWorker, bench_worker, rows_rate, sampling
+from tests.bench.rigs.report import Section
+from tests.bench.rigs.worker_bench import LMX_PARENT, BenchWorker, bench_worker, rows_rate, sampling
+from tests.support.models.tiny_models import make_tiny_model
 
 BATCHES = {1: 64, 8: 48, 32: 96}
 """Rows -> tokens that each makes."""
@@ -35,7 +35,7 @@ class BareLoop:
 
     def __init__(self, model: Path) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).parent / "rigs" / "bare_loop.py"), str(model)],
+            [sys.executable, "-m", "tests.bench.rigs.bare_loop", str(model)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

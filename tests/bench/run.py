@@ -10,19 +10,20 @@ import subprocess
 import sys
 from pathlib import Path
 
-import bench_host
-import bench_lanes
-import bench_mixed
-import bench_prefix
-import bench_prefix_files
-import bench_relay
-import bench_sampling
-import bench_stall
-import bench_start
-import bench_throughput
-from report import write_page
-
 from lmx.supervisor.fetch.gguf import fetch_gguf
+from tests.bench import (
+    bench_host,
+    bench_lanes,
+    bench_mixed,
+    bench_prefix,
+    bench_prefix_files,
+    bench_relay,
+    bench_sampling,
+    bench_stall,
+    bench_start,
+    bench_throughput,
+)
+from tests.bench.rigs.report import write_page
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BENCHES = {

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from client_packages import python_packages
 from openai import OpenAI
-from rig import PATIENT, Rig, rig, scripted
-from tiny_models import make_tiny_model
+
+from tests.support.clients.client_packages import python_packages
+from tests.support.models.tiny_models import make_tiny_model
+from tests.support.rigs.rig import PATIENT, Rig, rig, scripted
 
 
 @pytest.fixture(scope="package")
@@ -53,7 +54,7 @@ def scripted_server(minilm_dir: Path) -> Iterator[Rig]:
             scripted("stumbling", preload=False, options={"bad_loads": [1]}),
             scripted("tripping", preload=False, options={"bad_loads": [1]}),
             scripted("halting", preload=False, options={"bad_loads": [1]}),
-            scripted("good", preload=False, engine="good_engine:create"),
+            scripted("good", preload=False, engine="tests.support.fakes.good_engine:create"),
             {"id": "minilm", "source": str(minilm_dir), "preload": False},
         ],
         "timing": {"load_stall_timeout_s": 60.0, "beat_timeout_s": 6.0},

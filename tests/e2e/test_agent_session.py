@@ -16,9 +16,10 @@ from typing import Any
 
 import httpx2
 import pytest
-from rig import PATIENT, Rig, rig
-from tiny_models import make_tiny_model, make_tokenizer
 from tokenizers import pre_tokenizers
+
+from tests.support.models.tiny_models import make_tiny_model, make_tokenizer
+from tests.support.rigs.rig import PATIENT, Rig, rig
 
 pytestmark = [pytest.mark.e2e, pytest.mark.process, pytest.mark.timeout(900)]
 

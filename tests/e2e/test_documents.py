@@ -19,7 +19,9 @@ from typing import Any
 
 import jsonschema
 import pytest
-from document_decisions import (
+from openai import OpenAI
+
+from tests.support.clients.document_decisions import (
     ANSWERED_BY_RULE,
     CALLING,
     CHAT,
@@ -33,7 +35,7 @@ from document_decisions import (
     STREAMS,
     TOOL,
 )
-from document_requests import (
+from tests.support.clients.document_requests import (
     Asked,
     as_json,
     curl_requests,
@@ -42,9 +44,9 @@ from document_requests import (
     powershell_request,
     quoted_keys,
 )
-from document_shapes import differences
-from document_tables import Row, table_rows
-from documents import (
+from tests.support.clients.document_shapes import differences
+from tests.support.clients.document_tables import Row, table_rows
+from tests.support.clients.documents import (
     KIAPI,
     KOLOSAL,
     MOONSHOT,
@@ -56,11 +58,10 @@ from documents import (
     documents_folder,
     examples,
 )
-from documents_server import REPO, Live, Reply, config
-from fake_hub import fake_hub
-from openai import OpenAI
-from rig import rig
-from tiny_models import make_tiny_model
+from tests.support.clients.documents_server import REPO, Live, Reply, config
+from tests.support.fakes.fake_hub import fake_hub
+from tests.support.models.tiny_models import make_tiny_model
+from tests.support.rigs.rig import rig
 
 FOLDER = documents_folder()
 ALL = examples(FOLDER) if FOLDER else []

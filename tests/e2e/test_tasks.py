@@ -17,8 +17,9 @@ import numpy as np
 import openai
 import pytest
 from openai import OpenAI
-from rig import Rig, serving_too, wait_until
-from tiny_encoders import PlainBert, make_bert
+
+from tests.support.models.tiny_encoders import PlainBert, make_bert
+from tests.support.rigs.rig import Rig, serving_too, wait_until
 
 # The first test also fetches, converts and loads the models.
 pytestmark = [

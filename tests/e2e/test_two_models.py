@@ -7,7 +7,8 @@ import os
 import signal
 
 import pytest
-from rig import Rig, Stream, ask, http
+
+from tests.support.rigs.rig import Rig, Stream, ask, http
 
 # The first test also fetches, converts and loads the models.
 pytestmark = [

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from document_blocks import block
 
 from lmx.protocol.errors import ErrorCode
 from lmx.supervisor.cli.main import main
+from tests.support.references.document_blocks import block
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("protocol", "router", "worker", "supervisor")

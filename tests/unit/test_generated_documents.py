@@ -3,7 +3,6 @@ what lmx takes."""
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 from typing import Any
@@ -12,18 +11,12 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
+from docs.make import generate
 from lmx.router.schema.requests.chat import ChatRequest
 from lmx.router.schema.requests.completions import CompletionRequest
 from lmx.supervisor.config.schema import Config, ModelConfig
 
 ROOT = Path(__file__).parents[2]
-
-# Loaded from its file: the documents are no package.
-_spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "make" / "generate.py")
-assert _spec is not None
-assert _spec.loader is not None
-generate = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(generate)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ The golden bytes in ``golden/`` are these samples encoded. They change only with
 a diff there is a change of the wire format, and says in review what PROTOCOL.md must say too.
 Write them anew with::
 
-    PYTHONPATH=build/ns python tests/wire/samples.py
+    python -m tests.wire.samples
 """
 
 from __future__ import annotations

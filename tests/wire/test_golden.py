@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
+import importlib
 import pkgutil
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import lmx.protocol
 from lmx.protocol.wire.codec import decode, encode, registered
-
-# Loaded from its file: the tests are no package, so there is no name to import it by.
-_spec = importlib.util.spec_from_file_location("samples", Path(__file__).parent / "samples.py")
-assert _spec is not None
-assert _spec.loader is not None
-samples = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(samples)
+from tests.wire import samples
 
 
 def test_every_message_has_exactly_one_sample_and_one_golden_file() -> None:

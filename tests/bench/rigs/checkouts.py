@@ -63,12 +63,18 @@ def _run(benchmark: str, checkout: Path, arguments: Sequence[Path]) -> Any:
     own = checkout / ".venv" / "bin" / "python"
     with tempfile.TemporaryDirectory() as packages:
         (Path(packages) / "lmx").symlink_to(checkout)
-        support = checkout / "tests" / "support"
-        here = Path(__file__).parent
-        search = [Path(packages), here, here.parent, support, *support.iterdir()]
+        tests, support = Path(packages) / "tests", checkout / "tests" / "support"
+        tests.mkdir()
+        (tests / "__init__.py").touch()
+        (tests / "bench").symlink_to(ROOT / "tests" / "bench")
+        (tests / "support").symlink_to(support)
+        # Checkouts from before the tests were a package import what is beside it by its bare name.
+        search = [packages, *support.iterdir()]
+        module = f"tests.bench.{Path(benchmark).stem}"
         done = subprocess.run(
-            [own if own.exists() else sys.executable, benchmark, _ONE, *arguments],
+            [own if own.exists() else sys.executable, "-m", module, _ONE, *arguments],
             env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, search))},
+            cwd=packages,
             stdout=subprocess.PIPE,
             text=True,
             check=True,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from client_packages import python_packages, run_python
 from openai import OpenAI
+
+from tests.support.clients.client_packages import python_packages, run_python
 
 # The first test also fetches the packages: about 15 seconds.
 pytestmark = [pytest.mark.e2e, pytest.mark.process, pytest.mark.timeout(900)]

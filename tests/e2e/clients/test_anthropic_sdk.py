@@ -12,7 +12,8 @@ from anthropic import Anthropic, beta_tool
 from anthropic.types import MessageParam, ToolParam
 from openai import OpenAI
 from pydantic import BaseModel
-from rig import Rig
+
+from tests.support.rigs.rig import Rig
 
 pytestmark = [pytest.mark.e2e, pytest.mark.process, pytest.mark.timeout(900)]
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from client_packages import run_python
 from openai import OpenAI
+
+from tests.support.clients.client_packages import run_python
 
 # The first test also fetches the packages: about 25 seconds.
 pytestmark = [pytest.mark.e2e, pytest.mark.process, pytest.mark.timeout(900)]

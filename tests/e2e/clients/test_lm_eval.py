@@ -14,10 +14,11 @@ from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 import pytest
-from client_packages import python_packages, run_python
-from engine_rig import Plain
-from rig import PATIENT, Rig, rig
-from tiny_models import make_tiny_model, make_tokenizer
+
+from tests.support.clients.client_packages import python_packages, run_python
+from tests.support.models.tiny_models import make_tiny_model, make_tokenizer
+from tests.support.rigs.engine_rig import Plain
+from tests.support.rigs.rig import PATIENT, Rig, rig
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.process, pytest.mark.timeout(900)]
 

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from client_packages import run_node
 from openai import OpenAI
+
+from tests.support.clients.client_packages import run_node
 
 # The first test also fetches the packages: about 30 seconds.
 pytestmark = [pytest.mark.e2e, pytest.mark.process, pytest.mark.timeout(900)]

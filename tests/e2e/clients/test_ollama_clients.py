@@ -9,9 +9,10 @@ from typing import Any
 
 import ollama
 import pytest
-from client_packages import run_node
 from openai import OpenAI
 from pydantic import BaseModel
+
+from tests.support.clients.client_packages import run_node
 
 pytestmark = [pytest.mark.e2e, pytest.mark.process, pytest.mark.timeout(900)]
 

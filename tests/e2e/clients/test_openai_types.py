@@ -11,7 +11,8 @@ from openai import OpenAI
 from openai.types import Completion, CreateEmbeddingResponse, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import ValidationError
-from sdk_types import checked
+
+from tests.support.clients.sdk_types import checked
 
 pytestmark = [pytest.mark.e2e, pytest.mark.process, pytest.mark.timeout(900)]
 

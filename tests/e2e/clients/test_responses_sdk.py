@@ -18,7 +18,8 @@ from openai.types.responses import (
     ResponseStreamEvent,
 )
 from pydantic import BaseModel, TypeAdapter
-from sdk_types import extras_of
+
+from tests.support.clients.sdk_types import extras_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.process, pytest.mark.timeout(900)]
 

@@ -18,12 +18,13 @@ import anthropic
 import ollama
 import openai
 import pytest
-from client_packages import run_python
-from hostile_server import HostileServer, answer, hostile_server, redirect
 from openai import OpenAI
 from PIL import Image
-from rig import Rig, serving_too
-from terminal import reading
+
+from tests.support.clients.client_packages import run_python
+from tests.support.clients.terminal import reading
+from tests.support.faults.hostile_server import HostileServer, answer, hostile_server, redirect
+from tests.support.rigs.rig import Rig, serving_too
 
 pytestmark = [
     pytest.mark.e2e,

@@ -13,9 +13,10 @@ from pathlib import Path
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
-from rig import Rig, Stream, ask, http, serving_too
-from speech_samples import word_errors
-from whisper_models import CLIP_TEXT, obtain_clip, obtain_whisper_tiny_en
+
+from tests.support.models.speech_samples import word_errors
+from tests.support.models.whisper_models import CLIP_TEXT, obtain_clip, obtain_whisper_tiny_en
+from tests.support.rigs.rig import Rig, Stream, ask, http, serving_too
 
 # The first test also fetches, converts and loads the models.
 pytestmark = [

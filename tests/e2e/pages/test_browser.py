@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from chromium import Page, chromium, require_chromium
-from router_rig import MODEL, TEXTS, Rig, chat_body, router_rig
+
+from tests.support.clients.chromium import Page, chromium, require_chromium
+from tests.support.rigs.router_rig import MODEL, TEXTS, Rig, chat_body, router_rig
 
 pytestmark = [pytest.mark.e2e, pytest.mark.process]
 

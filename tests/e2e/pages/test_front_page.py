@@ -9,11 +9,12 @@ import time
 from typing import Any
 
 import pytest
-from chromium import Page, chromium, require_chromium
-from hostile_media import picture
-from media_files import sine, wav_file
 from openai import OpenAI
-from rig import Rig
+
+from tests.support.clients.chromium import Page, chromium, require_chromium
+from tests.support.fakes.media_files import sine, wav_file
+from tests.support.faults.hostile_media import picture
+from tests.support.rigs.rig import Rig
 
 pytestmark = [pytest.mark.e2e, pytest.mark.process, pytest.mark.timeout(900)]
 

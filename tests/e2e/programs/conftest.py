@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from client_packages import node, node_folder, python_packages
-from rig import PATIENT, Rig, rig, scripted
-from tiny_models import CHAT_TEMPLATE
-from workplace import Workplace
+
+from tests.support.clients.client_packages import node, node_folder, python_packages
+from tests.support.models.tiny_models import CHAT_TEMPLATE
+from tests.support.programs.workplace import Workplace
+from tests.support.rigs.rig import PATIENT, Rig, rig, scripted
 
 API_KEY = "an-inference-key-of-the-tests"
 PINNED = Path(__file__).parent / "pinned"
@@ -30,7 +31,7 @@ PICTURE_SIZE = (48, 32)
 def agent(model_id: str, template: str = CHAT_TEMPLATE) -> dict[str, object]:
     """Return a model that follows plans."""
     options = {"template": template}
-    return scripted(model_id, engine="agent_engine:create", options=options)
+    return scripted(model_id, engine="tests.support.programs.agent_engine:create", options=options)
 
 
 @pytest.fixture(scope="package")

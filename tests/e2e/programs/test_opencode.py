@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_plan import call, plan, say
-from document_blocks import block
-from workplace import Workplace
+
+from tests.support.programs.agent_plan import call, plan, say
+from tests.support.programs.workplace import Workplace
+from tests.support.references.document_blocks import block
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(900)]
 

@@ -10,18 +10,25 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from engine_rig import GREEDY, HOT, EngineRunner, Plain, spec_of
 from mlx.utils import tree_flatten
 from mlx_vlm.generate.common import generation_stream
-from text_models import make_text_model
-from tiny_adapters import KEYS, SCALE, adapted_logits, as_peft, make_adapter, write_adapter
-from tiny_models import make_tiny_model
 
 from lmx.protocol.messages.data import Generate, Sampling
 from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
 from lmx.worker.engine import BeamSearch
 from lmx.worker.mlx.model.load import LoadedModel, load_model
 from lmx.worker.scheduling.prepare import prepare
+from tests.support.models.text_models import make_text_model
+from tests.support.models.tiny_adapters import (
+    KEYS,
+    SCALE,
+    adapted_logits,
+    as_peft,
+    make_adapter,
+    write_adapter,
+)
+from tests.support.models.tiny_models import make_tiny_model
+from tests.support.rigs.engine_rig import GREEDY, HOT, EngineRunner, Plain, spec_of
 
 pytestmark = pytest.mark.engine
 

@@ -7,7 +7,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
-from private_parts import PARTS, Part, find, said
+
+from tests.support.references.private_parts import PARTS, Part, find, said
 
 pytestmark = pytest.mark.engine
 LIBRARY = "mlx"

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from device import near
-from private_parts import FIELDS, PARTS, Part, find, said
-from whisper_models import make_tiny_whisper
 
 from lmx.worker.mlx.speech.load import load_network
+from tests.support.models.whisper_models import make_tiny_whisper
+from tests.support.references.private_parts import FIELDS, PARTS, Part, find, said
+from tests.support.rigs.device import near
 
 LIBRARY = "mlx-audio"
 

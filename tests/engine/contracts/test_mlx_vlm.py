@@ -6,7 +6,8 @@ import mlx.core as mx
 import pytest
 from mlx_vlm.generate.ar import _extend_cache
 from mlx_vlm.models.cache import BatchKVCache, KVCache
-from private_parts import FIELDS, PARTS, Part, find, said
+
+from tests.support.references.private_parts import FIELDS, PARTS, Part, find, said
 
 pytestmark = pytest.mark.engine
 LIBRARY = "mlx-vlm"

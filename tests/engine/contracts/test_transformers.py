@@ -6,8 +6,9 @@ import inspect
 import re
 
 import pytest
-from private_parts import PARTS, find, said
 from transformers import dynamic_module_utils
+
+from tests.support.references.private_parts import PARTS, find, said
 
 pytestmark = pytest.mark.engine
 LIBRARY = "transformers"

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from engine_rig import GREEDY, HOT, WARM_TOP_P, EngineRunner, Plain, spec_of
-from tiny_models import CONFIGS, VOCABULARY, make_tiny_model
 
 from lmx.protocol.messages.specs import PrefixCacheSpec
 from lmx.worker.engine import BeamSearch, RowSampling
+from tests.support.models.tiny_models import CONFIGS, VOCABULARY, make_tiny_model
+from tests.support.rigs.engine_rig import GREEDY, HOT, WARM_TOP_P, EngineRunner, Plain, spec_of
 
 pytestmark = pytest.mark.engine
 

@@ -8,10 +8,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from engine_rig import GREEDY, HOT, WARM_TOP_P, EngineRunner, Plain, spec_of
 from mlx_vlm.utils import load
 from structlog.testing import capture_logs
-from tiny_models import CONTEXT_TOKENS, VOCABULARY, make_tiny_model
 
 from lmx.protocol.errors import ErrorCode, OperationError, RequestError
 from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
@@ -27,6 +25,8 @@ from lmx.worker.mlx.decoding.prefill import PromptPrefill
 from lmx.worker.mlx.model.forward import Forward
 from lmx.worker.mlx.prefix import cache
 from lmx.worker.mlx.prefix.store import PrefixStore
+from tests.support.models.tiny_models import CONTEXT_TOKENS, VOCABULARY, make_tiny_model
+from tests.support.rigs.engine_rig import GREEDY, HOT, WARM_TOP_P, EngineRunner, Plain, spec_of
 
 pytestmark = pytest.mark.engine
 

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from mlx_vlm.utils import load
-from sampling_reference import edited
-from tiny_models import make_tiny_model
 
 from lmx.worker.engine import BeamSearch, Constraint, Hypothesis, RowSampling
 from lmx.worker.mlx.decoding.beam import BeamGroup, score
 from lmx.worker.mlx.model.forward import Forward
+from tests.support.models.tiny_models import make_tiny_model
+from tests.support.references.sampling_reference import edited
 
 pytestmark = pytest.mark.engine
 

@@ -10,12 +10,12 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 import pytest
-from engine_rig import EngineRunner, spec_of
-from tiny_models import VOCABULARY, make_tiny_model
 
 from lmx.worker.engine import RowSampling
 from lmx.worker.mlx.sampling import penalties
 from lmx.worker.mlx.sampling.sampler import RowSampler
+from tests.support.models.tiny_models import VOCABULARY, make_tiny_model
+from tests.support.rigs.engine_rig import EngineRunner, spec_of
 
 pytestmark = pytest.mark.engine
 

@@ -10,14 +10,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from engine_rig import GREEDY, HOT, EngineRunner, spec_of
-from matrices import combinations
-from tiny_models import make_tiny_model
 
 from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
 from lmx.worker.mlx.decoding.decode import DecodeBatch, DecodeStep
 from lmx.worker.mlx.decoding.lanes import lanes, turns
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
+from tests.support.models.tiny_models import make_tiny_model
+from tests.support.rigs.engine_rig import GREEDY, HOT, EngineRunner, spec_of
+from tests.support.rigs.matrices import combinations
 
 pytestmark = pytest.mark.engine
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_rig import GREEDY, HOT, EngineRunner, spec_of
-from tiny_models import make_tiny_model
 
 from lmx.protocol.messages.data import Structure, Thinking
 from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
 from lmx.protocol.states import StructureKind
 from lmx.worker.engine import BeamSearch, ConstraintSource, RowSampling
+from tests.support.models.tiny_models import make_tiny_model
+from tests.support.rigs.engine_rig import GREEDY, HOT, EngineRunner, spec_of
 
 pytestmark = pytest.mark.engine
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from device import near
-from engine_rig import GREEDY, EngineRunner, Plain, spec_of
-from tiny_models import make_tiny_model
 
 from lmx.protocol.messages.specs import PrefixCacheSpec
 from lmx.worker.engine import RowRequest, RowStarted
+from tests.support.models.tiny_models import make_tiny_model
+from tests.support.rigs.device import near
+from tests.support.rigs.engine_rig import GREEDY, EngineRunner, Plain, spec_of
 
 pytestmark = pytest.mark.engine
 

@@ -10,8 +10,6 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from engine_rig import GREEDY, HOT, EngineRunner, spec_of
-from tiny_models import VOCABULARY, make_tiny_model
 
 from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
 from lmx.worker.engine import BeamSearch
@@ -23,6 +21,8 @@ from lmx.worker.mlx.model.quantized_cache import (
     leaves,
 )
 from lmx.worker.mlx.prefix.state import CacheLayout
+from tests.support.models.tiny_models import VOCABULARY, make_tiny_model
+from tests.support.rigs.engine_rig import GREEDY, HOT, EngineRunner, spec_of
 
 pytestmark = pytest.mark.engine
 

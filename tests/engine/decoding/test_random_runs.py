@@ -16,10 +16,6 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 import pytest
-from engine_rig import GREEDY, HOT, NO_STALL_S, WARM_TOP_P, EngineRunner, spec_of
-from text_models import make_text_model
-from tiny_models import CONFIGS as TINY
-from tiny_models import VOCABULARY, make_tiny_model
 
 from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
 from lmx.worker.engine import (
@@ -33,6 +29,10 @@ from lmx.worker.engine import (
 )
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
 from lmx.worker.scheduling import length_groups
+from tests.support.models.text_models import make_text_model
+from tests.support.models.tiny_models import CONFIGS as TINY
+from tests.support.models.tiny_models import VOCABULARY, make_tiny_model
+from tests.support.rigs.engine_rig import GREEDY, HOT, NO_STALL_S, WARM_TOP_P, EngineRunner, spec_of
 
 pytestmark = pytest.mark.engine
 

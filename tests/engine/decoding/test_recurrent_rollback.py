@@ -8,13 +8,13 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from engine_rig import GREEDY, EngineRunner, spec_of
-from text_models import make_text_model
 
 from lmx.protocol.messages.specs import SpeculationSpec
 from lmx.worker.engine import RowDrafts, RowSampling
 from lmx.worker.mlx.decoding.decode import DecodeRow
 from lmx.worker.mlx.decoding.rollback import Blocks, Undo
+from tests.support.models.text_models import make_text_model
+from tests.support.rigs.engine_rig import GREEDY, EngineRunner, spec_of
 
 pytestmark = pytest.mark.engine
 

@@ -13,9 +13,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from engine_rig import EngineRunner, spec_of
 from mlx_vlm.utils import load
-from tiny_models import CONTEXT_TOKENS, make_tiny_model, make_tokenizer
 
 from lmx.protocol.errors import OperationError
 from lmx.protocol.messages.data import Assist
@@ -30,6 +28,8 @@ from lmx.worker.mlx.guessing.guesser import Guesser
 from lmx.worker.mlx.guessing.lookup import LookupGuesser
 from lmx.worker.mlx.model.forward import Forward
 from lmx.worker.mlx.sampling.sampler import RowSampler
+from tests.support.models.tiny_models import CONTEXT_TOKENS, make_tiny_model, make_tokenizer
+from tests.support.rigs.engine_rig import EngineRunner, spec_of
 
 pytestmark = pytest.mark.engine
 

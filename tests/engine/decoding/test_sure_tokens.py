@@ -12,9 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_rig import GREEDY, HOT, EngineRunner, spec_of
 from jsonschema import Draft202012Validator
-from tiny_models import make_tiny_model
 
 from lmx.protocol.messages.data import Structure, Thinking
 from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
@@ -32,6 +30,8 @@ from lmx.worker.mlx.decoding import rollback
 from lmx.worker.mlx.decoding.decode import DecodeBatch
 from lmx.worker.mlx.sampling.mask import only_token
 from lmx.worker.scheduling import length_groups
+from tests.support.models.tiny_models import make_tiny_model
+from tests.support.rigs.engine_rig import GREEDY, HOT, EngineRunner, spec_of
 
 pytestmark = pytest.mark.engine
 

@@ -9,20 +9,9 @@ from typing import Any, cast
 import mlx.core as mx
 import numpy as np
 import pytest
-from device import near
 from hypothesis import given
 from hypothesis import strategies as st
 from mlx_vlm.utils import load
-from tiny_encoders import (
-    CLS,
-    HIDDEN,
-    POSITIONS,
-    SEP,
-    PlainBert,
-    add_sentence_transformers,
-    make_bert,
-    make_qwen3,
-)
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
 from lmx.protocol.messages.specs import LogSpec, WorkerSpec
@@ -40,6 +29,17 @@ from lmx.protocol.states import ModelKind
 from lmx.worker.engine import Engine, TaskPlan
 from lmx.worker.factory import load_engine
 from lmx.worker.mlx.encoders.encoder import CPU_PIECE_TOKENS, cut
+from tests.support.models.tiny_encoders import (
+    CLS,
+    HIDDEN,
+    POSITIONS,
+    SEP,
+    PlainBert,
+    add_sentence_transformers,
+    make_bert,
+    make_qwen3,
+)
+from tests.support.rigs.device import near
 
 TEXTS = ("a", "bc def", "quite a long text, longer than the others", "naïve 漢字 🌍")
 
@@ -96,7 +96,7 @@ def unit(vector: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def tokens_of(text: str) -> list[int]:
     """As the tiny tokenizer has them."""
-    from tiny_encoders import make_tokenizer
+    from tests.support.models.tiny_encoders import make_tokenizer
 
     return [CLS, *make_tokenizer(pairs=False).encode(text), SEP]
 

@@ -10,7 +10,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_vlm.utils import load
-from tiny_encoders import CLS, SEP, PlainBert, make_bert, make_qwen3, make_tokenizer
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.specs import LogSpec, WorkerSpec
@@ -18,6 +17,14 @@ from lmx.protocol.messages.tasks import Embed, Rerank, Scores, Tokenize
 from lmx.protocol.states import ModelKind
 from lmx.worker.engine import Engine, TaskPlan
 from lmx.worker.factory import load_engine
+from tests.support.models.tiny_encoders import (
+    CLS,
+    SEP,
+    PlainBert,
+    make_bert,
+    make_qwen3,
+    make_tokenizer,
+)
 
 DOCUMENTS = ("short", "a longer document", "é")
 QUERY = "what?"

@@ -8,12 +8,8 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from budgets import examples
-from device import near
-from engine_rig import EngineRunner, spec_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_drafters import make_eagle, make_target
 
 from lmx.protocol.messages.specs import SpeculationSpec
 from lmx.worker.engine import RowSampling
@@ -22,6 +18,10 @@ from lmx.worker.mlx.memory.drafters import HEARD_TOKENS
 from lmx.worker.mlx.model.forward import Forward
 from lmx.worker.mlx.model.hidden import HiddenStates, HiddenTap, layer_modules
 from lmx.worker.mlx.model.text_model import load_text_model
+from tests.support.models.tiny_drafters import make_eagle, make_target
+from tests.support.rigs.budgets import examples
+from tests.support.rigs.device import near
+from tests.support.rigs.engine_rig import EngineRunner, spec_of
 
 pytestmark = pytest.mark.engine
 

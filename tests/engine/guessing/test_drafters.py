@@ -11,15 +11,21 @@ from typing import Any, Final
 import mlx.core as mx
 import numpy as np
 import pytest
-from engine_rig import EngineRunner, spec_of
 from mlx_vlm.utils import load_model
-from tiny_drafters import add_heads, make_dflash, make_eagle, make_heads, make_target
-from tiny_models import make_tiny_model
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
 from lmx.worker.engine import RowSampling
 from lmx.worker.mlx.model.hidden import HiddenTap, last_norm, layer_modules
+from tests.support.models.tiny_drafters import (
+    add_heads,
+    make_dflash,
+    make_eagle,
+    make_heads,
+    make_target,
+)
+from tests.support.models.tiny_models import make_tiny_model
+from tests.support.rigs.engine_rig import EngineRunner, spec_of
 
 pytestmark = pytest.mark.engine
 

@@ -8,8 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from media_families import FAMILIES
-from media_models import MlxVlmAlone, conversation, make_media_model, random_media
+
+from tests.support.models.media_families import FAMILIES
+from tests.support.models.media_models import (
+    MlxVlmAlone,
+    conversation,
+    make_media_model,
+    random_media,
+)
 
 pytestmark = pytest.mark.engine
 

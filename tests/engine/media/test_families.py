@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from media_check import MAKERS, check_media, check_together
-from media_families import FAMILIES
-from media_models import make_media_model, tiny_towers
 
 from lmx.protocol.states import MediaKind
+from tests.support.models.media_families import FAMILIES
+from tests.support.models.media_models import make_media_model, tiny_towers
+from tests.support.rigs.media_check import MAKERS, check_media, check_together
 
 pytestmark = pytest.mark.engine
 

@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from media_check import RATE_HZ, MediaModel, sound, video
-from media_models import make_media_model
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.worker.engine import PromptSource
@@ -16,6 +14,8 @@ from lmx.worker.media.values import Sound, Video
 from lmx.worker.mlx.media.hearing import Hearing
 from lmx.worker.mlx.media.processor import Processed
 from lmx.worker.mlx.media.spans import MediaSpans
+from tests.support.models.media_models import make_media_model
+from tests.support.rigs.media_check import RATE_HZ, MediaModel, sound, video
 
 pytestmark = pytest.mark.engine
 

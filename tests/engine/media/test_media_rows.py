@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engine_rig import spec_of
-from media_check import picture
-from media_models import make_media_model
-from seeing_rig import Seeing
 
 from lmx.protocol.messages.specs import PrefixCacheSpec
 from lmx.worker.mlx.media.spans import MediaSpans
+from tests.support.models.media_models import make_media_model
+from tests.support.rigs.engine_rig import spec_of
+from tests.support.rigs.media_check import picture
+from tests.support.rigs.seeing_rig import Seeing
 
 pytestmark = pytest.mark.engine
 

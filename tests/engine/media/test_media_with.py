@@ -9,13 +9,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from engine_rig import spec_of
-from media_check import PART_S, MediaModel, picture, sound, video
-from media_families import FAMILIES
-from media_models import make_media_model
 from mlx_vlm.models.qwen3_vl import Model
-from seeing_rig import Seeing
-from tiny_adapters import make_adapter
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
@@ -23,6 +17,12 @@ from lmx.worker.engine import BeamSearch, PromptSource
 from lmx.worker.media.values import Media, Video
 from lmx.worker.mlx.media.encoding import FeatureMismatchError
 from lmx.worker.mlx.media.spans import MediaSpans
+from tests.support.models.media_families import FAMILIES
+from tests.support.models.media_models import make_media_model
+from tests.support.models.tiny_adapters import make_adapter
+from tests.support.rigs.engine_rig import spec_of
+from tests.support.rigs.media_check import PART_S, MediaModel, picture, sound, video
+from tests.support.rigs.seeing_rig import Seeing
 
 pytestmark = pytest.mark.engine
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from media_check import MediaModel
-from media_families import FAMILIES
-from media_models import make_media_model
 
 from lmx.worker.media.values import Media, Picture, Video
 from lmx.worker.mlx.media.spans import MediaSpans
+from tests.support.models.media_families import FAMILIES
+from tests.support.models.media_models import make_media_model
+from tests.support.rigs.media_check import MediaModel
 
 pytestmark = pytest.mark.engine
 

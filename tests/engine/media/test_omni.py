@@ -7,8 +7,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from media_check import CHUNKS, TOLERANCE, MediaModel, check_cached, picture, sound, video
-from media_models import make_media_model
 from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import Qwen3OmniMoeProcessor
 
 from lmx.worker.media.values import Video
@@ -16,6 +14,16 @@ from lmx.worker.mlx.media.omni import interleaved
 from lmx.worker.mlx.media.processor import Processed
 from lmx.worker.mlx.media.spans import MediaSpans
 from lmx.worker.mlx.model.mended.qwen3_omni import OmniTokens, omni_positions
+from tests.support.models.media_models import make_media_model
+from tests.support.rigs.media_check import (
+    CHUNKS,
+    TOLERANCE,
+    MediaModel,
+    check_cached,
+    picture,
+    sound,
+    video,
+)
 
 pytestmark = pytest.mark.engine
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engine_rig import spec_of
-from seeing_rig import Seeing
 
 from lmx.protocol.messages.specs import PrefixCacheSpec
 from lmx.worker.media.values import Picture
+from tests.support.rigs.engine_rig import spec_of
+from tests.support.rigs.seeing_rig import Seeing
 
 pytestmark = pytest.mark.engine
 

@@ -12,14 +12,14 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from device import near
-from engine_rig import spec_of
-from media_check import MediaModel, picture
-from media_models import make_media_model
-from seeing_rig import Seeing
 
 from lmx.worker.mlx.media.slices import Part, Slicer
 from lmx.worker.mlx.media.spans import MediaSpans
+from tests.support.models.media_models import make_media_model
+from tests.support.rigs.device import near
+from tests.support.rigs.engine_rig import spec_of
+from tests.support.rigs.media_check import MediaModel, picture
+from tests.support.rigs.seeing_rig import Seeing
 
 pytestmark = pytest.mark.engine
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from engine_rig import spec_of
-from media_models import make_media_model
 from mlx import nn
 
 from lmx.protocol.states import MediaKind
 from lmx.worker.mlx.engine import load_generator
 from lmx.worker.mlx.model.passes import passes_heard_by
+from tests.support.models.media_models import make_media_model
+from tests.support.rigs.engine_rig import spec_of
 
 pytestmark = pytest.mark.engine
 

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from media_families import FAMILIES
-from media_models import make_media_model, tiny_towers
 
 from lmx.protocol.models.media import of_media
 from lmx.protocol.states import MediaKind
@@ -18,6 +16,8 @@ from lmx.supervisor.state.home import Home
 from lmx.worker.media.values import MediaNeeds
 from lmx.worker.mlx.model.library import open_checkpoint
 from lmx.worker.mlx.model.media_needs import media_needs
+from tests.support.models.media_families import FAMILIES
+from tests.support.models.media_models import make_media_model, tiny_towers
 
 pytestmark = pytest.mark.engine
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from tiny_models import make_tiny_model
 
-BENCH = Path(__file__).resolve().parents[2] / "bench"
+from tests.support.models.tiny_models import make_tiny_model
+
+ROOT = Path(__file__).resolve().parents[3]
 
 pytestmark = [
     pytest.mark.engine,
@@ -23,9 +23,9 @@ pytestmark = [
 def ratio(folder: Path, context_tokens: int) -> float:
     """Of estimate to peak, from a process of its own with a worker of its own."""
     done = subprocess.run(
-        [sys.executable, str(BENCH / "bench_memory.py"), str(folder), str(context_tokens), "1"],
+        [sys.executable, "-m", "tests.bench.bench_memory", str(folder), str(context_tokens), "1"],
         stdout=subprocess.PIPE, text=True, check=True,
-        env=os.environ | {"PYTHONPATH": str(BENCH / "rigs")},
+        cwd=ROOT,
     )  # fmt: skip
     print(done.stdout)
     found: float = json.loads(done.stdout)["ratio"]

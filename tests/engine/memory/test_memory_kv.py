@@ -6,8 +6,6 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from text_models import make_text_model
-from tiny_models import CONFIGS, QUANTIZABLE_CONFIGS, make_tiny_model
 
 from lmx.protocol.models.checkpoint import read_checkpoint_config
 from lmx.protocol.models.memory import kv_bytes
@@ -16,6 +14,8 @@ from lmx.worker.mlx.memory.estimate import estimate
 from lmx.worker.mlx.model.forward import Forward
 from lmx.worker.mlx.model.kv_quantization import quantize_kv
 from lmx.worker.mlx.model.library import open_checkpoint
+from tests.support.models.text_models import make_text_model
+from tests.support.models.tiny_models import CONFIGS, QUANTIZABLE_CONFIGS, make_tiny_model
 
 pytestmark = pytest.mark.engine
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from rig import Rig, rig, wait_until
-from tiny_models import make_tiny_model
 
 from lmx.protocol.messages.control import LoadModel, UnloadModel
+from tests.support.models.tiny_models import make_tiny_model
+from tests.support.rigs.rig import Rig, rig, wait_until
 
 pytestmark = [pytest.mark.engine, pytest.mark.process, pytest.mark.timeout(600)]
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_models import CHAT_TEMPLATE, make_tokenizer
 from transformers.utils import chat_template_utils
 
 from lmx.worker.templates import environment
 from lmx.worker.templates.chat_template import ChatTemplate
 from lmx.worker.templates.renderer import Renderer, TemplateRefusedError
+from tests.support.models.tiny_models import CHAT_TEMPLATE, make_tokenizer
 
 pytestmark = pytest.mark.engine
 

@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from engine_rig import spec_of
-from tiny_models import make_tiny_model
 
 from lmx.protocol.errors import OperationError
 from lmx.protocol.messages.specs import SpeculationSpec
 from lmx.worker.factory import load_engine
 from lmx.worker.mlx.model.library import open_checkpoint
+from tests.support.models.tiny_models import make_tiny_model
+from tests.support.rigs.engine_rig import spec_of
 
 pytestmark = pytest.mark.engine
 
@@ -35,7 +35,7 @@ LOAD_WITH_DRAFT = """
 import dataclasses
 import sys
 from pathlib import Path
-from engine_rig import spec_of
+from tests.support.rigs.engine_rig import spec_of
 from lmx.protocol.messages.specs import SpeculationSpec
 from lmx.worker.factory import load_engine
 spec = spec_of(Path(sys.argv[1]), speculation=SpeculationSpec(draft_path=sys.argv[1]))

@@ -16,7 +16,16 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from conformance import (
+
+from lmx.protocol.errors import OperationError
+from lmx.worker.mlx.model.library import open_checkpoint
+from lmx.worker.mlx.model.load import INEXACT
+from tests.support.models.text_models import CONFIGS, make_text_model, reference_logits
+from tests.support.models.tiny_models import make_tiny_model
+from tests.support.models.vlm_models import TEXT_ALONE, make_vlm_model
+from tests.support.references.model_table import PAGE, bits_cell, cells, on_the_page
+from tests.support.references.not_examined import NOT_EXAMINED, lines, not_examined
+from tests.support.rigs.conformance import (
     FOLLOWING,
     PROMPT,
     WITH_EYES,
@@ -27,16 +36,7 @@ from conformance import (
     examine_seeing,
     off_in_company,
 )
-from engine_rig import functions_of_mlx
-from model_table import PAGE, bits_cell, cells, on_the_page
-from not_examined import NOT_EXAMINED, lines, not_examined
-from text_models import CONFIGS, make_text_model, reference_logits
-from tiny_models import make_tiny_model
-from vlm_models import TEXT_ALONE, make_vlm_model
-
-from lmx.protocol.errors import OperationError
-from lmx.worker.mlx.model.library import open_checkpoint
-from lmx.worker.mlx.model.load import INEXACT
+from tests.support.rigs.engine_rig import functions_of_mlx
 
 pytestmark = pytest.mark.engine
 

@@ -10,14 +10,12 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
-from engine_rig import spec_of
 from mlx_vlm.models.base import (
     InputEmbeddingsFeatures,
     create_attention_mask,
     scaled_dot_product_attention,
 )
 from mlx_vlm.models.cache import KVCache
-from tiny_models import QUANTIZABLE_CONFIGS, make_tiny_model
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.states import ModelKind
@@ -25,6 +23,8 @@ from lmx.worker.mlx.model.forward import Forward, cache_states
 from lmx.worker.mlx.model.kv_quantization import quantize_kv
 from lmx.worker.mlx.model.load import load_model
 from lmx.worker.service.failures import load_failure
+from tests.support.models.tiny_models import QUANTIZABLE_CONFIGS, make_tiny_model
+from tests.support.rigs.engine_rig import spec_of
 
 pytestmark = pytest.mark.engine
 

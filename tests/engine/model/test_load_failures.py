@@ -13,17 +13,17 @@ from typing import Any
 import mlx_lm.models.llama
 import mlx_vlm.models.llama.llama
 import pytest
-from engine_rig import spec_of
-from media_models import make_media_model
-from text_models import make_text_model
-from tiny_encoders import make_bert
-from tiny_models import make_tiny_model
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.states import ModelKind
 from lmx.worker.factory import load_engine
 from lmx.worker.mlx.model.library import open_checkpoint
 from lmx.worker.service.failures import LoadFailure, load_failure
+from tests.support.models.media_models import make_media_model
+from tests.support.models.text_models import make_text_model
+from tests.support.models.tiny_encoders import make_bert
+from tests.support.models.tiny_models import make_tiny_model
+from tests.support.rigs.engine_rig import spec_of
 
 pytestmark = pytest.mark.engine
 

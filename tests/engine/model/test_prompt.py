@@ -5,8 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from one_renderer import renderer
-from tiny_models import CHAT_TEMPLATE, make_tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, dynamic_module_utils
 
@@ -18,6 +16,8 @@ from lmx.worker.mlx.model.folder import effective_context, read_folder
 from lmx.worker.mlx.model.guard import forbid_checkpoint_code
 from lmx.worker.mlx.model.prompt import PromptEncoder
 from lmx.worker.templates.renderer import Renderer
+from tests.support.models.tiny_models import CHAT_TEMPLATE, make_tokenizer
+from tests.support.rigs.one_renderer import renderer
 
 pytestmark = pytest.mark.engine
 

@@ -5,8 +5,6 @@ import re
 from typing import Any
 
 import pytest
-from one_renderer import renderer
-from tiny_models import CHAT_TEMPLATE, make_tokenizer
 
 from lmx.protocol.messages.data import Thinking, ToolUse
 from lmx.protocol.states import ToolChoice
@@ -16,6 +14,8 @@ from lmx.worker.formats.families.table import marker_ids
 from lmx.worker.formats.reasoning import find_markers
 from lmx.worker.mlx.model.prompt import PromptEncoder
 from lmx.worker.templates.thinking import EFFORTS
+from tests.support.models.tiny_models import CHAT_TEMPLATE, make_tokenizer
+from tests.support.rigs.one_renderer import renderer
 
 pytestmark = pytest.mark.engine
 

@@ -12,15 +12,15 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from engine_rig import spec_of
 from mlx_lm.chat_templates import deepseek_v32
-from text_models import make_text_model
 
 from lmx.protocol.errors import OperationError
 from lmx.worker.mlx.model.library import open_checkpoint
 from lmx.worker.mlx.model.load import INEXACT, load_model
 from lmx.worker.mlx.model.readable import FolderChanges
 from lmx.worker.templates import environment
+from tests.support.models.text_models import make_text_model
+from tests.support.rigs.engine_rig import spec_of
 
 pytestmark = pytest.mark.engine
 

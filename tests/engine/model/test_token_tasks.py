@@ -6,8 +6,6 @@ import json
 from typing import Any
 
 import pytest
-from one_renderer import renderer
-from tiny_models import make_tokenizer
 
 from lmx.protocol.errors import RequestError
 from lmx.protocol.messages.tasks import (
@@ -21,6 +19,8 @@ from lmx.worker.engine import ModelFacts
 from lmx.worker.mlx.model import token_text
 from lmx.worker.mlx.model.prompt import PromptEncoder
 from lmx.worker.mlx.model.token_text import MAX_CHARACTERS, TokenTasks
+from tests.support.models.tiny_models import make_tokenizer
+from tests.support.rigs.one_renderer import renderer
 
 HI = ({"role": "user", "content": "hé"},)
 

@@ -17,11 +17,11 @@ from typing import Any, Final
 import mlx.core as mx
 import numpy as np
 import pytest
-from client_packages import PROGRAMS, python_packages
-from tiny_models import make_tokenizer
 
 from lmx.protocol.errors import OperationError
 from lmx.worker.mlx.model.library import open_checkpoint
+from tests.support.clients.client_packages import PROGRAMS, python_packages
+from tests.support.models.tiny_models import make_tokenizer
 
 pytestmark = [pytest.mark.engine, pytest.mark.soak, pytest.mark.timeout(1800)]
 

@@ -7,11 +7,13 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from budgets import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_vlm.models.cache import BatchKVCache, KVCache, QuantizedKVCache
-from told_caches import (
+
+from lmx.protocol.messages.specs import PrefixCacheSpec
+from lmx.worker.mlx.prefix.cache import PrefixCache
+from tests.support.fakes.told_caches import (
     BYTES_A_TOKEN,
     MIXED,
     PLAIN,
@@ -22,9 +24,7 @@ from told_caches import (
     on_disk,
     prompt,
 )
-
-from lmx.protocol.messages.specs import PrefixCacheSpec
-from lmx.worker.mlx.prefix.cache import PrefixCache
+from tests.support.rigs.budgets import examples
 
 pytestmark = pytest.mark.engine
 

@@ -8,11 +8,20 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx_vlm.models.cache import KVCache
-from told_caches import BYTES_A_TOKEN, MIXED, PLAIN, ToldModel, find, keep, on_disk, prompt
 
 from lmx.worker.mlx.prefix import cache as mlx_prefix_cache
 from lmx.worker.mlx.prefix.cache import PrefixCache
 from lmx.worker.mlx.prefix.folder import PrefixFolder
+from tests.support.fakes.told_caches import (
+    BYTES_A_TOKEN,
+    MIXED,
+    PLAIN,
+    ToldModel,
+    find,
+    keep,
+    on_disk,
+    prompt,
+)
 
 pytestmark = pytest.mark.engine
 

@@ -8,10 +8,10 @@ import mlx.core as mx
 import pytest
 from mlx_vlm.models.cache import make_prompt_cache
 from mlx_vlm.utils import load
-from tiny_models import CONFIGS, make_tiny_model
 
 from lmx.protocol.messages.specs import PrefixCacheSpec
 from lmx.worker.mlx.prefix.cache import PrefixCache
+from tests.support.models.tiny_models import CONFIGS, make_tiny_model
 
 pytestmark = pytest.mark.engine
 

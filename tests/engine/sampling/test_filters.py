@@ -6,7 +6,6 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 import pytest
-from budgets import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from lmx.worker.mlx.sampling.filters import (
     filter_sorted,
     weigh,
 )
+from tests.support.rigs.budgets import examples
 
 pytestmark = pytest.mark.engine
 

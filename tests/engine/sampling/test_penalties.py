@@ -10,16 +10,16 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 import pytest
-from budgets import examples
-from device import near
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sampling_reference import edited
 
 from lmx.worker.engine import RowSampling
 from lmx.worker.mlx.sampling import penalties
 from lmx.worker.mlx.sampling.penalties import BatchEdits, RowEdits
 from lmx.worker.mlx.sampling.sampler import RowSampler
+from tests.support.references.sampling_reference import edited
+from tests.support.rigs.budgets import examples
+from tests.support.rigs.device import near
 
 pytestmark = pytest.mark.engine
 

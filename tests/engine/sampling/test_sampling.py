@@ -8,10 +8,10 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 import pytest
-from sampling_reference import chi_square, distribution, edited
 
 from lmx.worker.engine import RowSampling
 from lmx.worker.mlx.sampling.sampler import RowSampler
+from tests.support.references.sampling_reference import chi_square, distribution, edited
 
 pytestmark = pytest.mark.engine
 

@@ -10,14 +10,6 @@ from typing import Any, Final
 import mlx.core as mx
 import numpy as np
 import pytest
-from speech_samples import espeak, word_errors
-from whisper_models import (
-    CLIP_TEXT,
-    make_tiny_whisper,
-    obtain_clip,
-    obtain_whisper_base,
-    obtain_whisper_tiny_en,
-)
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
 from lmx.protocol.messages.specs import LogSpec, WorkerSpec
@@ -28,6 +20,14 @@ from lmx.protocol.states import ModelKind
 from lmx.worker.engine import Engine, TaskPiece
 from lmx.worker.factory import load_engine
 from lmx.worker.media.values import Sound
+from tests.support.models.speech_samples import espeak, word_errors
+from tests.support.models.whisper_models import (
+    CLIP_TEXT,
+    make_tiny_whisper,
+    obtain_clip,
+    obtain_whisper_base,
+    obtain_whisper_tiny_en,
+)
 
 pytestmark = pytest.mark.engine
 

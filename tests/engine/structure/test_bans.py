@@ -1,15 +1,15 @@
 """Tokens that alone may come, and words that may not."""
 
 import pytest
-from engine_rig import GREEDY, HOT, EngineRunner, spec_of
-from grammar_walk import allowed_set
-from tiny_models import make_tiny_model, make_tokenizer
 
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.messages.data import Structure, Thinking
 from lmx.protocol.states import StructureKind
 from lmx.worker.constraints.compiler import ConstraintCompiler
 from lmx.worker.engine import Constraint, ConstraintSource
+from tests.support.models.tiny_models import make_tiny_model, make_tokenizer
+from tests.support.references.grammar_walk import allowed_set
+from tests.support.rigs.engine_rig import GREEDY, HOT, EngineRunner, spec_of
 
 pytestmark = pytest.mark.engine
 

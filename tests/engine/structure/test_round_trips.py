@@ -5,20 +5,20 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import call_writers as writers
 import pytest
-from budgets import examples
-from call_writers import Calls, dumps
-from grammar_walk import allowed_set
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tool_families import CASES, FAMILIES, STRING, Family, closed, the_family
 
 from lmx.protocol.errors import LmxError
 from lmx.protocol.messages.data import Thinking, ToolUse
 from lmx.protocol.states import ToolChoice
 from lmx.worker.engine import ConstraintMaker, ConstraintSource
 from lmx.worker.formats.families.table import call_forms, family_of
+from tests.support.fakes import call_writers as writers
+from tests.support.fakes.call_writers import Calls, dumps
+from tests.support.references.grammar_walk import allowed_set
+from tests.support.rigs.budgets import examples
+from tests.support.rigs.tool_families import CASES, FAMILIES, STRING, Family, closed, the_family
 
 
 def cohere(calls: Calls) -> str:

@@ -7,13 +7,9 @@ import re
 from typing import Any
 
 import pytest
-from budgets import examples
-from grammar_walk import allowed_tokens, walk
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
-from schema_cases import HOSTILE, SCHEMAS, VALUES
-from tiny_models import make_tokenizer
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Structure, Thinking, ToolUse
@@ -22,6 +18,10 @@ from lmx.worker.constraints import compiler as module
 from lmx.worker.constraints.compiler import ConstraintCompiler
 from lmx.worker.constraints.probe import verdict
 from lmx.worker.engine import ConstraintMaker, ConstraintSource
+from tests.support.models.tiny_models import make_tokenizer
+from tests.support.references.grammar_walk import allowed_tokens, walk
+from tests.support.references.schema_cases import HOSTILE, SCHEMAS, VALUES
+from tests.support.rigs.budgets import examples
 
 TOKENIZER = make_tokenizer()
 EOS = frozenset({256, 258})

@@ -6,10 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from grammar_walk import allowed_set, feed, walk
 from structlog.testing import capture_logs
-from tiny_models import make_word_tokenizer
-from tool_families import (
+
+from lmx.protocol.messages.data import Thinking, ToolUse
+from lmx.protocol.states import DeltaKind, ToolChoice
+from lmx.worker.constraints.compiler import ConstraintCompiler
+from lmx.worker.engine import ConstraintMaker, ConstraintSource
+from lmx.worker.formats.families.table import call_forms, family_of
+from lmx.worker.formats.parser import OutputParser
+from tests.support.models.tiny_models import make_word_tokenizer
+from tests.support.references.grammar_walk import allowed_set, feed, walk
+from tests.support.rigs.tool_families import (
     CASES,
     ENDS,
     SINGLE,
@@ -21,13 +28,6 @@ from tool_families import (
     strict,
     the_family,
 )
-
-from lmx.protocol.messages.data import Thinking, ToolUse
-from lmx.protocol.states import DeltaKind, ToolChoice
-from lmx.worker.constraints.compiler import ConstraintCompiler
-from lmx.worker.engine import ConstraintMaker, ConstraintSource
-from lmx.worker.formats.families.table import call_forms, family_of
-from lmx.worker.formats.parser import OutputParser
 
 # lmx has no grammar of its form.
 UNKNOWN = {"minimax_m3"}

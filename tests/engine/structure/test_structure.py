@@ -7,13 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from budgets import examples
-from grammar_walk import allowed_tokens, feed, walk
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from json_schemas import SCHEMAS
 from jsonschema import Draft202012Validator
-from tiny_models import make_tokenizer
 from transformers import AutoTokenizer
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
@@ -21,6 +17,10 @@ from lmx.protocol.messages.data import Structure, Thinking, ToolUse
 from lmx.protocol.states import StructureKind
 from lmx.worker.constraints.compiler import ConstraintCompiler
 from lmx.worker.engine import Constraint, ConstraintSource
+from tests.support.models.tiny_models import make_tokenizer
+from tests.support.references.grammar_walk import allowed_tokens, feed, walk
+from tests.support.references.json_schemas import SCHEMAS
+from tests.support.rigs.budgets import examples
 
 TOKENIZER = make_tokenizer()
 EOS = frozenset({256, 258})

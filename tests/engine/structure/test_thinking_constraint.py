@@ -3,8 +3,6 @@
 from typing import Any
 
 import pytest
-from grammar_walk import allowed_set, allowed_tokens, feed
-from tiny_models import make_tokenizer, make_word_tokenizer
 from tokenizers import AddedToken
 
 from lmx.protocol.errors import LmxError
@@ -13,6 +11,8 @@ from lmx.protocol.states import StructureKind
 from lmx.worker.constraints.compiler import ConstraintCompiler
 from lmx.worker.engine import Constraint, ConstraintSource, ReasoningMarkers
 from lmx.worker.formats.reasoning import FORMS
+from tests.support.models.tiny_models import make_tokenizer, make_word_tokenizer
+from tests.support.references.grammar_walk import allowed_set, allowed_tokens, feed
 
 EOS = 256
 AS_IT_DOES = Thinking()

@@ -4,11 +4,19 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from grammar_walk import allowed_tokens, feed
-from matrices import combinations
-from tiny_models import make_tokenizer
 from tokenizers import AddedToken
-from tool_families import (
+
+from lmx.protocol.errors import RequestError
+from lmx.protocol.messages.data import Structure, Thinking, ToolUse
+from lmx.protocol.states import DeltaKind, StructureKind, ToolChoice
+from lmx.worker.constraints.compiler import ConstraintCompiler
+from lmx.worker.engine import ConstraintSource
+from lmx.worker.formats.families.table import marker_ids
+from lmx.worker.formats.parser import OutputParser
+from tests.support.models.tiny_models import make_tokenizer
+from tests.support.references.grammar_walk import allowed_tokens, feed
+from tests.support.rigs.matrices import combinations
+from tests.support.rigs.tool_families import (
     CASE_IDS,
     CASES,
     ENDS,
@@ -25,14 +33,6 @@ from tool_families import (
     required,
     the_family,
 )
-
-from lmx.protocol.errors import RequestError
-from lmx.protocol.messages.data import Structure, Thinking, ToolUse
-from lmx.protocol.states import DeltaKind, StructureKind, ToolChoice
-from lmx.worker.constraints.compiler import ConstraintCompiler
-from lmx.worker.engine import ConstraintSource
-from lmx.worker.formats.families.table import marker_ids
-from lmx.worker.formats.parser import OutputParser
 
 marked = pytest.mark.parametrize(("family", "as_text"), CASES, ids=CASE_IDS)
 

@@ -13,14 +13,14 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from chaos import BUDGET_MIB, MIB, SIZES_MIB, Asked, make_day
-from chaos_run import Ending, converse, run_day, tally
-from chaos_watch import Watch
-from rig import ANSWER_S, Rig, http, rig
 
 from lmx.protocol.messages.control import ResetModel
 from lmx.supervisor.sockets.client import ControlClient
 from lmx.supervisor.state.home import Home
+from tests.support.faults.chaos import BUDGET_MIB, MIB, SIZES_MIB, Asked, make_day
+from tests.support.faults.chaos_run import Ending, converse, run_day, tally
+from tests.support.faults.chaos_watch import Watch
+from tests.support.rigs.rig import ANSWER_S, Rig, http, rig
 
 pytestmark = pytest.mark.process
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 import zmq
-from rig import Rig, rig, scripted
 
 from lmx.protocol.errors import OperationError
 from lmx.protocol.states import ModelState
 from lmx.protocol.wire.endpoints import RunDirectory
 from lmx.supervisor.sockets.client import ControlClient
 from lmx.supervisor.state.home import Home
+from tests.support.rigs.rig import Rig, rig, scripted
 
 pytestmark = pytest.mark.process
 

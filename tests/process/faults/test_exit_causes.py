@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from rig import Rig, Stream, ask, http, rig, scripted, wait_until, whole
 
 from lmx.protocol.messages.control import KillModel
+from tests.support.rigs.rig import Rig, Stream, ask, http, rig, scripted, wait_until, whole
 
 pytestmark = pytest.mark.process
 

@@ -10,9 +10,19 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
-from rig import QUICK, Rig, Stream, ask, command_of, http, rig, scripted, wait_until
 
 from lmx.protocol.messages.control import LoadModel, UnloadModel
+from tests.support.rigs.rig import (
+    QUICK,
+    Rig,
+    Stream,
+    ask,
+    command_of,
+    http,
+    rig,
+    scripted,
+    wait_until,
+)
 
 pytestmark = pytest.mark.process
 

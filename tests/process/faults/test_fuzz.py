@@ -17,8 +17,6 @@ from typing import Any
 
 import pytest
 import zmq
-from fuzz_cases import Cases
-from rig import Rig, rig, scripted
 from structlog.testing import capture_logs
 
 from lmx.protocol.errors import OperationError
@@ -31,6 +29,8 @@ from lmx.supervisor.state.admin_key import read_admin_key
 from lmx.supervisor.state.drained import Holds
 from lmx.supervisor.state.pins import Pins
 from lmx.supervisor.state.process_records import Records
+from tests.support.faults.fuzz_cases import Cases
+from tests.support.rigs.rig import Rig, rig, scripted
 
 pytestmark = pytest.mark.process
 

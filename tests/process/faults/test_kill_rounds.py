@@ -12,12 +12,22 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from api_families import session
-from blows import draw_blows
-from busy import LOAD, busy_machine
-from kill_rounds import SPARE, Alone, Round, Weight, play_round, server_url, wait_well, weigh
-from rig import DEFAULTS, rig
-from tiny_zoo import make_zoo
+
+from tests.support.clients.api_families import session
+from tests.support.faults.blows import draw_blows
+from tests.support.faults.kill_rounds import (
+    SPARE,
+    Alone,
+    Round,
+    Weight,
+    play_round,
+    server_url,
+    wait_well,
+    weigh,
+)
+from tests.support.models.tiny_zoo import make_zoo
+from tests.support.rigs.busy import LOAD, busy_machine
+from tests.support.rigs.rig import DEFAULTS, rig
 
 pytestmark = [pytest.mark.process, pytest.mark.soak]
 

@@ -9,13 +9,14 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from api_families import session
-from busy import LOAD, busy_machine
-from chaos_watch import Watch
-from kill_rounds import server_url, shots, wait_well, weigh
-from long_day import BUDGET_MIB, CODES, compare, day_config, live
-from rig import DEFAULTS, rig
-from tiny_zoo import TEXT, make_zoo
+
+from tests.support.clients.api_families import session
+from tests.support.faults.chaos_watch import Watch
+from tests.support.faults.kill_rounds import server_url, shots, wait_well, weigh
+from tests.support.faults.long_day import BUDGET_MIB, CODES, compare, day_config, live
+from tests.support.models.tiny_zoo import TEXT, make_zoo
+from tests.support.rigs.busy import LOAD, busy_machine
+from tests.support.rigs.rig import DEFAULTS, rig
 
 pytestmark = [pytest.mark.process, pytest.mark.soak]
 

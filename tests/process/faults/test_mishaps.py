@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 import zmq
-from rig import Rig, Stream, ask, http, rig, scripted, wait_until, whole
 
 from lmx.protocol.messages.control import WorkerHello
 from lmx.protocol.states import WorkerState
 from lmx.protocol.wire.codec import encode
 from lmx.protocol.wire.endpoints import RunDirectory
 from lmx.protocol.wire.sockets import Role, open_socket
+from tests.support.rigs.rig import Rig, Stream, ask, http, rig, scripted, wait_until, whole
 
 pytestmark = pytest.mark.process
 

@@ -12,11 +12,11 @@ from contextlib import contextmanager
 
 import psutil
 import pytest
-from rig import Rig, Stream, ask, http, rig, scripted, wait_until
 
 from lmx.protocol.errors import OperationError
 from lmx.supervisor.sockets.client import ControlClient
 from lmx.supervisor.state.home import Home
+from tests.support.rigs.rig import Rig, Stream, ask, http, rig, scripted, wait_until
 
 pytestmark = pytest.mark.process
 

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from rig import rig, scripted, wait_until
+
+from tests.support.rigs.rig import rig, scripted, wait_until
 
 pytestmark = [
     pytest.mark.process,

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_hub import fake_hub
-from model_folders import write_model
-from rig import Rig, Stream, ask, http, rig, scripted, wait_until, whole
 
 from lmx.supervisor.cli.views.estimate import print_estimate
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.state.home import Home
+from tests.support.fakes.fake_hub import fake_hub
+from tests.support.models.model_folders import write_model
+from tests.support.rigs.rig import Rig, Stream, ask, http, rig, scripted, wait_until, whole
 
 pytestmark = pytest.mark.process
 

@@ -7,7 +7,8 @@ import stat
 from pathlib import Path
 
 import pytest
-from rig import Rig, rig, scripted
+
+from tests.support.rigs.rig import Rig, rig, scripted
 
 pytestmark = pytest.mark.process
 

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from bad_files import put_bad
-from bad_folders import BAD, ODD, write_bad
-from rig import Rig, http, scripted, wait_until
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages import control, inventory
+from tests.support.faults.bad_files import put_bad
+from tests.support.faults.bad_folders import BAD, ODD, write_bad
+from tests.support.rigs.rig import Rig, http, scripted, wait_until
 
 pytestmark = pytest.mark.process
 

@@ -15,9 +15,6 @@ from typing import Any
 
 import psutil
 import pytest
-from fake_hub import FakeHub, Fault, fake_hub
-from model_folders import PLAIN, write_model
-from rig import Rig, rig, scripted, wait_until
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages.control import LoadModel
@@ -37,6 +34,9 @@ from lmx.supervisor.config.known_models import KNOWN_MODELS
 from lmx.supervisor.inventory.added_file import AddedFile
 from lmx.supervisor.inventory.download_records import DownloadFile
 from lmx.supervisor.state.home import Home
+from tests.support.fakes.fake_hub import FakeHub, Fault, fake_hub
+from tests.support.models.model_folders import PLAIN, write_model
+from tests.support.rigs.rig import Rig, rig, scripted, wait_until
 
 pytestmark = pytest.mark.process
 

@@ -19,9 +19,9 @@ from typing import Any
 
 import psutil
 import pytest
-from fake_hub import FakeHub, Fault, commit_of, fake_hub
 
 from lmx.supervisor.fetch.file import wait_before_retry_s
+from tests.support.fakes.fake_hub import FakeHub, Fault, commit_of, fake_hub
 
 WEIGHTS = "model.safetensors"
 FILES = {

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from rig import Rig, Stream, ask, http, rig, scripted, wait_until
 
 from lmx.protocol.messages.control import LoadModel
+from tests.support.rigs.rig import Rig, Stream, ask, http, rig, scripted, wait_until
 
 pytestmark = pytest.mark.process
 

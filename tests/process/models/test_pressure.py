@@ -6,7 +6,8 @@ import asyncio
 from collections import Counter
 
 import pytest
-from rig import Stream, ask, http, rig, scripted, wait_until
+
+from tests.support.rigs.rig import Stream, ask, http, rig, scripted, wait_until
 
 pytestmark = pytest.mark.process
 

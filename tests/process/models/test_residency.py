@@ -8,9 +8,9 @@ from typing import Any
 
 import aiohttp
 import pytest
-from rig import Rig, Stream, ask, http, rig, scripted, wait_until, whole
 
 from lmx.protocol.messages.control import PinModel, UnloadModel
+from tests.support.rigs.rig import Rig, Stream, ask, http, rig, scripted, wait_until, whole
 
 pytestmark = pytest.mark.process
 

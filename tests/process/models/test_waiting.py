@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from rig import Rig, Stream, ask, http, rig, scripted, whole
+
+from tests.support.rigs.rig import Rig, Stream, ask, http, rig, scripted, whole
 
 pytestmark = pytest.mark.process
 

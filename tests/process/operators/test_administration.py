@@ -12,10 +12,6 @@ from typing import Any, TypeVar
 import aiohttp
 import pytest
 import yaml
-from fake_hub import FakeHub, fake_hub
-from model_folders import write_model
-from rig import Rig, http, rig, scripted, whole
-from tiny_models import CONTEXT_TOKENS, make_tiny_model
 from yarl import URL
 
 from lmx.router.http.responses import Answer
@@ -41,6 +37,10 @@ from lmx.router.schema.answers.engines import (
     ServerHealth,
 )
 from lmx.router.schema.answers.errors import Error, ErrorObject
+from tests.support.fakes.fake_hub import FakeHub, fake_hub
+from tests.support.models.model_folders import write_model
+from tests.support.models.tiny_models import CONTEXT_TOKENS, make_tiny_model
+from tests.support.rigs.rig import Rig, http, rig, scripted, whole
 
 pytestmark = pytest.mark.process
 

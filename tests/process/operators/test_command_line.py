@@ -7,8 +7,9 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from rig import Rig, rig, scripted, wait_until
-from terminal import reading
+
+from tests.support.clients.terminal import reading
+from tests.support.rigs.rig import Rig, rig, scripted, wait_until
 
 pytestmark = pytest.mark.process
 

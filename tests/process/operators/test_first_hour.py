@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rig import Rig, rig, scripted, wait_until
-from terminal import reading
+
+from tests.support.clients.terminal import reading
+from tests.support.rigs.rig import Rig, rig, scripted, wait_until
 
 pytestmark = pytest.mark.process
 

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from rig import Rig, ask, rig, scripted, wait_until
+
+from tests.support.rigs.rig import Rig, ask, rig, scripted, wait_until
 
 pytestmark = pytest.mark.process
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import httpx
 import pytest
-from rig import Rig, rig, scripted
 
 from lmx.router.http.endpoint import Access
 from lmx.router.server.routes import ROUTES
+from tests.support.rigs.rig import Rig, rig, scripted
 
 pytestmark = pytest.mark.process
 

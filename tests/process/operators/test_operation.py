@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
-from rig import Rig, rig, scripted, wait_until
 
 from lmx.protocol.messages.control import LoadModel, UnloadModel
+from tests.support.rigs.rig import Rig, rig, scripted, wait_until
 
 pytestmark = pytest.mark.process
 

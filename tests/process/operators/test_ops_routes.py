@@ -14,9 +14,10 @@ from typing import Any
 
 import aiohttp
 import pytest
-from metric_lint import problems
 from prometheus_client.parser import text_string_to_metric_families
-from rig import Rig, Stream, ask, http, rig, scripted, whole
+
+from tests.support.references.metric_lint import problems
+from tests.support.rigs.rig import Rig, Stream, ask, http, rig, scripted, whole
 
 pytestmark = pytest.mark.process
 

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from rig import Rig, Stream, ask, http, rig, scripted, wait_until
 
 from lmx.protocol.messages.control import LoadModel, UnloadModel
+from tests.support.rigs.rig import Rig, Stream, ask, http, rig, scripted, wait_until
 
 pytestmark = pytest.mark.process
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from rig import Stream, ask, http, rig, scripted, wait_until, whole
+
+from tests.support.rigs.rig import Stream, ask, http, rig, scripted, wait_until, whole
 
 pytestmark = pytest.mark.process
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import psutil
 import pytest
-from rig import Rig, Stream, ask, http, rig, scripted, wait_until
+
+from tests.support.rigs.rig import Rig, Stream, ask, http, rig, scripted, wait_until
 
 pytestmark = pytest.mark.process
 

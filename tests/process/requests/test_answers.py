@@ -8,7 +8,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from rig import Rig, ask, http, rig, scripted
+
+from tests.support.rigs.rig import Rig, ask, http, rig, scripted
 
 pytestmark = pytest.mark.process
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from rig import Rig, ask, http, rig, scripted
+
+from tests.support.rigs.rig import Rig, ask, http, rig, scripted
 
 pytestmark = pytest.mark.process
 

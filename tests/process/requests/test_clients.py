@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from rig import Rig, Stream, ask, http, rig, scripted, wait_until
+
+from tests.support.rigs.rig import Rig, Stream, ask, http, rig, scripted, wait_until
 
 pytestmark = pytest.mark.process
 

@@ -17,21 +17,32 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
-import fake_names
 import psutil
 import pytest
-from fake_names import Answers
-from hostile_answers import NOT_PUBLIC, NOT_TO_BE_ASKED, OTHER_SPELLINGS, bad_answers
-from hostile_media import HARMLESS, Hostile, hostile_media, picture
-from hostile_server import Answer, HostileServer, answer, hostile_server, redirect
-from media_files import sine, wav_file
-from media_pieces import flac_silence, jpeg_of_scans, png
-from rig import Rig, Stream, ask, http, rig, scripted, wait_until, whole
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.control import KillModel
 from lmx.protocol.models.decode_limits import DecodeLimits
 from lmx.protocol.states import MediaKind
+from tests.support.fakes import fake_names
+from tests.support.fakes.fake_names import Answers
+from tests.support.fakes.media_files import sine, wav_file
+from tests.support.fakes.media_pieces import flac_silence, jpeg_of_scans, png
+from tests.support.faults.hostile_answers import (
+    NOT_PUBLIC,
+    NOT_TO_BE_ASKED,
+    OTHER_SPELLINGS,
+    bad_answers,
+)
+from tests.support.faults.hostile_media import HARMLESS, Hostile, hostile_media, picture
+from tests.support.faults.hostile_server import (
+    Answer,
+    HostileServer,
+    answer,
+    hostile_server,
+    redirect,
+)
+from tests.support.rigs.rig import Rig, Stream, ask, http, rig, scripted, wait_until, whole
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 

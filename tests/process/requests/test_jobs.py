@@ -11,7 +11,8 @@ from typing import Any
 import aiohttp
 import psutil
 import pytest
-from rig import Rig, Stream, ask, http, rig, scripted, wait_until, whole
+
+from tests.support.rigs.rig import Rig, Stream, ask, http, rig, scripted, wait_until, whole
 
 pytestmark = pytest.mark.process
 

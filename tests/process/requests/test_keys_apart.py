@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rig import PATIENT, http, rig
-from tiny_models import make_tiny_model
+
+from tests.support.models.tiny_models import make_tiny_model
+from tests.support.rigs.rig import PATIENT, http, rig
 
 pytestmark = [pytest.mark.process, pytest.mark.engine]
 

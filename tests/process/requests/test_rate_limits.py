@@ -9,7 +9,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from rig import Rig, ask, rig, scripted, wait_until
+
+from tests.support.rigs.rig import Rig, ask, rig, scripted, wait_until
 
 pytestmark = pytest.mark.process
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from api_operations import FAULTY_OPERATIONS, MODEL, OPERATIONS
-from rig import Rig, rig, scripted
+
+from tests.support.clients.api_operations import FAULTY_OPERATIONS, MODEL, OPERATIONS
+from tests.support.rigs.rig import Rig, rig, scripted
 
 pytestmark = pytest.mark.process
 
@@ -48,8 +49,9 @@ Ask = Callable[[str, bool, int], None]
 @pytest.fixture(scope="module")
 def ask(base_url: str, headers: dict[str, str]) -> Ask:
     # Schemathesis takes seconds to import, and not all that collect this file run it.
-    from api_fuzz import fuzz
     from schemathesis import GenerationMode
+
+    from tests.support.clients.api_fuzz import fuzz
 
     def ask(operation: str, good: bool, examples: int) -> None:
         mode = GenerationMode.POSITIVE if good else GenerationMode.NEGATIVE

@@ -20,8 +20,19 @@ import aiohttp
 import psutil
 import pytest
 import zmq.asyncio
-from fake_peers import FakeStream, FakeSupervisor, FakeWorker, fake_peers, ready, until
-from router_rig import (
+
+from lmx.protocol.messages.control import Drained, RouterBeat, RouterHello
+from lmx.protocol.wire.codec import encode
+from lmx.protocol.wire.endpoints import RunDirectory
+from tests.support.fakes.fake_peers import (
+    FakeStream,
+    FakeSupervisor,
+    FakeWorker,
+    fake_peers,
+    ready,
+    until,
+)
+from tests.support.rigs.router_rig import (
     INSTANCE,
     MODEL,
     answer,
@@ -31,10 +42,6 @@ from router_rig import (
     listening_socket,
     router_spec,
 )
-
-from lmx.protocol.messages.control import Drained, RouterBeat, RouterHello
-from lmx.protocol.wire.codec import encode
-from lmx.protocol.wire.endpoints import RunDirectory
 
 pytestmark = pytest.mark.process
 

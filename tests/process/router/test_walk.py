@@ -23,10 +23,6 @@ from typing import Any, Final
 
 import aiohttp
 import pytest
-import ticking_router
-from admin_lines import status_line, told_status
-from fake_peers import FakeStream, FakeSupervisor, FakeWorker, cold, fake_peers, ready, until
-from router_rig import INSTANCE, MODEL, listening_socket, router_spec
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages import control
@@ -72,6 +68,19 @@ from lmx.router.jobs.file import open_records
 from lmx.router.jobs.records import JobRow, ResponseRow, write
 from lmx.router.server.routes import ROUTES
 from lmx.worker.service.outgoing import Outgoing
+from tests.support.fakes.admin_lines import status_line, told_status
+from tests.support.fakes.fake_peers import (
+    FakeStream,
+    FakeSupervisor,
+    FakeWorker,
+    cold,
+    fake_peers,
+    ready,
+    until,
+)
+from tests.support.rigs import ticking_router
+from tests.support.rigs.rig import ROOT
+from tests.support.rigs.router_rig import INSTANCE, MODEL, listening_socket, router_spec
 
 pytestmark = pytest.mark.process
 
@@ -652,8 +661,8 @@ async def walking() -> AsyncIterator[tuple[Walk, Callable[[], list[tuple[float, 
                 jobs_max_count=20_000, jobs_max_bytes=2**33, jobs_max_age_s=10.0**6,
             )  # fmt: skip
             process = await asyncio.create_subprocess_exec(
-                sys.executable, ticking_router.__file__, str(to), stdin=asyncio.subprocess.PIPE,
-                pass_fds=[listener.fileno(), to],
+                sys.executable, "-m", ticking_router.__name__, str(to), cwd=ROOT,
+                stdin=asyncio.subprocess.PIPE, pass_fds=[listener.fileno(), to],
             )  # fmt: skip
             os.close(to)
         try:

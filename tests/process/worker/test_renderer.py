@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
-from killed_children import kill_at_work
 
 from lmx.protocol.errors import ErrorCode, UnavailableError
 from lmx.worker.isolation.child import Exchange
@@ -20,6 +19,7 @@ from lmx.worker.templates.renderer import (
     TemplateRefusedError,
     TextTooLongError,
 )
+from tests.support.faults.killed_children import kill_at_work
 
 pytestmark = pytest.mark.process
 

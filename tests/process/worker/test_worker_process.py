@@ -52,10 +52,10 @@ from lmx.protocol.states import FinishReason, LoadPhase, MemoryPressure, WorkerS
 from lmx.protocol.wire.codec import decode, encode
 from lmx.protocol.wire.endpoints import RunDirectory
 from lmx.protocol.wire.sockets import Role, open_socket
+from tests.support.rigs.rig import ROOT
 
 pytestmark = pytest.mark.process
 
-FAKES = Path(__file__).resolve().parents[2] / "support" / "fakes"
 # Where `lmx` is found: the installed package, or the namespace link of a checkout.
 LMX_PARENT = Path(lmx.protocol.__path__[0]).parent.parent
 DEADLINE_S = 60.0
@@ -167,7 +167,7 @@ class Worker:
             "model_path": "/nowhere",
             "run_dir": str(run_dir),
             "log": LogSpec(str(self.log)),
-            "engine": "scripted_engine:create",
+            "engine": "tests.support.fakes.scripted_engine:create",
             "engine_options": {},
             "memory_limit_bytes": 1 << 30,
             "max_rows": 2,
@@ -181,7 +181,7 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": f"{LMX_PARENT}{os.pathsep}{FAKES}"},
+            env=os.environ | {"PYTHONPATH": f"{LMX_PARENT}{os.pathsep}{ROOT}"},
         )
         assert self.process.stdin
         self.process.stdin.write(encode(self.spec))
@@ -677,10 +677,24 @@ def test_a_crash_is_a_crash(start: Start) -> None:
 @pytest.mark.parametrize(
     ("engine", "options", "code", "words", "permanent", "status"),
     [
-        ("scripted_engine:create", {"load_error": "x"}, ErrorCode.MODEL_LOAD_FAILED, "x", False, 1),
-        ("scripted_engine:create", {"load_permanent": "x"}, ErrorCode.CONFIG_INVALID, "x", True, 1),
         (
-            "scripted_engine:create",
+            "tests.support.fakes.scripted_engine:create",
+            {"load_error": "x"},
+            ErrorCode.MODEL_LOAD_FAILED,
+            "x",
+            False,
+            1,
+        ),
+        (
+            "tests.support.fakes.scripted_engine:create",
+            {"load_permanent": "x"},
+            ErrorCode.CONFIG_INVALID,
+            "x",
+            True,
+            1,
+        ),
+        (
+            "tests.support.fakes.scripted_engine:create",
             {"load_memory": True},
             ErrorCode.INSUFFICIENT_MEMORY,
             "fit",
@@ -747,7 +761,7 @@ TRAP = (
 def test_a_template_that_loops_or_eats_memory_fails_its_request_alone(
     start: Start, tmp_path: Path
 ) -> None:
-    from tiny_models import make_tiny_model
+    from tests.support.models.tiny_models import make_tiny_model
 
     folder = make_tiny_model(tmp_path / "m", "llama")
     (folder / "chat_template.jinja").write_text(TRAP)

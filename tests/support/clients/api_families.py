@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
-from media_files import sine, wav_file
 from PIL import Image
+
+from tests.support.fakes.media_files import sine, wav_file
 
 _POLL_S = 0.3
 _RATE_HZ = 16_000

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import requests
 import schemathesis
-from api_operations import DOCUMENT, MODEL
 from hypothesis import HealthCheck, Phase, given, settings
 from jsonschema import Draft202012Validator
 from schemathesis import Case, GenerationMode
@@ -19,6 +18,8 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
+
+from tests.support.clients.api_operations import DOCUMENT, MODEL
 
 SCHEMA: Final = schemathesis.openapi.from_dict(DOCUMENT)
 

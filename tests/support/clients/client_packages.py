@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from minilm import demo_script
+from tests.support.models.minilm import demo_script
 
 PROGRAMS: Final = Path(__file__).resolve().parents[2] / "e2e" / "clients" / "programs"
 _NODE: Final = PROGRAMS / "node"

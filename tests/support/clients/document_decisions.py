@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from document_requests import Asked
+from tests.support.clients.document_requests import Asked
 
 FRANCE = '[{"role": "user", "content": "What is the capital of France?"}]'
 CHAT: Final = ("POST", "/v1/chat/completions")

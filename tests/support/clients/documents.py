@@ -15,7 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from asyncapi_examples import asyncapi_examples
+from tests.support.clients.asyncapi_examples import asyncapi_examples
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import yaml
-from document_requests import Asked
-from fake_hub import FakeHub, Fault
-from rig import Rig, scripted
+
+from tests.support.clients.document_requests import Asked
+from tests.support.fakes.fake_hub import FakeHub, Fault
+from tests.support.rigs.rig import Rig, scripted
 
 ADMIN_KEY: Final = "the-admin-key-of-the-tests"
 ADMIN: Final = {"X-Admin-Key": ADMIN_KEY, "Content-Type": "application/json"}

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rig import Rig, wait_until
+from tests.support.rigs.rig import Rig, wait_until
 
 
 def _control() -> None:

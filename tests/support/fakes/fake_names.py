@@ -25,7 +25,9 @@ None: the look-up does not end within seconds. No addresses: there is no such ho
 def variables(folder: Path, answers: Answers) -> dict[str, str]:
     """Return the variables for processes that shall have these ``answers``. ``folder`` must be
     empty; what was looked up is noted there."""
-    (folder / "sitecustomize.py").write_text("import fake_names\n\nfake_names.install()\n")
+    (folder / "sitecustomize.py").write_text(
+        "from tests.support.fakes import fake_names\n\nfake_names.install()\n"
+    )
     (folder / "names.json").write_text(json.dumps(answers))
     return {_ANSWERS: str(folder / "names.json"), "PYTHONPATH": str(folder)}
 

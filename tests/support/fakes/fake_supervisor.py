@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import zmq
-from admin_lines import status_line, told_status
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages import control
@@ -18,6 +17,7 @@ from lmx.protocol.messages.status import ModelStatus, SystemStatus
 from lmx.protocol.wire import codec
 from lmx.protocol.wire.sockets import Role, open_socket
 from lmx.supervisor.state.home import Home
+from tests.support.fakes.admin_lines import status_line, told_status
 
 Answers = dict[type[Any], Callable[[Any], Any]]
 

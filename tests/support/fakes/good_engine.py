@@ -1,5 +1,5 @@
-"""The engine of :mod:`good_model`: ``engine="good_engine:create"`` in a worker's spec, with this
-folder on PYTHONPATH. Its libraries are imported when it is made, and not for an estimate."""
+"""The engine of :mod:`good_model`: ``tests.support.fakes.good_engine:create``. Its libraries are
+imported when it is made, and not for an estimate."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ __all__ = ["create", "estimate"]
 
 def create(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
     """The factory that a spec names."""
-    import good_model
+    from tests.support.fakes import good_model
 
     return good_model.create(spec, advanced)

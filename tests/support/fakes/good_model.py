@@ -19,9 +19,6 @@ from itertools import islice
 from typing import Any, Final
 
 import numpy as np
-from call_writers import json_tools
-from scripted_engine import ScriptedEngine
-from tiny_models import CHAT_TEMPLATE, make_tokenizer
 
 from lmx.protocol.messages.data import Structure, ToolUse
 from lmx.protocol.messages.specs import WorkerSpec
@@ -43,6 +40,9 @@ from lmx.worker.engine import (
 )
 from lmx.worker.templates.hermes import with_tools_in_words
 from lmx.worker.text.detokenize import IncrementalDetokenizer
+from tests.support.fakes.call_writers import json_tools
+from tests.support.fakes.scripted_engine import ScriptedEngine
+from tests.support.models.tiny_models import CHAT_TEMPLATE, make_tokenizer
 
 GREETING: Final = "Hello, how are you today?"
 

@@ -1,9 +1,9 @@
 """An engine that does what its options and requests say: for tests of everything around it.
 
-``engine="scripted_engine:create"`` in a worker's spec, with this folder on PYTHONPATH. Standard
-library only. It is estimated to take what the MLX engine would for the same model folder: what
-is hostile in a folder then meets the real reader. Deterministic: a step advances every row by one
-token, and takes the longest ``step_s`` of the rows that it advances.
+``engine="tests.support.fakes.scripted_engine:create"`` in a worker's spec, with the checkout on
+PYTHONPATH. Standard library only. It is estimated to take what the MLX engine would for the same
+model folder: what is hostile in a folder then meets the real reader. Deterministic: a step advances
+every row by one token, and takes the longest ``step_s`` of the rows that it advances.
 
 Options (``engine_options``), all optional:
     load_s            the load takes so long, with progress in ten parts

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from bad_folders import DEEP
+from tests.support.faults.bad_folders import DEEP
 
 
 def _content(content: bytes) -> Callable[[Path], None]:

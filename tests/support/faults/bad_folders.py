@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from model_folders import PLAIN, write_model
+from tests.support.models.model_folders import PLAIN, write_model
 
 DEEP = b"[" * 5000 + b"]" * 5000
 _HUGE_HEADER_BYTES = 94 * 1024**2

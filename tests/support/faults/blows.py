@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import psutil
-from rig import Rig, command_of, wait_until
-from tiny_zoo import EMBEDS, HEARS, SEES, TEXT
+
+from tests.support.models.tiny_zoo import EMBEDS, HEARS, SEES, TEXT
+from tests.support.rigs.rig import Rig, command_of, wait_until
 
 PAUSED: Final = "PAUSED"
 """SIGSTOP, and SIGCONT after some seconds: the process was slow, and nobody may be hurt."""

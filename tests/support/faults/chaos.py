@@ -9,7 +9,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from rig import scripted
+from tests.support.rigs.rig import scripted
 
 MIB = 1024**2
 SIZES_MIB = {

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
-from chaos import Asked, Blow, Day
-from rig import Rig, ask, http
+
+from tests.support.faults.chaos import Asked, Blow, Day
+from tests.support.rigs.rig import Rig, ask, http
 
 DEADLINE_S = 75.0
 """A request must have ended by then, whatever befell it: it waits ``load_wait_s`` at the most, and

@@ -9,11 +9,11 @@ import threading
 from types import TracebackType
 
 import psutil
-from rig import ANSWER_S, Rig
 
 from lmx.protocol.messages.status import SystemStatus
 from lmx.supervisor.sockets.client import ControlClient
 from lmx.supervisor.state.home import Home
+from tests.support.rigs.rig import ANSWER_S, Rig
 
 
 class Watch:

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
-from bad_files import BAD_FILES
-from bad_folders import DEEP
-from model_folders import PLAIN, write_model
+
+from tests.support.faults.bad_files import BAD_FILES
+from tests.support.faults.bad_folders import DEEP
+from tests.support.models.model_folders import PLAIN, write_model
 
 GOLDEN = Path(__file__).resolve().parents[2] / "wire" / "golden"
 

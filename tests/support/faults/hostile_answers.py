@@ -7,9 +7,8 @@ import asyncio
 import gzip
 from typing import Final
 
-from hostile_server import Answer, answer
-
 from lmx.protocol.errors import ErrorCode
+from tests.support.faults.hostile_server import Answer, answer
 
 NOT_PUBLIC: Final = (
     "http://127.0.0.2/", "http://[::1]/", "http://10.0.0.1/", "http://172.16.0.1/",

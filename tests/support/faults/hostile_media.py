@@ -11,8 +11,18 @@ from functools import cache, partial
 from typing import Final, NamedTuple
 
 import pillow_heif
-from media_files import changed, grey_frames, sine, sound_file, video_file, wav_file
-from media_pieces import (
+from PIL import Image
+
+from lmx.protocol.states import MediaKind
+from tests.support.fakes.media_files import (
+    changed,
+    grey_frames,
+    sine,
+    sound_file,
+    video_file,
+    wav_file,
+)
+from tests.support.fakes.media_pieces import (
     PNG_HEAD,
     avi_of,
     bmp,
@@ -30,9 +40,6 @@ from media_pieces import (
     tiff_of,
     wav_of,
 )
-from PIL import Image
-
-from lmx.protocol.states import MediaKind
 
 pillow_heif.register_heif_opener()
 

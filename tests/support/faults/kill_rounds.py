@@ -13,12 +13,12 @@ from typing import Any, Final
 
 import aiohttp
 import psutil
-from api_families import FAMILIES, Answer, Question, ask
-from blows import Blow, deal, hold
-from rig import Rig, command_of, wait_until
-from tiny_zoo import ADAPTED, EMBEDS, HEARS, SEES, TEXT
 
 from lmx.protocol.errors import OperationError
+from tests.support.clients.api_families import FAMILIES, Answer, Question, ask
+from tests.support.faults.blows import Blow, deal, hold
+from tests.support.models.tiny_zoo import ADAPTED, EMBEDS, HEARS, SEES, TEXT
+from tests.support.rigs.rig import Rig, command_of, wait_until
 
 SPARE: Final = "spare"
 """A model that is loaded for its files to be read while their reader gets a blow."""

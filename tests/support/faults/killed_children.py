@@ -8,9 +8,9 @@ from typing import Any
 
 import psutil
 import pytest
-from rig import wait_until
 
 from lmx.worker.isolation.child import Exchange
+from tests.support.rigs.rig import wait_until
 
 
 def kill_at_work(monkeypatch: pytest.MonkeyPatch, number: signal.Signals, times: int) -> list[int]:

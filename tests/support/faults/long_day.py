@@ -14,10 +14,11 @@ from itertools import groupby
 from typing import Any, Final
 
 import aiohttp
-from api_families import FAMILIES, Answer, Question, ask
-from kill_rounds import LIMIT_S, OWN
-from rig import Rig
-from tiny_zoo import ADAPTED, EMBEDS, HEARS, SEES, TEXT
+
+from tests.support.clients.api_families import FAMILIES, Answer, Question, ask
+from tests.support.faults.kill_rounds import LIMIT_S, OWN
+from tests.support.models.tiny_zoo import ADAPTED, EMBEDS, HEARS, SEES, TEXT
+from tests.support.rigs.rig import Rig
 
 BUDGET_MIB: Final = 1600
 _SHARE_MIB: Final = 320

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from text_models import VOCABULARY, text_sizes
+from tests.support.models.text_models import VOCABULARY, text_sizes
 
 FIRST_MEDIA_TOKEN: Final = 260
 """The tokens of pictures and the like follow those of bytes and roles."""

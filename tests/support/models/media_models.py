@@ -15,19 +15,19 @@ from unittest import mock
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
-from media_families import FAMILIES, FIRST_MEDIA_TOKEN, WRONG_ALONE
 from mlx_vlm.models.cache import make_prompt_cache
 from mlx_vlm.models.gemma3n import vision as mobilenet
 from mlx_vlm.models.gemma4 import processing_gemma4
 from mlx_vlm.utils import VideoMetadata, load_processor, prepare_inputs
 from mlx_vlm.utils import load_model as load_alone
 from PIL import Image
-from tiny_models import make_tokenizer
-from vlm_models import SEEING, save_random_model, seeing_config
 
 from lmx.worker.media.values import Media, Picture, Sound, Video
 from lmx.worker.mlx.model.mended.gemma3n import mend_gemma3n
 from lmx.worker.mlx.model.mended.qwen3_omni import mend_qwen3_omni
+from tests.support.models.media_families import FAMILIES, FIRST_MEDIA_TOKEN, WRONG_ALONE
+from tests.support.models.tiny_models import make_tokenizer
+from tests.support.models.vlm_models import SEEING, save_random_model, seeing_config
 
 HEARING: Final = {
     name: family for name, family in FAMILIES.items() if (family.model_type or name) not in SEEING

@@ -14,7 +14,8 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import MODEL_REMAPPING, quantize_model
-from tiny_models import make_tokenizer
+
+from tests.support.models.tiny_models import make_tokenizer
 
 VOCABULARY = 288
 

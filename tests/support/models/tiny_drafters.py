@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import mlx.core as mx
-from text_models import VOCABULARY, make_text_model
+
+from tests.support.models.text_models import VOCABULARY, make_text_model
 
 COUNTED: Final = 250
 """The tokens below this number follow one another, in a circle."""

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import mlx.core as mx
-from media_models import make_media_model
-from tiny_adapters import SCALE, write_adapter
-from tiny_encoders import make_bert
-from tiny_models import make_tiny_model
-from whisper_models import make_tiny_whisper
+
+from tests.support.models.media_models import make_media_model
+from tests.support.models.tiny_adapters import SCALE, write_adapter
+from tests.support.models.tiny_encoders import make_bert
+from tests.support.models.tiny_models import make_tiny_model
+from tests.support.models.whisper_models import make_tiny_whisper
 
 _CONTEXT_TOKENS: Final = 4096
 TEXT: Final = ("llama", "qwen3", "gemma3", "qwen3_next")

@@ -18,8 +18,16 @@ import numpy as np
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_vlm.utils import get_model_and_args, update_module_configs
-from text_models import KIMI_K3, MINIMAX_M3, VOCABULARY, YARN, random_weight, widened
-from tiny_models import make_tokenizer
+
+from tests.support.models.text_models import (
+    KIMI_K3,
+    MINIMAX_M3,
+    VOCABULARY,
+    YARN,
+    random_weight,
+    widened,
+)
+from tests.support.models.tiny_models import make_tokenizer
 
 _PICTURE = VOCABULARY - 8
 """Tokens from here on stand for pictures and the like. The texts have none of them."""

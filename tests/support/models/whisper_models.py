@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from minilm import demo_script
 from safetensors.numpy import save_file
+
+from tests.support.models.minilm import demo_script
 
 _MOONSHINE = (
     "useful-moonshine-onnx==20251121"

@@ -1,5 +1,5 @@
-"""The engine of :mod:`agent_model`: ``engine="agent_engine:create"`` in a worker's spec, with this
-folder on PYTHONPATH. Its libraries are imported when it is made, and not for an estimate."""
+"""The engine of :mod:`agent_model`: ``tests.support.programs.agent_engine:create``. Its libraries
+are imported when it is made, and not for an estimate."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ __all__ = ["create", "estimate"]
 
 def create(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
     """The factory that a spec names."""
-    import agent_model
+    from tests.support.programs import agent_model
 
     return agent_model.create(spec, advanced)

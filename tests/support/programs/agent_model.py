@@ -13,11 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from agent_plan import next_step
-from call_writers import json_tools
-from good_model import GoodModel, Script, answer
-from tiny_models import CHAT_TEMPLATE, make_tokenizer
-
 from lmx.protocol.messages.specs import WorkerSpec
 from lmx.protocol.states import MediaKind
 from lmx.worker.constraints.compiler import ConstraintCompiler
@@ -35,6 +30,10 @@ from lmx.worker.engine import (
 from lmx.worker.media.values import MediaNeeds, Picture
 from lmx.worker.mlx.model.prompt import PromptEncoder
 from lmx.worker.templates.renderer import Renderer
+from tests.support.fakes.call_writers import json_tools
+from tests.support.fakes.good_model import GoodModel, Script, answer
+from tests.support.models.tiny_models import CHAT_TEMPLATE, make_tokenizer
+from tests.support.programs.agent_plan import next_step
 
 _THINKING: Final = ReasoningMarkers("<think>", "</think>")
 _RENDER_S: Final = 60.0

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rig import Rig, wait_until
+from tests.support.rigs.rig import Rig, wait_until
 
 _QUIET: Final = {
     # Claude Code.

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from conformance import Conformance, FewBits
-from media_families import FAMILIES
-
 from lmx.protocol.states import MediaKind
 from lmx.worker.mlx.decoding.rollback import Blocks
+from tests.support.models.media_families import FAMILIES
+from tests.support.rigs.conformance import Conformance, FewBits
 
 PAGE: Final = Path(__file__).resolve().parents[3] / "docs" / "models.md"
 _PREFIX: Final = {"any": "anywhere", "ends": "where a prompt ended", "none": "no"}

@@ -10,11 +10,12 @@ from typing import Final
 
 import mlx_lm.models
 import mlx_vlm.models
-from media_models import HEARING
 from mlx_lm.utils import MODEL_REMAPPING as LM_REMAPPING
 from mlx_vlm.utils import MODEL_REMAPPING as VLM_REMAPPING
-from text_models import CONFIGS
-from vlm_models import SEEING, TEXT_ALONE
+
+from tests.support.models.media_models import HEARING
+from tests.support.models.text_models import CONFIGS
+from tests.support.models.vlm_models import SEEING, TEXT_ALONE
 
 _DECIDES: Final = "it classifies or marks what it reads, and writes no text"
 _DIFFUSES: Final = "it fills in what is masked, and does not write from left to right"

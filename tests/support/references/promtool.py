@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from minilm import demo_script
+from tests.support.models.minilm import demo_script
 
 _PACKAGE = "prometheus"
 _MEMBER = "usr/bin/promtool"

@@ -15,13 +15,8 @@ from unittest import mock
 
 import mlx.core as mx
 import numpy as np
-from engine_rig import functions_of_mlx, spec_of
-from media_models import HEARING, make_media_model, tiny_towers
 from mlx.utils import tree_flatten
 from mlx_vlm.generate.common import generation_stream
-from text_models import CONFIGS, make_text_model
-from tiny_models import make_tokenizer
-from vlm_models import SEEING, make_vlm_model, text_logits
 
 from lmx.protocol.errors import OperationError
 from lmx.protocol.messages.specs import PrefixCacheSpec
@@ -48,6 +43,11 @@ from lmx.worker.mlx.model.kv_quantization import quantize_kv
 from lmx.worker.mlx.model.load import load_model
 from lmx.worker.mlx.prefix.cache import PrefixCache
 from lmx.worker.mlx.prefix.state import CacheLayout
+from tests.support.models.media_models import HEARING, make_media_model, tiny_towers
+from tests.support.models.text_models import CONFIGS, make_text_model
+from tests.support.models.tiny_models import make_tokenizer
+from tests.support.models.vlm_models import SEEING, make_vlm_model, text_logits
+from tests.support.rigs.engine_rig import functions_of_mlx, spec_of
 
 CHUNK_TOKENS: Final = 8
 HELD_TOKENS: Final = 512

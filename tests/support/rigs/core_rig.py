@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fake_actions import FakeActions
-
 from lmx.protocol.messages import control
 from lmx.protocol.messages.status import WorkerFigures
 from lmx.protocol.states import WorkerState
@@ -29,6 +27,7 @@ from lmx.supervisor.inventory.added_file import AddedFile
 from lmx.supervisor.memory.inspect_main import inspect
 from lmx.supervisor.memory.inspection import Inspection, Question
 from lmx.supervisor.state.home import Home
+from tests.support.fakes.fake_actions import FakeActions
 
 ASKER = Asker(b"router", 7)
 

@@ -10,7 +10,6 @@ from unittest import mock
 import mlx.core as mx
 from mlx_vlm.models.cache import make_prompt_cache
 from mlx_vlm.utils import load
-from one_renderer import renderer
 
 from lmx.protocol.messages.specs import (
     AdapterSpec,
@@ -36,6 +35,7 @@ from lmx.worker.engine import (
 from lmx.worker.factory import load_engine
 from lmx.worker.mlx import engine as generators
 from lmx.worker.mlx.device import cpu
+from tests.support.rigs.one_renderer import renderer
 
 GREEDY = RowSampling(0.0)
 HOT = RowSampling(1.0, seed=1234)

@@ -11,8 +11,6 @@ from typing import Any, Final
 
 import mlx.core as mx
 import numpy as np
-from media_models import MlxVlmAlone, conversation, tiny_towers
-from one_renderer import renderer
 
 from lmx.protocol.messages.tasks import Tokenize, Tokenized
 from lmx.protocol.states import MediaKind
@@ -28,6 +26,8 @@ from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states
 from lmx.worker.mlx.model.library import open_checkpoint
 from lmx.worker.mlx.model.prompt import PromptEncoder
 from lmx.worker.mlx.model.token_text import TokenTasks
+from tests.support.models.media_models import MlxVlmAlone, conversation, tiny_towers
+from tests.support.rigs.one_renderer import renderer
 
 CHUNKS: Final = (1, 5, 8, 16)
 TOLERANCE: Final = 2e-3

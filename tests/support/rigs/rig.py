@@ -34,8 +34,8 @@ from lmx.supervisor.config.schema import TimingConfig
 from lmx.supervisor.sockets.client import ControlClient
 from lmx.supervisor.state.home import Home
 
-ROOMS = sorted(p for p in Path(__file__).resolve().parents[1].iterdir() if p.is_dir())
-"""All of ``tests/support``: an engine of the tests may use what stands beside it."""
+ROOT = Path(__file__).resolve().parents[3]
+"""Where processes find ``tests``, which has engines."""
 QUICK = {
     "beat_interval_s": 0.2,
     "beat_timeout_s": 4.0,
@@ -86,7 +86,7 @@ def scripted(model_id: str, **settings: Any) -> dict[str, Any]:
     return {
         "id": model_id,
         "source": "./stub",
-        "engine": "scripted_engine:create",
+        "engine": "tests.support.fakes.scripted_engine:create",
         "engine_options": options,
         "memory_bytes": "10 MiB",
         **settings,
@@ -139,7 +139,7 @@ class Rig:
             "HF_HOME": str(self.home / "hub"),
             # Shared by all rigs, as by all homes of a user: compiled kernels above all.
             "LMX_CACHE_DIR": str(cache_dir()),
-            "PYTHONPATH": os.pathsep.join([*([before] if before else []), *map(str, ROOMS)]),
+            "PYTHONPATH": os.pathsep.join([*([before] if before else []), str(ROOT)]),
             "PYTHONDONTWRITEBYTECODE": "1",
         }
 

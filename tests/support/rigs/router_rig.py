@@ -12,12 +12,19 @@ from typing import Any
 import aiohttp
 import yarl
 import zmq.asyncio
-from answer_check import AnswerCheck
-from fake_peers import FakeStream, FakeSupervisor, FakeWorker, fake_peers, ready, until
 
 from lmx.protocol.messages.specs import ApiKey, LogSpec, RouterSpec
 from lmx.protocol.wire.endpoints import RunDirectory
 from lmx.router.server.process import Router
+from tests.support.clients.answer_check import AnswerCheck
+from tests.support.fakes.fake_peers import (
+    FakeStream,
+    FakeSupervisor,
+    FakeWorker,
+    fake_peers,
+    ready,
+    until,
+)
 
 MODEL = "org/tiny-model"
 INSTANCE = "0000000a"

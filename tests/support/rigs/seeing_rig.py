@@ -2,11 +2,10 @@
 
 from typing import Any
 
-from engine_rig import EngineRunner
-
 from lmx.worker.engine import EncodedPrompt, PromptSource
 from lmx.worker.media.values import Picture
 from lmx.worker.mlx.engine import MlxGenerator
+from tests.support.rigs.engine_rig import EngineRunner
 
 
 class Seeing(EngineRunner):

@@ -1,5 +1,5 @@
-"""A program: lmx's router with a ticker on its event loop. ``python ticking_router.py FD`` writes
-each longer gap between two ticks to the descriptor FD, as ``GAP``: when it began (monotonic), and
+"""A program: lmx's router with a ticker on its event loop. ``python -m ... FD`` writes each
+longer gap between two ticks to the descriptor FD, as ``GAP``: when it began (monotonic), and
 how much processor time the process used in it.
 
 It is processor time, so that a busy machine does not make a gap. It is that of the whole process

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from grammar_walk import walk
 from jsonschema import Draft202012Validator
-from tiny_models import make_tokenizer
 from tokenizers import AddedToken
 
 from lmx.protocol.messages.data import Structure, Thinking, ToolUse
@@ -16,6 +14,8 @@ from lmx.protocol.states import DeltaKind, ToolChoice
 from lmx.worker.constraints.compiler import ConstraintCompiler
 from lmx.worker.engine import Constraint, ConstraintSource
 from lmx.worker.formats.parser import OutputParser
+from tests.support.models.tiny_models import make_tokenizer
+from tests.support.references.grammar_walk import walk
 
 STRING = {"type": "string"}
 _NODE = {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from private_parts import PARTS, Part, find
+
+from tests.support.references.private_parts import PARTS, Part, find
 
 LIBRARY = "aiohttp"
 

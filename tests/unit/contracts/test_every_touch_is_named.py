@@ -8,7 +8,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from private_parts import FIELDS, PARTS, Part, find
+
+from tests.support.references.private_parts import FIELDS, PARTS, Part, find
 
 ROOT = Path(__file__).parents[3]
 # Documented, whatever its name says; and what a NamedTuple has.

@@ -6,7 +6,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from private_parts import API_PAGE, said
+
+from tests.support.references.private_parts import API_PAGE, said
 
 LIBRARY = "fastapi-offline"
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from huggingface_hub import file_download, scan_cache_dir, try_to_load_from_cache
 from huggingface_hub.file_download import repo_folder_name
-from private_parts import CACHE, FETCHED, HUB, PARTS, Part, find, said
 
 from lmx.protocol.errors import OperationError
 from lmx.supervisor.memory.fetched import fetched_folder
 from lmx.supervisor.state.home import Home
+from tests.support.references.private_parts import CACHE, FETCHED, HUB, PARTS, Part, find, said
 
 LIBRARY = "huggingface_hub"
 CACHE_VARIABLES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME")

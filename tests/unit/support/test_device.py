@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from device import _COMPARING, may_differ, near
+from tests.support.rigs.device import _COMPARING, may_differ, near
 
 ENGINE = Path(__file__).parents[2] / "engine"
 

@@ -5,9 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from asyncapi_examples import asyncapi_examples
-from document_requests import as_json, curl_requests, powershell_request, quoted_keys
-from document_shapes import differences
+
+from tests.support.clients.asyncapi_examples import asyncapi_examples
+from tests.support.clients.document_requests import (
+    as_json,
+    curl_requests,
+    powershell_request,
+    quoted_keys,
+)
+from tests.support.clients.document_shapes import differences
 
 
 @pytest.mark.parametrize(

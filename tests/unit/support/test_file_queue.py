@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from file_queue import FileQueue, rank_of, unit_of
+from tests.support.rigs.file_queue import FileQueue, rank_of, unit_of
 
 TESTS = [
     "tests/e2e/test_a.py::test_one",

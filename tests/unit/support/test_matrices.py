@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from matrices import combinations
+from tests.support.rigs.matrices import combinations
 
 
 def test_each_value_is_taken_once_at_least_and_no_combination_is_lost() -> None:

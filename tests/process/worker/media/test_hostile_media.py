@@ -10,14 +10,14 @@ from pathlib import Path
 
 import psutil
 import pytest
-from decoding import EVERYTHING, PARAM, item, picture
-from hostile_media import HARMLESS, REFUSED, TOO_LARGE, Hostile, hostile_media
-from hostile_media import picture as honest_picture
 
 from lmx.protocol.errors import RequestError
 from lmx.protocol.models.decode_limits import DecodeLimits
 from lmx.router.http.errors import http_status
 from lmx.worker.media.decoder import MediaDecoder
+from tests.support.faults.hostile_media import HARMLESS, REFUSED, TOO_LARGE, Hostile, hostile_media
+from tests.support.faults.hostile_media import picture as honest_picture
+from tests.support.rigs.decoding import EVERYTHING, PARAM, item, picture
 
 pytestmark = pytest.mark.process
 

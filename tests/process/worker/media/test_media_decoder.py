@@ -12,12 +12,6 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from decoding import EVERYTHING, PARAM, RATE_HZ, item, picture, sound
-from hostile_media import picture as honest_picture
-from killed_children import kill_at_work
-from media_files import sine, wav_file
-from media_pieces import jpeg_of_scans, png
-from rig import wait_until
 
 from lmx.protocol.errors import ErrorCode, RequestError, UnavailableError
 from lmx.protocol.host.processor_wait import ProcessorWait
@@ -26,6 +20,12 @@ from lmx.protocol.states import MediaKind
 from lmx.worker.isolation.child import Exchange
 from lmx.worker.media.decoder import MediaDecoder
 from lmx.worker.media.values import Picture, Sound
+from tests.support.fakes.media_files import sine, wav_file
+from tests.support.fakes.media_pieces import jpeg_of_scans, png
+from tests.support.faults.hostile_media import picture as honest_picture
+from tests.support.faults.killed_children import kill_at_work
+from tests.support.rigs.decoding import EVERYTHING, PARAM, RATE_HZ, item, picture, sound
+from tests.support.rigs.rig import wait_until
 
 pytestmark = pytest.mark.process
 
@@ -243,10 +243,10 @@ def test_one_that_is_stopped_from_outside_is_woken(decoder: MediaDecoder) -> Non
 
 PARENT = """
 import sys, time
-sys.path[:0] = sys.argv[2:]
-from decoding import picture
-from hostile_media import picture as honest_picture
-from media_pieces import jpeg_of_scans
+sys.path.insert(0, sys.argv[2])
+from tests.support.rigs.decoding import picture
+from tests.support.faults.hostile_media import picture as honest_picture
+from tests.support.fakes.media_pieces import jpeg_of_scans
 from lmx.worker.media.decoder import MediaDecoder
 from lmx.protocol.models.decode_limits import DecodeLimits
 decoder = MediaDecoder(DecodeLimits(deadline_s=8.0))
@@ -262,10 +262,8 @@ picture(decoder, "jpeg", endless)
 @pytest.mark.parametrize("at", ["idle", "work"])
 def test_it_ends_with_its_worker(at: str, pytestconfig: pytest.Config) -> None:
     """Also while it decodes without end, and nobody is left to stop it."""
-    rooms = [pytestconfig.rootpath / "tests/support" / name for name in ("rigs", "fakes", "faults")]
-    folders = list(map(str, rooms))
     with subprocess.Popen(
-        [sys.executable, "-c", PARENT, at, *folders],
+        [sys.executable, "-c", PARENT, at, str(pytestconfig.rootpath)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

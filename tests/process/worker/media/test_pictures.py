@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pillow_heif
 import pytest
-from decoding import picture
 from PIL import Image
 
 from lmx.protocol.errors import RequestError
 from lmx.protocol.models.decode_limits import DecodeLimits
 from lmx.worker.media.decoder import MediaDecoder
+from tests.support.rigs.decoding import picture
 
 pytestmark = pytest.mark.process
 

@@ -7,8 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from decoding import EVERYTHING, RATE_HZ, sound, video
-from media_files import (
+
+from lmx.protocol.errors import RequestError
+from lmx.protocol.models.decode_limits import DecodeLimits
+from lmx.protocol.states import MediaKind
+from lmx.worker.media.decoder import MediaDecoder
+from lmx.worker.media.values import MediaNeeds, Video
+from tests.support.fakes.media_files import (
     COLOURS,
     grey_frames,
     pitch,
@@ -19,12 +24,7 @@ from media_files import (
     video_file,
     wav_file,
 )
-
-from lmx.protocol.errors import RequestError
-from lmx.protocol.models.decode_limits import DecodeLimits
-from lmx.protocol.states import MediaKind
-from lmx.worker.media.decoder import MediaDecoder
-from lmx.worker.media.values import MediaNeeds, Video
+from tests.support.rigs.decoding import EVERYTHING, RATE_HZ, sound, video
 
 pytestmark = pytest.mark.process
 

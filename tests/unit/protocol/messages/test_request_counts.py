@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fake_peers import until
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
-from router_rig import MODEL, router_rig
 
 from lmx.protocol.errors import LmxError
 from lmx.protocol.messages.counts import CountsKept, KeyUsage, ReportCounts, Tally, added, greatest
@@ -18,6 +16,8 @@ from lmx.router.http.outcome import Outcome
 from lmx.router.metrics.requests import RequestMetrics, reading_of
 from lmx.supervisor.decisions.slots.demand import Asker
 from lmx.supervisor.router.counts import RouterCounts
+from tests.support.fakes.fake_peers import until
+from tests.support.rigs.router_rig import MODEL, router_rig
 
 TALLIES = st.lists(
     st.builds(

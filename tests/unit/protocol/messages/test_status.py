@@ -7,15 +7,15 @@ import json
 from typing import Any
 
 import pytest
-from admin_lines import cold_line, last_exit, status_line, told_status
 from jsonschema import Draft202012Validator
-from status_schema import status_schema
 
+from docs.make.status_schema import status_schema
 from lmx.protocol.messages.control import WorkerBeat
 from lmx.protocol.messages.snapshot import ModelCommon
 from lmx.protocol.messages.status import ModelStatus, Status, SystemStatus, WorkerFigures
 from lmx.protocol.states import ModelState, SlotState, WorkerState, model_state
 from lmx.protocol.wire.codec import decode, encode, from_map, to_map
+from tests.support.fakes.admin_lines import cold_line, last_exit, status_line, told_status
 
 STATUS = told_status(status_line("a", last_exit=last_exit()), cold_line("b", kind=None))
 

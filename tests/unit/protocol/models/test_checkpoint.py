@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from budgets import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.models.checkpoint import parse_checkpoint_config, read_checkpoint_config
+from tests.support.rigs.budgets import examples
 
 TEXT = {
     "model_type": "Qwen3", "num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 4,

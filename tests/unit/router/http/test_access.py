@@ -10,9 +10,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from fake_peers import until
 from multidict import CIMultiDict
-from router_rig import MODEL, chat_body, router_rig, router_spec
 from structlog.testing import capture_logs
 
 from lmx.protocol.errors import ErrorCode, RequestError
@@ -25,6 +23,8 @@ from lmx.router.http.api_family import OLLAMA, OPENAI
 from lmx.router.http.endpoint import Access, Endpoint
 from lmx.router.http.outcome import RequestContext
 from lmx.router.server.routes import ROUTES
+from tests.support.fakes.fake_peers import until
+from tests.support.rigs.router_rig import MODEL, chat_body, router_rig, router_spec
 
 ADMIN = "the-admin-key-of-this-test"
 KEYS = ("first-inference-key", "second-inference-key-ключ")

@@ -10,10 +10,8 @@ from typing import Any
 
 import orjson
 import pytest
-from fake_peers import FakeStream, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from router_rig import MODEL, Rig, answer, chat_body, joined_text, router_rig
 
 from lmx.protocol.errors import RequestError
 from lmx.router.http.bodies import limits as body_limits
@@ -22,6 +20,8 @@ from lmx.router.http.bodies.limits import MAX_NUMBERS, MAX_VALUES, check_amounts
 from lmx.router.http.bodies.room import ALWAYS_BYTES
 from lmx.router.schema.validation import MAX_FREE_VALUES
 from lmx.router.server import app
+from tests.support.fakes.fake_peers import FakeStream, until
+from tests.support.rigs.router_rig import MODEL, Rig, answer, chat_body, joined_text, router_rig
 
 BODY_LIMIT = 16 * 2**20
 STALL_LIMIT_S = 2.0

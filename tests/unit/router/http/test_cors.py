@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fake_peers import FakeStream
-from router_rig import MODEL, Rig, chat_body, router_rig
 
 from lmx.protocol.errors import ErrorCode
+from tests.support.fakes.fake_peers import FakeStream
+from tests.support.rigs.router_rig import MODEL, Rig, chat_body, router_rig
 
 APP = "https://app.example"
 PREFLIGHT = {

@@ -9,12 +9,12 @@ import sys
 from typing import Any
 
 import pytest
-from router_rig import Rig, chat_body, router_rig
 
 from lmx.router.http import allowed_hosts
 from lmx.router.http.allowed_hosts import all_names, machine_names
 from lmx.router.http.api_family import OLLAMA
 from lmx.router.server.routes import ROUTES
+from tests.support.rigs.router_rig import Rig, chat_body, router_rig
 
 EVIL = "evil.example"
 

@@ -7,10 +7,8 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from fake_peers import FakeStream, until
 from hypothesis import given
 from hypothesis import strategies as st
-from router_rig import Rig, answer, chat_body, router_rig
 
 from lmx.protocol.errors import ErrorCode, UnavailableError
 from lmx.protocol.messages.counts import KeyUsage
@@ -18,6 +16,8 @@ from lmx.protocol.messages.specs import ApiKey, RateLimits
 from lmx.router.http.access import key_name
 from lmx.router.http.rate_limits import RateLimiter, reset_text
 from lmx.router.http.token_estimate import estimate_in_steps, estimated_tokens
+from tests.support.fakes.fake_peers import FakeStream, until
+from tests.support.rigs.router_rig import Rig, answer, chat_body, router_rig
 
 NONE = RateLimits()
 

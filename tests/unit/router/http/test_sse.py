@@ -7,12 +7,12 @@ import json
 from collections.abc import Sequence
 
 import pytest
-from fake_peers import FakeStream, until
-from router_rig import TEXTS, Rig, chat_body, data_lines, joined_text, router_rig
 
 from lmx.protocol.messages.data import Delta
 from lmx.protocol.states import DeltaKind
 from lmx.router.rendering.chunks import ChunkWriter
+from tests.support.fakes.fake_peers import FakeStream, until
+from tests.support.rigs.router_rig import TEXTS, Rig, chat_body, data_lines, joined_text, router_rig
 
 
 async def answer_of(rig: Rig, version: str, path: str = "/v1/chat/completions") -> bytes:

@@ -11,14 +11,14 @@ from typing import Any, Final
 import aiohttp
 import openai
 import pytest
-from fake_peers import cold, ready, until
-from router_rig import INSTANCE, MODEL, Rig, data_lines, knows, router_rig
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.data import Preparing, Refused
 from lmx.protocol.messages.speech import SpokenSegment, SpokenWord, Transcribe, Transcript
 from lmx.protocol.messages.tasks import TaskFinished
 from lmx.protocol.states import ExitCause, MediaForm, MediaKind, ModelKind
+from tests.support.fakes.fake_peers import cold, ready, until
+from tests.support.rigs.router_rig import INSTANCE, MODEL, Rig, data_lines, knows, router_rig
 
 WAV: Final = b"RIFF\x24\x00\x00\x00WAVEfmt " + bytes(28)
 

@@ -6,13 +6,20 @@ import asyncio
 import json
 
 import pytest
-from fake_peers import FakeStream, until
-from router_rig import MODEL, TEXTS, chat_body, data_lines, joined_text, router_rig
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.data import Generate
 from lmx.protocol.states import ExitCause, FinishReason
 from lmx.router.workers.stream import CREDIT_DELTAS
+from tests.support.fakes.fake_peers import FakeStream, until
+from tests.support.rigs.router_rig import (
+    MODEL,
+    TEXTS,
+    chat_body,
+    data_lines,
+    joined_text,
+    router_rig,
+)
 
 TEXT = "".join(TEXTS)
 

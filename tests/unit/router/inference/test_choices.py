@@ -7,12 +7,12 @@ import json
 from typing import Any
 
 import pytest
-from fake_peers import FakeStream, ready, until
-from router_rig import INSTANCE, MODEL, knows, router_rig
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.data import Delta, Timings, TokenLogprob, ToolCallPart, TopLogprob, Usage
 from lmx.protocol.states import DeltaKind, FinishReason, ModelKind, ToolChoice
+from tests.support.fakes.fake_peers import FakeStream, ready, until
+from tests.support.rigs.router_rig import INSTANCE, MODEL, knows, router_rig
 
 WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": {}}}
 

@@ -7,9 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from fake_peers import FakeStream, until
 from openai.types import Completion
-from router_rig import MODEL, TEXTS, router_rig
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import (
@@ -24,6 +22,8 @@ from lmx.protocol.messages.data import (
 from lmx.protocol.states import DeltaKind, ExitCause, FinishReason
 from lmx.router.schema.requests.completions import parse_completion
 from lmx.router.schema.requests.unsupported import COMPLETION
+from tests.support.fakes.fake_peers import FakeStream, until
+from tests.support.rigs.router_rig import MODEL, TEXTS, router_rig
 
 PATH = "/v1/completions"
 TEXT = "".join(TEXTS)

@@ -12,10 +12,6 @@ from typing import Any
 
 import orjson
 import pytest
-from fake_peers import FakeStream, ready, until
-from hostile_server import HostileServer, answer, hostile_server, redirect
-from router_rig import INSTANCE, MODEL, Rig, knows, router_rig
-from router_rig import answer as says
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.control import Acquired
@@ -26,6 +22,10 @@ from lmx.protocol.states import MediaForm, MediaKind
 from lmx.router.media.source import MediaSource
 from lmx.router.schema.requests.conversation.media import ImageReference, ImageUrlPart
 from lmx.router.services import SERVICES
+from tests.support.fakes.fake_peers import FakeStream, ready, until
+from tests.support.faults.hostile_server import HostileServer, answer, hostile_server, redirect
+from tests.support.rigs.router_rig import INSTANCE, MODEL, Rig, knows, router_rig
+from tests.support.rigs.router_rig import answer as says
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 4
 WAV = b"RIFF....WAVEfmt " + bytes(2000)

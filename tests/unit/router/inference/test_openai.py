@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 
 import openai
 import pytest
-from fake_peers import FakeStream
 from openai.types.chat import ChatCompletionToolParam, ParsedFunctionToolCall
-from router_rig import MODEL, TEXTS, Rig, answer, router_rig
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.data import Delta, TokenLogprob, ToolCallPart, TopLogprob
 from lmx.protocol.states import DeltaKind, FinishReason
+from tests.support.fakes.fake_peers import FakeStream
+from tests.support.rigs.router_rig import MODEL, TEXTS, Rig, answer, router_rig
 
 TEXT = "".join(TEXTS)
 

@@ -9,8 +9,16 @@ from typing import Any, cast
 import aiohttp
 import orjson
 import pytest
-from fake_peers import FakeStream, cold, until
-from router_rig import (
+
+from lmx.protocol.errors import ErrorCode
+from lmx.protocol.messages.control import Acquired, Denied
+from lmx.protocol.messages.snapshot import ModelView
+from lmx.protocol.states import LoadPhase, SlotState, WorkerState
+from lmx.router.http.api_family import OPENAI
+from lmx.router.http.sse import EventStream
+from lmx.router.inference.answering import with_wait_comments
+from tests.support.fakes.fake_peers import FakeStream, cold, until
+from tests.support.rigs.router_rig import (
     MODEL,
     TEXTS,
     Rig,
@@ -21,14 +29,6 @@ from router_rig import (
     knows,
     router_rig,
 )
-
-from lmx.protocol.errors import ErrorCode
-from lmx.protocol.messages.control import Acquired, Denied
-from lmx.protocol.messages.snapshot import ModelView
-from lmx.protocol.states import LoadPhase, SlotState, WorkerState
-from lmx.router.http.api_family import OPENAI
-from lmx.router.http.sse import EventStream
-from lmx.router.inference.answering import with_wait_comments
 
 LOADED = "0000000b"
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from router_rig import chat_body
 
 from lmx.protocol.errors import RequestError
 from lmx.router.schema.requests.chat import parse_chat
 from lmx.router.schema.requests.completions import parse_completion
 from lmx.router.schema.requests.tasks import parse_embedding, parse_rerank
+from tests.support.rigs.router_rig import chat_body
 
 
 def told(fields: dict[str, Any]) -> list[float | None]:

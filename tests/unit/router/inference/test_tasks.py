@@ -11,8 +11,6 @@ from typing import Any
 
 import openai
 import pytest
-from fake_peers import cold, ready, until
-from router_rig import INSTANCE, MODEL, Rig, knows, router_rig
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.control import Acquired
@@ -31,6 +29,8 @@ from lmx.protocol.messages.tasks import (
     Vectors,
 )
 from lmx.protocol.states import ModelKind
+from tests.support.fakes.fake_peers import cold, ready, until
+from tests.support.rigs.router_rig import INSTANCE, MODEL, Rig, knows, router_rig
 
 VECTORS = ((0.5, -1.25, 3.0), (1.0, 0.1, -0.0), (7.5, 8.0, 9.25))
 

@@ -7,8 +7,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-from fake_peers import FakeStream, FakeSupervisor, cold, ready, until
-from router_rig import INSTANCE, MODEL, TEXTS, Rig, answer, knows, router_rig
 
 from lmx.protocol.errors import ErrorCode, GenerationError
 from lmx.protocol.messages.control import Acquire, Acquired, Denied, RouterBeat, Withdraw
@@ -18,6 +16,8 @@ from lmx.protocol.messages.tasks import Embed
 from lmx.protocol.states import ExitCause, LoadPhase, SlotState, WorkerState
 from lmx.router.services import SERVICES
 from lmx.router.workers.dispatch import _PAUSES_S
+from tests.support.fakes.fake_peers import FakeStream, FakeSupervisor, cold, ready, until
+from tests.support.rigs.router_rig import INSTANCE, MODEL, TEXTS, Rig, answer, knows, router_rig
 
 LOADED = "0000000b"
 

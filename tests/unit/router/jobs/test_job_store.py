@@ -16,8 +16,6 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from bad_files import BAD_FILES, put_bad
-from budgets import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,6 +25,8 @@ from lmx.router.jobs import store as job_store
 from lmx.router.jobs.file import open_records
 from lmx.router.jobs.records import JobRow, JobState, ResponseRow, Wanted, create, listed, write
 from lmx.router.jobs.store import JobStore
+from tests.support.faults.bad_files import BAD_FILES, put_bad
+from tests.support.rigs.budgets import examples
 
 _RUNNING_ROUTER = """
 import sys, time

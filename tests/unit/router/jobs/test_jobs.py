@@ -12,8 +12,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-from fake_peers import FakeStream, cold, until
-from router_rig import MODEL, TEXTS, Rig, answer, chat_body, data_lines, router_rig
 from yarl import URL
 
 from lmx.protocol.errors import ErrorCode
@@ -30,6 +28,16 @@ from lmx.router.schema.answers.jobs import (
     JobList,
     JobWithResult,
     LiveRequestList,
+)
+from tests.support.fakes.fake_peers import FakeStream, cold, until
+from tests.support.rigs.router_rig import (
+    MODEL,
+    TEXTS,
+    Rig,
+    answer,
+    chat_body,
+    data_lines,
+    router_rig,
 )
 
 ADMIN = {"X-Admin-Key": "test-admin-key"}

@@ -13,8 +13,14 @@ from dataclasses import replace
 from typing import Any, Final
 
 import pytest
-from fake_peers import until
-from hostile_answers import (
+
+from lmx.protocol.errors import ErrorCode, LmxError, RequestError, UnavailableError
+from lmx.protocol.messages.specs import MediaLimits
+from lmx.router.media.fetch import MOST_REDIRECTS, Fetcher
+from lmx.router.media.resolver import Lookup, SystemLookup, interface_networks
+from lmx.router.media.room import MediaRoom
+from tests.support.fakes.fake_peers import until
+from tests.support.faults.hostile_answers import (
     NOT_PUBLIC,
     NOT_TO_BE_ASKED,
     OTHER_SPELLINGS,
@@ -23,13 +29,7 @@ from hostile_answers import (
     silence,
     trickle,
 )
-from hostile_server import answer, hostile_server, redirect
-
-from lmx.protocol.errors import ErrorCode, LmxError, RequestError, UnavailableError
-from lmx.protocol.messages.specs import MediaLimits
-from lmx.router.media.fetch import MOST_REDIRECTS, Fetcher
-from lmx.router.media.resolver import Lookup, SystemLookup, interface_networks
-from lmx.router.media.room import MediaRoom
+from tests.support.faults.hostile_server import answer, hostile_server, redirect
 
 LIMITS = MediaLimits(
     allowed_networks=("127.0.0.1",),

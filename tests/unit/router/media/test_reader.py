@@ -10,8 +10,6 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
-from fake_peers import until
-from hostile_server import answer, hostile_server, redirect
 
 from lmx.protocol.errors import ErrorCode, RequestError, UnavailableError
 from lmx.protocol.messages.media import MediaItem
@@ -20,6 +18,8 @@ from lmx.protocol.states import MediaForm, MediaKind
 from lmx.router.media.fetch import Fetcher
 from lmx.router.media.reader import MediaReader
 from lmx.router.media.source import MediaSource
+from tests.support.fakes.fake_peers import until
+from tests.support.faults.hostile_server import answer, hostile_server, redirect
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(200))
 WAV = b"RIFF....WAVEfmt " + bytes(50)

@@ -9,8 +9,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-from fake_peers import until
-from router_rig import Rig, data_lines, router_rig
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.control import Denied
@@ -25,6 +23,8 @@ from lmx.protocol.messages.inventory import (
     StartDownload,
 )
 from lmx.protocol.states import DownloadStatus
+from tests.support.fakes.fake_peers import until
+from tests.support.rigs.router_rig import Rig, data_lines, router_rig
 
 PATH = "/admin/models/download"
 REPO = "mlx-community/Llama-3.2-8B-Instruct-4bit"

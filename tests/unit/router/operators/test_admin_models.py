@@ -8,9 +8,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from admin_lines import GIB, last_exit, status_line, told_status
-from fake_peers import cold, ready, until
-from router_rig import Rig, knows, router_rig
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.control import (
@@ -26,6 +23,9 @@ from lmx.protocol.messages.inventory import Deleted, DeleteModel
 from lmx.protocol.messages.status import GetStatus, Status
 from lmx.protocol.states import SlotState
 from lmx.router.supervisor import queries
+from tests.support.fakes.admin_lines import GIB, last_exit, status_line, told_status
+from tests.support.fakes.fake_peers import cold, ready, until
+from tests.support.rigs.router_rig import Rig, knows, router_rig
 
 LOAD, UNLOAD = "/admin/models/load", "/admin/models/unload"
 TINY = "org/tiny"

@@ -6,14 +6,14 @@ import time
 from typing import Any
 
 import pytest
-from admin_lines import GIB, cold_line, status_line, told_status
-from fake_peers import cold, ready, until
-from router_rig import INSTANCE, MODEL, Rig, knows, router_rig
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.control import Denied, ReloadConfig, Reloaded
 from lmx.protocol.messages.status import GetStatus, ModelStatus, Status
 from lmx.protocol.states import SlotState
+from tests.support.fakes.admin_lines import GIB, cold_line, status_line, told_status
+from tests.support.fakes.fake_peers import cold, ready, until
+from tests.support.rigs.router_rig import INSTANCE, MODEL, Rig, knows, router_rig
 
 
 def tell(rig: Rig, *models: ModelStatus, **supervisor: Any) -> None:

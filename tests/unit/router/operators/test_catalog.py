@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fake_peers import cold, ready, until
 from openai.types import Model
-from router_rig import MODEL, knows, router_rig
-from sdk_types import OURS, extras_of
 
 from lmx.protocol.messages.snapshot import ModelView, Route, Snapshot
 from lmx.protocol.messages.template import TemplateFacts
 from lmx.protocol.states import MediaKind, ModelKind, SlotState
 from lmx.router.operators.catalog import codex_catalog, lm_studio_model
 from lmx.router.supervisor.directory import Directory
+from tests.support.clients.sdk_types import OURS, extras_of
+from tests.support.fakes.fake_peers import cold, ready, until
+from tests.support.rigs.router_rig import MODEL, knows, router_rig
 
 CODEX_NEEDS = {
     "slug", "display_name", "supported_reasoning_levels", "shell_type", "visibility",

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import yarl
-from router_rig import Rig, router_rig
 
 from lmx.router.operators.pages.api_page import page
+from tests.support.rigs.router_rig import Rig, router_rig
 
 
 @pytest.fixture

@@ -8,9 +8,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from admin_lines import cold_line, status_line, told_status
-from fake_peers import FakeStream, cold, ready, until
-from router_rig import INSTANCE, MODEL, Rig, knows, router_rig
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.control import Acquire, Acquired, Denied, Done, LoadModel
@@ -18,6 +15,9 @@ from lmx.protocol.messages.data import Timings
 from lmx.protocol.messages.inventory import AddModel, RemoveModel
 from lmx.protocol.messages.status import GetStatus, Status
 from lmx.protocol.states import SlotState, WorkerState
+from tests.support.fakes.admin_lines import cold_line, status_line, told_status
+from tests.support.fakes.fake_peers import FakeStream, cold, ready, until
+from tests.support.rigs.router_rig import INSTANCE, MODEL, Rig, knows, router_rig
 
 GIVEN = {
     "engine_id": "llama-7b",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 
-from router_rig import MODEL, router_rig
+from tests.support.rigs.router_rig import MODEL, router_rig
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml"}
 

@@ -6,12 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from admin_lines import cold_line, status_line, told_status
-from fake_peers import FakeStream, cold, ready, until
-from metric_lint import problems
 from prometheus_client.parser import text_string_to_metric_families
-from promtool import check_metrics, obtain_promtool
-from router_rig import INSTANCE, MODEL, Rig, knows, router_rig
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.control import Acquire
@@ -24,6 +19,11 @@ from lmx.router.metrics.exposition import Scrape, exposition
 from lmx.router.metrics.requests import NONE, REASONS, Histogram, RequestMetrics
 from lmx.router.operators.metrics import metrics as metrics_handler
 from lmx.router.schema.requests.chat import ChatRequest
+from tests.support.fakes.admin_lines import cold_line, status_line, told_status
+from tests.support.fakes.fake_peers import FakeStream, cold, ready, until
+from tests.support.references.metric_lint import problems
+from tests.support.references.promtool import check_metrics, obtain_promtool
+from tests.support.rigs.router_rig import INSTANCE, MODEL, Rig, knows, router_rig
 
 KEY = {"X-Admin-Key": "test-admin-key"}
 

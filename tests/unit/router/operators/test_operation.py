@@ -11,10 +11,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-from admin_lines import last_exit, status_line, told_status
-from fake_peers import cold, ready, until
-from fake_supervisor import model_line, status
-from router_rig import INSTANCE, MODEL, Rig, knows, router_rig
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.host.log_files import process_log, rotated, slug, worker_log
@@ -32,6 +28,10 @@ from lmx.protocol.messages.status import GetStatus, Status
 from lmx.router.operators.logs import CHUNK_BYTES, Place, last_lines, log_path, more_lines
 from lmx.router.schema.answers.operation import EventLine, LogLine, WorkersAnswer
 from lmx.router.supervisor.directory import Directory
+from tests.support.fakes.admin_lines import last_exit, status_line, told_status
+from tests.support.fakes.fake_peers import cold, ready, until
+from tests.support.fakes.fake_supervisor import model_line, status
+from tests.support.rigs.router_rig import INSTANCE, MODEL, Rig, knows, router_rig
 
 KEY = {"X-Admin-Key": "test-admin-key"}
 

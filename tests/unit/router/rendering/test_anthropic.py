@@ -15,7 +15,6 @@ from anthropic.types.shared import ErrorResponse
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, TypeAdapter
-from sdk_types import extras_of
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
 from lmx.protocol.messages.data import ChoiceEnded, Delta, Finished, Timings, ToolCallPart, Usage
@@ -25,6 +24,7 @@ from lmx.router.rendering.answer_format import Beginning, Ending
 from lmx.router.rendering.anthropic import MessageAnswer
 from lmx.router.rendering.envelope import Identity, RouterTimings
 from lmx.router.schema.answers.anthropic import AnthropicMessage, MessageEvent
+from tests.support.clients.sdk_types import extras_of
 
 IDENTITY = Identity("msg_1", 1700000000, "org/model", "fp_0")
 ENDING = Ending(Finished(1, Usage(9, 4, 2, 1), Timings(0.1, 0.2, 0.5)), RouterTimings(1.0, 0.5, 0))

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
-from sdk_types import extras_of
 
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.messages.data import (
@@ -34,6 +33,7 @@ from lmx.router.rendering.responses.sealing import sealed, sealing_key, unsealed
 from lmx.router.rendering.responses.tools import CalledTool, InputReader
 from lmx.router.schema.answers.responses import ResponseObject
 from lmx.router.schema.answers.responses import ResponseStreamEvent as OurEvent
+from tests.support.clients.sdk_types import extras_of
 
 IDENTITY = Identity("resp_" + "0" * 24, 1700000000, "org/model", "fp_0")
 ENDING = Ending(Finished(1, Usage(9, 4, 2, 1), Timings(0.1, 0.2, 0.5)), RouterTimings(1.0, 0.5, 0))

@@ -8,11 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from budgets import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
-from router_rig import MODEL, Rig, chat_body, router_rig
 
 from lmx.protocol.errors import RequestError
 from lmx.protocol.messages.data import Generate
@@ -63,6 +61,8 @@ from lmx.router.schema.requests.tasks import (
 )
 from lmx.router.schema.requests.unsupported import CHAT, COMPLETION
 from lmx.router.server.routes import ROUTES
+from tests.support.rigs.budgets import examples
+from tests.support.rigs.router_rig import MODEL, Rig, chat_body, router_rig
 
 CHAT_PATH = "/v1/chat/completions"
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}

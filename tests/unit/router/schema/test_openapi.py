@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from documents import KIAPI, WHY_SKIPPED, documents_folder
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 from pydantic import TypeAdapter
-from router_rig import MODEL, Rig, router_rig
 
 from lmx.protocol.errors import ErrorCode
 from lmx.router.http.endpoint import Access
@@ -23,6 +21,8 @@ from lmx.router.schema.openapi.texts import EXAMPLES, FURTHER_EXAMPLES
 from lmx.router.schema.requests.chat import ChatRequest
 from lmx.router.server.routes import ROUTES
 from lmx.router.server.spellings import other_spellings
+from tests.support.clients.documents import KIAPI, WHY_SKIPPED, documents_folder
+from tests.support.rigs.router_rig import MODEL, Rig, router_rig
 
 FOLDER = documents_folder()
 needs_documents = pytest.mark.skipif(FOLDER is None, reason=WHY_SKIPPED)

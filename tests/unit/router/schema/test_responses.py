@@ -10,7 +10,6 @@ import re
 from typing import Any
 
 import pytest
-from codex_request import PATCH_GRAMMAR as PATCH
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,6 +25,7 @@ from lmx.router.schema.requests.responses.responses import (
     generation_of,
     parse_responses,
 )
+from tests.support.clients.codex_request import PATCH_GRAMMAR as PATCH
 
 KEY = sealing_key("secret")
 FUNCTION: dict[str, Any] = {

@@ -11,13 +11,21 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_peers import cold, ready, until
-from router_rig import INSTANCE, MODEL, Rig, chat_body, data_lines, knows, router_rig
 from yarl import URL
 
 from lmx.protocol.states import SlotState, WorkerState
 from lmx.router.inference import chat
 from lmx.router.server.routes import ROUTES
+from tests.support.fakes.fake_peers import cold, ready, until
+from tests.support.rigs.router_rig import (
+    INSTANCE,
+    MODEL,
+    Rig,
+    chat_body,
+    data_lines,
+    knows,
+    router_rig,
+)
 
 JSON = {"Content-Type": "application/json"}
 

@@ -6,10 +6,10 @@ from unittest.mock import Mock
 
 import pytest
 from aiohttp import web
-from router_rig import router_rig
 from structlog.testing import capture_logs
 
 from lmx.router.server.connections import answer_malformed_requests
+from tests.support.rigs.router_rig import router_rig
 
 
 async def answer(url: str, request: bytes) -> tuple[int, dict[str, str], dict[str, object]]:

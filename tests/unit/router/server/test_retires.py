@@ -8,12 +8,12 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from fake_peers import FakeStream
-from router_rig import MODEL, data_lines, joined_text, router_rig
 
 from lmx.protocol.messages.control import Event, EventList, GetEvents
 from lmx.protocol.messages.inventory import Downloads, DownloadView, GetDownloads
 from lmx.protocol.states import DownloadStatus
+from tests.support.fakes.fake_peers import FakeStream
+from tests.support.rigs.router_rig import MODEL, data_lines, joined_text, router_rig
 
 
 async def test_it_answers_what_is_under_way_and_says_goodbye_on_kept_connections() -> None:

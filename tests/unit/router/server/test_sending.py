@@ -12,11 +12,11 @@ from typing import cast
 
 import orjson
 import pytest
-from fake_peers import FakeStream, until
-from router_rig import MODEL, Rig, chat_body, router_rig
 
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.router.server.sending import _while_it_is_read
+from tests.support.fakes.fake_peers import FakeStream, until
+from tests.support.rigs.router_rig import MODEL, Rig, chat_body, router_rig
 
 TEXT = "x" * 12_000_000
 """Longer than what the kernel takes for a client that does not read."""

@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator
 
 import orjson
 import pytest
-from fake_peers import FakeStream, until
-from router_rig import Rig, answer, chat_body, router_rig
 
 from lmx.router.server import process
 from lmx.router.server.connections import most_connections
+from tests.support.fakes.fake_peers import FakeStream, until
+from tests.support.rigs.router_rig import Rig, answer, chat_body, router_rig
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

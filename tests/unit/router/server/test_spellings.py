@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from router_rig import chat_body, router_rig
 from yarl import URL
 
 from lmx.router.server.spellings import other_spellings
+from tests.support.rigs.router_rig import chat_body, router_rig
 
 
 def test_the_table() -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from fake_peers import cold, ready
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.snapshot import Snapshot
 from lmx.protocol.states import SlotState, WorkerState
 from lmx.router.supervisor.directory import Directory, advance, can_serve, is_behind, ready_instance
+from tests.support.fakes.fake_peers import cold, ready
 
 MODELS = (
     ready("a", "00000001", aliases=("fast", "b"), source="org/a"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fake_peers import cold, ready
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from lmx.protocol.host.ordinal import ordinal
 from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.states import LoadPhase, SlotState, WorkerState
 from lmx.router.supervisor.waiting_room import LoadPace, progress_text
+from tests.support.fakes.fake_peers import cold, ready
 
 
 def loading(phase: LoadPhase, fraction: float | None) -> ModelView:

@@ -6,14 +6,14 @@ import asyncio
 from typing import Any
 
 import pytest
-from admin_lines import told_status
-from fake_peers import FakeStream, until
-from router_rig import Rig, router_rig
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.control import Denied, ReloadConfig, Reloaded
 from lmx.protocol.messages.status import GetStatus, Status
 from lmx.protocol.web_origins import is_loopback
+from tests.support.fakes.admin_lines import told_status
+from tests.support.fakes.fake_peers import FakeStream, until
+from tests.support.rigs.router_rig import Rig, router_rig
 
 KEY = {"X-Admin-Key": "test-admin-key"}
 RELOAD = "/admin/config/reload"

@@ -7,10 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_peers import cold, ready, until
 from hypothesis import given
 from hypothesis import strategies as st
-from router_rig import INSTANCE, MODEL, Rig, answer, chat_body, data_lines, knows, router_rig
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
 from lmx.protocol.messages.control import Acquire, Acquired, Denied
@@ -26,6 +24,17 @@ from lmx.router.supervisor.routing import (
     taking_media,
 )
 from lmx.router.workers.fallback import NOT_LOADED, first_loaded
+from tests.support.fakes.fake_peers import cold, ready, until
+from tests.support.rigs.router_rig import (
+    INSTANCE,
+    MODEL,
+    Rig,
+    answer,
+    chat_body,
+    data_lines,
+    knows,
+    router_rig,
+)
 
 CHAT, EMBEDDING = ModelKind.CHAT, ModelKind.EMBEDDING
 

@@ -12,8 +12,6 @@ import aiohttp
 import pytest
 import structlog
 import zmq.asyncio
-from fake_peers import FakeStream, FakeSupervisor, cold, ready, until
-from router_rig import INSTANCE, MODEL, chat_body, joined_text, knows, router_rig
 
 from lmx.protocol.messages.control import Acquired, RouterHello
 from lmx.protocol.messages.data import Delta, Outputs, Pulse
@@ -23,6 +21,8 @@ from lmx.protocol.wire.codec import encode
 from lmx.router.server.process import Router
 from lmx.router.workers.link import WorkerLink
 from lmx.router.workers.stream import CREDIT_DELTAS
+from tests.support.fakes.fake_peers import FakeStream, FakeSupervisor, cold, ready, until
+from tests.support.rigs.router_rig import INSTANCE, MODEL, chat_body, joined_text, knows, router_rig
 
 LOADED = "0000000b"
 

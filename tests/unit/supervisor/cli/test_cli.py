@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from fake_supervisor import fake_supervisor, model_line, status
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages import control, inventory
@@ -24,6 +23,7 @@ from lmx.supervisor.cli.serving import background
 from lmx.supervisor.cli.views.events import EventCursor
 from lmx.supervisor.sockets.client import ReconnectingClient
 from lmx.supervisor.state.home import Home
+from tests.support.fakes.fake_supervisor import fake_supervisor, model_line, status
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_supervisor import model_line, status
 from rich.console import Console
 
 from lmx.protocol.host.ordinal import ordinal
@@ -20,6 +19,7 @@ from lmx.supervisor.cli.views.progress import LoadProgress, print_welcome
 from lmx.supervisor.cli.views.status import print_status
 from lmx.supervisor.cli.views.top import TokenRates, top_frame
 from lmx.supervisor.cli.views.words import doing, memory_words, remarks, router_words, trouble
+from tests.support.fakes.fake_supervisor import model_line, status
 
 NOW_S = 10_000.0
 LONG = "the folder has no config.json, " * 8

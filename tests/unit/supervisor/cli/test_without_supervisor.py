@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from admin_lines import told_status
 
 from lmx.protocol.errors import ErrorCode, OperationError, ProtocolError
 from lmx.protocol.messages import control
@@ -17,6 +16,7 @@ from lmx.supervisor.cli import without_supervisor
 from lmx.supervisor.cli.without_supervisor import stop
 from lmx.supervisor.sockets.client import ControlClient
 from lmx.supervisor.state.home import Home
+from tests.support.fakes.admin_lines import told_status
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from bad_files import put_bad
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +19,7 @@ from lmx.supervisor.config.media import ModelMediaConfig
 from lmx.supervisor.config.model import PrefixCacheConfig, SpeculationConfig
 from lmx.supervisor.config.schema import Config, GroupConfig
 from lmx.supervisor.config.values import Section
+from tests.support.faults.bad_files import put_bad
 
 EXAMPLE = Path(__file__).parents[4] / "deploy" / "lmx.example.yaml"
 

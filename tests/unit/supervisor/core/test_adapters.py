@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from core_rig import CoreRig
-
 from lmx.protocol.messages import control
 from lmx.protocol.messages.control import RefusedAdapter
 from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.states import ModelKind, WorkerState
+from tests.support.rigs.core_rig import CoreRig
 
 SETTINGS = {"a": {"adapters": {"sql": "/lora/sql", "prose": "/lora/prose"}}}
 

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from core_rig import AtOnce, NoFile
-from fake_actions import FakeActions
 
 from lmx.protocol.errors import ErrorCode, LmxError, OperationError, UnavailableError
 from lmx.protocol.messages import control
@@ -27,6 +25,8 @@ from lmx.supervisor.decisions.ledger import Ledger
 from lmx.supervisor.decisions.slots.demand import Asker, Demand
 from lmx.supervisor.inventory.added import AddedModels
 from lmx.supervisor.memory.inspection import Inspection, Question
+from tests.support.fakes.fake_actions import FakeActions
+from tests.support.rigs.core_rig import AtOnce, NoFile
 
 ASKER = Asker(b"router", 7)
 

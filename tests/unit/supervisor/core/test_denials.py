@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from core_rig import CoreRig
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages import control
 from lmx.protocol.states import LoadPhase, WorkerState
+from tests.support.rigs.core_rig import CoreRig
 
 
 def late(rig: CoreRig, name: str, at_s: float) -> control.Denied:

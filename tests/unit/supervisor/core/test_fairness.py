@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from random import Random
 
 import pytest
-from core_rig import CoreRig
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lmx.protocol.messages import control
 from lmx.protocol.states import WorkerState
 from lmx.supervisor.decisions.slots.demand import Asker
+from tests.support.rigs.core_rig import CoreRig
 
 RESIDENCY_S = 10.0
 FAIR_S = 30.0

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from fake_actions import FakeActions
-
 from lmx.protocol.messages import control
 from lmx.protocol.messages.snapshot import ModelCommon, ModelView
 from lmx.protocol.states import MediaKind, ModelKind, WorkerState
@@ -15,6 +13,7 @@ from lmx.supervisor.config.settings import Settings
 from lmx.supervisor.core.core import Core
 from lmx.supervisor.core.view import _common
 from lmx.supervisor.decisions.ledger import Ledger
+from tests.support.fakes.fake_actions import FakeActions
 
 
 def configured(actions: FakeActions, **model: Any) -> tuple[Core, Settings]:

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from budgets import examples
-from core_rig import CoreRig, make_config
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -31,6 +29,8 @@ from lmx.supervisor.decisions.placement import decide
 from lmx.supervisor.decisions.slots.demand import Asker
 from lmx.supervisor.decisions.worker import Worker
 from lmx.supervisor.memory.plan import MemoryPlan
+from tests.support.rigs.budgets import examples
+from tests.support.rigs.core_rig import CoreRig, make_config
 
 BUDGET = 1000
 NEEDS = {"a": 300, "b": 400, "c": 500, "d": 1200, "e": 700}

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from core_rig import CoreRig
-from fake_actions import FILES
-
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages import control
 from lmx.protocol.states import ModelKind, SlotState, WorkerState
 from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.core.inspect_files import question_of
 from lmx.supervisor.memory.inspection import Inspection, Question
+from tests.support.fakes.fake_actions import FILES
+from tests.support.rigs.core_rig import CoreRig
 
 
 def reading(*names: str) -> CoreRig:

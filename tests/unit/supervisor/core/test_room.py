@@ -6,13 +6,13 @@ import signal
 import sys
 
 import pytest
-from core_rig import CoreRig, make_config
 
 from lmx.protocol.errors import ErrorCode, UnavailableError
 from lmx.protocol.messages import control
 from lmx.protocol.messages.status import WorkerFigures
 from lmx.protocol.states import ExitCause, MemoryPressure, SlotState, WorkerState
 from lmx.supervisor.decisions.reclaim import Returned
+from tests.support.rigs.core_rig import CoreRig, make_config
 
 TWO = {"a": 700, "b": 400}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from budgets import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from lmx.supervisor.decisions.reclaim import (
     judge,
     threshold_bytes,
 )
+from tests.support.rigs.budgets import examples
 
 GIB = 1024**3
 BEFORE = Balance(40 * GIB)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from budgets import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,6 +28,7 @@ from lmx.supervisor.decisions.pressure import (
     step,
     wanted_level,
 )
+from tests.support.rigs.budgets import examples
 
 NONE, SOFT, HARD = MemoryPressure.NONE, MemoryPressure.SOFT, MemoryPressure.HARD
 TOTAL = 1000

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from budgets import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,6 +24,7 @@ from lmx.supervisor.decisions.placement_view import (
     Start,
     Waiting,
 )
+from tests.support.rigs.budgets import examples
 
 NOW_S = 1000.0
 RESIDENCY_S = 10.0

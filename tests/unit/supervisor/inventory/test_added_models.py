@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from core_rig import CoreRig
-from model_folders import write_shard
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages import control
@@ -25,6 +23,8 @@ from lmx.supervisor.inventory.added import AddedModels
 from lmx.supervisor.inventory.added_file import AddedFile
 from lmx.supervisor.memory.inspection import ModelFacts
 from lmx.supervisor.memory.plan import MemoryPlan
+from tests.support.models.model_folders import write_shard
+from tests.support.rigs.core_rig import CoreRig
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from core_rig import CoreRig
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.states import SlotState
@@ -15,6 +14,7 @@ from lmx.supervisor.events import EventLog
 from lmx.supervisor.inventory import deletion
 from lmx.supervisor.inventory.deletion import Deletion
 from lmx.supervisor.state.home import Home
+from tests.support.rigs.core_rig import CoreRig
 
 
 async def test_a_request_during_a_deletion_begins_no_load(

@@ -6,7 +6,6 @@ import itertools
 from pathlib import Path
 
 import pytest
-from model_folders import write_model
 
 from lmx.protocol.errors import LmxError
 from lmx.protocol.models.default_engine import MLX_ENGINE
@@ -16,6 +15,7 @@ from lmx.supervisor.core.inspect_files import question_of
 from lmx.supervisor.memory.inspect_main import inspect, read_model_files
 from lmx.supervisor.memory.plan import plan_memory
 from lmx.supervisor.state.home import Home
+from tests.support.models.model_folders import write_model
 
 ENGINE = """
 from lmx.protocol.models.memory import Activations, KvLayers, MemoryModel

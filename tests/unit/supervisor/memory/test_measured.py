@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import structlog
-from model_folders import write_model
 
 from lmx.protocol.models.default_engine import MLX_ENGINE
 from lmx.protocol.states import ModelKind
@@ -17,6 +16,7 @@ from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.memory.inspect_main import read_model_files
 from lmx.supervisor.memory.measured import Measured
 from lmx.supervisor.memory.plan import settings_key
+from tests.support.models.model_folders import write_model
 
 
 def test_it_survives_a_restart_and_keeps_the_highest_peak(tmp_path: Path) -> None:

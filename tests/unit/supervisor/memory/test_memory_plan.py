@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_folders import PLAIN_TOKEN_BYTES, plan_folder, read_folder, write_model
 
 from lmx.protocol.errors import LmxError
 from lmx.protocol.models.memory import kv_bytes
@@ -17,6 +16,12 @@ from lmx.supervisor.config.model import AddedModelConfig
 from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.memory.measured import Measured
 from lmx.supervisor.memory.plan import MemoryPlan, plan_memory
+from tests.support.models.model_folders import (
+    PLAIN_TOKEN_BYTES,
+    plan_folder,
+    read_folder,
+    write_model,
+)
 
 MIB = 1024**2
 GIB = 1024**3

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from model_folders import plan_folder, write_model
 
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config.schema import ModelConfig
@@ -18,6 +17,7 @@ from lmx.supervisor.memory.inspection import ModelFacts, Question
 from lmx.supervisor.memory.plan import estimate_memory
 from lmx.supervisor.processes.child import without_keys
 from lmx.supervisor.state.home import Home
+from tests.support.models.model_folders import plan_folder, write_model
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from budgets import examples
-from core_rig import make_config
-from fake_actions import FakeActions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,6 +31,9 @@ from lmx.supervisor.state.drained import Holds
 from lmx.supervisor.state.files import StateFiles
 from lmx.supervisor.state.home import Home
 from lmx.supervisor.state.process_records import Records, SupervisorLock
+from tests.support.fakes.fake_actions import FakeActions
+from tests.support.rigs.budgets import examples
+from tests.support.rigs.core_rig import make_config
 
 _CHANGES = ("open", "unlink", "replace", "rename", "mkdir", "pwrite", "ftruncate")
 

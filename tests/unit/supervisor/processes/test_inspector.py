@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from model_folders import write_model
 
 from lmx.protocol.errors import ProtocolError
 from lmx.protocol.host.processor_wait import ProcessorWait
@@ -25,6 +24,7 @@ from lmx.supervisor.memory.inspection import (
 )
 from lmx.supervisor.processes.inspector import Inspections, Inspector
 from lmx.supervisor.state.home import Home
+from tests.support.models.model_folders import write_model
 
 
 def script(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:

@@ -14,7 +14,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from core_rig import ASKER, CoreRig
 
 from lmx.protocol.errors import OperationError
 from lmx.protocol.host.processor_wait import ProcessorWait
@@ -28,6 +27,7 @@ from lmx.supervisor.processes.exit_watch import ExitWatch
 from lmx.supervisor.processes.handover import Handover, Invocation, resume
 from lmx.supervisor.sockets import listening
 from lmx.supervisor.state.process_records import Records, RouterRecord, SupervisorLock
+from tests.support.rigs.core_rig import ASKER, CoreRig
 
 HANDOVER = Handover(7, 8, ("a", "b/c"), ("d",))
 

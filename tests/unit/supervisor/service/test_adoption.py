@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from core_rig import CoreRig
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages import control
@@ -19,6 +18,7 @@ from lmx.supervisor.router.guard import RouterGuard
 from lmx.supervisor.service.adoption import Adoption
 from lmx.supervisor.state.disk_retry import change_once
 from lmx.supervisor.state.process_records import Records, RouterRecord
+from tests.support.rigs.core_rig import CoreRig
 
 INSTANCE = "0badcafe"
 

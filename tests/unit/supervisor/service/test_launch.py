@@ -9,7 +9,6 @@ from pathlib import Path
 import psutil
 import pytest
 from click.testing import CliRunner, Result
-from fake_supervisor import fake_supervisor
 
 from lmx.supervisor.cli.main import main
 from lmx.supervisor.cli.serving.takeover import settle_takeover
@@ -18,6 +17,7 @@ from lmx.supervisor.service.launch import Launch, LaunchFile, left_launch, taken
 from lmx.supervisor.state.disk_retry import change_once
 from lmx.supervisor.state.home import Home
 from lmx.supervisor.state.process_records import Records, RouterRecord
+from tests.support.fakes.fake_supervisor import fake_supervisor
 
 
 @pytest.fixture

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from core_rig import CoreRig
-
 from lmx.supervisor.service.shutdown import Shutdown
+from tests.support.rigs.core_rig import CoreRig
 
 
 class _Guard:

@@ -6,13 +6,13 @@ import ipaddress
 from dataclasses import replace
 
 import pytest
-from admin_lines import told_status
 from click.testing import CliRunner
 
 from lmx.supervisor.cli import main
 from lmx.supervisor.cli.serving import background
 from lmx.supervisor.control.status import with_urls
 from lmx.supervisor.sockets.reachable import api_urls, ordered, own_addresses
+from tests.support.fakes.admin_lines import told_status
 
 FOUND = (
     ("lo", "127.0.0.1"),

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bad_files import BAD_FILES, put_bad
 
 from lmx.protocol.host.set_aside import clear_for_file, set_aside
 from lmx.supervisor.inventory.added_file import AddedFile
@@ -24,6 +23,7 @@ from lmx.supervisor.state.home import Home
 from lmx.supervisor.state.pins import Pins
 from lmx.supervisor.state.process_records import Records, SupervisorLock
 from lmx.supervisor.state.state_file import StateFile
+from tests.support.faults.bad_files import BAD_FILES, put_bad
 
 Say = Callable[[str], None]
 

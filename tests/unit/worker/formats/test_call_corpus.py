@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 import yaml
-from parsed_output import THINK, parse, tool
 
 from lmx.worker.formats.families.table import FAMILIES
+from tests.support.rigs.parsed_output import THINK, parse, tool
 
 CORPUS = Path(__file__).parents[3] / "data" / "calls"
 FILES = sorted((CORPUS / "families").glob("*.yaml"))

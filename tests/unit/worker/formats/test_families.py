@@ -9,7 +9,6 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from parsed_output import parse, tool
 
 from lmx.worker.formats import families, registry
 from lmx.worker.formats.families import library
@@ -17,6 +16,7 @@ from lmx.worker.formats.families.table import FAMILIES, family_of, parser_for
 from lmx.worker.formats.family import Family, SpecialTokens, Tool
 from lmx.worker.formats.grammar import tools_grammar
 from lmx.worker.formats.registry import family_parser, family_registry
+from tests.support.rigs.parsed_output import parse, tool
 
 TOOLS = [tool("now"), tool("save", path="string")]
 OWN = {name for name, family in FAMILIES.items() if family.template_marks}

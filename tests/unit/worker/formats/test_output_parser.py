@@ -5,16 +5,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from budgets import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parsed_output import THINK, TOOLS, join, parse
 
 from lmx.protocol.states import DeltaKind
 from lmx.worker.engine import ReasoningMarkers
 from lmx.worker.formats.families import harmony
 from lmx.worker.formats.parser import OutputParser
 from lmx.worker.formats.reasoning import FORMS
+from tests.support.rigs.budgets import examples
+from tests.support.rigs.parsed_output import THINK, TOOLS, join, parse
 
 PARIS = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
 CALL = f"<tool_call>\n{PARIS}\n</tool_call>"

@@ -6,8 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from budgets import examples
-from call_writers import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmx.worker.formats.families.table import call_forms, family_of, parser_for
+from lmx.worker.formats.parser import OutputParser
+from tests.support.fakes.call_writers import (
     BARE_WRITERS,
     WRITERS,
     Calls,
@@ -17,12 +21,8 @@ from call_writers import (
     mistral,
     qwen3_coder,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from parsed_output import parse, tool
-
-from lmx.worker.formats.families.table import call_forms, family_of, parser_for
-from lmx.worker.formats.parser import OutputParser
+from tests.support.rigs.budgets import examples
+from tests.support.rigs.parsed_output import parse, tool
 
 families = pytest.mark.parametrize(
     ("name", "write"), WRITERS, ids=[f"{n}-{w.__name__}" for n, w in WRITERS]

@@ -1,9 +1,9 @@
 """gpt-oss's answers: messages in channels."""
 
 import pytest
-from parsed_output import parse, tool
 
 from lmx.worker.engine import ReasoningMarkers
+from tests.support.rigs.parsed_output import parse, tool
 
 TOOLS = [tool("now")]
 HARMONY_THINK = ReasoningMarkers("<|channel|>analysis<|message|>", "<|end|>")

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted_engine import ScriptedEngine
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import (
@@ -38,6 +37,7 @@ from lmx.worker.scheduling.prepare import (
 )
 from lmx.worker.scheduling.progress import ProgressClock
 from lmx.worker.service.admission import QueueEstimate
+from tests.support.fakes.scripted_engine import ScriptedEngine
 
 SPEC = WorkerSpec("0", "m", "/", "/", LogSpec("/"), "a:b", {}, 1, 1, 1)
 FACTS = ModelFacts(100, frozenset({7}), 50)

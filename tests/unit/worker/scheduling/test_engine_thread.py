@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import structlog.testing
-from scripted_engine import DEVICE_FAILURE, ScriptedEngine, load
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.tasks import Vectors
@@ -39,6 +38,7 @@ from lmx.worker.scheduling.jobs import (
 )
 from lmx.worker.scheduling.row import Row
 from lmx.worker.scheduling.thread import EngineThread
+from tests.support.fakes.scripted_engine import DEVICE_FAILURE, ScriptedEngine, load
 
 DEADLINE_S = 30.0
 GREEDY = RowSampling(0)

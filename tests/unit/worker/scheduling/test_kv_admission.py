@@ -7,11 +7,9 @@ import math
 from collections.abc import Sequence
 
 import pytest
-from budgets import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from scripted_engine import ScriptedEngine
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Generate, Sampling, Search
@@ -23,6 +21,8 @@ from lmx.worker.scheduling.jobs import Job, JobCancelled, JobEnd, JobFailed, Job
 from lmx.worker.scheduling.kv_admission import AHEAD_TOKENS, ANSWER_TOKENS, KvAdmission, most_tokens
 from lmx.worker.scheduling.length_groups import RowLength, padded_tokens
 from lmx.worker.scheduling.prepare import prepare
+from tests.support.fakes.scripted_engine import ScriptedEngine
+from tests.support.rigs.budgets import examples
 
 PLAIN = (KvLayers(2, 4, step_tokens=256),)
 LAYERS = [

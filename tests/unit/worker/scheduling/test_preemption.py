@@ -6,13 +6,13 @@ import json
 from collections.abc import Sequence
 
 import pytest
-from scripted_engine import ScriptedEngine
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.models.memory import KvLayers
 from lmx.worker.engine import BeamSearch, PromptSource, RowRequest, RowSampling
 from lmx.worker.scheduling.batch import Batch, BatchLimits
 from lmx.worker.scheduling.jobs import Job, JobEnd, JobFailed, JobFinished, Piece, TextRules
+from tests.support.fakes.scripted_engine import ScriptedEngine
 
 GREEDY = RowSampling(0.0)
 TEXT = "".join(f"{number} " for number in range(50))

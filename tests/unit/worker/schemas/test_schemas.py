@@ -8,10 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from budgets import examples
 from hypothesis import HealthCheck, given, settings
 from jsonschema import Draft202012Validator
-from schema_cases import SCHEMAS, VALUES
 
 from lmx.worker.engine import Unchecked
 from lmx.worker.schemas.check import SchemaCheck
@@ -19,6 +17,8 @@ from lmx.worker.schemas.dialects import SchemaFault, ecma, standalone
 from lmx.worker.schemas.disjoint import Lookup, equal_text
 from lmx.worker.schemas.negation import opposite
 from lmx.worker.schemas.rewrite import Rewritten, rewrite
+from tests.support.references.schema_cases import SCHEMAS, VALUES
+from tests.support.rigs.budgets import examples
 
 DRAFT_4 = "http://json-schema.org/draft-04/schema#"
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import zmq.asyncio
-from fake_peers import fake_peers, until
 
 from lmx.protocol.errors import ErrorCode, ProtocolError
 from lmx.protocol.messages.data import Cancel, Generate, Refused, Sampling
@@ -19,6 +18,7 @@ from lmx.protocol.wire.sockets import Role, open_socket
 from lmx.worker.service import generations as module
 from lmx.worker.service.data import DataService, check_media
 from lmx.worker.service.generations import Generations
+from tests.support.fakes.fake_peers import fake_peers, until
 
 
 def item(size_bytes: int) -> MediaItem:

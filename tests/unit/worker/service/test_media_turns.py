@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_peers import until
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Generate, Preparing, Sampling
@@ -25,6 +24,7 @@ from lmx.worker.service import generations as module
 from lmx.worker.service.fair_thread import FairThread
 from lmx.worker.service.generations import Generations
 from lmx.worker.service.open_requests import _LARGE_BYTES, OpenRequest, OpenRequests
+from tests.support.fakes.fake_peers import until
 
 SPEC = WorkerSpec("0", "m", "/", "/", LogSpec("/"), "a:b", {}, 1, 8, 8)
 DEADLINE_S = 20.0

@@ -13,8 +13,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from fake_peers import until
-from scripted_engine import ScriptedEngine
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import (
@@ -49,6 +47,8 @@ from lmx.worker.service import generations
 from lmx.worker.service.admission import IdleClock, LifetimeCounts
 from lmx.worker.service.fair_thread import FairThread
 from lmx.worker.service.serving import Serving
+from tests.support.fakes.fake_peers import until
+from tests.support.fakes.scripted_engine import ScriptedEngine
 
 ROUTER, OTHER = b"router", b"other"
 

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from fake_peers import FakeStream, cold, until
-from router_rig import MODEL, TEXTS, Rig, answer, chat_body, knows, router_rig
 
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.messages.control import Acquired
@@ -33,6 +31,8 @@ from lmx.router.schema.requests.chat import ChatRequest, parse_chat
 from lmx.router.server import app
 from lmx.router.server.routes import ROUTES
 from lmx.router.services import SERVICES
+from tests.support.fakes.fake_peers import FakeStream, cold, until
+from tests.support.rigs.router_rig import MODEL, TEXTS, Rig, answer, chat_body, knows, router_rig
 
 PATH = "/toy/messages"
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from fake_peers import FakeStream
-from router_rig import MODEL, TEXTS, router_rig
 from yarl import URL
+
+from tests.support.fakes.fake_peers import FakeStream
+from tests.support.rigs.router_rig import MODEL, TEXTS, router_rig
 
 KEY = "an-api-key-for-tests"
 HI = {"role": "user", "content": "hi"}

@@ -8,8 +8,6 @@ import re
 from typing import Any
 
 import pytest
-from fake_peers import FakeStream
-from router_rig import MODEL, router_rig
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.data import Delta
@@ -18,6 +16,8 @@ from lmx.router.http.endpoint import Access
 from lmx.router.http.errors import http_status
 from lmx.router.schema.answers.errors import ERROR_BODIES
 from lmx.router.server.routes import ROUTES
+from tests.support.fakes.fake_peers import FakeStream
+from tests.support.rigs.router_rig import MODEL, router_rig
 
 HI = {"role": "user", "content": "hi"}
 WAYS: dict[str, tuple[dict[str, Any], ApiFamily]] = {

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from fake_peers import FakeStream
-from router_rig import MODEL, TEXTS, router_rig
-
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.messages.data import Delta, ToolCallPart
 from lmx.protocol.states import DeltaKind, FinishReason
 from lmx.router.http.api_family import ANTHROPIC
 from lmx.router.schema.answers.errors import AnthropicError
+from tests.support.fakes.fake_peers import FakeStream
+from tests.support.rigs.router_rig import MODEL, TEXTS, router_rig
 
 PATH = "/v1/messages"
 HI = {"role": "user", "content": "hi"}

@@ -10,13 +10,9 @@ from typing import Any
 
 import ollama
 import pytest
-from admin_lines import status_line, told_status
-from fake_peers import FakeStream, ready, until
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
-from router_rig import INSTANCE, MODEL, TEXTS, knows, router_rig
-from sdk_types import left_out
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
 from lmx.protocol.messages.data import Delta, TokenLogprob, ToolCallPart, TopLogprob
@@ -29,6 +25,10 @@ from lmx.router.schema.answers.errors import OllamaError
 from lmx.router.schema.answers.ollama import OllamaChatAnswer, OllamaGenerateAnswer
 from lmx.router.schema.requests.ollama.chat import parse_ollama_chat
 from lmx.router.schema.requests.ollama.embed import parse_ollama_embed, parse_ollama_embeddings
+from tests.support.clients.sdk_types import left_out
+from tests.support.fakes.admin_lines import status_line, told_status
+from tests.support.fakes.fake_peers import FakeStream, ready, until
+from tests.support.rigs.router_rig import INSTANCE, MODEL, TEXTS, knows, router_rig
 
 HI = {"role": "user", "content": "hi"}
 CALL = {"function": {"name": "f", "arguments": {"a": 1}}}

@@ -11,11 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from codex_request import PATCH, codex_request
-from fake_peers import FakeStream, until
 from openai.types.responses import ResponseErrorEvent
-from router_rig import MODEL, TEXTS, Rig, router_rig
-from sdk_types import extras_of
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
 from lmx.protocol.messages.data import Delta, TokenLogprob, ToolCallPart, TopLogprob
@@ -28,6 +24,10 @@ from lmx.router.jobs import file, records
 from lmx.router.jobs.live import LiveRequest
 from lmx.router.rendering.responses.state import failed
 from lmx.router.schema.answers.responses import InputItemList, ResponseObject
+from tests.support.clients.codex_request import PATCH, codex_request
+from tests.support.clients.sdk_types import extras_of
+from tests.support.fakes.fake_peers import FakeStream, until
+from tests.support.rigs.router_rig import MODEL, TEXTS, Rig, router_rig
 
 PATH = "/v1/responses"
 WHOLE = "".join(TEXTS)

@@ -6,12 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from router_rig import MODEL, router_rig
 
 from lmx.protocol.messages.data import Generate
 from lmx.protocol.messages.tasks import Tokenize, Tokenized
 from lmx.router.schema.requests.conversation.turns import with_stray_results
 from lmx.router.schema.requests.ollama.chat import parse_ollama_chat
+from tests.support.rigs.router_rig import MODEL, router_rig
 
 STRAY = "[The result of a call that is not in this conversation:]\n"
 NAMED = "[The result of a call of the tool f that is not in this conversation:]\n"

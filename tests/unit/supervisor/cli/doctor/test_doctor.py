@@ -12,8 +12,6 @@ from typing import get_args
 
 import pytest
 from click.testing import CliRunner
-from fake_machine import GIB, PMSET, Linux, Mac, line_of
-from fake_supervisor import model_line
 
 from lmx.supervisor.cli.doctor import examine as examining
 from lmx.supervisor.cli.doctor import mac, machine, setup
@@ -25,6 +23,8 @@ from lmx.supervisor.config.load import load_config
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.decisions.memory_reading import KernelPressure, MemoryReading
 from lmx.supervisor.state.home import Home
+from tests.support.fakes.fake_machine import GIB, PMSET, Linux, Mac, line_of
+from tests.support.fakes.fake_supervisor import model_line
 
 OK, NOTE, WARNING, BAD = Verdict
 SECRET = "a-very-secret-key-of-32-characters"

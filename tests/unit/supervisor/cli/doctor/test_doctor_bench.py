@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_machine import Mac, line_of
 
 from lmx.supervisor.cli.doctor import bench, device, launchd, processes
 from lmx.supervisor.cli.doctor.lines import Verdict
 from lmx.supervisor.cli.doctor.system import System
 from lmx.supervisor.decisions.memory_reading import MemoryReading
 from lmx.supervisor.processes.exit_watch import ExitWatch
+from tests.support.fakes.fake_machine import Mac, line_of
 
 OK, NOTE, WARNING, BAD = Verdict
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from fake_supervisor import model_line, status
 
 from lmx.protocol.host.log_limit import LogLimit
 from lmx.protocol.messages.status import SystemStatus
@@ -15,6 +14,7 @@ from lmx.supervisor.cli.serving.demo import demo_model
 from lmx.supervisor.config.schema import Config, LogConfig
 from lmx.supervisor.service.service import Service
 from lmx.supervisor.state.home import Home
+from tests.support.fakes.fake_supervisor import model_line, status
 
 
 def test_a_log_that_cannot_be_kept_keeps_no_other_from_it(

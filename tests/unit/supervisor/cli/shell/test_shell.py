@@ -10,13 +10,13 @@ import click
 import pytest
 from click.shell_completion import BashComplete
 from click.testing import CliRunner
-from fake_supervisor import fake_supervisor, model_line, status
 
 from lmx.protocol.messages.status import GetStatus, Status
 from lmx.supervisor.cli.main import main
 from lmx.supervisor.config.known_models import KNOWN_MODELS
 from lmx.supervisor.config.sources import HubSource, default_model_id, parse_source
 from lmx.supervisor.state.home import Home
+from tests.support.fakes.fake_supervisor import fake_supervisor, model_line, status
 
 
 @pytest.fixture

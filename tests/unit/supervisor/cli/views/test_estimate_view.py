@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from model_folders import plan_folder, read_folder, write_model, write_shard
 
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.models.decode_limits import AT_REST_BYTES, DecodeLimits
@@ -21,6 +20,7 @@ from lmx.supervisor.memory.fetched import fetched_folder
 from lmx.supervisor.memory.measured import Measured
 from lmx.supervisor.memory.plan import estimate_memory, plan_of
 from lmx.supervisor.state.home import Home
+from tests.support.models.model_folders import plan_folder, read_folder, write_model, write_shard
 
 MIB = 1024**2
 

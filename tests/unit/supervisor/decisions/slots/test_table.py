@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from budgets import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,6 +27,7 @@ from lmx.supervisor.decisions.slots.life import Intent, Rules, SlotLife, held_li
 from lmx.supervisor.decisions.slots.moves import late, never
 from lmx.supervisor.decisions.slots.table import COLUMNS, TABLE, step
 from lmx.supervisor.decisions.worker import KillAsked, Limits, Tick
+from tests.support.rigs.budgets import examples
 
 LIMITS = Limits(
     start_s=10, load_stall_s=20, beat_s=500, stall_s=500, drain_s=8, term_grace_s=3, abort_grace_s=2

@@ -8,12 +8,12 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
-from tiny_adapters import write_adapter
 
 from lmx.protocol.messages.specs import AdapterSpec
 from lmx.worker.mlx.adapters.attach import Adapters, attach_adapters
 from lmx.worker.mlx.adapters.layers import ActiveAdapter
 from lmx.worker.mlx.adapters.matrices import layer_name
+from tests.support.models.tiny_adapters import write_adapter
 
 
 class Language(nn.Module):  # type: ignore[misc]  # mlx has no types.

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from model_folders import write_model
 
 from lmx.protocol.models.checkpoint import parse_checkpoint_config, read_checkpoint_config
 from lmx.protocol.models.memory import KvLayers
 from lmx.protocol.states import ModelKind
 from lmx.worker.mlx.memory.drafters import HEARD_TOKENS, DrafterKind, drafter_kind
 from lmx.worker.mlx.memory.estimate import estimate
+from tests.support.models.model_folders import write_model
 
 SIZES = {
     "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,

@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from budgets import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_folders import PLAIN, PLAIN_TOKEN_BYTES, write_model, write_shard
 
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.models.checkpoint import parse_checkpoint_config, read_checkpoint_config
@@ -24,6 +22,8 @@ from lmx.protocol.states import ModelKind
 from lmx.worker.mlx.memory.estimate import activations, estimate, process_bytes
 from lmx.worker.mlx.memory.kv import STEP_TOKENS, kv_layers
 from lmx.worker.mlx.memory.weights import read_weights
+from tests.support.models.model_folders import PLAIN, PLAIN_TOKEN_BYTES, write_model, write_shard
+from tests.support.rigs.budgets import examples
 
 LLAMA_8B = {
     "model_type": "llama", "num_hidden_layers": 32, "num_attention_heads": 32,

@@ -146,7 +146,7 @@ def test_a_file_by_another_ones_name_is_damaged(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from test_prefix_folder import PrefixFolder, data_of, segment
+from tests.unit.worker.mlx.prefix.test_prefix_folder import PrefixFolder, data_of, segment
 folder = PrefixFolder(Path(sys.argv[1]), "n", 1 << 30)
 for seed in range(100_000):
     record = segment(seed, 300_000)
@@ -156,11 +156,10 @@ for seed in range(100_000):
 
 
 def test_a_process_that_is_killed_while_it_writes_leaves_nothing_wrong(tmp_path: Path) -> None:
-    paths = [str(Path(__file__).parent), *sys.path]
     writer = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(tmp_path)],
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert writer.stdout is not None
     for _ in range(30):
