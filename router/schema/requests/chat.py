@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -18,9 +19,8 @@ from lmx.router.schema.requests.conversation.messages import (
 )
 from lmx.router.schema.requests.conversation.older_forms import modernized
 from lmx.router.schema.requests.conversation.tools import FunctionFields, ToolFields, tool_use_of
-from lmx.router.schema.requests.generation import GenerationFields, check_generation, keep_alive_of
-from lmx.router.schema.requests.sampling import assist_of, only_value, sampling_of, search_of
-from lmx.router.schema.requests.structure import structure_of
+from lmx.router.schema.requests.generation import GenerationFields, check_generation, generate_of
+from lmx.router.schema.requests.sampling import only_value
 from lmx.router.schema.requests.unsupported import CHAT, refuse_unsupported
 from lmx.router.schema.validation import Count, FreeObject, Strict, validated
 
@@ -100,32 +100,16 @@ def parse_chat(
     messages, media = plain_messages(request.messages, request)
     if request.continue_final_message:
         _check_continued(request, messages)
-    generate = Generate(
-        stream_id=0,
-        request_id="",
-        credit_deltas=0,
+    generate = replace(
+        generate_of(request, ovms=ovms),
         messages=messages,
-        sampling=sampling_of(request),
-        max_tokens=request.token_limit,
-        stop=request.stop_texts,
-        include_stop=request.include_stop(ovms=ovms),
-        search=search_of(request, ovms=ovms),
         top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         template_kwargs=request.chat_template_kwargs,
-        structure=structure_of(request),
         tool_use=tool_use_of(request),
         thinking=_thinking_of(request),
-        assist=assist_of(request),
-        cache_salt=request.cache_salt or "",
-        priority=request.priority or 0,
-        keep_alive_s=keep_alive_of(request),
-        whole=not request.stream,
-        token_ids=bool(request.return_token_ids),
-        prompt_logprobs=request.prompt_logprobs,
         add_generation_prompt=request.add_generation_prompt is not False
         and not request.continue_final_message,
         continue_final_message=bool(request.continue_final_message),
-        truncate_prompt_tokens=request.truncate_prompt_tokens,
     )
     return request, generate, media
 

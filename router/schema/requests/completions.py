@@ -16,10 +16,9 @@ from lmx.router.schema.requests.generation import (
     GenerationFields,
     Limit,
     check_generation,
-    keep_alive_of,
+    generate_of,
 )
-from lmx.router.schema.requests.sampling import MAX_ANSWERS, assist_of, sampling_of, search_of
-from lmx.router.schema.requests.structure import structure_of
+from lmx.router.schema.requests.sampling import MAX_ANSWERS
 from lmx.router.schema.requests.unsupported import COMPLETION, refuse_unsupported
 from lmx.router.schema.validation import TEXT, Count, validated
 
@@ -137,7 +136,13 @@ def parse_completion(
         request = request.model_copy(update={"max_tokens": DEFAULT_MAX_TOKENS})
     check_generation(request, ovms=ovms)
     refuse_unsupported(body, COMPLETION)
-    search = search_of(request, ovms=ovms)
+    whole = replace(
+        generate_of(request, ovms=ovms),
+        top_logprobs=request.logprobs,
+        echo=bool(request.echo),
+        parse=False,
+    )
+    search = whole.search
     _check_empty_answer(request, search)
     prompts = request.prompts
     if len(prompts) * search.best_of > MAX_ANSWERS:
@@ -147,28 +152,6 @@ def parse_completion(
             f"{MAX_ANSWERS} answers: send fewer prompts in one request.",
             param="n" if request.best_of is None else "best_of",
         )
-    whole = Generate(
-        stream_id=0,
-        request_id="",
-        credit_deltas=0,
-        sampling=sampling_of(request),
-        max_tokens=request.token_limit,
-        stop=request.stop_texts,
-        include_stop=request.include_stop(ovms=ovms),
-        search=search,
-        top_logprobs=request.logprobs,
-        echo=bool(request.echo),
-        parse=False,
-        structure=structure_of(request),
-        assist=assist_of(request),
-        cache_salt=request.cache_salt or "",
-        priority=request.priority or 0,
-        keep_alive_s=keep_alive_of(request),
-        whole=not request.stream,
-        token_ids=bool(request.return_token_ids),
-        prompt_logprobs=request.prompt_logprobs,
-        truncate_prompt_tokens=request.truncate_prompt_tokens,
-    )
     return request, tuple(
         replace(whole, prompt=prompt)
         if isinstance(prompt, str)

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, Tag, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.messages.data import Generate
 from lmx.protocol.models.keep_alive import parse_keep_alive
-from lmx.router.schema.requests.sampling import SamplingFields, only_value
-from lmx.router.schema.requests.structure import StructureFields
+from lmx.router.schema.requests.sampling import (
+    SamplingFields,
+    assist_of,
+    only_value,
+    sampling_of,
+    search_of,
+)
+from lmx.router.schema.requests.structure import StructureFields, structure_of
 from lmx.router.schema.validation import (
     LIST,
     MAX_COUNT,
@@ -127,6 +135,46 @@ Stops = Annotated[
 """Texts that end an answer: one, or several, of which empty ones are left out."""
 
 
+class AnswerFields(ResidencyFields):
+    """What a request for a generated answer has in every API, by the API's own names."""
+
+    stream: bool | None = None
+    """The answer is sent as it comes, as server-sent events. Default: false."""
+
+    @property
+    def streams(self) -> bool:
+        """Whether the answer is sent as it comes."""
+        return bool(self.stream)
+
+    @property
+    def token_limit(self) -> int | None:
+        """How many tokens the answer may have. None: no limit was asked for."""
+        return None
+
+    @property
+    def stop_texts(self) -> tuple[str, ...]:
+        """The texts that end the answer, often none."""
+        return ()
+
+    @property
+    def drawing(self) -> Strict:
+        """The fields that say how tokens are drawn."""
+        return self
+
+
+class SharingFields(Strict):
+    """How a request shares its model with others."""
+
+    cache_salt: Annotated[str, Field(min_length=1, max_length=_MAX_SALT)] | None = None
+    """Only requests with the same one share cached prefixes. The name is vLLM's. Default: none."""
+    priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000)] | None = None
+    """Of requests that wait for the same model, those of a lower value begin first, however long
+    the others have waited, and their prompts are read first; when memory runs out, those of a
+    higher value pause first. A key may
+    have a lowest value (`priority` in its configuration), which is taken instead of a lower one.
+    The name is vLLM's. Default: 0."""
+
+
 class StreamOptions(Strict):
     """What a stream tells beside the answer."""
 
@@ -137,14 +185,12 @@ class StreamOptions(Strict):
     token can be counted with the text that comes after it. The name is vLLM's. Default: false."""
 
 
-class GenerationFields(SamplingFields, StructureFields, ResidencyFields, LabelFields):
+class GenerationFields(SamplingFields, StructureFields, AnswerFields, SharingFields, LabelFields):
     """The fields that both kinds of request share."""
 
     model: str | None = None
     """The id, an alias or the source of a model, or a name that routes (`auto` ...). A model that
     does not generate text is a 400 that names its route. Default: the configured one."""
-    stream: bool | None = None
-    """The answer is sent as it comes, as server-sent events. Default: false."""
     stream_options: StreamOptions | None = None
     """What a stream tells beside the answer. It is allowed with `stream: true` only."""
     max_completion_tokens: _AnswerLimit | None = None
@@ -169,15 +215,6 @@ class GenerationFields(SamplingFields, StructureFields, ResidencyFields, LabelFi
     with null for the first token. With completions it is in the choices. The whole prompt is
     computed, even where a part of it is cached. With `stream` it is a 400, and so are more than
     262,144 logprobs. The name is vLLM's. Default: none."""
-    cache_salt: Annotated[str, Field(min_length=1, max_length=_MAX_SALT)] | None = None
-    """Only requests with the same one share cached prefixes. The name is vLLM's. Default: none."""
-    priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000)] | None = None
-    """Of requests that wait for the same model, those of a lower value begin first, however long
-    the others have waited, and their prompts are read first; when memory runs out, those of a
-    higher value pause first. A key may
-    have a lowest value (`priority` in its configuration), which is taken instead of a lower one.
-    The name is vLLM's. Default: 0."""
-
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_COUNT)] | None = None
     """How many tokens at the end of the prompt are taken; those before them are cut off. -1: as
     many as the model's context has room for beside the answer. 0 is a 400, and so is a text that is
@@ -185,8 +222,6 @@ class GenerationFields(SamplingFields, StructureFields, ResidencyFields, LabelFi
 
     @property
     def token_limit(self) -> int | None:
-        """How many tokens the answer may have, from either of the two names. None: no limit was
-        asked for."""
         limit = (
             self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         )
@@ -194,7 +229,6 @@ class GenerationFields(SamplingFields, StructureFields, ResidencyFields, LabelFi
 
     @property
     def stop_texts(self) -> tuple[str, ...]:
-        """The stop strings, often none."""
         if self.stop is None:
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
@@ -216,6 +250,37 @@ class GenerationFields(SamplingFields, StructureFields, ResidencyFields, LabelFi
         if self.include_stop_str_in_output is None:
             return ovms and bool(self.stream)
         return self.include_stop_str_in_output
+
+
+def generate_of(fields: AnswerFields, *, ovms: bool = False) -> Generate:
+    """Return the request to a worker, without its prompt, ids and credit. ``ovms`` selects the
+    rules of /v3. Raises :class:`RequestError` for fields that contradict each other."""
+    generate = Generate(
+        stream_id=0,
+        request_id="",
+        credit_deltas=0,
+        sampling=sampling_of(fields.drawing),
+        max_tokens=fields.token_limit,
+        stop=fields.stop_texts,
+        keep_alive_s=keep_alive_of(fields),
+        whole=not fields.streams,
+    )
+    if isinstance(fields, SharingFields):
+        generate = replace(
+            generate, cache_salt=fields.cache_salt or "", priority=fields.priority or 0
+        )
+    if isinstance(fields, GenerationFields):
+        generate = replace(
+            generate,
+            include_stop=fields.include_stop(ovms=ovms),
+            search=search_of(fields, ovms=ovms),
+            structure=structure_of(fields),
+            assist=assist_of(fields),
+            token_ids=bool(fields.return_token_ids),
+            prompt_logprobs=fields.prompt_logprobs,
+            truncate_prompt_tokens=fields.truncate_prompt_tokens,
+        )
+    return generate
 
 
 def check_generation(request: GenerationFields, *, ovms: bool) -> None:

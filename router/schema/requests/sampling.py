@@ -44,14 +44,21 @@ def parameter(name: str) -> Any:
     )
 
 
-class SamplingFields(Strict):
-    """None means the same as leaving a field out: the model's own default."""
+class ParameterFields(Strict):
+    """The parameters whose names all APIs share but Anthropic's, which has a few of them."""
 
     temperature: float | None = parameter("temperature")
     top_p: float | None = parameter("top_p")
     top_k: int | None = parameter("top_k")
     min_p: float | None = parameter("min_p")
     typical_p: float | None = parameter("typical_p")
+    presence_penalty: float | None = parameter("presence_penalty")
+    frequency_penalty: float | None = parameter("frequency_penalty")
+
+
+class SamplingFields(ParameterFields):
+    """None means the same as leaving a field out: the model's own default."""
+
     repetition_penalty: float | None = parameter("repetition_penalty")
     repeat_penalty: float | None = Field(
         None,
@@ -59,8 +66,6 @@ class SamplingFields(Strict):
         description="The same as `repetition_penalty`, by llama.cpp's name. Both, different, are a "
         "400.",
     )
-    presence_penalty: float | None = parameter("presence_penalty")
-    frequency_penalty: float | None = parameter("frequency_penalty")
     seed: Annotated[int, Field(ge=INT64_MIN, le=INT64_MAX)] | None = None
     """The same seed draws the same tokens, whatever else runs. Default: random (0 at OpenVINO Model
     Server)."""
@@ -131,20 +136,19 @@ def only_value(what: str, given: Mapping[str, Any]) -> Any:
     return named[0][1] if named else None
 
 
-def sampling_of(fields: SamplingFields) -> Sampling:
-    """Return how tokens are drawn. Raises :class:`RequestError` for a wrong ``logit_bias``, and for
-    two names of one penalty with different values."""
-    drawn = {name: getattr(fields, name) for name in PARAMETERS}
+def sampling_of(fields: Strict) -> Sampling:
+    """Return how tokens are drawn, by those of the parameters that ``fields`` has. Raises
+    :class:`RequestError` for a wrong ``logit_bias``, and for two names of one penalty with
+    different values."""
+    drawn: dict[str, Any] = {name: getattr(fields, name, None) for name in (*PARAMETERS, "seed")}
+    penalties = ("repetition_penalty", "repeat_penalty")
     drawn["repetition_penalty"] = only_value(
-        "one penalty",
-        {
-            "repetition_penalty": fields.repetition_penalty,
-            "repeat_penalty": fields.repeat_penalty,
-        },
+        "one penalty", {name: getattr(fields, name, None) for name in penalties}
     )
+    if not isinstance(fields, SamplingFields):
+        return Sampling(**drawn)
     return Sampling(
         **drawn,
-        seed=fields.seed,
         logit_bias=_biases(fields.logit_bias or {}),
         ignore_eos=bool(fields.ignore_eos),
         min_tokens=fields.min_tokens or 0,

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
 
 import orjson
 from pydantic import Field
 
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.protocol.messages.data import Generate, Sampling, Structure, Thinking
+from lmx.protocol.messages.data import Generate, Structure, Thinking
 from lmx.protocol.messages.tasks import Tokenize
 from lmx.protocol.states import StructureKind
 from lmx.router.media.source import MediaSource
 from lmx.router.schema.requests.anthropic.blocks import SystemText
 from lmx.router.schema.requests.anthropic.conversation import Turns, chat_messages, hosted_blocks
 from lmx.router.schema.requests.anthropic.tools import Choice, Tools, hosted_tools, tool_use_of
-from lmx.router.schema.requests.generation import MAX_STOP_CHARS, ResidencyFields, keep_alive_of
+from lmx.router.schema.requests.generation import MAX_STOP_CHARS, AnswerFields, generate_of
 from lmx.router.schema.requests.sampling import parameter
 from lmx.router.schema.validation import Count, FreeObject, Positive, Strict, validated
 from lmx.router.workers.dispatch import TOKENIZE_DEADLINE_S
@@ -98,7 +99,7 @@ class PromptFields(Strict):
         return [*hosted_tools(self.tools), *hosted_blocks(self.messages)]
 
 
-class MessagesRequest(PromptFields, ResidencyFields):
+class MessagesRequest(PromptFields, AnswerFields):
     """The body of POST /v1/messages.
 
     The headers `anthropic-version` and `anthropic-beta` are accepted, and change nothing."""
@@ -106,8 +107,6 @@ class MessagesRequest(PromptFields, ResidencyFields):
     max_tokens: Count
     """How many tokens the answer has at most, thinking included. 0: the prompt is read, so that it
     is found in the prefix cache, and nothing is answered."""
-    stream: bool | None = None
-    """The answer is sent as it comes, as server-sent events. Default: false."""
     stop_sequences: (
         Annotated[
             list[Annotated[str, Field(max_length=MAX_STOP_CHARS)]],
@@ -129,8 +128,11 @@ class MessagesRequest(PromptFields, ResidencyFields):
     libraries send the whole conversation."""
 
     @property
+    def token_limit(self) -> int:
+        return self.max_tokens
+
+    @property
     def stop_texts(self) -> tuple[str, ...]:
-        """The texts that end the answer."""
         return tuple(filter(None, self.stop_sequences or ()))
 
     @property
@@ -171,21 +173,12 @@ def parse_messages(
             param="thinking.budget_tokens",
         )
     goes_on = _goes_on(conversation.messages)
-    generate = Generate(
-        stream_id=0,
-        request_id="",
-        credit_deltas=0,
+    generate = replace(
+        generate_of(request),
         messages=tuple(conversation.messages),
-        sampling=Sampling(
-            temperature=request.temperature, top_p=request.top_p, top_k=request.top_k
-        ),
-        max_tokens=request.max_tokens,
-        stop=request.stop_texts,
         structure=_structure_of(request),
         tool_use=tool_use_of(request.tools, request.tool_choice),
         thinking=thinking,
-        keep_alive_s=keep_alive_of(request),
-        whole=not request.stream,
         add_generation_prompt=not goes_on,
         continue_final_message=goes_on,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, Literal
 
 import orjson
@@ -14,7 +14,7 @@ from lmx.protocol.states import MediaKind
 from lmx.router.media.source import MediaSource
 from lmx.router.schema.requests.conversation.messages import MAX_CALLS, MAX_MESSAGES
 from lmx.router.schema.requests.conversation.tools import MAX_TOOLS, Tool, ToolFields, tool_use_of
-from lmx.router.schema.requests.generation import keep_alive_of
+from lmx.router.schema.requests.generation import generate_of
 from lmx.router.schema.requests.ollama.common import OllamaFields
 from lmx.router.schema.validation import FreeObject, Strict, validated
 
@@ -101,17 +101,13 @@ def loading(request: OllamaFields) -> Generate:
 
 def generation(request: OllamaFields, **fields: Any) -> Generate:
     """Return the request to a worker with what both kinds of request share, and ``fields``."""
-    shared: dict[str, Any] = {
-        "sampling": request.sampling,
-        "max_tokens": request.limit,
-        "stop": request.stop_texts,
-        "structure": request.structure,
-        "thinking": request.thinking,
-        "top_logprobs": (request.top_logprobs or 0) if request.logprobs else None,
-        "keep_alive_s": keep_alive_of(request),
-        "whole": not request.streams,
-    }
-    return Generate(stream_id=0, request_id="", credit_deltas=0, **{**shared, **fields})
+    generate = replace(
+        generate_of(request),
+        structure=request.structure,
+        thinking=request.thinking,
+        top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+    )
+    return replace(generate, **fields)
 
 
 def with_images(

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import Field, Tag
 
-from lmx.protocol.messages.data import Sampling, Structure, Thinking
+from lmx.protocol.messages.data import Structure, Thinking
 from lmx.protocol.states import StructureKind
-from lmx.router.schema.requests.generation import ResidencyFields, Stops
-from lmx.router.schema.requests.sampling import parameter
+from lmx.router.schema.requests.generation import AnswerFields, Stops
+from lmx.router.schema.requests.sampling import ParameterFields, parameter
 from lmx.router.schema.validation import (
     INT64_MAX,
     INT64_MIN,
@@ -19,11 +19,10 @@ from lmx.router.schema.validation import (
     TEXT,
     TEXT_OR_OBJECT,
     FreeObject,
-    Strict,
 )
 
 
-class Options(Strict):
+class Options(ParameterFields):
     """How the answer is made. Options that are not here are named in `X-Lmx-Ignored`, and change
     nothing: above all `num_ctx`, since a model's context is configured."""
 
@@ -34,17 +33,10 @@ class Options(Strict):
     """Texts that end the answer, and are not in it: one, or up to 64. Default: none."""
     seed: Annotated[int, Field(ge=INT64_MIN, le=INT64_MAX)] | None = None
     """The same seed draws the same tokens. Default: random."""
-    temperature: float | None = parameter("temperature")
-    top_p: float | None = parameter("top_p")
-    top_k: int | None = parameter("top_k")
-    min_p: float | None = parameter("min_p")
-    typical_p: float | None = parameter("typical_p")
     repeat_penalty: float | None = parameter("repetition_penalty")
-    presence_penalty: float | None = parameter("presence_penalty")
-    frequency_penalty: float | None = parameter("frequency_penalty")
 
 
-class OllamaFields(ResidencyFields):
+class OllamaFields(AnswerFields):
     """The fields that both kinds of request share."""
 
     model: str
@@ -74,18 +66,15 @@ class OllamaFields(ResidencyFields):
 
     @property
     def streams(self) -> bool:
-        """Whether the answer is sent as it comes."""
         return self.stream is not False
 
     @property
-    def limit(self) -> int | None:
-        """How many tokens the answer may have. None: no limit was asked for."""
+    def token_limit(self) -> int | None:
         limit = self.options.num_predict if self.options else None
         return None if limit is None or limit < 0 else limit
 
     @property
     def stop_texts(self) -> tuple[str, ...]:
-        """The texts that end the answer."""
         stop = self.options.stop if self.options else None
         return (stop,) if isinstance(stop, str) else tuple(stop or ())
 
@@ -97,20 +86,8 @@ class OllamaFields(ResidencyFields):
         return Thinking(enabled=self.think, param="think", required=bool(self.think))
 
     @property
-    def sampling(self) -> Sampling:
-        """How tokens are drawn."""
-        options = self.options or Options()
-        return Sampling(
-            temperature=options.temperature,
-            top_p=options.top_p,
-            top_k=options.top_k,
-            min_p=options.min_p,
-            typical_p=options.typical_p,
-            repetition_penalty=options.repeat_penalty,
-            presence_penalty=options.presence_penalty,
-            frequency_penalty=options.frequency_penalty,
-            seed=options.seed,
-        )
+    def drawing(self) -> Options:
+        return self.options or Options()
 
     @property
     def structure(self) -> Structure | None:

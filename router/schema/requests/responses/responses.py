@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, Literal
 
 import orjson
 from pydantic import Field
 
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.protocol.messages.data import Generate, Sampling, Structure, Thinking
+from lmx.protocol.messages.data import Generate, Structure, Thinking
 from lmx.protocol.messages.tasks import Tokenize
 from lmx.protocol.states import StructureKind
 from lmx.router.media.source import MediaSource
 from lmx.router.schema.requests.conversation.messages import MAX_MESSAGES
-from lmx.router.schema.requests.generation import LabelFields, ResidencyFields, keep_alive_of
+from lmx.router.schema.requests.generation import (
+    AnswerFields,
+    LabelFields,
+    SharingFields,
+    generate_of,
+)
 from lmx.router.schema.requests.responses.conversation import (
     conversation_of,
     further_tools,
@@ -28,7 +33,7 @@ from lmx.router.schema.requests.responses.tools import (
     Tools,
     offered_tools,
 )
-from lmx.router.schema.requests.sampling import parameter
+from lmx.router.schema.requests.sampling import ParameterFields, parameter
 from lmx.router.schema.validation import FreeObject, Positive, Strict, validated
 from lmx.router.workers.dispatch import TOKENIZE_DEADLINE_S
 
@@ -136,11 +141,11 @@ class ResponseStreamOptions(Strict):
     """It is accepted, and changes nothing."""
 
 
-class ResponsesRequest(ResponsePromptFields, ResidencyFields, LabelFields):
+class ResponsesRequest(
+    ResponsePromptFields, AnswerFields, ParameterFields, SharingFields, LabelFields
+):
     """The body of POST /v1/responses."""
 
-    stream: bool | None = None
-    """The answer is sent as it comes, as server-sent events. Default: false."""
     stream_options: ResponseStreamOptions | None = None
     """What a stream has beside the answer."""
     background: bool | None = None
@@ -154,12 +159,6 @@ class ResponsesRequest(ResponsePromptFields, ResidencyFields, LabelFields):
     caps it. Default: the model's, else up to the context."""
     max_tool_calls: Positive | None = None
     """It is accepted, and changes nothing: it limits calls that OpenAI's servers run."""
-    temperature: float | None = parameter("temperature")
-    top_p: float | None = parameter("top_p")
-    top_k: int | None = parameter("top_k")
-    min_p: float | None = parameter("min_p")
-    presence_penalty: float | None = parameter("presence_penalty")
-    frequency_penalty: float | None = parameter("frequency_penalty")
     repetition_penalty: float | None = parameter("repetition_penalty")
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     """With how many alternatives each token of the text is given. Default: 0."""
@@ -167,11 +166,10 @@ class ResponsesRequest(ResponsePromptFields, ResidencyFields, LabelFields):
     """What the answer has besides: `message.output_text.logprobs`, and
     `reasoning.encrypted_content`, the thoughts as a token of this lmx that brings them back when it
     is sent again. Others are accepted, and change nothing."""
-    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    """Only requests with the same one share cached prefixes. The name is vLLM's. Default: none."""
-    priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000)] | None = None
-    """Of requests that wait for the same model, those of a lower value begin first, and their
-    prompts are read first. The name is vLLM's. Default: 0."""
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_output_tokens
 
     @property
     def is_stored(self) -> bool:
@@ -288,29 +286,13 @@ def asked_of(
 
 def generation_of(request: ResponsesRequest, asked: Asked) -> Generate:
     """Return the request to a worker, without ids and credit."""
-    return Generate(
-        stream_id=0,
-        request_id="",
-        credit_deltas=0,
+    return replace(
+        generate_of(request),
         messages=asked.messages,
-        sampling=Sampling(
-            temperature=request.temperature,
-            top_p=request.top_p,
-            top_k=request.top_k,
-            min_p=request.min_p,
-            presence_penalty=request.presence_penalty,
-            frequency_penalty=request.frequency_penalty,
-            repetition_penalty=request.repetition_penalty,
-        ),
-        max_tokens=request.max_output_tokens,
         top_logprobs=request.logprobs,
         structure=_structure_of(request),
         tool_use=asked.tools.use,
         thinking=request.thinking,
-        cache_salt=request.cache_salt or "",
-        priority=request.priority or 0,
-        keep_alive_s=keep_alive_of(request),
-        whole=not request.stream,
         truncate_prompt_tokens=request.cut_tokens,
     )
 
