@@ -153,7 +153,9 @@ def test_what_safety_rests_on_has_a_floor_that_the_constraints_meet() -> None:
     assert "3.14.0" not in aiohttp.specifier
 
 
-NOT_NEEDED = {"datasets", "scipy", "sounddevice", "uvicorn", "websockets"}
+NOT_NEEDED = {
+    *("datasets", "fastapi", "scipy", "sounddevice", "starlette", "uvicorn", "websockets"),
+}
 """What lmx's dependencies ask for, and nothing that lmx runs imports."""
 ENVIRONMENTS = [
     {"sys_platform": platform, "platform_system": system, "platform_machine": machine}
