@@ -1,7 +1,6 @@
 """The description of a family of models: how it calls tools, and the grammars that enforce that.
 
-A family is one value (:class:`Family`) in a file of its own below
-:mod:`lmx.worker.formats.families`, and one line of the table there.
+A family is one value (:class:`Family`) in :mod:`lmx.worker.formats.families`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from lmx.worker.formats.families.json.json_tools import JSON_CALLS, JSON_TOOLS
+from lmx.worker.formats.families.json import JSON_CALLS, JSON_TOOLS
 from lmx.worker.formats.families.table import call_forms
 from lmx.worker.formats.family import (
     CallForm,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lmx.worker.formats.families.json.json_tools import JSON_CALLS
+from lmx.worker.formats.families.json import JSON_CALLS
 from lmx.worker.formats.family import CallGrammar, Family, Rules, SpecialTokens, Tool
 from lmx.worker.schemas.grammar import Grammar
 

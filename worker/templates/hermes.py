@@ -2,7 +2,7 @@
 Pure.
 
 The words are lmx's own. The form is the one that most models have seen in training, and the one
-that the JSON form of :mod:`lmx.worker.formats.families.json.json_tools` reads.
+that the JSON form of :mod:`lmx.worker.formats.families.json` reads.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The families of models, by how they call tools: one file for each, and one table."""
+"""The families of models, by how they call tools: one value for each, and the choice among them."""

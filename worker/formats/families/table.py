@@ -4,87 +4,25 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any, Final
 
 import structlog
 
 from lmx.worker.engine import ReasoningMarkers
 from lmx.worker.formats.families.harmony import HARMONY, THINKING
-from lmx.worker.formats.families.json.apertus import APERTUS
-from lmx.worker.formats.families.json.cohere2_moe import COHERE2_MOE
-from lmx.worker.formats.families.json.deepseek_v3 import DEEPSEEK_V3, DEEPSEEK_V31
-from lmx.worker.formats.families.json.gigachat import GIGACHAT
-from lmx.worker.formats.families.json.glm4 import GLM4
-from lmx.worker.formats.families.json.granite import GRANITE
-from lmx.worker.formats.families.json.hunyuan import HUNYUAN
-from lmx.worker.formats.families.json.internlm import INTERNLM
-from lmx.worker.formats.families.json.jamba import JAMBA
-from lmx.worker.formats.families.json.json_tools import JSON_TOOLS
-from lmx.worker.formats.families.json.kimi_k2 import KIMI_K2
-from lmx.worker.formats.families.json.llama3 import LLAMA3
-from lmx.worker.formats.families.json.mistral import MISTRAL
-from lmx.worker.formats.families.json.nemotron import NEMOTRON
-from lmx.worker.formats.families.json.phi4 import PHI4
-from lmx.worker.formats.families.library import library_family
-from lmx.worker.formats.families.literals.functiongemma import FUNCTIONGEMMA
-from lmx.worker.formats.families.literals.gemma4 import GEMMA4
-from lmx.worker.formats.families.literals.llama4 import LLAMA4
-from lmx.worker.formats.families.literals.olmo3 import OLMO3
-from lmx.worker.formats.families.literals.pythonic import PYTHONIC
-from lmx.worker.formats.families.tags.atem import ATEM
-from lmx.worker.formats.families.tags.deepseek_v32 import DEEPSEEK_V4, DEEPSEEK_V32
-from lmx.worker.formats.families.tags.glm47 import GLM47
-from lmx.worker.formats.families.tags.longcat import LONGCAT
-from lmx.worker.formats.families.tags.minicpm5 import MINICPM5
-from lmx.worker.formats.families.tags.minimax_m2 import MINIMAX_M2
-from lmx.worker.formats.families.tags.minimax_m3 import MINIMAX_M3
-from lmx.worker.formats.families.tags.qwen3_coder import QWEN3_CODER
-from lmx.worker.formats.families.tags.seed_oss import SEED_OSS
-from lmx.worker.formats.families.tags.step3 import STEP3
+from lmx.worker.formats.families.json import JSON_FAMILIES, JSON_TOOLS
+from lmx.worker.formats.families.literals import LITERAL_FAMILIES
+from lmx.worker.formats.families.tags import TAG_FAMILIES
 from lmx.worker.formats.family import CallForm, Family
-from lmx.worker.formats.registry import family_registry
+from lmx.worker.formats.forms.block import read_block
+from lmx.worker.formats.registry import family_parser, family_registry
 
 log = structlog.get_logger()
 
-# Of the families that lmx recognises by the template, the first match counts: particular ones
-# stand before the general ones.
+# Of those that a chat template shows, the first counts.
 FAMILIES: Final[Mapping[str, Family]] = {
-    family.name: family
-    for family in (
-        JSON_TOOLS,
-        APERTUS,
-        ATEM,
-        COHERE2_MOE,
-        DEEPSEEK_V3,
-        DEEPSEEK_V31,
-        DEEPSEEK_V4,
-        DEEPSEEK_V32,
-        FUNCTIONGEMMA,
-        GEMMA4,
-        GIGACHAT,
-        GLM4,
-        GLM47,
-        HARMONY,
-        HUNYUAN,
-        INTERNLM,
-        JAMBA,
-        KIMI_K2,
-        LLAMA3,
-        LLAMA4,
-        LONGCAT,
-        MINICPM5,
-        MINIMAX_M2,
-        MINIMAX_M3,
-        MISTRAL,
-        NEMOTRON,
-        OLMO3,
-        PHI4,
-        GRANITE,
-        PYTHONIC,
-        QWEN3_CODER,
-        SEED_OSS,
-        STEP3,
-    )
+    family.name: family for family in (*JSON_FAMILIES, *TAG_FAMILIES, *LITERAL_FAMILIES, HARMONY)
 }
 
 # An added token " " or "name" is a part of some mark, but no mark itself.
@@ -127,8 +65,10 @@ def parser_for(
 def family_of(tool_parser: str | None, reasoning: ReasoningMarkers | None = None) -> Family:
     """Return the family of a model; the JSON family for a model whose template knows no tools.
 
-    A name that is not in the table is one of mlx-vlm's registry: see
-    :func:`~lmx.worker.formats.families.library.library_family`.
+    For a name of mlx-vlm's registry that is not in the table (a later release of the library may
+    add one), the library's parser reads calls, each when it is complete. lmx has no grammar of it,
+    so enforced calls are JSON. If the library has no such parser, or one that doesn't say how its
+    calls begin and end, only JSON is read.
     """
     if reasoning is not None and reasoning.start == THINKING:
         return HARMONY
@@ -167,8 +107,27 @@ def marker_ids(
 
 @functools.cache
 def _unknown(name: str) -> Family:
-    family = library_family(name)
-    log.warning("tool_calls.family_unknown", family=name, remark=family.remark)
+    unknown = f"The model calls tools in the form {name!r}, which lmx does not know"
+    try:
+        parser = family_parser(name)
+        start, end = parser.tool_call_start, parser.tool_call_end
+        if not start or not callable(parser.parse_tool_call):
+            raise AttributeError("it does not say how calls begin")
+    except (ImportError, OSError, AttributeError) as error:
+        remark = (
+            f"{unknown} and the engine's library has no parser for ({error}): only calls in JSON "
+            "are read."
+        )
+        family = Family(name, remark=remark)
+    else:
+        remark = (
+            f"{unknown}: calls are read by the engine's library, and not enforced in that form; "
+            "where a call must be made, it is held to JSON."
+        )
+        # To the library, a call without an end mark ends with its line.
+        form = CallForm(start, end, partial(read_block, parser=name, end=end or "\n"))
+        family = Family(name, calls=(form,), remark=remark)
+    log.warning("tool_calls.family_unknown", family=name, remark=remark)
     return family
 
 

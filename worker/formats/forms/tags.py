@@ -52,6 +52,12 @@ class XmlForm:
         """What may come after a parameter."""
         return tuple(tag for tag in (self.parameter, self.function_end, self.end) if tag)
 
+    def argument(
+        self, open: str, close: str, *, any_json: bool = False, open_json: str | None = None
+    ) -> TagForm:
+        """Return how an argument is enforced so that it is read back in this form."""
+        return TagForm(open, close, self.parameter_end, self.strip, any_json, open_json, self.tags)
+
 
 def xml_calls(start: str, form: XmlForm, tokens: tuple[str, ...] = ()) -> tuple[CallForm, ...]:
     """Return how calls are read: in a section that begins with ``start``, and without one, which

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lmx.worker.formats import families, registry
-from lmx.worker.formats.families import library
+from lmx.worker.formats.families import table
 from lmx.worker.formats.families.table import FAMILIES, family_of, parser_for
 from lmx.worker.formats.family import Family, SpecialTokens, Tool
 from lmx.worker.formats.grammar import tools_grammar
@@ -28,12 +28,11 @@ def test_every_family_of_the_library_has_a_line_in_the_table() -> None:
     new, gone = known - FAMILIES.keys(), FAMILIES.keys() - OWN - known
     assert not new, (
         f"{said} has tool parsers that lmx does not know: {sorted(new)}. Their calls are read by "
-        "the library and not enforced, until each has a file below worker/formats/families and a "
-        "line in table.py."
+        "the library and not enforced, until each has a value in worker/formats/families."
     )
     assert not gone, (
         f"{said} no longer tells these families by their chat templates: {sorted(gone)}. Each "
-        "needs `template_marks` of its own in its file below worker/formats/families."
+        "needs `template_marks` of its own in worker/formats/families."
     )
 
 
@@ -41,11 +40,11 @@ def test_every_family_of_the_library_has_a_line_in_the_table() -> None:
 def test_the_library_s_parsers_are_where_they_are_looked_for(name: str) -> None:
     parser = family_parser(name)
     assert callable(parser.parse_tool_call), "formats/registry calls it"
-    assert isinstance(parser.tool_call_start, str), "families/library reads it"
-    assert isinstance(parser.tool_call_end, str), "families/library reads it"
+    assert isinstance(parser.tool_call_start, str), "families/table reads it"
+    assert isinstance(parser.tool_call_end, str), "families/table reads it"
 
 
-def test_every_file_of_a_family_is_in_the_table() -> None:
+def test_every_family_is_in_the_table() -> None:
     found: dict[str, str] = {}
     for module in pkgutil.walk_packages(families.__path__, f"{families.__name__}."):
         if module.ispkg or module.name.endswith(".table"):
@@ -85,7 +84,7 @@ def a_later_library(monkeypatch: pytest.MonkeyPatch) -> None:
     def find(name: str) -> Any:
         return a_new_parser() if name == "newest" else family_parser(name)
 
-    for module in (registry, library):
+    for module in (registry, table):
         monkeypatch.setattr(module, "family_parser", find)
 
 

@@ -1,1 +1,0 @@
-"""Families whose arguments are a JSON object."""

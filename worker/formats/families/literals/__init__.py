@@ -1,1 +1,0 @@
-"""Families whose arguments are literals: Python's, or those of Gemma's own."""

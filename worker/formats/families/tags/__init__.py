@@ -1,1 +1,0 @@
-"""Families with a tag around each argument."""
