@@ -25,6 +25,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     family.name: family for family in (*JSON_FAMILIES, *TAG_FAMILIES, *LITERAL_FAMILIES, HARMONY)
 }
 
+_GENERAL: Final = {JSON_TOOLS.calls[0].start, JSON_TOOLS.calls[0].end}
 # An added token " " or "name" is a part of some mark, but no mark itself.
 _MARK_BEGINS: Final = ("<", "[", "]", "◁", "｜")
 
@@ -57,7 +58,8 @@ def parser_for(
         return str(best.name)
     for family in FAMILIES.values():
         marks = {mark for form in family.calls[:1] for mark in (form.start, form.end) if mark}
-        if family is not JSON_TOOLS and marks and marks.issubset(added_tokens):
+        # The general marks show no family in particular.
+        if marks and marks != _GENERAL and marks.issubset(added_tokens):
             return family.name
     return None
 

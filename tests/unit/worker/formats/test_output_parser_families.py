@@ -399,6 +399,20 @@ def test_the_form_is_read_off_the_template(template: Any, expected: str | None) 
     assert parser_for(template, None) == expected
 
 
+@pytest.mark.parametrize(
+    ("vocabulary", "expected"),
+    [
+        (["<tool_calls>", "</tool_calls>"], "hunyuan"),
+        (["<|tools_prefix|>", "<|tools_suffix|>", "<s>"], "apertus"),
+        # Qwen's vocabulary shows no form, with a template that knows no tools.
+        (["<tool_call>", "</tool_call>"], None),
+        (["<|tools_prefix|>"], None),
+    ],
+)
+def test_the_form_is_read_off_the_vocabulary(vocabulary: list[str], expected: str | None) -> None:
+    assert parser_for("{{ messages }}", None, vocabulary) == expected
+
+
 def test_the_form_can_be_named() -> None:
     assert parser_for("[TOOL_CALLS]", "kimi_k2") == "kimi_k2"
     with pytest.raises(ValueError, match="json_tools"):
