@@ -292,7 +292,7 @@ def _can_batch(forward: Forward) -> bool:
 
 def _make_prefix_cache(worker: WorkerSpec, loaded: LoadedModel) -> PrefixCache | None:
     spec = worker.prefix_cache
-    if spec is None:
+    if spec is None or loaded.forward.whole_prompts:
         return None
     versions = [version("mlx"), version("mlx-lm"), version("mlx-vlm"), loaded.library]
     if worker.kv_bits is not None:

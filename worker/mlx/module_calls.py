@@ -1,9 +1,20 @@
-"""Listening to the modules of a model: what they return, without a change of the model's code."""
+"""Changing what the modules of a model do, without a change of the model's code.
+
+Python looks methods up in the class: a module gets a class of its own, under the same names. Its
+attributes and weights stay as they are.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+
+
+def replace_methods(module: Any, **methods: Callable[..., Any]) -> None:
+    """Let a module have other methods. Each takes the module first."""
+    plain = type(module)
+    named = {"__module__": plain.__module__, **methods}
+    module.__class__ = type(plain.__name__, (plain,), named)
 
 
 def wrap_call(module: Any, hear: Callable[[Any], None]) -> None:
@@ -15,5 +26,4 @@ def wrap_call(module: Any, hear: Callable[[Any], None]) -> None:
         hear(output)
         return output
 
-    # Python looks a call up in the class. Attributes and weights stay as they are.
-    module.__class__ = type(plain.__name__, (plain,), {"__call__": call})
+    replace_methods(module, __call__=call)

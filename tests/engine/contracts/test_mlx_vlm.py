@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+
 import mlx.core as mx
 import pytest
 from mlx_vlm.generate.ar import _extend_cache
 from mlx_vlm.models.cache import BatchKVCache, KVCache
+from mlx_vlm.models.paddleocr_vl import paddleocr_vl
 
 from tests.support.references.private_parts import FIELDS, PARTS, Part, find, said
 
@@ -26,7 +29,7 @@ def filled(tokens: int) -> KVCache:
 
 
 def test_two_rows_in_one_cache_end_together_and_begin_behind_their_padding() -> None:
-    ((name, file, use),) = FIELDS[LIBRARY]
+    (name, file, use), _ = FIELDS[LIBRARY]
     (joined,) = _extend_cache([filled(5)], [filled(2)])
     words = said(LIBRARY, f"BatchKVCache.{name}", (file,), use)
     assert type(joined) is BatchKVCache, f"{words}it is a {type(joined).__name__}"
@@ -45,3 +48,10 @@ def test_a_plain_cache_is_its_keys_its_values_and_its_length() -> None:
     more = mx.zeros((1, 1, 1, 1))
     keys, _ = again.update_and_fetch(more, more)
     assert keys[0, 0, :, 0].tolist() == [0, 1, 2, 0], f"{words}its fields are no longer all of it"
+
+
+def test_a_paddleocr_vl_forgets_where_a_text_is_in_its_field() -> None:
+    _, (name, file, use) = FIELDS[LIBRARY]
+    source = inspect.getsource(paddleocr_vl.Model.get_input_embeddings)
+    words = said(LIBRARY, f"LanguageModel.{name}", (file,), use)
+    assert f"self.language_model.{name} = None" in source, f"{words}it is another field"

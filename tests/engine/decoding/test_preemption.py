@@ -14,6 +14,8 @@ from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
 from lmx.protocol.states import StructureKind
 from lmx.worker.engine import BeamSearch, ConstraintSource, RowSampling
 from tests.support.models.tiny_models import make_tiny_model
+from tests.support.models.vlm_models import make_vlm_model
+from tests.support.rigs.conformance import without_processors
 from tests.support.rigs.engine_rig import GREEDY, HOT, EngineRunner, spec_of
 
 pytestmark = pytest.mark.engine
@@ -100,6 +102,23 @@ def test_a_row_is_preempted_in_the_middle_of_its_prompt(folder: Path) -> None:
     preempt(runner, row)()
     runner.finish_row(row)
     assert runner.tokens[row] == expected
+
+
+def test_an_answer_is_no_part_of_a_prompt_that_is_read_at_once(tmp_path: Path) -> None:
+    folder = make_vlm_model(tmp_path, "paligemma")
+    with without_processors():
+        runner = EngineRunner(spec_of(folder, prefix_cache=PrefixCacheSpec(64 << 20)))
+    expected = runner.admit(PROMPT, GREEDY, 12, top_logprobs=0)
+    runner.finish()
+    row = runner.admit(PROMPT, GREEDY, 12, top_logprobs=0)
+    run_until(runner, row, 5)
+    preempt(runner, row)()
+    runner.finish()
+    assert runner.tokens[row] == runner.tokens[expected]
+    scores = [[score.logprob for score in runner.scores[one]] for one in (row, expected)]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-3)
+    longer = [*PROMPT, *runner.tokens[row], *OTHER]
+    assert runner.alone(longer) == runner.alone(longer, cache_salt="cold")
 
 
 def test_a_constraint_goes_on_in_its_state(folder: Path) -> None:

@@ -197,7 +197,7 @@ def _with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:
 def test_what_is_known_to_be_wrong_does_not_answer_silently(
     bases: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    folder = changed(bases("llama"), tmp_path / "wrong", model_type="phi3small")
+    folder = changed(bases("llama"), tmp_path / "wrong", model_type="deepseek_v4")
     with pytest.raises(OperationError, match=r"computed wrongly.*allow_inexact: true"):
         load_model(replace(spec_of(folder), allow_inexact=False), lambda *_: None)
 

@@ -533,12 +533,24 @@ def make_text_model(
     return folder
 
 
+RIGHT_ONE_BY_ONE = frozenset({"phi3small"})
+RIGHT_AT_ONCE = frozenset({"plamo3"})
+"""Types whose class in mlx-lm is wrong of a chunk, or of tokens that come after one."""
+
+
 def reference_logits(folder: Path, prompt: Sequence[int], following: Sequence[int]) -> Any:
     """Return mlx-lm's logits after a whole prompt, and after each of the tokens that follow."""
     from mlx_lm.utils import load_model
 
     model, _ = load_model(folder)
+    if model.model_type in RIGHT_AT_ONCE:
+        whole = model(mx.array([[*prompt, *following]]))[0, len(prompt) - 1 :]
+        return np.array(whole.astype(mx.float32))
     cache = make_prompt_cache(model)
+    if model.model_type in RIGHT_ONE_BY_ONE:
+        for token in prompt[:-1]:
+            mx.eval(model(mx.array([[token]]), cache=cache))
+        prompt = prompt[-1:]
     logits = [model(mx.array([prompt]), cache=cache)[0, -1]]
     logits += [model(mx.array([[token]]), cache=cache)[0, -1] for token in following]
     return np.array(mx.stack(logits).astype(mx.float32))

@@ -302,7 +302,7 @@ SEEING: dict[str, Seeing] = {
     "mllama": Seeing(
         {"cross_attention_layers": [1]},
         {"max_num_tiles": 2, "vision_output_dim": 64, "intermediate_layers_indices": [0],
-         "num_global_layers": 1}),
+         "num_global_layers": 1}, same_text="llama"),
     "molmo": Seeing(
         {"d_model": 64, "n_heads": 4, "n_kv_heads": 2, "n_layers": 4, "mlp_hidden_size": 128,
          "embedding_size": VOCABULARY, "additional_vocab_size": 8, "num_hidden_layers": 4},
@@ -471,6 +471,12 @@ def text_logits(
             for name, weight in inner.items()
             if name.startswith(mark)
         }
+    if crossing := text.get("cross_attention_layers"):
+        inner = _without_layers(inner, crossing)
+        text["num_hidden_layers"] -= len(crossing)
+        model = module.Model(module.ModelArgs.from_dict(text))
+        embeddings = inner["model.embed_tokens.weight"]
+        inner["model.embed_tokens.weight"] = embeddings[: text["vocab_size"]]
     if not whole and not any(name.startswith("model.") for name in inner):
         inner = {f"model.{name}": weight for name, weight in inner.items()}
     inner = {re.sub(r"^model\.lm_head", "lm_head", name): w for name, w in inner.items()}
@@ -482,6 +488,21 @@ def text_logits(
     logits = [model(mx.array([prompt]), cache=cache)[0, -1]]
     logits += [model(mx.array([[token]]), cache=cache)[0, -1] for token in following]
     return np.array(mx.stack(logits).astype(mx.float32))
+
+
+def _without_layers(
+    weights: Mapping[str, mx.array], left_out: Sequence[int]
+) -> dict[str, mx.array]:
+    """Return the weights of the other layers, counted from the first of them on."""
+    made = {}
+    for name, weight in weights.items():
+        layer = re.match(r"model\.layers\.(\d+)\.", name)
+        if layer is None:
+            made[name] = weight
+        elif (number := int(layer[1])) not in left_out:
+            place = number - sum(each < number for each in left_out)
+            made[f"model.layers.{place}.{name[layer.end() :]}"] = weight
+    return made
 
 
 def _text_config(model_type: str) -> dict[str, Any]:

@@ -43,7 +43,11 @@ PROCESSOR = "worker/mlx/media/processor.py"
 GEMMA3N = "worker/mlx/model/mended/gemma3n.py"
 GUARD = "worker/mlx/model/guard.py"
 HY_V4 = "worker/mlx/model/mended/hy_v4.py"
+MLLAMA = "worker/mlx/model/mended/mllama.py"
 NEEDS = "worker/mlx/model/media_needs.py"
+PADDLEOCR_VL = "worker/mlx/model/mended/paddleocr_vl.py"
+PHI3SMALL = "worker/mlx/model/mended/phi3small.py"
+PLAMO3 = "worker/mlx/model/mended/plamo3.py"
 SLOTS = "worker/mlx/model/batch_slots.py"
 GGUF = "supervisor/fetch/gguf.py"
 FILE = "supervisor/fetch/file.py"
@@ -72,6 +76,20 @@ PARTS: dict[str, Sequence[Part]] = {
             f"computing {what} of few operations on a CPU: lmx replaces it there",
         )
         for name, what in (("rms_norm", "norms"), ("rope", "rotary positions"))
+    ),
+    "mlx-lm": (
+        Part(
+            "mlx_lm.models.phi3small:Attention._block_sparse_attention",
+            (PHI3SMALL,),
+            "attention by blocks that begin with the text: lmx replaces it",
+            ("self", "queries", "keys", "values", "scale", "mask"),
+        ),
+        Part(
+            "mlx_lm.models.plamo3:Model.make_cache",
+            (PLAMO3,),
+            "letting the caches hold the whole window",
+            ("self",),
+        ),
     ),
     "mlx-vlm": (
         Part(
@@ -144,6 +162,18 @@ PARTS: dict[str, Sequence[Part]] = {
             (HY_V4,),
             "choosing the tokens to attend to, for texts of every length",
             ("top_k", "masked"),
+        ),
+        Part(
+            "mlx_vlm.models.mllama.language:MllamaCrossAttentionDecoderLayer.__call__",
+            (MLLAMA,),
+            "letting a text without pictures pass over these layers: lmx replaces it",
+            ("self", "hidden_states", "cross_attention_states"),
+        ),
+        Part(
+            "mlx_vlm.models.paddleocr_vl.paddleocr_vl:Model.get_input_embeddings",
+            (PADDLEOCR_VL,),
+            "letting the positions of a text count on",
+            ("self",),
         ),
         Part(
             "mlx_vlm.models.qwen3_vl.qwen3_vl:Model._merge_deepstack_features",
@@ -452,7 +482,10 @@ FIELDS: dict[str, Sequence[tuple[str, str, str]]] = {
         ("_mask", SPEECH, "what a token of a Whisper sees of those before it"),
         ("_positional_embedding", SPEECH, "where a window's parts are in time"),
     ),
-    "mlx-vlm": (("_idx", STATE, "where a row's tokens end in the cache of a batch"),),
+    "mlx-vlm": (
+        ("_idx", STATE, "where a row's tokens end in the cache of a batch"),
+        ("_rope_deltas", PADDLEOCR_VL, "letting the positions of a text count on"),
+    ),
 }
 """Private fields of a library's objects, the file that reads them, and what for. They exist only in
 instances: a test of their own makes one."""

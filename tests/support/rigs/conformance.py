@@ -128,6 +128,8 @@ def examine(folder: Path, reference: Logits | None) -> Conformance:
             reference = _at_once(forward)
         layout = CacheLayout(forward.new_cache)
         prefix = "any" if layout.cuttable else "ends" if layout.restorable else "none"
+        if forward.whole_prompts:
+            prefix = "none"
         prefix_off = None if prefix == "none" else _after_prefix(forward)
         assert prefix == "none" or prefix_off is not None, "nothing was found again"
         blocks, together = try_blocks(forward, guesses=True), can_batch(forward)
@@ -183,8 +185,10 @@ def examine_few_bits(
                 continue
             together = rows_go_together(forward)
             alone = _alone(forward)
-            prefix_off = _after_prefix(forward)
-            assert CacheLayout(forward.new_cache).restorable == (prefix_off is not None)
+            prefix_off = None
+            if not forward.whole_prompts:
+                prefix_off = _after_prefix(forward)
+                assert CacheLayout(forward.new_cache).restorable == (prefix_off is not None)
             found[bits] = FewBits(
                 off=_off(alone, plain),
                 batched_off=_in_company(forward) if together else None,
@@ -252,10 +256,16 @@ def _alone(forward: Forward) -> Logits:
 
 
 def _at_once(forward: Forward) -> Logits:
-    tokens = mx.array([[*PROMPT, *FOLLOWING]])
+    """What looks ahead is given the prompt at once, and the tokens after it one by one."""
+    whole = PROMPT if forward.whole_prompts else [*PROMPT, *FOLLOWING]
+    tokens, cache = mx.array([whole]), forward.new_cache()
     with functions_of_mlx():
-        logits = forward.prompt(tokens, forward.new_cache(), forward.embed(tokens))
-    return _numbers(logits[0, len(PROMPT) - 1 :])
+        logits = [*forward.prompt(tokens, cache, forward.embed(tokens))[0, len(PROMPT) - 1 :]]
+        logits += [
+            forward.prompt(mx.array([[token]]), cache, {})[0, -1]
+            for token in FOLLOWING[len(logits) - 1 :]
+        ]
+    return _numbers(mx.stack(logits))
 
 
 def _held_bytes(forward: Forward) -> int:

@@ -32,7 +32,7 @@ _GPU_TOLERANCE: Final = 0.25
 """A GPU computes one row by other kernels than two, in 16 bits, and a router of experts that is
 near a tie then takes another one."""
 
-_MIXES_ROWS: Final = frozenset({"minimax_m3", "minimax_m3_vl"})
+_MIXES_ROWS: Final = frozenset({"minimax_m3", "minimax_m3_vl", "phi3small"})
 """Types whose rows are wrong together, but only behind some thousand tokens: their attention reads
 blocks of keys that are counted from the beginning of a batch, and not of each row."""
 
@@ -129,8 +129,15 @@ def _off(forward: Forward, shift: int) -> float:
 def difference(logits: mx.array, right: mx.array) -> float:
     """Return by how much logits [rows, ..., vocabulary] differ at most, as a share of the spread of
     those that are ``right``."""
+    logits, right = without_forbidden(logits, right)
     spread = mx.linalg.norm(right - mx.mean(right, axis=-1, keepdims=True), axis=-1)
     return cast(float, mx.max(mx.linalg.norm(logits - right, axis=-1) / spread).item())
+
+
+def without_forbidden(logits: mx.array, right: mx.array) -> tuple[mx.array, mx.array]:
+    """Return both with zeros for the tokens that both forbid, whose logits are infinite."""
+    forbidden = mx.isinf(right) & (logits == right)
+    return mx.where(forbidden, 0, logits), mx.where(forbidden, 0, right)
 
 
 def _begun(forward: Forward, prompt: Sequence[int]) -> PromptPrefill:

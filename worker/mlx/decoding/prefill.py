@@ -60,13 +60,20 @@ class PromptPrefill:
         media = media_of(row)
         self.media = PromptMediaReading(forward, self._tokens, media) if media else None
         """Its pictures, sounds and videos; None: it has none."""
+        self.uncut_tokens = len(row.prompt) - row.made_tokens if forward.whole_prompts else 0
+        """How many of the first tokens must be processed at once. Those of an answer, with which a
+        row comes back, see none behind them: they follow one by one."""
         arguments = forward.embed(self._tokens)
-        self.chunked: bool = _chunked_prefill_enabled(
-            forward.language_model if media is None else forward.model,
-            input_ids=self._tokens,
-            inputs_embeds=arguments["inputs_embeds"],
-            prompt_cache=prompt_cache,
-            prefill_kwargs=arguments,
+        self.chunked: bool = (
+            self.uncut_tokens < len(row.prompt)
+            if forward.whole_prompts
+            else _chunked_prefill_enabled(
+                forward.language_model if media is None else forward.model,
+                input_ids=self._tokens,
+                inputs_embeds=arguments["inputs_embeds"],
+                prompt_cache=prompt_cache,
+                prefill_kwargs=arguments,
+            )
         )
         """Whether the model may be given the prompt in chunks."""
 
@@ -108,7 +115,9 @@ class PromptPrefill:
         if self.row.prompt_logprobs is not None:
             end = min(end, begin + self._scored_tokens)
         end = min([end, *(stop for stop in stops if stop > begin)])
-        if self.media is not None:
+        if self.uncut_tokens:
+            end = max(self.uncut_tokens, begin + 1)
+        elif self.media is not None:
             end = self.media.whole_end(begin, end)
         logits = self._run(begin, end, {"n_to_process": end - begin})
         if self.row.prompt_logprobs is not None:

@@ -258,7 +258,8 @@ def _are_alike(one: RowRequest, other: RowRequest) -> bool:
     """Return whether everything that is computed for one row's prompt is right for the other."""
     if one.beam is not None or other.beam is not None:
         return False
-    return one.prompt_logprobs == other.prompt_logprobs
+    # Where a prompt is read at once, it counts which of its tokens are of an answer.
+    return (one.prompt_logprobs, one.made_tokens) == (other.prompt_logprobs, other.made_tokens)
 
 
 def _common_tokens(one: npt.NDArray[np.int32], other: npt.NDArray[np.int32]) -> int:

@@ -24,7 +24,7 @@ from mlx_vlm.models.cache import (
 from mlx_vlm.speculative.cache_state import iter_leaf_caches, start_speculative_cache
 
 from lmx.worker.engine import RowRequest, RowSampling
-from lmx.worker.mlx.decoding.batching import difference
+from lmx.worker.mlx.decoding.batching import difference, without_forbidden
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
 from lmx.worker.mlx.model.batch_slots import MOST_PADDING_TOKENS, SlottedKVCache, join
 from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states
@@ -190,6 +190,7 @@ def _fault(forward: Forward, rows: int, take: _Take) -> str | None:
         if is_device_failure(error):
             raise
         return str(error)
+    logits, expected = without_forbidden(logits, expected)
     spread = mx.linalg.norm(expected - mx.mean(expected))
     off = cast(float, (mx.linalg.norm(logits - expected) / spread).item())
     return None if off <= _TOLERANCE else f"the state differs afterwards, by {off:.2g}"

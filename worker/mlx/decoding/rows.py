@@ -313,7 +313,8 @@ class RowSet:
         begin, row = prefill.done_tokens, prefill.row
         end = len(row.prompt)
         if not prefill.ready:
-            end = min(end, begin + self._pace.chunk(begin, decoding=decoding))
+            chunk_end = begin + self._pace.chunk(begin, decoding=decoding)
+            end = min(end, max(chunk_end, prefill.uncut_tokens))
         assert self._features is not None
         while (span := media.missing(begin, end)) is not None:
             features = self._features.get(span.digest, row.cache_salt)

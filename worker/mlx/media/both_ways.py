@@ -1,4 +1,5 @@
-"""Attention among the placeholders of a picture in both directions, as Gemma 4 has it.
+"""Attention in both directions: among the placeholders of a picture, as Gemma 4 has it, and in a
+whole prompt.
 
 Written for mlx-vlm 0.7.10, whose class lets a picture's tokens see those behind them only if the
 whole prompt is processed at once, and without a word not otherwise.
@@ -10,7 +11,21 @@ from typing import Any, Final
 
 import mlx.core as mx
 
+from lmx.worker.mlx.module_calls import replace_methods
+
 _OVERLAY: Final = "_apply_blockwise_bidirectional_overlay"
+
+_WHOLE_PROMPTS: Final = frozenset({"paligemma"})
+"""Types whose tokens of a prompt all see each other."""
+
+
+def reads_whole_prompts(model: Any) -> bool:
+    """Return whether the tokens of a prompt see those behind them, so that a prompt must be
+    processed at once, and no prompt can begin with what was computed of another one."""
+    config = getattr(model, "config", None)
+    text = getattr(config, "text_config", None)
+    is_one = getattr(config, "model_type", None) in _WHOLE_PROMPTS
+    return is_one and bool(getattr(text, "use_bidirectional_attention", True))
 
 
 def sees_both_ways(language_model: Any) -> bool:
@@ -23,8 +38,7 @@ def sees_both_ways(language_model: Any) -> bool:
         return False
     plain = type(trunk)
     if plain.__dict__.get(_OVERLAY) is not _overlay:
-        # Python looks the method up in the class. Attributes and weights stay as they are.
-        trunk.__class__ = type(plain.__name__, (plain,), {_OVERLAY: _overlay})
+        replace_methods(trunk, **{_OVERLAY: _overlay})
     return True
 
 

@@ -13,7 +13,7 @@ from mlx_vlm.models.cache import make_prompt_cache
 
 from lmx.worker.mlx.adapters.layers import ActiveAdapter
 from lmx.worker.mlx.media.blocks import BlockTap, Encoding
-from lmx.worker.mlx.media.both_ways import sees_both_ways
+from lmx.worker.mlx.media.both_ways import reads_whole_prompts, sees_both_ways
 from lmx.worker.mlx.media.encoding import encode
 from lmx.worker.mlx.media.spans import MediaSpan
 from lmx.worker.mlx.model.hidden import HiddenTap
@@ -50,6 +50,8 @@ class Forward:
         self._blocks = BlockTap(model)
         self.whole_spans = sees_both_ways(self.language_model)
         """Whether the tokens of a picture must be processed in one forward pass."""
+        self.whole_prompts = reads_whole_prompts(model)
+        """Whether those of a prompt must be."""
         # Shapes are known without computing anything.
         probe = self.decode(mx.array([[0]]), self.new_cache(), None)
         self.vocabulary_size = int(probe.shape[-1])

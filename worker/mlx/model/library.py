@@ -37,6 +37,8 @@ from lmx.worker.mlx.model.guard import forbid_checkpoint_code, needs_code
 from lmx.worker.mlx.model.media_needs import media_needs
 from lmx.worker.mlx.model.mended.gemma3n import mend_gemma3n
 from lmx.worker.mlx.model.mended.hy_v4 import mend_hy_v4
+from lmx.worker.mlx.model.mended.mllama import mend_mllama
+from lmx.worker.mlx.model.mended.paddleocr_vl import mend_paddleocr_vl
 from lmx.worker.mlx.model.mended.qwen3_omni import mend_qwen3_omni
 from lmx.worker.mlx.model.readable import FolderChanges, readable
 from lmx.worker.mlx.model.text_model import TextModel, load_text_model
@@ -191,6 +193,8 @@ def _load_vlm(folder: Path) -> Any:
     model = load_model(folder, lazy=True)
     mend_gemma3n(model)
     mend_hy_v4(model)
+    mend_mllama(model)
+    mend_paddleocr_vl(model)
     mend_qwen3_omni(model)
     return model
 

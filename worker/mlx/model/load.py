@@ -169,12 +169,6 @@ def _attach(spec: WorkerSpec, forward: Forward) -> Adapters:
 
 
 INEXACT: Final[dict[str, str]] = {
-    "phi3small": "in mlx-lm 0.32.2 its blocks of attention begin with the end of a chunk",
-    "plamo3": "in mlx-lm 0.32.2 its window is a token longer within a chunk than between chunks",
-    "mllama": "in mlx-vlm 0.7.10 its cross attention reads its own queries where a text has no "
-    "picture",
-    "paddleocr_vl": "in mlx-vlm 0.7.10 each chunk of a text begins at the first position",
-    "paligemma": "its text looks ahead, within a chunk alone",
     "deepseek_v4": "in mlx-vlm 0.7.10 what it pools of four tokens is another in a chunk than of "
     "tokens that come alone",
 }

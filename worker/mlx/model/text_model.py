@@ -18,6 +18,8 @@ from mlx_lm.utils import load_model
 from mlx_vlm.models.base import InputEmbeddingsFeatures
 
 from lmx.worker.mlx.model.batch_slots import SlottedKVCache
+from lmx.worker.mlx.model.mended.phi3small import mend_phi3small
+from lmx.worker.mlx.model.mended.plamo3 import mend_plamo3
 
 _CACHES: Final[Mapping[type, Any]] = {
     lm.KVCache: lambda _: vlm.KVCache(),
@@ -112,7 +114,10 @@ class _SteadyCache:
 def load_text_model(folder: Path) -> TextModel:
     """Return mlx-lm's model of a folder, its weights not read yet. Raises whatever mlx-lm raises
     for a folder that it can't load, and ``TypeError`` as :class:`TextModel` does."""
-    return TextModel(load_model(folder, lazy=True)[0])
+    model, _ = load_model(folder, lazy=True)
+    mend_phi3small(model)
+    mend_plamo3(model)
+    return TextModel(model)
 
 
 def _as_vlm(cache: Any) -> Any:

@@ -13,6 +13,8 @@ from typing import Any, Final
 
 import mlx.core as mx
 
+from lmx.worker.mlx.module_calls import replace_methods
+
 _MODULE: Final = "mlx_vlm.models.gemma3n.gemma3n"
 
 
@@ -30,8 +32,7 @@ def mend_gemma3n(model: Any) -> None:
         found.inputs_embeds = mx.where(is_text, embeddings * scale, embeddings)
         return found
 
-    # Python looks methods up in the class. Attributes and weights stay as they are.
-    model.__class__ = type(plain.__name__, (plain,), {"get_input_embeddings": scaled})
+    replace_methods(model, get_input_embeddings=scaled)
     for layer in model.language_model.model.layers:
         if layer.self_attn.is_kv_shared_layer:
             _turn_where_they_are(layer.self_attn)
@@ -56,4 +57,4 @@ def _turn_where_they_are(attention: Any) -> None:
         found: mx.array = plain.__call__(mended, x, mask, before)
         return found
 
-    attention.__class__ = type(plain.__name__, (plain,), {"__call__": call})
+    replace_methods(attention, __call__=call)

@@ -14,6 +14,8 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from lmx.worker.mlx.module_calls import replace_methods
+
 _MODULE: Final = "mlx_vlm.models.qwen3_omni_moe.qwen3_omni_moe"
 _SECONDS_A_GRID: Final = 2.0
 """The time between two grids of two frames each, of which there is one a second."""
@@ -73,8 +75,7 @@ def mend_qwen3_omni(model: Any) -> None:
         delta = float(rows.max()) + 1 - len(tokens)
         return mx.array(rows)[:, None], mx.array([[delta]])
 
-    # Python looks methods up in the class. Attributes and weights stay as they are.
-    language_model.__class__ = type(plain.__name__, (plain,), {"get_rope_index": positions})
+    replace_methods(language_model, get_rope_index=positions)
 
 
 def omni_positions(
