@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import time
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,8 @@ from lmx.router.jobs.records import (
 
 _BUSY_TIMEOUT_MS: Final = 2000
 """Another router that uses the file too locks it for milliseconds."""
+
+_BUSY_PAUSE_S: Final = 0.02
 
 _JOURNAL_BYTES: Final = 16 * 1024 * 1024
 
@@ -89,7 +92,7 @@ def _open(path: Path) -> sqlite3.Connection:
     try:
         # This must come first, for an empty file: later it would take a VACUUM.
         connection.execute(f"PRAGMA auto_vacuum = {INCREMENTAL}")
-        connection.execute("PRAGMA journal_mode = WAL")
+        _use_wal(connection)
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute(f"PRAGMA journal_size_limit = {_JOURNAL_BYTES}")
         # The order matters: another router may be making the table right now.
@@ -106,3 +109,17 @@ def _open(path: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _use_wal(connection: sqlite3.Connection) -> None:
+    """Switch the file to a write-ahead log. SQLite does not wait for other routers that do the same
+    at this moment (its busy time-out is not for this switch), so this waits."""
+    deadline_s = time.monotonic() + _BUSY_TIMEOUT_MS / 1000
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if not is_busy(error) or time.monotonic() > deadline_s:
+                raise
+        time.sleep(_BUSY_PAUSE_S)

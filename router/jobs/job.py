@@ -162,8 +162,9 @@ class Job:
         )
 
     def begun(self) -> dict[str, Any]:
-        """Return the answer as it is at its beginning."""
-        return self._whole(None)
+        """Return the answer as it is at its beginning, also when it has gone further."""
+        nothing = Accumulator(self.form.choices, self.form.kept_logprobs).choices
+        return self.form.whole(self.identity, self.beginning, nothing, {}, None)
 
     def choose(self, model: ModelView) -> None:
         """Let ``model`` give the answer. Allowed only before any of the answer was sent."""

@@ -114,7 +114,7 @@ async def play_round(
     await asyncio.gather(loading, *asking)
     if blow.how == "STOP" and blow.target in ("worker", "router", "supervisor"):
         # All may be answered before anybody knows that it is stopped.
-        await asyncio.to_thread(wait_until, lambda: not _are_there(victims), "its end", LIMIT_S)
+        await asyncio.to_thread(wait_until, lambda: not _stopped(victims), "its end", LIMIT_S)
     await asyncio.to_thread(wait_well, lmx)
     played.back_s = time.monotonic() - dealt_s
     for answer in played.answers:
@@ -123,9 +123,10 @@ async def play_round(
     return played
 
 
-def _are_there(victims: Sequence[psutil.Process]) -> bool:
+def _stopped(victims: Sequence[psutil.Process]) -> bool:
+    """Whether one is stopped still: it was neither ended nor, as a supervisor, woken."""
     try:
-        return any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in victims)
+        return any(one.is_running() and one.status() == psutil.STATUS_STOPPED for one in victims)
     except psutil.NoSuchProcess:
         return False  # The last one, just now.
 

@@ -500,6 +500,19 @@ async def test_many_stores_make_the_file_at_the_same_moment(tmp_path: Path) -> N
     assert not path.with_name("jobs.sqlite.damaged").exists()
 
 
+def test_a_file_that_another_router_makes_at_this_moment_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.sqlite"
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    ending = threading.Timer(0.2, lambda: other.execute("ROLLBACK"))
+    ending.start()
+    try:
+        open_records(path).close()
+    finally:
+        ending.join()
+        other.close()
+
+
 async def test_jobs_of_a_router_that_was_killed_are_interrupted(tmp_path: Path) -> None:
     path = tmp_path / "jobs.sqlite"
     with subprocess.Popen(

@@ -22,6 +22,8 @@ from lmx.router.http.bodies import limits
 from lmx.router.http.errors import http_status
 from lmx.router.jobs import file, records
 from lmx.router.jobs.live import LiveRequest
+from lmx.router.jobs.records import JobRow
+from lmx.router.jobs.store import JobStore
 from lmx.router.rendering.responses.state import failed
 from lmx.router.schema.answers.responses import InputItemList, ResponseObject
 from tests.support.clients.codex_request import PATCH, codex_request
@@ -452,6 +454,24 @@ async def test_a_response_in_the_background() -> None:
         assert text_of(ended) == "Hello" and ended["background"] is True
         status, same = await ask(rig, "POST", f"{begun['id']}/cancel")
         assert (status, same) == (200, ended)
+
+
+async def test_a_response_that_is_whole_before_its_id_is_out_begins_empty(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    get = JobStore.get
+
+    async def get_late(store: JobStore, job_id: str, owner: str | None) -> JobRow | None:
+        async with asyncio.timeout(90):
+            while (row := await get(store, job_id, owner)) is None or row.ended_s is None:
+                await asyncio.sleep(0.01)
+        return row
+
+    monkeypatch.setattr(JobStore, "get", get_late)
+    async with router_rig() as rig:
+        status, begun = await post(rig, background=True)
+        assert (status, begun["status"], begun["output"]) == (200, "queued", [])
+        assert text_of((await ask(rig, "GET", begun["id"]))[1])
 
 
 async def read_events(rig: Rig, path: str) -> list[dict[str, Any]]:
