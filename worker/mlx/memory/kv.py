@@ -39,10 +39,12 @@ _SLIDE: Final = frozenset(
             "gemma3n_text",
             "gemma4",
             "gemma4_text",
+            "gemma4_unified",
             "gpt_oss",
         ),
-        *("kolibri1", "laguna", "llama", "mellum", "mimo_v2_flash", "ministral3", "mistral"),
-        *("mistral3", "muse_glimmer", "muse_spark", "olmo3", "recurrent_gemma", "spark2_5"),
+        *("kolibri1", "laguna", "llama", "mellum", "mimo_v2", "mimo_v2_flash"),
+        *("ministral3", "mistral", "mistral3", "muse_glimmer", "muse_spark", "olmo3"),
+        *("recurrent_gemma", "spark2_5"),
         *("baichuan_m1", "iquestloopcoder", "plamo3", "step3p5", "step3p7"),
     }
 )
@@ -75,7 +77,25 @@ _EXPAND: Final = frozenset(
 _EXPANDS_WITH_EYES: Final = "mistral4"
 """mlx-vlm's class of it does so, and mlx-lm's, which is taken for text alone, does not."""
 
-_RECURRENT: Final = frozenset({"mamba", "mamba2", "falcon_mamba", "rwkv7"})
+_REPEAT: Final = frozenset({"falcon_ocr", "falcon_perception"})
+"""Model types whose caches hold keys and values once for each head that reads them."""
+
+_POOLING: Final = "deepseek_v4"
+"""Its layers keep a window, and of all tokens what is pooled of several."""
+
+_PROJECTING: Final = "glm5_next"
+"""Keeps latents of all tokens, and all heads' keys and values of the first ``_PROJECTED_TOKENS`` of
+a prompt."""
+
+_PROJECTED_TOKENS: Final = 32_768
+
+_CONVOLVING: Final = "inkling"
+"""Each of its layers keeps the last inputs of four convolutions besides keys and values."""
+
+_EVERY_FOURTH: Final = frozenset({_CHUNKED, _PROJECTING})
+"""Model types of whose layers each fourth holds all tokens, if the configuration names none."""
+
+_RECURRENT: Final = frozenset({"mamba", "mamba2", "falcon_mamba", "rwkv7", "z1t"})
 _UNKNOWN_STATE: Final = 128
 """Numbers of recurrent state for each of the hidden ones, where the configuration tells nothing:
 what the known kinds come to."""
@@ -100,9 +120,10 @@ def kv_layers(
     """
     types = {config.model_type, config.text_model_type}
     shapes = Counter(
-        _layer(config, types, index, holds, element_bytes, bits)
+        shape
         for index, holds in enumerate(_holdings(config, types))
         if holds is not _Holds.NOTHING
+        for shape in _layer(config, types, index, holds, element_bytes, bits)
     )
     return tuple(
         KvLayers(number, *shape[:3], STEP_TOKENS, shape.read_bytes)
@@ -148,21 +169,73 @@ def _layer(
     holds: _Holds,
     element_bytes: int,
     bits: int | None,
-) -> _Shape:
-    match holds:
-        case _Holds.STATE:
-            return _Shape(0, None, _state_bytes(config, types, element_bytes))
-        case _Holds.WINDOW:
-            contents = _contents(config, types, index, all_tokens=False)
-            window_tokens = _window_tokens(config.text, types)
-            return _Shape(_plain_bytes(contents, element_bytes), window_tokens, 0)
-    contents = _contents(config, types, index, all_tokens=True)
-    fixed = _state_bytes(config, types, element_bytes) if holds is _Holds.STATE_AND_ALL else 0
+) -> Sequence[_Shape]:
+    """Return what a layer's caches take: one shape for those that are alike in what they keep."""
+    if holds is _Holds.STATE:
+        return [_Shape(0, None, _state_bytes(config, types, element_bytes))]
+    if _POOLING in types:
+        return _pooled(config.text, index, element_bytes)
+    slides = holds is _Holds.WINDOW
+    contents = _contents(config, types, index, all_tokens=not slides)
     token_bytes = _plain_bytes(contents, element_bytes)
-    if bits is None:
-        return _Shape(token_bytes, None, fixed)
-    stored_bytes = sum(_stored_bytes(content, element_bytes, bits) for content in contents)
-    return _Shape(stored_bytes, None, fixed, token_bytes if stored_bytes < token_bytes else 0)
+    if slides and types & (_SLIDE | {_CHUNKED}):
+        return [_Shape(token_bytes, _window_tokens(config.text, types), 0)]
+    fixed = _state_bytes(config, types, element_bytes) if holds is _Holds.STATE_AND_ALL else 0
+    if _CONVOLVING in types:
+        inputs = config.hidden_size + contents[0].heads * contents[0].key_width
+        kernel = count(config.text, "sconv_kernel_size") or 4
+        fixed = (kernel - 1) * 2 * inputs * _STATE_NUMBER_BYTES
+    indexer_bytes, beside = _indexer(config, types, index, element_bytes)
+    stored_bytes = token_bytes
+    if bits is not None and not beside:
+        stored_bytes = sum(_stored_bytes(content, element_bytes, bits) for content in contents)
+    read_bytes = token_bytes if stored_bytes < token_bytes else 0
+    shapes = [_Shape(stored_bytes + indexer_bytes, None, fixed, read_bytes)]
+    if _PROJECTING in types:
+        widths = count(config.text, "qk_nope_head_dim") + count(config.text, "v_head_dim")
+        projected_bytes = config.attention_heads * widths * element_bytes
+        shapes.append(_Shape(projected_bytes, _PROJECTED_TOKENS, 0))
+    return shapes
+
+
+def _pooled(text: Section, index: int, element_bytes: int) -> Sequence[_Shape]:
+    """Return what a layer keeps that pools its tokens by 4, with an indexer that does so too, or by
+    128, or has a window alone. The tokens that are not yet pooled wait with their gates."""
+    width = count(text, "head_dim")
+    window = _Shape(width * element_bytes, count(text, "sliding_window") or None, 0)
+    ratios = text.get("compress_ratios")
+    given = isinstance(ratios, list) and index < len(ratios)
+    ratio = count({"ratio": ratios[index]}, "ratio") if given else 4
+    if not ratio:
+        return [window]
+    overlap = 1
+    if ratio == 4:  # Its windows overlap.
+        width, overlap = width + count(text, "index_head_dim"), 2
+    pooled_bytes = -(-width * element_bytes // ratio)
+    return [window, _Shape(pooled_bytes, None, 2 * ratio * overlap * width * element_bytes)]
+
+
+def _indexer(
+    config: CheckpointConfig, types: set[str], index: int, element_bytes: int
+) -> tuple[int, bool]:
+    """Return how many bytes of a token the indexer of a layer keeps that has a cache of its own
+    kind, and whether that kind keeps keys and values which can't be quantized."""
+    text = config.text
+    if isinstance(sparse := text.get("sparse_attention_config"), dict):
+        places = sparse.get("sparse_attention_freq")
+        if isinstance(places, list) and index < len(places) and places[index]:
+            width = count(sparse, "sparse_index_dim") or count(text, "index_head_dim", "head_dim")
+            by_mlx_lm = "minimax_m3_vl" in types and "vision_config" not in config.whole
+            return width * element_bytes, not by_mlx_lm
+    if width := count(text, "indexer_head_dim"):
+        # A key, a share of the key of its block, and three positions.
+        ratio = count(text, "indexer_compress_ratio") or 4
+        return width * element_bytes * (ratio + 1) // ratio + 3 * 4, True
+    if _PROJECTING in types:
+        # A share of the key of its pool, and whether it is padding.
+        pool = count(text, "index_kpool") or 16
+        return count(text, "index_head_dim") * element_bytes // pool + 1, False
+    return 0, False
 
 
 def _plain_bytes(contents: Sequence[_Content], element_bytes: int) -> int:
@@ -198,8 +271,6 @@ def _holdings(config: CheckpointConfig, types: set[str]) -> Sequence[_Holds]:
     if layers > _MOST_LAYERS:
         raise ValueError(f"{layers} layers")
     named = _named(text, types, layers) or [_by_rule(text, types, index) for index in range(layers)]
-    if not types & (_SLIDE | {_CHUNKED}):
-        named = [_Holds.ALL if holds is _Holds.WINDOW else holds for holds in named]
     if types & _TWO_CACHES:
         named = [*named, *named]
     if _LOOPING in types:
@@ -225,7 +296,7 @@ def _named(text: Section, types: set[str], layers: int) -> list[_Holds]:
     places = text.get("full_attn_idxs")
     if isinstance(places, list) and not text.get("layer_types"):
         return [_Holds.ALL if index in places else _Holds.STATE for index in range(layers)]
-    places = text.get("sliding_window_layers")
+    places = text.get("sliding_window_layers") or text.get("local_layer_ids")
     if isinstance(places, list):
         return [_Holds.WINDOW if index in places else _Holds.ALL for index in range(layers)]
     pattern = text.get("hybrid_layer_pattern")
@@ -243,13 +314,16 @@ def _by_name(name: str, types: set[str]) -> _Holds:
         return _Holds.WINDOW
     if "sliding" in name or "chunked" in name or "local" in name:
         return _Holds.WINDOW
-    if "attention" in name and "linear" not in name:
+    if name == "hybrid" or ("attention" in name and "linear" not in name):
         return _Holds.ALL
     return _Holds.STATE
 
 
 def _by_rule(text: Section, types: set[str], index: int) -> _Holds:
     """Return what a layer holds, where a number or the model's type tells."""
+    if types & _EVERY_FOURTH:
+        others = _Holds.WINDOW if _CHUNKED in types else _Holds.STATE
+        return _Holds.ALL if (index + 1) % 4 == 0 else others
     linear = text.get("linear_attn_config")
     if isinstance(linear, dict) and isinstance(linear.get("full_attn_layers"), list):
         return _Holds.ALL if index + 1 in linear["full_attn_layers"] else _Holds.STATE
@@ -257,11 +331,9 @@ def _by_rule(text: Section, types: set[str], index: int) -> _Holds:
         return _Holds.STATE
     if "falcon_h1" in types:
         return _Holds.STATE_AND_ALL
-    if _CHUNKED in types:
-        return _Holds.ALL if (index + 1) % 4 == 0 else _Holds.WINDOW
     if types & _GROUPED_LINEAR and (group := count(text, "layer_group_size")):
         return _Holds.ALL if (index + 1) % group == 0 else _Holds.STATE
-    if "plamo2" in types and (step := count(text, "mamba_step")):
+    if types & {"plamo2", "plamo2vl"} and (step := count(text, "mamba_step")):
         return _Holds.STATE if index % step != step // 2 else _Holds.ALL
     if interval := count(text, "full_attention_interval"):
         return _Holds.ALL if (index + 1) % interval == 0 else _Holds.STATE
@@ -291,21 +363,26 @@ def _contents(
         return (_Content(1, rank, rope), _Content(1, (count(text, "index_head_dim") + 1) // 2, 0))
     expands = types & _EXPAND or (_EXPANDS_WITH_EYES in types and "vision_config" in config.whole)
     if rank and not expands:
-        # The indexer keeps its keys in the place of values too.
-        indexer = count(text, "index_head_dim")
+        # The indexer keeps its keys in the place of values too, if it has a cache like others.
+        indexer = 0 if _PROJECTING in types else count(text, "index_head_dim")
         return (_Content(1, rank, rope), _Content(1, indexer, indexer))
     if rank:
         nope = count(text, "qk_nope_head_dim")
         return (_Content(heads, nope + rope, count(text, "v_head_dim") or nope),)
-    kv_heads = _kv_heads(text, types, index) or heads
+    kv_heads = (0 if types & _REPEAT else _kv_heads(text, types, index)) or heads
     if sharing := count(text, "n_shared_head"):
         kv_heads = -(-heads // sharing)
     width = count(text, "head_dim") or (config.hidden_size // max(1, heads))
     if all_tokens and (wider := count(text, "global_head_dim")):
         width = wider
-        if text.get("attention_k_eq_v") is True:
+        if text.get("attention_k_eq_v", "gemma4_unified" in types) is True:
             kv_heads = count(text, "num_global_key_value_heads") or kv_heads
-    return (_Content(kv_heads, width, count(text, "v_head_dim") or width),)
+    value_width = count(text, "v_head_dim") or width
+    if not all_tokens:
+        kv_heads = count(text, "swa_num_key_value_heads") or kv_heads
+        width = count(text, "swa_head_dim") or width
+        value_width = count(text, "swa_v_head_dim", "v_head_dim") or width
+    return (_Content(kv_heads, width, value_width),)
 
 
 def _group_heads(text: Section, index: int) -> int:
@@ -360,6 +437,9 @@ def _state_bytes(config: CheckpointConfig, types: set[str], element_bytes: int) 
         width = config.attention_heads * count(text, "head_dim")
         last = 3 * width * 3 if "bailing_moe_v3" in types else 0
         state = width * count(text, "head_dim")
+    elif "z1t" in types:
+        heads = count(text, "aft_heads") or 4
+        last, state = (count(text, "aft_ksize") or 4) * (config.hidden_size + heads), 0
     elif "rwkv7" in types:
         last, state = 2 * config.hidden_size, config.hidden_size * count(text, "head_dim")
     elif kernel := count(text, "conv1d_width"):

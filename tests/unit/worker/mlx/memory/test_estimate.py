@@ -106,6 +106,50 @@ SHAPES: list[tuple[str, dict[str, Any], tuple[KvLayers, ...]]] = [
          "mamba_num_heads": 4, "mamba_head_dim": 8, "ssm_state_size": 16, "conv_kernel": 4},
         (layers(1, 0, None, 3 * (32 + 64) * 2 + 32 * 16 * 4), layers(1, GEMMA_TOKEN)),
     ),
+    (
+        "windows with heads of their own",
+        {**GEMMA, "model_type": "mimo_v2", "hybrid_layer_pattern": [1, 0] * 13,
+         "swa_num_key_value_heads": 8, "swa_head_dim": 192, "swa_v_head_dim": 128},
+        (layers(13, 8 * (192 + 128) * 2, 512), layers(13, GEMMA_TOKEN)),
+    ),
+    (
+        "windows of a class that keeps to none have those heads, too",
+        {**GEMMA, "model_type": "inkling", "hidden_size": 64, "local_layer_ids": [0],
+         "swa_num_key_value_heads": 2},
+        (layers(1, 2 * GEMMA_TOKEN, None, 3 * 2 * (64 + 512) * 4),
+         layers(25, GEMMA_TOKEN, None, 3 * 2 * (64 + 256) * 4)),
+    ),
+    (
+        "pooled",
+        {"model_type": "deepseek_v4", "num_hidden_layers": 4, "head_dim": 512,
+         "index_head_dim": 128, "sliding_window": 128, "compress_ratios": [0, 4, 128, 4]},
+        (layers(4, 1024, 128), layers(2, 320, None, 2 * 4 * 2 * 640 * 2),
+         layers(1, 8, None, 2 * 128 * 512 * 2)),
+    ),
+    (
+        "latents, and what they are projected to",
+        {**MLA, "model_type": "glm5_next", "num_hidden_layers": 4, "index_head_dim": 128,
+         "qk_rope_head_dim": 0, "index_kpool": 16, "layer_types": ["full_attention"] * 4},
+        (layers(4, 512 * 2 + 16 + 1), layers(4, 128 * 256 * 2, 32_768)),
+    ),
+    (
+        "an indexer in some layers",
+        {**GEMMA, "model_type": "minimax_m3",
+         "sparse_attention_config": {"sparse_attention_freq": [0] * 3 + [1] * 23,
+                                     "sparse_index_dim": 128}},
+        (layers(3, GEMMA_TOKEN), layers(23, GEMMA_TOKEN + 256)),
+    ),
+    (
+        "an indexer with positions",
+        {**GEMMA, "model_type": "qwen4_exp", "indexer_head_dim": 128},
+        (layers(26, GEMMA_TOKEN + 256 * 5 // 4 + 12),),
+    ),
+    ("repeated", {**LLAMA_8B, "model_type": "falcon_ocr"}, (layers(32, 4 * 4096),)),
+    (
+        "sums alone",
+        {"model_type": "z1t", "num_hidden_layers": 4, "hidden_size": 64, "aft_heads": 8},
+        (layers(4, 0, None, 4 * (64 + 8) * 2),),
+    ),
     ("nothing", {}, ()),
 ]  # fmt: skip
 
@@ -145,6 +189,19 @@ QUANTIZED: list[tuple[str, dict[str, Any], int, tuple[KvLayers, ...]]] = [
         8,
         (quantized(61, 576 + 9 * 4, 576 * 2),),
     ),
+    (
+        "caches of a kind of their own stay as they are",
+        {
+            **GEMMA,
+            "model_type": "minimax_m3",
+            "sparse_attention_config": {
+                "sparse_attention_freq": [0] + [1] * 25,
+                "sparse_index_dim": 128,
+            },
+        },
+        8,
+        (quantized(1, 512 + 8 * 4, GEMMA_TOKEN), layers(25, GEMMA_TOKEN + 256)),
+    ),
 ]
 
 
@@ -155,7 +212,12 @@ def test_quantized_layers(config: dict[str, Any], bits: int, shape: tuple[KvLaye
 
 
 NONSENSE = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from(["deepseek_v4", "glm5_next", "inkling", "minimax_m3", "z1t"]),
     lambda inner: (
         st.lists(inner, max_size=4)
         | st.dictionaries(st.sampled_from(sorted({*LLAMA_8B, *MLA, "text_config"})), inner)
@@ -167,6 +229,8 @@ KEYS = sorted(
         *LLAMA_8B, *MLA, *GEMMA, "text_config", "layer_types", "num_kv_shared_layers",
         "linear_attn_config", "hybrid_override_pattern", "full_attention_interval",
         "linear_num_value_heads", "conv_L_cache", "n_groups", "sliding_window_pattern",
+        "model_type", "compress_ratios", "sparse_attention_config", "indexer_head_dim",
+        "swa_num_key_value_heads", "index_head_dim", "local_layer_ids",
     }
 )  # fmt: skip
 
