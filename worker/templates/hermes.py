@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from lmx.worker.templates.history import Message, joined
@@ -23,17 +24,14 @@ def with_tools_in_words(
     to take turns.
     """
     result: list[Message] = []
-    for message in with_calls_as_text(messages):
-        if message["role"] == "tool":
-            shown = joined("<tool_response>\n", message["content"], "\n</tool_response>")
-            if result and result[-1].get("tool_result"):
-                result[-1]["content"] = joined(result[-1]["content"], "\n", shown)
-            else:
-                result.append({"role": "user", "content": shown, "tool_result": True})
+    runs = groupby(with_calls_as_text(messages), lambda message: bool(message["role"] == "tool"))
+    for results, run in runs:
+        if results:
+            shown = (_result(message["content"]) for message in run)
+            content = joined(next(shown), *(part for each in shown for part in ("\n", each)))
+            result.append({"role": "user", "content": content})
         else:
-            result.append(message)
-    for message in result:
-        message.pop("tool_result", None)
+            result += run
     return _instructed(result, tools) if tools else result
 
 
@@ -64,6 +62,10 @@ def _instructed(messages: list[Message], tools: Sequence[Mapping[str, Any]]) -> 
         first = messages[0] | {"content": joined(said, f"\n\n{text}") if said else text}
         return [first, *messages[1:]]
     return [{"role": "system", "content": text}, *messages]
+
+
+def _result(content: Any) -> Any:
+    return joined("<tool_response>\n", content, "\n</tool_response>")
 
 
 def _call(function: Mapping[str, Any]) -> str:

@@ -22,7 +22,7 @@ from lmx.worker.formats.forms.arguments import (
     separated,
     text_value,
 )
-from lmx.worker.formats.forms.json import skip_stray, spill_rest
+from lmx.worker.formats.forms.json import skip_stray, spill_rest, value_of
 from lmx.worker.schemas.grammar import guided, quoted
 from lmx.worker.text.feed import PartSink, Steps, TextFeed
 from lmx.worker.text.json_scan import read_json
@@ -199,14 +199,10 @@ def _escaped(text: str) -> str:
 def _literal(word: str) -> str:
     """Return a number, true, false or null as it is, and any other word as a string."""
     try:
-        json.loads(word, parse_constant=_no_constant)
+        value_of(word)
     except (ValueError, RecursionError):
         return f'"{_escaped(word)}"'
     return word
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
 
 
 def brace_call(form: BraceForm) -> CallWriter:

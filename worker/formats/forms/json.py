@@ -273,6 +273,16 @@ def json_text(value: Any) -> str:
     return text
 
 
+def value_of(text: str) -> Any:
+    """Return the value of a JSON text. Raises ``ValueError`` also for NaN and infinity, which
+    Python's own parser takes, and ``RecursionError`` for what is too deep for it."""
+    return json.loads(text, parse_constant=_no_constant)
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
 def object_of(text: str) -> dict[str, Any] | None:
     """Return the object of a JSON text; None if it is anything else."""
     try:

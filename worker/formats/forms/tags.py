@@ -8,7 +8,6 @@ allowed. Other values are read as JSON, or as Python's literals, when they are c
 from __future__ import annotations
 
 import ast
-import json
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -17,7 +16,12 @@ from typing import Any, Final
 
 from lmx.worker.formats.family import CallForm, CallWriter, Rules, SpecialTokens, Tool
 from lmx.worker.formats.forms.arguments import TagForm, argument_types, tagged_arguments
-from lmx.worker.formats.forms.json import json_text, read_arguments, read_json_calls
+from lmx.worker.formats.forms.json import (
+    json_text,
+    read_arguments,
+    read_json_calls,
+    value_of,
+)
 from lmx.worker.schemas.disjoint import type_of
 from lmx.worker.text.feed import PartSink, Steps, TextFeed, discard
 
@@ -304,7 +308,7 @@ class _Value:
 def literal(text: str, types: frozenset[str] = frozenset()) -> str | None:
     """Return a value of JSON, or of Python's literals, as JSON; None if ``text`` is none, or if it
     is none of these types. No types: any will do."""
-    for read in (_json, ast.literal_eval, _word):
+    for read in (value_of, ast.literal_eval, _word):
         try:
             value = read(text)
             if types and type_of(value) not in types:
@@ -317,13 +321,5 @@ def literal(text: str, types: frozenset[str] = frozenset()) -> str | None:
     return None
 
 
-def _json(text: str) -> Any:
-    return json.loads(text, parse_constant=_no_constant)
-
-
 def _word(text: str) -> Any:
     return {"true": True, "false": False, "null": None, "none": None}[text.lower()]
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")

@@ -204,8 +204,8 @@ def _pooled(text: Section, index: int, element_bytes: int) -> Sequence[_Shape]:
     width = count(text, "head_dim")
     window = _Shape(width * element_bytes, count(text, "sliding_window") or None, 0)
     ratios = text.get("compress_ratios")
-    given = isinstance(ratios, list) and index < len(ratios)
-    ratio = count({"ratio": ratios[index]}, "ratio") if given else 4
+    given = ratios[index] if isinstance(ratios, list) and index < len(ratios) else 4
+    ratio = count({"ratio": given}, "ratio")
     if not ratio:
         return [window]
     overlap = 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -230,6 +231,16 @@ def fittings(draw: st.DrawFn) -> Fitting:
         shape.name: draw(st.sampled_from(shape.remedies)) for shape in SHAPES if draw(st.booleans())
     }
     return Fitting(draw(st.booleans()), chosen)
+
+
+def test_a_long_row_of_results_is_joined_once() -> None:
+    """Two at a time, these 10 MB would be copied ten thousand times, which takes minutes."""
+    row = [{"role": "tool", "content": f"{number:0500}"} for number in range(20_000)]
+    began_s = time.process_time()
+    fitted, _ = fit([{"role": "user", "content": "w"}, *row], (), Fitting(tools_in_words=True))
+    assert time.process_time() - began_s < 5
+    assert [message["role"] for message in fitted] == ["user", "user"]
+    assert fitted[1]["content"].count("<tool_response>") == len(row)
 
 
 def words_of(messages: Sequence[Message]) -> list[str]:
