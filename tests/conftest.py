@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 from structlog.testing import capture_logs
 
@@ -27,6 +28,14 @@ SCARCE_MEMORY_BYTES = 1 << 30
 # The collector would walk again and again through what the tests' modules have, which stays until
 # the end: a million objects, and the engine collects after each load.
 gc.disable()
+
+# structlog would have rich draw each traceback of a test's process: half of the time of some files.
+structlog.configure(
+    processors=[
+        *structlog.get_config()["processors"][:-1],
+        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback),
+    ]
+)
 
 # Before a test imports mlx, as in a worker.
 with capture_logs():

@@ -56,7 +56,7 @@ def configure_logs(
     )
     # Only ASCII is written: what a client sent must not reach a terminal as a control sequence.
     as_json = structlog.processors.JSONRenderer(default=str)
-    to_line = structlog.dev.ConsoleRenderer()
+    to_line = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
     fixed = {"process": process, "pid": os.getpid(), **fields}
 
     def add_fixed(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

@@ -221,7 +221,7 @@ class Strict(BaseModel):
     documents.
     """
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore", defer_build=True)
 
 
 def _text_or_list(value: object) -> str | None:

@@ -10,6 +10,7 @@ import pkgutil
 import sys
 import typing
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgpack
@@ -189,18 +190,45 @@ def test_many_small_values_are_bounded_too() -> None:
     assert text_of(_Broken()) == "_Broken without a text (RuntimeError)"
 
 
-def test_a_log_line_is_bounded_and_never_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    out = io.StringIO()
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@contextmanager
+def _logs_to(out: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
+    """Log as a process does whose stderr is ``out``."""
+    before = structlog.get_config()
     monkeypatch.setattr(sys, "stderr", out)
     configure_logs("test")
-    log = structlog.get_logger()
     try:
+        yield out
+    finally:
+        structlog.configure(**before)
+
+
+@pytest.mark.parametrize("out", [io.StringIO(), _Terminal()], ids=["file", "terminal"])
+def test_a_traceback_has_no_local_variables(
+    out: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They hold what people wrote, and keys."""
+    with _logs_to(out, monkeypatch):
+        secret = "".join(["sk-", "a-key"])
+        try:
+            raise ValueError("it broke")
+        except ValueError:
+            structlog.get_logger().exception("it.failed", length=len(secret))
+    assert "it broke" in out.getvalue()
+    assert "sk-a-key" not in out.getvalue()
+
+
+def test_a_log_line_is_bounded_and_never_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    with _logs_to(io.StringIO(), monkeypatch) as out:
         try:
             raise ValueError("long " + "y" * 10**6)
         except ValueError:
-            log.exception("it.failed", name="n" * 10**6, broken=_Broken(), large=10**6000)
-    finally:
-        structlog.reset_defaults()
+            fields = {"name": "n" * 10**6, "broken": _Broken(), "large": 10**6000}
+            structlog.get_logger().exception("it.failed", **fields)
     (line,) = out.getvalue().splitlines()
     assert len(line) < 2 * MOST_VALUES
     said = json.loads(line)
