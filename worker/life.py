@@ -1,4 +1,5 @@
-"""A worker's life: its state, and what its parts are told when the state changes."""
+"""A worker's life: its state, what its parts are told when the state changes, and the load of its
+engine."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import structlog
 import zmq.asyncio
@@ -19,10 +20,10 @@ from lmx.protocol.messages.control import Drained, DrainRefused, LoadAdvanced, L
 from lmx.protocol.messages.data import Generate
 from lmx.protocol.messages.specs import WorkerSpec
 from lmx.protocol.messages.tasks import Task
+from lmx.protocol.models.engine import engine_function
 from lmx.protocol.states import LoadPhase, MemoryPressure, WorkerExit, WorkerState
 from lmx.protocol.wire.endpoints import RunDirectory
-from lmx.worker.engine import Engine
-from lmx.worker.factory import load_engine
+from lmx.worker.engine import Engine, EngineFactory, LoadReporter
 from lmx.worker.media.decoder import MediaDecoder
 from lmx.worker.scheduling.batch import BatchLimits
 from lmx.worker.scheduling.jobs import JobOutput
@@ -286,3 +287,14 @@ class WorkerLife:
             self.drain(if_idle=False)
         if self._in_flight.count == 0 or silent_s >= 2 * self._spec.orphan_grace_s:
             self._exit(0)
+
+
+def load_engine(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
+    """Import the factory that the spec names, and let it load the model. Runs on the engine thread
+    and takes seconds to minutes.
+
+    Raises :class:`lmx.protocol.errors.OperationError` if there is no such factory, and everything
+    that the factory raises.
+    """
+    factory = cast("EngineFactory", engine_function(spec.engine))
+    return factory(spec, advanced)

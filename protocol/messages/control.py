@@ -520,3 +520,16 @@ class Done:
 
     pid: int | None = None
     """The process that the command is about, if there is one."""
+
+
+def event_object(epoch: str, event: Event) -> dict[str, Any]:
+    """Return an event as plain values. ``seq`` is unique within an ``epoch``."""
+    return {
+        "epoch": epoch,
+        "seq": event.seq,
+        "at_s": event.at_s,
+        "name": event.name,
+        "model": event.model_id,
+        "detail": event.detail,
+        "data": event.data,
+    }

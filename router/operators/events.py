@@ -10,8 +10,7 @@ import orjson
 from aiohttp import web
 
 from lmx.protocol.errors import GenerationError
-from lmx.protocol.messages.control import Event
-from lmx.protocol.messages.events import event_object
+from lmx.protocol.messages.control import Event, event_object
 from lmx.router.http.sse import EventStream
 from lmx.router.schema.requests.operators import EventsQuery
 from lmx.router.schema.validation import validated

@@ -1,8 +1,16 @@
-"""Makes the aiohttp application from the routes and from what every request gets."""
+"""Makes the aiohttp application from the routes and from what every request gets, and says under
+which other paths clients find them.
+
+A base URL with a slash at its end gives a path with two slashes, some programs put a slash at the
+end, clients of llama.cpp and mlx_lm.server leave out ``/v1``, and those of LM Studio have
+``/api/v0`` in its place. Only the path as the table of routes has it is described in OpenAPI, and
+counted in the metrics.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from aiohttp import web
 
@@ -15,7 +23,6 @@ from lmx.router.http.endpoint import ENDPOINTS, Access, Endpoint
 from lmx.router.schema.openapi.document import API_DOCUMENT, ApiDocument
 from lmx.router.server.middleware import RequestServer, add_headers
 from lmx.router.server.routes import ROUTES
-from lmx.router.server.spellings import other_spellings
 from lmx.router.services import SERVICES, Services
 
 
@@ -59,3 +66,30 @@ def _add(app: web.Application, endpoint: Endpoint) -> None:
             app.router.add_get(path, endpoint.handler, allow_head=not endpoint.streams)
         else:
             app.router.add_route(endpoint.method, path, endpoint.handler)
+
+
+_VERSION: Final = "/v1"
+_WITHOUT_VERSION: Final = frozenset(
+    {"/chat/completions", "/completions", "/embeddings", "/messages", "/models", "/responses"}
+)
+"""What is served without ``/v1`` too."""
+
+_LM_STUDIO: Final = "/api/v0"
+_OF_LM_STUDIO: Final = frozenset({"/chat/completions", "/completions", "/embeddings"})
+"""What is served below ``/api/v0`` too. LM Studio's list of models, also there, is another one."""
+
+
+def other_spellings(path: str) -> tuple[str, ...]:
+    """Return the further paths that mean the same as ``path``; none for a path with variables,
+    whose last one could have a slash of its own, and none for the root."""
+    if "{" in path or path == "/":
+        return ()
+    spelled = [path, f"/{path}"]
+    if path.startswith(f"{_VERSION}/"):
+        rest = path.removeprefix(_VERSION)
+        spelled.append(f"{_VERSION}/{rest}")
+        if rest in _WITHOUT_VERSION:
+            spelled += [rest, f"/{rest}"]
+        if rest in _OF_LM_STUDIO:
+            spelled.append(f"{_LM_STUDIO}{rest}")
+    return (*spelled[1:], *(f"{one}/" for one in spelled))

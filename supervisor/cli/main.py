@@ -6,8 +6,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -16,10 +17,50 @@ from lmx.supervisor.cli import config as cli_config
 from lmx.supervisor.cli import disk, models, watch
 from lmx.supervisor.cli.chat import commands as talk
 from lmx.supervisor.cli.command import command, config_option, config_path, home, own_config
+from lmx.supervisor.cli.completion import completion
 from lmx.supervisor.cli.doctor.command import doctor
 from lmx.supervisor.cli.serving.options import apply, serving_options
-from lmx.supervisor.cli.shell.completion import completion
-from lmx.supervisor.cli.shell.sections import Sections
+
+_LONGEST: Final = 1000
+"""No first sentence is longer, so that none is cut: click wraps what does not fit on a line."""
+
+
+class Sections(click.Group):
+    """A click group whose commands stand in named sections, in the order in which they were
+    added."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._sections: dict[str, list[tuple[str, ...]]] = {}
+
+    def add_section(
+        self, title: str, commands: Sequence[click.Command | tuple[click.Command, str]]
+    ) -> None:
+        """Add the commands of a section. A command may come with a second name, under which
+        another program has it."""
+        lines = self._sections.setdefault(title, [])
+        for each in commands:
+            command, *others = each if isinstance(each, tuple) else (each,)
+            assert isinstance(command, click.Command)
+            assert command.name is not None
+            names = (command.name, *(str(other) for other in others))
+            for name in names:
+                self.add_command(command, name)
+            lines.append(names)
+
+    def list_commands(self, _context: click.Context) -> list[str]:
+        return [name for lines in self._sections.values() for names in lines for name in names]
+
+    def format_commands(self, _context: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, lines in self._sections.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [
+                        (", ".join(names), self.commands[names[0]].get_short_help_str(_LONGEST))
+                        for names in lines
+                    ]
+                )
+
 
 if TYPE_CHECKING:
     from lmx.supervisor.processes.handover import Handover, Successor

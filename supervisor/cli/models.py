@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from lmx.supervisor.cli.command import command, config_option, home, json_option, read_config
-from lmx.supervisor.cli.shell.model_name import MODEL
+from lmx.supervisor.cli.completion import MODEL
 
 _model = click.argument("model", type=MODEL)
 

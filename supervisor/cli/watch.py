@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from lmx.supervisor.cli.command import command, home, json_option, read_config
-from lmx.supervisor.cli.shell.model_name import MODEL
+from lmx.supervisor.cli.completion import MODEL
 from lmx.supervisor.cli.views.json_output import json_text
 from lmx.supervisor.state.home import Home
 

@@ -19,8 +19,15 @@ from lmx.supervisor.config.sources import (
     folder_path,
     parse_source,
 )
-from lmx.supervisor.inventory.disk import CachedRepo, Conversion, Snapshot
+from lmx.supervisor.inventory.disk import (
+    CachedRepo,
+    Conversion,
+    Snapshot,
+    delete_folder,
+    delete_from_hub,
+)
 from lmx.supervisor.inventory.download_records import Download
+from lmx.supervisor.state.home import Home
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,3 +276,15 @@ def _served_as(repo: CachedRepo, snapshot: Snapshot, served: Iterable[Served]) -
 
 def _is_file(served: Served, file: Path) -> bool:
     return served.gguf == file
+
+
+async def delete_files(gone: DeletionPlan, home: Home, model_ids: Iterable[str]) -> int:
+    """Delete the files of a plan, and the prefix caches of the models that needed them. Returns the
+    bytes that this frees on the disk. Raises :class:`OperationError`."""
+    freed_bytes = 0
+    if gone.repo_id is not None:
+        freed_bytes += await delete_from_hub(gone.repo_id, gone.commits)
+    prefixes = (home.prefix_cache(model_id) for model_id in model_ids)
+    for folder in (*gone.folders, *prefixes):
+        freed_bytes += await delete_folder(folder)
+    return freed_bytes

@@ -1,31 +1,36 @@
-"""One supervisor from its start to its end."""
+"""One supervisor from its start to its end. At its start it takes over the processes that still
+run, and then starts the router and the models."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import time
 from collections.abc import Callable
+from typing import Final
 
 import psutil
 import structlog
 
 from lmx.protocol.errors import LmxError
-from lmx.protocol.host.backup import keep_out_of_backups
 from lmx.protocol.messages.status import SystemStatus
-from lmx.supervisor.config.schema import Config, LogConfig
+from lmx.supervisor.config.schema import Config, LogConfig, ServerConfig
 from lmx.supervisor.control.status import OwnProcess, supervisor_status, with_urls
+from lmx.supervisor.core.core import Core
 from lmx.supervisor.memory.system import read_memory
 from lmx.supervisor.processes.descendants import marked
 from lmx.supervisor.processes.exit_watch import reap_children
-from lmx.supervisor.processes.handover import Handover, Invocation, leave
+from lmx.supervisor.processes.handover import Handover, Invocation, leave, resume
+from lmx.supervisor.router.guard import RouterGuard
+from lmx.supervisor.service.adoption import Adoption
 from lmx.supervisor.service.clock import tick_forever
 from lmx.supervisor.service.launch import left_launch, taken_over
 from lmx.supervisor.service.parts import Parts, wire
-from lmx.supervisor.service.startup import come_up
+from lmx.supervisor.sockets import listening
 from lmx.supervisor.sockets.reachable import own_addresses
-from lmx.supervisor.state.home import Home
+from lmx.supervisor.state.home import Home, keep_out_of_backups
 from lmx.supervisor.state.process_records import SupervisorLock
 
 log = structlog.get_logger()
@@ -199,3 +204,59 @@ class Service:
         log.info("supervisor.replacing")
         await parts.downloads.close(goes_on=True)
         return leave(parts.core, self._lock.descriptor, parts.guard.listener)
+
+
+_POLL_S: Final = 0.1
+_INTRODUCTION_S: Final = 3.0
+"""How long workers without a record have to send their hello. By default heartbeats and reconnects
+take at most half of this."""
+
+_ATTEMPTS: Final = int(_INTRODUCTION_S / _POLL_S)
+
+
+async def come_up(
+    core: Core,
+    guard: RouterGuard,
+    adoption: Adoption,
+    server: ServerConfig,
+    handover: Handover | None,
+) -> None:
+    """Start everything, while messages are handled and ticks go on.
+
+    Raises :class:`lmx.protocol.errors.OperationError` when the port is taken.
+    """
+    adoption.take_over(server.host, server.port, time.monotonic())
+    if adoption.unknown_instances():
+        # These are workers whose record was never written. Their next heartbeat makes them known.
+        await _within(_INTRODUCTION_S, lambda: not adoption.unknown_instances())
+    await _start_router(guard, server)
+    now_s = time.monotonic()
+    if handover is None:
+        core.preload(now_s)
+    else:
+        resume(handover, core, now_s)
+    core.flush(now_s)
+
+
+async def _start_router(guard: RouterGuard, server: ServerConfig) -> None:
+    """Start the router. If the port is taken, this tries again for a moment: a router whose record
+    was never written may hold it and will send its hello, or a router that was just ended is not
+    quite gone."""
+    for attempt in range(_ATTEMPTS, 0, -1):
+        if guard.process is not None:
+            return
+        try:
+            guard.start(time.monotonic())
+        except OSError as error:
+            if attempt == 1 or error.errno != errno.EADDRINUSE:
+                raise listening.cannot_listen(server, error) from error
+            await asyncio.sleep(_POLL_S)
+
+
+async def _within(limit_s: float, condition: Callable[[], bool]) -> bool:
+    """Wait until the condition holds, and return whether it did in time."""
+    for _ in range(int(limit_s / _POLL_S)):
+        if condition():
+            return True
+        await asyncio.sleep(_POLL_S)
+    return condition()

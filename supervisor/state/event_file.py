@@ -13,8 +13,7 @@ from lmx.protocol.free_text import clamp, clamp_values
 from lmx.protocol.host.log_files import append_to
 from lmx.protocol.host.regular_file import TooLargeError, read_regular
 from lmx.protocol.host.set_aside import clear_for_file, set_aside
-from lmx.protocol.messages.control import Event
-from lmx.protocol.messages.events import event_object
+from lmx.protocol.messages.control import Event, event_object
 from lmx.supervisor.state.atomic_write import atomic_write
 
 log = structlog.get_logger()

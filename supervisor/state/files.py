@@ -1,16 +1,83 @@
-"""The files in which the supervisor keeps its processes and operators' orders, as one value."""
+"""The files in which the supervisor keeps its processes and operators' orders (which models are
+pinned, unpinned, drained). They outlive the supervisor."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
 
 from lmx.supervisor.events import Events
 from lmx.supervisor.state.disk_retry import DiskRetry
-from lmx.supervisor.state.drained import Holds
 from lmx.supervisor.state.home import Home
-from lmx.supervisor.state.pins import Pins
 from lmx.supervisor.state.process_records import Records
+from lmx.supervisor.state.state_file import StateFile, say_nothing
+
+
+class Holds:
+    """A small JSON file, a list of model ids."""
+
+    def __init__(self, path: Path, say: Callable[[str], None] = say_nothing) -> None:
+        self._file = StateFile(path, _parse_holds, say)
+
+    @property
+    def path(self) -> Path:
+        """The path of the file."""
+        return self._file.path
+
+    def load(self) -> frozenset[str]:
+        """Return the ids, none if there is no file. An unreadable file is set aside, and then no
+        model is held: a model that answers does less harm than one that refuses requests while
+        nobody knows why."""
+        return self._file.load() or frozenset()
+
+    def save(self, held: Collection[str]) -> None:
+        """Write all ids, completely or not at all. Raises ``OSError``."""
+        self._file.save(sorted(held))
+
+
+def _parse_holds(found: Any) -> frozenset[str]:
+    if not isinstance(found, list):
+        raise TypeError("it is no list")
+    return frozenset(name for name in found if isinstance(name, str))
+
+
+log = structlog.get_logger()
+
+
+class Pins:
+    """A small JSON file, ``{model id: pinned}``, of what differs from the configuration."""
+
+    def __init__(self, path: Path, say: Callable[[str], None] = say_nothing) -> None:
+        self._file = StateFile(path, _parse_pins, say)
+
+    def load(self) -> dict[str, bool]:
+        """Return the pins, empty if there are none. An unreadable file is set aside and counts as
+        empty, because the pins of the configuration are as good a start."""
+        return self._file.load() or {}
+
+    def save(self, pins: Mapping[str, bool]) -> str | None:
+        """Write all pins, completely or not at all. Returns None, or for people the file and the
+        reason why it could not be written. Then the pins hold until the supervisor ends."""
+        try:
+            self._file.save(dict(sorted(pins.items())))
+        except OSError as error:
+            log.error("pins.not_written", path=str(self._file.path), error=str(error))
+            return f"{self._file.path}: {error.strerror or error}"
+        return None
+
+
+def _parse_pins(found: Any) -> dict[str, bool]:
+    if not isinstance(found, dict):
+        raise TypeError("it is no object")
+    return {
+        name: pinned
+        for name, pinned in found.items()
+        if isinstance(pinned, bool) and name.isprintable()
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from lmx.supervisor.cli.command import command, home
-from lmx.supervisor.cli.shell.model_name import MODEL
+from lmx.supervisor.cli.completion import MODEL
 
 
 @click.command()

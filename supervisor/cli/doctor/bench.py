@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from lmx.supervisor.cli.doctor.device import decoding, held_memory, long_kernel
-from lmx.supervisor.cli.doctor.launchd import check_launchd
 from lmx.supervisor.cli.doctor.lines import Line, Verdict
+from lmx.supervisor.cli.doctor.mac import check_launchd
 from lmx.supervisor.cli.doctor.processes import try_processes
 from lmx.supervisor.cli.doctor.system import System
 

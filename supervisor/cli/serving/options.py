@@ -13,7 +13,7 @@ import click
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.supervisor.cli.command import config_option, config_path, home
-from lmx.supervisor.cli.shell.model_name import MODEL
+from lmx.supervisor.cli.completion import MODEL
 
 
 def serving_options(function: Callable[..., None]) -> Callable[..., None]:

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from lmx.protocol.messages import control
-from lmx.protocol.messages.control import Event, EventList
-from lmx.protocol.messages.events import event_object
+from lmx.protocol.messages.control import Event, EventList, event_object
 from lmx.supervisor.cli.views.json_output import json_text
 from lmx.supervisor.cli.views.words import find_model
 from lmx.supervisor.sockets.client import ReconnectingClient, supervisor_runs

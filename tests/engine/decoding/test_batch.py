@@ -16,7 +16,7 @@ from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
 from lmx.protocol.messages.tasks import Detokenize, Detokenized, Rerank
 from lmx.protocol.states import LoadPhase
 from lmx.worker.engine import PromptSource, RowRequest, RowSampling
-from lmx.worker.factory import load_engine
+from lmx.worker.life import load_engine
 from lmx.worker.mlx import engine as mlx_batch
 from lmx.worker.mlx.decoding import rows as mlx_rows
 from lmx.worker.mlx.decoding.batching import can_batch

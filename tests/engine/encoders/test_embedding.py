@@ -27,7 +27,7 @@ from lmx.protocol.messages.tasks import (
 from lmx.protocol.models.kind import read_kind
 from lmx.protocol.states import ModelKind
 from lmx.worker.engine import Engine, TaskPlan
-from lmx.worker.factory import load_engine
+from lmx.worker.life import load_engine
 from lmx.worker.mlx.encoders.encoder import CPU_PIECE_TOKENS, cut
 from tests.support.models.tiny_encoders import (
     CLS,

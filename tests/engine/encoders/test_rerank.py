@@ -16,7 +16,7 @@ from lmx.protocol.messages.specs import LogSpec, WorkerSpec
 from lmx.protocol.messages.tasks import Embed, Rerank, Scores, Tokenize
 from lmx.protocol.states import ModelKind
 from lmx.worker.engine import Engine, TaskPlan
-from lmx.worker.factory import load_engine
+from lmx.worker.life import load_engine
 from tests.support.models.tiny_encoders import (
     CLS,
     SEP,

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from lmx.worker.engine import RowSampling, TokenScores
-from lmx.worker.mlx.sampling.sampler import RowSampler
-from lmx.worker.mlx.sampling.scores import prompt_scores
+from lmx.worker.mlx.sampling.sampler import RowSampler, prompt_scores
 
 pytestmark = pytest.mark.engine
 

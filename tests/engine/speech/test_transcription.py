@@ -18,7 +18,7 @@ from lmx.protocol.messages.tasks import Embed, Tokenize, Tokenized
 from lmx.protocol.models.kind import read_kind
 from lmx.protocol.states import ModelKind
 from lmx.worker.engine import Engine, TaskPiece
-from lmx.worker.factory import load_engine
+from lmx.worker.life import load_engine
 from lmx.worker.media.values import Sound
 from tests.support.models.speech_samples import espeak, word_errors
 from tests.support.models.whisper_models import (

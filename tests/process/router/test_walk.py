@@ -64,8 +64,8 @@ from lmx.protocol.messages.tasks import (
 )
 from lmx.protocol.states import DeltaKind, DownloadStatus, ModelKind
 from lmx.protocol.wire.codec import encode
-from lmx.router.jobs.file import open_records
 from lmx.router.jobs.records import JobRow, ResponseRow, write
+from lmx.router.jobs.store import open_records
 from lmx.router.server.routes import ROUTES
 from lmx.worker.service.outgoing import Outgoing
 from tests.support.fakes.admin_lines import status_line, told_status

@@ -32,7 +32,7 @@ from lmx.worker.engine import (
     TaskEngine,
     TokenScores,
 )
-from lmx.worker.factory import load_engine
+from lmx.worker.life import load_engine
 from lmx.worker.mlx import engine as generators
 from lmx.worker.mlx.device import cpu
 from tests.support.rigs.one_renderer import renderer

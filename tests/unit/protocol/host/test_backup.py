@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lmx.protocol.host.backup import keep_out_of_backups
+from lmx.supervisor.state.home import keep_out_of_backups
 
 
 def test_a_macs_backups_leave_a_folder_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

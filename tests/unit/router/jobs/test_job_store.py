@@ -22,9 +22,8 @@ from hypothesis import strategies as st
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.router.jobs import records
 from lmx.router.jobs import store as job_store
-from lmx.router.jobs.file import open_records
 from lmx.router.jobs.records import JobRow, JobState, ResponseRow, Wanted, create, listed, write
-from lmx.router.jobs.store import JobStore
+from lmx.router.jobs.store import JobStore, open_records
 from tests.support.faults.bad_files import BAD_FILES, put_bad
 from tests.support.rigs.budgets import examples
 
@@ -193,7 +192,7 @@ async def test_a_file_that_breaks_while_it_is_used_is_moved_aside(tmp_path: Path
 async def test_a_locked_file_delays_records_and_loses_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lmx.router.jobs.file._BUSY_TIMEOUT_MS", 20)
+    monkeypatch.setattr("lmx.router.jobs.store._BUSY_TIMEOUT_MS", 20)
     monkeypatch.setattr(job_store, "_PAUSE_S", 0.02)
     path = tmp_path / "jobs.sqlite"
     with opened(path) as store:

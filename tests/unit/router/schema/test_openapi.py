@@ -19,8 +19,8 @@ from lmx.router.schema.answers.completions import TextCompletionChunk
 from lmx.router.schema.openapi.document import describe_api
 from lmx.router.schema.openapi.texts import EXAMPLES, FURTHER_EXAMPLES
 from lmx.router.schema.requests.chat import ChatRequest
+from lmx.router.server.app import other_spellings
 from lmx.router.server.routes import ROUTES
-from lmx.router.server.spellings import other_spellings
 from tests.support.clients.documents import KIAPI, WHY_SKIPPED, documents_folder
 from tests.support.rigs.router_rig import MODEL, Rig, router_rig
 

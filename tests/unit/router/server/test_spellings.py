@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from yarl import URL
 
-from lmx.router.server.spellings import other_spellings
+from lmx.router.server.app import other_spellings
 from tests.support.rigs.router_rig import chat_body, router_rig
 
 

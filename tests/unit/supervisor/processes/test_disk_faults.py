@@ -27,8 +27,7 @@ from lmx.supervisor.events import EventLog
 from lmx.supervisor.memory.measured import Measured
 from lmx.supervisor.processes import launcher, workers
 from lmx.supervisor.processes.child import open_log
-from lmx.supervisor.state.drained import Holds
-from lmx.supervisor.state.files import StateFiles
+from lmx.supervisor.state.files import Holds, StateFiles
 from lmx.supervisor.state.home import Home
 from lmx.supervisor.state.process_records import Records, SupervisorLock
 from tests.support.fakes.fake_actions import FakeActions

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lmx.supervisor.state.pins import Pins
+from lmx.supervisor.state.files import Pins
 
 
 def test_pins_outlive_who_wrote_them(tmp_path: Path) -> None:

@@ -18,9 +18,8 @@ from lmx.supervisor.inventory.download_records import DownloadFile
 from lmx.supervisor.memory.measured import Measured
 from lmx.supervisor.state import state_file
 from lmx.supervisor.state.admin_key import read_admin_key
-from lmx.supervisor.state.drained import Holds
+from lmx.supervisor.state.files import Holds, Pins
 from lmx.supervisor.state.home import Home
-from lmx.supervisor.state.pins import Pins
 from lmx.supervisor.state.process_records import Records, SupervisorLock
 from lmx.supervisor.state.state_file import StateFile
 from tests.support.faults.bad_files import BAD_FILES, put_bad

@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 
 from lmx.protocol.errors import ErrorCode, OperationError
-from lmx.supervisor.cli.chat.attachments import audio_part, image_part
 from lmx.supervisor.cli.chat.client import ChatClient, Piece, PieceKind
 from lmx.supervisor.cli.chat.conversation import Conversation, Lines, command_of, shown
-from lmx.supervisor.cli.chat.session import _history
+from lmx.supervisor.cli.chat.session import _history, audio_part, image_part
 
 
 def messages(*lines: str) -> list[str]:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from lmx.supervisor.cli.doctor import bench, device, launchd, processes
+from lmx.supervisor.cli.doctor import bench, device, processes
+from lmx.supervisor.cli.doctor import mac as launchd
 from lmx.supervisor.cli.doctor.lines import Verdict
 from lmx.supervisor.cli.doctor.system import System
 from lmx.supervisor.decisions.memory_reading import MemoryReading

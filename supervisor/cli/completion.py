@@ -1,4 +1,4 @@
-"""The name of a model as an argument of a command. A shell that asks gets the names there are."""
+"""``lmx completion``: what makes a shell complete commands, options and the names of models."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import os
 from typing import Final
 
 import click
-from click.shell_completion import CompletionItem
+from click.shell_completion import CompletionItem, get_completion_class
+
+from lmx.supervisor.cli.command import command
 
 _ANSWER_S: Final = 1.0
 """A person who has pressed the tab key waits no longer."""
@@ -48,3 +50,30 @@ def model_names() -> list[str]:
 
 
 MODEL: Final = ModelName()
+
+
+_PROGRAM: Final = "lmx"
+_SHELLS: Final = ("bash", "zsh", "fish")
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(_SHELLS))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print what makes SHELL complete commands, options and the names of models.
+
+    \b
+    bash:  lmx completion bash >> ~/.bashrc
+    zsh:   lmx completion zsh >> ~/.zshrc        (below the line with compinit)
+    fish:  lmx completion fish > ~/.config/fish/completions/lmx.fish
+    """
+    _print(context, shell)
+
+
+@command
+def _print(context: click.Context, shell: str) -> None:
+    kind = get_completion_class(shell)
+    assert kind is not None  # click has the shells that may be chosen
+    made = kind(context.find_root().command, {}, _PROGRAM, f"_{_PROGRAM.upper()}_COMPLETE")
+    # Not `made.source()`: for bash it starts a bash to see how old that one is.
+    click.echo(made.source_template % made.source_vars())

@@ -1,1 +1,0 @@
-"""What the shell sees of the command line: help in sections, and completion."""
