@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Assist, Generate, Sampling, Thinking
@@ -18,6 +18,7 @@ from lmx.protocol.models.sampling import PARAMETERS
 from lmx.protocol.states import ToolChoice
 from lmx.worker.engine import (
     BeamSearch,
+    ConstraintMaker,
     ConstraintSource,
     EncodedPrompt,
     Generator,
@@ -135,6 +136,35 @@ _AGAIN_TEMPERATURE: Final = 0.7
 _SEEDS: Final = 2**63 - 1
 
 
+def encode_prompt(
+    generator: Generator,
+    facts: ModelFacts,
+    spec: WorkerSpec,
+    request: Generate,
+    media: Sequence[Media] = (),
+) -> EncodedPrompt:
+    """Render and tokenize a request. ``media`` are its own, decoded; the model takes them.
+
+    Raises ``RequestError`` for a prompt, an adapter or a thinking that the model does not take.
+    """
+    _check_adapter(request.adapter, facts)
+    _check_thinking(request.thinking, facts, request.adapter or spec.model_id)
+    return generator.encode(
+        PromptSource(
+            messages=request.messages,
+            text=request.prompt,
+            tokens=request.prompt_tokens,
+            template_kwargs={**(spec.template_kwargs or {}), **(request.template_kwargs or {})},
+            tool_use=request.tool_use,
+            thinking=request.thinking,
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+            media=media,
+            media_params=tuple(item.param for item in request.media),
+        )
+    )
+
+
 def prepare(
     generator: Generator,
     facts: ModelFacts,
@@ -149,7 +179,7 @@ def prepare(
 ) -> Job:
     """Render, tokenize, compile and check a request. Raises ``RequestError`` if it can't be met.
 
-    ``media`` are those of the request; the model takes them.
+    ``media`` as for :func:`encode_prompt`.
 
     ``again`` means that the answers must differ from earlier ones: they are drawn with other seeds,
     even if the request wants the likeliest tokens. The logprobs of the prompt have been given out
@@ -157,30 +187,50 @@ def prepare(
     """
     if again:
         request = replace(request, prompt_logprobs=None)
-    _check_adapter(request.adapter, facts)
-    _check_thinking(request.thinking, facts, request.adapter or spec.model_id)
-    encoded = generator.encode(
-        PromptSource(
-            messages=request.messages,
-            text=request.prompt,
-            tokens=request.prompt_tokens,
-            template_kwargs={**(spec.template_kwargs or {}), **(request.template_kwargs or {})},
-            tool_use=request.tool_use,
-            thinking=request.thinking,
-            add_generation_prompt=request.add_generation_prompt,
-            continue_final_message=request.continue_final_message,
-            media=media,
-            media_params=tuple(item.param for item in request.media),
+    encoded = encode_prompt(generator, facts, spec, request, media)
+    limited = _limited(facts, spec, request, encoded, again=again)
+    constraint = generator.constrain(
+        ConstraintSource(
+            request.structure,
+            request.tool_use,
+            request.thinking,
+            encoded.thinking_open,
+            request.sampling.allowed_token_ids,
+            request.sampling.bad_words,
         )
+    ) or ConstraintMaker(None)
+    asked = _Asked(request, encoded, limited, constraint)
+    _check_combinations(asked)
+    return Job(
+        job_id,
+        request.request_id,
+        _rows(asked, next_row_id),
+        _text_rules(asked, facts),
+        request.search.n,
+        arrived_s,
+        request.owner,
+        request.memory_wait_s,
+        constraint.check,
+        constraint.remarks,
+        constraint.call_checks,
+        encoded.ignored,
     )
+
+
+class _Limited(NamedTuple):
+    """What a request's rows may take and draw."""
+
+    prompt: Sequence[int]
+    max_tokens: int
+    sampling: RowSampling
+    beam: BeamSearch | None
+
+
+def _limited(
+    facts: ModelFacts, spec: WorkerSpec, request: Generate, encoded: EncodedPrompt, *, again: bool
+) -> _Limited:
+    """Hold a request against what the model and its worker have."""
     prompt = truncated(encoded.tokens, request, spec, facts.context_tokens)
-    if encoded.media is not None and len(prompt) < len(encoded.tokens):
-        raise RequestError(
-            ErrorCode.UNSUPPORTED_VALUE,
-            "`truncate_prompt_tokens` can't be combined with images, sounds and videos: leave it "
-            "out.",
-            param="truncate_prompt_tokens",
-        )
     param = "prompt" if request.messages is None else "messages"
     max_tokens = resolve_max_tokens(request.max_tokens, spec, len(prompt), facts, param)
     sampling = resolve_sampling(request.sampling, spec, facts, secrets.randbits(63))
@@ -191,60 +241,81 @@ def prepare(
     _check_assist(request.assist, spec.speculation)
     _check_memory(spec, len(prompt), beam.width if beam else 1, param)
     _check_scores(request.prompt_logprobs, len(prompt))
-    make_constraint = generator.constrain(
-        ConstraintSource(
-            request.structure,
-            request.tool_use,
-            request.thinking,
-            encoded.thinking_open,
-            request.sampling.allowed_token_ids,
-            request.sampling.bad_words,
-        )
-    )
-    check = make_constraint.check if make_constraint else None
-    if check and request.echo:
-        raise RequestError(
-            ErrorCode.UNSUPPORTED_VALUE,
-            "`echo` can't be combined with a schema of which a part is checked when the answer is "
-            "whole: leave one of them out.",
-            param="echo",
-        )
-    ranked = beam is None and request.search.best_of > request.search.n
-    rows = tuple(
+    return _Limited(prompt, max_tokens, sampling, beam)
+
+
+class _Asked(NamedTuple):
+    """A request, and what was made of it."""
+
+    request: Generate
+    encoded: EncodedPrompt
+    limited: _Limited
+    constraint: ConstraintMaker
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a part of the prompt is left out."""
+        return len(self.limited.prompt) < len(self.encoded.tokens)
+
+
+class _Combination(NamedTuple):
+    """A parameter that can't be combined with something that only a worker knows."""
+
+    param: str
+    other: str
+    remedy: str
+    is_asked: Callable[[_Asked], bool]
+
+
+_IMPOSSIBLE: Final = (
+    _Combination(
+        "truncate_prompt_tokens",
+        "images, sounds and videos",
+        "leave it out",
+        lambda asked: asked.encoded.media is not None and asked.is_cut,
+    ),
+    _Combination(
+        "echo",
+        "a schema of which a part is checked when the answer is whole",
+        "leave one of them out",
+        lambda asked: asked.request.echo and asked.constraint.check is not None,
+    ),
+)
+"""What can't be combined. What the request alone shows is refused by the router."""
+
+
+def _check_combinations(asked: _Asked) -> None:
+    for one in _IMPOSSIBLE:
+        if one.is_asked(asked):
+            raise RequestError(
+                ErrorCode.UNSUPPORTED_VALUE,
+                f"`{one.param}` can't be combined with {one.other}: {one.remedy}.",
+                param=one.param,
+            )
+
+
+def _rows(asked: _Asked, next_row_id: Callable[[], int]) -> tuple[RowRequest, ...]:
+    """Return a row for each answer, or one for a beam search."""
+    request, encoded, limited, constraint = asked
+    search, sampling = request.search, limited.sampling
+    ranked = limited.beam is None and search.best_of > search.n
+    return tuple(
         RowRequest(
             row_id=next_row_id(),
-            prompt=prompt,
-            max_tokens=max_tokens,
+            prompt=limited.prompt,
+            max_tokens=limited.max_tokens,
             sampling=replace(sampling, seed=answer_seed(sampling.seed, index)),
-            constraint=make_constraint() if make_constraint and make_constraint.make else None,
+            constraint=constraint() if constraint.make else None,
             top_logprobs=0 if ranked and request.top_logprobs is None else request.top_logprobs,
             prompt_logprobs=_prompt_top(request),
-            beam=beam,
+            beam=limited.beam,
             assist=request.assist,
             cache_salt=request.cache_salt,
             adapter=request.adapter,
             media=encoded.media,
             priority=request.priority,
         )
-        for index in range(1 if beam else max(request.search.n, request.search.best_of))
-    )
-    marked = make_constraint is not None and make_constraint.marked_calls
-    rules = _text_rules(facts, request, encoded, marked_calls=marked)
-    if len(prompt) < len(encoded.tokens):
-        rules = replace(rules, prompt=None)
-    return Job(
-        job_id,
-        request.request_id,
-        rows,
-        rules,
-        request.search.n,
-        arrived_s,
-        request.owner,
-        request.memory_wait_s,
-        check,
-        make_constraint.remarks if make_constraint else (),
-        make_constraint.call_checks if make_constraint else {},
-        encoded.ignored,
+        for index in range(1 if limited.beam else max(search.n, search.best_of))
     )
 
 
@@ -356,9 +427,8 @@ def _check_scores(top: int | None, prompt_tokens: int) -> None:
     )
 
 
-def _text_rules(
-    facts: ModelFacts, request: Generate, encoded: EncodedPrompt, *, marked_calls: bool
-) -> TextRules:
+def _text_rules(asked: _Asked, facts: ModelFacts) -> TextRules:
+    request, encoded = asked.request, asked.encoded
     sampling, tool_use = request.sampling, request.tool_use
     tools = tool_use.known if tool_use else ()
     forced = None
@@ -381,7 +451,7 @@ def _text_rules(
                 calls_only=forced is not None,
                 only=forced[0] if forced is not None and len(forced) == 1 else None,
                 either=request.structure is not None,
-                marked_calls=marked_calls,
+                marked_calls=asked.constraint.marked_calls,
                 open_calls=facts.calls_in_open_thought,
             )
         )
@@ -390,7 +460,7 @@ def _text_rules(
         logprobs=request.top_logprobs is not None,
         echo=request.echo,
         prompt_logprobs=request.prompt_logprobs,
-        prompt=request.prompt,
+        prompt=None if asked.is_cut else request.prompt,
         token_ids=request.token_ids,
         continues=not parses or request.continue_final_message,
     )
