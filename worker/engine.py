@@ -167,7 +167,7 @@ class PromptSource:
 
 class PromptMedia(Protocol):
     """The media of a prompt, as the engine that has encoded the prompt takes them. Others only look
-    at the figures."""
+    at the figures, and release what the model has read. Engine thread, once a row has it."""
 
     @property
     def image_tokens(self) -> int:
@@ -183,7 +183,14 @@ class PromptMedia(Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """How much memory they take until their request has ended."""
+        """How much memory they take now."""
+
+    def release(self) -> None:
+        """Give back what only the reading of the prompt needs, which is nearly all of it."""
+
+    def restore(self, again: PromptMedia) -> None:
+        """Take what was released from the media of the same prompt, which was encoded again. Raises
+        ``ValueError`` if they are not the same."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,7 +111,7 @@ class MediaConfig(Section):
     decode_memory_bytes: Annotated[_DecodeMemory, Needs.NEXT_WORKER] = ByteSize(1024**3)
     """The memory that decoding may take. A file that takes more is refused with a 413. It is
     reserved for each loaded model that takes more than text, beside the model's own. Once the media
-    that requests under way keep take as much (1 GiB at most), further ones wait."""
+    of prompts that are not read yet take as much (1 GiB at most), further ones wait."""
     decode_cpu_s: Annotated[_DecodeSeconds, Needs.NEXT_WORKER] = 30.0
     """The processor's time for one image, sound or video. One that takes more is refused with a
     400. An hour of MP3 takes 12 s, an image of 12 million pixels 0.1 s."""

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Final
 
 import structlog
@@ -22,6 +23,7 @@ from lmx.protocol.states import DeltaKind
 from lmx.worker.engine import (
     Generator,
     Hypothesis,
+    PromptMedia,
     RowDrafts,
     RowRequest,
     RowStarted,
@@ -36,12 +38,25 @@ from lmx.worker.scheduling.jobs import (
     JobFailed,
     JobFinished,
     JobOutput,
+    MediaReleased,
+    MediaWanted,
     Piece,
 )
 from lmx.worker.scheduling.kv_admission import KvAdmission
 from lmx.worker.scheduling.logprobs import describe_prompt
 from lmx.worker.scheduling.out_of_memory import is_out_of_memory
 from lmx.worker.scheduling.row import PIECE_TOKENS, Row
+
+
+class MediaState(Enum):
+    """Where the media of a job's prompt are."""
+
+    HERE = "here"
+    """In its rows; or it has none."""
+    RELEASED = "released"
+    """All its rows have read them."""
+    WANTED = "wanted"
+    """They are being encoded again, because it was preempted."""
 
 
 @dataclass(slots=True, eq=False)
@@ -64,6 +79,9 @@ class LiveJob:
     """How often it had to give way because the machine's memory was short."""
     read: set[int] = field(default_factory=set)
     """The rows whose prompts have been read, and echoed if the request wants that."""
+    reading: set[int] = field(default_factory=set)
+    """The rows whose prompts the engine has not read since it got them."""
+    media: MediaState = MediaState.HERE
     first_token_s: float | None = None
     started: RowStarted | None = None
     _completion_tokens: int = 0
@@ -226,7 +244,8 @@ class Batch:
     """Jobs of a lower priority value come first. Among those of the same value the owners of jobs
     take turns, and each owner's jobs are served in the order of arrival. A job's rows are admitted
     in order, and no job passes the one whose turn it is, however small it is. A job that was
-    preempted comes back before others of its priority value begin.
+    preempted comes back before others of its priority value begin, unless its media have to be
+    encoded again: while they are, others begin.
 
     ``outputs`` collects final output; the caller takes it. Every job that was added gets exactly
     one end in it, unless the engine breaks. An exception of the engine that concerns one row fails
@@ -246,8 +265,8 @@ class Batch:
         self._searching: set[int] = set()
         self.outputs: list[JobOutput] = []
         self.urgent = False
-        """Whether a job's first token or an answer's end is among the outputs. The caller resets
-        it."""
+        """Whether an output should be delivered at once, such as a job's first token or an answer's
+        end. The caller resets it."""
         self.paused = False
         self.preempted_total = 0
         """How many times a job had to give way to others, and was to come back."""
@@ -264,8 +283,19 @@ class Batch:
 
     @property
     def busy(self) -> bool:
-        """Whether a row runs, a job waits, or there is output to take."""
-        return bool(self._live or self._waiting or self.outputs)
+        """Whether there is something to do: a row runs, a job waits for a place, or there is output
+        to take."""
+        return bool(
+            self._job_of
+            or self._waiting
+            or self.outputs
+            or any(live.media is not MediaState.WANTED for live in self._unfilled)
+        )
+
+    @property
+    def wants_media(self) -> bool:
+        """Whether a job waits for its media."""
+        return any(live.media is MediaState.WANTED for live in self._unfilled)
 
     def add(self, job: Job) -> None:
         """Queue a job."""
@@ -310,7 +340,9 @@ class Batch:
         while generator.can_admit():
             # The job that began first comes back first, so that later ones don't keep it out.
             live = min(
-                self._unfilled, key=lambda one: (one.job.priority, one.started_s), default=None
+                (one for one in self._unfilled if one.media is not MediaState.WANTED),
+                key=lambda one: (one.job.priority, one.started_s),
+                default=None,
             )
             if live is None or (
                 self._waiting and self._waiting.peek().priority < live.job.priority
@@ -324,6 +356,11 @@ class Batch:
             index, row = live.waiting[0]
             if not self._fits(row):
                 return
+            if live.media is MediaState.RELEASED:
+                live.media = MediaState.WANTED
+                self.outputs.append(MediaWanted(live.job.job_id))
+                self.urgent = True
+                continue
             live.waiting.popleft()
             if not live.waiting:
                 self._unfilled.remove(live)
@@ -331,6 +368,20 @@ class Batch:
                 self._begin(generator, live, index, row)
             except Exception as error:
                 self._fail(generator, live, error)
+
+    def restore(self, generator: Generator, job_id: int, media: PromptMedia) -> None:
+        """Take the media that a job has asked for; one that has ended is left alone."""
+        live = self._live.get(job_id)
+        if live is None:
+            return
+        held = live.job.rows[0].media
+        assert held is not None and live.media is MediaState.WANTED
+        try:
+            held.restore(media)
+        except ValueError as error:
+            self._fail(generator, live, error)
+        else:
+            live.media = MediaState.HERE
 
     def step(self, generator: Generator) -> StepOutput:
         """Advance every row; return the engine's output."""
@@ -496,6 +547,7 @@ class Batch:
             self._forget(row_id)
         live.preempted |= live.rows
         live.rows.clear()
+        live.reading.clear()
         live.waiting.extendleft(reversed(back))
         if live not in self._unfilled:
             self._unfilled.append(live)
@@ -517,6 +569,7 @@ class Batch:
         # place.
         answer = live.preempted.pop(row.row_id, None) or begin_answer(generator, live.job, index)
         live.rows[row.row_id] = answer
+        live.reading.add(row.row_id)
         live.preempted_s = None
         self._job_of[row.row_id] = live
         self._places[row.row_id] = row.places
@@ -529,6 +582,8 @@ class Batch:
     def _started(
         self, generator: Generator, live: LiveJob, started: RowStarted, now: float
     ) -> None:
+        live.reading.discard(started.row_id)
+        self._release_media(live)
         if started.row_id in live.read:
             return  # It was preempted, and has come back.
         live.read.add(started.row_id)
@@ -547,6 +602,14 @@ class Batch:
         if live.job.rows[0].max_tokens == 0:
             row.finish(self.outputs)
             self._row_ended(generator, live, started.row_id, row, now)
+
+    def _release_media(self, live: LiveJob) -> None:
+        """Give back what only prompts need, once every row of a job has read its own."""
+        media = live.job.rows[0].media
+        if media is not None and not live.reading and not live.waiting:
+            media.release()
+            live.media = MediaState.RELEASED
+            self.outputs.append(MediaReleased(live.job.job_id))
 
     def _found(
         self,

@@ -105,6 +105,18 @@ class AnswerEnded(NamedTuple):
     """The sum of its tokens' logprobs, if they are known."""
 
 
+class MediaReleased(NamedTuple):
+    """The prompt of every row of a job has been read: its media take no more memory."""
+
+    job_id: int
+
+
+class MediaWanted(NamedTuple):
+    """A job that was preempted has its turn, and needs the media that it has released."""
+
+    job_id: int
+
+
 class JobFinished(NamedTuple):
     """All answers are whole."""
 
@@ -128,4 +140,4 @@ class JobCancelled(NamedTuple):
 
 
 JobEnd = JobFinished | JobFailed | JobCancelled
-JobOutput = Piece | AnswerEnded | JobEnd
+JobOutput = Piece | AnswerEnded | MediaReleased | MediaWanted | JobEnd

@@ -21,7 +21,14 @@ import structlog
 from lmx.protocol.host.memory import trim_heap
 from lmx.protocol.messages.tasks import TaskPart
 from lmx.protocol.states import LoadPhase, MemoryPressure
-from lmx.worker.engine import Engine, Generator, LoadReporter, Resident, TaskPiece
+from lmx.worker.engine import (
+    Engine,
+    Generator,
+    LoadReporter,
+    PromptMedia,
+    Resident,
+    TaskPiece,
+)
 from lmx.worker.scheduling.batch import Batch, BatchLimits
 from lmx.worker.scheduling.device_failure import is_device_failure
 from lmx.worker.scheduling.fair_queue import FairQueue
@@ -66,6 +73,14 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class RestoreMedia:
+    """The order to let a job that has asked for its media come back."""
+
+    job_id: int
+    media: PromptMedia
+
+
+@dataclass(frozen=True, slots=True)
 class RunPiece:
     """The order to compute a piece of a task when its ``owner`` has its turn."""
 
@@ -86,7 +101,7 @@ class Press:
     """The order to look at the memory pressure, which is kept beside the inbox."""
 
 
-Order = Job | Cancel | RunPiece | DropPiece | Press | None
+Order = Job | Cancel | RestoreMedia | RunPiece | DropPiece | Press | None
 """An item of the inbox. None means: end."""
 
 
@@ -150,6 +165,10 @@ class EngineThread:
     def cancel(self, job_id: int) -> None:
         """End a job before the next step; a job that has ended already is left alone."""
         self._inbox.put(Cancel(job_id, self.steps))
+
+    def restore_media(self, job_id: int, media: PromptMedia) -> None:
+        """Give a job the media that it has asked for, encoded again."""
+        self._inbox.put(RestoreMedia(job_id, media))
 
     def submit_piece(self, task_id: int, piece: TaskPiece, owner: str) -> None:
         """Queue a piece of a task. One piece, or a part of one, is computed between two steps, and
@@ -255,13 +274,18 @@ class EngineThread:
         rested = False
         while not self._stopping:
             busy = self._batch.busy or bool(self._pieces) or self._begun is not None
+            wants_media = self._batch.wants_media
             try:
                 if busy:
                     item = self._inbox.get_nowait()
                 else:
-                    item = self._inbox.get(timeout=None if rested else _REST_AFTER_S)
+                    forever = rested and not wants_media
+                    item = self._inbox.get(timeout=None if forever else _REST_AFTER_S)
             except queue.Empty:
-                if busy:
+                if wants_media and not busy:
+                    # This thread does not hang: the decoding has a deadline of its own.
+                    self.clock.advance(time.monotonic())
+                if busy or wants_media:
                     return
                 engine.resident.rest()
                 trim_heap()
@@ -275,6 +299,9 @@ class EngineThread:
                     if engine.generator is not None:
                         self._batch.cancel(engine.generator, job_id, step, self.steps)
                         self._count()
+                case RestoreMedia(job_id, media):
+                    if engine.generator is not None:
+                        self._batch.restore(engine.generator, job_id, media)
                 case RunPiece():
                     self._pieces.add(item.owner, item)
                 case DropPiece(task_id):

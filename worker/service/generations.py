@@ -19,14 +19,23 @@ from lmx.protocol.errors import ErrorCode, RequestError, UnavailableError
 from lmx.protocol.messages.data import Accepted, ChoiceEnded, Failed, Finished, Generate
 from lmx.protocol.messages.specs import WorkerSpec
 from lmx.protocol.states import DeltaKind
-from lmx.worker.engine import Engine, wrong_kind
+from lmx.worker.engine import Engine, Generator, PromptMedia, wrong_kind
 from lmx.worker.media.check import check_media
 from lmx.worker.media.decoder import MediaDecoder
 from lmx.worker.media.values import Media
 from lmx.worker.scheduling.answer_review import AnswerReview
-from lmx.worker.scheduling.jobs import AnswerEnded, Job, JobFailed, JobFinished, JobOutput, Piece
+from lmx.worker.scheduling.jobs import (
+    AnswerEnded,
+    Job,
+    JobFailed,
+    JobFinished,
+    JobOutput,
+    MediaReleased,
+    MediaWanted,
+    Piece,
+)
 from lmx.worker.scheduling.out_of_memory import is_out_of_memory
-from lmx.worker.scheduling.prepare import prepare
+from lmx.worker.scheduling.prepare import encode_prompt, prepare
 from lmx.worker.scheduling.thread import EngineThread
 from lmx.worker.service.admission import IdleClock, LifetimeCounts, Refusal
 from lmx.worker.service.open_requests import OpenRequest, OpenRequests
@@ -36,17 +45,18 @@ from lmx.worker.service.stream import Ranking, Stream
 log = structlog.get_logger()
 
 _MOST_MEDIA_BYTES: Final = 512 << 20
-"""How many bytes of media wait to be decoded, for all requests together."""
+"""How many bytes the files of all requests take together. They are kept until a request has ended:
+one that is preempted, or whose answer is made again, needs them again."""
 
 _MOST_ENCODED_BYTES: Final = 1 << 30
-"""How much memory the media of all requests take that the engine has and that wait for it, but no
-more than is reserved for decoding. Beyond it no further ones are decoded until a request has ended.
-A picture of 12 million pixels takes up to 300 MB in the form that a model's encoder wants."""
+"""How much memory the media of all prompts take that are not read yet, but no more than is reserved
+for decoding. Beyond it no further ones are decoded until a prompt has been read. A picture of 12
+million pixels takes up to 300 MB in the form that a model's encoder wants."""
 
 _TOO_MUCH_MEDIA: Final = Refusal(
     ErrorCode.QUEUE_FULL,
-    f"The images, sounds and videos that wait for this model take {_MOST_MEDIA_BYTES >> 20} MiB: "
-    "try again later.",
+    "The files of images, sounds and videos that this model's requests hold take "
+    f"{_MOST_MEDIA_BYTES >> 20} MiB: try again later.",
     2.0,
 )
 
@@ -62,11 +72,11 @@ class Generation(OpenRequest):
     ranking: Ranking | None
     """Holds the answers back if only some of them are returned."""
     blobs: Sequence[bytes] = ()
-    """The bytes of the media of its prompt, as long as the prompt may be made."""
+    """The files of its media, until it has ended."""
     media: Sequence[Media] = ()
     """What they are once they are decoded, until the prompt is made."""
     encoded_bytes: int = 0
-    """What they take in the prompt, until the request has ended."""
+    """What they take in the prompt, until it has been read."""
     preparing: bool = True
     """Whether its prompt is still being made."""
     review: AnswerReview | None = None
@@ -264,6 +274,7 @@ class Generations:
         if opened.preparing:
             self._open.refuse(opened, code, message)
         else:
+            self._thread.cancel(opened.job_id)
             self._end_alone(opened, JobFailed(opened.job_id, code, message))
 
     def deliver(self, outputs: list[JobOutput]) -> None:
@@ -282,6 +293,14 @@ class Generations:
                 if opened is not None:
                     opened.take(output, outgoing.to(opened.router))
                 continue
+            if isinstance(output, MediaReleased):
+                if opened is not None:
+                    self._count_encoded(opened, 0)
+                continue
+            if isinstance(output, MediaWanted):
+                if opened is not None:
+                    self._restore_media(opened)
+                continue
             if opened is not None and isinstance(output, JobFinished | JobFailed):
                 if isinstance(output, JobFinished) and opened.review is not None:
                     self._review(opened, opened.review, output)
@@ -293,11 +312,9 @@ class Generations:
 
     def _prepare(self, opened: Generation, arrived_s: float, *, again: bool = False) -> Job:
         # This runs on the prompt thread.
-        if self._generator is None:
-            raise wrong_kind(self._spec.kind)
         media, opened.media = opened.media, ()
         return prepare(
-            self._generator,
+            self._writer,
             self._facts,
             self._spec,
             opened.request,
@@ -307,6 +324,17 @@ class Generations:
             media,
             again=again,
         )
+
+    def _encode_again(self, opened: Generation) -> PromptMedia | None:
+        # This runs on the prompt thread.
+        media, opened.media = opened.media, ()
+        return encode_prompt(self._writer, self._facts, self._spec, opened.request, media).media
+
+    @property
+    def _writer(self) -> Generator:
+        if self._generator is None:
+            raise wrong_kind(self._spec.kind)
+        return self._generator
 
     def _decoding(self, opened: Generation) -> Callable[[], int] | None:
         """Return what decodes its media, and returns their size; None if it has none."""
@@ -328,9 +356,6 @@ class Generations:
         elif error is None and (job := future.result()) is not None:
             self._submit(opened, job)
             opened.prepared(job)
-            if opened.review is None:
-                # A prompt is made once more only after a review.
-                self._drop_blobs(opened)
             self._counts.requests += 1
             queued = max(0, self._thread.clock.in_flight - self._spec.max_rows)
             self._open.send(
@@ -364,6 +389,36 @@ class Generations:
         self._count_encoded(opened, media.size_bytes if media is not None else 0)
         self._by_job[opened.job_id] = opened
         self._thread.submit(job)
+
+    def _restore_media(self, opened: Generation) -> None:
+        """Decode and encode the media of a request that was preempted, and has released them. It
+        has begun, so that it does not expire."""
+        self._open.queue(
+            opened,
+            _told_nothing,
+            lambda: self._encode_again(opened),
+            lambda future: self._media_restored(opened, future),
+            self._decoding(opened),
+            expires=False,
+        )
+
+    def _media_restored(
+        self, opened: Generation, future: asyncio.Future[PromptMedia | None]
+    ) -> None:
+        error = future.exception()
+        media = None if error else future.result()
+        if opened.gone:
+            pass
+        elif media is not None:
+            self._count_encoded(opened, media.size_bytes)
+            self._thread.restore_media(opened.job_id, media)
+        else:
+            log.error("media.not_restored", request_id=opened.request.request_id, exc_info=error)
+            code, message = ErrorCode.INTERNAL, "The media could not be read again; see the log."
+            if isinstance(error, RequestError | UnavailableError):
+                code, message = error.code, error.message
+            self.fail(opened, code, message)
+        self._open.tell_if_idle()
 
     def _review(self, opened: Generation, review: AnswerReview, end: JobFinished) -> None:
         """Check whole answers before their ends are sent."""

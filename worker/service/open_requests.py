@@ -124,15 +124,17 @@ class OpenRequests:
         prepare: Callable[[], _T],
         prepared: Callable[[asyncio.Future[_T | None]], None],
         decode: Callable[[], int] | None = None,
+        *,
+        expires: bool = True,
     ) -> None:
-        """Give a request a turn on the prompt thread, for which it waits ``max_queue_s`` at most;
-        ``begins`` is called right before.
+        """Give a request a turn on the prompt thread, for which it waits ``max_queue_s`` at most if
+        it ``expires``; ``begins`` is called right before.
 
         ``decode`` makes what ``prepare`` needs of the request's media, and returns how many bytes
         that takes. It is called first, on the media thread: the prompts of other requests don't
         wait for it. If it raises an exception, that is the result.
         """
-        until_s = time.monotonic() + self._spec.max_queue_s
+        until_s = time.monotonic() + self._spec.max_queue_s if expires else None
         if decode is None:
             self._run(self._prompts, opened, begins, prepare, prepared, until_s)
             return
@@ -206,7 +208,8 @@ class OpenRequests:
 
     def hold_media(self, full: bool) -> None:
         """Begin to decode no further media while ``full``: those that are decoded already take as
-        much memory as they may."""
+        much memory as they may. Whoever sets this lets it go by itself: no request that holds media
+        may wait for the media thread."""
         if full:
             self._media.hold(_FULL)
         else:

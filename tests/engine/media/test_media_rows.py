@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lmx.protocol.messages.specs import PrefixCacheSpec
+from lmx.worker.engine import RowSampling
 from lmx.worker.mlx.media.spans import MediaSpans
 from tests.support.models.media_models import make_media_model
 from tests.support.rigs.engine_rig import spec_of
@@ -92,21 +94,45 @@ def test_answers_to_one_prompt_share_what_was_seen(engine: Seeing) -> None:
     assert len({tuple(engine.tokens[row]) for row in rows}) == 1
 
 
-def test_a_row_that_gave_way_goes_on(engine: Seeing) -> None:
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_row_that_was_preempted_answers_as_it_would_have(engine: Seeing, is_kept: bool) -> None:
+    """Its picture was released when it had been seen, and is encoded again; of what was computed
+    all is found, or nothing. Two answers share the picture."""
+    more: dict[str, Any] = {"sampling": RowSampling(1.0, seed=3)}
     prompt = engine.prompt(WHAT, picture(17))
-    alone = engine.ask(prompt, 10, cache_salt="alone")
+    alone = engine.ask(prompt, 10, cache_salt="alone", **more)
     engine.finish()
-    row = engine.ask(prompt, 10, cache_salt="preempted")
-    while len(engine.tokens[row]) < 4:
+    salts = ("preempted", "preempted" if is_kept else "elsewhere")
+    rows = [engine.ask(prompt, 10, cache_salt=salts[0], **more) for _ in range(2)]
+    while any(len(engine.tokens[row]) < 4 for row in rows):
         engine.step()
+    assert isinstance(prompt.media, MediaSpans) and prompt.media.size_bytes > 0
+    prompt.media.release()
+    assert prompt.media.size_bytes == 0
     engine.flush()
-    made = engine.generator.preempt(row)
-    assert made is not None
-    del engine.live[row]
-    again = engine.admit(
-        [*prompt.tokens, *made], max_tokens=10 - len(made), media=prompt.media,
-        made_tokens=len(made), cache_salt="preempted",
-    )  # fmt: skip
+    made = [engine.generator.preempt(row) for row in rows]
+    for row in rows:
+        del engine.live[row]
+    again = engine.prompt(WHAT, picture(17)).media
+    assert again is not None
+    prompt.media.restore(again)
+    looked_at = engine.encoded
+    back = []
+    for part in made:
+        assert part is not None
+        row = engine.admit(
+            [*prompt.tokens, *part],
+            max_tokens=10 - len(part),
+            media=prompt.media,
+            made_tokens=len(part),
+            cache_salt=salts[1],
+            **more,
+        )
+        back.append((row, part))
     engine.finish()
-    assert [*made, *engine.tokens[again]] == engine.tokens[alone]
-    assert engine.started[again].cached_tokens >= len(prompt.tokens) - 1
+    for row, part in back:
+        assert [*part, *engine.tokens[row]] == engine.tokens[alone]
+        assert not is_kept or engine.started[row].cached_tokens >= len(prompt.tokens) - 1
+    assert engine.encoded == looked_at + (0 if is_kept else 1)
+    with pytest.raises(ValueError, match="something else"):
+        prompt.media.restore(engine.prompt(WHAT, picture(18)).media)  # type: ignore[arg-type]

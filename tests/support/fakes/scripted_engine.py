@@ -90,6 +90,7 @@ from lmx.worker.engine import (
     Hypothesis,
     LoadReporter,
     ModelFacts,
+    PromptMedia,
     PromptSource,
     ReasoningMarkers,
     RowRequest,
@@ -194,6 +195,29 @@ class _Free:
         return self
 
 
+class ScriptedMedia:
+    """The media of a prompt. They take what they took when they were decoded, and have no tokens of
+    their own."""
+
+    image_tokens = audio_tokens = video_tokens = 0
+
+    def __init__(self, media: Sequence[Media]) -> None:
+        self._size_bytes = sum(one.size_bytes for one in media)
+        self.is_here = True
+
+    @property
+    def size_bytes(self) -> int:
+        return self._size_bytes if self.is_here else 0
+
+    def release(self) -> None:
+        self.is_here = False
+
+    def restore(self, again: PromptMedia) -> None:
+        if again.size_bytes != self._size_bytes:
+            raise ValueError("these are other media")
+        self.is_here = True
+
+
 class ScriptedEngine:
     """See the module's docstring. ``calls`` counts what was asked of it."""
 
@@ -251,7 +275,8 @@ class ScriptedEngine:
                 f"The messages have {len(text)} bytes, and the context {self._context_tokens}.",
                 param="messages",
             )
-        return EncodedPrompt(_bytes(text))
+        media = ScriptedMedia(source.media) if source.media else None
+        return EncodedPrompt(_bytes(text), media=media)
 
     def constrain(self, source: ConstraintSource) -> ConstraintMaker | None:
         use = source.tool_use
@@ -281,6 +306,7 @@ class ScriptedEngine:
         return not any(row.prefill_tokens for row in self._rows.values())
 
     def admit(self, row: RowRequest) -> None:
+        assert not isinstance(row.media, ScriptedMedia) or row.media.is_here
         asked = row.prompt[: len(row.prompt) - row.made_tokens]
         last = _text_of(asked).split("\0")[-1]
         directive = _directive(last)

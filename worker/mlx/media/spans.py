@@ -6,14 +6,14 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from lmx.protocol.states import MediaKind
-from lmx.worker.engine import RowRequest
+from lmx.worker.engine import PromptMedia, RowRequest
 
 _LEAST_WORDS: Final = 5
 """So many words of 31 bits are enough to tell any two media apart, whoever chose them."""
@@ -34,7 +34,7 @@ class MediaSpan:
     """Where in ``tokens`` its placeholders are."""
     inputs: Mapping[str, Any]
     """What the model's encoder takes, by the name of the argument: numbers, texts, arrays, and
-    lists of them."""
+    lists of them. Empty once it is released."""
     digest: bytes
     """The SHA-256 of the kind, the tokens and the inputs: everything that the model sees of it."""
 
@@ -49,10 +49,10 @@ class MediaSpan:
         return int(self.places[-1]) + 1
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class MediaSpans:
     """All media of a prompt, in its order. It is what :class:`lmx.worker.engine.PromptMedia`
-    promises."""
+    promises. All rows of a request share it."""
 
     spans: tuple[MediaSpan, ...]
 
@@ -75,6 +75,20 @@ class MediaSpans:
     def size_bytes(self) -> int:
         """How much memory the arrays take."""
         return sum(_size_bytes(value) for span in self.spans for value in span.inputs.values())
+
+    def release(self) -> None:
+        """Give the encoder's inputs back. Places and digests stay: they tell prompts apart."""
+        self.spans = tuple(replace(span, inputs={}) for span in self.spans)
+
+    def restore(self, again: PromptMedia) -> None:
+        """Take the inputs of the same media. Raises ``ValueError`` for others."""
+        assert isinstance(again, MediaSpans)
+        if [span.digest for span in self.spans] != [span.digest for span in again.spans]:
+            raise ValueError("the media of the prompt were decoded to something else than before")
+        self.spans = tuple(
+            replace(span, inputs=same.inputs)
+            for span, same in zip(self.spans, again.spans, strict=True)
+        )
 
     @property
     def salt(self) -> str:

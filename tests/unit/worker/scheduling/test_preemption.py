@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,8 +12,17 @@ from lmx.protocol.errors import ErrorCode
 from lmx.protocol.models.memory import KvLayers
 from lmx.worker.engine import BeamSearch, PromptSource, RowRequest, RowSampling
 from lmx.worker.scheduling.batch import Batch, BatchLimits
-from lmx.worker.scheduling.jobs import Job, JobEnd, JobFailed, JobFinished, Piece, TextRules
-from tests.support.fakes.scripted_engine import ScriptedEngine
+from lmx.worker.scheduling.jobs import (
+    Job,
+    JobEnd,
+    JobFailed,
+    JobFinished,
+    MediaReleased,
+    MediaWanted,
+    Piece,
+    TextRules,
+)
+from tests.support.fakes.scripted_engine import ScriptedEngine, ScriptedMedia
 
 GREEDY = RowSampling(0.0)
 TEXT = "".join(f"{number} " for number in range(50))
@@ -27,6 +37,7 @@ class Rig:
         self.batch = Batch(BatchLimits(8, 60.0, kv_cache_bytes, layers))
         self.ends: dict[int, JobEnd] = {}
         self.texts: dict[tuple[int, int], str] = {}
+        self.media: list[MediaReleased | MediaWanted] = []
         self.now = 0.0
         self._jobs = 0
 
@@ -38,6 +49,7 @@ class Rig:
         beam: BeamSearch | None = None,
         memory_wait_s: float | None = None,
         priority: int = 0,
+        media: ScriptedMedia | None = None,
         **script: object,
     ) -> int:
         self._jobs += 1
@@ -52,6 +64,7 @@ class Rig:
                 GREEDY,
                 beam=beam,
                 priority=priority,
+                media=media,
             )
             for index in range(1 if beam else answers)
         )
@@ -78,6 +91,8 @@ class Rig:
             for output in self.batch.outputs:
                 if isinstance(output, JobEnd):
                     self.ends[output.job_id] = output
+                elif isinstance(output, MediaReleased | MediaWanted):
+                    self.media.append(output)
                 elif isinstance(output, Piece):
                     place = (output.job_id, output.answer)
                     self.texts[place] = self.texts.get(place, "") + output.text
@@ -110,6 +125,63 @@ def test_all_answers_of_a_job_leave_and_each_comes_back_where_it_was() -> None:
     assert isinstance(end, JobFinished)
     assert end.usage.completion_tokens == 3 * 50
     assert end.usage.prompt_tokens == rig.ends[small].usage.prompt_tokens  # type: ignore[union-attr]
+
+
+def picture() -> ScriptedMedia:
+    return ScriptedMedia([SimpleNamespace(size_bytes=7)])  # type: ignore[list-item]
+
+
+def test_media_are_released_when_every_answer_has_read_them() -> None:
+    rig, media = Rig(), picture()
+    job = rig.add(answers=12, media=media)
+    while rig.batch.rows < 8:
+        rig.step()
+    rig.step(3)
+    assert rig.media == [] and media.is_here, "four answers have not begun"
+    rig.step(200)
+    assert rig.media == [MediaReleased(job)] and isinstance(rig.ends[job], JobFinished)
+    assert not media.is_here
+
+
+def test_who_comes_back_waits_for_its_media_and_nobody_else_does() -> None:
+    rig, media = Rig(), picture()
+    other, job = rig.add(max_tokens=20), rig.add(answers=2, media=media)
+    rig.step(12)
+    rig.press()
+    assert rig.media == [MediaReleased(job)]
+    rig.step(5)
+    assert len(rig.media) == 1, "there is no place for it, so that nothing is decoded"
+    rig.batch.paused = False
+    new = rig.add(max_tokens=5)
+    rig.step(40)
+    assert rig.media == [MediaReleased(job), MediaWanted(job)]
+    assert set(rig.ends) == {other, new}
+    assert (rig.batch.busy, rig.batch.wants_media) == (False, True)
+    rig.batch.restore(rig.engine, job, picture())
+    assert media.is_here and rig.batch.busy
+    rig.step(80)
+    assert [rig.texts[job, index] for index in range(2)] == [TEXT] * 2
+    assert rig.media[2:] == [MediaReleased(job)] and not media.is_here
+    # It has ended, and its media come all the same.
+    rig.batch.restore(rig.engine, job, picture())
+
+
+def test_who_waits_for_its_media_can_be_cancelled_or_wait_too_long() -> None:
+    for cancels in (False, True):
+        rig = Rig()
+        rig.add(max_tokens=20)
+        job = rig.add(media=picture())
+        rig.step(8)
+        rig.press()
+        rig.batch.paused = False
+        rig.step(40)
+        assert rig.media[1:] == [MediaWanted(job)]
+        if cancels:
+            rig.batch.cancel(rig.engine, job, 0, 0)
+        rig.now = 60.0
+        rig.step()
+        assert rig.failed(job) is (None if cancels else ErrorCode.INSUFFICIENT_MEMORY)
+        assert job in rig.ends and not rig.batch.wants_media and not rig.batch.busy
 
 
 def test_while_memory_is_short_it_waits_for_the_others_and_comes_before_new_ones() -> None:

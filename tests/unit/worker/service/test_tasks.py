@@ -36,7 +36,13 @@ from lmx.protocol.messages.tasks import (
     TaskReply,
     Vectors,
 )
-from lmx.protocol.states import MediaForm, MediaKind, ModelKind, StructureKind
+from lmx.protocol.states import (
+    MediaForm,
+    MediaKind,
+    MemoryPressure,
+    ModelKind,
+    StructureKind,
+)
 from lmx.worker.engine import Engine, TaskPlan
 from lmx.worker.media.decoder import MediaDecoder
 from lmx.worker.media.values import Media, MediaNeeds
@@ -90,16 +96,17 @@ class Vectorizer:
 class Rig:
     """All that a worker has around its tasks."""
 
-    def __init__(self, max_queue: int, writes: bool, max_queue_s: float) -> None:
+    def __init__(self, max_queue: int, writes: bool, max_queue_s: float, max_rows: int) -> None:
         spec = WorkerSpec(
             instance="i", model_id="m", model_path="/m", run_dir="/r", log=LogSpec("/l"),
-            engine="", engine_options={}, memory_limit_bytes=0, max_rows=1, max_queue=max_queue,
-            max_queue_s=max_queue_s,
+            engine="", engine_options={}, memory_limit_bytes=0, max_rows=max_rows,
+            max_queue=max_queue, max_queue_s=max_queue_s,
             kind=ModelKind.CHAT if writes else ModelKind.EMBEDDING,
         )  # fmt: skip
         self.sent: list[tuple[bytes, Any]] = []
         self.preparing: list[int] = []
         self.decoded: list[bytes] = []
+        self.picture_bytes = 0
         self.outputs: list[Outputs] = []
         self.idle = 0
         self.engine = Vectorizer()
@@ -113,7 +120,7 @@ class Rig:
         loop = asyncio.get_running_loop()
         facts = replace(self.scripted.facts, media=MediaNeeds(frozenset({MediaKind.IMAGE})))
         engine = Engine(facts, self.scripted, self.engine, self.scripted if writes else None)
-        self.thread = EngineThread(lambda _: engine, BatchLimits(1, 300.0), self, loop)
+        self.thread = EngineThread(lambda _: engine, BatchLimits(max_rows, 300.0), self, loop)
         clocks = (self.prompts.clock, self.thread.clock)
         self.in_flight = InFlight(*clocks, limited=(self.media.clock, self.checks.clock))
 
@@ -157,7 +164,7 @@ class Rig:
     def decode(self, items: Any, blobs: Any, needs: Any) -> tuple[Any, ...]:
         """Stand for the decoder."""
         self.decoded.append(bytes(blobs[0]))
-        return (SimpleNamespace(size_bytes=0),)
+        return (SimpleNamespace(size_bytes=self.picture_bytes),)
 
     def engine_broke(self, error: Exception) -> None:
         raise error
@@ -182,8 +189,10 @@ Start = Callable[..., Any]
 async def start() -> AsyncIterator[Start]:
     rigs: list[Rig] = []
 
-    async def begin(max_queue: int = 10, writes: bool = True, max_queue_s: float = 300.0) -> Rig:
-        rig = Rig(max_queue, writes, max_queue_s)
+    async def begin(
+        max_queue: int = 10, writes: bool = True, max_queue_s: float = 300.0, max_rows: int = 1
+    ) -> Rig:
+        rig = Rig(max_queue, writes, max_queue_s, max_rows)
         rigs.append(rig)
         rig.thread.start()
         await until(lambda: rig.loaded_with)
@@ -458,13 +467,7 @@ async def test_whatever_holds_the_media_thread_lets_it_go(
     that, while nothing more may be decoded."""
     monkeypatch.setattr(generations, "_MOST_ENCODED_BYTES", 100)
     rig = await start(max_queue=30)
-    encode = rig.scripted.encode
-
-    def encoded(source: Any) -> Any:
-        media = SimpleNamespace(size_bytes=60, image_tokens=0, audio_tokens=0, video_tokens=0)
-        return replace(encode(source), media=media)
-
-    rig.scripted.encode = encoded
+    rig.picture_bytes = 60
     structure = Structure(StructureKind.JSON_SCHEMA, DISTINCT, "response_format")
     checked = json.dumps({"pieces": ["[1,", " 1]"], "again": ["[1,", " 2]"]})
     numbers = range(1, 16)
@@ -479,6 +482,53 @@ async def test_whatever_holds_the_media_thread_lets_it_go(
     finished = {end.stream_id for one in rig.outputs for end in one.finished}
     assert finished == {number for number in numbers if number % 5}
     assert rig.decoded.count(b"1") == 2, "it was made once more"
+    assert rig.media._held == set()
+
+
+async def test_media_are_decoded_while_earlier_answers_are_written(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the model has seen takes no memory any more, however long its answer is."""
+    monkeypatch.setattr(generations, "_MOST_ENCODED_BYTES", 100)
+    rig = await start(max_rows=8)
+    rig.picture_bytes = 120
+    long = json.dumps({"tokens": 3000, "step_s": 0.02})
+    for number in range(1, 6):
+        rig.serving.take(ROUTER, seeing(number, long), [b"%d" % number])
+    await until(lambda: len(rig.decoded) == 5)
+    await until(lambda: rig.thread.rows == 5 and not rig.media._held)
+    assert not any(one.finished for one in rig.outputs)
+    for number in range(1, 6):
+        rig.serving.take(ROUTER, Cancel(number))
+    await until(lambda: rig.in_flight.count == 0)
+
+
+@pytest.mark.parametrize("spoiled", [False, True])
+async def test_what_was_preempted_gets_its_media_again(start: Start, spoiled: bool) -> None:
+    rig = await start(max_rows=8)
+    rig.picture_bytes = 120
+    pieces = [f"{number} " for number in range(200)]
+    asked = json.dumps({"pieces": pieces, "step_s": 0.005})
+    for number in (1, 2):
+        rig.serving.take(ROUTER, replace(seeing(number, asked), max_tokens=300), [b"%d" % number])
+    await until(lambda: {one.stream_id for out in rig.outputs for one in out.deltas} == {1, 2})
+    if spoiled:
+        rig.picture_bytes = 121
+    rig.thread.press(MemoryPressure.HARD)
+    await until(lambda: rig.thread.preempted_total)
+    rig.thread.press(MemoryPressure.NONE)
+    await until(lambda: rig.in_flight.count == 0)
+    assert sorted(rig.decoded) == [b"1", b"2", b"2"]
+    texts = {
+        number: "".join(
+            one.text for out in rig.outputs for one in out.deltas if one.stream_id == number
+        )
+        for number in (1, 2)
+    }
+    failed = [one.code for out in rig.outputs for one in out.failed]
+    assert texts[1] == "".join(pieces)
+    assert failed == ([ErrorCode.ENGINE_ERROR] if spoiled else [])
+    assert spoiled or texts[2] == "".join(pieces)
     assert rig.media._held == set()
 
 
