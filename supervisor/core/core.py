@@ -19,7 +19,7 @@ import structlog
 
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.messages.snapshot import Snapshot
-from lmx.protocol.messages.status import ModelStatus
+from lmx.protocol.messages.status import ModelStatus, ReturnedMemory
 from lmx.protocol.states import ExitCause, LoadPhase, MemoryPressure, SlotState
 from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.config.settings import Change, Settings
@@ -35,7 +35,6 @@ from lmx.supervisor.core.slot_store import SlotStore
 from lmx.supervisor.core.view import PublicState, known_names, model_status
 from lmx.supervisor.decisions import lifecycle
 from lmx.supervisor.decisions.ledger import Ledger
-from lmx.supervisor.decisions.reclaim import Returned
 from lmx.supervisor.decisions.slots import events
 from lmx.supervisor.decisions.slots.demand import Asker, Waiter
 from lmx.supervisor.decisions.slots.life import SlotLife, held_life
@@ -230,19 +229,19 @@ class Core:
             self._take(model_id, exited, now_s)
 
     def memory_settled(
-        self, instance: str, missing_bytes: int, now_s: float, returned: Returned | None = None
+        self, instance: str, missing_bytes: int, now_s: float, memory: ReturnedMemory | None = None
     ) -> None:
         """Take how much of an exited worker's memory came back: all but ``missing_bytes``. This is
-        called again when more comes back. ``returned`` is what came back at first, for people."""
+        called again when more comes back. ``memory`` is what came back at first, for people."""
         self.ledger.settle(instance, missing_bytes)
         for slot in list(self.slots.values()):
             last_exit = slot.past.last_exit
-            if last_exit is None or last_exit.instance != instance:
+            if last_exit is None or slot.past.last_instance != instance:
                 continue
-            if returned:
-                past = replace(slot.past, last_exit=replace(last_exit, returned=returned))
+            if memory is not None:
+                past = replace(slot.past, last_exit=replace(last_exit, memory=memory))
                 self._store.put(replace(slot, past=past))
-            if returned or not missing_bytes:
+            if memory is not None or not missing_bytes:
                 # What comes back later is not another loss.
                 event = events.MemorySettled(missing_bytes)
                 self._store.step(slot.model.id, event, now_s)

@@ -11,11 +11,11 @@ from typing import Final
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.specs import AdapterSpec
+from lmx.protocol.messages.status import LastExit
 from lmx.protocol.messages.template import UNKNOWN_TEMPLATE, TemplateFacts
 from lmx.protocol.states import ExitCause, MediaKind, ModelKind, SlotState
 from lmx.supervisor.config.model import AddedModelConfig
 from lmx.supervisor.config.schema import ModelConfig
-from lmx.supervisor.decisions.reclaim import Returned
 from lmx.supervisor.decisions.slots.life import SlotLife
 from lmx.supervisor.decisions.worker import Worker
 from lmx.supervisor.memory.inspection import Inspection, ModelFacts
@@ -44,20 +44,6 @@ class SlotFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class LastExit:
-    """How a model's last worker ended."""
-
-    cause: ExitCause
-    detail: str
-    at_s: float
-    """The time of day, in seconds since 1970."""
-    instance: str
-    pid: int
-    returned: Returned | None = None
-    """How much of its memory came back; None until that was measured."""
-
-
-@dataclass(frozen=True, slots=True)
 class SlotPast:
     """What was counted and reported about a model's workers. No decision depends on it."""
 
@@ -74,6 +60,9 @@ class SlotPast:
     exits: Mapping[ExitCause, int] = field(default_factory=dict)
     """The number of its workers' ends by cause."""
     last_exit: LastExit | None = None
+    """How its last worker ended."""
+    last_instance: str | None = None
+    """That worker's name."""
     capabilities: tuple[str, ...] = ()
     """What its last worker said that requests may use."""
     template: TemplateFacts = UNKNOWN_TEMPLATE

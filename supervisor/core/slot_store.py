@@ -18,6 +18,7 @@ import structlog
 
 from lmx.protocol.errors import ErrorCode, LmxError, UnavailableError
 from lmx.protocol.messages import control
+from lmx.protocol.messages.status import LastExit
 from lmx.protocol.states import ExitCause, SlotState, WorkerState
 from lmx.protocol.wire.endpoints import new_instance_id
 from lmx.supervisor.config.schema import ModelConfig
@@ -26,7 +27,7 @@ from lmx.supervisor.config.shutdown_timeout import term_grace_s
 from lmx.supervisor.core.actions import Actions
 from lmx.supervisor.core.inspect_files import question_of, take
 from lmx.supervisor.core.placement_input import positions
-from lmx.supervisor.core.slot import LastExit, Slot
+from lmx.supervisor.core.slot import Slot
 from lmx.supervisor.core.unavailable import denied, not_ready
 from lmx.supervisor.decisions import lifecycle
 from lmx.supervisor.decisions.ledger import Ledger, format_bytes
@@ -257,7 +258,10 @@ class SlotStore:
             slot.past,
             exits=Counter(slot.past.exits) + Counter([cause]),
             loaded_at_s=None,
-            last_exit=LastExit(cause, detail, self._actions.wall_s(), worker.instance, worker.pid),
+            last_exit=LastExit(
+                cause=cause, detail=detail, at_s=self._actions.wall_s(), pid=worker.pid
+            ),
+            last_instance=worker.instance,
             restarts=slot.past.restarts + effect.restarts,
         )
         self.put(replace(slot, past=past))

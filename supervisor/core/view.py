@@ -10,9 +10,7 @@ from typing import Any, Final
 from lmx.protocol.messages.snapshot import ModelView, Route, Snapshot
 from lmx.protocol.messages.status import (
     AdapterStatus,
-    LastExit,
     ModelStatus,
-    ReturnedMemory,
     WorkerFigures,
 )
 from lmx.protocol.models.memory import kv_bytes
@@ -108,7 +106,7 @@ def model_status(
         loads_total=slot.past.loads_total,
         load_s_total=round(slot.past.load_s_total, 3),
         exits={cause.value: count for cause, count in sorted(slot.past.exits.items())},
-        last_exit=_last_exit(slot),
+        last_exit=slot.past.last_exit,
         restarts=slot.past.restarts,
         retry_in_s=_left_s(slot.life.retry_at_s, now_s),
         allow_checkpoint_code=slot.model.allow_checkpoint_code,
@@ -163,24 +161,6 @@ def _context_bytes(slot: Slot, needs: MemoryPlan | None) -> int | None:
         return None
     row_bytes = kv_bytes(needs.kv_layers, needs.context_tokens)
     return min(slot.model.kept_rows * row_bytes, needs.kv_cache_bytes)
-
-
-def _last_exit(slot: Slot) -> LastExit | None:
-    last = slot.past.last_exit
-    if last is None:
-        return None
-    returned = last.returned
-    memory = None
-    if returned is not None:
-        memory = ReturnedMemory(
-            returned_bytes=returned.returned_bytes,
-            missing_bytes=returned.missing_bytes,
-            took_s=round(returned.took_s, 3),
-            detail=returned.words,
-        )
-    return LastExit(
-        cause=last.cause, detail=last.detail, at_s=last.at_s, pid=last.pid, memory=memory
-    )
 
 
 def known_names(slots: Iterable[Slot]) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from lmx.protocol.messages.status import ReturnedMemory
 from lmx.supervisor.decisions.ledger import format_bytes
 
 MIN_MISSING_BYTES: Final = 512 * 1024**2
@@ -63,32 +64,22 @@ class ExitedWorker:
     begun_at_s: float = 0.0
     """When it was asked to end, or ended by itself."""
 
-    def returned(self, now_s: float) -> Returned:
+    def returned(self, now_s: float) -> ReturnedMemory:
         """Return how much of its memory has come back."""
         missing_bytes = self.missing_bytes or 0
         returned_bytes = max(0, self.footprint_bytes - missing_bytes)
-        return Returned(returned_bytes, missing_bytes, max(0.0, now_s - self.begun_at_s))
-
-
-@dataclass(frozen=True, slots=True)
-class Returned:
-    """How much of an ended worker's memory was measured to come back."""
-
-    returned_bytes: int
-    missing_bytes: int
-
-    took_s: float
-    """How long after the worker was asked to end this was measured."""
-
-    @property
-    def words(self) -> str:
-        """A sentence about it, for people."""
-        if not (self.returned_bytes or self.missing_bytes):
-            return "it ended before its memory was measured"
-        back = f"{format_bytes(self.returned_bytes)} came back in {self.took_s:.1f} s"
-        if not self.missing_bytes:
-            return back
-        return f"{back}, {format_bytes(self.missing_bytes)} did not"
+        took_s = round(max(0.0, now_s - self.begun_at_s), 3)
+        detail = f"{format_bytes(returned_bytes)} came back in {took_s:.1f} s"
+        if missing_bytes:
+            detail += f", {format_bytes(missing_bytes)} did not"
+        elif not returned_bytes:
+            detail = "it ended before its memory was measured"
+        return ReturnedMemory(
+            returned_bytes=returned_bytes,
+            missing_bytes=missing_bytes,
+            took_s=took_s,
+            detail=detail,
+        )
 
 
 @dataclass(frozen=True, slots=True)

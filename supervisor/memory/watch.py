@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 import structlog
 
 from lmx.protocol.messages.control import Pressure
+from lmx.protocol.messages.status import ReturnedMemory
 from lmx.protocol.states import MemoryPressure, WorkerState
 from lmx.supervisor.config.settings import Settings
 from lmx.supervisor.decisions import pressure as memory_guard
@@ -32,7 +33,7 @@ from lmx.supervisor.decisions.pressure import (
     SetLevel,
     WorkerMemory,
 )
-from lmx.supervisor.decisions.reclaim import Balance, ExitedWorker, Returned, Settled, judge
+from lmx.supervisor.decisions.reclaim import Balance, ExitedWorker, Settled, judge
 from lmx.supervisor.decisions.worker import Worker
 from lmx.supervisor.events import Events
 from lmx.supervisor.memory.system import (
@@ -142,7 +143,7 @@ class GuardedCore(Protocol):
     def kill_for_memory(self, instance: str, detail: str, now_s: float) -> None: ...
 
     def memory_settled(
-        self, instance: str, missing_bytes: int, now_s: float, returned: Returned | None = None
+        self, instance: str, missing_bytes: int, now_s: float, memory: ReturnedMemory | None = None
     ) -> None: ...
 
 
@@ -296,12 +297,12 @@ class MemoryWatch:
 
     def _settle(self, exited: ExitedWorker, told: int | None, now_s: float) -> None:
         missing_bytes, told_bytes = exited.missing_bytes or 0, told or 0
-        returned = exited.returned(now_s) if told is None else None
-        if returned is not None and returned.returned_bytes:
+        memory = exited.returned(now_s) if told is None else None
+        if memory is not None and memory.returned_bytes:
             self._events.note(
-                "memory.returned", exited.model_id, returned.words,
-                returned_bytes=returned.returned_bytes, missing_bytes=missing_bytes,
-                took_s=round(returned.took_s, 3), instance=exited.instance,
+                "memory.returned", exited.model_id, memory.detail,
+                returned_bytes=memory.returned_bytes, missing_bytes=missing_bytes,
+                took_s=memory.took_s, instance=exited.instance,
             )  # fmt: skip
         if missing_bytes > told_bytes:
             self._events.note(
@@ -317,7 +318,7 @@ class MemoryWatch:
                 f"{format_bytes(told_bytes - missing_bytes)} came back that had been missing",
                 returned_bytes=told_bytes - missing_bytes, missing_bytes=missing_bytes,
             )  # fmt: skip
-        self.core.memory_settled(exited.instance, missing_bytes, now_s, returned)
+        self.core.memory_settled(exited.instance, missing_bytes, now_s, memory)
 
     def _sample(
         self, balance: Balance, footprints: Mapping[str, Footprint | None], now_s: float

@@ -31,8 +31,8 @@ from lmx.worker.formats.parser import OutputParser
 from lmx.worker.media.values import Media
 from lmx.worker.scheduling.jobs import Job, TextRules
 from lmx.worker.scheduling.kv_admission import most_tokens
+from lmx.worker.scheduling.seeds import answer_seed
 
-_WORD: Final = 0xFFFF_FFFF_FFFF_FFFF
 _MOST_PROMPT_SCORES: Final = 1 << 18
 """The logprobs of a prompt's tokens and of their alternatives that one answer may have. They are
 20 MB of JSON, which the router makes in one go."""
@@ -68,16 +68,6 @@ def resolve_sampling(
         | frozenset(asked.stop_token_ids),
         seed=random_seed if asked.seed is None else asked.seed,
     )
-
-
-def answer_seed(seed: int, index: int) -> int:
-    """Return the seed of one of several answers (splitmix64); the first has the request's own."""
-    if index == 0:
-        return seed
-    mixed = (seed + index * 0xD1B5_4A32_D192_ED03) & _WORD
-    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58_476D_1CE4_E5B9) & _WORD
-    mixed = ((mixed ^ (mixed >> 27)) * 0x94D0_49BB_1331_11EB) & _WORD
-    return mixed ^ (mixed >> 31)
 
 
 def resolve_max_tokens(

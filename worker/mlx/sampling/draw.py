@@ -29,19 +29,14 @@ from lmx.worker.mlx.sampling.filters import (
     sharpness,
     weigh,
 )
-
-WORD: Final = 0xFFFF_FFFF_FFFF_FFFF
+from lmx.worker.scheduling.seeds import WORD, splitmix64
 
 
 def position_keys(
     seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]
 ) -> npt.NDArray[np.uint64]:
-    """Return the 64-bit keys of draws: the same for the same seed and position (splitmix64)."""
-    steps = positions + np.uint64(1)
-    mixed: npt.NDArray[np.uint64] = seeds + steps * np.uint64(0x9E37_79B9_7F4A_7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58_476D_1CE4_E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D0_49BB_1331_11EB)
-    return mixed ^ (mixed >> np.uint64(31))
+    """Return the 64-bit keys of draws: the same for the same seed and position."""
+    return splitmix64(seeds + (positions + np.uint64(1)) * np.uint64(0x9E37_79B9_7F4A_7C15))
 
 
 def uniforms(

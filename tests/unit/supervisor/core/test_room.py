@@ -9,9 +9,8 @@ import pytest
 
 from lmx.protocol.errors import ErrorCode, UnavailableError
 from lmx.protocol.messages import control
-from lmx.protocol.messages.status import WorkerFigures
+from lmx.protocol.messages.status import ReturnedMemory, WorkerFigures
 from lmx.protocol.states import ExitCause, MemoryPressure, SlotState, WorkerState
-from lmx.supervisor.decisions.reclaim import Returned
 from tests.support.rigs.core_rig import CoreRig, make_config
 
 TWO = {"a": 700, "b": 400}
@@ -703,7 +702,8 @@ def test_a_model_whose_workers_take_their_memory_with_them_is_not_started_a_thir
         instance = rig.worker("a").instance
         rig.exits("a", -9, settled=False)
         assert rig.state("a") == "backoff"
-        rig.core.memory_settled(instance, 60, rig.now_s, Returned(40, 60, 5.0))
+        memory = ReturnedMemory(returned_bytes=40, missing_bytes=60, took_s=5.0, detail="")
+        rig.core.memory_settled(instance, 60, rig.now_s, memory)
         # That some of it comes back later is not another loss.
         rig.core.memory_settled(instance, 50, rig.now_s)
         rig.at(rig.now_s + 100.0)

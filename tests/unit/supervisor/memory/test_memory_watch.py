@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from lmx.protocol.messages.control import Pressure
-from lmx.protocol.messages.status import WorkerFigures
+from lmx.protocol.messages.status import ReturnedMemory, WorkerFigures
 from lmx.protocol.states import MemoryPressure, WorkerState
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.config.settings import Settings
 from lmx.supervisor.decisions.ledger import Ledger
 from lmx.supervisor.decisions.lifecycle import spawned
 from lmx.supervisor.decisions.memory_reading import MemoryReading
-from lmx.supervisor.decisions.reclaim import DEADLINE_S, Returned
+from lmx.supervisor.decisions.reclaim import DEADLINE_S
 from lmx.supervisor.decisions.worker import Limits, Worker
 from lmx.supervisor.memory.system import Footprint
 from lmx.supervisor.memory.watch import MemoryWatch, OomEvidence
@@ -44,7 +44,7 @@ class Machine:
         self.levels: list[MemoryPressure] = []
         self.killed: list[tuple[str, str]] = []
         self.settled: list[tuple[str, int]] = []
-        self.returned: dict[str, Returned] = {}
+        self.returned: dict[str, ReturnedMemory] = {}
         self.sent: list[tuple[str, MemoryPressure]] = []
         self.notes: list[tuple[str, str | None, str, dict[str, Any]]] = []
         self.now_s = 0.0
@@ -60,11 +60,11 @@ class Machine:
         self.killed.append((instance, detail))
 
     def memory_settled(
-        self, instance: str, missing_bytes: int, now_s: float, returned: Returned | None = None
+        self, instance: str, missing_bytes: int, now_s: float, memory: ReturnedMemory | None = None
     ) -> None:
         self.settled.append((instance, missing_bytes))
-        if returned is not None:
-            self.returned[instance] = returned
+        if memory is not None:
+            self.returned[instance] = memory
         self.ledger.settle(instance, missing_bytes)
 
     def send(self, worker: Worker, message: Any) -> None:

@@ -29,13 +29,13 @@ from lmx.worker.engine import (
 )
 from lmx.worker.media.values import Picture
 from lmx.worker.scheduling.prepare import (
-    answer_seed,
     prepare,
     resolve_max_tokens,
     resolve_sampling,
     truncated,
 )
 from lmx.worker.scheduling.progress import ProgressClock
+from lmx.worker.scheduling.seeds import answer_seed
 from lmx.worker.service.admission import QueueEstimate
 from tests.support.fakes.scripted_engine import ScriptedEngine
 
