@@ -6,14 +6,29 @@ answers themselves are written by an :class:`lmx.router.rendering.answer_format.
 
 from __future__ import annotations
 
-from typing import Any, Final, Protocol
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, NotRequired, Protocol
 
 import orjson
+from pydantic import Field
 
 from lmx.protocol.errors import ErrorCode, LmxError
-from lmx.router.http.errors import error_type, http_status, shown_message
+from lmx.router.http.errors import ErrorType, error_type, http_status, shown_message
+from lmx.router.http.responses import Shape
 
-_ANTHROPIC_TYPES: Final = {
+AnthropicErrorType = Literal[
+    "invalid_request_error",
+    "authentication_error",
+    "permission_error",
+    "not_found_error",
+    "conflict_error",
+    "request_too_large",
+    "rate_limit_error",
+    "overloaded_error",
+    "timeout_error",
+    "api_error",
+]
+_ANTHROPIC_TYPES: Final[dict[int, AnthropicErrorType]] = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
@@ -25,7 +40,10 @@ _ANTHROPIC_TYPES: Final = {
 }
 """Anthropic's kind of error for a status."""
 
-_ANTHROPIC_REST: Final = {False: "invalid_request_error", True: "api_error"}
+_ANTHROPIC_REST: Final[dict[bool, AnthropicErrorType]] = {
+    False: "invalid_request_error",
+    True: "api_error",
+}
 """The same for all other statuses, by whether they are 5xx."""
 
 
@@ -36,7 +54,7 @@ _ANTHROPIC_DETAILS: Final = {
 without it then."""
 
 
-def named_event(data: dict[str, Any]) -> bytes:
+def named_event(data: Mapping[str, Any]) -> bytes:
     """Return an event whose name is also its data's ``type``."""
     name: str = data["type"]
     return b"event: " + name.encode() + b"\ndata: " + orjson.dumps(data) + b"\n\n"
@@ -73,7 +91,7 @@ class ApiFamily(Protocol):
         operator: bool = False,
         job_id: str | None = None,
         request_id: str | None = None,
-    ) -> dict[str, Any]:
+    ) -> Mapping[str, Any]:
         """Return the body of an error that is sent with an HTTP status. ``operator`` is true on a
         route for operators. ``job_id`` is the id of the job that goes on although its request has
         ended. ``request_id`` is shown where clients look for it in the body."""
@@ -84,6 +102,70 @@ class ApiFamily(Protocol):
     @property
     def request_id_header(self) -> str:
         """The header in which the family's clients look for the request's id."""
+
+
+class ErrorObject(Shape):
+    """What went wrong."""
+
+    message: str
+    """What went wrong and what to do next, for people."""
+    type: ErrorType
+    """The kind of error."""
+    param: str | None
+    """The path of the field at fault (`messages[2].content`), where one is."""
+    code: Annotated[ErrorCode, Field(strict=False)]
+    """What went wrong, for programs."""
+    job_id: NotRequired[str | None]
+    """It is there with `sync_timeout`: the job goes on, and has the answer when it has ended."""
+
+
+class Error(Shape):
+    """Every answer that is not well."""
+
+    error: ErrorObject
+    """What went wrong."""
+
+
+class AnthropicErrorObject(Shape):
+    """What went wrong."""
+
+    type: AnthropicErrorType
+    """The kind of error, by its status."""
+    message: str
+    """What went wrong and what to do next, for people."""
+    code: Annotated[ErrorCode, Field(strict=False)]
+    """What went wrong, for programs."""
+    param: NotRequired[str | None]
+    """The path of the field at fault, where one is."""
+    details: NotRequired[dict[str, Any] | None]
+    """It is there where Anthropic's libraries go on by themselves without a field."""
+    job_id: NotRequired[str | None]
+    """It is there with `sync_timeout`: the job goes on, and has the answer when it has ended."""
+
+
+class AnthropicError(Shape):
+    """Every answer of the Messages API that is not well; those of all other routes too, with the
+    header `anthropic-version`."""
+
+    type: Literal["error"]
+    """It is always the same."""
+    error: AnthropicErrorObject
+    """What went wrong."""
+    request_id: NotRequired[str | None]
+    """The request's id, as in the headers. The error that ends a stream has none."""
+
+
+class OllamaError(Shape):
+    """Every answer of Ollama's API that is not well."""
+
+    error: str
+    """What went wrong and what to do next, for people."""
+    code: Annotated[ErrorCode, Field(strict=False)]
+    """What went wrong, for programs."""
+    param: NotRequired[str | None]
+    """The path of the field at fault, where one is."""
+    job_id: NotRequired[str | None]
+    """It is there with `sync_timeout`: the job goes on, and has the answer when it has ended."""
 
 
 class OpenAiFamily:
@@ -105,15 +187,17 @@ class OpenAiFamily:
         operator: bool = False,
         job_id: str | None = None,
         request_id: str | None = None,
-    ) -> dict[str, Any]:
+    ) -> Error:
         """Return ``{"error": {message, type, param, code}}``, all four keys always."""
-        shown = {
+        shown: ErrorObject = {
             "message": shown_message(error, operator=operator),
             "type": error_type(error.code, operator=operator),
             "param": error.param,
-            "code": error.code.value,
+            "code": error.code,
         }
-        return {"error": shown if job_id is None else {**shown, "job_id": job_id}}
+        if job_id is not None:
+            shown["job_id"] = job_id
+        return {"error": shown}
 
     def error_event(self, error: LmxError) -> bytes:
         """Return an error as the event that ends a stream which has begun."""
@@ -156,14 +240,14 @@ class AnthropicFamily:
         operator: bool = False,
         job_id: str | None = None,
         request_id: str | None = None,
-    ) -> dict[str, Any]:
+    ) -> AnthropicError:
         """Return ``{"type": "error", "error": {type, message, code}, "request_id"}``, with
         ``param`` if the error is about a field."""
         status = http_status(error.code, operator=operator)
-        shown: dict[str, Any] = {
+        shown: AnthropicErrorObject = {
             "type": _ANTHROPIC_TYPES.get(status, _ANTHROPIC_REST[status >= 500]),
             "message": shown_message(error, operator=operator),
-            "code": error.code.value,
+            "code": error.code,
         }
         if error.param is not None:
             shown["param"] = error.param
@@ -171,8 +255,10 @@ class AnthropicFamily:
                 shown["details"] = _ANTHROPIC_DETAILS[error.param]
         if job_id is not None:
             shown["job_id"] = job_id
-        named = {} if request_id is None else {"request_id": request_id}
-        return {"type": "error", "error": shown, **named}
+        body: AnthropicError = {"type": "error", "error": shown}
+        if request_id is not None:
+            body["request_id"] = request_id
+        return body
 
     def error_event(self, error: LmxError) -> bytes:
         """Return an error as the event that ends a stream which has begun."""
@@ -203,10 +289,13 @@ class OllamaFamily:
         operator: bool = False,
         job_id: str | None = None,
         request_id: str | None = None,
-    ) -> dict[str, Any]:
+    ) -> OllamaError:
         """Return ``{"error": message, "code": code}``, with ``param`` if the error is about a
         field."""
-        shown = {"error": shown_message(error, operator=operator), "code": error.code.value}
+        shown: OllamaError = {
+            "error": shown_message(error, operator=operator),
+            "code": error.code,
+        }
         if error.param is not None:
             shown["param"] = error.param
         if job_id is not None:
@@ -222,3 +311,11 @@ OPENAI: Final = OpenAiFamily()
 RESPONSES: Final = ResponsesFamily()
 ANTHROPIC: Final = AnthropicFamily()
 OLLAMA: Final = OllamaFamily()
+
+ERROR_BODIES: Final[dict[ApiFamily, type[Any]]] = {
+    OPENAI: Error,
+    RESPONSES: Error,
+    ANTHROPIC: AnthropicError,
+    OLLAMA: OllamaError,
+}
+"""The shape of each family's errors."""

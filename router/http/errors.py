@@ -7,11 +7,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError, UnavailableError
 from lmx.router.http.local_paths import without_paths
 
+ErrorType = Literal[
+    "invalid_request_error",
+    "authentication_error",
+    "permission_error",
+    "not_found_error",
+    "rate_limit_error",
+    "server_error",
+]
 _REQUEST: Final = "invalid_request_error"
 _NOT_FOUND: Final = "not_found_error"
 _AUTHENTICATION: Final = "authentication_error"
@@ -19,7 +27,7 @@ _PERMISSION: Final = "permission_error"
 _RATE: Final = "rate_limit_error"
 _SERVER: Final = "server_error"
 
-_TABLE: Final[dict[ErrorCode, tuple[int, str]]] = {
+_TABLE: Final[dict[ErrorCode, tuple[int, ErrorType]]] = {
     ErrorCode.INVALID_JSON: (400, _REQUEST),
     ErrorCode.MISSING_PARAMETER: (400, _REQUEST),
     ErrorCode.INVALID_TYPE: (400, _REQUEST),
@@ -97,7 +105,7 @@ _TABLE: Final[dict[ErrorCode, tuple[int, str]]] = {
     ErrorCode.INTERNAL: (500, _SERVER),
 }
 
-_FOR_OPERATORS: Final[dict[ErrorCode, tuple[int, str]]] = {
+_FOR_OPERATORS: Final[dict[ErrorCode, tuple[int, ErrorType]]] = {
     # Who asks for a model by name on an inference route can't help what it needs; who loads it
     # can, and gets the reason for an answer.
     ErrorCode.INSUFFICIENT_MEMORY: (507, _SERVER),
@@ -154,7 +162,7 @@ def http_status(code: ErrorCode, *, operator: bool = False) -> int:
     return _row(code, operator=operator)[0]
 
 
-def error_type(code: ErrorCode, *, operator: bool = False) -> str:
+def error_type(code: ErrorCode, *, operator: bool = False) -> ErrorType:
     """Return OpenAI's kind of error for a code. ``operator`` is true on a route for operators."""
     return _row(code, operator=operator)[1]
 
@@ -186,7 +194,7 @@ def _is_the_requests_own(status: int) -> bool:
     return 400 <= status < 500 and status not in _TIMELY_STATUSES
 
 
-def _row(code: ErrorCode, *, operator: bool) -> tuple[int, str]:
+def _row(code: ErrorCode, *, operator: bool) -> tuple[int, ErrorType]:
     return (operator and _FOR_OPERATORS.get(code)) or _TABLE[code]
 
 

@@ -12,7 +12,14 @@ import orjson
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.payload import Payload
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, with_config
+from typing_extensions import TypedDict
+
+
+@with_config(ConfigDict(strict=True, extra="forbid"))
+class Shape(TypedDict):
+    """An object in an answer, described where it is built. Tests see to it that an answer has these
+    fields and no other; clients are told that more may be added."""
 
 
 class Answer(BaseModel):

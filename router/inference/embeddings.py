@@ -7,7 +7,7 @@ import secrets
 import struct
 from base64 import b64encode
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import orjson
 from aiohttp import web
@@ -16,10 +16,11 @@ from lmx.protocol.messages.tasks import Vectors
 from lmx.protocol.states import ModelKind
 from lmx.router.http.bodies.json_body import read_object
 from lmx.router.http.outcome import note_ignored
-from lmx.router.http.responses import json_pieces
+from lmx.router.http.responses import Shape, json_pieces
 from lmx.router.inference.model_choice import models_of_kind
 from lmx.router.inference.tasks import Computed, compute
 from lmx.router.jobs.live import RequestKind
+from lmx.router.rendering.envelope import Usage
 from lmx.router.schema.requests.tasks import EMBEDDING, EmbeddingRequest, parse_embedding
 from lmx.router.schema.requests.unsupported import ignored_fields
 from lmx.router.services import SERVICES
@@ -27,6 +28,28 @@ from lmx.router.services import SERVICES
 _AT_ONCE: Final = 16
 """How many vectors are written out before other requests get their turn on the loop: some
 milliseconds of work."""
+
+
+class Embedding(Shape):
+    """The vector of one input."""
+
+    object: Literal["embedding"]
+    index: int
+    """The input's place in the request, from 0."""
+    embedding: list[float] | str
+    """The vector: numbers, or with `base64` its 32-bit floats, little-endian, as text."""
+
+
+class EmbeddingList(Shape):
+    """A vector for each input, in the inputs' order."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    """The vectors."""
+    model: str
+    """The id of the model that answered."""
+    usage: Usage
+    """How many tokens it took."""
 
 
 async def embeddings(request: web.Request) -> web.Response:

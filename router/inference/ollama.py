@@ -17,7 +17,7 @@ from lmx.protocol.states import ModelKind
 from lmx.router.http.access import own_request
 from lmx.router.http.bodies.json_body import others_turn, read_object
 from lmx.router.http.outcome import CONTEXT, note_ignored
-from lmx.router.http.responses import json_pieces, json_text
+from lmx.router.http.responses import Shape, json_pieces, json_text
 from lmx.router.inference.answering import answer
 from lmx.router.inference.embeddings import as_array, written_vectors
 from lmx.router.inference.media import generation
@@ -42,6 +42,26 @@ from lmx.router.schema.requests.ollama.generate import (
 from lmx.router.schema.requests.unsupported import ignored_fields
 from lmx.router.services import SERVICES
 from lmx.router.supervisor.routing import untagged
+
+
+class OllamaEmbedAnswer(Shape):
+    """The answer of POST /api/embed."""
+
+    model: str
+    """The name that the request gave."""
+    embeddings: list[list[float]]
+    """A vector for each text, in the texts' order."""
+    prompt_eval_count: int
+    """Tokens of all texts."""
+    total_duration: int
+    load_duration: int
+    """It is always 0: waiting for the model is part of the total."""
+
+
+class OllamaEmbeddingsAnswer(Shape):
+    """The answer of POST /api/embeddings."""
+
+    embedding: list[float]
 
 
 async def ollama_chat(request: web.Request) -> web.StreamResponse:

@@ -4,20 +4,51 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NotRequired
 
 from aiohttp import web
 
 from lmx.protocol.states import ModelKind
 from lmx.router.http.bodies.json_body import read_object
 from lmx.router.http.outcome import note_ignored
-from lmx.router.http.responses import json_value
+from lmx.router.http.responses import Shape, json_value
 from lmx.router.inference.model_choice import models_of_kind
 from lmx.router.inference.tasks import compute, scores_of
 from lmx.router.jobs.live import RequestKind
+from lmx.router.rendering.envelope import Usage
 from lmx.router.schema.requests.tasks import RERANK, RerankRequest, parse_rerank
 from lmx.router.schema.requests.unsupported import ignored_fields
 from lmx.router.services import SERVICES
+
+
+class RankedText(Shape):
+    """The document, as it was sent."""
+
+    text: str
+    """Its text."""
+
+
+class RankedDocument(Shape):
+    """A document and how well it fits."""
+
+    index: int
+    """The document's place in the request, from 0."""
+    document: NotRequired[RankedText | None]
+    """The document, unless it was not wanted."""
+    relevance_score: float
+    """How well the document answers the query: more is better."""
+
+
+class Ranking(Shape):
+    """The documents, the best one first."""
+
+    id: str
+    model: str
+    """The id of the model that answered."""
+    usage: Usage
+    """How many tokens it took."""
+    results: list[RankedDocument]
+    """The documents, the best one first."""
 
 
 async def rerank(request: web.Request) -> web.Response:

@@ -9,7 +9,7 @@ import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from operator import mul
-from typing import Final
+from typing import Final, Literal
 
 from aiohttp import web
 
@@ -19,10 +19,11 @@ from lmx.protocol.messages.tasks import Vectors
 from lmx.protocol.states import ModelKind
 from lmx.router.http.bodies.json_body import read_object
 from lmx.router.http.outcome import note_ignored
-from lmx.router.http.responses import json_value
+from lmx.router.http.responses import Shape, json_value
 from lmx.router.inference.model_choice import models_for
 from lmx.router.inference.tasks import Computed, compute, scores_of
 from lmx.router.jobs.live import RequestKind
+from lmx.router.rendering.envelope import Usage
 from lmx.router.schema.requests.tasks import (
     SCORE,
     ScoreRequest,
@@ -36,6 +37,31 @@ from lmx.router.services import SERVICES
 _AT_ONCE: Final = 64
 """How many pairs of vectors are compared before other requests get their turn on the loop:
 milliseconds of work."""
+
+
+class PairScore(Shape):
+    """The score of one pair."""
+
+    index: int
+    """The pair's place in the request, from 0."""
+    object: Literal["score"]
+    score: float
+    """How well the two fit: more is better."""
+
+
+class ScoreList(Shape):
+    """A score for each pair, in their order."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    """Seconds since 1970."""
+    model: str
+    """The id of the model that answered."""
+    data: list[PairScore]
+    """The scores."""
+    usage: Usage
+    """How many tokens it took."""
 
 
 async def score(request: web.Request) -> web.Response:

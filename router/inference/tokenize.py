@@ -12,7 +12,7 @@ from lmx.protocol.messages.tasks import (
 )
 from lmx.router.http.bodies.json_body import others_turn, read_object
 from lmx.router.http.outcome import note_ignored
-from lmx.router.http.responses import json_text, json_value
+from lmx.router.http.responses import Shape, json_text, json_value
 from lmx.router.inference.model_choice import models_for
 from lmx.router.inference.stray_results import with_known_calls
 from lmx.router.inference.tasks import ask_tokenizer
@@ -28,6 +28,26 @@ from lmx.router.schema.requests.unsupported import ignored_fields
 from lmx.router.schema.validation import validated
 from lmx.router.services import SERVICES
 from lmx.router.workers.dispatch import TOKENIZE_DEADLINE_S
+
+
+class Tokens(Shape):
+    """The tokens of a text."""
+
+    count: int
+    """How many tokens there are."""
+    max_model_len: int
+    """The tokens that the model's context may have."""
+    tokens: list[int]
+    """The tokens."""
+    token_strs: list[str] | None
+    """The tokens as texts, where they were wanted."""
+
+
+class TokensText(Shape):
+    """The text of tokens."""
+
+    prompt: str
+    """The text."""
 
 
 async def tokenize(request: web.Request) -> web.Response:

@@ -9,10 +9,11 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
 from lmx.router.http.outcome import RequestContext
+from lmx.router.http.responses import Shape
 from lmx.router.rendering.accumulator import Accumulator
 
 _T = TypeVar("_T")
@@ -179,6 +180,29 @@ class LiveRequests:
         finally:
             del self._by_id[live.id]
             live.ended.set()
+
+
+class LiveRequestShown(Shape):
+    """A request under way."""
+
+    id: str
+    object: Literal["request"]
+    request_id: str
+    kind: RequestKind
+    model: str
+    state: LiveState
+    queue_position: int | None
+    stream: bool
+    detached: bool
+    """Whether its client was told to fetch the job's result later."""
+    cancelled: bool
+    """Whether it ends as soon as it can."""
+    owner: str | None
+    client: str | None
+    created: float
+    age_s: float
+    prompt_tokens: int | None
+    tokens: int
 
 
 def live_object(live: LiveRequest, state: LiveState, position: int | None) -> dict[str, Any]:

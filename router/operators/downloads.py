@@ -24,7 +24,7 @@ from lmx.protocol.messages.inventory import (
     StartDownload,
 )
 from lmx.protocol.states import DownloadStatus
-from lmx.router.http.api_family import OPENAI
+from lmx.router.http.api_family import OPENAI, ErrorObject
 from lmx.router.http.bodies.json_body import read_object
 from lmx.router.http.endpoint import family_of
 from lmx.router.http.errors import rejection
@@ -37,7 +37,6 @@ from lmx.router.schema.answers.admin import (
     DownloadsAnswer,
     DownloadState,
 )
-from lmx.router.schema.answers.errors import ErrorObject
 from lmx.router.schema.requests.operators import DownloadRequest
 from lmx.router.schema.validation import validated
 from lmx.router.services import SERVICES, Services
@@ -160,7 +159,7 @@ def fault(view: DownloadView) -> ErrorObject | None:
     """Return why a download did not end well; None while it runs, and if it ended well."""
     if view.error_code is None:
         return None
-    return ErrorObject(**OPENAI.error_body(_failure(view), operator=True)["error"])
+    return OPENAI.error_body(_failure(view), operator=True)["error"]
 
 
 def available_answer(model: AvailableModel) -> AvailableAnswer:

@@ -7,22 +7,104 @@ GET /v1/jobs, GET and DELETE /v1/jobs/{id}: a client's generations, under way an
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import orjson
 from aiohttp import web
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
 from lmx.router.http.outcome import CONTEXT
-from lmx.router.http.responses import json_value
+from lmx.router.http.responses import Shape, json_value
 from lmx.router.jobs.cancelling import cancel_job
-from lmx.router.jobs.live import LiveRequest, LiveState, live_object
+from lmx.router.jobs.live import LiveRequest, LiveRequestShown, LiveState, live_object
 from lmx.router.jobs.records import JobRow, JobState, Wanted
+from lmx.router.rendering.envelope import GenerationUsage, Timings
 from lmx.router.schema.requests.operators import JobsQuery
 from lmx.router.schema.validation import validated
 from lmx.router.services import SERVICES, Services
 
 _JOB_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class JobError(Shape):
+    """Why a job did not end well: the error as its client got it."""
+
+    message: str
+    """What went wrong and what to do next, for people."""
+    type: str
+    param: str | None
+    """The path of the field at fault, where one is."""
+    code: str
+    """What went wrong, for programs."""
+
+
+class Job(Shape):
+    """One generation. Times are seconds since 1970."""
+
+    id: str
+    object: Literal["job"]
+    kind: Literal["chat", "completion"]
+    model: str
+    state: JobState
+    stream: bool
+    created: float
+    """When the request came."""
+    started: float | None
+    """When it began to run. Null before."""
+    ended: float | None
+    """When it ended. Null before."""
+    queue_position: int | None
+    """Its place in line, for the model or in its worker, while it is in one."""
+    tokens: int
+    """The tokens that were made until now."""
+    usage: GenerationUsage | None
+    """How many tokens it took, when it has ended well."""
+    timings: Timings | None
+    """Where the time went, when it has ended well."""
+    error: JobError | None
+    """Why it did not end well."""
+    http_status: int | None
+    """The status of the answer; 499 where its client had left."""
+    request_id: str
+
+
+class JobWithResult(Job):
+    """A job with what it made."""
+
+    result: dict[str, Any] | None
+    """The answer as it is without `stream`. Of a job that did not end well it is what there was,
+    without usage and timings."""
+
+
+class JobList(Shape):
+    """A page of jobs, the newest first."""
+
+    object: Literal["list"]
+    data: list[Job]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class CancelledJob(JobWithResult):
+    """A job that was under way."""
+
+    deleted: Literal[False]
+
+
+class DeletedJob(Shape):
+    """A job that had ended, and is gone."""
+
+    id: str
+    object: Literal["job"]
+    deleted: Literal[True]
+
+
+class LiveRequestList(Shape):
+    """Requests under way, the oldest first."""
+
+    object: Literal["list"]
+    data: list[LiveRequestShown]
 
 
 async def list_jobs(request: web.Request) -> web.Response:

@@ -3,13 +3,140 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal, NotRequired
 
 from lmx.protocol.messages.data import ChoiceEnded, Delta, TokenLogprob
 from lmx.protocol.states import DeltaKind
+from lmx.router.http.responses import Shape
 from lmx.router.rendering.accumulator import AccumulatedChoice, GatheredCall
-from lmx.router.rendering.envelope import Form, end_object
-from lmx.router.rendering.logprobs import chat_entries, chat_logprobs
+from lmx.router.rendering.envelope import (
+    AnswerChoice,
+    ChoiceEnd,
+    Chunk,
+    FinishWord,
+    Form,
+    WholeAnswer,
+    end_object,
+)
+from lmx.router.rendering.logprobs import ChatLogprobs, PromptToken, chat_entries, chat_logprobs
+
+
+class CalledFunction(Shape):
+    """The function that is called."""
+
+    name: str
+    """Its name."""
+    arguments: str
+    """Its arguments, as JSON text."""
+
+
+class CalledTool(Shape):
+    """A call that the model makes."""
+
+    id: str
+    """The call's id, which its result names."""
+    type: Literal["function"]
+    function: CalledFunction
+    """The function that is called."""
+
+
+class AnswerMessage(Shape):
+    """The model's turn."""
+
+    role: Literal["assistant"]
+    content: str | None
+    """The text. Null where there are only calls."""
+    refusal: None
+    """Always null."""
+    reasoning_content: NotRequired[str | None]
+    """What the model thought before."""
+    tool_calls: NotRequired[list[CalledTool] | None]
+    """The calls that the model makes."""
+    function_call: NotRequired[CalledFunction]
+    """The call that the model makes, for requests with `functions`."""
+
+
+class ChatChoice(AnswerChoice, ChoiceEnd):
+    """One of the answers."""
+
+    message: AnswerMessage
+    """The model's turn."""
+    logprobs: ChatLogprobs | None
+    """The tokens with their logprobs, where they were asked for."""
+
+
+class ChatCompletion(WholeAnswer):
+    """The whole answer to a conversation."""
+
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+    """The answers."""
+    prompt_token_ids: NotRequired[list[int] | None]
+    """The tokens of the prompt, where they were asked for."""
+    prompt_logprobs: NotRequired[list[dict[str, PromptToken] | None] | None]
+    """The tokens of the prompt with their logprobs, where they were asked for: each with its
+    alternatives, by their ids. The first token has null."""
+
+
+class CalledFunctionPiece(Shape):
+    """A piece of the function that is called."""
+
+    name: NotRequired[str | None]
+    """Its name, with a call's beginning."""
+    arguments: str
+    """More of its arguments, as JSON text."""
+
+
+class CalledToolPiece(Shape):
+    """A piece of a call."""
+
+    index: int
+    """The place of the call among the answer's calls, from 0."""
+    id: NotRequired[str | None]
+    """The call's id, with its beginning alone."""
+    type: NotRequired[Literal["function"] | None]
+    """Functions are the only kind of tool. It comes with a call's beginning alone."""
+    function: CalledFunctionPiece
+    """More of the function that is called."""
+
+
+class ChatDelta(Shape):
+    """What a chunk adds to a choice."""
+
+    role: NotRequired[Literal["assistant"] | None]
+    """It comes with the first chunk alone."""
+    content: NotRequired[str | None]
+    """More of the text."""
+    reasoning_content: NotRequired[str | None]
+    """More of what the model thinks."""
+    tool_calls: NotRequired[list[CalledToolPiece] | None]
+    """More of the calls."""
+    function_call: NotRequired[CalledFunctionPiece]
+    """More of the call, for requests with `functions`."""
+
+
+class ChatChunkChoice(AnswerChoice):
+    """What a chunk says of one choice. Its last one has the finish reason."""
+
+    delta: ChatDelta
+    """What the chunk adds."""
+    logprobs: ChatLogprobs | None
+    """The tokens with their logprobs, where they were asked for."""
+    finish_reason: FinishWord | None
+    """Why the answer ended; null before its end."""
+    stop_reason: NotRequired[str | int | None]
+    """The stop string, or the stop token, that ended the answer. Null for the model's own end."""
+
+
+class ChatCompletionChunk(Chunk):
+    """The data of one event. The last one has the timings, and the usage where it is asked for;
+    after it comes ``[DONE]``."""
+
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatChunkChoice]
+    """What is new of the answers. There are none in the chunk with the usage."""
+    prompt_token_ids: NotRequired[list[int] | None]
+    """The tokens of the prompt, where they were asked for."""
 
 
 class ChatShape:
@@ -23,11 +150,11 @@ class ChatShape:
     def __init__(self, form: Form) -> None:
         self._form = form
 
-    def first(self, index: int) -> dict[str, Any] | None:
+    def first(self, index: int) -> ChatChunkChoice:
         """Return the choice that carries the role."""
         return _chunk(index, {"role": "assistant", "content": ""})
 
-    def plain(self, index: int) -> dict[str, Any]:
+    def plain(self, index: int) -> ChatChunkChoice:
         """Return a choice with an empty text."""
         return _chunk(index, {"content": ""})
 
@@ -35,12 +162,14 @@ class ChatShape:
         """Return the logprobs of a choice's next tokens."""
         return chat_entries(tokens)
 
-    def rich(self, delta: Delta) -> dict[str, Any]:
+    def rich(self, delta: Delta) -> ChatChunkChoice:
         """Return the choice for a delta that is more than text of the answer."""
         choice = self._said(delta)
-        return choice | {"token_ids": delta.token_ids} if self._form.token_ids else choice
+        if self._form.token_ids:
+            choice["token_ids"] = delta.token_ids
+        return choice
 
-    def _said(self, delta: Delta) -> dict[str, Any]:
+    def _said(self, delta: Delta) -> ChatChunkChoice:
         if delta.call is not None:
             fragment = _call_fragment(delta)
             if self._form.functions:
@@ -49,18 +178,18 @@ class ChatShape:
         if delta.kind is DeltaKind.REASONING:
             return _chunk(delta.index, {"reasoning_content": delta.text})
         choice = _chunk(delta.index, {"content": delta.text})
-        if not delta.logprobs:
-            return choice
-        return choice | {"logprobs": chat_logprobs(chat_entries(delta.logprobs))}
+        if delta.logprobs:
+            choice["logprobs"] = chat_logprobs(chat_entries(delta.logprobs))
+        return choice
 
-    def end(self, fact: ChoiceEnded) -> dict[str, Any]:
+    def end(self, fact: ChoiceEnded) -> ChatChunkChoice:
         """Return the choice that says why it ended."""
-        return _chunk(fact.index, {}) | end_object(fact, self._form)
+        return {**_chunk(fact.index, {}), **end_object(fact, self._form)}
 
-    def whole(self, fact: ChoiceEnded, gathered: AccumulatedChoice) -> dict[str, Any]:
+    def whole(self, fact: ChoiceEnded, gathered: AccumulatedChoice) -> ChatChoice:
         """Return a choice that does not stream."""
         text = "".join(gathered.content)
-        message: dict[str, Any] = {
+        message: AnswerMessage = {
             "role": "assistant",
             "content": None if gathered.calls and not text else text,
             "refusal": None,
@@ -72,28 +201,32 @@ class ChatShape:
             message["function_call"] = calls[0]["function"]
         elif calls:
             message["tool_calls"] = calls
-        return {
+        end = end_object(fact, self._form)
+        choice: ChatChoice = {
             "index": fact.index,
             "message": message,
             "logprobs": chat_logprobs(gathered.logprobs) if self._form.logprobs else None,
-            **end_object(fact, self._form),
-            **({"token_ids": gathered.token_ids} if self._form.token_ids else {}),
+            "finish_reason": end["finish_reason"],
+            "stop_reason": end["stop_reason"],
         }
+        if self._form.token_ids:
+            choice["token_ids"] = gathered.token_ids
+        return choice
 
 
-def _chunk(index: int, delta: dict[str, Any]) -> dict[str, Any]:
+def _chunk(index: int, delta: ChatDelta) -> ChatChunkChoice:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
 
-def _call(call: GatheredCall) -> dict[str, Any]:
+def _call(call: GatheredCall) -> CalledTool:
     return {
-        "id": call.call_id,
+        "id": call.call_id or "",
         "type": "function",
-        "function": {"name": call.name, "arguments": "".join(call.arguments)},
+        "function": {"name": call.name or "", "arguments": "".join(call.arguments)},
     }
 
 
-def _call_fragment(delta: Delta) -> dict[str, Any]:
+def _call_fragment(delta: Delta) -> CalledToolPiece:
     # As at OpenAI, id, type and name come only with a call's beginning. Clients that join
     # fragments by adding strings would double them.
     call = delta.call

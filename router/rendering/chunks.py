@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import orjson
@@ -49,23 +49,23 @@ class ChoiceShape(Protocol):
     def prompts_in_choices(self) -> bool:
         """Whether the choices show what is told of their prompt."""
 
-    def first(self, index: int) -> dict[str, Any] | None:
+    def first(self, index: int) -> Mapping[str, Any] | None:
         """Return the beginning of a choice; None if it has none."""
 
-    def plain(self, index: int) -> dict[str, Any]:
+    def plain(self, index: int) -> Mapping[str, Any]:
         """Return a choice with an empty text."""
 
     def entries(self, index: int, tokens: Sequence[TokenLogprob]) -> Sequence[Any]:
         """Return the logprobs of a choice's next tokens, an entry for each, as :meth:`whole` gets
         them."""
 
-    def rich(self, delta: Delta) -> dict[str, Any]:
+    def rich(self, delta: Delta) -> Mapping[str, Any]:
         """Return the choice for a delta that is more than text."""
 
-    def end(self, fact: ChoiceEnded) -> dict[str, Any]:
+    def end(self, fact: ChoiceEnded) -> Mapping[str, Any]:
         """Return the choice that says why it ended."""
 
-    def whole(self, fact: ChoiceEnded, gathered: AccumulatedChoice) -> dict[str, Any]:
+    def whole(self, fact: ChoiceEnded, gathered: AccumulatedChoice) -> Mapping[str, Any]:
         """Return a choice that does not stream."""
 
 
@@ -200,9 +200,9 @@ class ChunkWriter:
         usage = usage_object(Usage(self._beginning.prompt_tokens, self._tokens))
         self._usage = b',"usage":' + orjson.dumps(usage)
 
-    def _event(self, choice: dict[str, Any]) -> bytes:
+    def _event(self, choice: Mapping[str, Any]) -> bytes:
         return self._chunk(choice) + _CHUNK_END
 
-    def _chunk(self, choice: dict[str, Any]) -> bytes:
+    def _chunk(self, choice: Mapping[str, Any]) -> bytes:
         # The closing brace is left out because timings may follow.
         return self._head + b',"choices":[' + orjson.dumps(choice) + b"]" + self._usage

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final, Literal, NotRequired
 
-from lmx.protocol.messages.data import ChoiceEnded, Finished, Usage
+from lmx.protocol.messages import data
+from lmx.protocol.messages.data import ChoiceEnded, Finished
 from lmx.protocol.states import FinishReason
+from lmx.router.http.responses import Shape
 
 
 @dataclass(slots=True)
@@ -72,6 +75,50 @@ def fingerprint(version: str, model_id: str, source: str) -> str:
     return f"fp_{digest.hexdigest()[:10]}"
 
 
+class AnswerHead(Shape):
+    """What an answer and each of its chunks begin with."""
+
+    id: str
+    """The id of the answer: its job has the same."""
+    created: int
+    """Seconds since 1970."""
+    model: str
+    """The id of the model that answered."""
+    system_fingerprint: str
+    """It changes with lmx's version and the model's source."""
+    warnings: NotRequired[list[str] | None]
+    """Sentences about what was done otherwise than it was asked for. They are there only when there
+    are some."""
+
+
+class WholeAnswer(AnswerHead):
+    """An answer that does not stream."""
+
+    usage: GenerationUsage
+    """How many tokens it took."""
+    timings: Timings
+    """Where the time went."""
+
+
+class Chunk(AnswerHead):
+    """The data of one event. The last one has the timings, and the usage where it is asked for;
+    after it comes ``[DONE]``."""
+
+    usage: NotRequired[GenerationUsage | None]
+    """How many tokens it took, in the last chunk or in each, where it was asked for."""
+    timings: NotRequired[Timings | None]
+    """Where the time went, in the last chunk."""
+
+
+class AnswerChoice(Shape):
+    """What a choice has in every form."""
+
+    index: int
+    """Its place among the answers, from 0."""
+    token_ids: NotRequired[Sequence[int] | None]
+    """The tokens, where they were asked for."""
+
+
 def head_object(identity: Identity, kind: str) -> dict[str, Any]:
     """Return the first fields of an answer or a chunk. ``kind`` is its ``object``."""
     return {
@@ -83,13 +130,30 @@ def head_object(identity: Identity, kind: str) -> dict[str, Any]:
     }
 
 
-def end_object(ended: ChoiceEnded, form: Form) -> dict[str, Any]:
+FinishWord = Literal["stop", "length", "tool_calls", "function_call"]
+_FINISH_WORDS: Final[dict[FinishReason, FinishWord]] = {
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.TOOL_CALLS: "tool_calls",
+}
+
+
+class ChoiceEnd(Shape):
+    """Why a choice ended."""
+
+    finish_reason: FinishWord
+    """Why the answer ended. `function_call` is for requests with `functions`."""
+    stop_reason: str | int | None
+    """The stop string, or the stop token, that ended the answer. Null for the model's own end."""
+
+
+def end_object(ended: ChoiceEnded, form: Form) -> ChoiceEnd:
     """Return why a choice ended. ``stop_reason`` is vLLM's field: the stop string, or the stop
     token as a number, that ended it."""
-    reason = ended.reason.value
+    reason = _FINISH_WORDS[ended.reason]
     if ended.reason is FinishReason.TOOL_CALLS:
         if form.calls_stop:
-            reason = FinishReason.STOP.value
+            reason = "stop"
         elif form.functions:
             reason = "function_call"
     return {"finish_reason": reason, "stop_reason": _stop_reason(ended.stop, form.stop)}
@@ -100,13 +164,84 @@ def _stop_reason(stop: str | None, strings: tuple[str, ...]) -> str | int | None
     return int(stop) if stop is not None and is_token else stop
 
 
-def usage_object(usage: Usage) -> dict[str, Any]:
+class Usage(Shape):
+    """How many tokens a request took, counted by the worker."""
+
+    prompt_tokens: int
+    """Tokens of the prompt."""
+    total_tokens: int
+    """All tokens."""
+
+
+class PromptTokens(Shape):
+    """What the prompt's tokens are."""
+
+    cached_tokens: int
+    """Tokens of the prompt that were not computed again."""
+    image_tokens: NotRequired[int | None]
+    """Tokens of the prompt that stand for images. It is there where there are some, as the next two
+    are."""
+    audio_tokens: NotRequired[int | None]
+    """Tokens of the prompt that stand for sounds."""
+    video_tokens: NotRequired[int | None]
+    """Tokens of the prompt that stand for the frames of videos."""
+
+
+class ReasoningTokens(Shape):
+    """How many of the answer's tokens are reasoning."""
+
+    reasoning_tokens: int
+    """Tokens of the answers that are reasoning."""
+
+
+class GenerationUsage(Usage):
+    """How many tokens a request took that generates text."""
+
+    completion_tokens: int
+    """Tokens of the answers, reasoning included."""
+    cached_tokens: int
+    """The same as in `prompt_tokens_details`, in Moonshot's place."""
+    prompt_tokens_details: PromptTokens
+    """Which of the prompt's tokens were cheaper, and which are no text."""
+    completion_tokens_details: ReasoningTokens
+    """What the answers' tokens were for."""
+
+
+class Timings(Shape):
+    """Where the time went, in seconds."""
+
+    total_s: float
+    """From the request's arrival to the answer's end."""
+    queue_s: float
+    """How long the request waited for its turn in the worker."""
+    load_s: float
+    """How long the model was waited for."""
+    prefill_s: float
+    """How long the prompt took."""
+    first_token_s: float
+    """From the request's arrival to the first token."""
+    decode_s: float
+    """From the first token to the last."""
+    tokens_per_s: float
+    """Tokens a second, after each answer's first token."""
+    drafted_tokens: NotRequired[int | None]
+    """Tokens that were guessed ahead. It is there where there were some, as the next two are."""
+    accepted_tokens: NotRequired[int | None]
+    """How many of the guesses were right."""
+    acceptance_rate: NotRequired[float | None]
+    """What share of the guesses was right."""
+
+
+def usage_object(usage: data.Usage) -> GenerationUsage:
     """Return OpenAI's usage, with Moonshot's ``cached_tokens``. Media are counted where there are
     some."""
-    details = {"cached_tokens": usage.cached_tokens}
-    for name in ("image_tokens", "audio_tokens", "video_tokens"):
-        if tokens := getattr(usage, name):
-            details[name] = tokens
+    details: PromptTokens = {"cached_tokens": usage.cached_tokens}
+    if usage.image_tokens:
+        details["image_tokens"] = usage.image_tokens
+    if usage.audio_tokens:
+        details["audio_tokens"] = usage.audio_tokens
+    if usage.video_tokens:
+        details["video_tokens"] = usage.video_tokens
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -117,7 +252,7 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     }
 
 
-def timings_object(finished: Finished, clocked: RouterTimings) -> dict[str, float]:
+def timings_object(finished: Finished, clocked: RouterTimings) -> Timings:
     """Return how long each part took, in seconds.
 
     ``tokens_per_s`` counts the tokens after each answer's first, over the time they took; it is 0
@@ -127,7 +262,7 @@ def timings_object(finished: Finished, clocked: RouterTimings) -> dict[str, floa
     timings = finished.timings
     later_tokens = finished.usage.completion_tokens - clocked.answers
     rate = later_tokens / timings.decode_s if later_tokens > 0 and timings.decode_s > 0 else 0.0
-    shown = {
+    shown: Timings = {
         "total_s": round(clocked.total_s, 4),
         "queue_s": round(timings.queue_s, 4),
         "load_s": round(clocked.load_s, 4),

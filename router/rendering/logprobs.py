@@ -8,9 +8,61 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from lmx.protocol.messages.data import TokenLogprob, TopLogprob
+from lmx.router.http.responses import Shape
 
 _LEAST: Final = -9999.0
 """OpenAI's number for "impossible": JSON has no infinity."""
+
+
+class AlternativeToken(Shape):
+    """A token that could have been."""
+
+    token: str
+    """The token's text."""
+    logprob: float
+    """The natural logarithm of its probability; -9999 for impossible."""
+    bytes: list[int]
+    """Its bytes in UTF-8; a token may be a part of a character."""
+
+
+class TokenLogprobs(AlternativeToken):
+    """A token of the answer, with the likeliest ones in its place."""
+
+    top_logprobs: list[AlternativeToken]
+    """The likeliest tokens in its place, the likeliest first."""
+
+
+class ChatLogprobs(Shape):
+    """The tokens of the content, one by one."""
+
+    content: Sequence[TokenLogprobs]
+    """The tokens."""
+    refusal: None
+    """Always null."""
+
+
+class PromptToken(Shape):
+    """A token of a prompt, or one that could have been in its place."""
+
+    logprob: float
+    """The natural logarithm of its probability; -9999 for impossible."""
+    rank: int
+    """Its place among all tokens, the likeliest being 1."""
+    decoded_token: str
+    """The token's text."""
+
+
+class TextLogprobLists(Shape):
+    """Tokens in lists, as it was before chat. A prompt's first token has null for both."""
+
+    tokens: list[str]
+    """The tokens' texts."""
+    token_logprobs: list[float | None]
+    """Their logprobs."""
+    top_logprobs: list[dict[str, float] | None]
+    """The likeliest tokens in the place of each, with their logprobs."""
+    text_offset: list[int]
+    """Where each token begins, in characters."""
 
 
 def chat_entries(tokens: Iterable[TokenLogprob]) -> list[Any]:
@@ -22,7 +74,7 @@ def chat_entries(tokens: Iterable[TokenLogprob]) -> list[Any]:
     ]
 
 
-def chat_logprobs(entries: Sequence[Any]) -> dict[str, Any]:
+def chat_logprobs(entries: Sequence[Any]) -> ChatLogprobs:
     """Return the ``logprobs`` of a choice with these entries."""
     return {"content": entries, "refusal": None}
 

@@ -6,7 +6,7 @@ Source: Ollama's documentation of its API ("Generate a chat message", "Generate 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal, NotRequired
 
 import orjson
 
@@ -14,6 +14,7 @@ from lmx.protocol.errors import LmxError
 from lmx.protocol.messages.data import ChoiceEnded, Delta, TokenLogprob
 from lmx.protocol.states import DeltaKind, FinishReason
 from lmx.router.http.api_family import OLLAMA
+from lmx.router.http.responses import Shape
 from lmx.router.rendering.accumulator import AccumulatedChoice, GatheredCall
 from lmx.router.rendering.answer_format import Beginning, Ending
 from lmx.router.rendering.call_arguments import arguments_object
@@ -28,6 +29,87 @@ _DONE_REASONS: Final = {
 }
 
 _NANOSECONDS: Final = 1e9
+
+
+class OllamaFunction(Shape):
+    """The function of a call."""
+
+    index: int
+    name: str
+    arguments: dict[str, Any]
+
+
+class OllamaCall(Shape):
+    """A call that the model makes."""
+
+    id: str
+    function: OllamaFunction
+
+
+class OllamaReply(Shape):
+    """What the model says."""
+
+    role: Literal["assistant"]
+    content: str
+    thinking: NotRequired[str | None]
+    """What the model thought before it answered."""
+    tool_calls: NotRequired[list[OllamaCall] | None]
+
+
+class OllamaToken(Shape):
+    """A token."""
+
+    token: str
+    """The token's text."""
+    logprob: float
+    """The natural logarithm of its probability; -9999 for impossible."""
+    bytes: list[int]
+    """Its bytes in UTF-8; a token may be a part of a character."""
+
+
+class OllamaLogprob(OllamaToken):
+    """A token of the answer."""
+
+    top_logprobs: NotRequired[list[OllamaToken] | None]
+    """The likeliest tokens in its place, where they were asked for."""
+
+
+class OllamaProgress(Shape):
+    """What both kinds of answer have. In a stream only the last line is done, and has figures."""
+
+    model: str
+    """The name that the request gave."""
+    created_at: str
+    done: bool
+    done_reason: NotRequired[Literal["stop", "length", "load", "unload"] | None]
+    """Why the answer ended. `load` and `unload`: there was nothing to answer."""
+    prompt_eval_count: NotRequired[int | None]
+    """Tokens of the prompt."""
+    eval_count: NotRequired[int | None]
+    """Tokens of the answer, thinking included."""
+    total_duration: NotRequired[int | None]
+    load_duration: NotRequired[int | None]
+    """How long the model was waited for."""
+    prompt_eval_duration: NotRequired[int | None]
+    eval_duration: NotRequired[int | None]
+    logprobs: NotRequired[list[OllamaLogprob] | None]
+    """The tokens of the text, where they were asked for. In a stream each line has its own."""
+
+
+class OllamaChatAnswer(OllamaProgress):
+    """The answer of POST /api/chat, and a line of its stream."""
+
+    message: OllamaReply
+
+
+class OllamaGenerateAnswer(OllamaProgress):
+    """The answer of POST /api/generate, and a line of its stream."""
+
+    response: str
+    thinking: NotRequired[str | None]
+    """What the model thought before it answered."""
+    context: NotRequired[list[int] | None]
+    """The conversation, for the `context` of the next request. With `raw` there is none."""
 
 
 def time_text(at_s: int) -> str:

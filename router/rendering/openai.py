@@ -71,8 +71,10 @@ class OpenAiAnswer:
             "choices": [
                 shape.whole(ends[index], choice)
                 if index in ends
-                else shape.whole(ChoiceEnded(0, index, FinishReason.STOP), choice)
-                | {"finish_reason": None}
+                else {
+                    **shape.whole(ChoiceEnded(0, index, FinishReason.STOP), choice),
+                    "finish_reason": None,
+                }
                 for index, choice in enumerate(choices)
             ],
             "usage": None if ending is None else usage_object(ending.finished.usage),

@@ -3,12 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal, NotRequired
 
 from lmx.protocol.messages.data import ChoiceEnded, Delta, TokenLogprob
 from lmx.router.rendering.accumulator import AccumulatedChoice
-from lmx.router.rendering.envelope import Form, end_object
-from lmx.router.rendering.logprobs import TextLogprobs, text_lists
+from lmx.router.rendering.envelope import (
+    AnswerChoice,
+    Chunk,
+    Form,
+    WholeAnswer,
+    end_object,
+)
+from lmx.router.rendering.logprobs import PromptToken, TextLogprobLists, TextLogprobs, text_lists
+
+
+class TextChunkChoice(AnswerChoice):
+    """What a chunk says of one choice. Its last one has the finish reason."""
+
+    text: str
+    """More of the text."""
+    logprobs: TextLogprobLists | None
+    """The tokens with their logprobs, where they were asked for."""
+    finish_reason: Literal["stop", "length"] | None
+    """Why the answer ended; null before its end."""
+    stop_reason: NotRequired[str | int | None]
+    """The stop string, or the stop token, that ended the answer. Null for the model's own end."""
+    prompt_token_ids: NotRequired[list[int] | None]
+    """The tokens of its prompt, where they were asked for."""
+
+
+class TextChoice(AnswerChoice):
+    """One of the answers. Answer `j` to prompt `i` has the index `i * n + j`."""
+
+    text: str
+    """The text."""
+    logprobs: TextLogprobLists | None
+    """The tokens with their logprobs, where they were asked for."""
+    finish_reason: Literal["stop", "length"]
+    """Why the answer ended."""
+    stop_reason: str | int | None
+    """The stop string, or the stop token, that ended the answer. Null for the model's own end."""
+    prompt_token_ids: NotRequired[list[int] | None]
+    """The tokens of its prompt, where they were asked for."""
+    prompt_logprobs: NotRequired[list[dict[str, PromptToken] | None] | None]
+    """The tokens of its prompt with their logprobs, where they were asked for: each with its
+    alternatives, by their ids. The first token has null."""
+
+
+class TextCompletion(WholeAnswer):
+    """What comes after the prompts."""
+
+    object: Literal["text_completion"]
+    choices: list[TextChoice]
+    """The answers."""
+
+
+class TextCompletionChunk(Chunk):
+    """The data of one event. The last one has the timings, and the usage where it is asked for;
+    after it comes ``[DONE]``."""
+
+    object: Literal["text_completion"]
+    choices: list[TextChunkChoice]
+    """What is new of the answers. There are none in the chunk with the usage."""
 
 
 class TextShape:

@@ -9,15 +9,19 @@ from typing import Final
 from lmx.protocol.errors import ErrorCode
 from lmx.router.http.api_family import ANTHROPIC, OLLAMA, RESPONSES
 from lmx.router.http.endpoint import Access, Endpoint
-from lmx.router.inference.messages import count_tokens, messages
+from lmx.router.inference.messages import TokenCount, count_tokens, messages
 from lmx.router.inference.ollama import (
+    OllamaEmbedAnswer,
+    OllamaEmbeddingsAnswer,
     ollama_chat,
     ollama_embed,
     ollama_embeddings,
     ollama_generate,
 )
-from lmx.router.inference.responses.creation import input_tokens, responses
+from lmx.router.inference.responses.creation import InputTokenCount, input_tokens, responses
 from lmx.router.inference.responses.kept import (
+    DeletedResponse,
+    InputItemList,
     cancel_response,
     compact_response,
     delete_response,
@@ -35,24 +39,16 @@ from lmx.router.operators.ollama import (
     ollama_tags,
     ollama_version,
 )
-from lmx.router.schema.answers.anthropic import AnthropicMessage, MessageEvent, TokenCount
+from lmx.router.rendering.anthropic import AnthropicMessage, MessageEvent
+from lmx.router.rendering.ollama import OllamaChatAnswer, OllamaGenerateAnswer
+from lmx.router.rendering.responses.events import ResponseStreamEvent
+from lmx.router.rendering.responses.state import ResponseObject
 from lmx.router.schema.answers.front import Version
 from lmx.router.schema.answers.ollama import (
-    OllamaChatAnswer,
-    OllamaEmbedAnswer,
-    OllamaEmbeddingsAnswer,
-    OllamaGenerateAnswer,
     OllamaLoadedModels,
     OllamaModelDetails,
     OllamaModels,
     OllamaProgressLine,
-)
-from lmx.router.schema.answers.responses import (
-    DeletedResponse,
-    InputItemList,
-    InputTokenCount,
-    ResponseObject,
-    ResponseStreamEvent,
 )
 from lmx.router.schema.requests.anthropic.messages import CountTokensRequest, MessagesRequest
 from lmx.router.schema.requests.ollama.chat import OllamaChatRequest

@@ -11,10 +11,10 @@ from lmx.router.http.endpoint import Access, Endpoint
 from lmx.router.inference.audio import speech, transcriptions, translations
 from lmx.router.inference.chat import chat_completions
 from lmx.router.inference.completions import completions
-from lmx.router.inference.embeddings import embeddings
-from lmx.router.inference.rerank import rerank
-from lmx.router.inference.score import score
-from lmx.router.inference.tokenize import detokenize, tokenize, tokenizer_info
+from lmx.router.inference.embeddings import EmbeddingList, embeddings
+from lmx.router.inference.rerank import Ranking, rerank
+from lmx.router.inference.score import ScoreList, score
+from lmx.router.inference.tokenize import Tokens, TokensText, detokenize, tokenize, tokenizer_info
 from lmx.router.operators.catalog import (
     get_model,
     list_chat_models,
@@ -34,7 +34,18 @@ from lmx.router.operators.downloads import (
 from lmx.router.operators.engines import add_engine, engine_status, list_engines, remove_engine
 from lmx.router.operators.events import stream_events
 from lmx.router.operators.health import health
-from lmx.router.operators.jobs import cancel_request, delete_job, get_job, list_jobs, list_requests
+from lmx.router.operators.jobs import (
+    CancelledJob,
+    DeletedJob,
+    JobList,
+    JobWithResult,
+    LiveRequestList,
+    cancel_request,
+    delete_job,
+    get_job,
+    list_jobs,
+    list_requests,
+)
 from lmx.router.operators.logs import stream_log
 from lmx.router.operators.metrics import admin_metrics, admin_metrics_json, metrics
 from lmx.router.operators.models import LOAD_ERRORS, delete_model, load_model, unload_model
@@ -57,6 +68,14 @@ from lmx.router.operators.pages.front_page import (
 )
 from lmx.router.operators.status import admin_health, admin_memory, admin_models, admin_status
 from lmx.router.operators.workers import kill_worker, list_workers
+from lmx.router.rendering.chat import ChatCompletion, ChatCompletionChunk
+from lmx.router.rendering.text import TextCompletion, TextCompletionChunk
+from lmx.router.rendering.transcripts import (
+    TranscriptDelta,
+    TranscriptDone,
+    Transcription,
+    VerboseTranscription,
+)
 from lmx.router.schema.answers.admin import (
     AvailableAnswer,
     DeleteAnswer,
@@ -71,14 +90,6 @@ from lmx.router.schema.answers.admin import (
     StatusAnswer,
     UnloadAnswer,
 )
-from lmx.router.schema.answers.audio import (
-    TranscriptDelta,
-    TranscriptDone,
-    Transcription,
-    VerboseTranscription,
-)
-from lmx.router.schema.answers.chat import ChatCompletion, ChatCompletionChunk
-from lmx.router.schema.answers.completions import TextCompletion, TextCompletionChunk
 from lmx.router.schema.answers.engines import (
     EngineAnswer,
     EngineRemoved,
@@ -87,13 +98,6 @@ from lmx.router.schema.answers.engines import (
     ServerHealth,
 )
 from lmx.router.schema.answers.front import Front, Version
-from lmx.router.schema.answers.jobs import (
-    CancelledJob,
-    DeletedJob,
-    JobList,
-    JobWithResult,
-    LiveRequestList,
-)
 from lmx.router.schema.answers.models import (
     AnthropicModel,
     AnthropicModelList,
@@ -109,7 +113,6 @@ from lmx.router.schema.answers.operation import (
     MetricsAnswer,
     WorkersAnswer,
 )
-from lmx.router.schema.answers.tasks import EmbeddingList, Ranking, ScoreList, Tokens, TokensText
 from lmx.router.schema.openapi.document import openapi_document
 from lmx.router.schema.requests.audio import TranscriptionRequest, TranslationRequest
 from lmx.router.schema.requests.chat import ChatRequest

@@ -6,7 +6,7 @@ The routes of responses that are kept are in :mod:`lmx.router.inference.response
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import orjson
 from aiohttp import web
@@ -17,7 +17,7 @@ from lmx.protocol.states import ModelKind
 from lmx.router.http.access import own_request
 from lmx.router.http.bodies.json_body import others_turn, read_object
 from lmx.router.http.outcome import CONTEXT, note_ignored
-from lmx.router.http.responses import json_value
+from lmx.router.http.responses import Shape, json_value
 from lmx.router.inference.answering import answer
 from lmx.router.inference.media import generation
 from lmx.router.inference.model_choice import models_for, models_of_kind
@@ -72,6 +72,13 @@ _REPEATED: Final[Mapping[str, Any]] = {
 """The fields of a request that its response repeats, each with what it is where it was left out.
 For the parameters of sampling these are lmx's own defaults: what a model has in their place only
 its worker knows, but the Open Responses specification wants numbers."""
+
+
+class InputTokenCount(Shape):
+    """How many tokens a prompt has."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
 
 
 async def responses(request: web.Request) -> web.StreamResponse:

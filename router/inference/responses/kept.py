@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import orjson
 from aiohttp import web
@@ -18,7 +18,7 @@ from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.router.http.bodies.json_body import parse_kept
 from lmx.router.http.bodies.limits import MAX_NUMBERS, MAX_VALUES
 from lmx.router.http.outcome import CONTEXT
-from lmx.router.http.responses import json_text, json_value
+from lmx.router.http.responses import Shape, json_text, json_value
 from lmx.router.inference.responses.background import follow_events
 from lmx.router.jobs.cancelling import cancel_job
 from lmx.router.jobs.live import LiveState
@@ -41,6 +41,25 @@ _CHECKED_AT_ONCE: Final = 1_000
 """So many stored items are checked within some milliseconds."""
 
 _RESPONSE_ID: Final = re.compile(r"resp_[0-9a-f]{24}")
+
+
+class DeletedResponse(Shape):
+    """A response that was removed."""
+
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class InputItemList(Shape):
+    """The items of a response's input, page by page."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    """The items as they were sent, each with its type and an id."""
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
 
 
 async def get_response(request: web.Request) -> web.StreamResponse:

@@ -6,13 +6,15 @@ Source: the "Streaming events" pages of the documentation of OpenAI's Responses 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal, NotRequired
 
 import orjson
+from pydantic import Field
 
 from lmx.protocol.errors import LmxError
 from lmx.protocol.messages.data import ChoiceEnded, Delta
 from lmx.protocol.states import DeltaKind, FinishReason
+from lmx.router.http.responses import Shape
 from lmx.router.rendering.answer_format import Beginning, Ending
 from lmx.router.rendering.envelope import Identity
 from lmx.router.rendering.logprobs import chat_entries, event_entries
@@ -20,16 +22,174 @@ from lmx.router.rendering.responses.items import (
     COMPLETED,
     IN_PROGRESS,
     INCOMPLETE,
+    ChosenToken,
     ItemForm,
+    OutputItem,
+    OutputText,
+    ThoughtText,
     text_part,
     thought_part,
 )
-from lmx.router.rendering.responses.state import ended, failed, under_way
+from lmx.router.rendering.responses.state import ResponseObject, ended, failed, under_way
 from lmx.router.rendering.responses.tools import InputReader
 
 _MESSAGE: Final = DeltaKind.CONTENT
 _REASONING: Final = DeltaKind.REASONING
 _CALL: Final = DeltaKind.TOOL_CALL
+
+
+class ResponseEvent(Shape):
+    """The response, at its beginning and at its end."""
+
+    type: Literal[
+        "response.created",
+        "response.in_progress",
+        "response.completed",
+        "response.incomplete",
+        "response.failed",
+    ]
+    sequence_number: int
+    """The event's place in the stream, from 0."""
+    response: ResponseObject
+
+
+class ItemEvent(Shape):
+    """An item begins, or is whole."""
+
+    type: Literal["response.output_item.added", "response.output_item.done"]
+    sequence_number: int
+    output_index: int
+    """The item's place in the output, from 0."""
+    item: OutputItem
+
+
+class PartEvent(Shape):
+    """A part of an item begins, or is whole."""
+
+    type: Literal["response.content_part.added", "response.content_part.done"]
+    sequence_number: int
+    item_id: str
+    output_index: int
+    content_index: int
+    part: OutputText | ThoughtText
+
+
+class SummaryPartEvent(Shape):
+    """The same for thoughts that were asked for as a summary."""
+
+    type: Literal["response.reasoning_summary_part.added", "response.reasoning_summary_part.done"]
+    sequence_number: int
+    item_id: str
+    output_index: int
+    summary_index: int
+    part: ThoughtText
+
+
+class OutputTextDelta(Shape):
+    """More of a text."""
+
+    type: Literal["response.output_text.delta"]
+    sequence_number: int
+    item_id: str
+    output_index: int
+    content_index: int
+    delta: str
+    logprobs: list[ChosenToken]
+    """The tokens that end in it, if they were asked for."""
+
+
+class OutputTextDone(Shape):
+    """A text is whole."""
+
+    type: Literal["response.output_text.done"]
+    sequence_number: int
+    item_id: str
+    output_index: int
+    content_index: int
+    text: str
+    logprobs: list[ChosenToken]
+
+
+class ThoughtDelta(Shape):
+    """More of what the model thinks."""
+
+    type: Literal["response.reasoning_text.delta", "response.reasoning_summary_text.delta"]
+    sequence_number: int
+    item_id: str
+    output_index: int
+    content_index: NotRequired[int | None]
+    summary_index: NotRequired[int | None]
+    """It is there in the place of `content_index` where a summary was asked for."""
+    delta: str
+
+
+class ThoughtDone(Shape):
+    """Thoughts are whole."""
+
+    type: Literal["response.reasoning_text.done", "response.reasoning_summary_text.done"]
+    sequence_number: int
+    item_id: str
+    output_index: int
+    content_index: NotRequired[int | None]
+    summary_index: NotRequired[int | None]
+    text: str
+
+
+class CallDelta(Shape):
+    """More of what a function, or a custom tool, is given."""
+
+    type: Literal["response.function_call_arguments.delta", "response.custom_tool_call_input.delta"]
+    sequence_number: int
+    item_id: str
+    output_index: int
+    delta: str
+
+
+class ArgumentsDone(Shape):
+    """A function's arguments are whole."""
+
+    type: Literal["response.function_call_arguments.done"]
+    sequence_number: int
+    item_id: str
+    output_index: int
+    arguments: str
+
+
+class InputDone(Shape):
+    """A custom tool's input is whole."""
+
+    type: Literal["response.custom_tool_call_input.done"]
+    sequence_number: int
+    item_id: str
+    output_index: int
+    input: str
+
+
+class ErrorEvent(Shape):
+    """The only event of a response that could not begin, because its model could not."""
+
+    type: Literal["error"]
+    sequence_number: int
+    code: str
+    message: str
+    param: str | None
+
+
+ResponseStreamEvent = Annotated[
+    ResponseEvent
+    | ItemEvent
+    | PartEvent
+    | SummaryPartEvent
+    | OutputTextDelta
+    | OutputTextDone
+    | ThoughtDelta
+    | ThoughtDone
+    | CallDelta
+    | ArgumentsDone
+    | InputDone
+    | ErrorEvent,
+    Field(discriminator="type"),
+]
 
 
 class ResponseWriter:

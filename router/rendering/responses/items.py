@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal, NotRequired
 
+from pydantic import Field
+
+from lmx.router.http.responses import Shape
 from lmx.router.rendering.responses.sealing import sealed
 from lmx.router.rendering.responses.tools import CalledTool, InputReader
 
@@ -18,6 +21,109 @@ _OUTPUT_ID: Final = re.compile(r"(?:msg|rs|fc|ctc)_([0-9a-f]{24})_[0-9]{1,6}")
 COMPLETED: Final = "completed"
 INCOMPLETE: Final = "incomplete"
 IN_PROGRESS: Final = "in_progress"
+
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+class TokenChance(Shape):
+    """A likely token."""
+
+    token: str
+    """The token's text."""
+    logprob: float
+    """How likely it was."""
+    bytes: NotRequired[list[int] | None]
+    """The bytes of the text. A stream's events have none."""
+
+
+class ChosenToken(TokenChance):
+    """A token of a text."""
+
+    top_logprobs: list[TokenChance]
+    """The likeliest tokens in its place."""
+
+
+class OutputText(Shape):
+    """A text."""
+
+    type: Literal["output_text"]
+    text: str
+    """The text; empty where a stream's part begins."""
+    annotations: list[Any]
+    """Always empty."""
+    logprobs: list[ChosenToken]
+    """Its tokens, if they were asked for."""
+
+
+class ThoughtText(Shape):
+    """What the model thought."""
+
+    type: Literal["reasoning_text", "summary_text"]
+    text: str
+    """The thoughts; empty where a stream's part begins."""
+
+
+class OutputMessage(Shape):
+    """What the model said."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    status: ItemStatus
+    content: list[OutputText]
+    """One text; none where a stream's item begins."""
+
+
+class OutputReasoning(Shape):
+    """What the model thought."""
+
+    id: str
+    type: Literal["reasoning"]
+    summary: list[ThoughtText]
+    """The thoughts, if a summary was asked for."""
+    content: NotRequired[list[ThoughtText] | None]
+    """The thoughts otherwise."""
+    encrypted_content: NotRequired[str | None]
+    """The thoughts as a token that brings them back, if that was asked for."""
+    status: ItemStatus
+
+
+class OutputFunctionCall(Shape):
+    """A call of a function."""
+
+    id: str
+    type: Literal["function_call"]
+    call_id: str
+    """The id that the call's output names."""
+    name: str
+    """The function."""
+    namespace: NotRequired[str | None]
+    """The namespace that it is in."""
+    arguments: str
+    """The arguments, as JSON text; empty where a stream's item begins."""
+    status: ItemStatus
+
+
+class OutputCustomCall(Shape):
+    """A call of a custom tool."""
+
+    id: str
+    type: Literal["custom_tool_call"]
+    call_id: str
+    """The id that the call's output names."""
+    name: str
+    """The tool."""
+    namespace: NotRequired[str | None]
+    """The namespace that it is in."""
+    input: str
+    """What the tool is given; empty where a stream's item begins."""
+
+
+OutputItem = Annotated[
+    OutputMessage | OutputReasoning | OutputFunctionCall | OutputCustomCall,
+    Field(discriminator="type"),
+]
 
 
 @dataclass(frozen=True, slots=True)

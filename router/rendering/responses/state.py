@@ -2,21 +2,129 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, Literal, NotRequired
 
 from lmx.protocol.errors import LmxError
 from lmx.protocol.messages.data import ChoiceEnded, Usage
 from lmx.protocol.states import FinishReason
 from lmx.router.http.errors import http_status, shown_message
+from lmx.router.http.responses import Shape
 from lmx.router.rendering.answer_format import Beginning, Ending, warnings_object
-from lmx.router.rendering.envelope import Identity, timings_object
-from lmx.router.rendering.responses.items import COMPLETED, IN_PROGRESS, INCOMPLETE
+from lmx.router.rendering.envelope import Identity, Timings, timings_object
+from lmx.router.rendering.responses.items import COMPLETED, IN_PROGRESS, INCOMPLETE, OutputItem
 
 QUEUED: Final = "queued"
 FAILED: Final = "failed"
 CANCELLED: Final = "cancelled"
 
 _TOO_LONG: Final = {"reason": "max_output_tokens"}
+
+
+class IncompleteDetails(Shape):
+    """Why a response is not whole."""
+
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseFault(Shape):
+    """Why a response failed."""
+
+    code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
+    """OpenAI's code."""
+    message: str
+    type: str
+    """The code of lmx."""
+
+
+class InputDetails(Shape):
+    """Which tokens of the input were cheaper."""
+
+    cached_tokens: int
+    """How many tokens were in the prefix cache."""
+    cache_write_tokens: int
+    """Always 0."""
+
+
+class OutputDetails(Shape):
+    """What the tokens of the output were for."""
+
+    reasoning_tokens: int
+    """How many of them were thoughts."""
+
+
+class ResponseUsage(Shape):
+    """How many tokens it took."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class ReasoningEcho(Shape):
+    """How the model was to think."""
+
+    effort: str | None
+    summary: str | None
+
+
+class TextEcho(Shape):
+    """How the text was to be."""
+
+    format: dict[str, Any]
+    verbosity: str
+
+
+class ResponseObject(Shape):
+    """A response. The fields of the request that it repeats are as they were sent."""
+
+    id: str
+    """The id of the response: its job has the same."""
+    object: Literal["response"]
+    created_at: int
+    """Unix time."""
+    model: str
+    """The id of the model that answered."""
+    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+    output: list[OutputItem]
+    """What the model thought, said and called, in this order of time."""
+    error: ResponseFault | None
+    """Why it failed."""
+    incomplete_details: IncompleteDetails | None
+    """Why it is not whole."""
+    completed_at: int | None
+    """When it was whole, in Unix time."""
+    usage: ResponseUsage | None
+    """How many tokens it took; null before its end."""
+    background: bool
+    frequency_penalty: float
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    metadata: dict[str, Any]
+    parallel_tool_calls: bool
+    presence_penalty: float
+    previous_response_id: str | None
+    prompt_cache_key: str | None
+    reasoning: ReasoningEcho
+    safety_identifier: str | None
+    service_tier: Literal["default"]
+    """All requests are served alike."""
+    store: bool
+    temperature: float
+    text: TextEcho
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["auto", "disabled"]
+    user: str | None
+    timings: NotRequired[Timings | None]
+    """Where the time went; there when it is over."""
+    warnings: NotRequired[list[str] | None]
+    """Sentences about what was done otherwise than it was asked for. They are there only when there
+    are some."""
 
 
 def under_way(status: str = IN_PROGRESS) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from lmx.router.http.api_family import ErrorObject
 from lmx.router.http.responses import Answer
-from lmx.router.schema.answers.errors import ErrorObject
 from lmx.router.schema.answers.operation import MemoryReturned
 
 

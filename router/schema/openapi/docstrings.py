@@ -17,17 +17,18 @@ from pydantic import BaseModel
 
 
 @cache
-def field_docstrings(model: type[BaseModel]) -> dict[str, str]:
-    """Return the docstring of each field that has one, including inherited fields. A class whose
-    source is missing has none."""
+def field_docstrings(cls: type) -> dict[str, str]:
+    """Return the docstring of each field of a model or a ``TypedDict`` that has one, including
+    inherited fields. A class whose source is missing has none."""
     found: dict[str, str] = {}
-    for cls in reversed(model.__mro__):
-        if issubclass(cls, BaseModel) and cls is not BaseModel:
-            found |= _own(cls)
-    return found
+    # The bases of a TypedDict are kept there alone.
+    for base in reversed(cls.__dict__.get("__orig_bases__", cls.__bases__)):
+        if isinstance(base, type) and base not in (BaseModel, object):
+            found |= field_docstrings(base)
+    return found | _own(cls)
 
 
-def _own(cls: type[BaseModel]) -> dict[str, str]:
+def _own(cls: type) -> dict[str, str]:
     try:
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     except OSError:

@@ -17,9 +17,9 @@ from pydantic import BaseModel
 
 from lmx.protocol.errors import ErrorCode
 from lmx.router.http.access import ADMIN_HEADER
+from lmx.router.http.api_family import ERROR_BODIES
 from lmx.router.http.endpoint import Access, Endpoint
 from lmx.router.http.errors import http_status
-from lmx.router.schema.answers.errors import ERROR_BODIES
 from lmx.router.schema.openapi.errors import error_codes
 from lmx.router.schema.openapi.schemas import Schemas
 from lmx.router.schema.openapi.texts import (

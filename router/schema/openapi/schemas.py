@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from pydantic import BaseModel, TypeAdapter
@@ -50,19 +50,32 @@ class _Generator(GenerateJsonSchema):
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
         made = super().model_schema(schema)
         model: type[BaseModel] = schema["cls"]
-        if "description" in made:
-            made["description"] = _unwrapped(made["description"])
         if issubclass(model, Answer):
             # Answers may gain fields: a client must not refuse what it does not know.
             made.pop("additionalProperties", None)
-        meanings = field_docstrings(model)
-        for name, field in model.model_fields.items():
-            its = made["properties"][field.alias or name]
-            if name in meanings:
-                its.setdefault("description", meanings[name])
-            if "description" in its:
-                its["description"] = _unwrapped(its["description"])
-        return made
+        names = {name: field.alias or name for name, field in model.model_fields.items()}
+        return _explained(made, model, names)
+
+    def typed_dict_schema(self, schema: core_schema.TypedDictSchema) -> JsonSchemaValue:
+        made = super().typed_dict_schema(schema)
+        # Answers may gain fields: a client must not refuse what it does not know.
+        made.pop("additionalProperties", None)
+        return _explained(made, schema["cls"], {name: name for name in schema["fields"]})
+
+
+def _explained(made: JsonSchemaValue, cls: Any, names: Mapping[str, str]) -> JsonSchemaValue:
+    """Return the schema of a class with the meanings of its fields. ``names`` are those that the
+    fields have in JSON."""
+    if "description" in made:
+        made["description"] = _unwrapped(made["description"])
+    meanings = field_docstrings(cls)
+    for field, name in names.items():
+        its = made["properties"][name]
+        if field in meanings:
+            its.setdefault("description", meanings[field])
+        if "description" in its:
+            its["description"] = _unwrapped(its["description"])
+    return made
 
 
 def _unwrapped(docstring: str) -> str:

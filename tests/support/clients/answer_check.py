@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from typing import Any
 
@@ -9,9 +10,9 @@ from aiohttp import web
 from aiohttp.payload import Payload
 from pydantic import TypeAdapter, ValidationError
 
+from lmx.router.http.api_family import ERROR_BODIES
 from lmx.router.http.endpoint import Access, Endpoint, endpoint_of, error_family_of
 from lmx.router.http.errors import http_status
-from lmx.router.schema.answers.errors import ERROR_BODIES
 from lmx.router.schema.openapi.errors import error_codes
 
 _STREAMS = {"text/event-stream", "application/x-ndjson"}
@@ -21,6 +22,11 @@ _STREAMS = {"text/event-stream", "application/x-ndjson"}
 def _reader(shape: Any) -> TypeAdapter[Any]:
     """Making one takes as long as many checks."""
     return TypeAdapter(shape)
+
+
+def check_shape(shape: Any, answer: Any) -> None:
+    """Hold an answer that was read from JSON against the shape that its builder declares."""
+    _reader(shape).validate_json(json.dumps(answer))
 
 
 class AnswerCheck:

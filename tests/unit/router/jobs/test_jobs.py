@@ -22,13 +22,14 @@ from lmx.protocol.messages.tasks import TaskFinished, Vectors
 from lmx.protocol.states import ModelKind
 from lmx.router.jobs import store
 from lmx.router.jobs.records import JobRow
-from lmx.router.schema.answers.jobs import (
+from lmx.router.operators.jobs import (
     CancelledJob,
     DeletedJob,
     JobList,
     JobWithResult,
     LiveRequestList,
 )
+from tests.support.clients.answer_check import check_shape
 from tests.support.fakes.fake_peers import FakeStream, cold, until
 from tests.support.rigs.router_rig import (
     MODEL,
@@ -57,7 +58,7 @@ async def delete(rig: Rig, job_id: str, **headers: str) -> tuple[int, Any]:
 async def job(rig: Rig, job_id: str) -> Any:
     status, body = await get(rig, f"/v1/jobs/{job_id}")
     assert status == 200, body
-    JobWithResult.model_validate_json(json.dumps(body), extra="forbid")
+    check_shape(JobWithResult, body)
     return body
 
 
@@ -75,7 +76,7 @@ async def only_job(rig: Rig) -> Any:
         while True:
             status, page = await get(rig, "/v1/jobs")
             assert status == 200, page
-            JobList.model_validate_json(json.dumps(page), extra="forbid")
+            check_shape(JobList, page)
             if page["data"]:
                 assert len(page["data"]) == 1
                 return page["data"][0]
@@ -250,7 +251,7 @@ async def test_deleting_a_stream_under_way_ends_it_with_an_error_event() -> None
         job_id = response.headers["X-Job-Id"]
         await only_job_that(rig, lambda found: found["tokens"] == 2)
         status, body = await delete(rig, job_id)
-        CancelledJob.model_validate_json(json.dumps(body), extra="forbid")
+        check_shape(CancelledJob, body)
         assert (status, body["state"], body["deleted"]) == (200, "cancelled", False)
         assert body["result"]["choices"][0]["message"]["content"] == "Hello"
         lines = data_lines(await response.read())
@@ -260,7 +261,7 @@ async def test_deleting_a_stream_under_way_ends_it_with_an_error_event() -> None
         await until(lambda: rig.worker.streams[0].cancelled)
         # It has ended now, so that the next one removes it.
         status, body = await delete(rig, job_id)
-        DeletedJob.model_validate_json(json.dumps(body), extra="forbid")
+        check_shape(DeletedJob, body)
         assert (status, body["deleted"]) == (200, True)
         assert (await get(rig, f"/v1/jobs/{job_id}"))[0] == 404
 
@@ -300,7 +301,7 @@ async def test_a_job_that_waits_for_its_model_has_a_place_and_can_be_cancelled()
         places = [(one["state"], one["queue_position"]) for one in page["data"]]
         assert places == [("queued", 2), ("queued", 1)]
         _, shown = await get(rig, "/admin/requests", **ADMIN)
-        LiveRequestList.model_validate_json(json.dumps(shown), extra="forbid")
+        check_shape(LiveRequestList, shown)
         assert [one["state"] for one in shown["data"]] == ["waiting", "waiting"]
         await delete(rig, page["data"][1]["id"])
         assert (await first)[0] == 409
@@ -498,7 +499,7 @@ async def test_operators_see_and_cancel_the_requests_of_all() -> None:
         await until(lambda: len(rig.router.live.all) == 2)
         await until(lambda: all(live.tokens == 2 for live in rig.router.live.all))
         _, shown = await get(rig, "/admin/requests", **ADMIN)
-        LiveRequestList.model_validate_json(json.dumps(shown), extra="forbid")
+        check_shape(LiveRequestList, shown)
         assert {one["request_id"] for one in shown["data"]} == {"mine"}
         assert {one["state"] for one in shown["data"]} == {"running"}
         assert {one["client"] for one in shown["data"]} == {"127.0.0.1"}

@@ -21,9 +21,9 @@ from lmx.protocol.messages.data import ChoiceEnded, Delta, Finished, Timings, To
 from lmx.protocol.states import DeltaKind, FinishReason
 from lmx.router.rendering.accumulator import AccumulatedChoice, Accumulator
 from lmx.router.rendering.answer_format import Beginning, Ending
-from lmx.router.rendering.anthropic import MessageAnswer
+from lmx.router.rendering.anthropic import AnthropicMessage, MessageAnswer, MessageEvent
 from lmx.router.rendering.envelope import Identity, RouterTimings
-from lmx.router.schema.answers.anthropic import AnthropicMessage, MessageEvent
+from tests.support.clients.answer_check import check_shape
 from tests.support.clients.sdk_types import extras_of
 
 IDENTITY = Identity("msg_1", 1700000000, "org/model", "fp_0")
@@ -128,7 +128,7 @@ def whole(deltas: list[Delta], end: ChoiceEnded, answer: MessageAnswer) -> dict[
     kept = Accumulator(1, None)
     kept.take(deltas)
     made = answer.whole(IDENTITY, Beginning(9), kept.choices, {0: end}, ENDING)
-    AnthropicMessage.model_validate(made)
+    check_shape(AnthropicMessage, made)
     known(TypeAdapter(Message), made)
     return made
 

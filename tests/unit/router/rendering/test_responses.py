@@ -28,11 +28,12 @@ from lmx.router.rendering.accumulator import Accumulator
 from lmx.router.rendering.answer_format import Beginning, Ending
 from lmx.router.rendering.envelope import Identity, RouterTimings
 from lmx.router.rendering.responses.answer import ResponseAnswer
+from lmx.router.rendering.responses.events import ResponseStreamEvent as OurEvent
 from lmx.router.rendering.responses.items import ItemForm, response_of_item
 from lmx.router.rendering.responses.sealing import sealed, sealing_key, unsealed
+from lmx.router.rendering.responses.state import ResponseObject
 from lmx.router.rendering.responses.tools import CalledTool, InputReader
-from lmx.router.schema.answers.responses import ResponseObject
-from lmx.router.schema.answers.responses import ResponseStreamEvent as OurEvent
+from tests.support.clients.answer_check import check_shape
 from tests.support.clients.sdk_types import extras_of
 
 IDENTITY = Identity("resp_" + "0" * 24, 1700000000, "org/model", "fp_0")
@@ -118,7 +119,7 @@ def whole(deltas: list[Delta], end: ChoiceEnded, answer: ResponseAnswer) -> dict
     made = json.loads(
         orjson.dumps(answer.whole(IDENTITY, Beginning(9), kept.choices, {0: end}, ENDING))
     )
-    ResponseObject.model_validate(made)
+    check_shape(ResponseObject, made)
     return dict(made)
 
 

@@ -14,8 +14,8 @@ from pydantic import TypeAdapter
 from lmx.protocol.errors import ErrorCode
 from lmx.router.http.endpoint import Access
 from lmx.router.http.errors import http_status
-from lmx.router.schema.answers.chat import ChatCompletionChunk
-from lmx.router.schema.answers.completions import TextCompletionChunk
+from lmx.router.rendering.chat import ChatCompletionChunk
+from lmx.router.rendering.text import TextCompletionChunk
 from lmx.router.schema.openapi.document import describe_api
 from lmx.router.schema.openapi.texts import EXAMPLES, FURTHER_EXAMPLES
 from lmx.router.schema.requests.chat import ChatRequest

@@ -11,11 +11,11 @@ import pytest
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.data import Delta
-from lmx.router.http.api_family import ANTHROPIC, OLLAMA, OPENAI, ApiFamily
+from lmx.router.http.api_family import ANTHROPIC, ERROR_BODIES, OLLAMA, OPENAI, ApiFamily
 from lmx.router.http.endpoint import Access
 from lmx.router.http.errors import http_status
-from lmx.router.schema.answers.errors import ERROR_BODIES
 from lmx.router.server.routes import ROUTES
+from tests.support.clients.answer_check import check_shape
 from tests.support.fakes.fake_peers import FakeStream
 from tests.support.rigs.router_rig import MODEL, router_rig
 
@@ -70,7 +70,7 @@ BAD: dict[str, tuple[bytes, dict[str, str], int, str]] = {
 
 def code_of(body: dict[str, Any], family: ApiFamily) -> str:
     """The code in an error of the family, which must have the family's form."""
-    ERROR_BODIES[family].model_validate_json(json.dumps(body))
+    check_shape(ERROR_BODIES[family], body)
     error = body if family is OLLAMA else body["error"]
     return str(error["code"])
 

@@ -8,8 +8,8 @@ from typing import Any
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.messages.data import Delta, ToolCallPart
 from lmx.protocol.states import DeltaKind, FinishReason
-from lmx.router.http.api_family import ANTHROPIC
-from lmx.router.schema.answers.errors import AnthropicError
+from lmx.router.http.api_family import ANTHROPIC, AnthropicError
+from tests.support.clients.answer_check import check_shape
 from tests.support.fakes.fake_peers import FakeStream
 from tests.support.rigs.router_rig import MODEL, TEXTS, router_rig
 
@@ -81,7 +81,7 @@ async def test_errors_are_anthropic_s() -> None:
     }
     for code, kind in kinds.items():
         made = ANTHROPIC.error_body(LmxError(code, "why"))
-        AnthropicError.model_validate(made)
+        check_shape(AnthropicError, made)
         assert made == {
             "type": "error",
             "error": {"type": kind, "message": "why", "code": code.value},
@@ -160,5 +160,5 @@ async def test_a_thread_is_refused_so_that_libraries_send_the_whole_conversation
             )
             assert (status, refused["error"]["param"]) == (400, "thread")
             assert refused["error"]["details"]["error_code"] == "thread_unsupported_request"
-            AnthropicError.model_validate_json(json.dumps(refused))
+            check_shape(AnthropicError, refused)
         assert not rig.worker.streams

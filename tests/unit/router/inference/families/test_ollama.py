@@ -18,13 +18,13 @@ from lmx.protocol.errors import ErrorCode, LmxError, RequestError
 from lmx.protocol.messages.data import Delta, TokenLogprob, ToolCallPart, TopLogprob
 from lmx.protocol.messages.status import GetStatus, Status
 from lmx.protocol.states import DeltaKind, FinishReason, MediaKind, ModelKind
-from lmx.router.http.api_family import OLLAMA
+from lmx.router.http.api_family import OLLAMA, OllamaError
 from lmx.router.operators.ollama import capabilities_of
+from lmx.router.rendering.ollama import OllamaChatAnswer, OllamaGenerateAnswer
 from lmx.router.rendering.ollama_context import context_of, turns_of
-from lmx.router.schema.answers.errors import OllamaError
-from lmx.router.schema.answers.ollama import OllamaChatAnswer, OllamaGenerateAnswer
 from lmx.router.schema.requests.ollama.chat import parse_ollama_chat
 from lmx.router.schema.requests.ollama.embed import parse_ollama_embed, parse_ollama_embeddings
+from tests.support.clients.answer_check import check_shape
 from tests.support.clients.sdk_types import left_out
 from tests.support.fakes.admin_lines import status_line, told_status
 from tests.support.fakes.fake_peers import FakeStream, ready, until
@@ -68,7 +68,7 @@ async def test_an_answer_whole_and_as_lines() -> None:
                 assert response.content_type == "application/x-ndjson", "it streams by itself"
                 lines = lines_of(await response.read())
             for line in [*lines, whole]:
-                shape.model_validate(line)
+                check_shape(shape, line)
                 known(theirs, line)
                 # Without a fraction of the second OllamaKit, and so Enchanted, reads no time.
                 assert re.search(r"T\d\d:\d\d:\d\d\.\d+Z$", line["created_at"])
@@ -294,8 +294,9 @@ async def test_errors_are_ollama_s() -> None:
             found = await rig.post_json("/api/chat", **body)
             assert found[0] == status and isinstance(found[1]["error"], str)
             assert param is None or found[1]["param"] == param
-    body = OLLAMA.error_body(LmxError(ErrorCode.ENGINE_ERROR, "It failed."))
-    assert OllamaError.model_validate_json(json.dumps(body)).error == "It failed."
+    made = OLLAMA.error_body(LmxError(ErrorCode.ENGINE_ERROR, "It failed."))
+    check_shape(OllamaError, made)
+    assert made["error"] == "It failed."
     line = OLLAMA.error_event(RequestError(ErrorCode.INVALID_VALUE, "no", param="x"))
     assert lines_of(line) == [{"error": "no", "code": "invalid_value", "param": "x"}]
 

@@ -20,13 +20,14 @@ from lmx.protocol.states import DeltaKind, FinishReason
 from lmx.router.http.api_family import OPENAI, RESPONSES
 from lmx.router.http.bodies import limits
 from lmx.router.http.errors import http_status
+from lmx.router.inference.responses.kept import InputItemList
 from lmx.router.jobs import records
 from lmx.router.jobs import store as file
 from lmx.router.jobs.live import LiveRequest
 from lmx.router.jobs.records import JobRow
 from lmx.router.jobs.store import JobStore
-from lmx.router.rendering.responses.state import failed
-from lmx.router.schema.answers.responses import InputItemList, ResponseObject
+from lmx.router.rendering.responses.state import ResponseObject, failed
+from tests.support.clients.answer_check import check_shape
 from tests.support.clients.codex_request import PATCH, codex_request
 from tests.support.clients.sdk_types import extras_of
 from tests.support.fakes.fake_peers import FakeStream, until
@@ -49,7 +50,7 @@ async def ask(rig: Rig, method: str, path: str, key: str | None = None) -> tuple
     async with rig.http.request(method, url, headers=headers) as response:
         found = await response.json()
     if response.status == 200 and found.get("object") == "response" and "deleted" not in found:
-        ResponseObject.model_validate_json(json.dumps(found))
+        check_shape(ResponseObject, found)
     return response.status, found
 
 
@@ -258,7 +259,7 @@ async def test_a_conversation_that_is_kept() -> None:
         assert rig.worker.streams[-1].request.messages == tuple(conversation)
         assert (await ask(rig, "GET", first["id"]))[1] == first
         status, listed = await ask(rig, "GET", f"{second['id']}/input_items?order=asc&limit=2")
-        InputItemList.model_validate(listed)
+        check_shape(InputItemList, listed)
         assert [item["role"] for item in listed["data"]] == ["user", "assistant"]
         assert listed["has_more"] and listed["data"][1] == first["output"][0]
         after = f"{second['id']}/input_items?order=asc&after={listed['last_id']}"
@@ -446,7 +447,7 @@ async def test_a_response_in_the_background() -> None:
             written = file.execute("SELECT state FROM jobs WHERE id = ?", (begun["id"],))
             assert written.fetchone() is not None
         assert (status, begun["status"], begun["output"]) == (200, "queued", [])
-        ResponseObject.model_validate_json(json.dumps(begun))
+        check_shape(ResponseObject, begun)
         await status_when(rig, begun["id"], "in_progress")
         status, refused = await post(rig, previous_response_id=begun["id"])
         assert (status, refused["error"]["param"]) == (400, "previous_response_id")
