@@ -11,7 +11,12 @@ import importlib
 import inspect
 from collections.abc import Sequence
 from importlib.metadata import version
+from types import ModuleType
 from typing import Any, NamedTuple
+
+from lmx.worker.formats import registry
+
+_TOOLS = "mlx_vlm.tools."
 
 
 class Part(NamedTuple):
@@ -48,6 +53,8 @@ NEEDS = "worker/mlx/model/media_needs.py"
 PADDLEOCR_VL = "worker/mlx/model/mended/paddleocr_vl.py"
 PHI3SMALL = "worker/mlx/model/mended/phi3small.py"
 PLAMO3 = "worker/mlx/model/mended/plamo3.py"
+OMNI = "worker/mlx/model/mended/qwen3_omni.py"
+SLICES = "worker/mlx/media/slices.py"
 SLOTS = "worker/mlx/model/batch_slots.py"
 GGUF = "supervisor/fetch/gguf.py"
 FILE = "supervisor/fetch/file.py"
@@ -68,14 +75,29 @@ _BLOCK = (
     "token_dtype",
 )
 
+_SLICED = "computing large pictures in slices"
+
 PARTS: dict[str, Sequence[Part]] = {
-    "mlx": tuple(
-        Part(
-            f"mlx.core.fast:{name}",
-            (CPU,),
-            f"computing {what} of few operations on a CPU: lmx replaces it there",
-        )
-        for name, what in (("rms_norm", "norms"), ("rope", "rotary positions"))
+    "mlx": (
+        *(
+            Part(
+                f"mlx.core.fast:{name}",
+                (CPU,),
+                f"computing {what} of few operations on a CPU: lmx replaces it there",
+            )
+            for name, what in (("rms_norm", "norms"), ("rope", "rotary positions"))
+        ),
+        *(
+            Part(where, (SLICES,), f"{_SLICED}: lmx replaces it while a picture is recorded", takes)
+            for where, takes in (
+                ("mlx.core.fast:scaled_dot_product_attention", None),
+                ("mlx.core:eval", None),
+                *(
+                    (f"mlx.nn:{layer}.__call__", ("self", "x"))
+                    for layer in ("Linear", "QuantizedLinear", "Conv1d", "Conv2d", "Conv3d")
+                ),
+            )
+        ),
     ),
     "mlx-lm": (
         Part(
@@ -92,6 +114,24 @@ PARTS: dict[str, Sequence[Part]] = {
         ),
     ),
     "mlx-vlm": (
+        *(
+            Part(
+                f"mlx_vlm.models.base:{name}",
+                (SLICES,),
+                f"{_SLICED}: lmx replaces it while a picture is recorded",
+                takes,
+            )
+            for name, takes in (
+                ("ensure_fused_sdpa", ("q", "k", "v", "scale", "mask")),
+                ("chunked_attention", ("queries", "keys", "values", "scale", "chunk_size")),
+            )
+        ),
+        Part(
+            "mlx_vlm.models.qwen3_omni_moe.language:LanguageModel.get_rope_index",
+            (OMNI,),
+            "where the frames and the sound of a video are in time: lmx replaces it",
+            ("self", "input_ids", "image_grid_thw", "video_grid_thw", "attention_mask"),
+        ),
         Part(
             "mlx_vlm.generate.ar:_extend_cache",
             (SLOTS,),
@@ -474,6 +514,12 @@ PARTS: dict[str, Sequence[Part]] = {
             (CONNECTIONS,),
             "answering a header that is too long with 431",
         ),
+        Part(
+            "aiohttp.web_protocol:RequestHandler.handle_error",
+            (CONNECTIONS,),
+            "the form of answers to what is no HTTP: lmx replaces it",
+            ("self", "request", "status", "exc", "message"),
+        ),
     ),
 }
 
@@ -499,13 +545,20 @@ def said(library: str, where: str, files: Sequence[str], use: str) -> str:
     )
 
 
+def _module(name: str) -> ModuleType:
+    # Importing the package of these needs fastapi, which lmx does not install.
+    if name.startswith(_TOOLS):
+        return registry._load(name.removeprefix(_TOOLS).replace(".", "/"))
+    return importlib.import_module(name)
+
+
 def find(library: str, part: Part) -> Any:
     """Return the part, as it is installed. Fails a test that asks for what is gone, or for what
     takes other parameters now."""
     words = said(library, part.where, part.files, part.use)
     module, _, path = part.where.partition(":")
     try:
-        found: Any = importlib.import_module(module)
+        found: Any = _module(module)
         for name in path.split("."):
             found = getattr(found, name)
     except (ImportError, AttributeError) as error:

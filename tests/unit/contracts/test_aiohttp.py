@@ -11,4 +11,4 @@ LIBRARY = "aiohttp"
 
 @pytest.mark.parametrize("part", PARTS[LIBRARY], ids=lambda part: part.where)
 def test_it_is_there(part: Part) -> None:
-    assert issubclass(find(LIBRARY, part), Exception)
+    assert find(LIBRARY, part) is not None
