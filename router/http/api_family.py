@@ -96,8 +96,9 @@ class ApiFamily(Protocol):
         route for operators. ``job_id`` is the id of the job that goes on although its request has
         ended. ``request_id`` is shown where clients look for it in the body."""
 
-    def error_event(self, error: LmxError) -> bytes:
-        """Return the event that ends a stream in its middle. Also called from a thread."""
+    def error_event(self, error: LmxError, request_id: str | None) -> bytes:
+        """Return the event that ends a stream in its middle. ``request_id`` is shown where clients
+        look for it in the event. Also called from a thread."""
 
     @property
     def request_id_header(self) -> str:
@@ -152,7 +153,7 @@ class AnthropicError(Shape):
     error: AnthropicErrorObject
     """What went wrong."""
     request_id: NotRequired[str | None]
-    """The request's id, as in the headers. The error that ends a stream has none."""
+    """The request's id, as in the headers; also where the error ends a stream."""
 
 
 class OllamaError(Shape):
@@ -199,7 +200,7 @@ class OpenAiFamily:
             shown["job_id"] = job_id
         return {"error": shown}
 
-    def error_event(self, error: LmxError) -> bytes:
+    def error_event(self, error: LmxError, request_id: str | None) -> bytes:
         """Return an error as the event that ends a stream which has begun."""
         return b"data: " + orjson.dumps(self.error_body(error)) + b"\n\n"
 
@@ -208,7 +209,7 @@ class ResponsesFamily(OpenAiFamily):
     """OpenAI's errors, and the event of its Responses API for one that comes before a response
     exists. The writer of a response's events has another one."""
 
-    def error_event(self, error: LmxError) -> bytes:
+    def error_event(self, error: LmxError, request_id: str | None) -> bytes:
         """Return an error as the only event of a stream."""
         shown = {
             "code": error.code.value,
@@ -260,9 +261,9 @@ class AnthropicFamily:
             body["request_id"] = request_id
         return body
 
-    def error_event(self, error: LmxError) -> bytes:
+    def error_event(self, error: LmxError, request_id: str | None) -> bytes:
         """Return an error as the event that ends a stream which has begun."""
-        return named_event(self.error_body(error))
+        return named_event(self.error_body(error, request_id=request_id))
 
 
 class OllamaFamily:
@@ -302,7 +303,7 @@ class OllamaFamily:
             shown["job_id"] = job_id
         return shown
 
-    def error_event(self, error: LmxError) -> bytes:
+    def error_event(self, error: LmxError, request_id: str | None) -> bytes:
         """Return an error as the line that ends a stream which has begun."""
         return orjson.dumps(self.error_body(error)) + b"\n"
 

@@ -228,8 +228,8 @@ async def _answer_stream(
         )
     follow_outcome(request, lambda: replace(job.outcome(), error=lost.code.value))
     if lost.code is not ErrorCode.CLIENT_STALLED:
-        end = family_of(request).error_event(lost) if writer is None else writer.failed(lost)
-        await events.send(end)
+        end = family_of(request).error_event if writer is None else writer.failed
+        await events.send(end(lost, request[CONTEXT].request_id))
         await events.end()
     return events.response
 

@@ -154,7 +154,8 @@ class _Transcription:
             code = error.code
             follow_outcome(self._request, lambda: replace(self._outcome(), error=code.value))
             if code is not ErrorCode.CLIENT_STALLED:
-                await events.send(family_of(self._request).error_event(error))
+                event = family_of(self._request).error_event
+                await events.send(event(error, self._request[CONTEXT].request_id))
                 await events.end()
         finally:
             work.cancel()

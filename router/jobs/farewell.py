@@ -111,16 +111,20 @@ def _tell(request: web.Request) -> bool:
 
 
 def _end_of_stream(request: web.Request) -> bytes:
-    event = family_of(request).error_event(hung_error())
+    event = family_of(request).error_event(hung_error(), _request_id(request))
     if request.version < (1, 1):
         return event
     return b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event)
 
 
+def _request_id(request: web.Request) -> str | None:
+    context = request.get(CONTEXT)
+    return None if context is None else context.request_id
+
+
 def _whole_answer(request: web.Request) -> bytes:
     form = http_error(hung_error())
-    context = request.get(CONTEXT)
-    request_id = None if context is None else context.request_id
+    request_id = _request_id(request)
     body = orjson.dumps(error_family_of(request).error_body(hung_error(), request_id=request_id))
     headers = [
         f"HTTP/1.1 {form.status} Service Unavailable",

@@ -201,7 +201,7 @@ async def download_progress(request: web.Request) -> web.StreamResponse:
         if error.code is ErrorCode.CLIENT_STALLED:
             # The client has been dropped, so there is nobody to tell.
             return stream.response
-        await stream.send(family_of(request).error_event(error))
+        await stream.send(family_of(request).error_event(error, None))
     await stream.end()
     return stream.response
 

@@ -66,8 +66,9 @@ class EventWriter(Protocol):
     def last(self, ending: Ending) -> bytes:
         """Return the usage, and whatever else ends a stream."""
 
-    def failed(self, error: LmxError) -> bytes:
-        """Return the event for an error that ends the stream in its middle."""
+    def failed(self, error: LmxError, request_id: str | None) -> bytes:
+        """Return the event for an error that ends the stream in its middle. ``request_id`` is shown
+        where clients look for it in the event."""
 
 
 class AnswerFormat(Protocol):

@@ -334,9 +334,9 @@ class MessageWriter:
         late = warnings_object(Beginning(), ending)
         return _event("message_delta", {"delta": self._end, "usage": usage, **late}) + _STOP
 
-    def failed(self, error: LmxError) -> bytes:
+    def failed(self, error: LmxError, request_id: str | None) -> bytes:
         """Return the error."""
-        return ANTHROPIC.error_event(error)
+        return ANTHROPIC.error_event(error, request_id)
 
     def _open(self, kind: DeltaKind, delta: Delta) -> bytes:
         self._index += 1

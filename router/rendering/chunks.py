@@ -179,9 +179,9 @@ class ChunkWriter:
         tail = b',"choices":[],"usage":' + usage + timings
         return self._last_end + _CHUNK_END + self._head + tail + _CHUNK_END + _DONE
 
-    def failed(self, error: LmxError) -> bytes:
+    def failed(self, error: LmxError, request_id: str | None) -> bytes:
         """Return the error."""
-        return OPENAI.error_event(error)
+        return OPENAI.error_event(error, request_id)
 
     def _counted(self, delta: Delta) -> bytes:
         """Return the chunk of a delta with the usage until now."""

@@ -221,9 +221,10 @@ class Timings(Shape):
     first_token_s: float
     """From the request's arrival to the first token."""
     decode_s: float
-    """From the first token to the last."""
+    """From the first token to the last. It is 0 if all came at once, as those do that a grammar
+    leaves no choice of: they are computed together."""
     tokens_per_s: float
-    """Tokens a second, after each answer's first token."""
+    """Tokens a second, after each answer's first token; 0 where `decode_s` is."""
     drafted_tokens: NotRequired[int | None]
     """Tokens that were guessed ahead. It is there where there were some, as the next two are."""
     accepted_tokens: NotRequired[int | None]
@@ -256,8 +257,8 @@ def timings_object(finished: Finished, clocked: RouterTimings) -> Timings:
     """Return how long each part took, in seconds.
 
     ``tokens_per_s`` counts the tokens after each answer's first, over the time they took; it is 0
-    if there were none. With speculation it also shows how many tokens were drafted, and how many
-    and what share of them were accepted.
+    if there were none, or if they took no time. With speculation it also shows how many tokens were
+    drafted, and how many and what share of them were accepted.
     """
     timings = finished.timings
     later_tokens = finished.usage.completion_tokens - clocked.answers

@@ -262,9 +262,9 @@ class OllamaWriter:
         context = _context(self._turns, "".join(self._said))
         return orjson.dumps({**self._last_line, **end, **context}) + b"\n"
 
-    def failed(self, error: LmxError) -> bytes:
+    def failed(self, error: LmxError, request_id: str | None) -> bytes:
         """Return the error."""
-        return OLLAMA.error_event(error)
+        return OLLAMA.error_event(error, request_id)
 
     def _whole_call(self) -> bytes:
         call, self._call = self._call, None

@@ -84,7 +84,7 @@ async def _log_events(
     opening: AbstractAsyncContextManager[Source],
     job: Job,
     logs: EventLogs,
-    error_event: Callable[[LmxError], bytes],
+    error_event: Callable[[LmxError, str | None], bytes],
 ) -> None:
     log = logs.get(job.live.id)
     assert log is not None
@@ -107,5 +107,6 @@ async def _log_events(
         raise
     finally:
         if lost is not None:
-            log.add(error_event(lost) if writer is None else writer.failed(lost))
+            end = error_event if writer is None else writer.failed
+            log.add(end(lost, job.live.context.request_id))
         logs.end(job.live.id)

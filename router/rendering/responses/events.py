@@ -270,7 +270,7 @@ class ResponseWriter:
         state = ended(self._identity, self._beginning, self._end, ending)
         return self._response(f"response.{state['status']}", state)
 
-    def failed(self, error: LmxError) -> bytes:
+    def failed(self, error: LmxError, request_id: str | None) -> bytes:
         """Return the response until now, and why it failed."""
         if self._kind is not None:
             self._done.append(orjson.dumps(self._item(INCOMPLETE)))

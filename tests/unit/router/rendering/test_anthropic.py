@@ -188,9 +188,10 @@ def test_an_error_in_the_middle_is_the_library_s(code: ErrorCode) -> None:
     writer = MessageAnswer((), shows_thinking=True).writer(IDENTITY, Beginning(9))
     writer.deltas([say("Hel")])
     for error in (LmxError(code, "why"), RequestError(code, "why", param="messages[0]")):
-        name, data = writer.failed(error).decode().removesuffix("\n\n").split("\n")
+        name, data = writer.failed(error, "req-1").decode().removesuffix("\n\n").split("\n")
         assert name == "event: error"
         event = json.loads(data.removeprefix("data: "))
+        assert event["request_id"] == "req-1"
         # Anthropic has these types, and the library's union has no class for them.
         if event["error"]["type"] in ("conflict_error", "request_too_large"):
             event["error"]["type"] = "invalid_request_error"

@@ -289,7 +289,7 @@ def test_logprobs() -> None:
 def test_a_stream_that_fails_has_what_was_made() -> None:
     writer = form().writer(IDENTITY, Beginning(9))
     raw = writer.first() + writer.deltas([think("Hm."), say("Yes")])
-    events = events_of(raw + writer.failed(LmxError(ErrorCode.ENGINE_ERROR, "broken")))
+    events = events_of(raw + writer.failed(LmxError(ErrorCode.ENGINE_ERROR, "broken"), None))
     response = events[-1]["response"]
     assert events[-1]["type"] == "response.failed" and response["status"] == "failed"
     assert response["error"] == {

@@ -54,7 +54,7 @@ class ToyFamily:
     def error_body(self, error: LmxError, **_: object) -> dict[str, Any]:
         return {"type": "error", "error": {"type": error.code.value, "message": error.message}}
 
-    def error_event(self, error: LmxError) -> bytes:
+    def error_event(self, error: LmxError, request_id: str | None) -> bytes:
         return event("error", error=self.error_body(error)["error"])
 
 
@@ -86,8 +86,8 @@ class ToyWriter:
     def last(self, ending: Ending) -> bytes:
         return event("message_stop", output_tokens=ending.finished.usage.completion_tokens)
 
-    def failed(self, error: LmxError) -> bytes:
-        return ENTRY.family.error_event(error)
+    def failed(self, error: LmxError, request_id: str | None) -> bytes:
+        return ENTRY.family.error_event(error, request_id)
 
     def _stop(self) -> bytes:
         return b"" if self._block is None else event("block_stop")

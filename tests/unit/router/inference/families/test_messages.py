@@ -105,7 +105,8 @@ async def test_an_error_in_a_stream() -> None:
     async with router_rig(fail) as rig, rig.http.post(f"{rig.url}{PATH}", json=asked) as response:
         events = events_of(await response.read())
     error = {"type": "api_error", "message": "broken", "code": "engine_error"}
-    assert events[-1] == ("error", {"type": "error", "error": error})
+    request_id = response.headers["Request-Id"]
+    assert events[-1] == ("error", {"type": "error", "error": error, "request_id": request_id})
     assert "message_stop" not in dict(events)
 
 

@@ -297,7 +297,7 @@ async def test_errors_are_ollama_s() -> None:
     made = OLLAMA.error_body(LmxError(ErrorCode.ENGINE_ERROR, "It failed."))
     check_shape(OllamaError, made)
     assert made["error"] == "It failed."
-    line = OLLAMA.error_event(RequestError(ErrorCode.INVALID_VALUE, "no", param="x"))
+    line = OLLAMA.error_event(RequestError(ErrorCode.INVALID_VALUE, "no", param="x"), None)
     assert lines_of(line) == [{"error": "no", "code": "invalid_value", "param": "x"}]
 
 

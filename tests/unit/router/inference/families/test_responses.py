@@ -157,7 +157,7 @@ def test_an_error_before_a_response_is_the_library_s_event() -> None:
     for error in (LmxError(ErrorCode.QUEUE_FULL, "why"), RequestError(
         ErrorCode.INVALID_VALUE, "why", param="input"
     )):  # fmt: skip
-        data = RESPONSES.error_event(error).decode().partition("\ndata: ")[2]
+        data = RESPONSES.error_event(error, None).decode().partition("\ndata: ")[2]
         made = ResponseErrorEvent.model_validate_json(data, strict=True)
         assert not set(extras_of(made))
 
@@ -189,7 +189,7 @@ async def test_errors_are_openai_s() -> None:
 def test_each_error_has_openai_s_form(code: ErrorCode) -> None:
     error = LmxError(code, "why", param="input")
     assert RESPONSES.error_body(error) == OPENAI.error_body(error)
-    only = json.loads(RESPONSES.error_event(error).partition(b"\ndata: ")[2])
+    only = json.loads(RESPONSES.error_event(error, None).partition(b"\ndata: ")[2])
     assert only == {
         "type": "error", "code": code.value, "message": "why", "param": "input",
         "sequence_number": 0,
