@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Final
 
@@ -73,7 +73,7 @@ class Deletion:
             await self._unload(ids)
         # Nothing is awaited between the look and the mark: no request begins to load meanwhile.
         self._refuse_used(ids, gone)
-        with self._leaving(ids):
+        with self._leaving(ids, gone):
             freed_bytes = await delete_files(gone, self._home, ids)
             if gone.repo_id is not None and not gone.commits:
                 self._downloads.forget(gone.repo_id)
@@ -122,10 +122,11 @@ class Deletion:
             )
 
     @contextmanager
-    def _leaving(self, ids: tuple[str, ...]) -> Iterator[None]:
+    def _leaving(self, ids: tuple[str, ...], gone: DeletionPlan) -> Iterator[None]:
         self._mark(ids, leaving=True)
         try:
-            yield
+            with nullcontext() if gone.repo_id is None else self._downloads.deleting(gone.repo_id):
+                yield
         finally:
             self._mark(ids, leaving=False)
 

@@ -10,7 +10,8 @@ import asyncio
 import os
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +23,7 @@ from lmx.protocol.host.lasting import begin
 from lmx.protocol.messages.inventory import Downloads as DownloadList
 from lmx.protocol.messages.inventory import DownloadView, StartDownload
 from lmx.protocol.states import DownloadStatus
+from lmx.supervisor.decisions.slots.moves import files_leaving_error
 from lmx.supervisor.events import Events
 from lmx.supervisor.inventory.download_records import (
     GOES_ON,
@@ -100,6 +102,8 @@ class Downloads:
         self._is_whole = is_whole
         self._events = events
         self._all: dict[str, Download] = {each.download_id: each for each in file.load()}
+        self._deleted: set[str] = set()
+        """The repositories whose files are being deleted."""
         self._samples: dict[str, deque[tuple[float, int]]] = {}
         self._places = asyncio.Semaphore(AT_ONCE)
         self._changed = asyncio.Event()
@@ -118,8 +122,9 @@ class Downloads:
     async def start(self, question: StartDownload) -> DownloadView:
         """Begin a download, or go on with it. Returns it when its size is known, when it has ended,
         or when ten seconds are over. Raises :class:`LmxError`: INVALID_VALUE with its ``param``,
-        QUEUE_FULL, SHUTTING_DOWN."""
+        QUEUE_FULL, SHUTTING_DOWN, MODEL_UNLOADED while the repository's files are deleted."""
         wanted = asked_download(question)
+        self._refuse_deleted(wanted.repo_id)
         download = self._latest(wanted.key)
         if download is not None and download.status is DownloadStatus.COMPLETED:
             if await self._is_whole(download):
@@ -127,6 +132,7 @@ class Downloads:
                 await self._have_served(download)
                 return self._view(download)
             # Another client may have begun it meanwhile.
+            self._refuse_deleted(wanted.repo_id)
             download = self._latest(wanted.key)
         if download is None or not download.unfinished:
             self._refuse_more()
@@ -169,6 +175,15 @@ class Downloads:
         """Return the downloads of a repository, the latest last."""
         return tuple(each for each in self._all.values() if each.repo_id == repo_id)
 
+    @contextmanager
+    def deleting(self, repo_id: str) -> Iterator[None]:
+        """Begin no download of a repository while its files are deleted."""
+        self._deleted.add(repo_id)
+        try:
+            yield
+        finally:
+            self._deleted.discard(repo_id)
+
     def forget(self, repo_id: str) -> None:
         """Forget the ended downloads of a repository whose files were deleted."""
         self._all = {
@@ -207,6 +222,10 @@ class Downloads:
                 param="download_id",
             )
         return download
+
+    def _refuse_deleted(self, repo_id: str) -> None:
+        if repo_id in self._deleted:
+            raise files_leaving_error(repo_id)
 
     def _refuse_more(self) -> None:
         if self._closing:

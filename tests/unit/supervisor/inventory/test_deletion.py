@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,23 +25,34 @@ async def test_a_request_during_a_deletion_begins_no_load(
     rig = CoreRig({"a": 100})
     asked: list[Any] = []
 
+    deleted: list[str] = []
+
+    @contextmanager
+    def mark(repo_id: str) -> Iterator[None]:
+        deleted.append(repo_id)
+        yield
+        deleted.clear()
+
     async def nothing(*_: Any) -> tuple[()]:
         return ()
 
     async def delete_files(*_: Any) -> int:
+        assert deleted == ["org/a"]
         asked.append(rig.answer(rig.ask("a")))
         assert rig.slot("a").state is SlotState.COLD
         return 7
 
     monkeypatch.setattr(deletion, "scan_hub", nothing)
     monkeypatch.setattr(deletion, "scan_conversions", nothing)
-    plan = SimpleNamespace(repo_id=None, commits=())
+    plan = SimpleNamespace(repo_id="org/a", commits=("c",))
     monkeypatch.setattr(deletion, "plan_and_users", lambda *_, **__: (plan, ("a",)))
     monkeypatch.setattr(deletion, "delete_files", delete_files)
     others: Any = SimpleNamespace()
-    deleting = Deletion(rig.core, others, others, Home(tmp_path), EventLog("e1"))
+    downloads: Any = SimpleNamespace(deleting=mark, of=lambda _: ())
+    deleting = Deletion(rig.core, others, downloads, Home(tmp_path), EventLog("e1"))
     assert (await deleting.delete("a", force=False)).freed_bytes == 7
     assert (asked[0].code, "being deleted" in asked[0].message) == (ErrorCode.MODEL_UNLOADED, True)
     assert rig.slot("a").problem is None
+    assert not deleted
     rig.ask("a")
     assert rig.state("a") == "starting"

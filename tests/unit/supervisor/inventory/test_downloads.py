@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -109,6 +110,7 @@ class Ground:
         monkeypatch.setattr("sys.executable", str(self._program))
         self.script("sleep 60")
         self.events: list[str] = []
+        self.looked: Callable[[], None] = lambda: None
         self.served: Callable[[Download, Path], str | None] = lambda download, _: download.repo_id
 
     def script(self, text: str) -> None:
@@ -119,6 +121,7 @@ class Ground:
         return self.served(download, path)
 
     async def _is_whole(self, download: Download) -> bool:
+        self.looked()
         return download.path is not None and missing_part(Path(download.path)) is None
 
     def note(self, name: str, model_id: str | None, detail: str, **data: Any) -> None:
@@ -178,6 +181,27 @@ async def test_one_of_a_kind_runs(ground: Ground) -> None:
     assert downloads.list(other.download_id).downloads[0].status is DownloadStatus.INTERRUPTED
     assert ground.events.count("download.started") == 3
     assert ground.events[-1] == "download.interrupted"
+
+
+async def test_files_that_are_being_deleted_are_not_downloaded(ground: Ground) -> None:
+    """Neither where the deletion begins while the files of a complete download are looked at."""
+    downloads = ground.downloads()
+    with downloads.deleting("org/name"):
+        with pytest.raises(LmxError, match="being deleted") as caught:
+            await downloads.start(StartDownload("org/name"))
+        assert caught.value.code is ErrorCode.MODEL_UNLOADED
+    folder = ground.folder / "model"
+    folder.mkdir()
+    ground.script(f"""echo '{{"path": "{folder}"}}'""")
+    await ended(downloads, await downloads.start(StartDownload("org/name")))
+    with ExitStack() as deleting:
+        ground.looked = lambda: deleting.enter_context(downloads.deleting("org/name"))
+        with pytest.raises(LmxError, match="being deleted"):
+            await downloads.start(StartDownload("org/name"))
+    ground.looked = lambda: None
+    view = await downloads.start(StartDownload("org/name"))
+    assert view.status is DownloadStatus.COMPLETED
+    await downloads.close(goes_on=False)
 
 
 async def test_what_has_come_is_not_asked_for_again(ground: Ground) -> None:
