@@ -138,7 +138,8 @@ class SlotStore:
                 )
             plan = self._actions.plan_memory(slot.model, found)
         except LmxError as error:
-            self.step(model_id, events.NotStarted(error), now_s)
+            event = events.NotStarted(error, by_host=found.by_host, jitter=random.random())
+            self.step(model_id, event, now_s)
             return
         self.put(replace(slot, plan=plan, files=replace(slot.files, needs=plan)))
         self.step(model_id, events.Planned(plan.reserve_bytes), now_s)

@@ -116,6 +116,10 @@ class Inspection:
     problem: str | None = None
     """Why the model can't be loaded, for people. None: it can be loaded."""
 
+    by_host: bool = False
+    """Whether the problem is that the machine has no process to read them with, or lost it: that
+    may pass by itself."""
+
     adapter_problems: tuple[str | None, ...] = ()
     """Why each of the question's adapters can't be used, for people; None where nothing is wrong.
     Whether they fit the model is not known before the load. It is empty if they were not read."""

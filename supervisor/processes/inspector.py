@@ -54,7 +54,11 @@ class InspectionError(Exception):
     """There is no answer. The text says why, for people."""
 
 
-class _ReaderLostError(InspectionError):
+class _NoReaderError(InspectionError):
+    """The machine gives no reader now, which may pass by itself."""
+
+
+class _ReaderLostError(_NoReaderError):
     """The reader ended, or said nothing."""
 
 
@@ -82,12 +86,13 @@ class Inspector:
             answer = await self._ask({"model": codec.to_map(question)}, answer_s)
             return read_answer(question, answer.get("inspection"))
         except InspectionError as error:
-            why = str(error)
+            why, by_host = str(error), isinstance(error, _NoReaderError)
         except ProtocolError as error:
-            why = error.message
+            why, by_host = error.message, False
         where = question.path or question.source
         log.warning("model.not_inspected", source=question.source, error=why)
-        return Inspection(question, question.path, problem=shown(f"{where} can't be read: {why}"))
+        problem = shown(f"{where} can't be read: {why}")
+        return Inspection(question, question.path, problem=problem, by_host=by_host)
 
     async def is_whole(self, path: Path, *, file: bool = False) -> bool:
         """Return whether a folder is a complete model, or whether a file is there. Returns False
@@ -195,7 +200,7 @@ class Inspector:
             if reader.returncode is None:
                 return reader
         if len(self._busy) + len(self._leaving) >= _MOST_READERS:
-            raise InspectionError("earlier reads still hang: is a disk gone?")
+            raise _NoReaderError("earlier reads still hang: is a disk gone?")
         environment = {**without_keys(os.environ), "LMX_HOME": str(self._home.path)}
         try:
             # -P: nothing is imported from the working directory.
@@ -206,7 +211,7 @@ class Inspector:
                 limit=_LINE_LIMIT_BYTES, env=environment,
             )  # fmt: skip
         except OSError as error:
-            raise InspectionError(f"can't start its reader: {error.strerror or error}") from error
+            raise _NoReaderError(f"can't start its reader: {error.strerror or error}") from error
 
     def _put_back(self, reader: asyncio.subprocess.Process, *, answered: bool) -> None:
         if answered and not self._closing and reader.returncode is None and not self._idle:

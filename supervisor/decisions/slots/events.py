@@ -142,7 +142,8 @@ class NotStarted:
     error: LmxError
 
     by_host: bool = False
-    """Whether the machine has no process or no file for it, which passes by itself."""
+    """Whether the machine has no process or no file for it, or lost the process that reads the
+    model's files, which passes by itself."""
 
     jitter: float = 1.0
     """As in :class:`Exited`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmx.protocol.errors import ErrorCode
+from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages import control
 from lmx.protocol.states import ModelKind, SlotState, WorkerState
 from lmx.supervisor.config.schema import ModelConfig
@@ -19,11 +19,12 @@ def reading(*names: str) -> CoreRig:
     return rig
 
 
-def answer(rig: CoreRig, name: str, problem: str | None = None) -> None:
+def answer(rig: CoreRig, name: str, problem: str | None = None, *, by_host: bool = False) -> None:
     question = question_of(rig.slot(name).model, f"/models/{name}")
     files = None if problem else FILES
+    kind = None if by_host else ModelKind.CHAT
     found = Inspection(
-        question, f"/models/{name}", kind=ModelKind.CHAT, files=files, problem=problem
+        question, f"/models/{name}", kind=kind, files=files, problem=problem, by_host=by_host
     )
     rig.core.inspected(name, found, rig.now_s)
 
@@ -64,6 +65,20 @@ def test_what_can_not_be_read_is_told_to_who_waits_and_in_the_status() -> None:
     denied = rig.answer(asker)
     assert (denied.code, denied.message) == (ErrorCode.MODEL_SOURCE_INVALID, problem)
     assert rig.slot("a").problem == problem
+
+
+def test_a_model_whose_reader_was_lost_is_read_again() -> None:
+    rig = reading("a")
+    asker = rig.ask("a")
+    rig.actions.estimate_error = OperationError(ErrorCode.MODEL_SOURCE_INVALID, "its reader ended")
+    answer(rig, "a", "its reader ended", by_host=True)
+    assert rig.answer(asker).message == "its reader ended"
+    assert rig.slot("a").state is SlotState.BACKOFF
+    rig.actions.estimate_error = None
+    rig.at(200.0)
+    assert rig.slot("a").state is SlotState.QUEUED
+    answer(rig, "a")
+    assert rig.actions.spawned == ["a"]
 
 
 def test_a_cold_model_has_the_problem_of_its_files_until_they_are_mended() -> None:

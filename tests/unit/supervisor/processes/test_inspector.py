@@ -58,6 +58,7 @@ async def test_a_reader_that_fails_costs_one_answer(
     assert found.problem is not None
     assert found.problem.startswith(f"{folder} can't be read: ")
     assert why in found.problem
+    assert found.by_host is (why in ("no answer within 0.3 s", "its reader", "ended"))
     again = Inspector(Home(tmp_path))
     assert (await again.inspect(Question(str(folder), str(folder)))).problem is None
     await inspector.wait_closed()
