@@ -1,6 +1,6 @@
 """Prints the figures of the code's shape, for each package, for all of them, and for the tests.
 
-    python docs/make/figures.py [checkout]
+    python -m docs.make.figures [checkout]
 
 Code lines are those without blanks, comments, docstrings and imports; header lines those before the
 first statement that is neither. An import counts once for each pair of files.

@@ -10,12 +10,14 @@ The meaning, range and default of a field of a request stand on the field
 - ``deploy/lmx.example.yaml``: every key with its default, or commented out with an example.
 - ``deploy/lmx.schema.json``, with which editors check and complete a configuration.
 - ``docs/status.schema.json``, which says what `lmx status --json` prints.
+- in ``pyproject.toml`` the lists of packages, and of modules that say that they are pure.
 
 With ``--check`` nothing is written: the exit status is 1 when something would be.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import sys
@@ -29,6 +31,7 @@ import yaml
 from pydantic import ByteSize
 from pydantic.fields import FieldInfo
 
+from docs.make.figures import PACKAGES
 from docs.make.status_schema import status_schema
 from lmx.protocol.models.keep_alive import keep_alive_text
 from lmx.router.schema.openapi.docstrings import field_docstrings
@@ -46,8 +49,14 @@ CONFIGURATION: Final = ROOT / "docs" / "configuration.md"
 EXAMPLE: Final = ROOT / "deploy" / "lmx.example.yaml"
 SCHEMA: Final = ROOT / "deploy" / "lmx.schema.json"
 STATUS: Final = ROOT / "docs" / "status.schema.json"
+PROJECT: Final = ROOT / "pyproject.toml"
 
 _MARKED: Final = re.compile(r"(<!-- (fields of|keys of) (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+_PURE: Final = re.compile(r"\bPure\b|\bmodule\s+is\s+pure\b")
+_PACKAGE_LIST: Final = re.compile(r"(^packages = \[\n).*?^\]", re.DOTALL | re.MULTILINE)
+_PURE_LIST: Final = re.compile(
+    r'(^id = "pure"$.*?^source_modules = \[\n).*?^\]', re.DOTALL | re.MULTILINE
+)
 _UNBOUNDED: Final = 2**31 - 1
 """A bound as large as this is there for machines: no person comes near it."""
 
@@ -76,7 +85,27 @@ def documents() -> dict[Path, str]:
         EXAMPLE: example(),
         SCHEMA: json.dumps(configuration_schema(), indent=2) + "\n",
         STATUS: json.dumps(status_schema(), indent=2) + "\n",
+        PROJECT: _project(PROJECT.read_text()),
     }
+
+
+def _project(text: str) -> str:
+    """Return pyproject.toml with its lists of packages and of pure modules."""
+    packages, pure = [], list[str]()
+    for path in sorted(path for top in PACKAGES for path in (ROOT / top).rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        name = ".".join(["lmx", *parts]).removesuffix(".__init__")
+        if path.name == "__init__.py":
+            packages.append(name)
+        docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+        # A package stands for all that is in it.
+        covered = any(name.startswith(f"{one}.") for one in pure)
+        if _PURE.search(docstring) and not covered:
+            pure.append(name)
+    for pattern, names in ((_PACKAGE_LIST, packages), (_PURE_LIST, pure)):
+        lines = "".join(f'    "{name}",\n' for name in sorted(names))
+        text = pattern.sub(rf"\g<1>{lines}]", text)
+    return text
 
 
 def _with_tables(text: str, table: Callable[[str], str]) -> str:

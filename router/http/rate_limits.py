@@ -1,4 +1,4 @@
-"""Decides how much each key, and all keys together, may use. Pure: it has no clock of its own.
+"""Decides how much each key, and all keys together, may use. It has no clock of its own.
 
 A limit per minute is a bucket that holds a minute's worth and fills evenly: a client that has been
 quiet may use a minute's worth at once. All times are of one monotonic clock, in seconds.

@@ -17,6 +17,7 @@ from lmx.supervisor.core.slot import Slot
 from lmx.supervisor.decisions.ledger import format_bytes
 from lmx.supervisor.events import Events
 from lmx.supervisor.inventory.added import AddedModels
+from lmx.supervisor.inventory.delete_files import delete_files
 from lmx.supervisor.inventory.disk import scan_conversions, scan_hub
 from lmx.supervisor.inventory.downloads import Downloads
 from lmx.supervisor.inventory.on_disk import (
@@ -24,7 +25,6 @@ from lmx.supervisor.inventory.on_disk import (
     Served,
     adapter_not_deletable,
     available,
-    delete_files,
     plan_and_users,
 )
 from lmx.supervisor.state.home import Home

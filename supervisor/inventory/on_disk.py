@@ -1,5 +1,5 @@
-"""Which models on the disk can be served, and which files belong to which model. This module is
-pure."""
+"""Which models on the disk can be served, and which files belong to which model. No file is read
+here."""
 
 from __future__ import annotations
 
@@ -23,11 +23,8 @@ from lmx.supervisor.inventory.disk import (
     CachedRepo,
     Conversion,
     Snapshot,
-    delete_folder,
-    delete_from_hub,
 )
 from lmx.supervisor.inventory.download_records import Download
-from lmx.supervisor.state.home import Home
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,15 +273,3 @@ def _served_as(repo: CachedRepo, snapshot: Snapshot, served: Iterable[Served]) -
 
 def _is_file(served: Served, file: Path) -> bool:
     return served.gguf == file
-
-
-async def delete_files(gone: DeletionPlan, home: Home, model_ids: Iterable[str]) -> int:
-    """Delete the files of a plan, and the prefix caches of the models that needed them. Returns the
-    bytes that this frees on the disk. Raises :class:`OperationError`."""
-    freed_bytes = 0
-    if gone.repo_id is not None:
-        freed_bytes += await delete_from_hub(gone.repo_id, gone.commits)
-    prefixes = (home.prefix_cache(model_id) for model_id in model_ids)
-    for folder in (*gone.folders, *prefixes):
-        freed_bytes += await delete_folder(folder)
-    return freed_bytes

@@ -22,6 +22,7 @@ from lmx.supervisor.inventory.added import (
     with_added,
 )
 from lmx.supervisor.inventory.added_file import AddedFile
+from lmx.supervisor.inventory.delete_files import delete_files
 from lmx.supervisor.inventory.disk import scan_conversions, scan_hub
 from lmx.supervisor.inventory.download_records import Download, DownloadFile, trimmed
 from lmx.supervisor.inventory.downloaded import question_to_serve
@@ -29,7 +30,6 @@ from lmx.supervisor.inventory.on_disk import (
     Served,
     adapter_not_deletable,
     available,
-    delete_files,
     plan_and_users,
 )
 from lmx.supervisor.processes.fetching import FetchProgram

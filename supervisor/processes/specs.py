@@ -1,4 +1,4 @@
-"""Builds the specs of child processes from the configuration. This module is pure."""
+"""Builds the specs of child processes from the configuration."""
 
 from __future__ import annotations
 

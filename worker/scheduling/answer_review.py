@@ -1,4 +1,4 @@
-"""Holds the ends of a job's answers back until they have been checked against its schema. Pure."""
+"""Holds the ends of a job's answers back until they have been checked against its schema."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Text from tokens, and JSON found in text."""
+"""Text from tokens, and JSON found in text. Pure."""

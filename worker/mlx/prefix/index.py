@@ -1,4 +1,4 @@
-"""Knows which files the prefix cache has, how large they are and when they were used last. Pure."""
+"""Knows which files the prefix cache has, how large they are and when they were used last."""
 
 from __future__ import annotations
 

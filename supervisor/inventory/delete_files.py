@@ -1,0 +1,21 @@
+"""Carries out what :func:`plan_and_users` has planned. Nobody may use the files any more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from lmx.supervisor.inventory.disk import delete_folder, delete_from_hub
+from lmx.supervisor.inventory.on_disk import DeletionPlan
+from lmx.supervisor.state.home import Home
+
+
+async def delete_files(gone: DeletionPlan, home: Home, model_ids: Iterable[str]) -> int:
+    """Delete the files of a plan, and the prefix caches of the models that needed them. Returns the
+    bytes that this frees on the disk. Raises :class:`OperationError`."""
+    freed_bytes = 0
+    if gone.repo_id is not None:
+        freed_bytes += await delete_from_hub(gone.repo_id, gone.commits)
+    prefixes = (home.prefix_cache(model_id) for model_id in model_ids)
+    for folder in (*gone.folders, *prefixes):
+        freed_bytes += await delete_folder(folder)
+    return freed_bytes
