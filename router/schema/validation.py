@@ -66,7 +66,8 @@ _RANGES: Final = {
 
 _LENGTHS: Final = {
     "string_too_short": "must not be empty",
-    "too_short": "must hold at least {min_length} element(s), got {actual_length}",
+    "empty": "is empty: send at least {min_length}",
+    "too_short": "must hold at least {min_length} elements, got {actual_length}",
     "too_long": "must hold at most {max_length} elements, got {actual_length}",
     "too_many_values": "must hold at most {most} values",
     "too_many_items": "must hold at most {max_items} parts and tool calls in all, got {items}",
@@ -111,7 +112,8 @@ def describe_invalid(
         bound = _RANGES[kind].format_map({name: _number(limit) for name, limit in context.items()})
         code, rule = ErrorCode.INVALID_VALUE, f"must be {bound}, got {short(given)}"
     elif kind in _LENGTHS:
-        code, rule = ErrorCode.INVALID_VALUE, _LENGTHS[kind].format_map(context)
+        length = "empty" if kind == "too_short" and not context["actual_length"] else kind
+        code, rule = ErrorCode.INVALID_VALUE, _LENGTHS[length].format_map(context)
         rule = rule.removesuffix(", got None")  # nobody has counted further
         if is_name:
             rule = f"has a name that {rule}"

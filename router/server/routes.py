@@ -243,7 +243,7 @@ def _inference() -> Iterator[Endpoint]:
         )  # fmt: skip
         yield Endpoint(
             "POST", f"{prefix}/completions", completions, use, "Completions",
-            "Go on with a text, or several", request=CompletionRequest, answer=TextCompletion,
+            "Complete one or more prompts", request=CompletionRequest, answer=TextCompletion,
             streams=True, event=TextCompletionChunk,
         )  # fmt: skip
         yield Endpoint(
@@ -267,13 +267,13 @@ def _inference() -> Iterator[Endpoint]:
         "List the models, by LM Studio's API", answer=LmStudioModelList,
     )  # fmt: skip
     yield Endpoint(
-        "POST", "/v1/audio/transcriptions", transcriptions, use, "Audio", "Write down speech",
+        "POST", "/v1/audio/transcriptions", transcriptions, use, "Audio", "Transcribe speech",
         form=TranscriptionRequest, answer=Transcription | VerboseTranscription, also="text/plain",
         streams=True, event=TranscriptDelta | TranscriptDone,
     )  # fmt: skip
     yield Endpoint(
         "POST", "/v1/audio/translations", translations, use, "Audio",
-        "Write down speech in English", form=TranslationRequest,
+        "Transcribe speech into English", form=TranslationRequest,
         answer=Transcription | VerboseTranscription, also="text/plain",
     )  # fmt: skip
     yield Endpoint(

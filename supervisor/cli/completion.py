@@ -60,7 +60,7 @@ _SHELLS: Final = ("bash", "zsh", "fish")
 @click.argument("shell", type=click.Choice(_SHELLS))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Print what makes SHELL complete commands, options and the names of models.
+    """Print the completion script for SHELL: commands, options and names of models.
 
     \b
     bash:  lmx completion bash >> ~/.bashrc

@@ -78,4 +78,4 @@ def config_show(config: Path | None) -> None:
 def _tell_not_in_force(found: Found) -> None:
     if found.not_in_force:
         sections = ", ".join(found.not_in_force)
-        click.echo(f"not in force yet: {sections}; `lmx reload` has it read", err=True)
+        click.echo(f"not in effect yet: {sections}; run `lmx reload`", err=True)

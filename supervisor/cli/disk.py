@@ -17,13 +17,13 @@ def _names() -> list[str]:
 @click.command(epilog="\b\nShort names:\n" + "\n".join(_names()))
 @click.argument("repository", metavar="NAME|ORG/NAME[@REVISION]", required=False)
 @click.option("--file", "filename", metavar="NAME", help="This file of it alone, as a .gguf.")
-@click.option("--cancel", metavar="ID", help="End a download; what has come stays.")
+@click.option("--cancel", metavar="ID", help="End a download; what is here is kept.")
 @command
 def download(repository: str | None, filename: str | None, cancel: str | None) -> None:
     """Download a model from the hub, and serve it from then on.
 
-    Its size, and whether there is room for it, are said first. lmx need not run. If it does,
-    Ctrl-C leaves the download running. What was interrupted goes on where it stopped.
+    Shows first how large it is, and whether there is room for it. lmx need not run. If it does,
+    Ctrl-C leaves the download running. An interrupted download resumes.
 
     \b
     Examples:

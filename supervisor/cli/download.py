@@ -123,7 +123,7 @@ def _alone(home: Home, wanted: Download) -> None:
         with _bar(wanted.repo_id) as advance:
             path = asyncio.run(fetch(home, wanted, advance))
     except KeyboardInterrupt:
-        click.echo("what has come stays: the same command goes on where it stopped", err=True)
+        click.echo("Stopped. What is here is kept; run the same command to resume.", err=True)
         raise
     except LmxError as error:
         raise OperationError(

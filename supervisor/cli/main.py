@@ -146,8 +146,8 @@ def serve(
 
     MODEL is a model of the configuration, a short name (see `lmx pull -h`), org/name of the hub, a
     folder in MLX form, a .gguf file, or one of these as NAME=SOURCE. Without a MODEL it is what the
-    configuration says. Options go over LMX_* variables, and these over lmx.yaml. On Ctrl-C streams
-    may finish first; a second Ctrl-C stops at once.
+    configuration says. Options override LMX_* variables, which override lmx.yaml. On Ctrl-C
+    streams may finish first; a second Ctrl-C stops at once.
 
     \b
     Examples:
@@ -282,8 +282,8 @@ main.add_section(
     "Memory",
     [models.load, models.unload, models.pin, models.unpin, watch.ps],
 )
-main.add_section("Look", [watch.status, watch.top, watch.events, watch.logs, doctor])
-main.add_section("Mend", [models.restart, models.kill, models.drain, models.reset])
+main.add_section("Watch", [watch.status, watch.top, watch.events, watch.logs, doctor])
+main.add_section("Recover", [models.restart, models.kill, models.drain, models.reset])
 main.add_section("Configure", [cli_config.config_group, cli_config.reload_command, completion])
 
 

@@ -25,7 +25,7 @@ def load(model: str, context_length: int | None) -> None:
 
     A repository that is whole in the hub's cache on this machine is added first, under its own
     name. --context-length holds until another load gives another, or the configuration changes
-    the model; one that is loaded is loaded anew after its streams.
+    the model; one that is loaded is reloaded once its streams have ended.
     """
     from lmx.supervisor.cli.operations import load_model
 
@@ -52,7 +52,8 @@ def add(id: str, source: str, context_length: int | None) -> None:
 @_model
 @command
 def remove(model: str) -> None:
-    """Serve MODEL no more, after its streams. It was added or downloaded; its files stay."""
+    """Stop serving MODEL, which was added or downloaded, once its streams have ended. Its files
+    stay."""
     from lmx.supervisor.cli.operations import remove_model
 
     remove_model(home(), model)
@@ -146,7 +147,7 @@ def pin(model: str) -> None:
 @_model
 @command
 def unpin(model: str) -> None:
-    """Treat MODEL like other models again."""
+    """Allow MODEL to be unloaded again."""
     from lmx.supervisor.cli.operations import pin_model
 
     pin_model(home(), model, pinned=False)

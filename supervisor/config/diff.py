@@ -127,9 +127,9 @@ def compare(old: Config, new: Config) -> ConfigDiff:
             f"default model: {shown(old.default_model_id)} -> {shown(new.default_model_id)}"
         )
     if old.groups != new.groups:
-        sentences.append("groups: in force from now on")
+        sentences.append("groups: now in effect")
     if old.routing != new.routing:
-        sentences.append("routing: in force from now on")
+        sentences.append("routing: now in effect")
     models, told = _compare_models(old, new)
     return ConfigDiff(
         sections,
@@ -163,11 +163,11 @@ def _compare_models(old: Config, new: Config) -> tuple[ModelChanges, list[str]]:
             respawned.append(name)
             live = {key: changed.pop(key) for key in list(changed) if table[key] is Needs.NOTHING}
             if live:
-                told.append(f"{name}: in force from now on ({listed(live)})")
-            what = "loaded anew after its streams, if it is loaded"
+                told.append(f"{name}: now in effect ({listed(live)})")
+            what = "reloaded once its streams have ended, if loaded"
         else:
             touched.append(name)
-            what = "in force from now on"
+            what = "now in effect"
             if all(table[key] & Needs.NEXT_WORKER for key in changed):
                 what = "for its next worker"
         told.append(f"{name}: {what} ({listed(changed)})")
@@ -183,7 +183,7 @@ _SENTENCES: Final = (
     (Needs.ADDRESS, "the router is replaced by one that listens there, after its streams"),
     (Needs.ROUTER, "the router is replaced, after its streams"),
     (Needs.NEXT_WORKER, "for workers that are started from now on"),
-    (Needs.NOTHING, "in force from now on"),
+    (Needs.NOTHING, "now in effect"),
 )
 
 

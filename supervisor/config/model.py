@@ -149,7 +149,7 @@ class ModelConfig(Section):
     pinned: Annotated[bool, Needs.NOTHING] = False
     """Whether it is never unloaded to make room, nor because it is idle."""
     keep_alive: Annotated[KeepAlive | None, Needs.NOTHING] = Field(None, examples=["30m"])
-    """It stays loaded for so long when it is idle, instead of `memory.keep_alive`."""
+    """How long it stays loaded when it is idle, instead of `memory.keep_alive`."""
     context_length: Annotated[int | None, Needs.WORKER] = Field(None, ge=16, examples=[8192])
     """The tokens that its context may have. Fewer than the model's own save memory. Without it, the
     model's own up to 32,768, or as much more of it as the model's part of half of the budget has
@@ -157,8 +157,7 @@ class ModelConfig(Section):
     is short, less. `lmx estimate` and `status` show it."""
     concurrency: Annotated[int, Needs.WORKER] = Field(2, ge=1, le=1024)
     """For how many requests of full length at a time memory is kept; of shorter ones there are
-    more, up to `max_rows`. It is 2 so that others find room beside a conversation of full
-    length."""
+    more, up to `max_rows`. 2 leaves room for others next to one full-length conversation."""
     max_rows: Annotated[int, Needs.WORKER] = Field(32, ge=1, le=1024)
     """How many requests generate at the same time at most, as far as memory allows."""
     max_queue: Annotated[int, Needs.WORKER] = Field(256, ge=0, le=100_000)

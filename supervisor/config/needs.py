@@ -17,12 +17,12 @@ class Needs(Flag):
     """What has to happen before a changed value is in force."""
 
     NOTHING = 0
-    """It is in force as soon as the configuration is read again."""
+    """It takes effect as soon as the configuration is read again."""
     NEXT_WORKER = auto()
     """Workers that are started from now on have it. Deadlines stay as they were for those that
     run: they also were told their beat interval at their start, and the two belong together."""
     WORKER = auto()
-    """The model is loaded anew, after its streams."""
+    """The model is reloaded once its streams have ended."""
     ROUTER = auto()
     """The router is replaced, after its streams."""
     ADDRESS = auto()
@@ -32,10 +32,10 @@ class Needs(Flag):
 
 
 IN_WORDS: Final = {
-    Needs.NOTHING: "in force at once",
-    Needs.NEXT_WORKER: "in force for workers that start later",
-    Needs.WORKER: "the model is loaded anew, after its streams",
-    Needs.ROUTER: "the router is replaced, after its streams",
+    Needs.NOTHING: "takes effect at once",
+    Needs.NEXT_WORKER: "takes effect when a worker starts",
+    Needs.WORKER: "the model is reloaded once its streams have ended",
+    Needs.ROUTER: "the router is replaced once its streams have ended",
     Needs.ADDRESS: "the router is replaced by one that listens there, after its streams",
     Needs.ROUTER_AND_NEXT_WORKER: "the router is replaced, after its streams; workers have it from "
     "their next start",

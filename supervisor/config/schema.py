@@ -71,20 +71,20 @@ class ServerConfig(Section):
     """How many requests are answered at the same time, for all models together. One more is refused
     with a 429."""
     load_wait_s: Annotated[Seconds, Needs.ROUTER] = 300.0
-    """A request waits so long for its model to be loaded."""
+    """How long a request waits for its model to load."""
     sync_timeout_s: Annotated[Seconds, Needs.ROUTER] = 600.0
-    """A request that does not stream waits so long for its answer. Then it gets a 504, and its job
-    goes on."""
+    """How long a request that does not stream waits for its answer. Then it gets a 504, and its job
+    continues."""
     ping_interval_s: Annotated[Seconds, Needs.ROUTER] = 10.0
     """A quiet stream gets an SSE comment this often."""
     reader_stall_timeout_s: Annotated[Seconds, Needs.ROUTER] = 60.0
-    """A client that reads nothing for so long is cut off."""
+    """A client that reads nothing for this long is cut off."""
     worker_silence_s: Annotated[Seconds, Needs.ROUTER] = 15.0
-    """The streams of a worker that says nothing for so long are given up."""
+    """A worker that is silent for this long is given up, and its streams end."""
     prevent_sleep: Annotated[PreventSleep, Needs.NOTHING] = "active"
     """When a Mac does not go to sleep by itself: `active` while there are requests, loads or
-    downloads and for a minute after them, `always` or `never`. It sleeps all the same when its lid
-    is closed, or its user lets it."""
+    downloads and for a minute after them, `always` or `never`. It still sleeps when its lid is
+    closed, or its user puts it to sleep."""
     keep_billing_header: Annotated[bool, Needs.ROUTER] = False
     """Whether the line `x-anthropic-billing-header: ...`, with which Claude Code begins its system
     prompt, stays in the prompt. It is another one in each request: nothing behind it is found in
@@ -123,10 +123,10 @@ class MemoryConfig(Section):
     """A share of the machine's memory in use, by whomever. Beyond it nothing is begun, caches
     shrink and idle models go."""
     hard_line: Annotated[float, Needs.NOTHING] = Field(0.97, gt=0, le=1, allow_inf_nan=False)
-    """A share of the machine's memory in use, above `soft_line`. Beyond it requests give way, which
-    go on later where they can, then the worker that grows."""
+    """A share of the machine's memory in use, above `soft_line`. Beyond it requests are preempted,
+    which resume later where they can; then the worker that grows is killed."""
     keep_alive: Annotated[KeepAlive, Needs.NOTHING] = -1.0
-    """An idle model stays loaded for so long: `300`, `90s`, `5m`, `1h30m`, `forever`, or `0` (it
+    """How long an idle model stays loaded: `300`, `90s`, `5m`, `1h30m`, `forever`, or `0` (it
     goes after each answer). Models and requests may say another time."""
     kv_bits: Annotated[Literal[4, 8] | None, Needs.NEXT_WORKER] = Field(None, examples=[8])
     """The bits of each number in the KV caches of models that do not say it by their own key. With
@@ -262,7 +262,7 @@ class Config(Section):
     """Rules about which models are loaded beside which."""
     models: tuple[ModelConfig, ...] = ()
     """The models that are served. Those that are new are loaded, those that are gone are unloaded
-    after their streams; what a change of one needs is said of each of its keys."""
+    after their streams; each key says what a change of it does."""
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Config:

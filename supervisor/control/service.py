@@ -96,7 +96,10 @@ class ServiceCommands:
             return reloaded
         return replace(
             reloaded,
-            changes=(*reloaded.changes, "not all of it is in force yet: an earlier router goes on"),
+            changes=(
+                *reloaded.changes,
+                "not all of it is in effect yet: an earlier router still serves",
+            ),
         )
 
     async def _restart_router(
@@ -174,6 +177,6 @@ class ServiceCommands:
         if sections:
             raise OperationError(
                 ErrorCode.CONFIG_INVALID,
-                f"the configuration has changed ({', '.join(sections)}) and is not in force: "
+                f"the configuration has changed ({', '.join(sections)}) and is not in effect: "
                 "run `lmx reload` first",
             )

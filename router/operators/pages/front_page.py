@@ -24,8 +24,8 @@ from lmx.router.services import SERVICES
 _API: Final = "/v1"
 _DOCS: Final = "/docs"
 _LINKS: Final = (
-    ("docs", "All routes, and a page to try them on"),
-    ("openapi.json", "The same for programs"),
+    ("docs", "API reference, with a console"),
+    ("openapi.json", "OpenAPI schema"),
     ("v1/models", "The models as clients see them"),
     ("health", "The health as JSON"),
     ("metrics", "Figures for Prometheus"),
@@ -139,7 +139,7 @@ def page(answer: Front, engines: Sequence[EngineSummary]) -> str:
   <form id="form">
     <button id="attach" type="button" title="Attach images, sounds or videos" hidden>Attach</button>
     <input id="picker" type="file" multiple hidden>
-    <textarea id="say" rows="2" placeholder="Ask the model. Shift and Enter begin a new line."
+    <textarea id="say" rows="2" placeholder="Ask anything. Shift+Enter for a new line."
       aria-label="Your message" autofocus></textarea>
     <button id="send">Send</button>
     <button id="stop" type="button" hidden>Stop</button>

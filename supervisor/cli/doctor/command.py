@@ -19,7 +19,7 @@ from lmx.supervisor.cli.command import Exit, command, config_option, config_path
 @click.option("--sleep", is_flag=True, help="Also put this Mac to sleep once; wake it again.")
 @command
 def doctor(config: Path | None, as_json: bool, bench: bool, sleep: bool) -> None:
-    """Check this machine and this installation, and say what mends what.
+    """Check this machine and this installation, and say how to fix what is wrong.
 
     The text can be shown to others: it has no keys and no prompts. The exit code is 1 if something
     does not work.

@@ -30,7 +30,7 @@ server:
 memory:
   # All models together may take this share of the machine's memory.
   budget_fraction: 0.75
-  # An idle model stays loaded for so long: 300, 90s, 5m, 1h30m, forever, or 0 (not at all).
+  # How long an idle model stays loaded: 300, 90s, 5m, 1h30m, forever, or 0 (not at all).
   keep_alive: forever
 
 # The models that are served. A source is a repository of the hub, a folder in MLX form, or a .gguf

@@ -27,12 +27,12 @@ def serving_options(function: Callable[..., None]) -> Callable[..., None]:
             ),
             click.option(
                 "--api-key", "api_keys", multiple=True, metavar="KEY",
-                help="Ask for this key. Others see it in the list of processes; "
-                "LMX_SECURITY_API_KEYS they don't.",
+                help="Require this key. Other users can see it in `ps`; use LMX_SECURITY_API_KEYS "
+                "instead.",
             ),
             click.option(
                 "--take-over", "take_over", type=click.Choice(["recorded", "new"]),
-                help="Where a supervisor died: with its configuration, or with this one.",
+                help="After a supervisor died: keep its configuration, or apply this one.",
             ),
             config_option,
         )

@@ -37,7 +37,7 @@ async def test_several_ids_have_one_worker_and_a_reload_adds_another() -> None:
         lmx.wait_state("base", "ready")
         lmx.configure(with_adapters(lmx, "sql", "prose"))
         done = await asyncio.to_thread(lmx.cli, "reload")
-        assert "base: loaded anew after its streams" in done.stdout, done.stderr
+        assert "base: reloaded once its streams have ended" in done.stdout, done.stderr
         async with http() as session:
             names = ("base", "sql", "prose", "sql")
             streams = [Stream(session, lmx.url, ask(name, {"tokens": 2})) for name in names]

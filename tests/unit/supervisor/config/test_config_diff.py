@@ -50,8 +50,8 @@ def test_only_the_models_that_changed_are_named() -> None:
     assert not diff.router
     assert diff.sentences == (
         "gone: unloaded after its streams, it is no longer configured",
-        "alpha: loaded anew after its streams, if it is loaded (context_length 2048 -> 4096)",
-        "beta: in force from now on (keep_alive none -> 5m)",
+        "alpha: reloaded once its streams have ended, if loaded (context_length 2048 -> 4096)",
+        "beta: now in effect (keep_alive none -> 5m)",
         "gamma: new, loaded with its first request",
     )
 
@@ -95,8 +95,8 @@ def test_values_are_told_in_words_for_people() -> None:
     old = config(ALPHA, memory={"keep_alive": "forever"})
     new = config({**ALPHA, "aliases": ["aa", "ab"]}, memory={"keep_alive": "90m"})
     assert compare(old, new).sentences == (
-        "memory: in force from now on (keep_alive forever -> 1h30m)",
-        "alpha: in force from now on (aliases none -> aa, ab)",
+        "memory: now in effect (keep_alive forever -> 1h30m)",
+        "alpha: now in effect (aliases none -> aa, ab)",
     )
 
 
@@ -105,8 +105,8 @@ def test_what_is_in_force_at_once_is_no_reason_for_a_load() -> None:
     diff = compare(config(ALPHA), config(new))
     assert diff.models == ModelChanges(respawned=("alpha",))
     assert diff.sentences == (
-        "alpha: in force from now on (aliases none -> aa)",
-        "alpha: loaded anew after its streams, if it is loaded (context_length 2048 -> 4096)",
+        "alpha: now in effect (aliases none -> aa)",
+        "alpha: reloaded once its streams have ended, if loaded (context_length 2048 -> 4096)",
     )
 
 

@@ -84,7 +84,7 @@ def test_what_is_not_in_force_yet_is_said(home: Home, tmp_path: Path) -> None:
     path.write_text("server: {port: 8332}\nlogs: {keep: 5}")
     with fake_supervisor(home, {}):
         done = run("config", "check")
-    assert "not in force yet: server, logs; `lmx reload` has it read" in done.output
+    assert "not in effect yet: server, logs; run `lmx reload`" in done.output
 
 
 def test_another_configuration_takes_no_place_unasked(home: Home) -> None:

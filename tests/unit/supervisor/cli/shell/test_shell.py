@@ -29,7 +29,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 
 def test_the_help_has_sections_examples_and_whole_sentences() -> None:
     said = CliRunner().invoke(main, ["-h"]).output
-    for title in ("Serve:", "Talk:", "Models:", "Memory:", "Look:", "Mend:", "Configure:"):
+    for title in ("Serve:", "Talk:", "Models:", "Memory:", "Watch:", "Recover:", "Configure:"):
         assert f"\n{title}\n" in said
     assert "lmx serve qwen3-8b" in said
     assert "..." not in said.replace("[ARGS]...", "")
