@@ -23,7 +23,7 @@ from lmx.protocol.messages.tasks import Task
 from lmx.protocol.models.engine import engine_function
 from lmx.protocol.states import LoadPhase, MemoryPressure, WorkerExit, WorkerState
 from lmx.protocol.wire.endpoints import RunDirectory
-from lmx.worker.engine import Engine, EngineFactory, LoadReporter
+from lmx.worker.engine.interfaces import Engine, EngineFactory, LoadReporter
 from lmx.worker.media.decoder import MediaDecoder
 from lmx.worker.scheduling.batch import BatchLimits
 from lmx.worker.scheduling.jobs import JobOutput

@@ -87,7 +87,7 @@ class WorkerSpec(SamplingParameters):
     log: LogSpec
 
     engine: str
-    """``module:function``; the function loads the model (``lmx.worker.engine.EngineFactory``)."""
+    """``module:function``; the function loads the model (``EngineFactory`` of the worker)."""
 
     engine_options: dict[str, Any]
 

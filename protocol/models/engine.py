@@ -1,7 +1,7 @@
 """Finds what the name of an engine, ``module:function``, stands for.
 
-The function loads a model (:class:`lmx.worker.engine.EngineFactory`). Its module has another
-function ``estimate`` of the type :data:`Estimate`. That one must not need the libraries of the
+The function loads a model (``lmx.worker.engine.interfaces``). Its module has another function
+``estimate`` of the type :data:`Estimate`. That one must not need the libraries of the
 engine, because it is called in a process of its own before the model is loaded, while people wait.
 """
 

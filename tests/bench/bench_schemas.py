@@ -21,7 +21,7 @@ from lmx.protocol.errors import RequestError
 from lmx.protocol.messages.data import Structure, Thinking
 from lmx.protocol.states import StructureKind
 from lmx.worker.constraints.compiler import ConstraintCompiler
-from lmx.worker.engine import ConstraintMaker, ConstraintSource
+from lmx.worker.engine.values import ConstraintMaker, ConstraintSource
 from tests.support.models.tiny_models import make_tokenizer
 from tests.support.references.grammar_walk import walk
 

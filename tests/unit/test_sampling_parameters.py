@@ -14,7 +14,7 @@ from lmx.protocol.messages.specs import WorkerSpec
 from lmx.protocol.models.sampling import PARAMETERS, Parameter
 from lmx.router.schema.requests.sampling import SamplingFields
 from lmx.supervisor.config.model import ModelConfig
-from lmx.worker.engine import RowSampling
+from lmx.worker.engine.values import RowSampling
 
 
 def described(schema: type[Any], name: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.worker.constraints.grammar import Mask, pack
-from lmx.worker.engine import Constraint
+from lmx.worker.engine.values import Constraint
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from lmx.worker.constraints.words import (
     in_words,
     parts,
 )
-from lmx.worker.engine import (
+from lmx.worker.engine.values import (
     AnswerCheck,
     Constraint,
     ConstraintMaker,

@@ -23,7 +23,7 @@ Mask = NDArray[np.uint32]
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
     """The masks that constraints need of a vocabulary. A mask is packed bits, see
-    :class:`~lmx.worker.engine.Constraint`. Masks are shared, so nobody may write into them."""
+    ``Constraint``. Masks are shared, so nobody may write into them."""
 
     tokens: int
     """How many tokens there are. Tokens beyond ``vocabulary_size`` can't be drawn."""

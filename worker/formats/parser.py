@@ -10,7 +10,7 @@ from typing import Any, Final
 import structlog
 
 from lmx.protocol.states import DeltaKind
-from lmx.worker.engine import ReasoningMarkers
+from lmx.worker.engine.values import ReasoningMarkers
 from lmx.worker.formats.families.table import call_forms, family_of
 from lmx.worker.formats.family import CallForm, Reader
 from lmx.worker.text.feed import Part, PartSink, Steps, TextFeed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from lmx.worker.engine import ReasoningMarkers
+from lmx.worker.engine.values import ReasoningMarkers
 from lmx.worker.formats.families import harmony
 
 

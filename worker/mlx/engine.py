@@ -20,13 +20,11 @@ from lmx.protocol.messages.specs import WorkerSpec
 from lmx.protocol.messages.tasks import Task, TaskReply
 from lmx.protocol.states import LoadPhase, ModelKind
 from lmx.worker.constraints.compiler import ConstraintCompiler
-from lmx.worker.engine import (
+from lmx.worker.engine.interfaces import Detokenizer, Engine, LoadReporter
+from lmx.worker.engine.values import (
     ConstraintMaker,
     ConstraintSource,
-    Detokenizer,
     EncodedPrompt,
-    Engine,
-    LoadReporter,
     ModelFacts,
     PromptSource,
     RowRequest,
@@ -71,7 +69,7 @@ _FEATURE_SHARE: Final = 8
 
 def load_generator(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
     """Load a model that writes, then generate a few tokens, so that the first request is not slowed
-    down by that. See :class:`lmx.worker.engine.EngineFactory`."""
+    down by that. See ``EngineFactory``."""
     with mx.stream(generation_stream):
         loaded = load_model(spec, advanced)
         generator = MlxGenerator(spec, loaded, advanced)
@@ -80,8 +78,8 @@ def load_generator(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
 
 
 class MlxGenerator:
-    """A :class:`~lmx.worker.engine.Generator`, a :class:`~lmx.worker.engine.TaskEngine` for tasks
-    about tokens only, and a :class:`~lmx.worker.engine.Resident`.
+    """A ``Generator``, a ``TaskEngine`` for tasks
+    about tokens only, and a ``Resident``.
 
     The methods of the prompt thread have a tokenizer of their own, which the engine thread doesn't
     touch.

@@ -14,13 +14,13 @@ from lmx.worker.mlx.memory.estimate import estimate
 if TYPE_CHECKING:
     # These imports would be half of what an estimate imports.
     from lmx.protocol.messages.specs import WorkerSpec
-    from lmx.worker.engine import Engine, LoadReporter
+    from lmx.worker.engine.interfaces import Engine, LoadReporter
 
 __all__ = ["create", "estimate"]
 
 
 def create(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
-    """Load the model with the engine for its kind. See :class:`lmx.worker.engine.EngineFactory`.
+    """Load the model with the engine for its kind. See ``EngineFactory``.
 
     This imports MLX, which takes seconds. These engines have no ``engine_options``.
     """
@@ -55,7 +55,7 @@ def create(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
 
 
 class _Progress:
-    """A :data:`~lmx.worker.engine.LoadReporter` that can report again what it reported last."""
+    """A ``LoadReporter`` that can report again what it reported last."""
 
     def __init__(self, advanced: LoadReporter) -> None:
         self._advanced = advanced

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from lmx.protocol.states import DeltaKind, FinishReason
-from lmx.worker.engine import AnswerCheck, Unchecked
+from lmx.worker.engine.values import AnswerCheck, Unchecked
 from lmx.worker.scheduling.jobs import AnswerEnded, Piece
 
 _LONGEST_S: Final = 1.0

@@ -20,8 +20,8 @@ from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.messages.data import Timings, TokenLogprob, Usage
 from lmx.protocol.models.memory import KvLayers
 from lmx.protocol.states import DeltaKind
-from lmx.worker.engine import (
-    Generator,
+from lmx.worker.engine.interfaces import Generator
+from lmx.worker.engine.values import (
     Hypothesis,
     PromptMedia,
     RowDrafts,

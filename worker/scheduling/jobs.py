@@ -9,7 +9,7 @@ from typing import NamedTuple
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.data import Timings, TokenLogprob, ToolCallPart, Usage
 from lmx.protocol.states import DeltaKind, FinishReason
-from lmx.worker.engine import AnswerCheck, RowRequest
+from lmx.worker.engine.values import AnswerCheck, RowRequest
 from lmx.worker.formats.parser import OutputParser
 
 

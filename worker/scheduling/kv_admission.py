@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from lmx.protocol.models.memory import KvLayers, kv_bytes
-from lmx.worker.engine import RowRequest
+from lmx.worker.engine.values import RowRequest
 from lmx.worker.scheduling.length_groups import RowLength, padded_tokens
 
 ANSWER_TOKENS: Final = 1024

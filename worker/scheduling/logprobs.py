@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from lmx.protocol.messages.data import TokenLogprob, TopLogprob
-from lmx.worker.engine import TokenScores
+from lmx.worker.engine.values import TokenScores
 
 TokenBytes = Callable[[int], bytes]
 

@@ -16,12 +16,12 @@ from lmx.protocol.messages.data import Assist, Generate, Sampling, Thinking
 from lmx.protocol.messages.specs import SpeculationSpec, WorkerSpec
 from lmx.protocol.models.sampling import PARAMETERS
 from lmx.protocol.states import ToolChoice
-from lmx.worker.engine import (
+from lmx.worker.engine.interfaces import Generator
+from lmx.worker.engine.values import (
     BeamSearch,
     ConstraintMaker,
     ConstraintSource,
     EncodedPrompt,
-    Generator,
     ModelFacts,
     PromptSource,
     RowRequest,

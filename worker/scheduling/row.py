@@ -11,7 +11,8 @@ from typing import Final
 
 from lmx.protocol.messages.data import TokenLogprob, ToolCallPart
 from lmx.protocol.states import DeltaKind, FinishReason
-from lmx.worker.engine import Detokenizer, TokenScores
+from lmx.worker.engine.interfaces import Detokenizer
+from lmx.worker.engine.values import TokenScores
 from lmx.worker.formats.parser import OutputParser
 from lmx.worker.scheduling.jobs import AnswerEnded, Job, JobOutput, Piece
 from lmx.worker.scheduling.logprobs import LogprobTrack, TokenBytes, describe

@@ -21,14 +21,8 @@ import structlog
 from lmx.protocol.host.memory import trim_heap
 from lmx.protocol.messages.tasks import TaskPart
 from lmx.protocol.states import LoadPhase, MemoryPressure
-from lmx.worker.engine import (
-    Engine,
-    Generator,
-    LoadReporter,
-    PromptMedia,
-    Resident,
-    TaskPiece,
-)
+from lmx.worker.engine.interfaces import Engine, Generator, LoadReporter, Resident
+from lmx.worker.engine.values import PromptMedia, TaskPiece
 from lmx.worker.scheduling.batch import Batch, BatchLimits
 from lmx.worker.scheduling.device_failure import is_device_failure
 from lmx.worker.scheduling.fair_queue import FairQueue

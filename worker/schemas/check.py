@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import regex
 
-from lmx.worker.engine import Unchecked
+from lmx.worker.engine.values import Unchecked
 from lmx.worker.schemas.dialects import ROOT, Schema, SchemaFault, Standalone, short
 from lmx.worker.schemas.disjoint import equal_text, type_of
 

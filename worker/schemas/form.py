@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from lmx.worker.engine import AnswerCheck
+from lmx.worker.engine.values import AnswerCheck
 from lmx.worker.schemas.check import SchemaCheck
 from lmx.worker.schemas.cost import too_costly
 from lmx.worker.schemas.dialects import (

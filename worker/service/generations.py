@@ -19,7 +19,8 @@ from lmx.protocol.errors import ErrorCode, RequestError, UnavailableError
 from lmx.protocol.messages.data import Accepted, ChoiceEnded, Failed, Finished, Generate
 from lmx.protocol.messages.specs import WorkerSpec
 from lmx.protocol.states import DeltaKind
-from lmx.worker.engine import Engine, Generator, PromptMedia, wrong_kind
+from lmx.worker.engine.interfaces import Engine, Generator
+from lmx.worker.engine.values import PromptMedia, wrong_kind
 from lmx.worker.media.check import check_media
 from lmx.worker.media.decoder import MediaDecoder
 from lmx.worker.media.values import Media

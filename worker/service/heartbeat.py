@@ -17,7 +17,7 @@ from lmx.protocol.messages.specs import WorkerSpec
 from lmx.protocol.messages.status import WorkerFigures
 from lmx.protocol.messages.template import UNKNOWN_TEMPLATE
 from lmx.protocol.states import MediaKind, WorkerState
-from lmx.worker.engine import ModelFacts, capabilities
+from lmx.worker.engine.values import ModelFacts, capabilities
 from lmx.worker.media.decoder import MediaDecoder
 from lmx.worker.scheduling.progress import InFlight
 from lmx.worker.scheduling.thread import EngineThread

@@ -10,7 +10,7 @@ from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.data import Cancel, Credit, Generate
 from lmx.protocol.messages.specs import WorkerSpec
 from lmx.protocol.messages.tasks import Task
-from lmx.worker.engine import Engine
+from lmx.worker.engine.interfaces import Engine
 from lmx.worker.media.decoder import MediaDecoder
 from lmx.worker.scheduling.jobs import JobOutput
 from lmx.worker.scheduling.progress import InFlight

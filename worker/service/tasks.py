@@ -22,7 +22,8 @@ from lmx.protocol.messages.tasks import (
     TaskReply,
     Tokenize,
 )
-from lmx.worker.engine import Engine, TaskPiece, TaskPlan
+from lmx.worker.engine.interfaces import Engine
+from lmx.worker.engine.values import TaskPiece, TaskPlan
 from lmx.worker.media.check import check_media
 from lmx.worker.media.decoder import MediaDecoder
 from lmx.worker.media.values import Media, Sound

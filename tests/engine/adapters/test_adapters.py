@@ -15,7 +15,7 @@ from mlx_vlm.generate.common import generation_stream
 
 from lmx.protocol.messages.data import Generate, Sampling
 from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
-from lmx.worker.engine import BeamSearch
+from lmx.worker.engine.values import BeamSearch
 from lmx.worker.mlx.model.load import LoadedModel, load_model
 from lmx.worker.scheduling.prepare import prepare
 from tests.support.models.text_models import make_text_model

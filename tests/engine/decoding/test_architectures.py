@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 
 from lmx.protocol.messages.specs import PrefixCacheSpec
-from lmx.worker.engine import BeamSearch, RowSampling
+from lmx.worker.engine.values import BeamSearch, RowSampling
 from tests.support.models.tiny_models import CONFIGS, VOCABULARY, make_tiny_model
 from tests.support.rigs.engine_rig import GREEDY, HOT, WARM_TOP_P, EngineRunner, Plain, spec_of
 

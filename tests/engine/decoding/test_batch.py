@@ -15,7 +15,7 @@ from lmx.protocol.errors import ErrorCode, OperationError, RequestError
 from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
 from lmx.protocol.messages.tasks import Detokenize, Detokenized, Rerank
 from lmx.protocol.states import LoadPhase
-from lmx.worker.engine import PromptSource, RowRequest, RowSampling
+from lmx.worker.engine.values import PromptSource, RowRequest, RowSampling
 from lmx.worker.life import load_engine
 from lmx.worker.mlx import engine as mlx_batch
 from lmx.worker.mlx.decoding import rows as mlx_rows

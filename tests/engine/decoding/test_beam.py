@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 from mlx_vlm.utils import load
 
-from lmx.worker.engine import BeamSearch, Constraint, Hypothesis, RowSampling
+from lmx.worker.engine.values import BeamSearch, Constraint, Hypothesis, RowSampling
 from lmx.worker.mlx.decoding.beam import BeamGroup, score
 from lmx.worker.mlx.model.forward import Forward
 from tests.support.models.tiny_models import make_tiny_model

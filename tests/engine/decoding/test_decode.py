@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from lmx.worker.engine import RowSampling
+from lmx.worker.engine.values import RowSampling
 from lmx.worker.mlx.sampling import penalties
 from lmx.worker.mlx.sampling.sampler import RowSampler
 from tests.support.models.tiny_models import VOCABULARY, make_tiny_model

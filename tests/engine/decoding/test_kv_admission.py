@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from lmx.protocol.models.memory import KvLayers
-from lmx.worker.engine import BeamSearch, RowRequest, RowSampling
+from lmx.worker.engine.values import BeamSearch, RowRequest, RowSampling
 from lmx.worker.scheduling.kv_admission import KvAdmission
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.rigs.engine_rig import EngineRunner, spec_of

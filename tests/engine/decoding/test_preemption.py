@@ -12,7 +12,7 @@ import pytest
 from lmx.protocol.messages.data import Structure, Thinking
 from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
 from lmx.protocol.states import StructureKind
-from lmx.worker.engine import BeamSearch, ConstraintSource, RowSampling
+from lmx.worker.engine.values import BeamSearch, ConstraintSource, RowSampling
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.models.vlm_models import make_vlm_model
 from tests.support.rigs.conformance import without_processors

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lmx.protocol.messages.specs import PrefixCacheSpec
-from lmx.worker.engine import RowRequest, RowStarted
+from lmx.worker.engine.values import RowRequest, RowStarted
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.rigs.device import near
 from tests.support.rigs.engine_rig import GREEDY, EngineRunner, Plain, spec_of

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pytest
 
 from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
-from lmx.worker.engine import (
+from lmx.worker.engine.values import (
     BeamSearch,
     Hypothesis,
     RowRequest,

@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 
 from lmx.protocol.messages.specs import SpeculationSpec
-from lmx.worker.engine import RowDrafts, RowSampling
+from lmx.worker.engine.values import RowDrafts, RowSampling
 from lmx.worker.mlx.decoding.decode import DecodeRow
 from lmx.worker.mlx.decoding.rollback import Blocks, Undo
 from tests.support.models.text_models import make_text_model

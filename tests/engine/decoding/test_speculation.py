@@ -18,7 +18,14 @@ from mlx_vlm.utils import load
 from lmx.protocol.errors import OperationError
 from lmx.protocol.messages.data import Assist
 from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
-from lmx.worker.engine import Constraint, RowDrafts, RowRequest, RowSampling, RowToken, StepOutput
+from lmx.worker.engine.values import (
+    Constraint,
+    RowDrafts,
+    RowRequest,
+    RowSampling,
+    RowToken,
+    StepOutput,
+)
 from lmx.worker.mlx.decoding.decode import DecodeBatch, DecodeRow, Joining
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
 from lmx.worker.mlx.decoding.rollback import Blocks, Undo, try_blocks

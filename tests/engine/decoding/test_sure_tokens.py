@@ -18,7 +18,7 @@ from lmx.protocol.messages.data import Structure, Thinking
 from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
 from lmx.protocol.states import StructureKind
 from lmx.worker.constraints.grammar import allowed
-from lmx.worker.engine import (
+from lmx.worker.engine.values import (
     ConstraintMaker,
     ConstraintSource,
     PromptSource,

@@ -15,7 +15,8 @@ from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.specs import LogSpec, WorkerSpec
 from lmx.protocol.messages.tasks import Embed, Rerank, Scores, Tokenize
 from lmx.protocol.states import ModelKind
-from lmx.worker.engine import Engine, TaskPlan
+from lmx.worker.engine.interfaces import Engine
+from lmx.worker.engine.values import TaskPlan
 from lmx.worker.life import load_engine
 from tests.support.models.tiny_encoders import (
     CLS,

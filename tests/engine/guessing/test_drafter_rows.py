@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmx.protocol.messages.specs import SpeculationSpec
-from lmx.worker.engine import RowSampling
+from lmx.worker.engine.values import RowSampling
 from lmx.worker.mlx.guessing.drafter import DrafterRow, _OneByOne
 from lmx.worker.mlx.memory.drafters import HEARD_TOKENS
 from lmx.worker.mlx.model.forward import Forward

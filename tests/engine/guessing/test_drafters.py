@@ -15,7 +15,7 @@ from mlx_vlm.utils import load_model
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
-from lmx.worker.engine import RowSampling
+from lmx.worker.engine.values import RowSampling
 from lmx.worker.mlx.model.hidden import HiddenTap, last_norm, layer_modules
 from tests.support.models.tiny_drafters import (
     add_heads,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.worker.engine import PromptSource
+from lmx.worker.engine.values import PromptSource
 from lmx.worker.media.values import Sound, Video
 from lmx.worker.mlx.media.hearing import Hearing
 from lmx.worker.mlx.media.processor import Processed

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lmx.protocol.messages.specs import PrefixCacheSpec
-from lmx.worker.engine import RowSampling
+from lmx.worker.engine.values import RowSampling
 from lmx.worker.mlx.media.spans import MediaSpans
 from tests.support.models.media_models import make_media_model
 from tests.support.rigs.engine_rig import spec_of

@@ -13,7 +13,7 @@ from mlx_vlm.models.qwen3_vl import Model
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
-from lmx.worker.engine import BeamSearch, PromptSource
+from lmx.worker.engine.values import BeamSearch, PromptSource
 from lmx.worker.media.values import Media, Video
 from lmx.worker.mlx.media.encoding import FeatureMismatchError
 from lmx.worker.mlx.media.spans import MediaSpans

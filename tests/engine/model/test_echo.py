@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from lmx.router.rendering.logprobs import TextLogprobs, text_lists
-from lmx.worker.engine import RowRequest, RowSampling, RowStarted, TokenScores
+from lmx.worker.engine.values import RowRequest, RowSampling, RowStarted, TokenScores
 from lmx.worker.mlx.model.token_text import TokenText
 from lmx.worker.scheduling.batch import begin_answer, echo_prompt
 from lmx.worker.scheduling.jobs import Job, Piece, TextRules

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, dynamic_module_utils
 from lmx.protocol.errors import ErrorCode, OperationError, RequestError
 from lmx.protocol.messages.data import ToolUse
 from lmx.protocol.models.sampling import SamplingParameters
-from lmx.worker.engine import ModelFacts, PromptSource, ReasoningMarkers
+from lmx.worker.engine.values import ModelFacts, PromptSource, ReasoningMarkers
 from lmx.worker.mlx.model.folder import effective_context, read_folder
 from lmx.worker.mlx.model.guard import forbid_checkpoint_code
 from lmx.worker.mlx.model.prompt import PromptEncoder

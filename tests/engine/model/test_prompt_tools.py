@@ -8,7 +8,7 @@ import pytest
 
 from lmx.protocol.messages.data import Thinking, ToolUse
 from lmx.protocol.states import ToolChoice
-from lmx.worker.engine import ModelFacts, PromptSource, ReasoningMarkers
+from lmx.worker.engine.values import ModelFacts, PromptSource, ReasoningMarkers
 from lmx.worker.formats.families import harmony
 from lmx.worker.formats.families.table import marker_ids
 from lmx.worker.formats.reasoning import find_markers

@@ -15,7 +15,7 @@ from lmx.protocol.messages.tasks import (
     Tokenize,
     TokenizerDescribed,
 )
-from lmx.worker.engine import ModelFacts
+from lmx.worker.engine.values import ModelFacts
 from lmx.worker.mlx.model import token_text
 from lmx.worker.mlx.model.prompt import PromptEncoder
 from lmx.worker.mlx.model.token_text import MAX_CHARACTERS, TokenTasks

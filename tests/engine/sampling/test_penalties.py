@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmx.worker.engine import RowSampling
+from lmx.worker.engine.values import RowSampling
 from lmx.worker.mlx.sampling import penalties
 from lmx.worker.mlx.sampling.penalties import BatchEdits, RowEdits
 from lmx.worker.mlx.sampling.sampler import RowSampler

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from lmx.worker.engine import RowSampling
+from lmx.worker.engine.values import RowSampling
 from lmx.worker.mlx.sampling.sampler import RowSampler
 from tests.support.references.sampling_reference import chi_square, distribution, edited
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from lmx.worker.engine import RowSampling
+from lmx.worker.engine.values import RowSampling
 from lmx.worker.mlx.sampling.mask import allows_other_than, fit_mask, mask_rows
 from lmx.worker.mlx.sampling.sampler import RowSampler
 

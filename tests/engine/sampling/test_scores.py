@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from lmx.worker.engine import RowSampling, TokenScores
+from lmx.worker.engine.values import RowSampling, TokenScores
 from lmx.worker.mlx.sampling.sampler import RowSampler, prompt_scores
 
 pytestmark = pytest.mark.engine

@@ -17,7 +17,8 @@ from lmx.protocol.messages.speech import SpokenSegment, Transcribe, Transcript
 from lmx.protocol.messages.tasks import Embed, Tokenize, Tokenized
 from lmx.protocol.models.kind import read_kind
 from lmx.protocol.states import ModelKind
-from lmx.worker.engine import Engine, TaskPiece
+from lmx.worker.engine.interfaces import Engine
+from lmx.worker.engine.values import TaskPiece
 from lmx.worker.life import load_engine
 from lmx.worker.media.values import Sound
 from tests.support.models.speech_samples import espeak, word_errors

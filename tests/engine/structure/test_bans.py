@@ -6,7 +6,7 @@ from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.messages.data import Structure, Thinking
 from lmx.protocol.states import StructureKind
 from lmx.worker.constraints.compiler import ConstraintCompiler
-from lmx.worker.engine import Constraint, ConstraintSource
+from lmx.worker.engine.values import Constraint, ConstraintSource
 from tests.support.models.tiny_models import make_tiny_model, make_tokenizer
 from tests.support.references.grammar_walk import allowed_set
 from tests.support.rigs.engine_rig import GREEDY, HOT, EngineRunner, spec_of

@@ -11,7 +11,7 @@ import pytest
 from lmx.protocol.states import ToolChoice
 from lmx.router.rendering.responses.items import ItemForm
 from lmx.router.schema.requests.responses.responses import asked_of, parse_responses
-from lmx.worker.engine import Constraint
+from lmx.worker.engine.values import Constraint
 from tests.support.clients.codex_request import PATCH_GRAMMAR
 from tests.support.references.grammar_walk import allowed_tokens, allows
 from tests.support.rigs.tool_families import PHRASES, the_family

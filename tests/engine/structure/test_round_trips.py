@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lmx.protocol.errors import LmxError
 from lmx.protocol.messages.data import Thinking, ToolUse
 from lmx.protocol.states import ToolChoice
-from lmx.worker.engine import ConstraintMaker, ConstraintSource
+from lmx.worker.engine.values import ConstraintMaker, ConstraintSource
 from lmx.worker.formats.families.table import call_forms, family_of
 from tests.support.fakes import call_writers as writers
 from tests.support.fakes.call_writers import Calls, dumps

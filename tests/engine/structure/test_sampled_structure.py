@@ -8,7 +8,7 @@ from jsonschema import Draft202012Validator
 
 from lmx.protocol.messages.data import Structure, Thinking
 from lmx.protocol.states import StructureKind
-from lmx.worker.engine import ConstraintSource, PromptSource, RowSampling
+from lmx.worker.engine.values import ConstraintSource, PromptSource, RowSampling
 from tests.support.models.tiny_models import CONTEXT_TOKENS, make_tiny_model
 from tests.support.references.json_schemas import SCHEMAS
 from tests.support.rigs.engine_rig import EngineRunner, spec_of

@@ -17,7 +17,7 @@ from lmx.protocol.states import StructureKind, ToolChoice
 from lmx.worker.constraints import compiler as module
 from lmx.worker.constraints.compiler import ConstraintCompiler
 from lmx.worker.constraints.probe import verdict
-from lmx.worker.engine import ConstraintMaker, ConstraintSource
+from lmx.worker.engine.values import ConstraintMaker, ConstraintSource
 from tests.support.models.tiny_models import make_tokenizer
 from tests.support.references.grammar_walk import allowed_tokens, walk
 from tests.support.references.schema_cases import HOSTILE, SCHEMAS, VALUES

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from lmx.protocol.messages.data import Thinking, ToolUse
 from lmx.protocol.states import DeltaKind, ToolChoice
 from lmx.worker.constraints.compiler import ConstraintCompiler
-from lmx.worker.engine import ConstraintMaker, ConstraintSource
+from lmx.worker.engine.values import ConstraintMaker, ConstraintSource
 from lmx.worker.formats.families.table import call_forms, family_of
 from lmx.worker.formats.parser import OutputParser
 from tests.support.models.tiny_models import make_word_tokenizer

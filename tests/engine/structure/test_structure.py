@@ -16,7 +16,7 @@ from lmx.protocol.errors import ErrorCode, LmxError, RequestError
 from lmx.protocol.messages.data import Structure, Thinking, ToolUse
 from lmx.protocol.states import StructureKind
 from lmx.worker.constraints.compiler import ConstraintCompiler
-from lmx.worker.engine import Constraint, ConstraintSource
+from lmx.worker.engine.values import Constraint, ConstraintSource
 from tests.support.models.tiny_models import make_tokenizer
 from tests.support.references.grammar_walk import allowed_tokens, feed, walk
 from tests.support.references.json_schemas import SCHEMAS

@@ -9,7 +9,7 @@ from lmx.protocol.errors import LmxError
 from lmx.protocol.messages.data import Structure, Thinking
 from lmx.protocol.states import StructureKind
 from lmx.worker.constraints.compiler import ConstraintCompiler
-from lmx.worker.engine import Constraint, ConstraintSource, ReasoningMarkers
+from lmx.worker.engine.values import Constraint, ConstraintSource, ReasoningMarkers
 from lmx.worker.formats.reasoning import FORMS
 from tests.support.models.tiny_models import make_tokenizer, make_word_tokenizer
 from tests.support.references.grammar_walk import allowed_set, allowed_tokens, feed

@@ -10,7 +10,7 @@ from lmx.protocol.errors import RequestError
 from lmx.protocol.messages.data import Structure, Thinking, ToolUse
 from lmx.protocol.states import DeltaKind, StructureKind, ToolChoice
 from lmx.worker.constraints.compiler import ConstraintCompiler
-from lmx.worker.engine import ConstraintSource
+from lmx.worker.engine.values import ConstraintSource
 from lmx.worker.formats.families.table import marker_ids
 from lmx.worker.formats.parser import OutputParser
 from tests.support.models.tiny_models import make_tokenizer

@@ -24,13 +24,12 @@ from lmx.protocol.messages.data import Structure, ToolUse
 from lmx.protocol.messages.specs import WorkerSpec
 from lmx.protocol.states import StructureKind, ToolChoice
 from lmx.worker.constraints.compiler import ConstraintCompiler
-from lmx.worker.engine import (
+from lmx.worker.engine.interfaces import Engine, LoadReporter
+from lmx.worker.engine.values import (
     Constraint,
     ConstraintMaker,
     ConstraintSource,
     EncodedPrompt,
-    Engine,
-    LoadReporter,
     ModelFacts,
     PromptSource,
     RowRequest,

@@ -82,13 +82,12 @@ from lmx.protocol.messages.tasks import (
     Tokenized,
 )
 from lmx.protocol.states import LoadPhase, MediaKind, StructureKind, ToolChoice
-from lmx.worker.engine import (
+from lmx.worker.engine.interfaces import Engine, LoadReporter
+from lmx.worker.engine.values import (
     ConstraintMaker,
     ConstraintSource,
     EncodedPrompt,
-    Engine,
     Hypothesis,
-    LoadReporter,
     ModelFacts,
     PromptMedia,
     PromptSource,

@@ -4,7 +4,7 @@ are imported when it is made, and not for an estimate."""
 from __future__ import annotations
 
 from lmx.protocol.messages.specs import WorkerSpec
-from lmx.worker.engine import Engine, LoadReporter
+from lmx.worker.engine.interfaces import Engine, LoadReporter
 from lmx.worker.mlx.memory.estimate import estimate
 
 __all__ = ["create", "estimate"]

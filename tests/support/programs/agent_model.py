@@ -16,12 +16,11 @@ from typing import Any, Final
 from lmx.protocol.messages.specs import WorkerSpec
 from lmx.protocol.states import MediaKind
 from lmx.worker.constraints.compiler import ConstraintCompiler
-from lmx.worker.engine import (
+from lmx.worker.engine.interfaces import Engine, LoadReporter
+from lmx.worker.engine.values import (
     ConstraintMaker,
     ConstraintSource,
     EncodedPrompt,
-    Engine,
-    LoadReporter,
     ModelFacts,
     PromptSource,
     ReasoningMarkers,

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmx.worker.engine import Constraint
+from lmx.worker.engine.values import Constraint
 
 # Often enough, so that strings and arrays come to their end.
 _CLOSING_SHARE = 0.3

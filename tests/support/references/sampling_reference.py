@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from lmx.worker.engine import RowSampling
+from lmx.worker.engine.values import RowSampling
 
 Floats = npt.NDArray[np.float64]
 

@@ -23,7 +23,7 @@ from lmx.protocol.messages.specs import PrefixCacheSpec
 from lmx.protocol.models.checkpoint import read_checkpoint_config
 from lmx.protocol.models.memory import kv_bytes
 from lmx.protocol.states import ModelKind
-from lmx.worker.engine import RowRequest, RowSampling
+from lmx.worker.engine.values import RowRequest, RowSampling
 from lmx.worker.mlx.decoding.batching import can_batch, can_take_turns
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
 from lmx.worker.mlx.decoding.rollback import (

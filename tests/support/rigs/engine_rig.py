@@ -19,17 +19,15 @@ from lmx.protocol.messages.specs import (
     WorkerSpec,
 )
 from lmx.protocol.states import LoadPhase
-from lmx.worker.engine import (
-    Generator,
+from lmx.worker.engine.interfaces import Generator, Resident, TaskEngine
+from lmx.worker.engine.values import (
     Hypothesis,
     ModelFacts,
     PromptSource,
-    Resident,
     RowRequest,
     RowSampling,
     RowStarted,
     StepOutput,
-    TaskEngine,
     TokenScores,
 )
 from lmx.worker.life import load_engine

@@ -14,7 +14,13 @@ import numpy as np
 
 from lmx.protocol.messages.tasks import Tokenize, Tokenized
 from lmx.protocol.states import MediaKind
-from lmx.worker.engine import EncodedPrompt, ModelFacts, PromptSource, RowRequest, RowSampling
+from lmx.worker.engine.values import (
+    EncodedPrompt,
+    ModelFacts,
+    PromptSource,
+    RowRequest,
+    RowSampling,
+)
 from lmx.worker.media.values import Media, Picture, Sound, Video
 from lmx.worker.mlx.decoding.batching import can_batch
 from lmx.worker.mlx.decoding.prefill import PromptPrefill

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lmx.protocol.states import DeltaKind
-from lmx.worker.engine import ReasoningMarkers
+from lmx.worker.engine.values import ReasoningMarkers
 from lmx.worker.formats.parser import OutputParser, Part
 
 THINK = ReasoningMarkers("<think>", "</think>")

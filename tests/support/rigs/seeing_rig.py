@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from lmx.worker.engine import EncodedPrompt, PromptSource
+from lmx.worker.engine.values import EncodedPrompt, PromptSource
 from lmx.worker.media.values import Picture
 from lmx.worker.mlx.engine import MlxGenerator
 from tests.support.rigs.engine_rig import EngineRunner

@@ -12,7 +12,7 @@ from tokenizers import AddedToken
 from lmx.protocol.messages.data import Structure, Thinking, ToolUse
 from lmx.protocol.states import DeltaKind, ToolChoice
 from lmx.worker.constraints.compiler import ConstraintCompiler
-from lmx.worker.engine import Constraint, ConstraintSource
+from lmx.worker.engine.values import Constraint, ConstraintSource
 from lmx.worker.formats.parser import OutputParser
 from tests.support.models.tiny_models import make_tokenizer
 from tests.support.references.grammar_walk import walk

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lmx.worker.engine import ModelFacts, ReasoningMarkers, capabilities
+from lmx.worker.engine.values import ModelFacts, ReasoningMarkers, capabilities
 
 THINKS = ReasoningMarkers("<think>", "</think>")
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import structlog
 
-from lmx.worker.engine import ReasoningMarkers
+from lmx.worker.engine.values import ReasoningMarkers
 from lmx.worker.formats.families.harmony import HARMONY, THINKING
 from lmx.worker.formats.families.json import JSON_FAMILIES, JSON_TOOLS
 from lmx.worker.formats.families.literals import LITERAL_FAMILIES

@@ -12,7 +12,7 @@ from typing import Final, cast
 import mlx.core as mx
 import structlog
 
-from lmx.worker.engine import RowRequest, RowSampling
+from lmx.worker.engine.values import RowRequest, RowSampling
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
 from lmx.worker.mlx.model.batch_slots import join
 from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 
-from lmx.worker.engine import BeamSearch, Constraint, Hypothesis, RowSampling, TokenScores
+from lmx.worker.engine.values import BeamSearch, Constraint, Hypothesis, RowSampling, TokenScores
 from lmx.worker.mlx.model.forward import PromptCache, cache_states
 from lmx.worker.mlx.sampling.filters import candidates
 from lmx.worker.mlx.sampling.mask import fit_mask, mask_rows

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from mlx_vlm.generate.ar import _get_batch_cache_eval_interval
 
-from lmx.worker.engine import RowDrafts, RowToken, TokenScores
+from lmx.worker.engine.values import RowDrafts, RowToken, TokenScores
 from lmx.worker.mlx.decoding.rollback import (
     Blocks,
     Rollback,

@@ -20,7 +20,7 @@ import structlog
 
 from lmx.protocol.errors import RequestError
 from lmx.protocol.states import MediaKind
-from lmx.worker.engine import EncodedPrompt, PromptSource, RowRequest, RowSampling
+from lmx.worker.engine.values import EncodedPrompt, PromptSource, RowRequest, RowSampling
 from lmx.worker.media.values import Media, MediaNeeds, Picture, Sound, Video
 from lmx.worker.mlx.decoding.media import token_types
 from lmx.worker.mlx.decoding.prefill import PromptPrefill

@@ -19,7 +19,7 @@ from mlx_vlm.generate.ar import (
 )
 from mlx_vlm.generate.common import _chunked_prefill_enabled
 
-from lmx.worker.engine import RowRequest, TokenScores
+from lmx.worker.engine.values import RowRequest, TokenScores
 from lmx.worker.mlx.decoding.media import PromptMediaReading
 from lmx.worker.mlx.media.spans import media_of
 from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states

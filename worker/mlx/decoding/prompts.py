@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lmx.worker.engine import RowRequest
+from lmx.worker.engine.values import RowRequest
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
 from lmx.worker.mlx.media.spans import media_of
 

@@ -23,7 +23,7 @@ from mlx_vlm.models.cache import (
 )
 from mlx_vlm.speculative.cache_state import iter_leaf_caches, start_speculative_cache
 
-from lmx.worker.engine import RowRequest, RowSampling
+from lmx.worker.engine.values import RowRequest, RowSampling
 from lmx.worker.mlx.decoding.batching import difference, without_forbidden
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
 from lmx.worker.mlx.model.batch_slots import MOST_PADDING_TOKENS, SlottedKVCache, join

@@ -15,7 +15,14 @@ from typing import Final
 
 import mlx.core as mx
 
-from lmx.worker.engine import Hypothesis, RowDrafts, RowRequest, RowStarted, RowToken, StepOutput
+from lmx.worker.engine.values import (
+    Hypothesis,
+    RowDrafts,
+    RowRequest,
+    RowStarted,
+    RowToken,
+    StepOutput,
+)
 from lmx.worker.mlx.decoding.batching import Company
 from lmx.worker.mlx.decoding.beam import BeamGroup
 from lmx.worker.mlx.decoding.decode import DecodeBatch, DecodeRow, DecodeStep, Joining
@@ -62,7 +69,7 @@ class _Made:
 
 
 class RowSet:
-    """Admits, steps and removes rows as :class:`lmx.worker.engine.Generator` says.
+    """Admits, steps and removes rows as ``Generator`` says.
 
     It is called in mlx-vlm's generation stream. ``prefixes`` keeps what rows compute, and rows
     begin with the stored part of their prompt. ``speculation``, if there is one, steps the decoding

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 
-from lmx.worker.engine import TokenScores
+from lmx.worker.engine.values import TokenScores
 from lmx.worker.mlx.sampling.sampler import PendingScores, RowSampler
 
 

@@ -18,7 +18,8 @@ from lmx.protocol.messages.specs import WorkerSpec
 from lmx.protocol.messages.speech import Transcribe
 from lmx.protocol.messages.tasks import Embed, Rerank, Task, TaskReply, Vectors
 from lmx.protocol.states import LoadPhase, ModelKind
-from lmx.worker.engine import Engine, LoadReporter, TaskPlan, wrong_kind
+from lmx.worker.engine.interfaces import Engine, LoadReporter
+from lmx.worker.engine.values import TaskPlan, wrong_kind
 from lmx.worker.media.values import Media
 from lmx.worker.mlx.encoders.encoder import (
     EncoderInputs,
@@ -33,7 +34,7 @@ from lmx.worker.mlx.model.token_text import check_tokens
 
 def load_embedder(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
     """Load an embedding model, and compute one small piece, so that a model that can't be served
-    fails here. See :class:`lmx.worker.engine.EngineFactory`."""
+    fails here. See ``EngineFactory``."""
     encoder = load_encoder(spec, advanced, _read_model)
     advanced(LoadPhase.WARMUP, None, "")
     return Engine(encoder.facts, resident=EncoderMemory(encoder.model), tasks=MlxEmbedder(encoder))
@@ -56,7 +57,7 @@ class EmbedPiece:
 
 
 class MlxEmbedder:
-    """A :class:`lmx.worker.engine.TaskEngine`. It pools and normalizes as the model's files say.
+    """A ``TaskEngine``. It pools and normalizes as the model's files say.
 
     An input's vector does not depend on the inputs that were computed with it, except for rounding.
     """

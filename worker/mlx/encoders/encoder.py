@@ -18,7 +18,8 @@ from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.specs import WorkerSpec
 from lmx.protocol.messages.tasks import TaskReply
 from lmx.protocol.states import LoadPhase
-from lmx.worker.engine import LoadReporter, ModelFacts, PromptSource
+from lmx.worker.engine.interfaces import LoadReporter
+from lmx.worker.engine.values import ModelFacts, PromptSource
 from lmx.worker.mlx.device.metal_memory import give_back, hold_weights
 from lmx.worker.mlx.encoders.folder import EncoderSettings, read_encoder_settings
 from lmx.worker.mlx.model.folder import effective_context, read_folder
@@ -113,7 +114,7 @@ class EncoderInputs:
 
 
 class EncoderMemory:
-    """A :class:`lmx.worker.engine.Resident` whose only cache is mlx's own."""
+    """A ``Resident`` whose only cache is mlx's own."""
 
     def __init__(self, model: Any) -> None:
         """``model`` is the one whose weights are in memory."""

@@ -18,7 +18,8 @@ from lmx.protocol.messages.tasks import Embed, Rerank, Scores, Task, TaskReply
 from lmx.protocol.models.checkpoint import read_checkpoint_config
 from lmx.protocol.models.kind import is_classifier
 from lmx.protocol.states import LoadPhase, ModelKind
-from lmx.worker.engine import Engine, LoadReporter, TaskPlan, wrong_kind
+from lmx.worker.engine.interfaces import Engine, LoadReporter
+from lmx.worker.engine.values import TaskPlan, wrong_kind
 from lmx.worker.media.values import Media
 from lmx.worker.mlx.encoders.encoder import (
     EncoderInputs,
@@ -72,7 +73,7 @@ class _Form(Protocol):
 
 def load_reranker(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
     """Load a rerank model, and compute one small piece, so that a model that can't be served fails
-    here. See :class:`lmx.worker.engine.EngineFactory`."""
+    here. See ``EngineFactory``."""
     encoder = load_encoder(spec, advanced, _read_model)
     advanced(LoadPhase.WARMUP, None, "")
     is_judge = _is_judge(Path(spec.model_path))
@@ -92,7 +93,7 @@ def _read_model(folder: Path, settings: EncoderSettings) -> Any:
 
 
 class MlxReranker:
-    """A :class:`lmx.worker.engine.TaskEngine` that scores pairs of query and document."""
+    """A ``TaskEngine`` that scores pairs of query and document."""
 
     def __init__(self, encoder: LoadedEncoder, form: _Form) -> None:
         """Compute one small piece."""

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lmx.protocol.states import MediaKind
-from lmx.worker.engine import PromptMedia, RowRequest
+from lmx.worker.engine.values import PromptMedia, RowRequest
 
 _LEAST_WORDS: Final = 5
 """So many words of 31 bits are enough to tell any two media apart, whoever chose them."""
@@ -51,7 +51,7 @@ class MediaSpan:
 
 @dataclass(slots=True, eq=False)
 class MediaSpans:
-    """All media of a prompt, in its order. It is what :class:`lmx.worker.engine.PromptMedia`
+    """All media of a prompt, in its order. It is what ``PromptMedia``
     promises. All rows of a request share it."""
 
     spans: tuple[MediaSpan, ...]

@@ -16,7 +16,8 @@ from lmx.protocol.messages.specs import WorkerSpec
 from lmx.protocol.models.checkpoint import read_checkpoint_config
 from lmx.protocol.states import LoadPhase, ModelKind
 from lmx.worker.constraints.vocabulary import takes_grammars
-from lmx.worker.engine import LoadReporter, ModelFacts
+from lmx.worker.engine.interfaces import LoadReporter
+from lmx.worker.engine.values import ModelFacts
 from lmx.worker.formats.families.table import parser_for
 from lmx.worker.formats.reasoning import find_markers
 from lmx.worker.mlx.adapters.attach import Adapters, attach_adapters

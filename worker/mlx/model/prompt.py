@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Thinking
-from lmx.worker.engine import EncodedPrompt, ModelFacts, PromptSource
+from lmx.worker.engine.values import EncodedPrompt, ModelFacts, PromptSource
 from lmx.worker.formats.families.table import family_of
 from lmx.worker.mlx.media.prompt import MediaPrompts
 from lmx.worker.templates.abilities import TemplateAbilities, find_abilities

@@ -23,7 +23,8 @@ from lmx.protocol.messages.tasks import (
     Tokenized,
     TokenizerDescribed,
 )
-from lmx.worker.engine import Detokenizer, EncodedPrompt, PromptSource
+from lmx.worker.engine.interfaces import Detokenizer
+from lmx.worker.engine.values import EncodedPrompt, PromptSource
 from lmx.worker.media.values import Media
 from lmx.worker.text.detokenize import ByteDetokenizer, Decode, IncrementalDetokenizer
 
@@ -49,7 +50,7 @@ class TokenText:
     def detokenizer(
         self, markers: bool, after: Sequence[int], *, special: bool = False
     ) -> Detokenizer:
-        """See :meth:`lmx.worker.engine.Generator.detokenizer`."""
+        """See ``Generator.detokenizer``."""
         if special:
             skip = frozenset[int]()
         else:

@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from lmx.worker.engine import RowSampling
+from lmx.worker.engine.values import RowSampling
 from lmx.worker.mlx.sampling.filters import (
     LANES,
     Filters,

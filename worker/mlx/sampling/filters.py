@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, TypeVar, cast
 
 import mlx.core as mx
 
-from lmx.worker.engine import RowSampling
+from lmx.worker.engine.values import RowSampling
 
 LANES: Final = 128
 """Long rows are padded to a multiple of this, and summed in so many lanes at once: five times

@@ -20,7 +20,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from lmx.worker.engine import RowSampling
+from lmx.worker.engine.values import RowSampling
 
 _MOST_TAKEN: Final = 256
 """After so many tokens, the edits of a batch are made anew."""

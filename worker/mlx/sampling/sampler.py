@@ -31,7 +31,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from lmx.worker.engine import Constraint, RowSampling, TokenScores
+from lmx.worker.engine.values import Constraint, RowSampling, TokenScores
 from lmx.worker.mlx.sampling.draw import DrawGroups
 from lmx.worker.mlx.sampling.filters import candidates
 from lmx.worker.mlx.sampling.mask import allows_other_than, fit_mask, mask_rows, only_token

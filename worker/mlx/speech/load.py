@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.models.checkpoint import read_checkpoint_config, weight_files
 from lmx.protocol.states import ModelKind
-from lmx.worker.engine import LoadReporter
+from lmx.worker.engine.interfaces import LoadReporter
 from lmx.worker.mlx.memory.speech import computing_bytes
 from lmx.worker.mlx.model.folder import read_folder
 from lmx.worker.mlx.model.guard import forbid_checkpoint_code

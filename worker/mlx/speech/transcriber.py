@@ -14,14 +14,8 @@ from lmx.protocol.messages.specs import WorkerSpec
 from lmx.protocol.messages.speech import Transcribe
 from lmx.protocol.messages.tasks import Task, TaskReply
 from lmx.protocol.states import LoadPhase, MediaKind, ModelKind
-from lmx.worker.engine import (
-    Engine,
-    LoadReporter,
-    ModelFacts,
-    PromptSource,
-    TaskPlan,
-    wrong_kind,
-)
+from lmx.worker.engine.interfaces import Engine, LoadReporter
+from lmx.worker.engine.values import ModelFacts, PromptSource, TaskPlan, wrong_kind
 from lmx.worker.media.values import Media, MediaNeeds, Sound
 from lmx.worker.mlx.device.metal_memory import hold_weights
 from lmx.worker.mlx.encoders.encoder import EncoderMemory
@@ -38,7 +32,7 @@ SAMPLE_RATE_HZ: Final = 16_000
 
 def load_transcriber(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
     """Load a Whisper, and let it hear a second, so that a model that can't be served fails here.
-    See :class:`lmx.worker.engine.EngineFactory`."""
+    See ``EngineFactory``."""
     advanced(LoadPhase.WEIGHTS, 0.0, "")
     network, tokenizer = load_network(Path(spec.model_path), advanced)
     hold_weights(spec.wiring, spec.memory_limit_bytes)
@@ -59,7 +53,7 @@ def load_transcriber(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
 
 
 class MlxTranscriber:
-    """A :class:`lmx.worker.engine.TaskEngine` and a :class:`lmx.worker.engine.Transcriber`. Each
+    """A ``TaskEngine`` and a ``Transcriber``. Each
     window of a sound is a piece."""
 
     def __init__(self, network: SpeechNetwork, token_tasks: TokenTasks) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from lmx.protocol.messages.speech import SpokenSegment, SpokenWord, Transcribe, Transcript
-from lmx.worker.engine import TaskPiece
+from lmx.worker.engine.values import TaskPiece
 from lmx.worker.media.values import Sound
 from lmx.worker.mlx.speech.decoder import (
     SAMPLES_PER_FRAME,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmx.protocol.states import DeltaKind
-from lmx.worker.engine import ReasoningMarkers
+from lmx.worker.engine.values import ReasoningMarkers
 from lmx.worker.formats.families import harmony
 from lmx.worker.formats.parser import OutputParser
 from lmx.worker.formats.reasoning import FORMS

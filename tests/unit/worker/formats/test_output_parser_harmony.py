@@ -2,7 +2,7 @@
 
 import pytest
 
-from lmx.worker.engine import ReasoningMarkers
+from lmx.worker.engine.values import ReasoningMarkers
 from tests.support.rigs.parsed_output import parse, tool
 
 TOOLS = [tool("now")]

@@ -19,7 +19,7 @@ from lmx.protocol.messages.data import (
 )
 from lmx.protocol.messages.specs import LogSpec, SpeculationSpec, WorkerSpec
 from lmx.protocol.models.sampling import PARAMETERS, SamplingParameters
-from lmx.worker.engine import (
+from lmx.worker.engine.values import (
     ConstraintMaker,
     EncodedPrompt,
     ModelFacts,

@@ -15,15 +15,8 @@ from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.tasks import Vectors
 from lmx.protocol.models.memory import KvLayers
 from lmx.protocol.states import DeltaKind, FinishReason, LoadPhase, MemoryPressure
-from lmx.worker.engine import (
-    BeamSearch,
-    Engine,
-    LoadReporter,
-    ModelFacts,
-    PromptSource,
-    RowRequest,
-    RowSampling,
-)
+from lmx.worker.engine.interfaces import Engine, LoadReporter
+from lmx.worker.engine.values import BeamSearch, ModelFacts, PromptSource, RowRequest, RowSampling
 from lmx.worker.scheduling.batch import BatchLimits
 from lmx.worker.scheduling.jobs import (
     AnswerEnded,

@@ -15,7 +15,7 @@ from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Generate, Sampling, Search
 from lmx.protocol.messages.specs import LogSpec, WorkerSpec
 from lmx.protocol.models.memory import KvLayers, kv_bytes
-from lmx.worker.engine import BeamSearch, ModelFacts, RowRequest, RowSampling, StepOutput
+from lmx.worker.engine.values import BeamSearch, ModelFacts, RowRequest, RowSampling, StepOutput
 from lmx.worker.scheduling.batch import Batch, BatchLimits
 from lmx.worker.scheduling.jobs import Job, JobCancelled, JobEnd, JobFailed, JobFinished, TextRules
 from lmx.worker.scheduling.kv_admission import AHEAD_TOKENS, ANSWER_TOKENS, KvAdmission, most_tokens

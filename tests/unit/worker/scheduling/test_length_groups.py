@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lmx.protocol.models.memory import KvLayers, kv_bytes
-from lmx.worker.engine import RowRequest, RowSampling
+from lmx.worker.engine.values import RowRequest, RowSampling
 from lmx.worker.scheduling.kv_admission import KvAdmission
 from lmx.worker.scheduling.length_groups import RowLength, are_alike, padded_tokens
 

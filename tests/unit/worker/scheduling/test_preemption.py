@@ -10,7 +10,7 @@ import pytest
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.models.memory import KvLayers
-from lmx.worker.engine import BeamSearch, PromptSource, RowRequest, RowSampling
+from lmx.worker.engine.values import BeamSearch, PromptSource, RowRequest, RowSampling
 from lmx.worker.scheduling.batch import Batch, BatchLimits
 from lmx.worker.scheduling.jobs import (
     Job,

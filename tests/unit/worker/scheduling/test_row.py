@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lmx.protocol.states import DeltaKind, FinishReason
-from lmx.worker.engine import ReasoningMarkers, RowRequest, RowSampling, TokenScores
+from lmx.worker.engine.values import ReasoningMarkers, RowRequest, RowSampling, TokenScores
 from lmx.worker.formats.parser import OutputParser
 from lmx.worker.scheduling.jobs import AnswerEnded, Job, JobOutput, Piece, TextRules
 from lmx.worker.scheduling.row import Row

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from jsonschema import Draft202012Validator
 
-from lmx.worker.engine import Unchecked
+from lmx.worker.engine.values import Unchecked
 from lmx.worker.schemas.check import SchemaCheck
 from lmx.worker.schemas.dialects import SchemaFault, ecma, standalone
 from lmx.worker.schemas.disjoint import Lookup, equal_text

@@ -17,7 +17,7 @@ from lmx.protocol.messages.data import Generate, Preparing, Sampling
 from lmx.protocol.messages.media import MediaItem
 from lmx.protocol.messages.specs import LogSpec, WorkerSpec
 from lmx.protocol.states import MediaForm, MediaKind
-from lmx.worker.engine import ModelFacts
+from lmx.worker.engine.values import ModelFacts
 from lmx.worker.media.values import MediaNeeds
 from lmx.worker.scheduling.progress import InFlight, ProgressClock
 from lmx.worker.service import generations as module

@@ -43,7 +43,8 @@ from lmx.protocol.states import (
     ModelKind,
     StructureKind,
 )
-from lmx.worker.engine import Engine, TaskPlan
+from lmx.worker.engine.interfaces import Engine
+from lmx.worker.engine.values import TaskPlan
 from lmx.worker.media.decoder import MediaDecoder
 from lmx.worker.media.values import Media, MediaNeeds
 from lmx.worker.scheduling.batch import BatchLimits

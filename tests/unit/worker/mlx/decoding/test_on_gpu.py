@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 from structlog.testing import capture_logs
 
-from lmx.worker.engine import RowRequest, RowSampling, StepOutput
+from lmx.worker.engine.values import RowRequest, RowSampling, StepOutput
 from lmx.worker.mlx import engine
 from lmx.worker.mlx.decoding import batching, decode, rows
 from lmx.worker.mlx.decoding.pace import LEAST_TOKENS, MOST_TOKENS, PrefillPace

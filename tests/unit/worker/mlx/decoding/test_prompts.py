@@ -9,7 +9,7 @@ from typing import Any, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmx.worker.engine import RowRequest, RowSampling
+from lmx.worker.engine.values import RowRequest, RowSampling
 from lmx.worker.mlx.decoding.prompts import (
     Prompt,
     PromptQueue,

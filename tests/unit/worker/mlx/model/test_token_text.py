@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from lmx.worker.engine import Detokenizer
+from lmx.worker.engine.interfaces import Detokenizer
 from lmx.worker.mlx.model.token_text import TokenText
 
 

@@ -10,7 +10,7 @@ from types import ModuleType
 import mlx.core as mx
 import pytest
 
-from lmx.worker.engine import RowSampling
+from lmx.worker.engine.values import RowSampling
 from lmx.worker.mlx.sampling import filters
 
 VOCABULARY = 1280

@@ -1,0 +1,1 @@
+"""What a worker needs of any engine: its interfaces, and the values that cross them."""

@@ -1,0 +1,204 @@
+"""What a worker needs of an engine: its interfaces.
+
+An engine is always loaded: a *factory*, named by a worker's spec, loads a model and returns an
+:class:`Engine`, which says what can be asked of it. There are four interfaces:
+
+- :class:`Resident`: every engine. It is in memory, and can give some of that back.
+- :class:`TaskEngine`: every engine. It answers requests that are no generation.
+- :class:`Generator`: an engine of a model that writes. It decodes a batch of rows.
+- :class:`Transcriber`: an engine of a model that writes down what it hears.
+
+Two threads call an engine. An engine needs no lock as long as the calls of one thread touch nothing
+that the calls of the other write:
+
+- The *prompt thread* calls ``Generator.encode``, ``Generator.constrain``, ``TaskEngine.plan``
+  and ``Transcriber.transcribe``, even while a step runs.
+- The *engine thread* calls the factory and everything else, one call after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from lmx.protocol.messages.specs import WorkerSpec
+from lmx.protocol.messages.speech import Transcribe
+from lmx.protocol.messages.tasks import Task, TaskReply
+from lmx.protocol.states import LoadPhase
+from lmx.worker.engine.values import (
+    ConstraintMaker,
+    ConstraintSource,
+    EncodedPrompt,
+    ModelFacts,
+    PromptSource,
+    RowRequest,
+    StepOutput,
+    TaskPlan,
+)
+from lmx.worker.media.values import Media, Sound
+
+
+class Detokenizer(Protocol):
+    """Turns one row's tokens into text. The joined pieces are the text of all the tokens.
+
+    Engine thread. An exception concerns only its request.
+    """
+
+    def add(self, token: int) -> str:
+        """Return the text that became final: whole characters, often none."""
+
+    def flush(self) -> str:
+        """Return the text that was held back; called once, after the last token."""
+
+
+class Generator(Protocol):
+    """A model that decodes a batch of rows, at least one token a row and step.
+
+    It is not concerned with streams, stop strings, EOS, credit or queues: rows are removed by the
+    caller. An exception out of ``encode``, ``constrain``, ``detokenizer``, ``token_bytes`` or
+    ``admit`` concerns its request alone; one out of ``step`` or ``remove`` means that the engine is
+    broken, or that memory ran out (:func:`lmx.worker.scheduling.out_of_memory.is_out_of_memory`).
+    """
+
+    def encode(self, source: PromptSource) -> EncodedPrompt:
+        """Return the prompt's tokens. Prompt thread.
+
+        Raises ``RequestError`` for a prompt that the model can't take; that it is too long by a
+        little is the caller's to find.
+        """
+
+    def constrain(self, source: ConstraintSource) -> ConstraintMaker | None:
+        """Compile what a request's rows must keep to; None: nothing. Prompt thread.
+
+        Raises ``RequestError`` for a structure that is invalid or can't be enforced.
+        """
+
+    def detokenizer(
+        self, markers: bool, after: Sequence[int] = (), *, special: bool = False
+    ) -> Detokenizer:
+        """Return a fresh one for a new row, whose text goes on after the tokens ``after``.
+        Engine thread.
+
+        Special tokens are no text; with ``markers`` those are that tell tool calls and
+        reasoning from content, with ``special`` all.
+        """
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes of a token; for a special token, those of its name. Engine thread."""
+
+    def can_admit(self) -> bool:
+        """Return whether ``admit`` may be called now; the caller keeps the number of rows.
+        Engine thread."""
+
+    def admit(self, row: RowRequest) -> None:
+        """Begin a row. It may end by itself after ``max_tokens`` tokens, for no other reason.
+        Engine thread."""
+
+    def step(self) -> StepOutput:
+        """Advance every decoding row by one token or more, and prefill by at most one chunk.
+        Engine thread.
+
+        Blocks until the work is done, so that its progress is real. Called while a row lives.
+        """
+
+    def remove(self, row_id: int) -> None:
+        """Forget a row wherever it is, and free its KV cache; ignores a row that has ended.
+        Engine thread."""
+
+    def flush(self) -> StepOutput:
+        """Return what is computed already and was not returned yet, and begin nothing. The caller
+        handles it as the output of ``step``. Engine thread."""
+
+    def preempt(self, row_id: int) -> Sequence[int] | None:
+        """Remove a row that is to be admitted again later (:attr:`RowRequest.made_tokens`), and
+        return the tokens of its answer that ``step`` and ``flush`` have returned, of its whole
+        life. What it has computed is kept where there is room; after a ``flush``, all of it can be
+        used again. None: such a row can't come back, and it is left as it is. Engine thread."""
+
+
+class TaskEngine(Protocol):
+    """A model that answers tasks: requests that are no generation
+    (:mod:`lmx.protocol.messages.tasks`)."""
+
+    def plan(self, task: Task, media: Sequence[Media] = ()) -> TaskPlan | TaskReply:
+        """Tokenize and check a task, and cut it into pieces; or return the reply to it, if nothing
+        must be computed. ``media`` are those of a ``Tokenize``; the model takes them. Prompt
+        thread.
+
+        Raises ``RequestError`` for a task that this model can't do. Any other exception concerns
+        only the task.
+        """
+
+
+class Transcriber(Protocol):
+    """A model that writes down what it hears."""
+
+    def transcribe(self, task: Transcribe, sound: Sound) -> TaskPlan:
+        """Check a task, and cut it into pieces. ``sound`` has the rate that the model's facts ask
+        for. Prompt thread.
+
+        Raises ``RequestError`` for a task that this model can't do. Any other exception concerns
+        only the task.
+        """
+
+
+class Resident(Protocol):
+    """A model in memory. Engine thread.
+
+    An exception from any method means that the engine is broken, or that memory ran out.
+    """
+
+    def rest(self) -> None:
+        """Use a pause, in which there are no rows: give caches back. Called once a pause."""
+
+    def shrink(self) -> None:
+        """Give about half of the caches back between two steps, because the machine's memory runs
+        short, and take no more than the rest from now on. Another call halves it again."""
+
+    def regrow(self) -> None:
+        """Let caches grow to their full size again: there is enough memory."""
+
+    def close(self) -> None:
+        """Write what is to survive the worker to disk. Only :meth:`release` follows. It is not
+        called after another method has raised."""
+
+    def release(self) -> None:
+        """Give back the memory of a device that would not come back by itself when the process
+        ends. This is the last call, also after another method has raised."""
+
+    def memory_bytes(self) -> int:
+        """Return the bytes that the engine holds, caches included; 0 if it can't tell."""
+
+    def peak_memory_bytes(self) -> int:
+        """Return the most that it has held, also between two calls; 0 if it can't tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A model that is loaded and warm, with its interfaces. One object may be several."""
+
+    facts: ModelFacts
+    resident: Resident
+    tasks: TaskEngine
+    generator: Generator | None = None
+    """None for a model that doesn't write: it never has a row."""
+    transcriber: Transcriber | None = None
+    """None for a model that doesn't transcribe."""
+
+
+LoadReporter = Callable[[LoadPhase, float | None, str], None]
+"""Takes the phase, the fraction that is done (None: unknown) and a word for people. Engine
+thread."""
+
+
+class EngineFactory(Protocol):
+    """The function that a spec's ``engine`` names, as ``module:function``."""
+
+    def __call__(self, spec: WorkerSpec, advanced: LoadReporter) -> Engine:
+        """Load a model and warm it up. Called once, on the engine thread. It takes as long as the
+        disk needs, and reports its progress to ``advanced``.
+
+        Raises ``LmxError`` with a code if the reason is known; otherwise whatever the engine's
+        library raises (:func:`lmx.worker.service.failures.load_failure` judges that).
+        """
