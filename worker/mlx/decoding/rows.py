@@ -27,6 +27,7 @@ from lmx.worker.mlx.decoding.batching import Company
 from lmx.worker.mlx.decoding.beam import BeamGroup
 from lmx.worker.mlx.decoding.decode import DecodeBatch, DecodeRow, DecodeStep, Joining
 from lmx.worker.mlx.decoding.lanes.lanes import DecodeLanes
+from lmx.worker.mlx.decoding.next_work import Shortest, Standing, Work, next_work
 from lmx.worker.mlx.decoding.pace import PrefillPace
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
 from lmx.worker.mlx.decoding.prompts import Prompt, PromptQueue
@@ -99,10 +100,7 @@ class RowSet:
         self._lanes = DecodeLanes(forward, sampler, blocks, together=company is Company.TOGETHER)
         self._prompts = PromptQueue(self._found)
         self._searches: dict[int, BeamGroup] = {}
-        self._may_wait = False
-        """Whether the shortest rows have stepped since they waited for something last."""
-        self._waited_for_chunk = False
-        """Whether that was a chunk, and no step of longer rows."""
+        self._shortest = Shortest.WAITED_FOR_LONGER
 
     @property
     def idle(self) -> bool:
@@ -123,28 +121,19 @@ class RowSet:
         """Advance everything that decodes, or read a chunk of a prompt."""
         made = _Made()
         decoding = self._decoding
-        prompt = self._prompts.next(self._can_begin)
-        if prompt is None and not decoding and self._prompts:
-            prompt = self._prompts.next(lambda prompt: True)
-        # The shortest rows wait for a chunk or for the longer rows, never for both, and for each of
-        # these in turn: neither holds up the other.
-        held_up = self._waited_for_chunk and not self._may_wait
-        if prompt is None:
-            longer = self._lanes.long_next and not held_up
-        else:
-            longer = self._lanes.long_next and self._may_wait and self._waited_for_chunk
-        if prompt is None or (decoding and (longer or not self._may_wait)):
-            # Rows that a chunk has held up get their tokens at the end of the step, and not when
-            # the one that follows has begun: on a CPU it is then nearly done.
-            alone = prompt is None and not held_up
-            self._advance(made, alone=alone, longer=longer)
-            self._may_wait = not longer
-            self._waited_for_chunk = self._waited_for_chunk and not longer
-        elif self._lanes.ahead:
+        prompt = self._next_prompt(decoding) if self._prompts else None
+        standing = Standing(
+            self._shortest, decoding, prompt is not None, self._lanes.long_next, self._lanes.ahead
+        )
+        work = next_work(standing)
+        if work is Work.RETURN:
             self._take_step(self._lanes.flush(), made)
-        else:
+        elif work is Work.READ:
+            assert prompt is not None
             self._read(prompt, decoding, made)
-            self._may_wait, self._waited_for_chunk = False, decoding
+        else:
+            self._advance(made, alone=work is Work.STEP, longer=work is Work.STEP_LONGER)
+        self._shortest = standing.after(work)
         return made.output()
 
     def remove(self, row_id: int) -> None:
@@ -191,6 +180,14 @@ class RowSet:
     def _decoding(self) -> bool:
         return bool(self._lanes or self._searches)
 
+    def _next_prompt(self, decoding: bool) -> Prompt | None:
+        """Return the prompt of which a chunk can be read; None: all of them wait, and others
+        decode."""
+        prompt = self._prompts.next(self._can_begin)
+        if prompt is None and not decoding:
+            prompt = self._prompts.next(lambda _: True)
+        return prompt
+
     def _found(self, prompt: Prompt) -> int | None:
         if self._prefixes is None or not self._prefixes.enabled:
             return None
@@ -207,8 +204,7 @@ class RowSet:
 
     def _advance(self, made: _Made, *, alone: bool, longer: bool) -> None:
         """Advance everything that decodes by a step: a lane of ``longer`` rows or the shortest
-        lane. If it is not ``alone``, a chunk of a prompt comes before it or next: the tokens that
-        it draws are returned."""
+        lane. If it is not ``alone``, the tokens that it draws are returned."""
         began_s = time.perf_counter()
         if self._speculation is not None and self._lanes.only is None:
             self._speculation.interrupt()
