@@ -26,10 +26,9 @@ from lmx.protocol.wire.endpoints import RunDirectory
 from lmx.worker.engine.interfaces import Engine, EngineFactory, LoadReporter
 from lmx.worker.media.decoder import MediaDecoder
 from lmx.worker.scheduling.batch import BatchLimits
-from lmx.worker.scheduling.jobs import JobOutput
 from lmx.worker.scheduling.out_of_memory import is_out_of_memory
 from lmx.worker.scheduling.progress import InFlight
-from lmx.worker.scheduling.thread import EngineThread, PieceResult
+from lmx.worker.scheduling.thread import EngineThread
 from lmx.worker.service.admission import IdleClock, LifetimeCounts, Refusal
 from lmx.worker.service.control import ControlLink
 from lmx.worker.service.data import DataService
@@ -202,16 +201,6 @@ class WorkerLife:
         # a crash without a reason.
         self._loop.call_later(_LAST_WORD_S, self._exit, self._exit_status)
 
-    def deliver(self, outputs: list[JobOutput]) -> None:
-        """Pass the engine's outputs on to the routers."""
-        if self._serving is not None:
-            self._serving.deliver(outputs)
-
-    def computed(self, task_id: int, result: PieceResult) -> None:
-        """Pass the result of a task's piece on to the tasks."""
-        if self._serving is not None:
-            self._serving.computed(task_id, result)
-
     def engine_broke(self, error: Exception) -> None:
         """Fail every stream, and end the worker: the supervisor starts the model again."""
         code = ErrorCode.ENGINE_ERROR
@@ -260,7 +249,7 @@ class WorkerLife:
 
     def _fail_all(self, code: ErrorCode, message: str) -> None:
         if self._serving is not None:
-            self._serving.fail_all(code, message)
+            self._serving.open.fail_all(code, message)
 
     async def _beat_forever(self) -> None:
         while not self._control.send(self._signs.hello(self._state)):
@@ -269,7 +258,7 @@ class WorkerLife:
         while True:
             self._control.send(self._signs.beat(self._state))
             if self._serving is not None:
-                self._serving.pulse()
+                self._serving.open.pulse()
             self._check_orphaned()
             await asyncio.sleep(self._spec.beat_interval_s)
 

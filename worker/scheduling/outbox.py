@@ -33,11 +33,10 @@ class Outbox:
     one delivery in ``GATHER_S``.
     """
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, deliver: Callable[[list[JobOutput]], None]
-    ) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._deliver = deliver
+        self.deliver: Callable[[list[JobOutput]], None] | None = None
+        """Set before the first post."""
         self._steps: list[list[JobOutput]] = []
         self._changed = threading.Condition()
         self._awaited = False
@@ -89,8 +88,9 @@ class Outbox:
         if self._awaited:
             self._timer = self._loop.call_later(GATHER_S, self._drain)
         if steps:
+            assert self.deliver is not None
             self._delivered_s = now
-            self._deliver([output for step in steps for output in step])
+            self.deliver([output for step in steps for output in step])
 
 
 def _are_quick(steps: int, since_s: float) -> bool:

@@ -36,7 +36,7 @@ was dropped."""
 
 
 class EngineEvents(Protocol):
-    """What the engine thread reports. Every call arrives on the event loop."""
+    """What the engine thread reports of itself. Every call arrives on the event loop."""
 
     def load_advanced(self, phase: LoadPhase, fraction: float | None, detail: str) -> None:
         """The load made progress."""
@@ -46,12 +46,6 @@ class EngineEvents(Protocol):
 
     def load_failed(self, error: Exception) -> None:
         """The engine could not be loaded."""
-
-    def deliver(self, outputs: list[JobOutput]) -> None:
-        """Jobs advanced or ended: these are the outputs of one or more steps."""
-
-    def computed(self, task_id: int, result: PieceResult) -> None:
-        """A piece of a task was computed, or dropped."""
 
     def engine_broke(self, error: Exception) -> None:
         """A step raised. No running row will end, and no new one will be accepted."""
@@ -125,7 +119,8 @@ class EngineThread:
     ) -> None:
         self._load_engine = load
         self._events = events
-        self._outbox = Outbox(loop, events.deliver)
+        self._outbox = Outbox(loop)
+        self._computed: Callable[[int, PieceResult], None] | None = None
         self._inbox: queue.SimpleQueue[Order] = queue.SimpleQueue()
         self._pressing = threading.Lock()
         self._pressure: MemoryPressure | None = None
@@ -150,6 +145,15 @@ class EngineThread:
     def start(self) -> None:
         """Begin to load."""
         self._thread.start()
+
+    def report_to(
+        self,
+        deliver: Callable[[list[JobOutput]], None],
+        computed: Callable[[int, PieceResult], None],
+    ) -> None:
+        """Call ``deliver`` on the loop with the outputs of one or more steps, and ``computed`` with
+        the result of a task's piece. Before the first job."""
+        self._outbox.deliver, self._computed = deliver, computed
 
     def submit(self, job: Job) -> None:
         """Queue a job; its end comes through ``deliver``."""
@@ -334,11 +338,12 @@ class EngineThread:
         self._read_memory(resident, now)
         self._begun = order if result is None else None
         if result is not None:
-            self._outbox.call(lambda: self._computed(order.task_id, result))
+            self._outbox.call(lambda: self._end_piece(order.task_id, result))
 
-    def _computed(self, task_id: int, result: PieceResult) -> None:
+    def _end_piece(self, task_id: int, result: PieceResult) -> None:
         self.clock.end()
-        self._events.computed(task_id, result)
+        assert self._computed is not None
+        self._computed(task_id, result)
 
     def _drop_piece(self, task_id: int) -> None:
         begun = self._begun is not None and self._begun.task_id == task_id
@@ -346,7 +351,7 @@ class EngineThread:
             self._begun = None
         if begun or self._pieces.take_out(lambda order: order.task_id == task_id):
             # Code that waits for the thread to be idle must learn of this end too.
-            self._outbox.call(lambda: self._computed(task_id, None))
+            self._outbox.call(lambda: self._end_piece(task_id, None))
 
     def _step(self, generator: Generator, resident: Resident) -> None:
         result = self._batch.step(generator)

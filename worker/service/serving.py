@@ -6,15 +6,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.data import Cancel, Credit, Generate
 from lmx.protocol.messages.specs import WorkerSpec
 from lmx.protocol.messages.tasks import Task
 from lmx.worker.engine.interfaces import Engine
 from lmx.worker.media.decoder import MediaDecoder
-from lmx.worker.scheduling.jobs import JobOutput
 from lmx.worker.scheduling.progress import InFlight
-from lmx.worker.scheduling.thread import EngineThread, PieceResult
+from lmx.worker.scheduling.thread import EngineThread
 from lmx.worker.service.admission import IdleClock, LifetimeCounts
 from lmx.worker.service.fair_thread import FairThread
 from lmx.worker.service.generations import Generations
@@ -47,11 +45,12 @@ class Serving:
         send: Callable[[bytes, Any], bool],
         became_idle: Callable[[], None],
     ) -> None:
-        self._open = OpenRequests(spec, prompts, media, checks, in_flight, send, became_idle)
+        self.open = OpenRequests(spec, prompts, media, checks, in_flight, send, became_idle)
         self._generations = Generations(
-            spec, engine, thread, self._open, decoder, counts, idle_clock
+            spec, engine, thread, self.open, decoder, counts, idle_clock
         )
-        self._tasks = Tasks(engine, thread, self._open, decoder, counts, idle_clock)
+        self._tasks = Tasks(engine, thread, self.open, decoder, counts, idle_clock)
+        thread.report_to(self._generations.deliver, self._tasks.computed)
         idle_clock.loaded(time.monotonic())
 
     def take(self, router: bytes, message: RouterMessage, blobs: Sequence[bytes] = ()) -> None:
@@ -62,22 +61,6 @@ class Serving:
             case Credit(stream_id, deltas):
                 self._generations.credit(router, stream_id, deltas)
             case Cancel(stream_id):
-                self._open.cancel(router, stream_id)
+                self.open.cancel(router, stream_id)
             case _:
                 self._tasks.take(router, message, blobs)
-
-    def deliver(self, outputs: list[JobOutput]) -> None:
-        """Send final output of generations."""
-        self._generations.deliver(outputs)
-
-    def computed(self, task_id: int, result: PieceResult) -> None:
-        """Send the result of a task's piece."""
-        self._tasks.computed(task_id, result)
-
-    def fail_all(self, code: ErrorCode, message: str) -> None:
-        """End every request with an error."""
-        self._open.fail_all(code, message)
-
-    def pulse(self) -> None:
-        """Tell every router with an open request that this event loop lives."""
-        self._open.pulse()

@@ -56,6 +56,7 @@ class Recorder:
             return self.engine.engine()
 
         self.thread = EngineThread(loaded, limits, self, loop)
+        self.thread.report_to(self.deliver, self.computed)
         self._ids = itertools.count(1)
 
     def load_advanced(self, phase: LoadPhase, fraction: float | None, detail: str) -> None:

@@ -71,7 +71,8 @@ class _Rig:
         self.delivered: list[tuple[float, str]] = []
         """When, in milliseconds, and the text."""
         loop: Any = self.loop
-        self.outbox = Outbox(loop, self._deliver)
+        self.outbox = Outbox(loop)
+        self.outbox.deliver = self._deliver
 
     def _deliver(self, outputs: list[JobOutput]) -> None:
         text = "".join(output.text for output in outputs if isinstance(output, Piece))

@@ -151,16 +151,10 @@ class Rig:
             self.send, self.became_idle,
         )  # fmt: skip
 
-    def computed(self, task_id: int, result: Any) -> None:
-        self.serving.computed(task_id, result)
-
     def load_advanced(self, phase: Any, fraction: float | None, detail: str) -> None: ...
 
     def load_failed(self, error: Exception) -> None:
         raise error
-
-    def deliver(self, outputs: Any) -> None:
-        self.serving.deliver(outputs)
 
     def decode(self, items: Any, blobs: Any, needs: Any) -> tuple[Any, ...]:
         """Stand for the decoder."""
@@ -262,7 +256,7 @@ async def test_a_router_that_has_gone_takes_its_tasks_with_it(start: Start) -> N
     rig.embed(1, "slow", "a", router=OTHER)
     await until(lambda: rig.engine.computed)
     rig.gone.add(OTHER)
-    rig.serving.pulse()
+    rig.serving.open.pulse()
     assert rig.sent == [(ROUTER, Pulse("i", 1))]
     rig.sent.clear()
     rig.engine.go_on.set()
@@ -319,7 +313,7 @@ async def test_the_end_of_a_worker_ends_its_tasks(start: Start) -> None:
     rig.embed(1, "slow")
     rig.embed(2, "a")
     await until(lambda: rig.engine.computed)
-    rig.serving.fail_all(ErrorCode.MODEL_UNLOADED, "bye")
+    rig.serving.open.fail_all(ErrorCode.MODEL_UNLOADED, "bye")
     assert [message.code for _, message in rig.sent] == [ErrorCode.MODEL_UNLOADED] * 2
 
 
@@ -327,7 +321,7 @@ async def test_routers_with_tasks_get_a_pulse(start: Start) -> None:
     rig = await start()
     rig.embed(1, "slow")
     rig.embed(2, "a")
-    rig.serving.pulse()
+    rig.serving.open.pulse()
     assert rig.sent == [(ROUTER, Pulse("i", 2))]
 
 
