@@ -39,7 +39,7 @@ def test_the_shortest_rows_wait_for_one_thing_at_a_time(shortest: Shortest) -> N
     """Whatever is offered: between a chunk and the next chunk or longer rows they step, and so
     between longer rows and a chunk. Longer rows alone have their turn whenever it is due: that is
     so seldom that the shortest rows keep half of the time."""
-    every = itertools.product(itertools.product((False, True), repeat=2), repeat=5)
+    every = itertools.product(_TABLE, repeat=5)
     for offers in every:
         done = run(offers, shortest)
         for (one, other), (has_prompt, _) in zip(itertools.pairwise(done), offers[1:], strict=True):
