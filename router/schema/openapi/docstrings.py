@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-import textwrap
+import sys
 from functools import cache
 from itertools import pairwise
 
@@ -29,11 +29,9 @@ def field_docstrings(cls: type) -> dict[str, str]:
 
 
 def _own(cls: type) -> dict[str, str]:
-    try:
-        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-    except OSError:
+    definition = _classes(cls.__module__).get(cls.__name__)
+    if definition is None:
         return {}
-    assert isinstance(definition, ast.ClassDef)
     found = {}
     for field, docstring in pairwise(definition.body):
         match field, docstring:
@@ -43,3 +41,13 @@ def _own(cls: type) -> dict[str, str]:
             ):
                 found[name] = inspect.cleandoc(text)
     return found
+
+
+@cache
+def _classes(module: str) -> dict[str, ast.ClassDef]:
+    """Read a module's source once: ``inspect.getsource`` would for each of its classes."""
+    try:
+        source = inspect.getsource(sys.modules[module])
+    except OSError:
+        return {}
+    return {node.name: node for node in ast.walk(ast.parse(source)) if type(node) is ast.ClassDef}

@@ -11,8 +11,10 @@ from __future__ import annotations
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
-SHARING = ("tests/e2e/",)
-"""Folders whose ``conftest.py`` has servers for all of their files."""
+SHARING = ("tests/e2e/clients/", "tests/e2e/")
+"""Folders whose ``conftest.py`` has servers for all of their files. The clients, which are half of
+the tests there, are started servers of their own: all of them in one process would be the last to
+end."""
 
 LONG_FIRST = (
     "tests/e2e/",

@@ -14,6 +14,7 @@ from multidict import CIMultiDict
 from structlog.testing import capture_logs
 
 from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.messages.control import ReloadConfig, Reloaded
 from lmx.protocol.messages.data import Generate, Sampling
 from lmx.protocol.messages.specs import ApiKey, RouterSpec
 from lmx.protocol.web_origins import is_loopback
@@ -277,6 +278,7 @@ async def test_keys_are_never_logged_or_answered(capfd: pytest.CaptureFixture[st
     answers: list[str] = []
     with capture_logs() as logs:
         async with router_rig(admin_key=ADMIN, api_keys=(KEYS[0],)) as rig:
+            rig.supervisor.replies[ReloadConfig] = Reloaded((), ())
             for path in ("/v1/chat/completions", "/admin/config/reload", "/nope"):
                 for headers in (
                     [bearer(KEYS[0])],
