@@ -41,7 +41,9 @@ class XmlForm:
     name_end: str
     parameter: str
     key_end: tuple[str, ...]
-    """The text after a parameter's name. It may be two tags with white space between them."""
+    """The text after a parameter's name. It may be two tags with white space between them. The
+    first of two closes the name, which is read without its opening tag, or with another one, too.
+    """
     parameter_end: str
     function_end: str
     """The text that ends a call. If it is "", the call ends with ``end``."""
@@ -50,6 +52,11 @@ class XmlForm:
     either side doesn't."""
     typed: bool = False
     """Whether each parameter's name is followed by its type, text (``string="true"``) or JSON."""
+
+    @property
+    def key_close(self) -> tuple[str, ...]:
+        """The tag that closes a parameter's name, if it has one of its own."""
+        return self.key_end[:-1]
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -99,7 +106,7 @@ def read_xml_calls(feed: TextFeed, sink: PartSink, form: XmlForm) -> Steps[bool]
         yield from feed.skip()
         if form.function and (yield from feed.starts((form.function, form.end))) != form.function:
             return sink.calls > begun
-        name = yield from _read_name(feed, form)
+        name = yield from _read_name(feed, form, sink.names)
         if name not in sink.names:
             if not form.function_end:
                 return False
@@ -161,12 +168,19 @@ def _read_call(feed: TextFeed, sink: PartSink, form: XmlForm, name: str) -> Step
     return closed_by
 
 
-def _read_name(feed: TextFeed, form: XmlForm) -> Steps[str]:
+def _read_name(feed: TextFeed, form: XmlForm, names: Collection[str]) -> Steps[str]:
     name: list[str] = []
     if form.name_end:
         yield from feed.until((form.name_end,), name.append)
     else:
-        marker = yield from feed.until((form.parameter, form.end, "{"), name.append)
+        marks = (form.parameter, form.end, "{", *form.key_close)
+        marker = yield from feed.until(marks, name.append)
+        if marker in form.key_close:
+            # It closes the name of a parameter, which follows the function's name.
+            text = "".join(name)
+            begun = (one for one in names if re.match(rf"{re.escape(one)}[\s<]", text))
+            name = [next(begun, text)]
+            feed.untake(len(text) - len(name[0]))
         feed.untake(len(marker or ""))
     return _unquoted("".join(name))
 
@@ -177,16 +191,21 @@ def _read_parameters(feed: TextFeed, sink: PartSink, form: XmlForm, name: str) -
     separator = ""
     while True:
         # Models write a word between the parameters now and then.
-        tag = yield from feed.until(form.tags, discard)
-        if tag != form.parameter:
-            return tag
         key: list[str] = []
-        give: Callable[[str], Any] = key.append
-        for part in form.key_end:
+        tag = yield from feed.until((*form.tags, *form.key_close), key.append)
+        give: Callable[[str], Any] = discard
+        if tag == form.parameter:
+            key.clear()
+            give = key.append
+        elif tag not in form.key_close:
+            return tag
+        for part in form.key_end if tag == form.parameter else form.key_end[1:]:
             if not (yield from feed.until((part,), give)):
                 return None
             give = discard
-        value = _Value(sink, form, name, "".join(key).strip(), separator)
+        # The name may have another tag before it than its own.
+        written = "".join(key).rpartition(">")[2] if form.key_close else "".join(key)
+        value = _Value(sink, form, name, written.strip(), separator)
         if not (yield from _read_value(feed, value, form, sink.parameters(name)["properties"])):
             return None
         value.close()
@@ -207,6 +226,11 @@ def _read_value(
         if tag or (feed.ended and any(one.startswith(feed.rest) for one in form.tags)):
             feed.untake(len(tag or ""))
             return True
+        if form.key_close and parameters:
+            keys = "|".join(map(re.escape, parameters))
+            slip = rf"(?:<[^<>]*>)?\s*(?:{keys})\s*{re.escape(form.key_close[0])}"
+            if re.match(slip, (yield from feed.peek(_LONGEST_WORDS))):
+                return True
         value.add(form.parameter_end + space)
     return False
 
