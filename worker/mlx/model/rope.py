@@ -54,7 +54,9 @@ def with_rope(section: Mapping[str, Any], reads: Collection[str]) -> dict[str, A
     scalings: list[Any] = []
     if isinstance(described, Mapping) and described:
         if not all(isinstance(value, Mapping) for value in described.values()):
-            _set(made, described)
+            # A class that reads the new form alone may refuse the other keys.
+            if _KEY not in reads or {"rope_theta", "rope_scaling"}.intersection(reads):
+                _set(made, described)
         elif _KEY not in reads:
             _set_by_layer(made, described, reads)
         else:

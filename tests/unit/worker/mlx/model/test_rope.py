@@ -37,7 +37,8 @@ YARN: dict[str, Any] = {"rope_theta": 1e6, "rope_type": "yarn", "factor": 4.0}
         ),
         ({"rope_parameters": {"full_attention": FULL, "sliding_attention": FULL}}, READS,
          {"rope_theta": 1e6}),
-        # A class that reads the new form gets it as it is.
+        # A class that reads the new form alone gets it as it is: it may refuse other keys.
+        ({"rope_parameters": YARN}, {"rope_parameters"}, {}),
         ({"rope_parameters": {"full_attention": FULL, "other": LOCAL}}, {"rope_parameters"}, {}),
         ({"rope_parameters": {**FULL, "mrope_section": [1, 2]}}, READS,
          {"rope_theta": 1e6,
