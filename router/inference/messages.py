@@ -78,4 +78,4 @@ async def count_tokens(request: web.Request) -> web.Response:
     await others_turn()
     counted = await ask_tokenizer(request, models, task, sources)
     assert isinstance(counted, Tokenized)
-    return json_value({"input_tokens": len(counted.tokens)})
+    return json_value(TokenCount(input_tokens=len(counted.tokens)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from typing import Any, NotRequired
+from typing import NotRequired
 
 from aiohttp import web
 
@@ -60,7 +60,7 @@ async def rerank(request: web.Request) -> web.Response:
     models = await models_of_kind(request, wanted.model, ModelKind.RERANK)
     rerank_id = f"rerank-{secrets.token_hex(12)}"
     computed = await compute(request, models, task, RequestKind.RERANK, rerank_id)
-    whole = {
+    whole: Ranking = {
         "id": rerank_id,
         "model": computed.model_id,
         "usage": computed.usage,
@@ -69,16 +69,15 @@ async def rerank(request: web.Request) -> web.Response:
     return json_value(whole)
 
 
-def _results(wanted: RerankRequest, scores: Mapping[int, float]) -> list[dict[str, Any]]:
+def _results(wanted: RerankRequest, scores: Mapping[int, float]) -> list[RankedDocument]:
     # Documents with equal scores stay in the request's order.
     order = sorted(scores, key=lambda index: (-scores[index], index))[: wanted.top_n]
     texts = wanted.texts
     with_documents = wanted.return_documents is not False
-    return [
-        {
-            "index": index,
-            **({"document": {"text": texts[index]}} if with_documents else {}),
-            "relevance_score": scores[index],
-        }
-        for index in order
-    ]
+    results: list[RankedDocument] = []
+    for index in order:
+        result: RankedDocument = {"index": index, "relevance_score": scores[index]}
+        if with_documents:
+            result["document"] = {"text": texts[index]}
+        results.append(result)
+    return results

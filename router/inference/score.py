@@ -82,7 +82,7 @@ async def score(request: web.Request) -> web.Response:
         error.param = _own_name(error.param, len(wanted.first))
         raise
     scores = await _cosines(computed, wanted) if embeds else _in_order(scores_of(computed))
-    whole = {
+    whole: ScoreList = {
         "id": score_id,
         "object": "list",
         "created": int(time.time()),

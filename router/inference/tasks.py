@@ -13,6 +13,7 @@ from lmx.protocol.messages.tasks import Scores, Task, TaskFinished, Tokenize
 from lmx.router.http.outcome import CONTEXT, Outcome, follow_outcome, set_outcome
 from lmx.router.jobs.live import LiveRequest, RequestKind
 from lmx.router.media.source import MediaSource
+from lmx.router.rendering.envelope import Usage
 from lmx.router.services import SERVICES
 from lmx.router.workers.dispatch import COMPUTE_DEADLINE_S
 from lmx.router.workers.fallback import perform_on_first
@@ -30,7 +31,7 @@ class Computed:
     prompt_tokens: int
 
     @property
-    def usage(self) -> dict[str, int]:
+    def usage(self) -> Usage:
         """The usage object of the answer: all tokens are the prompt's."""
         return {"prompt_tokens": self.prompt_tokens, "total_tokens": self.prompt_tokens}
 

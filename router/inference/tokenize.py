@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from aiohttp import web
 
 from lmx.protocol.messages.tasks import (
@@ -37,9 +39,9 @@ class Tokens(Shape):
     """How many tokens there are."""
     max_model_len: int
     """The tokens that the model's context may have."""
-    tokens: list[int]
+    tokens: Sequence[int]
     """The tokens."""
-    token_strs: list[str] | None
+    token_strs: Sequence[str] | None
     """The tokens as texts, where they were wanted."""
 
 
@@ -62,12 +64,12 @@ async def tokenize(request: web.Request) -> web.Response:
     answer = await ask_tokenizer(request, models, task, sources)
     assert isinstance(answer, Tokenized)
     return json_value(
-        {
-            "count": len(answer.tokens),
-            "max_model_len": answer.context_tokens,
-            "tokens": answer.tokens,
-            "token_strs": answer.pieces if wanted.return_token_strs else None,
-        }
+        Tokens(
+            count=len(answer.tokens),
+            max_model_len=answer.context_tokens,
+            tokens=answer.tokens,
+            token_strs=answer.pieces if wanted.return_token_strs else None,
+        )
     )
 
 
@@ -80,7 +82,7 @@ async def detokenize(request: web.Request) -> web.Response:
     await others_turn()
     answer = await ask_tokenizer(request, await models_for(request, wanted.model, None), task)
     assert isinstance(answer, Detokenized)
-    return json_value({"prompt": answer.text})
+    return json_value(TokensText(prompt=answer.text))
 
 
 async def tokenizer_info(request: web.Request) -> web.Response:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -161,7 +161,7 @@ class Job:
             decode_s=timings.decode_s,
         )
 
-    def begun(self) -> dict[str, Any]:
+    def begun(self) -> Mapping[str, Any]:
         """Return the answer as it is at its beginning, also when it has gone further."""
         nothing = Accumulator(self.form.choices, self.form.kept_logprobs).choices
         return self.form.whole(self.identity, self.beginning, nothing, {}, None)
@@ -278,7 +278,7 @@ class Job:
             output = self._kept.output(self.live.id, self._made.choices[0], self._ends.get(0))
             self._response = replace(self._response, output=output)
 
-    def _whole(self, ending: Ending | None) -> dict[str, Any]:
+    def _whole(self, ending: Ending | None) -> Mapping[str, Any]:
         return self.form.whole(
             self.identity, self.beginning, self._made.choices, self._ends, ending
         )

@@ -205,15 +205,15 @@ class LiveRequestShown(Shape):
     tokens: int
 
 
-def live_object(live: LiveRequest, state: LiveState, position: int | None) -> dict[str, Any]:
+def live_object(live: LiveRequest, state: LiveState, position: int | None) -> LiveRequestShown:
     """Return one request as operators see it."""
     return {
         "id": live.id,
         "object": "request",
         "request_id": live.context.request_id,
-        "kind": live.kind.value,
+        "kind": live.kind,
         "model": live.model_id,
-        "state": state.value,
+        "state": state,
         "queue_position": position,
         "stream": live.stream,
         "detached": live.detached,

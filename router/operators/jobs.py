@@ -7,7 +7,7 @@ GET /v1/jobs, GET and DELETE /v1/jobs/{id}: a client's generations, under way an
 from __future__ import annotations
 
 import re
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import orjson
 from aiohttp import web
@@ -147,7 +147,7 @@ async def get_job(request: web.Request) -> web.Response:
     """Return one job with its result, or with what it has made until now."""
     services = request.app[SERVICES]
     row = await _row(request)
-    return json_value(_job(services, row) | {"result": _raw(row.result)})
+    return json_value({**_job(services, row), "result": _raw(row.result)})
 
 
 async def delete_job(request: web.Request) -> web.Response:
@@ -160,7 +160,7 @@ async def delete_job(request: web.Request) -> web.Response:
     await cancel_job(services.live, services.jobs, row)
     # The job has ended by now: it was cancelled, or it ended just before.
     row = await _row(request)
-    return json_value(_job(services, row) | {"deleted": False, "result": _raw(row.result)})
+    return json_value({**_job(services, row), "deleted": False, "result": _raw(row.result)})
 
 
 async def _row(request: web.Request) -> JobRow:
@@ -190,7 +190,7 @@ def _model_id(services: Services, name: str | None) -> str | None:
         return name  # Of a model that is not there any more.
 
 
-def _job(services: Services, row: JobRow) -> dict[str, Any]:
+def _job(services: Services, row: JobRow) -> Job:
     """Return a job as clients see it. If it is under way here, this is its present state."""
     state, position, tokens = row.state, row.queue_position, row.tokens
     live = services.live.get(row.id) if row.ended_s is None else None
@@ -204,9 +204,9 @@ def _job(services: Services, row: JobRow) -> dict[str, Any]:
     return {
         "id": row.id,
         "object": "job",
-        "kind": row.kind,
+        "kind": cast("Literal['chat', 'completion']", row.kind),
         "model": row.model if live is None else live.model_id,
-        "state": str(state),
+        "state": cast("JobState", state),
         "stream": bool(row.stream),
         "created": round(row.created_s, 3),
         "started": _rounded(row.started_s),
@@ -225,7 +225,7 @@ def _rounded(time_s: float | None) -> float | None:
     return None if time_s is None else round(time_s, 3)
 
 
-def _raw(json: bytes | None) -> orjson.Fragment | None:
+def _raw(json: bytes | None) -> Any:
     return None if json is None else orjson.Fragment(json)
 
 

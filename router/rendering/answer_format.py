@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from lmx.protocol.errors import LmxError
 from lmx.protocol.messages.data import ChoiceEnded, Delta, Finished
 from lmx.router.rendering.accumulator import AccumulatedChoice, LogprobsForm
-from lmx.router.rendering.envelope import Identity, RouterTimings
+from lmx.router.rendering.envelope import Identity, RouterTimings, Warnings
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Ending:
     clocked: RouterTimings
 
 
-def warnings_object(beginning: Beginning, ending: Ending | None) -> dict[str, Any]:
+def warnings_object(beginning: Beginning, ending: Ending | None) -> Warnings:
     """Return the field with all that was done otherwise than the request asked for; empty if there
     is nothing."""
     late = () if ending is None else ending.finished.remarks
@@ -92,7 +92,7 @@ class AnswerFormat(Protocol):
         choices: Sequence[AccumulatedChoice],
         ends: Mapping[int, ChoiceEnded],
         ending: Ending | None,
-    ) -> dict[str, Any]:
+    ) -> Mapping[str, Any]:
         """Return the whole answer, as JSON; or, without an ``ending``, the part that exists until
         now.
 

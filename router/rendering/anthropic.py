@@ -20,13 +20,7 @@ from lmx.router.http.responses import Shape
 from lmx.router.rendering.accumulator import AccumulatedChoice
 from lmx.router.rendering.answer_format import Beginning, Ending, warnings_object
 from lmx.router.rendering.call_arguments import arguments_object
-from lmx.router.rendering.envelope import Identity
-
-_STOP_REASONS: Final = {
-    FinishReason.STOP: "end_turn",
-    FinishReason.LENGTH: "max_tokens",
-    FinishReason.TOOL_CALLS: "tool_use",
-}
+from lmx.router.rendering.envelope import Identity, Warnings
 
 _DELTAS: Final = {
     DeltaKind.CONTENT: (b"text_delta", b"text"),
@@ -39,6 +33,11 @@ _STOP: Final = named_event({"type": "message_stop"})
 
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+_STOP_REASONS: Final[dict[FinishReason, StopReason]] = {
+    FinishReason.STOP: "end_turn",
+    FinishReason.LENGTH: "max_tokens",
+    FinishReason.TOOL_CALLS: "tool_use",
+}
 
 
 class TextPiece(Shape):
@@ -97,7 +96,16 @@ class MessageUsage(Shape):
     """What they were for."""
 
 
-class AnthropicMessage(Shape):
+class MessageEnd(Shape):
+    """Why the message ended."""
+
+    stop_reason: StopReason | None
+    """Why the answer ended; null before its end."""
+    stop_sequence: str | None
+    """The stop sequence that ended the answer."""
+
+
+class AnthropicMessage(MessageEnd, Warnings):
     """The whole answer to a conversation."""
 
     id: str
@@ -106,17 +114,10 @@ class AnthropicMessage(Shape):
     role: Literal["assistant"]
     model: str
     """The id of the model that answered."""
-    content: list[Piece]
+    content: Sequence[Piece]
     """The blocks of the answer."""
-    stop_reason: StopReason | None
-    """Why the answer ended; null before its end."""
-    stop_sequence: str | None
-    """The stop sequence that ended the answer."""
     usage: MessageUsage
     """How many tokens it took."""
-    warnings: NotRequired[list[str] | None]
-    """Sentences about what was done otherwise than it was asked for. They are there only when there
-    are some."""
 
 
 class MessageStart(Shape):
@@ -184,13 +185,6 @@ class BlockStop(Shape):
     """The block's place in the content."""
 
 
-class MessageEnd(Shape):
-    """Why the message ended."""
-
-    stop_reason: StopReason | None
-    stop_sequence: str | None
-
-
 class MessageDelta(Shape):
     """The message is about to end."""
 
@@ -246,7 +240,7 @@ class MessageAnswer:
         choices: Sequence[AccumulatedChoice],
         ends: Mapping[int, ChoiceEnded],
         ending: Ending | None,
-    ) -> dict[str, Any]:
+    ) -> AnthropicMessage:
         """Return the whole message, or the part that exists until now, which has no reason for its
         end."""
         made = choices[0]
@@ -254,12 +248,12 @@ class MessageAnswer:
         end = _end_object(ends[0], self._stops) if 0 in ends else _NO_END
         return _message(identity, beginning, self._blocks(made), end, usage, ending)
 
-    def _blocks(self, made: AccumulatedChoice) -> list[dict[str, Any]]:
-        blocks: list[dict[str, Any]] = []
+    def _blocks(self, made: AccumulatedChoice) -> list[Piece]:
+        blocks: list[Piece] = []
         for part in made.parts():
             if part.call is not None:
-                head = _call_block(part.call.call_id, part.call.name)
-                blocks.append({**head, "input": arguments_object(part.text)})
+                given = arguments_object(part.text)
+                blocks.append(_call_block(part.call.call_id, part.call.name, given))
             elif part.kind is DeltaKind.REASONING:
                 shown = part.text if self._shows_thinking else ""
                 signature = _signature(hashlib.sha256(part.text.encode()))
@@ -295,7 +289,7 @@ class MessageWriter:
         self._before = b""
         """The beginning of each of the open block's deltas."""
         self._thoughts = hashlib.sha256()
-        self._end: dict[str, Any] = _NO_END
+        self._end = _NO_END
 
     def first(self) -> bytes:
         """Return the message without its content."""
@@ -341,10 +335,10 @@ class MessageWriter:
     def _open(self, kind: DeltaKind, delta: Delta) -> bytes:
         self._index += 1
         self._kind = kind
-        block: dict[str, Any]
+        block: Piece
         if delta.call is not None:
             self._call = delta.call.index
-            block = {**_call_block(delta.call.call_id, delta.call.name), "input": {}}
+            block = _call_block(delta.call.call_id, delta.call.name, {})
         elif kind is DeltaKind.REASONING:
             self._thoughts = hashlib.sha256()
             block = {"type": "thinking", "thinking": "", "signature": ""}
@@ -369,37 +363,38 @@ class MessageWriter:
         return signed + _event("content_block_stop", {"index": self._index})
 
 
-_NO_END: Final[dict[str, Any]] = {"stop_reason": None, "stop_sequence": None}
+_NO_END: Final[MessageEnd] = {"stop_reason": None, "stop_sequence": None}
 
 
 def _message(
     identity: Identity,
     beginning: Beginning,
-    blocks: Sequence[dict[str, Any]],
-    end: dict[str, Any],
+    blocks: Sequence[Piece],
+    end: MessageEnd,
     usage: Usage,
     ending: Ending | None = None,
-) -> dict[str, Any]:
+) -> AnthropicMessage:
     return {
         "id": identity.completion_id,
         "type": "message",
         "role": "assistant",
         "model": identity.model_id,
         "content": blocks,
-        **end,
+        "stop_reason": end["stop_reason"],
+        "stop_sequence": end["stop_sequence"],
         "usage": _usage_object(usage),
         **warnings_object(beginning, ending),
     }
 
 
-def _end_object(ended: ChoiceEnded, stops: Sequence[str]) -> dict[str, Any]:
+def _end_object(ended: ChoiceEnded, stops: Sequence[str]) -> MessageEnd:
     """Return why a message ended."""
     if ended.reason is FinishReason.STOP and ended.stop in stops:
         return {"stop_reason": "stop_sequence", "stop_sequence": ended.stop}
     return {"stop_reason": _STOP_REASONS[ended.reason], "stop_sequence": None}
 
 
-def _usage_object(usage: Usage) -> dict[str, Any]:
+def _usage_object(usage: Usage) -> MessageUsage:
     """Return Anthropic's usage: ``input_tokens`` are those that the cache did not have. Before the
     end it is not known how many these are."""
     return {
@@ -411,8 +406,8 @@ def _usage_object(usage: Usage) -> dict[str, Any]:
     }
 
 
-def _call_block(call_id: str | None, name: str | None) -> dict[str, Any]:
-    return {"type": "tool_use", "id": call_id, "name": name}
+def _call_block(call_id: str | None, name: str | None, given: dict[str, Any]) -> ToolUsePiece:
+    return {"type": "tool_use", "id": call_id or "", "name": name or "", "input": given}
 
 
 def _signature(thoughts: Any) -> str:

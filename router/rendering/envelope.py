@@ -75,7 +75,15 @@ def fingerprint(version: str, model_id: str, source: str) -> str:
     return f"fp_{digest.hexdigest()[:10]}"
 
 
-class AnswerHead(Shape):
+class Warnings(Shape):
+    """What was done otherwise than it was asked for."""
+
+    warnings: NotRequired[list[str] | None]
+    """Sentences about what was done otherwise than it was asked for. They are there only when there
+    are some."""
+
+
+class AnswerHead(Warnings):
     """What an answer and each of its chunks begin with."""
 
     id: str
@@ -86,9 +94,6 @@ class AnswerHead(Shape):
     """The id of the model that answered."""
     system_fingerprint: str
     """It changes with lmx's version and the model's source."""
-    warnings: NotRequired[list[str] | None]
-    """Sentences about what was done otherwise than it was asked for. They are there only when there
-    are some."""
 
 
 class WholeAnswer(AnswerHead):

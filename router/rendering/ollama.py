@@ -277,11 +277,11 @@ def _kept_logprobs(_: int, tokens: Sequence[TokenLogprob]) -> list[Any]:
     return ollama_logprobs(tokens)
 
 
-def _call(index: int, call: GatheredCall) -> dict[str, Any]:
+def _call(index: int, call: GatheredCall) -> OllamaCall:
     arguments = arguments_object("".join(call.arguments))
     return {
-        "id": call.call_id,
-        "function": {"index": index, "name": call.name, "arguments": arguments},
+        "id": call.call_id or "",
+        "function": {"index": index, "name": call.name or "", "arguments": arguments},
     }
 
 

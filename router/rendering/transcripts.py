@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NotRequired
+from typing import Final, Literal, NotRequired
 
 import orjson
 
@@ -68,7 +68,7 @@ class TranscriptionSegment(Shape):
     """When it ends, in seconds."""
     text: str
     """With the space before it."""
-    tokens: list[int]
+    tokens: Sequence[int]
     """The model's tokens, those of times included."""
     temperature: float
     """The temperature with which the tokens were drawn."""
@@ -161,18 +161,19 @@ def whole_transcript(parts: Iterable[Transcript], input_tokens: int) -> WholeTra
 
 def json_transcript(whole: WholeTranscript) -> bytes:
     """Return the text, as JSON."""
-    return orjson.dumps({"text": whole.text, "usage": _seconds(whole)})
+    return orjson.dumps(Transcription(text=whole.text, usage=_seconds(whole)))
 
 
 def verbose_transcript(
     whole: WholeTranscript, *, translated: bool, segments: bool, words: bool
 ) -> bytes:
     """Return all that is known, as JSON, with segments and words as they are wanted."""
-    shown: dict[str, Any] = {
+    shown: VerboseTranscription = {
         "task": "translate" if translated else "transcribe",
         "language": "english" if translated else whole.language,
         "duration": whole.duration_s,
         "text": whole.text,
+        "usage": _seconds(whole),
     }
     if words:
         shown["words"] = [
@@ -181,7 +182,7 @@ def verbose_transcript(
         ]
     if segments:
         shown["segments"] = [_segment(index, one) for index, one in enumerate(whole.segments)]
-    return orjson.dumps(shown | {"usage": _seconds(whole)})
+    return orjson.dumps(shown)
 
 
 def plain_transcript(whole: WholeTranscript) -> bytes:
@@ -235,12 +236,12 @@ class TranscriptEvents:
         if not text:
             return b""
         self._begun = True
-        return _event({"type": "transcript.text.delta", "delta": text})
+        return _event(TranscriptDelta(type="transcript.text.delta", delta=text))
 
     def done(self, whole: WholeTranscript) -> bytes:
         """Return the last event."""
         audio_tokens = min(whole.input_tokens, int(whole.duration_s * AUDIO_TOKENS_PER_SECOND))
-        usage = {
+        usage: AudioTokens = {
             "type": "tokens",
             "input_tokens": whole.input_tokens,
             "input_token_details": {
@@ -250,14 +251,15 @@ class TranscriptEvents:
             "output_tokens": whole.output_tokens,
             "total_tokens": whole.input_tokens + whole.output_tokens,
         }
-        return _event({"type": "transcript.text.done", "text": whole.text, "usage": usage})
+        done = TranscriptDone(type="transcript.text.done", text=whole.text, usage=usage)
+        return _event(done)
 
 
-def _event(value: dict[str, Any]) -> bytes:
+def _event(value: TranscriptDelta | TranscriptDone) -> bytes:
     return b"data: " + orjson.dumps(value) + b"\n\n"
 
 
-def _segment(index: int, segment: SpokenSegment) -> dict[str, Any]:
+def _segment(index: int, segment: SpokenSegment) -> TranscriptionSegment:
     return {
         "id": index,
         "seek": segment.window,
@@ -272,7 +274,7 @@ def _segment(index: int, segment: SpokenSegment) -> dict[str, Any]:
     }
 
 
-def _seconds(whole: WholeTranscript) -> dict[str, Any]:
+def _seconds(whole: WholeTranscript) -> AudioSeconds:
     return {"type": "duration", "seconds": math.ceil(whole.duration_s)}
 
 

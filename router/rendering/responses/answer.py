@@ -17,7 +17,13 @@ from lmx.router.rendering.answer_format import Beginning, Ending
 from lmx.router.rendering.envelope import Identity
 from lmx.router.rendering.logprobs import chat_entries
 from lmx.router.rendering.responses.events import ResponseWriter
-from lmx.router.rendering.responses.items import COMPLETED, INCOMPLETE, ItemForm
+from lmx.router.rendering.responses.items import (
+    COMPLETED,
+    INCOMPLETE,
+    ItemForm,
+    ItemStatus,
+    OutputItem,
+)
 from lmx.router.rendering.responses.state import ended, under_way
 
 
@@ -78,11 +84,12 @@ class ResponseAnswer:
         end: ChoiceEnded | None,
         *,
         logprobs: bool = True,
-    ) -> Iterator[dict[str, Any]]:
+    ) -> Iterator[OutputItem]:
         is_cut = end is None or end.reason is FinishReason.LENGTH
         parts = list(made.parts())
         for index, part in enumerate(parts):
-            status = INCOMPLETE if is_cut and index == len(parts) - 1 else COMPLETED
+            is_last = index == len(parts) - 1
+            status: ItemStatus = INCOMPLETE if is_cut and is_last else COMPLETED
             if part.call is not None:
                 call = part.call
                 given = self._items.given(call.name, part.text)

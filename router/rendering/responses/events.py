@@ -24,13 +24,20 @@ from lmx.router.rendering.responses.items import (
     INCOMPLETE,
     ChosenToken,
     ItemForm,
+    ItemStatus,
     OutputItem,
     OutputText,
     ThoughtText,
     text_part,
     thought_part,
 )
-from lmx.router.rendering.responses.state import ResponseObject, ended, failed, under_way
+from lmx.router.rendering.responses.state import (
+    ResponseObject,
+    ResponseState,
+    ended,
+    failed,
+    under_way,
+)
 from lmx.router.rendering.responses.tools import InputReader
 
 _MESSAGE: Final = DeltaKind.CONTENT
@@ -38,7 +45,21 @@ _REASONING: Final = DeltaKind.REASONING
 _CALL: Final = DeltaKind.TOOL_CALL
 
 
-class ResponseEvent(Shape):
+class StreamEvent(Shape):
+    """What all events have."""
+
+    sequence_number: int
+    """The event's place in the stream, from 0."""
+
+
+class ItemPieceEvent(StreamEvent):
+    """What the events of a piece of an item have."""
+
+    item_id: str
+    output_index: int
+
+
+class ResponseEvent(StreamEvent):
     """The response, at its beginning and at its end."""
 
     type: Literal[
@@ -48,128 +69,97 @@ class ResponseEvent(Shape):
         "response.incomplete",
         "response.failed",
     ]
-    sequence_number: int
-    """The event's place in the stream, from 0."""
     response: ResponseObject
 
 
-class ItemEvent(Shape):
+class ItemEvent(StreamEvent):
     """An item begins, or is whole."""
 
     type: Literal["response.output_item.added", "response.output_item.done"]
-    sequence_number: int
     output_index: int
     """The item's place in the output, from 0."""
     item: OutputItem
 
 
-class PartEvent(Shape):
+class PartEvent(ItemPieceEvent):
     """A part of an item begins, or is whole."""
 
     type: Literal["response.content_part.added", "response.content_part.done"]
-    sequence_number: int
-    item_id: str
-    output_index: int
     content_index: int
     part: OutputText | ThoughtText
 
 
-class SummaryPartEvent(Shape):
+class SummaryPartEvent(ItemPieceEvent):
     """The same for thoughts that were asked for as a summary."""
 
     type: Literal["response.reasoning_summary_part.added", "response.reasoning_summary_part.done"]
-    sequence_number: int
-    item_id: str
-    output_index: int
     summary_index: int
     part: ThoughtText
 
 
-class OutputTextDelta(Shape):
+class OutputTextDelta(ItemPieceEvent):
     """More of a text."""
 
     type: Literal["response.output_text.delta"]
-    sequence_number: int
-    item_id: str
-    output_index: int
     content_index: int
     delta: str
     logprobs: list[ChosenToken]
     """The tokens that end in it, if they were asked for."""
 
 
-class OutputTextDone(Shape):
+class OutputTextDone(ItemPieceEvent):
     """A text is whole."""
 
     type: Literal["response.output_text.done"]
-    sequence_number: int
-    item_id: str
-    output_index: int
     content_index: int
     text: str
     logprobs: list[ChosenToken]
 
 
-class ThoughtDelta(Shape):
+class ThoughtDelta(ItemPieceEvent):
     """More of what the model thinks."""
 
     type: Literal["response.reasoning_text.delta", "response.reasoning_summary_text.delta"]
-    sequence_number: int
-    item_id: str
-    output_index: int
     content_index: NotRequired[int | None]
     summary_index: NotRequired[int | None]
     """It is there in the place of `content_index` where a summary was asked for."""
     delta: str
 
 
-class ThoughtDone(Shape):
+class ThoughtDone(ItemPieceEvent):
     """Thoughts are whole."""
 
     type: Literal["response.reasoning_text.done", "response.reasoning_summary_text.done"]
-    sequence_number: int
-    item_id: str
-    output_index: int
     content_index: NotRequired[int | None]
     summary_index: NotRequired[int | None]
     text: str
 
 
-class CallDelta(Shape):
+class CallDelta(ItemPieceEvent):
     """More of what a function, or a custom tool, is given."""
 
     type: Literal["response.function_call_arguments.delta", "response.custom_tool_call_input.delta"]
-    sequence_number: int
-    item_id: str
-    output_index: int
     delta: str
 
 
-class ArgumentsDone(Shape):
+class ArgumentsDone(ItemPieceEvent):
     """A function's arguments are whole."""
 
     type: Literal["response.function_call_arguments.done"]
-    sequence_number: int
-    item_id: str
-    output_index: int
     arguments: str
 
 
-class InputDone(Shape):
+class InputDone(ItemPieceEvent):
     """A custom tool's input is whole."""
 
     type: Literal["response.custom_tool_call_input.done"]
-    sequence_number: int
-    item_id: str
-    output_index: int
     input: str
 
 
-class ErrorEvent(Shape):
+class ErrorEvent(StreamEvent):
     """The only event of a response that could not begin, because its model could not."""
 
     type: Literal["error"]
-    sequence_number: int
     code: str
     message: str
     param: str | None
@@ -302,7 +292,7 @@ class ResponseWriter:
             self._after = b',"logprobs":[]' + self._after
         return added + self._part("added", "")
 
-    def _close(self, status: str) -> bytes:
+    def _close(self, status: ItemStatus) -> bytes:
         if self._kind is None:
             return b""
         rest = ""
@@ -319,7 +309,7 @@ class ResponseWriter:
         self._kind = None
         return b"".join(events)
 
-    def _item(self, status: str) -> dict[str, Any]:
+    def _item(self, status: ItemStatus) -> OutputItem:
         response_id, index = self._identity.completion_id, len(self._done)
         text = "".join(self._pieces)
         if self._kind is _REASONING:
@@ -348,10 +338,9 @@ class ResponseWriter:
         if self._kind is _CALL:
             return b""
         summarizes = self._kind is _REASONING and self._items.summarizes
+        part: OutputText | ThoughtText = text_part(text, self._logprobs)
         if self._kind is _REASONING:
             part = thought_part(text, summarizes=self._items.summarizes)
-        else:
-            part = text_part(text, self._logprobs)
         kind = "reasoning_summary_part" if summarizes else "content_part"
         return self._event(
             f"response.{kind}.{what}", {**self._place, **self._index(), "part": part}
@@ -379,7 +368,7 @@ class ResponseWriter:
         fields = {**self._place, **self._index(), "delta": delta.text, "logprobs": shown}
         return self._event("response.output_text.delta", fields)
 
-    def _response(self, name: str, state: dict[str, Any]) -> bytes:
+    def _response(self, name: str, state: ResponseState) -> bytes:
         output = b'"output":[' + b",".join(self._done) + b"],"
         number = str(self._number).encode()
         self._number += 1

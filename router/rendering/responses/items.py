@@ -52,7 +52,7 @@ class OutputText(Shape):
     """The text; empty where a stream's part begins."""
     annotations: list[Any]
     """Always empty."""
-    logprobs: list[ChosenToken]
+    logprobs: Sequence[ChosenToken]
     """Its tokens, if they were asked for."""
 
 
@@ -89,33 +89,31 @@ class OutputReasoning(Shape):
     status: ItemStatus
 
 
-class OutputFunctionCall(Shape):
-    """A call of a function."""
+class CallHead(Shape):
+    """What calls of functions and of custom tools have."""
 
     id: str
-    type: Literal["function_call"]
     call_id: str
     """The id that the call's output names."""
     name: str
-    """The function."""
+    """The function, or the tool."""
     namespace: NotRequired[str | None]
     """The namespace that it is in."""
+
+
+class OutputFunctionCall(CallHead):
+    """A call of a function."""
+
+    type: Literal["function_call"]
     arguments: str
     """The arguments, as JSON text; empty where a stream's item begins."""
     status: ItemStatus
 
 
-class OutputCustomCall(Shape):
+class OutputCustomCall(CallHead):
     """A call of a custom tool."""
 
-    id: str
     type: Literal["custom_tool_call"]
-    call_id: str
-    """The id that the call's output names."""
-    name: str
-    """The tool."""
-    namespace: NotRequired[str | None]
-    """The namespace that it is in."""
     input: str
     """What the tool is given; empty where a stream's item begins."""
 
@@ -143,8 +141,8 @@ class ItemForm:
         index: int,
         text: str,
         logprobs: Sequence[Any],
-        status: str,
-    ) -> dict[str, Any]:
+        status: ItemStatus,
+    ) -> OutputMessage:
         """Return what the model said, with the entries of its logprobs. Without a text it has no
         part yet."""
         part = text_part(text, logprobs)
@@ -157,14 +155,19 @@ class ItemForm:
             "content": [part] if begun else [],
         }
 
-    def reasoning(self, response_id: str, index: int, thoughts: str, status: str) -> dict[str, Any]:
+    def reasoning(
+        self, response_id: str, index: int, thoughts: str, status: ItemStatus
+    ) -> OutputReasoning:
         """Return what the model thought. Without thoughts it has no part yet."""
         parts = [thought_part(thoughts, summarizes=self.summarizes)] if thoughts else []
-        shown: dict[str, Any] = (
-            {"summary": parts} if self.summarizes else {"summary": [], "content": parts}
-        )
-        own_id = _item_id(response_id, "rs", index)
-        item = {"id": own_id, "type": "reasoning", **shown, "status": status}
+        item: OutputReasoning = {
+            "id": _item_id(response_id, "rs", index),
+            "type": "reasoning",
+            "summary": parts if self.summarizes else [],
+            "status": status,
+        }
+        if not self.summarizes:
+            item["content"] = parts
         if self.sealing_key is not None and status != IN_PROGRESS:
             item["encrypted_content"] = sealed(thoughts, self.sealing_key)
         return item
@@ -176,18 +179,18 @@ class ItemForm:
         call_id: str | None,
         name: str | None,
         given: str,
-        status: str,
-    ) -> dict[str, Any]:
+        status: ItemStatus,
+    ) -> OutputFunctionCall | OutputCustomCall:
         """Return a call. ``given`` are the arguments of a function, or the input of a custom
         tool."""
         tool = self.tool(name)
         own_id = _item_id(response_id, "ctc" if tool.custom else "fc", index)
-        item: dict[str, Any] = {"id": own_id, "call_id": call_id, "name": tool.name}
+        head: CallHead = {"id": own_id, "call_id": call_id or "", "name": tool.name}
         if tool.namespace is not None:
-            item["namespace"] = tool.namespace
+            head["namespace"] = tool.namespace
         if tool.custom:
-            return {**item, "type": "custom_tool_call", "input": given}
-        return {**item, "type": "function_call", "arguments": given, "status": status}
+            return {**head, "type": "custom_tool_call", "input": given}
+        return {**head, "type": "function_call", "arguments": given, "status": status}
 
     def tool(self, name: str | None) -> CalledTool:
         """Return what a function stands for; a name that is not known stands for a function."""
@@ -212,12 +215,12 @@ def response_of_item(wanted: str) -> str | None:
     return None if found is None else f"{RESPONSE}{found[1]}"
 
 
-def text_part(text: str, logprobs: Sequence[Any]) -> dict[str, Any]:
+def text_part(text: str, logprobs: Sequence[Any]) -> OutputText:
     """Return a text of a message."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
-def thought_part(text: str, *, summarizes: bool) -> dict[str, Any]:
+def thought_part(text: str, *, summarizes: bool) -> ThoughtText:
     """Return the thoughts of an item."""
     return {"type": "summary_text" if summarizes else "reasoning_text", "text": text}
 

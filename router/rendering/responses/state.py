@@ -10,14 +10,15 @@ from lmx.protocol.states import FinishReason
 from lmx.router.http.errors import http_status, shown_message
 from lmx.router.http.responses import Shape
 from lmx.router.rendering.answer_format import Beginning, Ending, warnings_object
-from lmx.router.rendering.envelope import Identity, Timings, timings_object
+from lmx.router.rendering.envelope import Identity, Timings, Warnings, timings_object
 from lmx.router.rendering.responses.items import COMPLETED, IN_PROGRESS, INCOMPLETE, OutputItem
 
+Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 QUEUED: Final = "queued"
 FAILED: Final = "failed"
 CANCELLED: Final = "cancelled"
 
-_TOO_LONG: Final = {"reason": "max_output_tokens"}
+_TOO_LONG: Final[IncompleteDetails] = {"reason": "max_output_tokens"}
 
 
 class IncompleteDetails(Shape):
@@ -62,6 +63,22 @@ class ResponseUsage(Shape):
     total_tokens: int
 
 
+class ResponseState(Warnings):
+    """The fields of a response that change with its state."""
+
+    status: Status
+    error: ResponseFault | None
+    """Why it failed."""
+    incomplete_details: IncompleteDetails | None
+    """Why it is not whole."""
+    completed_at: int | None
+    """When it was whole, in Unix time."""
+    usage: ResponseUsage | None
+    """How many tokens it took; null before its end."""
+    timings: NotRequired[Timings | None]
+    """Where the time went; there when it is over."""
+
+
 class ReasoningEcho(Shape):
     """How the model was to think."""
 
@@ -76,7 +93,7 @@ class TextEcho(Shape):
     verbosity: str
 
 
-class ResponseObject(Shape):
+class ResponseObject(ResponseState):
     """A response. The fields of the request that it repeats are as they were sent."""
 
     id: str
@@ -86,17 +103,8 @@ class ResponseObject(Shape):
     """Unix time."""
     model: str
     """The id of the model that answered."""
-    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
     output: list[OutputItem]
     """What the model thought, said and called, in this order of time."""
-    error: ResponseFault | None
-    """Why it failed."""
-    incomplete_details: IncompleteDetails | None
-    """Why it is not whole."""
-    completed_at: int | None
-    """When it was whole, in Unix time."""
-    usage: ResponseUsage | None
-    """How many tokens it took; null before its end."""
     background: bool
     frequency_penalty: float
     instructions: str | None
@@ -120,49 +128,44 @@ class ResponseObject(Shape):
     top_p: float
     truncation: Literal["auto", "disabled"]
     user: str | None
-    timings: NotRequired[Timings | None]
-    """Where the time went; there when it is over."""
-    warnings: NotRequired[list[str] | None]
-    """Sentences about what was done otherwise than it was asked for. They are there only when there
-    are some."""
 
 
-def under_way(status: str = IN_PROGRESS) -> dict[str, Any]:
+def under_way(status: Status = IN_PROGRESS) -> ResponseState:
     """Return the state of a response that is not over."""
     return _state(status)
 
 
 def ended(
     identity: Identity, beginning: Beginning, end: ChoiceEnded, ending: Ending
-) -> dict[str, Any]:
+) -> ResponseState:
     """Return the state of a response that has ended well, or too early."""
     is_cut = end.reason is FinishReason.LENGTH
-    state = _state(INCOMPLETE if is_cut else COMPLETED)
-    state |= {
+    return {
+        **_state(INCOMPLETE if is_cut else COMPLETED),
         "incomplete_details": _TOO_LONG if is_cut else None,
         "completed_at": None if is_cut else identity.created_s + round(ending.clocked.total_s),
         "usage": _usage_object(ending.finished.usage),
         "timings": timings_object(ending.finished, ending.clocked),
+        **warnings_object(beginning, ending),
     }
-    return state | warnings_object(beginning, ending)
 
 
-def failed(error: LmxError) -> dict[str, Any]:
+def failed(error: LmxError) -> ResponseState:
     """Return the state of a response that has failed."""
     shown = error_object(error.code.value, shown_message(error), http_status(error.code))
-    return _state(FAILED) | {"error": shown}
+    return {**_state(FAILED), "error": shown}
 
 
-def error_object(code: str, message: str, status: int) -> dict[str, Any]:
+def error_object(code: str, message: str, status: int) -> ResponseFault:
     """Return why a response failed: OpenAI's code, and lmx's own as the type."""
     if status == 429:
-        kind = "rate_limit_exceeded"
-    else:
-        kind = "invalid_prompt" if status < 500 else "server_error"
+        return {"code": "rate_limit_exceeded", "message": message, "type": code}
+    kind: Literal["invalid_prompt", "server_error"]
+    kind = "invalid_prompt" if status < 500 else "server_error"
     return {"code": kind, "message": message, "type": code}
 
 
-def _state(status: str) -> dict[str, Any]:
+def _state(status: Status) -> ResponseState:
     return {
         "status": status,
         "error": None,
@@ -172,7 +175,7 @@ def _state(status: str) -> dict[str, Any]:
     }
 
 
-def _usage_object(usage: Usage) -> dict[str, Any]:
+def _usage_object(usage: Usage) -> ResponseUsage:
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
