@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -32,6 +32,7 @@ from lmx.router.rendering.answer_format import AnswerFormat, EventWriter
 from lmx.router.rendering.envelope import Identity, fingerprint
 from lmx.router.services import SERVICES
 from lmx.router.workers.fallback import first_opened
+from lmx.router.workers.stream import Batch
 
 QUIET_S: Final = 2.0
 """For this long nothing is sent: most waits are over by then, and a request that fails so soon
@@ -70,26 +71,55 @@ async def answer(
     the stream with an error event.
     """
     events = EventStream(request, request.app[SERVICES].spec.stall_timeout_s) if stream else None
-
-    job = new_job(request, models[0], form, kind, id_prefix, events, kept)
-    opening = first_opened(models, generate, job.choose)
+    reply = begin(request, models, generate, form, kind, id_prefix, events, kept)
     if events is not None:
-        return await _answer_stream(request, opening, job, events)
-    return await _answer_whole(request, opening, job)
+        return await _answer_stream(request, reply, events)
+    return await _answer_whole(request, reply)
 
 
-def new_job(
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The answer to one request: its form, its generation, and who observes it."""
+
+    opening: AbstractAsyncContextManager[Source]
+    form: AnswerFormat
+    identity: Identity
+    job: Job
+
+    async def open(self, until_sent: AsyncExitStack) -> Source:
+        """Enter the generation on ``until_sent`` and return it, once it is accepted. Raises the
+        error of its refusal, or REQUEST_CANCELLED."""
+        opened = until_sent.enter_async_context(self.opening)
+        source = await self.job.live.interruptible(opened)
+        self.job.began(source)
+        return source
+
+    def writer(self) -> EventWriter:
+        """Return the writer of the answer's stream. Only an open generation has one: before, it is
+        not known which model answers."""
+        return self.form.writer(self.identity, self.job.beginning)
+
+    async def next_batch(self, source: Source, wait_s: float) -> Batch:
+        """Return what ``source`` has ready within ``wait_s``. Raises if the generation is lost, or
+        REQUEST_CANCELLED."""
+        batch = await self.job.live.interruptible(source.take(wait_s))
+        self.job.observe(batch)
+        return batch
+
+
+def begin(
     request: web.Request,
-    model: ModelView,
+    models: Sequence[ModelView],
+    generate: Callable[[ModelView], AbstractAsyncContextManager[Source]],
     form: AnswerFormat,
     kind: RequestKind,
     id_prefix: str,
     events: EventStream | None,
     kept: KeptInput | None,
-) -> Job:
-    """Return the job of an answer. ``events`` is its stream. The other arguments are those of
+) -> Reply:
+    """Return what makes an answer. ``events`` is its stream. The other arguments are those of
     :func:`answer`."""
-    services = request.app[SERVICES]
+    services, model = request.app[SERVICES], models[0]
     version = services.spec.version
     identity = Identity(
         f"{id_prefix}{secrets.token_hex(12)}",
@@ -110,21 +140,24 @@ def new_job(
         # The id is in the headers of a stream, and in the answer that detaches a job.
         return live.detached or (events is not None and events.is_open)
 
-    job = Job(services.live, services.jobs, version, live, identity, form, is_told, kept)
+    def choose(chosen: ModelView) -> None:
+        # Nothing of the answer was sent before.
+        live.model_id = identity.model_id = chosen.model_id
+        identity.fingerprint = fingerprint(version, chosen.model_id, chosen.source)
+
+    job = Job(services.live, services.jobs, live, identity, form, is_told, kept)
     follow_outcome(request, job.outcome)
-    return job
+    return Reply(first_opened(models, generate, choose), form, identity, job)
 
 
-async def _answer_whole(
-    request: web.Request, opening: AbstractAsyncContextManager[Source], job: Job
-) -> web.Response:
-    """Wait for all output of the generation of ``opening`` and return it.
+async def _answer_whole(request: web.Request, reply: Reply) -> web.Response:
+    """Wait for all output of a generation and return it.
 
     Raises if the generation is refused or lost, and SYNC_TIMEOUT if it takes longer than a client
     may wait: the job goes on then. A client that leaves before that ends it.
     """
-    services, context = request.app[SERVICES], request[CONTEXT]
-    task = asyncio.create_task(gather(opening, job), name=f"job {job.live.id}")
+    services, context, job = request.app[SERVICES], request[CONTEXT], reply.job
+    task = asyncio.create_task(gather(reply), name=f"job {job.live.id}")
     left_s = context.started_at_s + services.spec.sync_timeout_s - time.monotonic()
     try:
         await asyncio.wait({task}, timeout=max(0.0, left_s))
@@ -149,7 +182,7 @@ async def _answer_whole(
 def detach(request: web.Request, job: Job, task: asyncio.Task[Any]) -> None:
     """Let the task of a job go on when its request has been answered."""
     services = request.app[SERVICES]
-    job.detach()
+    job.live.detached = True
     told_tokens = job.outcome().prompt_tokens or 0
     task.add_done_callback(_end_detached)
     task.add_done_callback(lambda _: services.metrics.job_ended(job.outcome(), told_tokens))
@@ -160,14 +193,20 @@ def detach(request: web.Request, job: Job, task: asyncio.Task[Any]) -> None:
     services.traffic.go_on(task)
 
 
-async def gather(opening: AbstractAsyncContextManager[Source], job: Job) -> bytes:
-    """Take all output of the generation of ``opening``, and return the whole answer."""
-    with job:
+async def gather(reply: Reply) -> bytes:
+    """Take all output of a generation, and return the whole answer."""
+
+    def collect(deltas: Sequence[Delta]) -> bool:
+        reply.job.collect(deltas)
+        return True
+
+    with reply.job:
         async with AsyncExitStack() as opened:
-            source = await job.begin(opened, opening)
-            while (await job.take(source, _GATHER_WAIT_S)).finished is None:
+            source = await reply.open(opened)
+            source.pass_to(collect)
+            while (await reply.next_batch(source, _GATHER_WAIT_S)).finished is None:
                 pass
-    return job.answer
+    return reply.job.answer
 
 
 def _end_detached(task: asyncio.Task[Any]) -> None:
@@ -178,17 +217,14 @@ def _end_detached(task: asyncio.Task[Any]) -> None:
 
 
 async def _answer_stream(
-    request: web.Request,
-    opening: AbstractAsyncContextManager[Source],
-    job: Job,
-    events: EventStream,
+    request: web.Request, reply: Reply, events: EventStream
 ) -> web.StreamResponse:
-    """Send the answer of the generation that ``opening`` begins, as it comes.
+    """Send an answer as it comes.
 
     Refusals that come within ``QUIET_S`` are raised. If the answer is lost after the headers were
     sent, an error event ends the stream.
     """
-    services = request.app[SERVICES]
+    services, job = request.app[SERVICES], reply.job
     ping_interval_s = services.spec.ping_interval_s
     writer: EventWriter | None = None
     try:
@@ -197,15 +233,14 @@ async def _answer_stream(
             async with with_wait_comments(
                 events, lambda: services.room.news(job.live.model_id), ping_interval_s
             ):
-                source = await job.begin(until_sent, opening)
+                source = await reply.open(until_sent)
             note_ignored(request, job.beginning.ignored)
             if not events.is_open:
                 await events.open()
-            # It can't be made earlier: only now it is known which model answers.
-            writer = job.form.writer(job.identity, job.beginning)
+            writer = reply.writer()
             if beginning := writer.first():
                 await events.send(beginning)
-            relay = Relay(source, job, writer)
+            relay = Relay(source, reply, writer)
             source.pass_to(partial(relay.pass_on, events))
             await events.send_all(relay.take, ping_interval_s)
         await events.end()
@@ -241,9 +276,10 @@ class Relay:
     keeps up gets it within the call that has read it from the worker.
     """
 
-    def __init__(self, source: Source, job: Job, writer: EventWriter) -> None:
+    def __init__(self, source: Source, reply: Reply, writer: EventWriter) -> None:
         self._source = source
-        self._job = job
+        self._reply = reply
+        self._job = reply.job
         self._writer = writer
         self._is_over = False
         self._unwritten: deque[Callable[[], bytes]] = deque()
@@ -264,7 +300,7 @@ class Relay:
         if not self._unwritten:
             if self._is_over:
                 return None
-            batch = await self._job.take(self._source, wait_s)
+            batch = await self._reply.next_batch(self._source, wait_s)
             if batch.deltas:
                 self._unwritten.append(partial(self._writer.deltas, batch.deltas))
             if batch.ended:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Final, Self
@@ -16,7 +16,6 @@ import structlog
 
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.messages.data import ChoiceEnded, Delta, Finished
-from lmx.protocol.messages.snapshot import ModelView
 from lmx.router.http.api_family import OPENAI
 from lmx.router.http.errors import http_status
 from lmx.router.http.outcome import Outcome
@@ -28,7 +27,6 @@ from lmx.router.rendering.answer_format import AnswerFormat, Beginning, Ending
 from lmx.router.rendering.envelope import (
     Identity,
     RouterTimings,
-    fingerprint,
     timings_object,
     usage_object,
 )
@@ -65,22 +63,22 @@ class KeptInput:
 
 
 class Job:
-    """A generation under way, as a context manager.
+    """The record of a generation, as a context manager.
 
     Within the block it is listed among the live requests, and it is recorded from its beginning to
     its end, however it ends. A generation that is refused before its client knows its id leaves no
     record.
 
-    It collects all output, so that the record has it too: of a stream, and of a generation that was
-    cut. It is the only owner of the generation's figures: :meth:`outcome` gives them to the log,
-    the metrics and the limits. It sends nothing to the client.
+    It observes the generation and does nothing with it: whoever takes its output calls
+    :meth:`began`, :meth:`collect` and :meth:`observe`. It keeps all output, so that the record has
+    it too: of a stream, and of a generation that was cut. It is the only owner of the generation's
+    figures: :meth:`outcome` gives them to the log, the metrics and the limits.
     """
 
     def __init__(
         self,
         listed: LiveRequests,
         store: JobStore,
-        version: str,
         live: LiveRequest,
         identity: Identity,
         form: AnswerFormat,
@@ -90,22 +88,22 @@ class Job:
         """``is_told`` returns whether the client has been told the job's id; ``kept`` is the input
         that is kept with the record, of a response."""
         self.live = live
-        self.identity = identity
-        self.form = form
         self.beginning = Beginning()
-        """What is known of the answer once :meth:`begin` has returned."""
+        """What is known of the answer once it has begun."""
         self.ending: Ending | None = None
-        """How the generation ended, once :meth:`take` has returned a batch that is finished."""
+        """How the generation ended, if it has ended well."""
         self.answer = b""
         """The whole answer as JSON, from the same moment on."""
         self._listed = listed
         self._store = store
-        self._version = version
+        self._identity = identity
+        self._form = form
         self._is_told = is_told
         self._kept = kept
         self._response: ResponseRow | None = None
         self._made = live.made = Accumulator(form.choices, form.kept_logprobs)
-        self._task: asyncio.Task[Any] | None = None
+        self._load_s: float | None = None
+        """How long the generation waited for its model; None until it has begun."""
         self._ends: dict[int, ChoiceEnded] = {}
         self._started_s: float | None = None
         self._output_at_s: float | None = None
@@ -118,7 +116,7 @@ class Job:
     def __enter__(self) -> Self:
         self._until_ended.enter_context(self._listed.under_way(self.live))
         if self._kept is not None:
-            head = orjson.dumps(self.begun())
+            head = orjson.dumps(self.empty_answer())
             self._response = ResponseRow(self._kept.items, head, self._kept.previous)
         self._put(JobState.QUEUED)
         return self
@@ -161,27 +159,14 @@ class Job:
             decode_s=timings.decode_s,
         )
 
-    def begun(self) -> Mapping[str, Any]:
+    def empty_answer(self) -> Mapping[str, Any]:
         """Return the answer as it is at its beginning, also when it has gone further."""
-        nothing = Accumulator(self.form.choices, self.form.kept_logprobs).choices
-        return self.form.whole(self.identity, self.beginning, nothing, {}, None)
+        nothing = Accumulator(self._form.choices, self._form.kept_logprobs).choices
+        return self._form.whole(self._identity, self.beginning, nothing, {}, None)
 
-    def choose(self, model: ModelView) -> None:
-        """Let ``model`` give the answer. Allowed only before any of the answer was sent."""
-        self.live.model_id = self.identity.model_id = model.model_id
-        self.identity.fingerprint = fingerprint(self._version, model.model_id, model.source)
-
-    def detach(self) -> None:
-        """Go on without a client: it has got the job's id instead of the answer."""
-        self.live.detached = True
-
-    async def begin(
-        self, opened: AsyncExitStack, opening: AbstractAsyncContextManager[Source]
-    ) -> Source:
-        """Enter ``opening`` on ``opened`` and return the generation, once it is accepted. Raises
-        the error of its refusal, or REQUEST_CANCELLED."""
-        source = await self.live.interruptible(opened.enter_async_context(opening))
-        self._task = asyncio.current_task()
+    def began(self, source: Source) -> None:
+        """Note that the generation is accepted."""
+        self._load_s = source.load_s
         self.live.prompt_tokens = source.prompt_tokens
         self.beginning = Beginning(
             source.prompt_tokens, source.remarks, source.prompt_ids, source.ignored
@@ -191,34 +176,18 @@ class Job:
             self._put(JobState.QUEUED)
         else:
             self._run()
-        return source
 
-    async def take(self, source: Source, wait_s: float) -> Batch:
-        """Return what ``source`` has ready within ``wait_s``, and collect it. Raises if the
-        generation is lost, or REQUEST_CANCELLED."""
-        # What `live.interruptible` does, without one more coroutine for each batch.
-        live, task = self.live, self._task
-        if live.error is not None:
-            raise live.error
-        live.waiting = task
-        try:
-            batch = await source.take(wait_s)
-        except asyncio.CancelledError:
-            assert task is not None
-            live.raise_if_interrupted(task)
-            raise
-        finally:
-            live.waiting = None
+    def observe(self, batch: Batch) -> None:
+        """Collect what was taken of the generation. With its end the whole answer is made."""
         if batch.deltas:
             self.collect(batch.deltas)
         if batch.ended:
             self._ends.update((fact.index, fact) for fact in batch.ended)
         if batch.finished is not None:
-            self._finish(source, batch.finished)
-        return batch
+            self._finish(batch.finished)
 
     def collect(self, deltas: Sequence[Delta]) -> None:
-        """Collect what ``take`` has returned, or what has gone to the client past it."""
+        """Collect the next pieces."""
         now_s = time.monotonic()
         if self._output_at_s is None:
             self._ttft_s = now_s - self.live.context.started_at_s
@@ -234,12 +203,12 @@ class Job:
         self._started_s = time.time()
         self._put(JobState.RUNNING)
 
-    def _finish(self, source: Source, finished: Finished) -> None:
+    def _finish(self, finished: Finished) -> None:
         """The generation has ended well: make the answer and its record, before the client can know
         that it has ended and ask for it."""
         total_s = time.monotonic() - self.live.context.started_at_s
         first_token_s = total_s if self._ttft_s is None else self._ttft_s
-        clocked = RouterTimings(total_s, first_token_s, source.load_s, self.form.choices)
+        clocked = RouterTimings(total_s, first_token_s, self._load_s or 0.0, self._form.choices)
         ending = Ending(finished, clocked)
         self.answer = orjson.dumps(self._whole(ending))
         self.ending = ending
@@ -255,7 +224,7 @@ class Job:
     def _cut(self, error: LmxError) -> None:
         """The generation ended before it was whole: record what it has made."""
         live = self.live
-        if self._task is None and _is_refusal(error) and not self._is_told():
+        if self._load_s is None and _is_refusal(error) and not self._is_told():
             # Otherwise clients that try again and again would push out the records of generations.
             self._has_record = False
             self._store.forget(live.id)
@@ -279,8 +248,8 @@ class Job:
             self._response = replace(self._response, output=output)
 
     def _whole(self, ending: Ending | None) -> Mapping[str, Any]:
-        return self.form.whole(
-            self.identity, self.beginning, self._made.choices, self._ends, ending
+        return self._form.whole(
+            self._identity, self.beginning, self._made.choices, self._ends, ending
         )
 
     def _put(self, state: JobState, **known: Any) -> None:

@@ -15,13 +15,12 @@ from lmx.protocol.messages.snapshot import ModelView
 from lmx.router.http.endpoint import family_of
 from lmx.router.http.outcome import CONTEXT
 from lmx.router.http.sse import EventStream
-from lmx.router.inference.answering import Relay, detach, gather, new_job
+from lmx.router.inference.answering import Relay, Reply, begin, detach, gather
 from lmx.router.jobs.event_logs import EventLog, EventLogs
 from lmx.router.jobs.job import Job, KeptInput, Source
 from lmx.router.jobs.live import RequestKind
 from lmx.router.rendering.answer_format import AnswerFormat, EventWriter
 from lmx.router.services import SERVICES
-from lmx.router.workers.fallback import first_opened
 
 _WAIT_S: Final = 60.0
 """How long one wait for more of an answer lasts; then the next begins."""
@@ -41,15 +40,15 @@ async def begin_answer(
     """Begin an answer in the background, and return its job. The arguments are those of
     :func:`lmx.router.inference.answering.answer`; with ``stream`` its events have a log."""
     logs = request.app[SERVICES].event_logs
-    job = new_job(request, models[0], form, kind, id_prefix, None, kept)
-    opening = first_opened(models, generate, job.choose)
+    reply = begin(request, models, generate, form, kind, id_prefix, None, kept)
+    job = reply.job
     work: Coroutine[Any, Any, Any]
     if stream:
         job.live.stream = True
         logs.begin(job.live.id)
-        work = _log_events(opening, job, logs, family_of(request).error_event)
+        work = _log_events(reply, logs, family_of(request).error_event)
     else:
-        work = gather(opening, job)
+        work = gather(reply)
     task = asyncio.create_task(work, name=f"job {job.live.id}")
     detach(request, job, task)
     # The task begins now, and its job has a record. A read comes behind its writing: whoever gets
@@ -81,22 +80,19 @@ async def follow_events(request: web.Request, log: EventLog, place: int) -> web.
 
 
 async def _log_events(
-    opening: AbstractAsyncContextManager[Source],
-    job: Job,
-    logs: EventLogs,
-    error_event: Callable[[LmxError, str | None], bytes],
+    reply: Reply, logs: EventLogs, error_event: Callable[[LmxError, str | None], bytes]
 ) -> None:
-    log = logs.get(job.live.id)
+    log = logs.get(reply.job.live.id)
     assert log is not None
     writer: EventWriter | None = None
     lost: LmxError | None = None
     try:
         async with AsyncExitStack() as opened:
-            opened.enter_context(job)
-            source = await job.begin(opened, opening)
-            writer = job.form.writer(job.identity, job.beginning)
+            opened.enter_context(reply.job)
+            source = await reply.open(opened)
+            writer = reply.writer()
             log.add(writer.first())
-            relay = Relay(source, job, writer)
+            relay = Relay(source, reply, writer)
             while (events := await relay.take(_WAIT_S)) is not None:
                 log.add(events)
     except LmxError as error:
@@ -108,5 +104,5 @@ async def _log_events(
     finally:
         if lost is not None:
             end = error_event if writer is None else writer.failed
-            log.add(end(lost, job.live.context.request_id))
-        logs.end(job.live.id)
+            log.add(end(lost, reply.job.live.context.request_id))
+        logs.end(reply.job.live.id)

@@ -128,7 +128,7 @@ async def responses(request: web.Request) -> web.StreamResponse:
         log = services.event_logs.get(job.live.id) if stream else None
         if log is not None:
             return await follow_events(request, log, 0)
-        return json_value({**job.begun(), "status": QUEUED})
+        return json_value({**job.empty_answer(), "status": QUEUED})
     # Media may be megabytes of text, which nobody needs for as long as the answer takes.
     del body, wanted, items, own, asked
     return await answer(
