@@ -14,7 +14,7 @@ from pydantic import Field
 
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.router.http.errors import ErrorType, error_type, http_status, shown_message
-from lmx.router.http.responses import Shape
+from lmx.router.http.responses import Answer
 
 AnthropicErrorType = Literal[
     "invalid_request_error",
@@ -105,7 +105,7 @@ class ApiFamily(Protocol):
         """The header in which the family's clients look for the request's id."""
 
 
-class ErrorObject(Shape):
+class ErrorObject(Answer):
     """What went wrong."""
 
     message: str
@@ -120,14 +120,14 @@ class ErrorObject(Shape):
     """It is there with `sync_timeout`: the job goes on, and has the answer when it has ended."""
 
 
-class Error(Shape):
+class Error(Answer):
     """Every answer that is not well."""
 
     error: ErrorObject
     """What went wrong."""
 
 
-class AnthropicErrorObject(Shape):
+class AnthropicErrorObject(Answer):
     """What went wrong."""
 
     type: AnthropicErrorType
@@ -144,7 +144,7 @@ class AnthropicErrorObject(Shape):
     """It is there with `sync_timeout`: the job goes on, and has the answer when it has ended."""
 
 
-class AnthropicError(Shape):
+class AnthropicError(Answer):
     """Every answer of the Messages API that is not well; those of all other routes too, with the
     header `anthropic-version`."""
 
@@ -156,7 +156,7 @@ class AnthropicError(Shape):
     """The request's id, as in the headers; also where the error ends a stream."""
 
 
-class OllamaError(Shape):
+class OllamaError(Answer):
     """Every answer of Ollama's API that is not well."""
 
     error: str

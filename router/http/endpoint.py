@@ -46,7 +46,7 @@ class Endpoint:
     query: type[BaseModel] | None = None
     """The model that the query is validated by."""
     answer: Any = None
-    """The shape of the body of a 200: a model, or a type that pydantic can describe. If it is None,
+    """The shape of the body of a 200: any type that pydantic can describe. If it is None,
     the body is not JSON but of the media type ``media``."""
     media: str = "text/plain"
     also: str | None = None

@@ -5,45 +5,25 @@ It also holds the base class of those answers and the units of their sizes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import orjson
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.payload import Payload
-from pydantic import BaseModel, ConfigDict, with_config
+from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
 
 @with_config(ConfigDict(strict=True, extra="forbid"))
-class Shape(TypedDict):
+class Answer(TypedDict):
     """An object in an answer, described where it is built. Tests see to it that an answer has these
     fields and no other; clients are told that more may be added."""
 
 
-class Answer(BaseModel):
-    """An object in an answer. A field without a default is always present; a field with the default
-    None may be left out. Tests see to it that an answer has these fields and no other; clients are
-    told that more may be added."""
-
-    # A validator is made when the first answer of its kind is. Most of them describe answers that
-    # other modules write, and would take a tenth of a router's start.
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", defer_build=True)
-
-
 _GIB: Final = 1024**3
 _MIB: Final = 1024**2
-
-
-def json_answer(answer: Answer, status: int = 200) -> web.Response:
-    """Return an answer as JSON, without the fields that it was not given."""
-    return json_text(answer.model_dump_json(exclude_unset=True).encode(), status)
-
-
-def json_array(answers: Iterable[Answer]) -> web.Response:
-    """Return answers as a JSON array, each without the fields that it was not given."""
-    return json_value([answer.model_dump(exclude_unset=True) for answer in answers])
 
 
 _PIECE_BYTES: Final = 256 * 1024
@@ -80,9 +60,9 @@ def json_pieces(pieces: Sequence[bytes]) -> web.Response:
     return web.Response(body=_Pieces(pieces), content_type="application/json")
 
 
-def json_value(value: Any) -> web.Response:
+def json_value(value: Any, status: int = 200) -> web.Response:
     """Return a value as JSON."""
-    return json_text(orjson.dumps(value))
+    return json_text(orjson.dumps(value), status)
 
 
 def json_text(text: bytes, status: int = 200) -> web.Response:

@@ -16,7 +16,7 @@ from lmx.protocol.messages.tasks import Vectors
 from lmx.protocol.states import ModelKind
 from lmx.router.http.bodies.json_body import read_object
 from lmx.router.http.outcome import note_ignored
-from lmx.router.http.responses import Shape, json_pieces
+from lmx.router.http.responses import Answer, json_pieces
 from lmx.router.inference.model_choice import models_of_kind
 from lmx.router.inference.tasks import Computed, compute
 from lmx.router.jobs.live import RequestKind
@@ -30,7 +30,7 @@ _AT_ONCE: Final = 16
 milliseconds of work."""
 
 
-class Embedding(Shape):
+class Embedding(Answer):
     """The vector of one input."""
 
     object: Literal["embedding"]
@@ -40,7 +40,7 @@ class Embedding(Shape):
     """The vector: numbers, or with `base64` its 32-bit floats, little-endian, as text."""
 
 
-class EmbeddingList(Shape):
+class EmbeddingList(Answer):
     """A vector for each input, in the inputs' order."""
 
     object: Literal["list"]

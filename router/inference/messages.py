@@ -9,7 +9,7 @@ from lmx.protocol.states import ModelKind
 from lmx.router.http.access import own_request
 from lmx.router.http.bodies.json_body import others_turn, read_object
 from lmx.router.http.outcome import CONTEXT, note_ignored
-from lmx.router.http.responses import Shape, json_value
+from lmx.router.http.responses import Answer, json_value
 from lmx.router.inference.answering import answer
 from lmx.router.inference.media import generation
 from lmx.router.inference.model_choice import models_for, models_of_kind
@@ -27,7 +27,7 @@ from lmx.router.schema.requests.unsupported import ignored_fields
 from lmx.router.services import SERVICES
 
 
-class TokenCount(Shape):
+class TokenCount(Answer):
     """How many tokens a prompt has."""
 
     input_tokens: int

@@ -17,7 +17,7 @@ from lmx.protocol.states import ModelKind
 from lmx.router.http.access import own_request
 from lmx.router.http.bodies.json_body import others_turn, read_object
 from lmx.router.http.outcome import CONTEXT, note_ignored
-from lmx.router.http.responses import Shape, json_pieces, json_text
+from lmx.router.http.responses import Answer, json_pieces, json_text
 from lmx.router.inference.answering import answer
 from lmx.router.inference.embeddings import as_array, written_vectors
 from lmx.router.inference.media import generation
@@ -44,7 +44,7 @@ from lmx.router.services import SERVICES
 from lmx.router.supervisor.routing import untagged
 
 
-class OllamaEmbedAnswer(Shape):
+class OllamaEmbedAnswer(Answer):
     """The answer of POST /api/embed."""
 
     model: str
@@ -58,7 +58,7 @@ class OllamaEmbedAnswer(Shape):
     """It is always 0: waiting for the model is part of the total."""
 
 
-class OllamaEmbeddingsAnswer(Shape):
+class OllamaEmbeddingsAnswer(Answer):
     """The answer of POST /api/embeddings."""
 
     embedding: list[float]

@@ -11,7 +11,7 @@ from aiohttp import web
 from lmx.protocol.states import ModelKind
 from lmx.router.http.bodies.json_body import read_object
 from lmx.router.http.outcome import note_ignored
-from lmx.router.http.responses import Shape, json_value
+from lmx.router.http.responses import Answer, json_value
 from lmx.router.inference.model_choice import models_of_kind
 from lmx.router.inference.tasks import compute, scores_of
 from lmx.router.jobs.live import RequestKind
@@ -21,14 +21,14 @@ from lmx.router.schema.requests.unsupported import ignored_fields
 from lmx.router.services import SERVICES
 
 
-class RankedText(Shape):
+class RankedText(Answer):
     """The document, as it was sent."""
 
     text: str
     """Its text."""
 
 
-class RankedDocument(Shape):
+class RankedDocument(Answer):
     """A document and how well it fits."""
 
     index: int
@@ -39,7 +39,7 @@ class RankedDocument(Shape):
     """How well the document answers the query: more is better."""
 
 
-class Ranking(Shape):
+class Ranking(Answer):
     """The documents, the best one first."""
 
     id: str

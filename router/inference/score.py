@@ -19,7 +19,7 @@ from lmx.protocol.messages.tasks import Vectors
 from lmx.protocol.states import ModelKind
 from lmx.router.http.bodies.json_body import read_object
 from lmx.router.http.outcome import note_ignored
-from lmx.router.http.responses import Shape, json_value
+from lmx.router.http.responses import Answer, json_value
 from lmx.router.inference.model_choice import models_for
 from lmx.router.inference.tasks import Computed, compute, scores_of
 from lmx.router.jobs.live import RequestKind
@@ -39,7 +39,7 @@ _AT_ONCE: Final = 64
 milliseconds of work."""
 
 
-class PairScore(Shape):
+class PairScore(Answer):
     """The score of one pair."""
 
     index: int
@@ -49,7 +49,7 @@ class PairScore(Shape):
     """How well the two fit: more is better."""
 
 
-class ScoreList(Shape):
+class ScoreList(Answer):
     """A score for each pair, in their order."""
 
     id: str

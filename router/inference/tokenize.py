@@ -14,7 +14,7 @@ from lmx.protocol.messages.tasks import (
 )
 from lmx.router.http.bodies.json_body import others_turn, read_object
 from lmx.router.http.outcome import note_ignored
-from lmx.router.http.responses import Shape, json_text, json_value
+from lmx.router.http.responses import Answer, json_text, json_value
 from lmx.router.inference.model_choice import models_for
 from lmx.router.inference.stray_results import with_known_calls
 from lmx.router.inference.tasks import ask_tokenizer
@@ -32,7 +32,7 @@ from lmx.router.services import SERVICES
 from lmx.router.workers.dispatch import TOKENIZE_DEADLINE_S
 
 
-class Tokens(Shape):
+class Tokens(Answer):
     """The tokens of a text."""
 
     count: int
@@ -45,7 +45,7 @@ class Tokens(Shape):
     """The tokens as texts, where they were wanted."""
 
 
-class TokensText(Shape):
+class TokensText(Answer):
     """The text of tokens."""
 
     prompt: str

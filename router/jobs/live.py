@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
 from lmx.router.http.outcome import RequestContext
-from lmx.router.http.responses import Shape
+from lmx.router.http.responses import Answer
 from lmx.router.rendering.accumulator import Accumulator
 
 _T = TypeVar("_T")
@@ -182,7 +182,7 @@ class LiveRequests:
             live.ended.set()
 
 
-class LiveRequestShown(Shape):
+class LiveRequestShown(Answer):
     """A request under way."""
 
     id: str

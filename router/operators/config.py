@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 from aiohttp import web
 
 from lmx.protocol.messages.control import ReloadConfig, Reloaded
-from lmx.router.http.responses import json_answer
-from lmx.router.schema.answers.admin import ReloadAnswer
+from lmx.router.http.responses import Answer, json_value
 from lmx.router.services import SERVICES
 from lmx.router.supervisor.queries import ask
 
@@ -17,6 +16,16 @@ _DEADLINE_S: Final = 120.0
 
 _OPTA_NAMES: Final = {"logs": "logging"}
 """Sections that Opta-LMX has under another name."""
+
+
+class ReloadAnswer(Answer):
+    """The answer of POST /admin/config/reload."""
+
+    success: Literal[True]
+    updated: list[str]
+    """The sections that differ."""
+    changes: list[str]
+    """What follows from the changes, in sentences for people."""
 
 
 async def reload_config(request: web.Request) -> web.Response:
@@ -28,7 +37,7 @@ async def reload_config(request: web.Request) -> web.Response:
     """
     supervisor = request.app[SERVICES].supervisor
     reloaded = await ask(supervisor, ReloadConfig(), Reloaded, _DEADLINE_S)
-    return json_answer(
+    return json_value(
         ReloadAnswer(
             success=True,
             updated=[_OPTA_NAMES.get(section, section) for section in reloaded.sections],

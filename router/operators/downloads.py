@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final, Literal, NotRequired
 
+import orjson
 from aiohttp import web
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError, UnavailableError
@@ -28,15 +29,8 @@ from lmx.router.http.api_family import OPENAI, ErrorObject
 from lmx.router.http.bodies.json_body import read_object
 from lmx.router.http.endpoint import family_of
 from lmx.router.http.errors import rejection
-from lmx.router.http.responses import json_answer, json_array
+from lmx.router.http.responses import Answer, json_value
 from lmx.router.http.sse import EventStream
-from lmx.router.schema.answers.admin import (
-    AvailableAnswer,
-    DownloadAnswer,
-    DownloadProgress,
-    DownloadsAnswer,
-    DownloadState,
-)
 from lmx.router.schema.requests.operators import DownloadRequest
 from lmx.router.schema.validation import validated
 from lmx.router.services import SERVICES, Services
@@ -58,6 +52,13 @@ _SCAN_DEADLINE_S: Final = 60.0
 
 _DEFAULT_REVISION: Final = "main"
 
+
+_FIELDS: Final = {"source": "repo_id"}
+
+
+DownloadState = Literal["downloading", "completed", "failed", "cancelled", "interrupted"]
+"""``interrupted`` means that lmx ended while the download ran. It goes on where it stopped when it
+is requested again, like a download that failed or was cancelled."""
 _STATES: Final[dict[DownloadStatus, DownloadState]] = {
     DownloadStatus.STARTING: "downloading",
     DownloadStatus.DOWNLOADING: "downloading",
@@ -67,7 +68,59 @@ _STATES: Final[dict[DownloadStatus, DownloadState]] = {
     DownloadStatus.INTERRUPTED: "interrupted",
 }
 
-_FIELDS: Final = {"source": "repo_id"}
+
+class DownloadAnswer(Answer):
+    """One download."""
+
+    download_id: str
+    repo_id: str
+    revision: str
+    filename: str | None
+    estimated_size_bytes: int | None
+    """Null until it is known."""
+    status: DownloadState
+    progress_percent: float | int
+    downloaded_bytes: int
+    speed_mbps: float
+    """Megabits (10^6 bits) per second."""
+    started_at: float
+    ended_at: float | None
+    model_id: str | None
+    """The id under which the model is served, once the download is completed."""
+    error: ErrorObject | None
+
+
+class DownloadsAnswer(Answer):
+    """The answer of GET /admin/models/download: the latest download comes first."""
+
+    downloads: list[DownloadAnswer]
+    count: int
+
+
+class DownloadProgress(Answer):
+    """One event of a download's progress."""
+
+    download_id: str
+    status: DownloadState
+    progress_percent: float | int
+    downloaded_bytes: NotRequired[int | None]
+    """Present while the download runs."""
+    speed_mbps: NotRequired[float | None]
+    """Present while the download runs."""
+    model_id: NotRequired[str | None]
+    """Present once the download is completed."""
+    error: NotRequired[ErrorObject | None]
+    """Present if the download ended in any other way."""
+
+
+class AvailableAnswer(Answer):
+    """A model on this machine's disk."""
+
+    repo_id: str
+    local_path: str
+    size_bytes: int
+    downloaded_at: str
+    """ISO 8601 in UTC, without an offset."""
 
 
 async def start_download(request: web.Request) -> web.Response:
@@ -84,7 +137,7 @@ async def start_download(request: web.Request) -> web.Response:
         view = await ask(services.supervisor, question, DownloadView, _START_DEADLINE_S)
     if view.status is DownloadStatus.FAILED:
         raise _failure(view)
-    return json_answer(download_answer(view))
+    return json_value(download_answer(view))
 
 
 async def list_downloads(request: web.Request) -> web.Response:
@@ -92,13 +145,13 @@ async def list_downloads(request: web.Request) -> web.Response:
     supervisor = request.app[SERVICES].supervisor
     found = await ask(supervisor, GetDownloads(), Downloads, COMMAND_DEADLINE_S)
     answers = [download_answer(view) for view in found.downloads]
-    return json_answer(DownloadsAnswer(downloads=answers, count=len(answers)))
+    return json_value(DownloadsAnswer(downloads=answers, count=len(answers)))
 
 
 async def get_download(request: web.Request) -> web.Response:
     """Return one download."""
     view = await find_download(request.app[SERVICES], request.match_info["download_id"])
-    return json_answer(download_answer(view))
+    return json_value(download_answer(view))
 
 
 async def cancel_download(request: web.Request) -> web.Response:
@@ -106,14 +159,14 @@ async def cancel_download(request: web.Request) -> web.Response:
     supervisor = request.app[SERVICES].supervisor
     question = CancelDownload(request.match_info["download_id"])
     view = await ask(supervisor, question, DownloadView, COMMAND_DEADLINE_S)
-    return json_answer(download_answer(view))
+    return json_value(download_answer(view))
 
 
 async def available_models(request: web.Request) -> web.Response:
     """Return the models that are complete on this machine's disk, whether they are served or
     not."""
     found = await ask(request.app[SERVICES].supervisor, GetAvailable(), Available, _SCAN_DEADLINE_S)
-    return json_array(available_answer(model) for model in found.models)
+    return json_value([available_answer(model) for model in found.models])
 
 
 async def find_download(services: Services, download_id: str) -> DownloadView:
@@ -240,15 +293,17 @@ async def _look(services: Services, download_id: str) -> DownloadView:
 def progress_event(view: DownloadView) -> bytes:
     """Return a download as one event."""
     answer = download_answer(view)
-    fields: dict[str, Any] = {
-        name: getattr(answer, name) for name in ("download_id", "status", "progress_percent")
+    fields: DownloadProgress = {
+        "download_id": answer["download_id"],
+        "status": answer["status"],
+        "progress_percent": answer["progress_percent"],
     }
     if view.status is DownloadStatus.COMPLETED:
-        fields["model_id"] = answer.model_id
+        fields["model_id"] = answer["model_id"]
     else:
-        fields["downloaded_bytes"] = answer.downloaded_bytes
+        fields["downloaded_bytes"] = answer["downloaded_bytes"]
     if view.status in _RUNS:
-        fields["speed_mbps"] = answer.speed_mbps
-    if answer.error is not None:
-        fields["error"] = answer.error
-    return f"data: {DownloadProgress(**fields).model_dump_json(exclude_unset=True)}\n\n".encode()
+        fields["speed_mbps"] = answer["speed_mbps"]
+    if answer["error"] is not None:
+        fields["error"] = answer["error"]
+    return b"data: " + orjson.dumps(fields) + b"\n\n"

@@ -5,7 +5,7 @@ Every model is an engine, also those of the configuration.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 import structlog
 from aiohttp import web
@@ -18,19 +18,8 @@ from lmx.protocol.messages.status import ModelStatus
 from lmx.protocol.states import ModelState
 from lmx.router.http.bodies.json_body import read_object
 from lmx.router.http.outcome import Outcome, set_outcome
-from lmx.router.http.responses import json_answer, to_mb
+from lmx.router.http.responses import Answer, json_value, to_mb
 from lmx.router.operators.models import gone, loaded
-from lmx.router.schema.answers.engines import (
-    EngineAnswer,
-    EngineLine,
-    EngineMemory,
-    EngineParameters,
-    EnginePerformance,
-    EngineRemoved,
-    EnginesAnswer,
-    EngineState,
-    EngineStatusAnswer,
-)
 from lmx.router.schema.requests.operators import EngineRequest
 from lmx.router.schema.validation import validated
 from lmx.router.services import SERVICES, Services
@@ -82,10 +71,78 @@ again."""
 _log = structlog.get_logger()
 
 
+EngineState = Literal["loaded", "loading", "unloaded"]
+
+
+class EngineParameters(Answer):
+    """The parameters of an engine."""
+
+    n_ctx: int | None
+    """How many tokens its context has. Null until it is known."""
+    n_gpu_layers: int
+    """The value of the request. Memory is unified, so it has no effect."""
+    main_gpu_id: int
+    """The value of the request. There is one GPU, so it has no effect."""
+
+
+class EngineLine(Answer):
+    """One engine in a list."""
+
+    engine_id: str
+    status: EngineState
+    model_path: str
+
+
+class EnginesAnswer(Answer):
+    """The answer of GET /engines: every model."""
+
+    engines: list[EngineLine]
+
+
+class EngineAnswer(EngineLine):
+    """The answer of POST /engines."""
+
+    parameters: EngineParameters
+
+
+class EngineMemory(Answer):
+    """The memory of an engine."""
+
+    model_size_mb: int
+    """What the weights take. 0 until it is known."""
+    context_size_mb: int
+    """What as many full contexts as `concurrency` says take together. 0 until it is known."""
+
+
+class EnginePerformance(Answer):
+    """What an engine has done."""
+
+    last_inference_tps: float
+    """The tokens per second of the last answer; 0 before the first."""
+    total_requests: int
+    """Its requests since lmx was started, or since it was loaded if that number is higher."""
+
+
+class EngineStatusAnswer(EngineAnswer):
+    """The answer of GET /engines/{id}/status."""
+
+    memory_usage: EngineMemory
+    performance: EnginePerformance
+    problem: str | None
+    """Why it is not loaded, if something went wrong."""
+
+
+class EngineRemoved(Answer):
+    """The answer of DELETE /engines/{id}."""
+
+    engine_id: str
+    status: Literal["removed"]
+
+
 async def list_engines(request: web.Request) -> web.Response:
     """Return every engine, loaded or not."""
     models = (await request.app[SERVICES].supervisor.directory()).bases
-    return json_answer(EnginesAnswer(engines=[_line(model) for model in models]))
+    return json_value(EnginesAnswer(engines=[_line(model) for model in models]))
 
 
 async def add_engine(request: web.Request) -> web.Response:
@@ -102,7 +159,7 @@ async def add_engine(request: web.Request) -> web.Response:
             wanted.engine_id,
             wanted.model_path,
             wanted.n_ctx,
-            parameters.model_dump(),
+            dict(parameters),
             context_at_most="n_ctx" not in wanted.model_fields_set,
         )
         await ask(services.supervisor, question, Done, _ADD_DEADLINE_S)
@@ -116,11 +173,9 @@ async def add_engine(request: web.Request) -> web.Response:
         engine_id=wanted.engine_id,
         status="loaded",
         model_path=wanted.model_path,
-        parameters=parameters.model_copy(
-            update={"n_ctx": model.context_length or parameters.n_ctx}
-        ),
+        parameters={**parameters, "n_ctx": model.context_length or parameters["n_ctx"]},
     )
-    return json_answer(answer, 201)
+    return json_value(answer, 201)
 
 
 async def remove_engine(request: web.Request) -> web.Response:
@@ -130,7 +185,7 @@ async def remove_engine(request: web.Request) -> web.Response:
         model = await _find(request)
         await command(services.supervisor, RemoveModel(model.model_id))
         await gone(services, model)
-    return json_answer(EngineRemoved(engine_id=model.model_id, status="removed"))
+    return json_value(EngineRemoved(engine_id=model.model_id, status="removed"))
 
 
 async def engine_status(request: web.Request) -> web.Response:
@@ -143,9 +198,9 @@ async def engine_status(request: web.Request) -> web.Response:
     if found is None:
         raise unavailable(f"lmx's supervisor does not tell of {model.model_id!r}.")
     rate = services.metrics.last_tokens_per_s(model.model_id)
-    return json_answer(
+    return json_value(
         EngineStatusAnswer(
-            **_line(model).model_dump(),
+            **_line(model),
             parameters=_shown(found, model),
             memory_usage=EngineMemory(
                 model_size_mb=to_mb(found.weights_bytes or 0),

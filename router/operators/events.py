@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import orjson
 from aiohttp import web
 
 from lmx.protocol.errors import GenerationError
 from lmx.protocol.messages.control import Event, event_object
+from lmx.router.http.responses import Answer
 from lmx.router.http.sse import EventStream
 from lmx.router.schema.requests.operators import EventsQuery
 from lmx.router.schema.validation import validated
@@ -21,6 +22,21 @@ _LOOK_S: Final = 0.5
 """How often a stream without news looks whether the router stops."""
 
 _Filter = Callable[[Iterable[Happening]], Sequence[Happening]]
+
+
+class EventLine(Answer):
+    """An event of GET /admin/events."""
+
+    epoch: str
+    """The id of the supervisor that sent it: another supervisor begins another epoch."""
+    seq: int
+    """The event's number. It counts within an epoch."""
+    at_s: float
+    name: str
+    model: str | None
+    """The model that it is about. Null if it is about no model."""
+    detail: str
+    data: dict[str, Any]
 
 
 async def stream_events(request: web.Request) -> web.StreamResponse:

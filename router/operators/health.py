@@ -11,18 +11,53 @@ from aiohttp import web
 from lmx.protocol.states import ModelState
 from lmx.router.http.access import knows_a_key
 from lmx.router.http.local_paths import without_paths
-from lmx.router.http.responses import json_answer, to_mb
-from lmx.router.schema.answers.engines import (
-    EngineCounts,
-    EngineSummary,
-    ServerHealth,
-    SystemFigures,
-)
+from lmx.router.http.responses import Answer, json_value, to_mb
 from lmx.router.services import SERVICES, Services
 from lmx.router.supervisor.directory import Directory, can_serve
 from lmx.router.supervisor.waiting_room import progress_text
 
 _NONE_SERVES: Final = "no model can serve"
+
+
+class EngineCounts(Answer):
+    """How many engines there are."""
+
+    loaded: int
+    unloaded: int
+    total: int
+
+
+class EngineSummary(Answer):
+    """An engine as the health shows it."""
+
+    engine_id: str
+    status: Literal["loaded", "unloaded"]
+    state: str
+    """lmx's own word for its state, which tells more than `status`."""
+
+
+class SystemFigures(Answer):
+    """Figures of the machine and of lmx."""
+
+    uptime_seconds: int
+    memory_usage_mb: int
+    """What lmx and its models take together."""
+    cpu_usage_percent: float
+    """The use of the whole machine's processor."""
+
+
+class ServerHealth(Answer):
+    """The answer of GET /health."""
+
+    status: Literal["healthy", "degraded", "unhealthy"]
+    """`degraded` means that the loaded models answer, and no other can be loaded."""
+    reason: str | None
+    """Why it is not healthy. Null if it is."""
+    timestamp: int
+    version: str
+    engines: EngineCounts
+    system: SystemFigures
+    engines_summary: list[EngineSummary]
 
 
 async def health(request: web.Request) -> web.Response:
@@ -35,7 +70,7 @@ async def health(request: web.Request) -> web.Response:
     if directory is not None:
         memory_bytes += sum(model.memory_bytes for model in directory.models)
     engines = engine_summaries(directory)
-    loaded = sum(engine.status == "loaded" for engine in engines)
+    loaded = sum(engine["status"] == "loaded" for engine in engines)
     names = knows_a_key(request, services.spec)
     answer = ServerHealth(
         status=_status(directory, reason),
@@ -50,7 +85,7 @@ async def health(request: web.Request) -> web.Response:
         ),
         engines_summary=engines if names else [],
     )
-    response = json_answer(answer, 200 if reason is None else 503)
+    response = json_value(answer, 200 if reason is None else 503)
     if reason is not None:
         response.headers["Retry-After"] = "5"
     return response

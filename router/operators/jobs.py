@@ -14,7 +14,7 @@ from aiohttp import web
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
 from lmx.router.http.outcome import CONTEXT
-from lmx.router.http.responses import Shape, json_value
+from lmx.router.http.responses import Answer, json_value
 from lmx.router.jobs.cancelling import cancel_job
 from lmx.router.jobs.live import LiveRequest, LiveRequestShown, LiveState, live_object
 from lmx.router.jobs.records import JobRow, JobState, Wanted
@@ -26,7 +26,7 @@ from lmx.router.services import SERVICES, Services
 _JOB_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
-class JobError(Shape):
+class JobError(Answer):
     """Why a job did not end well: the error as its client got it."""
 
     message: str
@@ -38,7 +38,7 @@ class JobError(Shape):
     """What went wrong, for programs."""
 
 
-class Job(Shape):
+class Job(Answer):
     """One generation. Times are seconds since 1970."""
 
     id: str
@@ -76,7 +76,7 @@ class JobWithResult(Job):
     without usage and timings."""
 
 
-class JobList(Shape):
+class JobList(Answer):
     """A page of jobs, the newest first."""
 
     object: Literal["list"]
@@ -92,7 +92,7 @@ class CancelledJob(JobWithResult):
     deleted: Literal[False]
 
 
-class DeletedJob(Shape):
+class DeletedJob(Answer):
     """A job that had ended, and is gone."""
 
     id: str
@@ -100,7 +100,7 @@ class DeletedJob(Shape):
     deleted: Literal[True]
 
 
-class LiveRequestList(Shape):
+class LiveRequestList(Answer):
     """Requests under way, the oldest first."""
 
     object: Literal["list"]

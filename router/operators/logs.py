@@ -20,6 +20,7 @@ from aiohttp import web
 
 from lmx.protocol.errors import GenerationError
 from lmx.protocol.host.log_files import process_log, rotated, worker_log
+from lmx.router.http.responses import Answer
 from lmx.router.http.sse import EventStream
 from lmx.router.schema.requests.operators import LogsQuery
 from lmx.router.schema.validation import validated
@@ -35,6 +36,13 @@ _TAIL_BYTES: Final = 8 * 1024 * 1024
 
 _ROTATIONS: Final = 16
 """How many files are searched for the one that was read before."""
+
+
+class LogLine(Answer):
+    """An event of GET /admin/logs."""
+
+    line: str
+    """One line as it stands in the file. Most lines are JSON objects."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from lmx.protocol.errors import LmxError
 from lmx.protocol.messages.inventory import Downloads, GetDownloads
 from lmx.protocol.messages.status import GetStatus, Status
-from lmx.router.http.responses import json_answer
+from lmx.router.http.responses import Answer, json_value
 from lmx.router.metrics.exposition import Scrape, exposition
 from lmx.router.metrics.requests import NONE
-from lmx.router.schema.answers.operation import MetricsAnswer, ModelFigures
 from lmx.router.services import SERVICES, Services
 from lmx.router.supervisor.queries import ask
 
@@ -28,6 +27,27 @@ _DEADLINE_S: Final = 0.7
 
 
 _Reply = TypeVar("_Reply")
+
+
+class ModelFigures(Answer):
+    """Requests of one model since lmx was started."""
+
+    requests: int
+    errors: int
+    completion_tokens: int
+
+
+class MetricsAnswer(Answer):
+    """The answer of GET /admin/metrics/json. The totals include models that are gone, and requests
+    that named no existing model."""
+
+    total_requests: int
+    total_errors: int
+    total_stream_requests: int
+    total_prompt_tokens: int
+    total_completion_tokens: int
+    per_model: dict[str, ModelFigures]
+    uptime_seconds: float
 
 
 async def metrics(request: web.Request) -> web.Response:
@@ -46,7 +66,7 @@ async def admin_metrics_json(request: web.Request) -> web.Response:
     services = request.app[SERVICES]
     await services.counts.settled()
     reading = services.metrics.read()
-    return json_answer(
+    return json_value(
         MetricsAnswer(
             total_requests=reading.totals.requests,
             total_errors=reading.totals.errors,

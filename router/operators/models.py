@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Final
+from typing import Final, Literal
 
 from aiohttp import web
 
@@ -19,10 +19,8 @@ from lmx.protocol.messages.status import ReturnedMemory
 from lmx.protocol.states import DOWN
 from lmx.router.http.bodies.json_body import read_object
 from lmx.router.http.outcome import CONTEXT, Outcome, set_outcome
-from lmx.router.http.responses import json_answer, to_gb
+from lmx.router.http.responses import Answer, json_value, to_gb
 from lmx.router.operators.status import machine_memory
-from lmx.router.operators.workers import memory_returned
-from lmx.router.schema.answers.admin import DeleteAnswer, LoadAnswer, UnloadAnswer
 from lmx.router.schema.requests.operators import DeleteQuery, LoadRequest, UnloadRequest
 from lmx.router.schema.validation import validated
 from lmx.router.services import SERVICES, Services
@@ -53,6 +51,38 @@ LOAD_ERRORS: Final = (
 """The errors with which a load can fail, besides those of every route."""
 
 _POLL_S: Final = 0.25
+
+
+class LoadAnswer(Answer):
+    """The answer of POST /admin/models/load."""
+
+    success: Literal[True]
+    model_id: str
+    memory_after_load_gb: float
+    """How much of the machine's memory is in use after the load."""
+    time_to_load_ms: float
+    context_length: int | None
+    gpu_layers: int | None
+    """The value of the request. Memory is unified, so it has no effect."""
+
+
+class UnloadAnswer(Answer):
+    """The answer of POST /admin/models/unload."""
+
+    success: Literal[True]
+    model_id: str
+    memory_freed_gb: float
+    """How much memory was measured to come back. If that took too long (`memory` is null), or the
+    worker ended before it could be measured, it is what the worker held."""
+    memory: ReturnedMemory | None
+
+
+class DeleteAnswer(Answer):
+    """The answer of DELETE /admin/models/{id}."""
+
+    success: Literal[True]
+    model_id: str
+    freed_bytes: int
 
 
 async def loaded(request: web.Request, name: str, context_length: int | None = None) -> ModelView:
@@ -172,11 +202,11 @@ async def load_model(request: web.Request) -> web.Response:
         model = await loaded(request, wanted.model_id, wanted.max_context_length)
     took_s = time.monotonic() - request[CONTEXT].started_at_s
     status = await live_status(services.supervisor)
-    return json_answer(
+    return json_value(
         LoadAnswer(
             success=True,
             model_id=model.model_id,
-            memory_after_load_gb=machine_memory(status.supervisor).used_gb,
+            memory_after_load_gb=machine_memory(status.supervisor)["used_gb"],
             time_to_load_ms=round(1000 * took_s, 1),
             context_length=model.context_length,
             gpu_layers=wanted.gpu_layers,
@@ -198,12 +228,12 @@ async def unload_model(request: web.Request) -> web.Response:
     pid = None if before is None else before.pid
     held_bytes = 0 if before is None else before.figures.memory_bytes
     memory = await memory_back(services.supervisor, model.model_id, pid)
-    return json_answer(
+    return json_value(
         UnloadAnswer(
             success=True,
             model_id=model.model_id,
             memory_freed_gb=to_gb(_freed_bytes(memory, held_bytes)),
-            memory=None if memory is None else memory_returned(memory),
+            memory=memory,
         )
     )
 
@@ -216,6 +246,6 @@ async def delete_model(request: web.Request) -> web.Response:
     question = DeleteModel(name, force=query.force)
     with params_named(_MODEL_FIELD):
         deleted = await ask(services.supervisor, question, Deleted, _DELETE_DEADLINE_S)
-    return json_answer(
+    return json_value(
         DeleteAnswer(success=True, model_id=deleted.model_id, freed_bytes=deleted.freed_bytes)
     )

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import time
-from typing import Any, Final
+from typing import Any, Final, Literal, NotRequired
 
+import orjson
 from aiohttp import web
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
@@ -17,19 +18,9 @@ from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.states import MediaKind, ModelKind
 from lmx.router.http.api_family import OLLAMA
 from lmx.router.http.bodies.json_body import read_object
-from lmx.router.http.responses import json_answer
+from lmx.router.http.responses import Answer, json_value
+from lmx.router.operators.pages.front_page import Version
 from lmx.router.rendering.ollama import time_text
-from lmx.router.schema.answers.front import Version
-from lmx.router.schema.answers.ollama import (
-    Capability,
-    OllamaDetails,
-    OllamaLoadedModel,
-    OllamaLoadedModels,
-    OllamaModel,
-    OllamaModelDetails,
-    OllamaModels,
-    OllamaProgressLine,
-)
 from lmx.router.schema.requests.ollama.pull import parse_ollama_pull
 from lmx.router.schema.requests.ollama.show import parse_ollama_show
 from lmx.router.services import SERVICES
@@ -58,10 +49,103 @@ _SENSES: Final[dict[MediaKind, Capability]] = {
 """Ollama's words for what a chat model takes besides text."""
 
 
+class OllamaDetails(Answer):
+    """What is known of a model's files."""
+
+    parent_model: str
+    """The model that an adapter belongs to; else empty."""
+    format: Literal["mlx"]
+    family: str
+    """The name of its architecture; empty until its files are known."""
+    families: list[str]
+    parameter_size: str
+    """It is not counted, and always empty."""
+    quantization_level: str
+    """It is not told, and always empty."""
+
+
+Capability = Literal["completion", "tools", "thinking", "vision", "audio", "embedding"]
+
+
+class OllamaModel(Answer):
+    """A model in a list."""
+
+    name: str
+    """Its id, with a tag."""
+    model: str
+    """The same."""
+    modified_at: str
+    """When its files were made."""
+    size: int
+    """How much its files take on the disk; 0 until they are known."""
+    digest: str
+    """It tells the model from others; it is not made of the files."""
+    details: OllamaDetails
+    context_length: int
+    """In tokens; 0 where it is not known."""
+    capabilities: list[Capability]
+    """What it can, as POST /api/show says it."""
+
+
+class OllamaModels(Answer):
+    """The answer of GET /api/tags: every model."""
+
+    models: list[OllamaModel]
+
+
+class OllamaLoadedModel(Answer):
+    """A model that is loaded."""
+
+    name: str
+    model: str
+    size: int
+    """The memory that it takes."""
+    size_vram: int
+    """The same: memory is unified."""
+    digest: str
+    details: OllamaDetails
+    context_length: int
+    """In tokens; 0 where it is not known."""
+    expires_at: NotRequired[str | None]
+    """When it is unloaded if no request comes: in 2286 if it stays loaded. While it has a request,
+    that is not known."""
+
+
+class OllamaLoadedModels(Answer):
+    """The answer of GET /api/ps: every loaded model."""
+
+    models: list[OllamaLoadedModel]
+
+
+class OllamaModelDetails(Answer):
+    """The answer of POST /api/show."""
+
+    modelfile: str
+    """A comment: there is no such file."""
+    parameters: str
+    template: str
+    license: str
+    """All three are empty: they stand in the model's own files."""
+    details: OllamaDetails
+    model_info: dict[str, Any]
+    """The architecture, and its `context_length`."""
+    capabilities: list[Capability]
+    """What it can. Of a chat model that was never loaded, `tools` is taken for granted, and
+    `thinking` is not known yet."""
+    modified_at: str
+
+
+class OllamaProgressLine(Answer):
+    """The answer of POST /api/pull, and the only line of its stream."""
+
+    status: Literal["success"]
+    """The model is there."""
+
+
 async def ollama_tags(request: web.Request) -> web.Response:
     """Return every model."""
     directory = await request.app[SERVICES].supervisor.directory()
-    return json_answer(OllamaModels(models=[_listed(model) for model in directory.models]))
+    return json_value(OllamaModels(models=[_listed(model) for model in directory.models]))
 
 
 async def ollama_ps(request: web.Request) -> web.Response:
@@ -70,7 +154,7 @@ async def ollama_ps(request: web.Request) -> web.Response:
     directory = await services.supervisor.directory()
     loaded = [model for model in directory.bases if model.state.loaded]
     ends = await _ends(services.supervisor)
-    return json_answer(
+    return json_value(
         OllamaLoadedModels(models=[_loaded(model, ends.get(model.model_id)) for model in loaded])
     )
 
@@ -98,7 +182,7 @@ async def ollama_show(request: web.Request) -> web.Response:
     name = parse_ollama_show(await read_object(request, services.spec.body_limit_bytes))
     directory = await services.supervisor.directory()
     model = candidates(directory, untagged(directory, name), None)[0]
-    return json_answer(
+    return json_value(
         OllamaModelDetails(
             modelfile=f"# {model.model_id} is served by lmx",
             parameters="",
@@ -126,9 +210,9 @@ async def ollama_pull(request: web.Request) -> web.Response:
         )
     done = OllamaProgressLine(status="success")
     if wanted.streams:
-        line = done.model_dump_json().encode() + b"\n"
+        line = orjson.dumps(done) + b"\n"
         return web.Response(body=line, content_type=OLLAMA.stream_type)
-    return json_answer(done)
+    return json_value(done)
 
 
 async def ollama_create(_: web.Request) -> web.Response:
@@ -167,7 +251,7 @@ def _refusal(what: str, instead: str) -> RequestError:
 
 async def ollama_version(request: web.Request) -> web.Response:
     """Return the version of Ollama whose API is followed. lmx's own is at /version."""
-    return json_answer(Version(version=SPOKEN_VERSION))
+    return json_value(Version(version=SPOKEN_VERSION))
 
 
 def _listed(model: ModelView) -> OllamaModel:
@@ -186,7 +270,7 @@ def _listed(model: ModelView) -> OllamaModel:
 
 def _loaded(model: ModelView, ends_at: str | None) -> OllamaLoadedModel:
     name = tagged(model.model_id)
-    return OllamaLoadedModel(
+    loaded = OllamaLoadedModel(
         name=name,
         model=name,
         size=model.memory_bytes,
@@ -194,8 +278,10 @@ def _loaded(model: ModelView, ends_at: str | None) -> OllamaLoadedModel:
         digest=_digest(model),
         details=_details(model),
         context_length=model.context_length or 0,
-        **({} if ends_at is None else {"expires_at": ends_at}),
     )
+    if ends_at is not None:
+        loaded["expires_at"] = ends_at
+    return loaded
 
 
 def _details(model: ModelView) -> OllamaDetails:

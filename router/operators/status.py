@@ -7,29 +7,131 @@ None of them wakes a model.
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Literal, NotRequired
 
 from aiohttp import web
 
 from lmx.protocol.errors import LmxError
 from lmx.protocol.messages.status import ModelStatus, SupervisorStatus
 from lmx.protocol.states import MemoryPressure, SupervisorState
-from lmx.router.http.responses import json_answer, to_gb
+from lmx.router.http.responses import Answer, json_value, to_gb
 from lmx.router.metrics.requests import RequestMetrics
 from lmx.router.operators.health import no_loads, unhealthy_reason
-from lmx.router.schema.answers.admin import (
-    HealthAnswer,
-    LoadedModel,
-    MachineMemory,
-    MemoryAnswer,
-    ModelMemory,
-    ModelsAnswer,
-    StatusAnswer,
-    UnloadedModel,
-)
 from lmx.router.services import SERVICES
 from lmx.router.supervisor.link import SupervisorLink
 from lmx.router.supervisor.queries import live_status
+
+
+class MachineMemory(Answer):
+    """The machine's memory, and lmx's share of it."""
+
+    total_gb: float
+    used_gb: float
+    available_gb: float
+    usage_percent: float
+    threshold_percent: int
+    """Above this share in use, nothing is loaded and idle models are unloaded."""
+    pressure: Literal["none", "soft", "hard"]
+    budget_gb: float
+    """What all models may take together."""
+    reserved_gb: float
+    """The part of the budget that is taken."""
+
+
+class StatusAnswer(Answer):
+    """The answer of GET /admin/status."""
+
+    version: str
+    uptime_seconds: float
+    loaded_models: int
+    models: list[str]
+    """The models that are loaded."""
+    memory: MachineMemory
+    state: Literal["running", "stopping"]
+    requests_active: int
+    """Requests that run, of all models."""
+    requests_waiting: int
+    """Requests that wait, of all models."""
+
+
+class ModelLine(Answer):
+    """What is known of any model."""
+
+    id: str
+    loaded: bool
+    state: str
+    source: str
+    aliases: list[str]
+    kind: str | None
+    context_length: int | None
+    pinned: bool
+    problem: str | None
+    """Why it can't be loaded, or why its last load failed."""
+
+
+class LoadedModel(ModelLine):
+    """A model in memory."""
+
+    memory_gb: float
+    """What its process takes now."""
+    loaded_at: float | None
+    use_batching: bool
+    request_count: int
+    """Its requests since lmx was started, or since it was loaded if that number is higher."""
+    last_used_at: float | None
+    """When it was last used. Null if it has had no request."""
+    requests_active: int
+    requests_queued: int
+    expires_in_s: float | None
+    """When it will be unloaded if no request comes. Null if it stays loaded."""
+
+
+class UnloadedModel(ModelLine):
+    """A model that is not in memory."""
+
+    progress: float | None
+    """How far its load is, from 0 to 1. Null if it is not being loaded."""
+
+
+class ModelsAnswer(Answer):
+    """The answer of GET /admin/models."""
+
+    loaded: list[LoadedModel]
+    count: int
+    """How many models are loaded."""
+    available: list[UnloadedModel]
+
+
+class ModelMemory(Answer):
+    """One model's memory."""
+
+    memory_gb: float
+    loaded: bool
+    peak_gb: float
+    """The most that it has taken."""
+    reserved_gb: float
+    """The part of the budget that is reserved for it."""
+
+
+class MemoryAnswer(Answer):
+    """The answer of GET /admin/memory. The fields are those of :class:`MachineMemory`."""
+
+    total_unified_memory_gb: float
+    used_gb: float
+    available_gb: float
+    threshold_percent: int
+    budget_gb: float
+    reserved_gb: float
+    models: dict[str, ModelMemory]
+
+
+class HealthAnswer(Answer):
+    """The answer of GET /admin/health."""
+
+    status: Literal["ok", "degraded"]
+    version: str
+    reason: NotRequired[str | None]
+    """Why it is degraded. Left out if it is ok."""
 
 
 async def admin_status(request: web.Request) -> web.Response:
@@ -37,7 +139,7 @@ async def admin_status(request: web.Request) -> web.Response:
     services = request.app[SERVICES]
     status = await live_status(services.supervisor)
     loaded = [model.model for model in status.workers if model.state.loaded]
-    return json_answer(
+    return json_value(
         StatusAnswer(
             version=services.spec.version,
             uptime_seconds=round(time.time() - services.counts.since_s, 3),
@@ -61,21 +163,21 @@ async def admin_models(request: web.Request) -> web.Response:
         _loaded(model, services.metrics, now_s) for model in status.workers if model.state.loaded
     ]
     others = [_unloaded(model) for model in status.workers if not model.state.loaded]
-    return json_answer(ModelsAnswer(loaded=loaded, count=len(loaded), available=others))
+    return json_value(ModelsAnswer(loaded=loaded, count=len(loaded), available=others))
 
 
 async def admin_memory(request: web.Request) -> web.Response:
     """Return the machine's memory, and how much of it each model has."""
     status = await live_status(request.app[SERVICES].supervisor)
     memory = machine_memory(status.supervisor)
-    return json_answer(
+    return json_value(
         MemoryAnswer(
-            total_unified_memory_gb=memory.total_gb,
-            used_gb=memory.used_gb,
-            available_gb=memory.available_gb,
-            threshold_percent=memory.threshold_percent,
-            budget_gb=memory.budget_gb,
-            reserved_gb=memory.reserved_gb,
+            total_unified_memory_gb=memory["total_gb"],
+            used_gb=memory["used_gb"],
+            available_gb=memory["available_gb"],
+            threshold_percent=memory["threshold_percent"],
+            budget_gb=memory["budget_gb"],
+            reserved_gb=memory["reserved_gb"],
             models={model.model: _model_memory(model) for model in status.workers},
         )
     )
@@ -97,7 +199,7 @@ async def admin_health(request: web.Request) -> web.Response:
         answer = HealthAnswer(status="ok", version=version)
     else:
         answer = HealthAnswer(status="degraded", version=version, reason=reason)
-    response = json_answer(answer, status)
+    response = json_value(answer, status)
     if status == 503:
         response.headers["Retry-After"] = "5"
     return response
@@ -138,7 +240,7 @@ def _percent(used_bytes: int, total_bytes: int) -> float:
     return round(100 * used_bytes / total_bytes, 1) if total_bytes > 0 else 0.0
 
 
-def _common(model: ModelStatus) -> dict[str, Any]:
+def _common(model: ModelStatus) -> ModelLine:
     return {
         "id": model.model,
         "loaded": model.state.loaded,

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final, cast
+
 from aiohttp import web
 
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.protocol.messages import status
 from lmx.protocol.messages.control import KillModel
-from lmx.protocol.messages.status import ModelStatus, ReturnedMemory
-from lmx.router.http.responses import json_answer
-from lmx.router.schema.answers.operation import (
-    KillAnswer,
-    LastExit,
-    MemoryReturned,
-    WorkerLine,
-    WorkersAnswer,
-)
+from lmx.protocol.messages.status import LastExit, ModelStatus, ReturnedMemory
+from lmx.protocol.wire.codec import to_map
+from lmx.router.http.responses import Answer, json_value
 from lmx.router.services import SERVICES
 from lmx.router.supervisor.directory import Directory
 from lmx.router.supervisor.queries import (
@@ -27,10 +22,69 @@ from lmx.router.supervisor.queries import (
 )
 
 
+class WorkerLine(Answer):
+    """A model and its worker."""
+
+    model: str
+    state: str
+    kind: str | None
+    pid: int | None
+    """The worker's process. Null if the model has no worker."""
+    instance: str | None
+    """The worker's own id. Null if the model has no worker."""
+    memory_bytes: int
+    peak_memory_bytes: int
+    decoder_bytes: int
+    """What the process takes that decodes images, sounds and videos for the worker. 0 while there
+    is none."""
+    reserved_bytes: int
+    kv_bytes: int
+    context_length: int | None
+    pinned: bool
+    requests_running: int
+    requests_queued: int
+    requests_total: int
+    """The requests of this worker."""
+    tokens_total: int
+    """The tokens that this worker has made."""
+    stalled_s: float
+    """For how long this worker's work in flight has made no progress."""
+    idle_s: float | None
+    expires_in_s: float | None
+    loaded_at_s: float | None
+    loads_total: int
+    """The loads of all workers that the model has had."""
+    restarts: int
+    """The restarts of all workers that the model has had."""
+    exits: dict[str, int]
+    """The exits of all workers that the model has had, by cause."""
+    last_exit: LastExit | None
+    """How the last worker ended. Null if none has ended."""
+    problem: str | None
+
+
+class WorkersAnswer(Answer):
+    """The answer of GET /admin/workers: every model, in the configuration's order."""
+
+    workers: list[WorkerLine]
+
+
+class KillAnswer(Answer):
+    """The answer of POST /admin/workers/{id}/kill: the signal was sent."""
+
+    success: bool
+    model: str
+    pid: int | None
+    message: str
+    """What follows, in a sentence for people."""
+    memory: ReturnedMemory | None
+    """What came back of the worker's memory. Null if it was not measured within some seconds."""
+
+
 async def list_workers(request: web.Request) -> web.Response:
     """Return every model with its process, as the supervisor last knew it."""
     found = await live_status(request.app[SERVICES].supervisor)
-    return json_answer(WorkersAnswer(workers=[_line(model) for model in found.workers]))
+    return json_value(WorkersAnswer(workers=[_line(model) for model in found.workers]))
 
 
 async def kill_worker(request: web.Request) -> web.Response:
@@ -42,9 +96,8 @@ async def kill_worker(request: web.Request) -> web.Response:
         done = await command(supervisor, KillModel(model_id))
     memory = await memory_back(supervisor, model_id, done.pid)
     message = done.message if memory is None else f"{done.message}; {memory.detail}"
-    returned = None if memory is None else memory_returned(memory)
-    return json_answer(
-        KillAnswer(success=True, model=model_id, pid=done.pid, message=message, memory=returned)
+    return json_value(
+        KillAnswer(success=True, model=model_id, pid=done.pid, message=message, memory=memory)
     )
 
 
@@ -64,52 +117,10 @@ def model_of(directory: Directory, name: str) -> str:
     )
 
 
-def memory_returned(memory: ReturnedMemory) -> MemoryReturned:
-    """Return what came back of a worker's memory, in the form of the answers."""
-    return MemoryReturned(
-        returned_bytes=memory.returned_bytes,
-        missing_bytes=memory.missing_bytes,
-        took_s=memory.took_s,
-        detail=memory.detail,
-    )
-
-
-def _last_exit(last: status.LastExit) -> LastExit:
-    return LastExit(
-        cause=last.cause.value,
-        detail=last.detail,
-        at_s=last.at_s,
-        pid=last.pid,
-        memory=None if last.memory is None else memory_returned(last.memory),
-    )
+_RENAMED: Final = {"requests_running": "requests_active"}
 
 
 def _line(model: ModelStatus) -> WorkerLine:
-    figures = model.figures
-    return WorkerLine(
-        model=model.model,
-        state=model.state.value,
-        kind=None if model.kind is None else model.kind.value,
-        pid=model.pid,
-        instance=model.instance,
-        memory_bytes=figures.memory_bytes,
-        peak_memory_bytes=figures.peak_memory_bytes,
-        decoder_bytes=figures.decoder_bytes,
-        reserved_bytes=model.reserved_bytes,
-        kv_bytes=figures.kv_bytes,
-        context_length=model.context_length,
-        pinned=model.pinned,
-        requests_running=model.requests_active,
-        requests_queued=model.requests_queued,
-        requests_total=figures.requests_total,
-        tokens_total=figures.tokens_total,
-        stalled_s=model.stalled_s,
-        idle_s=model.idle_s,
-        expires_in_s=model.expires_in_s,
-        loaded_at_s=model.loaded_at_s,
-        loads_total=model.loads_total,
-        restarts=model.restarts,
-        exits=model.exits,
-        last_exit=None if model.last_exit is None else _last_exit(model.last_exit),
-        problem=model.problem,
-    )
+    known = to_map(model)
+    names = {name: _RENAMED.get(name, name) for name in WorkerLine.__annotations__}
+    return cast("WorkerLine", {name: known[one] for name, one in names.items()})

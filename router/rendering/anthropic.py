@@ -16,7 +16,7 @@ from lmx.protocol.errors import LmxError
 from lmx.protocol.messages.data import ChoiceEnded, Delta, Usage
 from lmx.protocol.states import DeltaKind, FinishReason
 from lmx.router.http.api_family import ANTHROPIC, named_event
-from lmx.router.http.responses import Shape
+from lmx.router.http.responses import Answer
 from lmx.router.rendering.accumulator import AccumulatedChoice
 from lmx.router.rendering.answer_format import Beginning, Ending, warnings_object
 from lmx.router.rendering.call_arguments import arguments_object
@@ -40,7 +40,7 @@ _STOP_REASONS: Final[dict[FinishReason, StopReason]] = {
 }
 
 
-class TextPiece(Shape):
+class TextPiece(Answer):
     """A text."""
 
     type: Literal["text"]
@@ -48,7 +48,7 @@ class TextPiece(Shape):
     """The text; empty where a stream's block begins."""
 
 
-class ThinkingPiece(Shape):
+class ThinkingPiece(Answer):
     """What the model thought."""
 
     type: Literal["thinking"]
@@ -58,7 +58,7 @@ class ThinkingPiece(Shape):
     """Any text: lmx takes thoughts back without looking at it."""
 
 
-class ToolUsePiece(Shape):
+class ToolUsePiece(Answer):
     """A call that the model makes."""
 
     type: Literal["tool_use"]
@@ -73,14 +73,14 @@ class ToolUsePiece(Shape):
 Piece = Annotated[TextPiece | ThinkingPiece | ToolUsePiece, Field(discriminator="type")]
 
 
-class ThinkingTokens(Shape):
+class ThinkingTokens(Answer):
     """What the tokens of the answer were for."""
 
     thinking_tokens: int
     """How many of them were thoughts."""
 
 
-class MessageUsage(Shape):
+class MessageUsage(Answer):
     """How many tokens it took. The first three together are the prompt."""
 
     input_tokens: int
@@ -96,7 +96,7 @@ class MessageUsage(Shape):
     """What they were for."""
 
 
-class MessageEnd(Shape):
+class MessageEnd(Answer):
     """Why the message ended."""
 
     stop_reason: StopReason | None
@@ -120,14 +120,14 @@ class AnthropicMessage(MessageEnd, Warnings):
     """How many tokens it took."""
 
 
-class MessageStart(Shape):
+class MessageStart(Answer):
     """The first event: the message without its content."""
 
     type: Literal["message_start"]
     message: AnthropicMessage
 
 
-class BlockStart(Shape):
+class BlockStart(Answer):
     """A block begins."""
 
     type: Literal["content_block_start"]
@@ -137,35 +137,35 @@ class BlockStart(Shape):
     """The block, empty."""
 
 
-class TextDelta(Shape):
+class TextDelta(Answer):
     """More of a text."""
 
     type: Literal["text_delta"]
     text: str
 
 
-class ThinkingDelta(Shape):
+class ThinkingDelta(Answer):
     """More of what the model thinks."""
 
     type: Literal["thinking_delta"]
     thinking: str
 
 
-class SignatureDelta(Shape):
+class SignatureDelta(Answer):
     """The signature of a block of thinking, before its end."""
 
     type: Literal["signature_delta"]
     signature: str
 
 
-class InputDelta(Shape):
+class InputDelta(Answer):
     """More of a call's arguments, as JSON text."""
 
     type: Literal["input_json_delta"]
     partial_json: str
 
 
-class BlockDelta(Shape):
+class BlockDelta(Answer):
     """More of a block."""
 
     type: Literal["content_block_delta"]
@@ -177,7 +177,7 @@ class BlockDelta(Shape):
     """What is new."""
 
 
-class BlockStop(Shape):
+class BlockStop(Answer):
     """A block has ended."""
 
     type: Literal["content_block_stop"]
@@ -185,7 +185,7 @@ class BlockStop(Shape):
     """The block's place in the content."""
 
 
-class MessageDelta(Shape):
+class MessageDelta(Answer):
     """The message is about to end."""
 
     type: Literal["message_delta"]
@@ -196,13 +196,13 @@ class MessageDelta(Shape):
     """What could not be checked of the whole answer. They are there only when there are some."""
 
 
-class MessageStop(Shape):
+class MessageStop(Answer):
     """The last event."""
 
     type: Literal["message_stop"]
 
 
-class MessagePing(Shape):
+class MessagePing(Answer):
     """It keeps the connection alive, and may come at any time."""
 
     type: Literal["ping"]

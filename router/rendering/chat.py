@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, NotRequired
 
 from lmx.protocol.messages.data import ChoiceEnded, Delta, TokenLogprob
 from lmx.protocol.states import DeltaKind
-from lmx.router.http.responses import Shape
+from lmx.router.http.responses import Answer
 from lmx.router.rendering.accumulator import AccumulatedChoice, GatheredCall
 from lmx.router.rendering.envelope import (
     AnswerChoice,
@@ -21,7 +21,7 @@ from lmx.router.rendering.envelope import (
 from lmx.router.rendering.logprobs import ChatLogprobs, PromptToken, chat_entries, chat_logprobs
 
 
-class CalledFunction(Shape):
+class CalledFunction(Answer):
     """The function that is called."""
 
     name: str
@@ -30,7 +30,7 @@ class CalledFunction(Shape):
     """Its arguments, as JSON text."""
 
 
-class CalledTool(Shape):
+class CalledTool(Answer):
     """A call that the model makes."""
 
     id: str
@@ -40,7 +40,7 @@ class CalledTool(Shape):
     """The function that is called."""
 
 
-class AnswerMessage(Shape):
+class AnswerMessage(Answer):
     """The model's turn."""
 
     role: Literal["assistant"]
@@ -78,7 +78,7 @@ class ChatCompletion(WholeAnswer):
     alternatives, by their ids. The first token has null."""
 
 
-class CalledFunctionPiece(Shape):
+class CalledFunctionPiece(Answer):
     """A piece of the function that is called."""
 
     name: NotRequired[str | None]
@@ -87,7 +87,7 @@ class CalledFunctionPiece(Shape):
     """More of its arguments, as JSON text."""
 
 
-class CalledToolPiece(Shape):
+class CalledToolPiece(Answer):
     """A piece of a call."""
 
     index: int
@@ -100,7 +100,7 @@ class CalledToolPiece(Shape):
     """More of the function that is called."""
 
 
-class ChatDelta(Shape):
+class ChatDelta(Answer):
     """What a chunk adds to a choice."""
 
     role: NotRequired[Literal["assistant"] | None]

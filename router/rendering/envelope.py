@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, NotRequired
 from lmx.protocol.messages import data
 from lmx.protocol.messages.data import ChoiceEnded, Finished
 from lmx.protocol.states import FinishReason
-from lmx.router.http.responses import Shape
+from lmx.router.http.responses import Answer
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ def fingerprint(version: str, model_id: str, source: str) -> str:
     return f"fp_{digest.hexdigest()[:10]}"
 
 
-class Warnings(Shape):
+class Warnings(Answer):
     """What was done otherwise than it was asked for."""
 
     warnings: NotRequired[list[str] | None]
@@ -115,7 +115,7 @@ class Chunk(AnswerHead):
     """Where the time went, in the last chunk."""
 
 
-class AnswerChoice(Shape):
+class AnswerChoice(Answer):
     """What a choice has in every form."""
 
     index: int
@@ -143,7 +143,7 @@ _FINISH_WORDS: Final[dict[FinishReason, FinishWord]] = {
 }
 
 
-class ChoiceEnd(Shape):
+class ChoiceEnd(Answer):
     """Why a choice ended."""
 
     finish_reason: FinishWord
@@ -169,7 +169,7 @@ def _stop_reason(stop: str | None, strings: tuple[str, ...]) -> str | int | None
     return int(stop) if stop is not None and is_token else stop
 
 
-class Usage(Shape):
+class Usage(Answer):
     """How many tokens a request took, counted by the worker."""
 
     prompt_tokens: int
@@ -178,7 +178,7 @@ class Usage(Shape):
     """All tokens."""
 
 
-class PromptTokens(Shape):
+class PromptTokens(Answer):
     """What the prompt's tokens are."""
 
     cached_tokens: int
@@ -192,7 +192,7 @@ class PromptTokens(Shape):
     """Tokens of the prompt that stand for the frames of videos."""
 
 
-class ReasoningTokens(Shape):
+class ReasoningTokens(Answer):
     """How many of the answer's tokens are reasoning."""
 
     reasoning_tokens: int
@@ -212,7 +212,7 @@ class GenerationUsage(Usage):
     """What the answers' tokens were for."""
 
 
-class Timings(Shape):
+class Timings(Answer):
     """Where the time went, in seconds."""
 
     total_s: float

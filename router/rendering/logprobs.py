@@ -8,13 +8,13 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from lmx.protocol.messages.data import TokenLogprob, TopLogprob
-from lmx.router.http.responses import Shape
+from lmx.router.http.responses import Answer
 
 _LEAST: Final = -9999.0
 """OpenAI's number for "impossible": JSON has no infinity."""
 
 
-class AlternativeToken(Shape):
+class AlternativeToken(Answer):
     """A token that could have been."""
 
     token: str
@@ -32,7 +32,7 @@ class TokenLogprobs(AlternativeToken):
     """The likeliest tokens in its place, the likeliest first."""
 
 
-class ChatLogprobs(Shape):
+class ChatLogprobs(Answer):
     """The tokens of the content, one by one."""
 
     content: Sequence[TokenLogprobs]
@@ -41,7 +41,7 @@ class ChatLogprobs(Shape):
     """Always null."""
 
 
-class PromptToken(Shape):
+class PromptToken(Answer):
     """A token of a prompt, or one that could have been in its place."""
 
     logprob: float
@@ -52,7 +52,7 @@ class PromptToken(Shape):
     """The token's text."""
 
 
-class TextLogprobLists(Shape):
+class TextLogprobLists(Answer):
     """Tokens in lists, as it was before chat. A prompt's first token has null for both."""
 
     tokens: list[str]

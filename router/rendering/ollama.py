@@ -14,7 +14,7 @@ from lmx.protocol.errors import LmxError
 from lmx.protocol.messages.data import ChoiceEnded, Delta, TokenLogprob
 from lmx.protocol.states import DeltaKind, FinishReason
 from lmx.router.http.api_family import OLLAMA
-from lmx.router.http.responses import Shape
+from lmx.router.http.responses import Answer
 from lmx.router.rendering.accumulator import AccumulatedChoice, GatheredCall
 from lmx.router.rendering.answer_format import Beginning, Ending
 from lmx.router.rendering.call_arguments import arguments_object
@@ -31,7 +31,7 @@ _DONE_REASONS: Final = {
 _NANOSECONDS: Final = 1e9
 
 
-class OllamaFunction(Shape):
+class OllamaFunction(Answer):
     """The function of a call."""
 
     index: int
@@ -39,14 +39,14 @@ class OllamaFunction(Shape):
     arguments: dict[str, Any]
 
 
-class OllamaCall(Shape):
+class OllamaCall(Answer):
     """A call that the model makes."""
 
     id: str
     function: OllamaFunction
 
 
-class OllamaReply(Shape):
+class OllamaReply(Answer):
     """What the model says."""
 
     role: Literal["assistant"]
@@ -56,7 +56,7 @@ class OllamaReply(Shape):
     tool_calls: NotRequired[list[OllamaCall] | None]
 
 
-class OllamaToken(Shape):
+class OllamaToken(Answer):
     """A token."""
 
     token: str
@@ -74,7 +74,7 @@ class OllamaLogprob(OllamaToken):
     """The likeliest tokens in its place, where they were asked for."""
 
 
-class OllamaProgress(Shape):
+class OllamaProgress(Answer):
     """What both kinds of answer have. In a stream only the last line is done, and has figures."""
 
     model: str

@@ -10,7 +10,7 @@ from typing import Final, Literal, NotRequired
 import orjson
 
 from lmx.protocol.messages.speech import SpokenSegment, SpokenWord, Transcript
-from lmx.router.http.responses import Shape
+from lmx.router.http.responses import Answer
 
 AUDIO_TOKENS_PER_SECOND: Final = 50
 
@@ -38,7 +38,7 @@ class WholeTranscript:
         return [word for segment in self.segments for word in segment.words]
 
 
-class AudioSeconds(Shape):
+class AudioSeconds(Answer):
     """How much was heard."""
 
     type: Literal["duration"]
@@ -46,7 +46,7 @@ class AudioSeconds(Shape):
     """The length of the sound, rounded up."""
 
 
-class Transcription(Shape):
+class Transcription(Answer):
     """What is said in a sound."""
 
     text: str
@@ -55,7 +55,7 @@ class Transcription(Shape):
     """How much was heard."""
 
 
-class TranscriptionSegment(Shape):
+class TranscriptionSegment(Answer):
     """A sentence or so."""
 
     id: int
@@ -80,7 +80,7 @@ class TranscriptionSegment(Shape):
     """How likely the model found it that nobody speaks in the window."""
 
 
-class TranscriptionWord(Shape):
+class TranscriptionWord(Answer):
     """A word."""
 
     word: str
@@ -91,7 +91,7 @@ class TranscriptionWord(Shape):
     """When it ends, in seconds."""
 
 
-class VerboseTranscription(Shape):
+class VerboseTranscription(Answer):
     """All that is known of a transcript, for `verbose_json`."""
 
     task: Literal["transcribe", "translate"]
@@ -108,7 +108,7 @@ class VerboseTranscription(Shape):
     """How much was heard."""
 
 
-class TranscriptDelta(Shape):
+class TranscriptDelta(Answer):
     """The text of some more segments, in a stream."""
 
     type: Literal["transcript.text.delta"]
@@ -116,7 +116,7 @@ class TranscriptDelta(Shape):
     """The text. All of them, joined, are the whole."""
 
 
-class InputTokenDetails(Shape):
+class InputTokenDetails(Answer):
     """What the input tokens stand for."""
 
     audio_tokens: int
@@ -125,7 +125,7 @@ class InputTokenDetails(Shape):
     """Those of the prompt."""
 
 
-class AudioTokens(Shape):
+class AudioTokens(Answer):
     """How many tokens a transcript took."""
 
     type: Literal["tokens"]
@@ -137,7 +137,7 @@ class AudioTokens(Shape):
     total_tokens: int
 
 
-class TranscriptDone(Shape):
+class TranscriptDone(Answer):
     """The end of a stream."""
 
     type: Literal["transcript.text.done"]

@@ -29,6 +29,10 @@ from lmx.router.inference.responses.kept import (
     input_items,
 )
 from lmx.router.operators.ollama import (
+    OllamaLoadedModels,
+    OllamaModelDetails,
+    OllamaModels,
+    OllamaProgressLine,
     ollama_copy,
     ollama_create,
     ollama_delete,
@@ -39,17 +43,11 @@ from lmx.router.operators.ollama import (
     ollama_tags,
     ollama_version,
 )
+from lmx.router.operators.pages.front_page import Version
 from lmx.router.rendering.anthropic import AnthropicMessage, MessageEvent
 from lmx.router.rendering.ollama import OllamaChatAnswer, OllamaGenerateAnswer
 from lmx.router.rendering.responses.events import ResponseStreamEvent
 from lmx.router.rendering.responses.state import ResponseObject
-from lmx.router.schema.answers.front import Version
-from lmx.router.schema.answers.ollama import (
-    OllamaLoadedModels,
-    OllamaModelDetails,
-    OllamaModels,
-    OllamaProgressLine,
-)
 from lmx.router.schema.requests.anthropic.messages import CountTokensRequest, MessagesRequest
 from lmx.router.schema.requests.ollama.chat import OllamaChatRequest
 from lmx.router.schema.requests.ollama.embed import OllamaEmbeddingsRequest, OllamaEmbedRequest

@@ -16,14 +16,24 @@ from lmx.router.inference.rerank import Ranking, rerank
 from lmx.router.inference.score import ScoreList, score
 from lmx.router.inference.tokenize import Tokens, TokensText, detokenize, tokenize, tokenizer_info
 from lmx.router.operators.catalog import (
+    AnthropicModel,
+    AnthropicModelList,
+    CapabilityModelSpec,
+    LmStudioModelList,
+    ModelList,
+    ModelObject,
     get_model,
     list_chat_models,
     list_lm_studio_models,
     list_models,
 )
-from lmx.router.operators.config import reload_config
+from lmx.router.operators.config import ReloadAnswer, reload_config
 from lmx.router.operators.downloads import (
     DOWNLOAD_ERRORS,
+    AvailableAnswer,
+    DownloadAnswer,
+    DownloadProgress,
+    DownloadsAnswer,
     available_models,
     cancel_download,
     download_progress,
@@ -31,9 +41,18 @@ from lmx.router.operators.downloads import (
     list_downloads,
     start_download,
 )
-from lmx.router.operators.engines import add_engine, engine_status, list_engines, remove_engine
-from lmx.router.operators.events import stream_events
-from lmx.router.operators.health import health
+from lmx.router.operators.engines import (
+    EngineAnswer,
+    EngineRemoved,
+    EnginesAnswer,
+    EngineStatusAnswer,
+    add_engine,
+    engine_status,
+    list_engines,
+    remove_engine,
+)
+from lmx.router.operators.events import EventLine, stream_events
+from lmx.router.operators.health import ServerHealth, health
 from lmx.router.operators.jobs import (
     CancelledJob,
     DeletedJob,
@@ -46,9 +65,17 @@ from lmx.router.operators.jobs import (
     list_jobs,
     list_requests,
 )
-from lmx.router.operators.logs import stream_log
-from lmx.router.operators.metrics import admin_metrics, admin_metrics_json, metrics
-from lmx.router.operators.models import LOAD_ERRORS, delete_model, load_model, unload_model
+from lmx.router.operators.logs import LogLine, stream_log
+from lmx.router.operators.metrics import MetricsAnswer, admin_metrics, admin_metrics_json, metrics
+from lmx.router.operators.models import (
+    LOAD_ERRORS,
+    DeleteAnswer,
+    LoadAnswer,
+    UnloadAnswer,
+    delete_model,
+    load_model,
+    unload_model,
+)
 from lmx.router.operators.pages.api_page import (
     docs_page,
     docs_page_style,
@@ -57,6 +84,8 @@ from lmx.router.operators.pages.api_page import (
     docs_style,
 )
 from lmx.router.operators.pages.front_page import (
+    Front,
+    Version,
     front,
     icon,
     page_attachments,
@@ -66,8 +95,17 @@ from lmx.router.operators.pages.front_page import (
     ping,
     version,
 )
-from lmx.router.operators.status import admin_health, admin_memory, admin_models, admin_status
-from lmx.router.operators.workers import kill_worker, list_workers
+from lmx.router.operators.status import (
+    HealthAnswer,
+    MemoryAnswer,
+    ModelsAnswer,
+    StatusAnswer,
+    admin_health,
+    admin_memory,
+    admin_models,
+    admin_status,
+)
+from lmx.router.operators.workers import KillAnswer, WorkersAnswer, kill_worker, list_workers
 from lmx.router.rendering.chat import ChatCompletion, ChatCompletionChunk
 from lmx.router.rendering.text import TextCompletion, TextCompletionChunk
 from lmx.router.rendering.transcripts import (
@@ -75,43 +113,6 @@ from lmx.router.rendering.transcripts import (
     TranscriptDone,
     Transcription,
     VerboseTranscription,
-)
-from lmx.router.schema.answers.admin import (
-    AvailableAnswer,
-    DeleteAnswer,
-    DownloadAnswer,
-    DownloadProgress,
-    DownloadsAnswer,
-    HealthAnswer,
-    LoadAnswer,
-    MemoryAnswer,
-    ModelsAnswer,
-    ReloadAnswer,
-    StatusAnswer,
-    UnloadAnswer,
-)
-from lmx.router.schema.answers.engines import (
-    EngineAnswer,
-    EngineRemoved,
-    EnginesAnswer,
-    EngineStatusAnswer,
-    ServerHealth,
-)
-from lmx.router.schema.answers.front import Front, Version
-from lmx.router.schema.answers.models import (
-    AnthropicModel,
-    AnthropicModelList,
-    CapabilityModelSpec,
-    LmStudioModelList,
-    ModelList,
-    ModelObject,
-)
-from lmx.router.schema.answers.operation import (
-    EventLine,
-    KillAnswer,
-    LogLine,
-    MetricsAnswer,
-    WorkersAnswer,
 )
 from lmx.router.schema.openapi.document import openapi_document
 from lmx.router.schema.requests.audio import TranscriptionRequest, TranslationRequest

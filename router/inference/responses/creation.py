@@ -17,7 +17,7 @@ from lmx.protocol.states import ModelKind
 from lmx.router.http.access import own_request
 from lmx.router.http.bodies.json_body import others_turn, read_object
 from lmx.router.http.outcome import CONTEXT, note_ignored
-from lmx.router.http.responses import Shape, json_value
+from lmx.router.http.responses import Answer, json_value
 from lmx.router.inference.answering import answer
 from lmx.router.inference.media import generation
 from lmx.router.inference.model_choice import models_for, models_of_kind
@@ -74,7 +74,7 @@ For the parameters of sampling these are lmx's own defaults: what a model has in
 its worker knows, but the Open Responses specification wants numbers."""
 
 
-class InputTokenCount(Shape):
+class InputTokenCount(Answer):
     """How many tokens a prompt has."""
 
     object: Literal["response.input_tokens"]

@@ -18,7 +18,7 @@ from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.router.http.bodies.json_body import parse_kept
 from lmx.router.http.bodies.limits import MAX_NUMBERS, MAX_VALUES
 from lmx.router.http.outcome import CONTEXT
-from lmx.router.http.responses import Shape, json_text, json_value
+from lmx.router.http.responses import Answer, json_text, json_value
 from lmx.router.inference.responses.background import follow_events
 from lmx.router.jobs.cancelling import cancel_job
 from lmx.router.jobs.live import LiveState
@@ -43,7 +43,7 @@ _CHECKED_AT_ONCE: Final = 1_000
 _RESPONSE_ID: Final = re.compile(r"resp_[0-9a-f]{24}")
 
 
-class DeletedResponse(Shape):
+class DeletedResponse(Answer):
     """A response that was removed."""
 
     id: str
@@ -51,7 +51,7 @@ class DeletedResponse(Shape):
     deleted: Literal[True]
 
 
-class InputItemList(Shape):
+class InputItemList(Answer):
     """The items of a response's input, page by page."""
 
     object: Literal["list"]

@@ -10,15 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
-from typing import Final
+from typing import Final, Literal
 
 from aiohttp import web
 
 from lmx.router.http.access import knows_a_key
-from lmx.router.http.responses import json_answer
-from lmx.router.operators.health import current_health, engine_summaries
-from lmx.router.schema.answers.engines import EngineSummary
-from lmx.router.schema.answers.front import Front, Version
+from lmx.router.http.responses import Answer, json_value
+from lmx.router.operators.health import EngineSummary, current_health, engine_summaries
 from lmx.router.services import SERVICES
 
 _API: Final = "/v1"
@@ -67,6 +65,28 @@ ICON: Final = (
 )
 
 
+class Version(Answer):
+    """The answer of GET /version, by vLLM's and Ollama's name."""
+
+    version: str
+
+
+class Front(Version):
+    """The answer of GET / for programs. Browsers get a page."""
+
+    name: Literal["lmx"]
+    status: Literal["healthy", "degraded", "unhealthy"]
+    """The same as in GET /health."""
+    reason: str | None
+    """Why it is not healthy. Null if it is."""
+    models: list[str]
+    """The names of the models. Empty where a key is needed to list them."""
+    api: str
+    """Where OpenAI's API is."""
+    docs: str
+    """Where the API is described."""
+
+
 async def front(request: web.Request) -> web.Response:
     """Return the page to a browser, and the same as JSON to every other client. Where API keys are
     configured, both name the models only to who sends a key: none is needed here."""
@@ -79,12 +99,12 @@ async def front(request: web.Request) -> web.Response:
         version=services.spec.version,
         status=status,
         reason=reason,
-        models=[engine.engine_id for engine in engines],
+        models=[engine["engine_id"] for engine in engines],
         api=_API,
         docs=_DOCS,
     )
     if "text/html" not in request.headers.get("Accept", ""):
-        response = json_answer(answer)
+        response = json_value(answer)
         response.headers["Vary"] = "Accept"
         return response
     return web.Response(text=page(answer, engines), content_type="text/html", headers=_HEADERS)
@@ -92,10 +112,10 @@ async def front(request: web.Request) -> web.Response:
 
 def page(answer: Front, engines: Sequence[EngineSummary]) -> str:
     """Return the page. Its links are relative, so that it works below a proxy's path."""
-    reason = f": {escape(answer.reason)}" if answer.reason else ""
+    reason = f": {escape(answer['reason'])}" if answer["reason"] else ""
     rows = "\n".join(
-        f'<tr><td><code>{escape(engine.engine_id)}</code></td><td class="{engine.state}">'
-        f"{escape(engine.state)}</td></tr>"
+        f'<tr><td><code>{escape(engine["engine_id"])}</code></td><td class="{engine["state"]}">'
+        f"{escape(engine['state'])}</td></tr>"
         for engine in engines
     )
     links = "\n".join(
@@ -113,8 +133,8 @@ def page(answer: Front, engines: Sequence[EngineSummary]) -> str:
   <script type="module" src="chat.js"></script>
 </head>
 <body>
-<h1><img src="favicon.ico" alt=""> lmx <small>{escape(answer.version)}</small></h1>
-<p id="status" class="{answer.status}">{answer.status}{reason}</p>
+<h1><img src="favicon.ico" alt=""> lmx <small>{escape(answer["version"])}</small></h1>
+<p id="status" class="{answer["status"]}">{answer["status"]}{reason}</p>
 <p id="keys" hidden><label>This server asks for an API key:
   <input id="key" type="password" autocomplete="off"></label></p>
 <section id="chat" hidden>
@@ -187,7 +207,7 @@ async def icon(request: web.Request) -> web.Response:
 
 async def version(request: web.Request) -> web.Response:
     """Return lmx's version."""
-    return json_answer(Version(version=request.app[SERVICES].spec.version))
+    return json_value(Version(version=request.app[SERVICES].spec.version))
 
 
 async def ping(request: web.Request) -> web.Response:

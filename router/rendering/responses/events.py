@@ -14,7 +14,7 @@ from pydantic import Field
 from lmx.protocol.errors import LmxError
 from lmx.protocol.messages.data import ChoiceEnded, Delta
 from lmx.protocol.states import DeltaKind, FinishReason
-from lmx.router.http.responses import Shape
+from lmx.router.http.responses import Answer
 from lmx.router.rendering.answer_format import Beginning, Ending
 from lmx.router.rendering.envelope import Identity
 from lmx.router.rendering.logprobs import chat_entries, event_entries
@@ -45,7 +45,7 @@ _REASONING: Final = DeltaKind.REASONING
 _CALL: Final = DeltaKind.TOOL_CALL
 
 
-class StreamEvent(Shape):
+class StreamEvent(Answer):
     """What all events have."""
 
     sequence_number: int

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal, NotRequired
 
 from pydantic import Field
 
-from lmx.router.http.responses import Shape
+from lmx.router.http.responses import Answer
 from lmx.router.rendering.responses.sealing import sealed
 from lmx.router.rendering.responses.tools import CalledTool, InputReader
 
@@ -26,7 +26,7 @@ IN_PROGRESS: Final = "in_progress"
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
-class TokenChance(Shape):
+class TokenChance(Answer):
     """A likely token."""
 
     token: str
@@ -44,7 +44,7 @@ class ChosenToken(TokenChance):
     """The likeliest tokens in its place."""
 
 
-class OutputText(Shape):
+class OutputText(Answer):
     """A text."""
 
     type: Literal["output_text"]
@@ -56,7 +56,7 @@ class OutputText(Shape):
     """Its tokens, if they were asked for."""
 
 
-class ThoughtText(Shape):
+class ThoughtText(Answer):
     """What the model thought."""
 
     type: Literal["reasoning_text", "summary_text"]
@@ -64,7 +64,7 @@ class ThoughtText(Shape):
     """The thoughts; empty where a stream's part begins."""
 
 
-class OutputMessage(Shape):
+class OutputMessage(Answer):
     """What the model said."""
 
     id: str
@@ -75,7 +75,7 @@ class OutputMessage(Shape):
     """One text; none where a stream's item begins."""
 
 
-class OutputReasoning(Shape):
+class OutputReasoning(Answer):
     """What the model thought."""
 
     id: str
@@ -89,7 +89,7 @@ class OutputReasoning(Shape):
     status: ItemStatus
 
 
-class CallHead(Shape):
+class CallHead(Answer):
     """What calls of functions and of custom tools have."""
 
     id: str

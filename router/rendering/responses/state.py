@@ -8,7 +8,7 @@ from lmx.protocol.errors import LmxError
 from lmx.protocol.messages.data import ChoiceEnded, Usage
 from lmx.protocol.states import FinishReason
 from lmx.router.http.errors import http_status, shown_message
-from lmx.router.http.responses import Shape
+from lmx.router.http.responses import Answer
 from lmx.router.rendering.answer_format import Beginning, Ending, warnings_object
 from lmx.router.rendering.envelope import Identity, Timings, Warnings, timings_object
 from lmx.router.rendering.responses.items import COMPLETED, IN_PROGRESS, INCOMPLETE, OutputItem
@@ -21,13 +21,13 @@ CANCELLED: Final = "cancelled"
 _TOO_LONG: Final[IncompleteDetails] = {"reason": "max_output_tokens"}
 
 
-class IncompleteDetails(Shape):
+class IncompleteDetails(Answer):
     """Why a response is not whole."""
 
     reason: Literal["max_output_tokens"]
 
 
-class ResponseFault(Shape):
+class ResponseFault(Answer):
     """Why a response failed."""
 
     code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
@@ -37,7 +37,7 @@ class ResponseFault(Shape):
     """The code of lmx."""
 
 
-class InputDetails(Shape):
+class InputDetails(Answer):
     """Which tokens of the input were cheaper."""
 
     cached_tokens: int
@@ -46,14 +46,14 @@ class InputDetails(Shape):
     """Always 0."""
 
 
-class OutputDetails(Shape):
+class OutputDetails(Answer):
     """What the tokens of the output were for."""
 
     reasoning_tokens: int
     """How many of them were thoughts."""
 
 
-class ResponseUsage(Shape):
+class ResponseUsage(Answer):
     """How many tokens it took."""
 
     input_tokens: int
@@ -79,14 +79,14 @@ class ResponseState(Warnings):
     """Where the time went; there when it is over."""
 
 
-class ReasoningEcho(Shape):
+class ReasoningEcho(Answer):
     """How the model was to think."""
 
     effort: str | None
     summary: str | None
 
 
-class TextEcho(Shape):
+class TextEcho(Answer):
     """How the text was to be."""
 
     format: dict[str, Any]

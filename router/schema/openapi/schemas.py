@@ -1,4 +1,4 @@
-"""The schemas of all requests and answers, made from the models that check and describe them."""
+"""The schemas of requests, from the models that check them, and of answers, from their shapes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from lmx.router.http.responses import Answer
 from lmx.router.schema.openapi.docstrings import field_docstrings
 
 _ROLE: Final = re.compile(r":[a-z]+:`~?(?:[\w.]*\.)?(\w+)`")
@@ -50,9 +49,6 @@ class _Generator(GenerateJsonSchema):
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
         made = super().model_schema(schema)
         model: type[BaseModel] = schema["cls"]
-        if issubclass(model, Answer):
-            # Answers may gain fields: a client must not refuse what it does not know.
-            made.pop("additionalProperties", None)
         names = {name: field.alias or name for name, field in model.model_fields.items()}
         return _explained(made, model, names)
 
@@ -61,6 +57,10 @@ class _Generator(GenerateJsonSchema):
         # Answers may gain fields: a client must not refuse what it does not know.
         made.pop("additionalProperties", None)
         return _explained(made, schema["cls"], {name: name for name in schema["fields"]})
+
+    def dataclass_schema(self, schema: core_schema.DataclassSchema) -> JsonSchemaValue:
+        made = super().dataclass_schema(schema)
+        return _explained(made, schema["cls"], {name: name for name in made["properties"]})
 
 
 def _explained(made: JsonSchemaValue, cls: Any, names: Mapping[str, str]) -> JsonSchemaValue:

@@ -1,7 +1,7 @@
 """The parts of the API's description that belong to no field: its groups, headers and examples.
 
-The meaning of a field is its docstring (:mod:`lmx.router.schema.requests`,
-:mod:`lmx.router.schema.answers`).
+The meaning of a field is its docstring: that of a request in :mod:`lmx.router.schema.requests`,
+that of an answer beside the code that builds it.
 """
 
 from __future__ import annotations

@@ -53,18 +53,24 @@ def test_codex_s_list_of_names() -> None:
     listed = codex_catalog(
         Directory.of(Snapshot("e", 1, "big", (everything, small, vectors), routes=(route,)))
     )
-    names = {entry.slug: entry for entry in listed}
+    names = {entry["slug"]: entry for entry in listed}
     assert list(names) == [
         "big", "b", "qwen", "auto", "code", "reasoning", "chat", "work", "small",
     ]  # fmt: skip
-    assert [name for name, entry in names.items() if entry.visibility == "list"] == ["big", "small"]
+    assert [name for name, entry in names.items() if entry["visibility"] == "list"] == [
+        "big",
+        "small",
+    ]
     for name in ("big", "b", "auto"):
         entry = names[name]
-        assert entry.input_modalities == ["text", "image", "audio"]
-        assert [level.effort for level in entry.supported_reasoning_levels] == ["low", "xhigh"]
-    assert names["small"].supported_reasoning_levels == []
+        assert entry["input_modalities"] == ["text", "image", "audio"]
+        assert [level["effort"] for level in entry["supported_reasoning_levels"]] == [
+            "low",
+            "xhigh",
+        ]
+    assert names["small"]["supported_reasoning_levels"] == []
     # Another model of a route may answer the next request.
-    assert (names["qwen"].context_window, names["work"].context_window) == (9000, 500)
+    assert (names["qwen"]["context_window"], names["work"]["context_window"]) == (9000, 500)
 
 
 SEES = replace(ready("m", "i", kind=ModelKind.CHAT), media=(MediaKind.IMAGE,), context_length=900)
@@ -84,8 +90,8 @@ SEES = replace(ready("m", "i", kind=ModelKind.CHAT), media=(MediaKind.IMAGE,), c
     ],
 )  # fmt: skip
 def test_lm_studio_s_shape(model: ModelView, wanted: dict[str, object]) -> None:
-    made = lm_studio_model(model).model_dump()
-    assert {name: made[name] for name in wanted} == wanted
+    made = lm_studio_model(model)
+    assert made.items() >= wanted.items()
     # Zed's client reads no list with an entry that lacks one of these.
     assert made["publisher"] and made["compatibility_type"] == "mlx"
 
