@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -124,7 +124,7 @@ def folded(events: list[dict[str, Any]]) -> dict[str, Any]:
     return {**message, **end["delta"], "usage": end["usage"]}
 
 
-def whole(deltas: list[Delta], end: ChoiceEnded, answer: MessageAnswer) -> dict[str, Any]:
+def whole(deltas: list[Delta], end: ChoiceEnded, answer: MessageAnswer) -> Mapping[str, Any]:
     kept = Accumulator(1, None)
     kept.take(deltas)
     made = answer.whole(IDENTITY, Beginning(9), kept.choices, {0: end}, ENDING)
