@@ -11,8 +11,9 @@ can have counts as absent. Where absent would mean little memory, it is an error
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +30,7 @@ Section = Mapping[str, Any]
 _MOST: Final = 2**31
 _LONGEST_NAME: Final = 80
 
-_SECTIONS: Final = (
+TEXT_SECTIONS: Final = (
     *("thinker_config", "text_config", "language_config", "llm_config"),
     "transformer_layer_config",
 )
@@ -92,6 +93,9 @@ class CheckpointConfig:
 
     whole: Section = field(repr=False)
 
+    has_mark: bool = False
+    """Whether the file begins with a byte order mark."""
+
 
 def read_checkpoint_config(folder: Path) -> CheckpointConfig:
     """Read a model folder's config.json. This blocks for as long as its disk does.
@@ -101,7 +105,9 @@ def read_checkpoint_config(folder: Path) -> CheckpointConfig:
     """
     file = folder / "config.json"
     try:
-        return parse_checkpoint_config(parse_json(read_regular(file, CONFIG_LIMIT_BYTES)))
+        content = read_regular(file, CONFIG_LIMIT_BYTES)
+        config = parse_checkpoint_config(parse_json(content))
+        return replace(config, has_mark=content.startswith(codecs.BOM_UTF8))
     except FileNotFoundError as error:
         raise _refused(f"{folder} has no config.json: not a model folder") from error
     except OSError as error:
@@ -198,7 +204,11 @@ def _refused(message: str) -> OperationError:
 def _text_section(section: Section) -> Section:
     while True:
         inner = next(
-            (part for name in _SECTIONS if isinstance(part := section.get(name), dict) and part),
+            (
+                part
+                for name in TEXT_SECTIONS
+                if isinstance(part := section.get(name), dict) and part
+            ),
             None,
         )
         if inner is None:

@@ -18,8 +18,8 @@ import mlx.core as mx
 import pytest
 
 from lmx.protocol.errors import OperationError
+from lmx.worker.mlx.model.inexact import INEXACT
 from lmx.worker.mlx.model.library import open_checkpoint
-from lmx.worker.mlx.model.load import INEXACT
 from tests.support.models.text_models import CONFIGS, make_text_model, reference_logits
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.models.vlm_models import TEXT_ALONE, make_vlm_model
@@ -63,6 +63,10 @@ UNKNOWN_TO_VLM = ("bailing_hybrid", "gear", "olmo_hybrid", "plamo3")
 WRONG_IN_VLM = ("internlm2", "lfm2_moe")
 TEXT_OF_MORE = ("gemma3", "gemma3n", "kimi_vl", "lfm2-vl", "llama4")
 BETTER_BY_VLM = ("mamba", "qwen3_5", "qwen3_5_moe")
+WINDOWED = (
+    *("dots1", "gemma2", "mistral", "mixtral", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
+    "starcoder2",
+)
 MENDED = ("phi3small", "plamo3")
 SEEING_MENDED = ("mllama", "paddleocr_vl", "paligemma")
 QUICK = (
@@ -124,6 +128,19 @@ def test_a_type_is_right(tmp_path: Path, model_type: str) -> None:
     assert found.library == ("mlx-vlm" if model_type in BETTER_BY_VLM else "mlx-lm")
     check_page(model_type, found)
     check_counted(found, model_type)
+
+
+@pytest.mark.parametrize("model_type", of_all(WINDOWED, ("gemma2", "mixtral")))
+def test_windows_that_lmx_gives_a_class_are_right(tmp_path: Path, model_type: str) -> None:
+    """Which tokens they have is compared with transformers' (``make reference``)."""
+    folder = make_text_model(tmp_path, model_type)
+    file = folder / "config.json"
+    windows = {"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 2}
+    file.write_text(json.dumps(json.loads(file.read_text()) | windows))
+    found = examine(folder, None)
+    assert not wrong(found), found
+    assert found.prefix == "ends"
+    assert LEAST_COUNTED <= found.counted_bytes / found.held_bytes <= MOST_COUNTED, found
 
 
 @pytest.mark.parametrize("model_type", of_all(WITH_EYES, SEEING_QUICK))

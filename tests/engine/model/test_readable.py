@@ -15,11 +15,15 @@ import pytest
 from mlx_lm.chat_templates import deepseek_v32
 
 from lmx.protocol.errors import OperationError
+from lmx.protocol.host.regular_file import read_regular
+from lmx.protocol.models import checkpoint
+from lmx.worker.mlx.model import readable
+from lmx.worker.mlx.model.inexact import INEXACT
 from lmx.worker.mlx.model.library import open_checkpoint
-from lmx.worker.mlx.model.load import INEXACT, load_model
+from lmx.worker.mlx.model.load import load_model
 from lmx.worker.mlx.model.readable import FolderChanges
 from lmx.worker.templates import environment
-from tests.support.models.text_models import make_text_model
+from tests.support.models.text_models import make_text_model, reference_logits
 from tests.support.rigs.engine_rig import spec_of
 
 pytestmark = pytest.mark.engine
@@ -28,8 +32,8 @@ INDEX = "model.safetensors.index.json"
 LINEAR = {"rope_type": "linear", "factor": 4.0}
 
 
-def logits(folder: Path) -> np.ndarray[Any, Any]:
-    forward = open_checkpoint(folder).forward
+def logits(folder: Path, changes: FolderChanges | None = None) -> np.ndarray[Any, Any]:
+    forward = open_checkpoint(folder, changes=changes).forward
     tokens = mx.array([list(range(1, 80))], mx.int32)
     out = forward.prompt(tokens, forward.new_cache(), forward.embed(tokens))
     out = out[0] if isinstance(out, tuple) else out
@@ -217,3 +221,123 @@ def test_what_is_wrong_and_allowed_is_remarked(
     monkeypatch.setitem(INEXACT, "llama", "its reason")
     (remark,) = remarks(bases("llama"))
     assert remark.endswith("are computed wrongly by the engine's library: its reason.")
+
+
+def test_config_json_is_read_once(
+    bases: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+
+    def noted(path: Path, limit_bytes: int) -> bytes:
+        read.append(path)
+        return read_regular(path, limit_bytes)
+
+    for module in (checkpoint, readable):
+        monkeypatch.setattr(module, "read_regular", noted)
+    load_model(spec_of(bases("llama")), lambda *_: None)
+    assert [path.name for path in read].count("config.json") == 1
+
+
+def test_experts_are_chosen_as_the_weights_say(
+    bases: Callable[[str], Path], tmp_path: Path
+) -> None:
+    base = bases("ernie4_5_moe")
+    with pytest.raises(OperationError, match=r"e_score_correction_bias.*allow_inexact: true"):
+        open_checkpoint(base)
+    dropped = logits(base, FolderChanges(allow_inexact=True))
+    for name, correction in (("none", [0.0] * 4), ("some", [9.0, 0.0, 0.0, 8.0])):
+        folder = changed(base, tmp_path / name)
+        file = folder / "model.safetensors"
+        weights = mx.load(str(file))
+        assert isinstance(weights, dict)
+        layers = json.loads((folder / "config.json").read_text())["num_hidden_layers"]
+        for layer in range(layers):
+            key = f"model.layers.{layer}.mlp.moe_statics.e_score_correction_bias"
+            weights[key] = mx.array([correction])
+        mx.save_safetensors(str(file), weights)
+        found = logits(folder)
+        assert (np.abs(found - dropped).max() < 1e-5) == (name == "none")
+
+
+def test_gpt_oss_is_read_under_transformers_names(
+    bases: Callable[[str], Path], tmp_path: Path
+) -> None:
+    base = bases("gpt_oss")
+    folder = changed(base, tmp_path / "theirs")
+    file = folder / "model.safetensors"
+    weights = mx.load(str(file))
+    assert isinstance(weights, dict)
+    for name in [key for key in weights if ".experts.gate_proj.weight" in key]:
+        experts = name.removesuffix("gate_proj.weight")
+        for end, theirs in ((".weight", ""), (".bias", "_bias")):
+            gate = weights.pop(f"{experts}gate_proj{end}")
+            up = weights.pop(f"{experts}up_proj{end}")
+            both = mx.stack([gate, up], axis=2).reshape(gate.shape[0], -1, *gate.shape[2:])
+            down = weights.pop(f"{experts}down_proj{end}")
+            if end == ".weight":
+                both, down = both.swapaxes(-1, -2), down.swapaxes(-1, -2)
+            weights[f"{experts}gate_up_proj{theirs}"] = both
+            weights[f"{experts}down_proj{theirs}"] = down
+    mx.save_safetensors(str(file), weights)
+    assert np.abs(logits(folder) - logits(base)).max() < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
+def test_ropes_that_a_class_leaves_plain_are_scaled(
+    bases: Callable[[str], Path], tmp_path: Path, kind: str
+) -> None:
+    folder = changed(bases(kind), tmp_path / "scaled", rope_scaling=LINEAR)
+    forward = open_checkpoint(folder).forward
+    assert {layer.self_attn.rope.scale for layer in forward.language_model.layers} == {0.25}
+    assert np.abs(logits(folder) - logits(bases(kind))).max() > 1e-3
+
+
+def test_factors_for_long_texts_are_remarked(bases: Callable[[str], Path], tmp_path: Path) -> None:
+    longrope = {
+        "rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 128,
+        "short_factor": [1.0] * 8, "long_factor": [1.0 + place for place in range(8)],
+    }  # fmt: skip
+    folder = changed(bases("llama"), tmp_path / "long", rope_scaling=longrope)
+    (remark,) = open_checkpoint(folder).remarks
+    assert remark.startswith("Texts of up to 128 tokens")
+    assert open_checkpoint(folder, changes=FolderChanges(context_tokens=128)).remarks == ()
+    short = {**longrope, "long_factor": longrope["short_factor"]}
+    as_short = changed(bases("llama"), tmp_path / "short", rope_scaling=short)
+    assert np.array_equal(logits(folder, FolderChanges(context_tokens=128)), logits(as_short))
+
+
+def test_a_head_that_is_the_embeddings_is_scaled_as_another(
+    bases: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """What comes out differs from mlx-lm's by the width over that of the base."""
+    folder = make_text_model(tmp_path / "tied", "minicpm3", tied=True)
+    theirs = reference_logits(folder, list(range(1, 80)), [])[0]
+    assert np.abs(2 * logits(folder) - theirs).max() < 1e-3 * np.abs(theirs).max()
+
+
+@pytest.mark.parametrize("kind", ["dots1", "gemma2", "mistral", "mixtral", "phi3", "starcoder2"])
+def test_a_layer_sees_as_many_tokens_as_its_window_has(tmp_path: Path, kind: str) -> None:
+    base = make_text_model(tmp_path / "base", kind)
+    weights = mx.load(str(base / "model.safetensors"))
+    assert isinstance(weights, dict)
+    # With one layer it is seen which tokens the last one sees.
+    kept = {name: value for name, value in weights.items() if ".layers." not in name}
+    kept |= {name: value for name, value in weights.items() if ".layers.0." in name}
+    mx.save_safetensors(str(base / "model.safetensors"), kept)
+    folder = changed(
+        base, tmp_path / "one", num_hidden_layers=1, sliding_window=16, use_sliding_window=True,
+        max_window_layers=0,
+    )  # fmt: skip
+    forward = open_checkpoint(folder).forward
+
+    def last(other: int) -> np.ndarray[Any, Any]:
+        tokens = [place % 50 + (60 if place == other else 1) for place in range(40)]
+        cache = forward.new_cache()
+        for part in (tokens[:30], tokens[30:39], tokens[39:]):
+            given = mx.array([part])
+            logits = forward.prompt(given, cache, forward.embed(given))
+        return np.array(logits[0, -1])
+
+    plain = last(-1)
+    seen = [place for place in range(40) if np.abs(last(place) - plain).max() > 1e-5]
+    assert seen == list(range(24, 40))

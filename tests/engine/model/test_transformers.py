@@ -20,6 +20,7 @@ import pytest
 
 from lmx.protocol.errors import OperationError
 from lmx.worker.mlx.model.library import open_checkpoint
+from lmx.worker.mlx.model.readable import FolderChanges
 from tests.support.clients.client_packages import PROGRAMS, python_packages
 from tests.support.models.tiny_models import make_tokenizer
 
@@ -98,7 +99,7 @@ TYPES: Final[dict[str, dict[str, Any]]] = {
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), LATENT),
 }
 LONG: Final[dict[str, Any]] = {
-    # Behind the original context. Up to there, the libraries' classes compute otherwise.
+    # Behind the original context.
     "max_position_embeddings": 128,
     "original_max_position_embeddings": ORIGINAL,
     "rope_parameters": {
@@ -110,6 +111,34 @@ LONG: Final[dict[str, Any]] = {
         "long_factor": [1.0 + place / 2 for place in range(8)],
     },
 }
+SHORT: Final[dict[str, Any]] = {
+    # Within the original context, which is the longest that is served.
+    "max_position_embeddings": 1024,
+    "original_max_position_embeddings": 256,
+    "rope_parameters": {
+        **LONG["rope_parameters"],
+        "original_max_position_embeddings": 256,
+        "short_factor": [1.0 + place / 4 for place in range(8)],
+    },
+}
+WINDOW: Final[dict[str, Any]] = {
+    "sliding_window": 16,
+    "use_sliding_window": True,
+    "max_window_layers": 2,
+    "rope_parameters": ROPES["theta"],
+}
+OSS: Final = WINDOW | {
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "rope_parameters": ROPES["yarn"] | {"beta_fast": 32.0, "beta_slow": 1.0},
+}
+ERNIE: Final[dict[str, Any]] = {
+    "moe_num_experts": 4,
+    "moe_k": 2,
+    "moe_num_shared_experts": 1,
+    "use_bias": False,
+    "rope_parameters": ROPES["theta"],
+}
+FOUR_FACTORS: Final = {"short_factor": [1.0] * 4, "long_factor": [1.0, 1.5, 2.0, 2.5]}
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 LAYERS: Final[dict[str, dict[str, Any]]] = {
     "layers": {GLOBAL: ROPES["theta"], LOCAL: {**ROPES["theta"], "rope_theta": 20_000.0}},
@@ -119,7 +148,40 @@ LAYERS: Final[dict[str, dict[str, Any]]] = {
         for name in ("linear", "yarn")
     },
 }
+ORDERS: Final[dict[str, list[str]]] = {
+    "second": [LOCAL, GLOBAL] * 2,
+    "unordered": [LOCAL, LOCAL, GLOBAL, GLOBAL],
+}
 CASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+    "ernie4_5_moe-theta": ("ernie4_5_moe", {**TINY, **ERNIE}),
+    "minicpm3-theta": ("minicpm3", {**TINY, **LATENT, "rope_parameters": ROPES["theta"]}),
+    "minicpm3-longrope": (
+        "minicpm3",
+        {**TINY, **LATENT, **LONG, "rope_parameters": LONG["rope_parameters"] | FOUR_FACTORS},
+    ),
+    **{
+        f"{kind}-short": (kind, {**TINY, **SHORT})
+        for kind in ("llama", "mistral", "phi3", "qwen2", "qwen3")
+    },
+    **{
+        f"{kind}-window": (kind, {**TINY, **WINDOW})
+        for kind in (
+            *("cohere2", "dots1", "exaone4", "gemma2", "mistral", "mixtral", "phi3", "qwen2"),
+            *("qwen2_moe", "qwen3", "qwen3_moe", "starcoder2"),
+        )
+    },
+    **{
+        f"cohere2-{name}": ("cohere2", {**TINY, **WINDOW, "layer_types": order})
+        for name, order in ORDERS.items()
+    },
+    "gpt_oss-window": ("gpt_oss", {**TINY, **OSS, "rope_parameters": ROPES["theta"]}),
+    **{
+        f"gpt_oss-yarn-{name}": (
+            "gpt_oss",
+            {**TINY, **OSS, "rope_parameters": OSS["rope_parameters"] | {"truncate": rounded}},
+        )
+        for name, rounded in (("rounded", True), ("window", False))
+    },
     "phi3-theta": ("phi3", {**TINY, "rope_parameters": ROPES["theta"]}),
     **{f"{kind}-longrope": (kind, {**TINY, **LONG}) for kind in ("llama", "phi3")},
     **{
@@ -133,8 +195,13 @@ CASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
         for name, rope in LAYERS.items()
     },
 }
-REFUSED_PLAIN: Final = {"glm-theta", "deepseek_v2-theta", "olmo3-layers"}
-"""Of those without a scaling: the classes can't compute them."""
+COMPUTED: Final = ("-theta", "-layers", "-one_theta", "-longrope", "-second", "-short", "-window")
+REFUSED_PLAIN: Final = {"glm-theta", "olmo3-layers"}
+"""Of these, those that the classes can't compute."""
+SCALED: Final = {
+    f"{kind}-{rope}" for kind in ("glm4_moe", "mixtral", "qwen3_moe") for rope in ROPES
+}
+"""Others that are computed: their classes have no scaling, and get one."""
 
 
 @pytest.fixture(scope="module")
@@ -162,9 +229,12 @@ def test_the_logits_are_those_of_transformers(models: Path, name: str) -> None:
     make_tokenizer().save_pretrained(folder)
     expected = np.array(json.loads((folder / "logits.json").read_text()))
     try:
-        forward = open_checkpoint(folder).forward
+        context_tokens = 256 if name.endswith("-short") else None
+        forward = open_checkpoint(
+            folder, changes=FolderChanges(context_tokens=context_tokens)
+        ).forward
     except OperationError as error:
-        plain = name.endswith(("-theta", "-layers", "-one_theta"))
+        plain = name.endswith(COMPUTED) or name in SCALED
         assert not plain or name in REFUSED_PLAIN, error
         return
     tokens = mx.array([TOKENS], mx.int32)

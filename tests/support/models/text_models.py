@@ -356,7 +356,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
                                        "factor": 16.0, "original_max_position_embeddings": 128,
                                        "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0,
                                        "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}},
-    "mistral": {},
+    "mistral": {"sliding_window": None},
     "mistral3": {"text_config": _SHARED | {"model_type": "mistral", "sliding_window": None}},
     "mistral4": _EXPERTS | _LATENT | {
         "n_group": 1, "head_dim": None, "rope_parameters": YARN | {

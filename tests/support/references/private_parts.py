@@ -48,6 +48,7 @@ PROCESSOR = "worker/mlx/media/processor.py"
 GEMMA3N = "worker/mlx/model/mended/gemma3n.py"
 GUARD = "worker/mlx/model/guard.py"
 HY_V4 = "worker/mlx/model/mended/hy_v4.py"
+EXPERTS = "worker/mlx/model/mended/experts.py"
 MLLAMA = "worker/mlx/model/mended/mllama.py"
 NEEDS = "worker/mlx/model/media_needs.py"
 PADDLEOCR_VL = "worker/mlx/model/mended/paddleocr_vl.py"
@@ -55,7 +56,9 @@ PHI3SMALL = "worker/mlx/model/mended/phi3small.py"
 PLAMO3 = "worker/mlx/model/mended/plamo3.py"
 OMNI = "worker/mlx/model/mended/qwen3_omni.py"
 SLICES = "worker/mlx/media/slices.py"
+ROPES = "worker/mlx/model/mended/ropes.py"
 SLOTS = "worker/mlx/model/batch_slots.py"
+WINDOWS = "worker/mlx/model/mended/windows.py"
 GGUF = "supervisor/fetch/gguf.py"
 FILE = "supervisor/fetch/file.py"
 HUB = "supervisor/fetch/hub.py"
@@ -100,6 +103,36 @@ PARTS: dict[str, Sequence[Part]] = {
         ),
     ),
     "mlx-lm": (
+        Part(
+            "mlx_lm.utils:_get_classes",
+            (EXPERTS,),
+            "the class of each type but gpt-oss",
+            ("config",),
+        ),
+        Part(
+            "mlx_lm.models.ernie4_5_moe:Ernie4_5_MoeMLP.__call__",
+            (EXPERTS,),
+            "choosing experts as the weights say: lmx replaces it",
+            ("self", "x"),
+        ),
+        Part(
+            "mlx_lm.models.gpt_oss:Model.sanitize",
+            (EXPERTS,),
+            "reading weights under transformers' names",
+            ("self", "weights"),
+        ),
+        Part(
+            "mlx_lm.models.gemma2:TransformerBlock.__call__",
+            (WINDOWS,),
+            "giving each layer a mask of its own: so it is in all classes with windows in lmx",
+            ("self", "x", "mask", "cache"),
+        ),
+        Part(
+            "mlx_lm.models.rope_utils:initialize_rope",
+            (ROPES,),
+            "scaled rotary embeddings of classes that have plain ones",
+            ("dims", "base", "traditional", "scaling_config", "max_position_embeddings"),
+        ),
         Part(
             "mlx_lm.models.phi3small:Attention._block_sparse_attention",
             (PHI3SMALL,),

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 from lmx.protocol.models.checkpoint import CheckpointConfig, Section, count
 from lmx.protocol.models.memory import KvLayers
 from lmx.worker.mlx.memory.drafters import head_layers
+from lmx.worker.mlx.memory.windows import window_keys, window_layers
 
 STEP_TOKENS: Final = 256
 """mlx-vlm's caches grow by whole steps."""
@@ -178,7 +179,7 @@ def _layer(
     slides = holds is _Holds.WINDOW
     contents = _contents(config, types, index, all_tokens=not slides)
     token_bytes = _plain_bytes(contents, element_bytes)
-    if slides and types & (_SLIDE | {_CHUNKED}):
+    if slides and (types & (_SLIDE | {_CHUNKED}) or window_keys(config.model_type)):
         return [_Shape(token_bytes, _window_tokens(config.text, types), 0)]
     fixed = _state_bytes(config, types, element_bytes) if holds is _Holds.STATE_AND_ALL else 0
     if _CONVOLVING in types:
@@ -271,6 +272,9 @@ def _holdings(config: CheckpointConfig, types: set[str]) -> Sequence[_Holds]:
     if layers > _MOST_LAYERS:
         raise ValueError(f"{layers} layers")
     named = _named(text, types, layers) or [_by_rule(text, types, index) for index in range(layers)]
+    if window_keys(config.model_type):
+        slides = window_layers(config.whole, layers) or [False] * layers
+        named = [_Holds.WINDOW if one else _Holds.ALL for one in slides]
     if types & _TWO_CACHES:
         named = [*named, *named]
     if _LOOPING in types:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lmx.protocol.errors import ErrorCode, OperationError
-from lmx.protocol.models.checkpoint import read_checkpoint_config
+from lmx.protocol.models.checkpoint import CheckpointConfig, read_checkpoint_config
 from lmx.protocol.models.sampling import PARAMETERS, SamplingParameters
 
 
@@ -18,11 +18,15 @@ from lmx.protocol.models.sampling import PARAMETERS, SamplingParameters
 class FolderConfig:
     """A model folder's own settings; None means that it has none."""
 
-    context_tokens: int | None
+    checkpoint: CheckpointConfig
+    """What its config.json says."""
+
     sampling: SamplingParameters
-    model_type: str
-    impossible_context: str | None = None
-    """What config.json says of the context where no context can be so long."""
+
+    @property
+    def context_tokens(self) -> int | None:
+        """The longest context that the model was made for."""
+        return self.checkpoint.context_tokens
 
 
 def read_folder(folder: Path) -> FolderConfig:
@@ -40,12 +44,7 @@ def read_folder(folder: Path) -> FolderConfig:
             "lmx doesn't: use a checkpoint of a built-in architecture without that entry.",
         )
     generation = _read_json(folder / "generation_config.json")
-    return FolderConfig(
-        context_tokens=config.context_tokens,
-        sampling=_sampling(generation),
-        model_type=config.model_type,
-        impossible_context=config.impossible_context,
-    )
+    return FolderConfig(config, _sampling(generation))
 
 
 def _sampling(generation: Mapping[str, Any]) -> SamplingParameters:

@@ -32,8 +32,10 @@ from lmx.protocol.models.safetensors import file_tensors, read_tensors
 from lmx.protocol.states import ModelKind
 from lmx.worker.media.values import MediaNeeds
 from lmx.worker.mlx.device.cpu import tables
+from lmx.worker.mlx.memory.windows import window_keys
 from lmx.worker.mlx.model.forward import Forward
 from lmx.worker.mlx.model.guard import forbid_checkpoint_code, needs_code
+from lmx.worker.mlx.model.inexact import allowed, wrong_as_a_whole
 from lmx.worker.mlx.model.media_needs import media_needs
 from lmx.worker.mlx.model.mended.gemma3n import mend_gemma3n
 from lmx.worker.mlx.model.mended.hy_v4 import mend_hy_v4
@@ -97,9 +99,14 @@ class Checkpoint(NamedTuple):
 
 
 def open_checkpoint(
-    folder: Path, *, allow_code: bool = False, changes: FolderChanges | None = None
+    folder: Path,
+    config: CheckpointConfig | None = None,
+    *,
+    allow_code: bool = False,
+    changes: FolderChanges | None = None,
 ) -> Checkpoint:
-    """Open a folder whose model writes. ``allow_code``: its tokenizer's own code may run.
+    """Open a folder whose model writes. ``config``: its config.json; None: it is read.
+    ``allow_code``: its tokenizer's own code may run.
 
     Raises :class:`OperationError` for one that can't be loaded as it is, or whose model can't take
     a token; ``AttributeError`` for a model of another kind; and whatever a device, or a memory,
@@ -108,10 +115,15 @@ def open_checkpoint(
     """
     if not allow_code:
         forbid_checkpoint_code()
-    config = read_checkpoint_config(folder)
+    config = config or read_checkpoint_config(folder)
+    changes = changes or FolderChanges()
     tensors = [tensor.name for tensor in read_tensors(folder, ModelKind.CHAT)]
     _refuse_doubles(folder, tensors)
-    shown, inexact = readable(folder, changes)
+    remarks: tuple[str, ...] = ()
+    if problem := wrong_as_a_whole(config.model_type, tensors):
+        remarks = (allowed(problem, changes.allow_inexact),)
+    shown, whole, differing = readable(folder, config, changes)
+    remarks += differing
     text_only = not any(map(of_media, tensors))
     errors: list[Exception] = []
     for load in _loaders(config, text_only=text_only):
@@ -134,11 +146,11 @@ def open_checkpoint(
         tokenizer, end_ids, processor = _open_tokenizer(
             folder, shown, forward.model, text_only=text_only, allow_code=allow_code
         )
-        if changes is None or changes.chat_template is None:
+        if changes.chat_template is None:
             _take_named_template(tokenizer)
-        remarks = inexact + unread_remarks(
-            read_checkpoint_config(shown).whole, _class_of(forward.model)
-        )
+        # mlx-lm's models get what lmx reads.
+        read = window_keys(config.model_type) if library == "mlx-lm" else ()
+        remarks += unread_remarks(whole, _class_of(forward.model), read)
         opened = Checkpoint(forward, tokenizer, end_ids, library, remarks=remarks)
         if text_only or processor is None:
             return opened
@@ -290,6 +302,12 @@ def _refused(folder: Path, config: CheckpointConfig, errors: Sequence[Exception]
     elif any(_NEEDS_METAL.search(str(error)) for error in known):
         problem = f"The model in {folder}, of the type {name!r}, runs on a Mac's GPU alone"
         advice = "serve it on a Mac, or choose a model of another architecture"
+    elif all(str(error).startswith("Received") for error in known):
+        problem = (
+            f"The weights in {folder} have names that the engine's class of the type {name!r} "
+            f"does not know ({_first_line(str(known[0]))})"
+        )
+        advice = "choose another conversion of it, or try a newer lmx"
     elif all(_UNFIT_WEIGHTS.search(str(error)) for error in known):
         problem = (
             f"The weights in {folder} are not those that its config.json describes "

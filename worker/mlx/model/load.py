@@ -115,17 +115,18 @@ def load_model(spec: WorkerSpec, advanced: LoadReporter) -> LoadedModel:
     folder = Path(spec.model_path)
     config = read_folder(folder)
     context_tokens = effective_context(
-        config.context_tokens, spec.context_length, config.impossible_context
+        config.context_tokens, spec.context_length, config.checkpoint.impossible_context
     )
     advanced(LoadPhase.WEIGHTS, 0.0, "")
-    remarks = _inexact(config.model_type, spec.allow_inexact)
     checkpoint = open_checkpoint(
         folder,
+        config.checkpoint,
         allow_code=spec.allow_checkpoint_code,
-        changes=FolderChanges(spec.chat_template, spec.tokenizer_config or {}, spec.allow_inexact),
+        changes=FolderChanges(
+            spec.chat_template, spec.tokenizer_config or {}, context_tokens, spec.allow_inexact
+        ),
     )
-    remarks += checkpoint.remarks
-    for remark in remarks:
+    for remark in checkpoint.remarks:
         log.warning("model.inexact", remark=remark)
     forward, tokenizer = checkpoint.forward, checkpoint.tokenizer
     model = forward.model
@@ -145,7 +146,7 @@ def load_model(spec: WorkerSpec, advanced: LoadReporter) -> LoadedModel:
         grammars=takes_grammars(tokenizer),
         adapters=adapters.problems,
         media=checkpoint.media,
-        remarks=remarks,
+        remarks=checkpoint.remarks,
         own_context_tokens=config.context_tokens,
     )
     return LoadedModel(
@@ -167,30 +168,6 @@ def _attach(spec: WorkerSpec, forward: Forward) -> Adapters:
         changed.prompt(prompt, forward.new_cache(), changed.embed(prompt))
 
     return attach_adapters(forward.model, spec.adapters, forward.active, run)
-
-
-INEXACT: Final[dict[str, str]] = {
-    "deepseek_v4": "in mlx-vlm 0.7.10 what it pools of four tokens is another in a chunk than of "
-    "tokens that come alone",
-}
-"""Types of models that the pinned libraries compute wrongly, and in which way. Conformance holds
-each against a reference, and fails when a library has corrected one."""
-
-
-def _inexact(model_type: str, allowed: bool) -> tuple[str, ...]:
-    """Return what to remark of a type of models that is computed wrongly, where that is allowed."""
-    reason = INEXACT.get(model_type)
-    if reason is None:
-        return ()
-    problem = (
-        f"Models of the type {model_type!r} are computed wrongly by the engine's library: {reason}."
-    )
-    if allowed:
-        return (problem,)
-    raise OperationError(
-        ErrorCode.MODEL_SOURCE_INVALID,
-        f"{problem} Choose another model, or set allow_inexact: true for this one.",
-    )
 
 
 def _tool_parser(tokenizer: Any, configured: str | None) -> str | None:

@@ -9,7 +9,6 @@ weights are read when they are first used.
 from __future__ import annotations
 
 import atexit
-import codecs
 import json
 import shutil
 import tempfile
@@ -27,21 +26,24 @@ from lmx.protocol.host.regular_file import parse_json, read_regular
 from lmx.protocol.models.checkpoint import (
     CONFIG_LIMIT_BYTES,
     INDEX_NAME,
+    TEXT_SECTIONS,
+    CheckpointConfig,
     indexed_names,
-    read_checkpoint_config,
     weight_files,
 )
 from lmx.protocol.states import ModelKind
-from lmx.worker.mlx.model.rope import RopeError, with_rope
+from lmx.worker.mlx.memory.windows import with_windows
+from lmx.worker.mlx.model.inexact import allowed
+from lmx.worker.mlx.model.rope import factors_for, with_rope
 
 log = structlog.get_logger()
 
-_TEXT_SECTIONS: Final = ("text_config", "language_config", "llm_config", "thinker_config")
 _ROPE_KEYS: Final = (
     "rope_theta",
     "rope_scaling",
     "rope_parameters",
     "rope_local_base_freq",
+    "swa_rope_theta",
     "rotary_emb_base",
     "rotary_pct",
 )
@@ -56,6 +58,8 @@ class FolderChanges:
     """A chat template: its text, or the file that has it."""
     tokenizer_config: Mapping[str, Any] = field(default_factory=dict)
     """Values for its tokenizer_config.json."""
+    context_tokens: int | None = None
+    """The longest text that it is to take. None: as long as it was made for."""
     allow_inexact: bool = False
     """Whether it is read although its model will be computed wrongly."""
 
@@ -64,30 +68,20 @@ class Readable(NamedTuple):
     """A folder in the form that both libraries read."""
 
     folder: Path
-    remarks: tuple[str, ...] = ()
-    """What is computed wrongly, where that was allowed."""
+    config: Mapping[str, Any]
+    """What its config.json says."""
+
+    remarks: tuple[str, ...]
+    """Why its answers may differ from what the model was made for."""
 
 
-def readable(folder: Path, changes: FolderChanges | None = None) -> Readable:
+def readable(folder: Path, given: CheckpointConfig, changes: FolderChanges) -> Readable:
     """Return a folder that says the same as ``folder``, with ``changes``, to both libraries.
 
-    It is ``folder`` itself where nothing differs. Raises :class:`OperationError` for one that says
-    what no library reads, and ``OSError``.
+    ``given`` is what its config.json says. It is ``folder`` itself where nothing differs. Raises
+    :class:`OperationError` for one that says what no library reads, and ``OSError``.
     """
-    config_file = folder / "config.json"
-    raw = read_regular(config_file, CONFIG_LIMIT_BYTES)
-    given = read_checkpoint_config(folder).whole
-    try:
-        config = _in_their_words(given)
-    except RopeError as error:
-        if changes is not None and changes.allow_inexact:
-            remark = f"config.json {error}, which the engine's class of this type can't compute."
-            return Readable(folder, (remark,))
-        raise OperationError(
-            ErrorCode.MODEL_SOURCE_INVALID,
-            f"{config_file} {error}, which the engine's class of this type of model can't compute: "
-            "choose another conversion, or set allow_inexact: true for this model.",
-        ) from error
+    config, remarks = _in_their_words(given, changes)
     wanted = {file.name for file in weight_files(folder, ModelKind.CHAT)}
     present = {file.name for file in folder.glob("*.safetensors")}
     named = indexed_names(folder)
@@ -100,30 +94,43 @@ def readable(folder: Path, changes: FolderChanges | None = None) -> Readable:
     if (folder / INDEX_NAME).exists() and not wanted <= named:
         others.add(INDEX_NAME)
     written: dict[str, Any] = {}
-    if config != given or raw.startswith(codecs.BOM_UTF8):
+    if config != given.whole or given.has_mark:
         written["config.json"] = config
-    if changes is not None:
-        written |= _changed(folder, changes)
-        if changes.chat_template is not None:
-            others.update(_TEMPLATE_FILES)
+    written |= _changed(folder, changes)
+    if changes.chat_template is not None:
+        others.update(_TEMPLATE_FILES)
     if not written and not others:
-        return Readable(folder)
+        return Readable(folder, config, remarks)
     log.info("model.folder_adapted", written=sorted(written), left_out=sorted(others))
-    return Readable(_linked(folder, others, written))
+    return Readable(_linked(folder, others, written), config, remarks)
 
 
-def _in_their_words(config: Mapping[str, Any]) -> dict[str, Any]:
-    reads = _keys_of_class(config)
-    made = with_rope(_with_experts(config), reads)
-    for name in _TEXT_SECTIONS:
-        section = made.get(name)
-        if isinstance(section, Mapping):
-            inner = with_rope(_with_experts(section), reads)
-            deeper = inner.get("text_config")
-            if isinstance(deeper, Mapping):
-                inner["text_config"] = with_rope(deeper, reads)
-            made[name] = inner
-    return made
+def _in_their_words(
+    given: CheckpointConfig, changes: FolderChanges
+) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """Return the config.json that the libraries read, and remarks."""
+    reads = _keys_of_class(given.whole)
+    context_tokens = changes.context_tokens or given.context_tokens or 0
+    remarks: list[str] = []
+
+    def read(section: Mapping[str, Any]) -> dict[str, Any]:
+        made, unscaled = with_rope(_with_experts(section), reads)
+        made, unordered = with_windows(made, context_tokens)
+        for ignored in filter(None, (unscaled, unordered)):
+            problem = f"config.json {ignored}, which the engine's class of this type can't compute."
+            remarks.append(allowed(problem, changes.allow_inexact))
+        made, differing = factors_for(made, context_tokens)
+        if differing:
+            remarks.append(
+                f"Texts of up to {differing} tokens are computed with the rotary embeddings that "
+                f"the model has for longer ones. With context_length: {differing} they are not."
+            )
+        for name in TEXT_SECTIONS:
+            if isinstance(inner := made.get(name), Mapping):
+                made[name] = read(inner)
+        return made
+
+    return read(given.whole), tuple(remarks)
 
 
 def _with_experts(section: Mapping[str, Any]) -> Mapping[str, Any]:

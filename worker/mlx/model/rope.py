@@ -9,11 +9,13 @@ with a default where these are missing. Source: transformers' ``modeling_rope_ut
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 _KEY: Final = "rope_parameters"
-_LOCAL_THETA: Final = "rope_local_base_freq"
-"""What Gemma 3's classes read the theta of their layers with windows from."""
+_LOCAL_THETAS: Final = ("rope_local_base_freq", "swa_rope_theta")
+"""What Gemma 3's and MiMo's classes read the theta of their layers with windows from."""
+_LONG: Final = ("longrope", "su")
+_ORIGINAL: Final = "original_max_position_embeddings"
 _GLOBAL_LAYERS: Final = "full_attention"
 _LOCAL_LAYERS: Final = "sliding_attention"
 _OTHER_NAMES: Final = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
@@ -21,13 +23,10 @@ _OTHER_NAMES: Final = {"rope_theta": "rotary_emb_base", "partial_rotary_factor":
 _SCALINGS: Final[Mapping[str, Collection[str]]] = {
     "deepseek": ("linear",),
     "deepseek_v2": ("yarn",),
-    "glm4_moe": (),
     "mellum": ("dynamic", "llama3", "longrope", "yarn"),
     "minicpm3": ("longrope", "su"),
-    "mixtral": (),
     "phi3": ("linear", "longrope", "su"),
     "qwen2_moe": (),
-    "qwen3_moe": (),
 }
 """The scalings that a class computes, of those that read ``rope_scaling`` and leave other ones out
 silently. `make reference` finds such classes."""
@@ -37,18 +36,41 @@ _WHOLE_HEADS: Final = ("glm",)
 """Types whose class rotates the whole of each head, whatever the section says."""
 
 
+_UNSCALED: Final[Mapping[str, Mapping[str, Any]]] = {
+    "deepseek_v2": {"type": "yarn", "factor": 1.0},
+    "minicpm3": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]},
+}
+"""What makes no difference, for classes that must be given a scaling."""
+
+
 class RopeError(ValueError):
     """The rotary embeddings are described in a way that the model's class can't compute. The
     message continues a sentence that begins with "config.json"."""
 
 
-def with_rope(section: Mapping[str, Any], reads: Collection[str]) -> dict[str, Any]:
+class Rope(NamedTuple):
+    """A section of config.json with the keys that its model's class reads."""
+
+    section: dict[str, Any]
+    ignored: str | None = None
+    """What the class has no keys for: it would compute with a default. It continues a sentence that
+    begins with "config.json"."""
+
+
+def with_rope(section: Mapping[str, Any], reads: Collection[str]) -> Rope:
     """Return a language model's section of config.json with the keys that its class reads.
 
-    ``reads`` are those keys. What the section says itself stays. Raises :class:`RopeError` for what
-    the class has no keys for: it would compute with a default.
+    ``reads`` are those keys. What the section says itself stays.
     """
     made = dict(section)
+    try:
+        _describe(made, section, reads)
+    except RopeError as error:
+        return Rope(made, str(error))
+    return Rope(made)
+
+
+def _describe(made: dict[str, Any], section: Mapping[str, Any], reads: Collection[str]) -> None:
     kind = str(section.get("model_type"))
     described = section.get(_KEY)
     scalings: list[Any] = []
@@ -64,9 +86,15 @@ def with_rope(section: Mapping[str, Any], reads: Collection[str]) -> dict[str, A
         for key, name in _OTHER_NAMES.items():
             if name in reads and key in made:
                 made.setdefault(name, made[key])
-        if "rope_scaling" in reads:
-            # Some classes can't do without the key.
-            made.setdefault("rope_scaling", None)
+    if "rope_scaling" in reads and not made.get("rope_scaling") and kind in _UNSCALED:
+        half = section.get("qk_rope_head_dim", 64) // 2
+        made["rope_scaling"] = {
+            key: value * half if isinstance(value, list) else value
+            for key, value in _UNSCALED[kind].items()
+        } | {_ORIGINAL: section.get("max_position_embeddings", 4096)}
+    elif "rope_scaling" in reads and described:
+        # Some classes can't do without the key.
+        made.setdefault("rope_scaling", None)
     ignored = bool(reads) and not {"rope_scaling", _KEY}.intersection(reads)
     for scaling in (*scalings, made.get("rope_scaling")):
         if not isinstance(scaling, Mapping) or not _is_scaled(scaling):
@@ -75,7 +103,33 @@ def with_rope(section: Mapping[str, Any], reads: Collection[str]) -> dict[str, A
             raise RopeError(f"scales its rotary embeddings ({_kind(scaling)})")
     if kind in _WHOLE_HEADS and made.get("partial_rotary_factor", 1.0) != 1.0:
         raise RopeError(f"rotates {made['partial_rotary_factor']} of each head")
-    return made
+
+
+def factors_for(section: Mapping[str, Any], context_tokens: int) -> tuple[dict[str, Any], int]:
+    """Return a section with the factors of a "longrope" that are for texts of ``context_tokens``,
+    and up to how many tokens its model has others; 0: for no text.
+
+    The libraries' classes take ``long_factor`` for all texts. transformers takes ``short_factor``
+    up to the context before the scaling.
+    """
+    made, differing = dict(section), 0
+    for key in ("rope_scaling", _KEY):
+        scaling = section.get(key)
+        if not isinstance(scaling, Mapping) or _kind(scaling) not in _LONG:
+            continue
+        original = scaling.get(_ORIGINAL) or section.get(_ORIGINAL)
+        short = {
+            f"long_{name}": scaling[f"short_{name}"]
+            for name in ("factor", "mscale")
+            if scaling.get(f"short_{name}") is not None
+        }
+        if not isinstance(original, int) or short.items() <= scaling.items():
+            continue
+        if context_tokens <= original:
+            made[key] = {**scaling, **short}
+        else:
+            differing = original
+    return made, differing
 
 
 def _set_by_layer(
@@ -86,10 +140,11 @@ def _set_by_layer(
         raise RopeError(f"has {_KEY} for {', '.join(sorted(described))}")
     _set(made, whole)
     local = described.get(_LOCAL_LAYERS, whole)
-    if _LOCAL_THETA in reads and not _is_scaled(local):
+    own_key = next((key for key in _LOCAL_THETAS if key in reads), None)
+    if own_key and not _is_scaled(local):
         # The class has a default of its own for these layers.
         if "rope_theta" in local:
-            made.setdefault(_LOCAL_THETA, local["rope_theta"])
+            made.setdefault(own_key, local["rope_theta"])
         return
     plain_ones = made.get("model_type") in _SCALES_GLOBAL_LAYERS and not _is_scaled(local)
     if local != whole and not (plain_ones and local.get("rope_theta") == whole.get("rope_theta")):

@@ -9,12 +9,14 @@ fails.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
+
+from lmx.protocol.models.checkpoint import TEXT_SECTIONS
 
 _HARMLESS: Final = (
     # Names, versions, and what a runtime other than lmx is told.
@@ -79,19 +81,23 @@ _LAYERS: Final = (
 _IMPORT: Final = re.compile(r"^ *from (\.+)(\w[\w.]*)? import (\([^)]*\)|.*)$", re.MULTILINE)
 _NAME: Final = re.compile(r"\w+")
 
-_SECTIONS: Final = ("text_config", "language_config", "llm_config")
 _MOST: Final = 5
 _LONGEST_VALUE: Final = 60
 
 
-def unread_remarks(config: Mapping[str, Any], module: str) -> tuple[str, ...]:
+def unread_remarks(
+    config: Mapping[str, Any], module: str, read: Collection[str] = ()
+) -> tuple[str, ...]:
     """Return a remark for each of the first keys that the class in ``module`` (by its full name)
-    does not read, of the whole model's config.json and of its language model's part."""
+    does not read, of the whole model's config.json and of its language model's part. ``read`` are
+    those that lmx reads in its place."""
     source = _source(module)
     if not source:
         return ()
     sections = [config, *_inner(config)]
-    found = dict.fromkeys(name for each in sections for name in _unread(each, source))
+    found = dict.fromkeys(
+        name for each in sections for name in _unread(each, source) if name not in read
+    )
     values = {key: value for each in sections for key, value in each.items()}
     library = module.partition(".")[0].replace("_", "-")
     return tuple(
@@ -102,7 +108,7 @@ def unread_remarks(config: Mapping[str, Any], module: str) -> tuple[str, ...]:
 
 
 def _inner(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    for name in ("thinker_config", *_SECTIONS):
+    for name in TEXT_SECTIONS:
         section = config.get(name)
         if isinstance(section, Mapping):
             yield section

@@ -81,13 +81,13 @@ SHAPES: list[tuple[str, dict[str, Any], tuple[KvLayers, ...]]] = [
         (layers(13, GEMMA_TOKEN, 512), layers(13, GEMMA_TOKEN)),
     ),
     (
-        "windows that mlx-vlm doesn't keep to",
+        "windows that lmx gives a class",
         {
             **GEMMA,
             "model_type": "gemma2",
             "layer_types": ["sliding_attention", "full_attention"] * 13,
         },
-        (layers(26, GEMMA_TOKEN),),
+        (layers(13, GEMMA_TOKEN, 512), layers(13, GEMMA_TOKEN)),
     ),
     (
         "a window that only some weights have",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lmx.worker.mlx.model.rope import RopeError, with_rope
+from lmx.worker.mlx.model.rope import factors_for, with_rope
 
 READS = frozenset({"rope_theta", "rope_scaling"})
 FULL: dict[str, Any] = {"rope_theta": 1e6, "rope_type": "default"}
@@ -54,6 +54,13 @@ YARN: dict[str, Any] = {"rope_theta": 1e6, "rope_type": "yarn", "factor": 4.0}
          {"rotary_emb_base", "rotary_pct"},
          {"rope_theta": 1e6, "rotary_emb_base": 1e6, "partial_rotary_factor": 0.25,
           "rotary_pct": 0.25}),
+        ({"rope_parameters": {"full_attention": FULL, "sliding_attention": LOCAL}},
+         READS | {"swa_rope_theta"}, {"rope_theta": 1e6, "swa_rope_theta": 1e4}),
+        # A class that must be given a scaling.
+        ({"model_type": "deepseek_v2", "max_position_embeddings": 512}, READS,
+         {"max_position_embeddings": 512,
+          "rope_scaling": {"type": "yarn", "factor": 1.0,
+                           "original_max_position_embeddings": 512}}),
         ({}, READS, {}),
         ({"rope_parameters": 5}, READS, {}),
     ],
@@ -61,7 +68,8 @@ YARN: dict[str, Any] = {"rope_theta": 1e6, "rope_type": "yarn", "factor": 4.0}
 def test_keys_are_those_that_the_class_reads(
     section: dict[str, Any], reads: frozenset[str], expected: dict[str, Any]
 ) -> None:
-    made = with_rope(section, reads)
+    made, ignored = with_rope(section, reads)
+    assert ignored is None
     given = {"rope_parameters", "model_type"}
     added = {key: value for key, value in made.items() if key not in given}
     assert {key: value for key, value in added.items() if value is not None} == expected
@@ -78,8 +86,7 @@ def test_keys_are_those_that_the_class_reads(
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, {"rope_theta"}),
         ({"rope_parameters": YARN}, {"rope_theta"}),
         # The class reads the key and does without it.
-        ({"model_type": "qwen3_moe", "rope_parameters": YARN}, READS),
-        ({"model_type": "mixtral", "rope_scaling": {"type": "linear", "factor": 2.0}}, READS),
+        ({"model_type": "qwen2_moe", "rope_parameters": YARN}, READS),
         ({"model_type": "deepseek_v2", "rope_scaling": {"type": "linear", "factor": 2.0}}, READS),
         ({"model_type": "glm", "partial_rotary_factor": 0.5}, {"rope_theta"}),
     ],
@@ -87,5 +94,25 @@ def test_keys_are_those_that_the_class_reads(
 def test_what_the_class_has_no_keys_for_is_refused(
     section: dict[str, Any], reads: frozenset[str]
 ) -> None:
-    with pytest.raises(RopeError):
-        with_rope(section, reads)
+    assert with_rope(section, reads).ignored
+
+
+LONGROPE: dict[str, Any] = {
+    "rope_type": "longrope", "short_factor": [1.0], "long_factor": [4.0], "short_mscale": 1.1,
+    "long_mscale": 1.2,
+}  # fmt: skip
+SHORT = {**LONGROPE, "long_factor": [1.0], "long_mscale": 1.1}
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_the_factors_are_those_of_the_longest_text(key: str) -> None:
+    sections: tuple[dict[str, Any], ...] = (
+        {key: LONGROPE, "original_max_position_embeddings": 32},
+        {key: {**LONGROPE, "original_max_position_embeddings": 32}},
+    )
+    for section in sections:
+        assert factors_for(section, 33) == (section, 32)
+        made, differing = factors_for(section, 32)
+        assert ({**made[key]}, differing) == ({**section[key], **SHORT}, 0)
+    for same in ({key: SHORT, "original_max_position_embeddings": 32}, {key: YARN}, {}):
+        assert factors_for(same, 33) == (same, 0)
