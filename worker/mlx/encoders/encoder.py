@@ -57,13 +57,13 @@ def load_encoder(spec: WorkerSpec, advanced: LoadReporter, read_model: ReadModel
     ``read_model`` raises for one that it can't load.
     """
     folder = Path(spec.model_path)
-    read_folder(folder)
+    config = read_folder(folder)
     settings = read_encoder_settings(folder)
     context_tokens = _context(settings, spec.context_length)
     advanced(LoadPhase.WEIGHTS, 0.0, "")
     forbid_checkpoint_code()
     model = read_model(folder, settings)
-    read_weights(model, advanced, folder, spec.kind)
+    read_weights(model, advanced, folder, config.checkpoint, spec.kind)
     hold_weights(spec.wiring, spec.memory_limit_bytes)
     return LoadedEncoder(
         model,

@@ -13,7 +13,7 @@ from mlx.utils import tree_flatten
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages.specs import WorkerSpec
-from lmx.protocol.models.checkpoint import read_checkpoint_config
+from lmx.protocol.models.checkpoint import CheckpointConfig
 from lmx.protocol.states import LoadPhase, ModelKind
 from lmx.worker.constraints.vocabulary import takes_grammars
 from lmx.worker.engine.interfaces import LoadReporter
@@ -35,11 +35,13 @@ log = structlog.get_logger()
 _GROUP_BYTES: Final = 64 * 1024 * 1024
 
 
-def read_weights(model: Any, advanced: LoadReporter, folder: Path, kind: ModelKind) -> None:
+def read_weights(
+    model: Any, advanced: LoadReporter, folder: Path, config: CheckpointConfig, kind: ModelKind
+) -> None:
     """Evaluate all parameters, and limit the buffers that mlx keeps for reuse."""
     weights = [array for _, array in tree_flatten(model.parameters())]
     total_bytes = sum(array.nbytes for array in weights)
-    mx.set_cache_limit(_cache_limit_bytes(total_bytes, folder, kind))
+    mx.set_cache_limit(_cache_limit_bytes(total_bytes, folder, config, kind))
     done_bytes = 0
     for group in _groups(weights):
         mx.eval(group)
@@ -56,9 +58,11 @@ def evaluate(model: Any) -> None:
         mx.eval(group)
 
 
-def _cache_limit_bytes(weights_bytes: int, folder: Path, kind: ModelKind) -> int:
+def _cache_limit_bytes(
+    weights_bytes: int, folder: Path, config: CheckpointConfig, kind: ModelKind
+) -> int:
     if mx.metal.is_available():
-        return estimate(folder, read_checkpoint_config(folder), kind).buffers_bytes
+        return estimate(folder, config, kind).buffers_bytes
     return buffers_bytes(weights_bytes)
 
 
@@ -130,7 +134,7 @@ def load_model(spec: WorkerSpec, advanced: LoadReporter) -> LoadedModel:
         log.warning("model.inexact", remark=remark)
     forward, tokenizer = checkpoint.forward, checkpoint.tokenizer
     model = forward.model
-    read_weights(model, advanced, folder, spec.kind)
+    read_weights(model, advanced, folder, config.checkpoint, spec.kind)
     adapters = _attach(spec, forward)
     if spec.kv_bits is not None:
         quantize_kv(forward, spec.kv_bits)

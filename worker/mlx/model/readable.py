@@ -34,7 +34,7 @@ from lmx.protocol.models.checkpoint import (
 from lmx.protocol.states import ModelKind
 from lmx.worker.mlx.memory.windows import with_windows
 from lmx.worker.mlx.model.inexact import allowed
-from lmx.worker.mlx.model.rope import factors_for, with_rope
+from lmx.worker.mlx.model.rope import factors_for, with_needed_scaling, with_rope
 
 log = structlog.get_logger()
 
@@ -130,7 +130,7 @@ def _in_their_words(
                 made[name] = read(inner)
         return made
 
-    return read(given.whole), tuple(remarks)
+    return with_needed_scaling(read(given.whole)), tuple(remarks)
 
 
 def _with_experts(section: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -86,13 +86,7 @@ def _describe(made: dict[str, Any], section: Mapping[str, Any], reads: Collectio
         for key, name in _OTHER_NAMES.items():
             if name in reads and key in made:
                 made.setdefault(name, made[key])
-    if "rope_scaling" in reads and not made.get("rope_scaling") and kind in _UNSCALED:
-        half = section.get("qk_rope_head_dim", 64) // 2
-        made["rope_scaling"] = {
-            key: value * half if isinstance(value, list) else value
-            for key, value in _UNSCALED[kind].items()
-        } | {_ORIGINAL: section.get("max_position_embeddings", 4096)}
-    elif "rope_scaling" in reads and described:
+    if "rope_scaling" in reads and described:
         # Some classes can't do without the key.
         made.setdefault("rope_scaling", None)
     ignored = bool(reads) and not {"rope_scaling", _KEY}.intersection(reads)
@@ -103,6 +97,21 @@ def _describe(made: dict[str, Any], section: Mapping[str, Any], reads: Collectio
             raise RopeError(f"scales its rotary embeddings ({_kind(scaling)})")
     if kind in _WHOLE_HEADS and made.get("partial_rotary_factor", 1.0) != 1.0:
         raise RopeError(f"rotates {made['partial_rotary_factor']} of each head")
+
+
+def with_needed_scaling(whole: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config.json with a scaling that makes no difference, if its model's class can't do
+    without one."""
+    kind = str(whole.get("model_type"))
+    if whole.get("rope_scaling") or kind not in _UNSCALED:
+        return dict(whole)
+    half = whole.get("qk_rope_head_dim", 64) // 2
+    scaling = {
+        key: value * half if isinstance(value, list) else value
+        for key, value in _UNSCALED[kind].items()
+    }
+    length = whole.get("max_position_embeddings", 4096)
+    return {**whole, "rope_scaling": scaling | {_ORIGINAL: length}}
 
 
 def factors_for(section: Mapping[str, Any], context_tokens: int) -> tuple[dict[str, Any], int]:

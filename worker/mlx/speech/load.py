@@ -13,7 +13,7 @@ from mlx_audio.stt.models.whisper.whisper import Model, ModelDimensions
 from transformers import AutoTokenizer
 
 from lmx.protocol.errors import ErrorCode, OperationError
-from lmx.protocol.models.checkpoint import read_checkpoint_config, weight_files
+from lmx.protocol.models.checkpoint import weight_files
 from lmx.protocol.states import ModelKind
 from lmx.worker.engine.interfaces import LoadReporter
 from lmx.worker.mlx.memory.speech import computing_bytes
@@ -32,8 +32,8 @@ def load_network(folder: Path, advanced: LoadReporter) -> tuple[SpeechNetwork, A
     The folder has the form of Hugging Face or of mlx-audio. Raises :class:`OperationError` for one
     that holds no Whisper or lacks a file.
     """
-    read_folder(folder)
-    config = read_checkpoint_config(folder).whole
+    read = read_folder(folder).checkpoint
+    config = read.whole
     if config.get("model_type") != "whisper":
         raise OperationError(
             ErrorCode.MODEL_SOURCE_INVALID,
@@ -43,7 +43,7 @@ def load_network(folder: Path, advanced: LoadReporter) -> tuple[SpeechNetwork, A
     forbid_checkpoint_code()
     tokenizer = _tokenizer(folder)
     model = _model(folder, dict(config))
-    read_weights(model, advanced, folder, ModelKind.TRANSCRIPTION)
+    read_weights(model, advanced, folder, read, ModelKind.TRANSCRIPTION)
     settings = _generation_settings(folder)
     told = settings.get("is_multilingual")
     vocabulary = SpeechVocabulary(

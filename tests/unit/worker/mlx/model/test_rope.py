@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lmx.worker.mlx.model.rope import factors_for, with_rope
+from lmx.worker.mlx.model.rope import factors_for, with_needed_scaling, with_rope
 
 READS = frozenset({"rope_theta", "rope_scaling"})
 FULL: dict[str, Any] = {"rope_theta": 1e6, "rope_type": "default"}
@@ -56,11 +56,6 @@ YARN: dict[str, Any] = {"rope_theta": 1e6, "rope_type": "yarn", "factor": 4.0}
           "rotary_pct": 0.25}),
         ({"rope_parameters": {"full_attention": FULL, "sliding_attention": LOCAL}},
          READS | {"swa_rope_theta"}, {"rope_theta": 1e6, "swa_rope_theta": 1e4}),
-        # A class that must be given a scaling.
-        ({"model_type": "deepseek_v2", "max_position_embeddings": 512}, READS,
-         {"max_position_embeddings": 512,
-          "rope_scaling": {"type": "yarn", "factor": 1.0,
-                           "original_max_position_embeddings": 512}}),
         ({}, READS, {}),
         ({"rope_parameters": 5}, READS, {}),
     ],
@@ -116,3 +111,16 @@ def test_the_factors_are_those_of_the_longest_text(key: str) -> None:
         assert ({**made[key]}, differing) == ({**section[key], **SHORT}, 0)
     for same in ({key: SHORT, "original_max_position_embeddings": 32}, {key: YARN}, {}):
         assert factors_for(same, 33) == (same, 0)
+
+
+def test_a_class_that_needs_a_scaling_gets_one_that_changes_nothing() -> None:
+    sizes = {"max_position_embeddings": 512, "qk_rope_head_dim": 4}
+    original = {"original_max_position_embeddings": 512}
+    for kind, expected in (
+        ("deepseek_v2", {"type": "yarn", "factor": 1.0}),
+        ("minicpm3", {"type": "longrope", "short_factor": [1.0] * 2, "long_factor": [1.0] * 2}),
+    ):
+        made = with_needed_scaling({"model_type": kind, **sizes, "rope_scaling": None})
+        assert made["rope_scaling"] == expected | original
+    for kept in ({"model_type": "deepseek_v2", "rope_scaling": YARN}, {"model_type": "llama"}):
+        assert with_needed_scaling(kept) == kept
