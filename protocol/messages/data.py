@@ -365,12 +365,15 @@ class ToolCallPart:
 
 
 # One is made for every token, here and there, and a frozen one takes four times as long to make.
-# It is a value all the same: nothing changes it.
+# It is a value all the same: nothing changes it once it is sent.
 @dataclass(slots=True)
 class Delta:
     """Text that is final: it will not change, holds whole characters and no stop string."""
 
     stream_id: int
+    """The stream that it belongs to. Within a worker it is the number of the job, and becomes that
+    of the stream when the delta is sent."""
+
     text: str
 
     tokens: int

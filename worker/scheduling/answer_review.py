@@ -6,9 +6,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from lmx.protocol.messages.data import Delta
 from lmx.protocol.states import DeltaKind, FinishReason
 from lmx.worker.engine.values import AnswerCheck, Unchecked
-from lmx.worker.scheduling.jobs import AnswerEnded, Piece
+from lmx.worker.scheduling.jobs import AnswerEnded
 
 _LONGEST_S: Final = 1.0
 """How long the check of all answers to a request may take, in seconds of the processor: no answer
@@ -53,7 +54,7 @@ class AnswerReview:
         # By answer and call, the function and the pieces of its arguments.
         self._calls: dict[int, dict[int, tuple[str | None, list[str]]]] = {}
         self._ends: list[AnswerEnded] = []
-        self._held: list[Piece | AnswerEnded] = []
+        self._held: list[Delta | AnswerEnded] = []
 
     @property
     def may_repeat(self) -> bool:
@@ -64,18 +65,18 @@ class AnswerReview:
         """Return the review of the answers that are made in place of these."""
         return AnswerReview(self._check, self._call_checks, whole=self._whole, again=True)
 
-    def take(self, output: Piece | AnswerEnded) -> Sequence[Piece | AnswerEnded]:
+    def take(self, output: Delta | AnswerEnded) -> Sequence[Delta | AnswerEnded]:
         """Take an answer's output; return what may be sent now."""
         if isinstance(output, AnswerEnded):
             self._ends.append(output)
             self._held.append(output)
             return ()
         if output.call is not None:
-            calls = self._calls.setdefault(output.answer, {})
+            calls = self._calls.setdefault(output.index, {})
             call = calls.setdefault(output.call.index, (output.call.name, []))
             call[1].append(output.text)
         elif output.kind is DeltaKind.CONTENT:
-            self._texts.setdefault(output.answer, []).append(output.text)
+            self._texts.setdefault(output.index, []).append(output.text)
         if self._whole:
             self._held.append(output)
             return ()
@@ -109,6 +110,6 @@ class AnswerReview:
         if answer not in self._calls:
             yield self._check, "".join(self._texts.get(answer, ()))
 
-    def held(self) -> Sequence[Piece | AnswerEnded]:
+    def held(self) -> Sequence[Delta | AnswerEnded]:
         """Return the output that was held back, in its order."""
         return self._held

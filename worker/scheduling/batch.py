@@ -17,7 +17,7 @@ from typing import Final
 import structlog
 
 from lmx.protocol.errors import ErrorCode, LmxError
-from lmx.protocol.messages.data import Timings, TokenLogprob, Usage
+from lmx.protocol.messages.data import Delta, Timings, TokenLogprob, Usage
 from lmx.protocol.models.memory import KvLayers
 from lmx.protocol.states import DeltaKind
 from lmx.worker.engine.interfaces import Generator
@@ -40,7 +40,6 @@ from lmx.worker.scheduling.jobs import (
     JobOutput,
     MediaReleased,
     MediaWanted,
-    Piece,
 )
 from lmx.worker.scheduling.kv_admission import KvAdmission
 from lmx.worker.scheduling.logprobs import describe_prompt
@@ -170,7 +169,7 @@ def show_prompt(generator: Generator, job: Job, started: RowStarted, out: list[J
     entries = describe_prompt(prompt, started.prompt_scores, top, generator.token_bytes)
     for start in range(0, len(entries), PIECE_TOKENS):
         part = tuple(entries[start : start + PIECE_TOKENS])
-        out.append(Piece(job.job_id, 0, "", 0, DeltaKind.PROMPT, logprobs=part))
+        out.append(Delta(job.job_id, "", 0, 0, DeltaKind.PROMPT, logprobs=part))
 
 
 def _added(generator: Generator, prompt: Sequence[int], text: str | None) -> int:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from lmx.protocol.errors import ErrorCode
-from lmx.protocol.messages.data import Timings, TokenLogprob, ToolCallPart, Usage
-from lmx.protocol.states import DeltaKind, FinishReason
+from lmx.protocol.messages.data import Delta, Timings, Usage
+from lmx.protocol.states import FinishReason
 from lmx.worker.engine.values import AnswerCheck, RowRequest
 from lmx.worker.formats.parser import OutputParser
 
@@ -78,24 +78,11 @@ class Job:
         return self.rows[0].priority
 
 
-class Piece(NamedTuple):
-    """Text that became final in one answer, by its number. It is a tuple because one is made for
-    every token."""
-
-    job_id: int
-    answer: int
-    text: str
-    tokens: int
-    kind: DeltaKind = DeltaKind.CONTENT
-    call: ToolCallPart | None = None
-    logprobs: tuple[TokenLogprob, ...] = ()
-    token_ids: tuple[int, ...] = ()
-
-
 class AnswerEnded(NamedTuple):
     """An answer is whole."""
 
-    job_id: int
+    stream_id: int
+    """The job's number, as in all that a job puts out."""
     answer: int
     reason: FinishReason
     stop: str | None
@@ -108,19 +95,19 @@ class AnswerEnded(NamedTuple):
 class MediaReleased(NamedTuple):
     """The prompt of every row of a job has been read: its media take no more memory."""
 
-    job_id: int
+    stream_id: int
 
 
 class MediaWanted(NamedTuple):
     """A job that was preempted has its turn, and needs the media that it has released."""
 
-    job_id: int
+    stream_id: int
 
 
 class JobFinished(NamedTuple):
     """All answers are whole."""
 
-    job_id: int
+    stream_id: int
     usage: Usage
     timings: Timings
 
@@ -128,7 +115,7 @@ class JobFinished(NamedTuple):
 class JobFailed(NamedTuple):
     """The job was lost."""
 
-    job_id: int
+    stream_id: int
     code: ErrorCode
     message: str
 
@@ -136,8 +123,8 @@ class JobFailed(NamedTuple):
 class JobCancelled(NamedTuple):
     """The job was cancelled, and its places are free again."""
 
-    job_id: int
+    stream_id: int
 
 
 JobEnd = JobFinished | JobFailed | JobCancelled
-JobOutput = Piece | AnswerEnded | MediaReleased | MediaWanted | JobEnd
+JobOutput = Delta | AnswerEnded | MediaReleased | MediaWanted | JobEnd

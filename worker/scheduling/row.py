@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from lmx.protocol.messages.data import TokenLogprob, ToolCallPart
+from lmx.protocol.messages.data import Delta, TokenLogprob, ToolCallPart
 from lmx.protocol.states import DeltaKind, FinishReason
 from lmx.worker.engine.interfaces import Detokenizer
 from lmx.worker.engine.values import TokenScores
 from lmx.worker.formats.parser import OutputParser
-from lmx.worker.scheduling.jobs import AnswerEnded, Job, JobOutput, Piece
+from lmx.worker.scheduling.jobs import AnswerEnded, Job, JobOutput
 from lmx.worker.scheduling.logprobs import LogprobTrack, TokenBytes, describe
 
 
@@ -153,7 +153,7 @@ class Row:
             texts = [detokenizer.add(token) for token in tokens[max(start, silent) : end]]
             text = "".join(texts) + (detokenizer.flush() if end >= len(tokens) else "")
             logprobs = tuple(entries[start:end])
-            out.append(Piece(self._job.job_id, self.index, text, 0, logprobs=logprobs))
+            out.append(Delta(self._job.job_id, text, 0, self.index, logprobs=logprobs))
 
     def advance(self, token: int, scores: TokenScores | None, out: list[JobOutput]) -> bool:
         """Take the answer's next token; add the output that became final to ``out``.
@@ -177,7 +177,7 @@ class Row:
         if self._plain:
             if text:
                 tokens, self._unreported_tokens = self._unreported_tokens, 0
-                out.append(Piece(self._job.job_id, self.index, text, tokens))
+                out.append(Delta(self._job.job_id, text, tokens, self.index))
             return self._ended_by_length(out)
         if self._track is not None:
             self._raw_chars += len(text)
@@ -239,17 +239,17 @@ class Row:
         job_id = self._job.job_id
         if self._parser is not None:
             for kind, text, call in self._parser.finish():
-                out.append(Piece(job_id, self.index, text, 0, kind, call))
+                out.append(Delta(job_id, text, 0, self.index, kind, call))
             if self._parser.called and reason is FinishReason.STOP:
                 reason = FinishReason.TOOL_CALLS
         if self._unreported_tokens or self._held:
             # Tokens that gave no text: those of a stop string, of a marker, or tokens without text.
             out.append(
-                Piece(
+                Delta(
                     job_id,
-                    self.index,
                     "",
                     self._unreported_tokens,
+                    self.index,
                     logprobs=tuple(self._held),
                     token_ids=self._unreported_ids(),
                 )
@@ -321,4 +321,4 @@ class Row:
     ) -> None:
         ids = () if self._ids is None else self._unreported_ids()
         tokens, self._unreported_tokens = self._unreported_tokens, 0
-        out.append(Piece(self._job.job_id, self.index, text, tokens, kind, call, entries, ids))
+        out.append(Delta(self._job.job_id, text, tokens, self.index, kind, call, entries, ids))

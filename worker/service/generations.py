@@ -16,7 +16,7 @@ from typing import Final
 import structlog
 
 from lmx.protocol.errors import ErrorCode, RequestError, UnavailableError
-from lmx.protocol.messages.data import Accepted, ChoiceEnded, Failed, Finished, Generate
+from lmx.protocol.messages.data import Accepted, ChoiceEnded, Delta, Failed, Finished, Generate
 from lmx.protocol.messages.specs import WorkerSpec
 from lmx.protocol.states import DeltaKind
 from lmx.worker.engine.interfaces import Engine, Generator
@@ -33,7 +33,6 @@ from lmx.worker.scheduling.jobs import (
     JobOutput,
     MediaReleased,
     MediaWanted,
-    Piece,
 )
 from lmx.worker.scheduling.out_of_memory import is_out_of_memory
 from lmx.worker.scheduling.prepare import encode_prompt, prepare
@@ -142,12 +141,12 @@ class Generation(OpenRequest):
         for item in self.review.held():
             self._give(item, part)
 
-    def take(self, output: Piece | AnswerEnded, part: RouterOutputs) -> None:
+    def take(self, output: Delta | AnswerEnded, part: RouterOutputs) -> None:
         """Add the part of ``output``, and of earlier output, that may be sent now to ``part``."""
         if self.ranking is None and self.review is None:
             self._give(output, part)
             return
-        if isinstance(output, Piece) and output.kind is DeltaKind.PROMPT:
+        if isinstance(output, Delta) and output.kind is DeltaKind.PROMPT:
             # It is no part of an answer, so it waits for no other answer and for no review.
             self._give(output, part)
             return
@@ -163,7 +162,7 @@ class Generation(OpenRequest):
         for index in range(self.request.search.n):
             part.deltas += self.stream.end(index)
 
-    def _give(self, item: Piece | AnswerEnded, part: RouterOutputs) -> None:
+    def _give(self, item: Delta | AnswerEnded, part: RouterOutputs) -> None:
         if isinstance(item, AnswerEnded):
             part.deltas += self.stream.end(item.answer)
             part.ended.append(
@@ -283,9 +282,9 @@ class Generations:
         outgoing = Outgoing()
         for output in outputs:
             # The job was cancelled, so it is not in the table any more.
-            opened = self._by_job.get(output.job_id)
+            opened = self._by_job.get(output.stream_id)
             # Nearly every output is a piece.
-            if isinstance(output, Piece):
+            if isinstance(output, Delta):
                 self._counts.tokens += output.tokens
                 if opened is not None:
                     opened.take(output, outgoing.to(opened.router))

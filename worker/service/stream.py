@@ -4,12 +4,12 @@ Pure."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from lmx.protocol.messages.data import Delta, TokenLogprob, ToolCallPart
 from lmx.protocol.states import DeltaKind
-from lmx.worker.scheduling.jobs import AnswerEnded, Piece
+from lmx.worker.scheduling.jobs import AnswerEnded
 
 # With twenty alternatives each, four megabytes: well within one message.
 _MOST_LOGPROBS: Final = 4096
@@ -27,7 +27,7 @@ class _Waiting:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
 
-    def takes(self, piece: Piece) -> bool:
+    def takes(self, piece: Delta) -> bool:
         """Return whether a piece of the same answer can be joined to it."""
         if piece.kind is not self.kind or len(self.logprobs) >= _MOST_LOGPROBS:
             return False
@@ -35,7 +35,7 @@ class _Waiting:
             return True
         return piece.call.index == self.call.index and piece.call.name is None
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: Delta) -> None:
         self.texts.append(piece.text)
         self.tokens += piece.tokens
         self.logprobs += piece.logprobs
@@ -57,15 +57,15 @@ class Stream:
         self._credit_deltas = credit_deltas
         self._waiting: list[_Waiting] = []
 
-    def add(self, piece: Piece) -> Delta | None:
+    def add(self, piece: Delta) -> Delta | None:
         """Take a piece; return what may be sent now."""
-        _, index, text, tokens, kind, call, logprobs, token_ids = piece
         if self._credit_deltas > 0 and not self._waiting:
             self._credit_deltas -= 1
-            return Delta(self._stream_id, text, tokens, index, kind, call, logprobs, token_ids)
-        last = next((part for part in reversed(self._waiting) if part.index == index), None)
+            piece.stream_id = self._stream_id
+            return piece
+        last = next((part for part in reversed(self._waiting) if part.index == piece.index), None)
         if last is None or not last.takes(piece):
-            last = _Waiting(index, kind, call)
+            last = _Waiting(piece.index, piece.kind, piece.call)
             self._waiting.append(last)
         last.add(piece)
         return None
@@ -110,23 +110,23 @@ class Ranking:
     def __init__(self, n: int, best_of: int) -> None:
         self._n = n
         self._best_of = best_of
-        self._pieces: dict[int, list[Piece]] = {}
+        self._pieces: dict[int, list[Delta]] = {}
         self._ended: list[AnswerEnded] = []
 
-    def add(self, output: Piece | AnswerEnded) -> Sequence[Piece | AnswerEnded]:
+    def add(self, output: Delta | AnswerEnded) -> Sequence[Delta | AnswerEnded]:
         """Take an answer's output; return what may be sent: nothing at first, and everything at the
         end."""
-        if isinstance(output, Piece):
-            self._pieces.setdefault(output.answer, []).append(output)
+        if isinstance(output, Delta):
+            self._pieces.setdefault(output.index, []).append(output)
             return ()
         self._ended.append(output)
         if len(self._ended) < self._best_of:
             return ()
         best = sorted(self._ended, key=lambda end: (-_mean(end), end.answer))[: self._n]
-        going: list[Piece | AnswerEnded] = []
+        going: list[Delta | AnswerEnded] = []
         for place, end in enumerate(best):
             pieces = self._pieces.get(end.answer, [])
-            going += [piece._replace(answer=place) for piece in pieces]
+            going += [replace(piece, index=place) for piece in pieces]
             going.append(end._replace(answer=place))
         return going
 

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from lmx.protocol.messages.data import Delta
 from lmx.router.rendering.logprobs import TextLogprobs, text_lists
 from lmx.worker.engine.values import RowRequest, RowSampling, RowStarted, TokenScores
 from lmx.worker.mlx.model.token_text import TokenText
 from lmx.worker.scheduling.batch import begin_answer, echo_prompt
-from lmx.worker.scheduling.jobs import Job, Piece, TextRules
+from lmx.worker.scheduling.jobs import Job, TextRules
 
 ASKED = "<|im_start|>user\nWie heißt du? 🌍<|im_end|>\n<|im_start|>assistant\n"
 BOS = 1
@@ -46,7 +47,7 @@ def echoed(
     echo_prompt(engine, job, made, RowStarted(1, 0, [scores] * (len(tokens) - 1)), out)
     if not any(made.advance(token, scores, out) for token in tokenizer.encode(answer)):
         made.finish(out)
-    pieces = [piece for piece in out if isinstance(piece, Piece)]
+    pieces = [piece for piece in out if isinstance(piece, Delta)]
     logprobs = [entry for piece in pieces for entry in piece.logprobs]
     return "".join(piece.text for piece in pieces), text_lists(TextLogprobs().entries(logprobs))
 

@@ -18,7 +18,7 @@ from lmx.protocol.messages.data import (
 )
 from lmx.protocol.states import DeltaKind, FinishReason
 from lmx.protocol.wire.codec import MAX_MESSAGE_BYTES, encode
-from lmx.worker.scheduling.jobs import AnswerEnded, Piece
+from lmx.worker.scheduling.jobs import AnswerEnded
 from lmx.worker.scheduling.logprobs import LogprobTrack
 from lmx.worker.scheduling.row import StopMatcher
 from lmx.worker.service.outgoing import Outgoing
@@ -40,7 +40,7 @@ def test_a_stream_loses_no_text_and_overdraws_no_credit(
     given_credit, added, sent = credit, 0, list[Delta]()
     for move in moves:
         if isinstance(move, str):
-            delta = stream.add(Piece(1, 0, move, 1))
+            delta = stream.add(Delta(1, move, 1))
             sent += [delta] if delta else []
             added += 1
         else:
@@ -61,18 +61,18 @@ def test_a_stream_loses_no_text_and_overdraws_no_credit(
 
 
 PIECES = st.builds(
-    Piece,
+    Delta,
     st.just(1),
-    st.integers(0, 2),
     st.text("xyz", max_size=3),
     st.just(1),
+    st.integers(0, 2),
     st.sampled_from([DeltaKind.CONTENT, DeltaKind.REASONING]),
     st.none(),
     st.just(()),
 )
 CALLS = st.builds(
-    lambda index, call, name, text: Piece(
-        1, index, text, 1, DeltaKind.TOOL_CALL, ToolCallPart(call, name and "id", name)
+    lambda index, call, name, text: Delta(
+        1, text, 1, index, DeltaKind.TOOL_CALL, ToolCallPart(call, name and "id", name)
     ),
     st.integers(0, 2),
     st.integers(0, 1),
@@ -83,7 +83,7 @@ CALLS = st.builds(
 
 @given(credit=st.integers(0, 3), moves=st.lists(st.one_of(PIECES, CALLS, st.integers(1, 2))))
 def test_joined_text_keeps_its_answer_its_kind_and_its_call(
-    credit: int, moves: list[Piece | int]
+    credit: int, moves: list[Delta | int]
 ) -> None:
     stream = Stream(7, credit)
     sent: list[Delta] = []
@@ -95,13 +95,13 @@ def test_joined_text_keeps_its_answer_its_kind_and_its_call(
     for index in range(3):
         sent += stream.end(index)
     for index in range(3):
-        given = [move for move in moves if isinstance(move, Piece) and move.answer == index]
+        given = [move for move in moves if isinstance(move, Delta) and move.index == index]
         assert flat(given) == flat([delta for delta in sent if delta.index == index])
 
 
 def test_text_with_many_logprobs_is_not_joined_without_end() -> None:
     stream = Stream(7, 0)
-    tokens = [Piece(1, 0, "x", 1, logprobs=(TokenLogprob(b"x", -1.0, n),)) for n in range(10_000)]
+    tokens = [Delta(1, "x", 1, logprobs=(TokenLogprob(b"x", -1.0, n),)) for n in range(10_000)]
     assert [stream.add(piece) for piece in tokens] == [None] * len(tokens)
     sent = stream.end(0)
     assert [entry.token_id for delta in sent for entry in delta.logprobs] == list(range(10_000))
@@ -126,7 +126,7 @@ def test_what_is_too_large_for_one_message_goes_in_several() -> None:
     assert max(len(encode(message)) for _, message in sent) < MAX_MESSAGE_BYTES // 4
 
 
-def flat(parts: Sequence[Piece | Delta]) -> list[tuple[Any, ...]]:
+def flat(parts: Sequence[Delta]) -> list[tuple[Any, ...]]:
     """Characters with what they belong to, and the calls' beginnings between them."""
     out: list[tuple[Any, ...]] = []
     for part in parts:
@@ -137,9 +137,9 @@ def flat(parts: Sequence[Piece | Delta]) -> list[tuple[Any, ...]]:
     return out
 
 
-def answer(index: int, logprob: float, tokens: int) -> list[Piece | AnswerEnded]:
+def answer(index: int, logprob: float, tokens: int) -> list[Delta | AnswerEnded]:
     return [
-        Piece(1, index, f"text {index}", tokens),
+        Delta(1, f"text {index}", tokens, index),
         AnswerEnded(1, index, FinishReason.STOP, None, tokens, logprob),
     ]
 
@@ -152,7 +152,7 @@ def test_the_likeliest_answers_by_token_are_returned() -> None:
         assert ranking.add(output) == ()
     assert ranking.add(last[0]) == ()
     going = ranking.add(last[1])
-    assert [(item.answer, item.text) for item in going if isinstance(item, Piece)] == [
+    assert [(item.index, item.text) for item in going if isinstance(item, Delta)] == [
         (0, "text 1"),
         (1, "text 2"),
     ]

@@ -12,6 +12,7 @@ import pytest
 import structlog.testing
 
 from lmx.protocol.errors import ErrorCode
+from lmx.protocol.messages.data import Delta
 from lmx.protocol.messages.tasks import Vectors
 from lmx.protocol.models.memory import KvLayers
 from lmx.protocol.states import DeltaKind, FinishReason, LoadPhase, MemoryPressure
@@ -26,7 +27,6 @@ from lmx.worker.scheduling.jobs import (
     JobFailed,
     JobFinished,
     JobOutput,
-    Piece,
     TextRules,
 )
 from lmx.worker.scheduling.row import Row
@@ -112,10 +112,10 @@ class Recorder:
         return job_id
 
     def of(self, job_id: int) -> list[JobOutput]:
-        return [output for output in self.outputs if output.job_id == job_id]
+        return [output for output in self.outputs if output.stream_id == job_id]
 
-    def pieces(self, job_id: int, index: int = 0) -> list[Piece]:
-        return [o for o in self.of(job_id) if isinstance(o, Piece) and o.answer == index]
+    def pieces(self, job_id: int, index: int = 0) -> list[Delta]:
+        return [o for o in self.of(job_id) if isinstance(o, Delta) and o.index == index]
 
     def text(self, job_id: int, index: int = 0) -> str:
         return "".join(piece.text for piece in self.pieces(job_id, index))
@@ -240,7 +240,7 @@ def test_what_the_detokenizer_held_may_complete_a_stop_string() -> None:
     row = Row(Job(1, "req", (request,), rules, 1, 0.0), 0, Late(), lambda token: b"")
     assert not row.advance(5, None, out)
     assert row.advance(5, None, out)
-    assert out == [Piece(1, 0, "a", 2), AnswerEnded(1, 0, FinishReason.STOP, "bc", 2, 0.0)]
+    assert out == [Delta(1, "a", 2), AnswerEnded(1, 0, FinishReason.STOP, "bc", 2, 0.0)]
 
 
 async def test_held_text_is_given_out_at_the_end(start: Start) -> None:
@@ -257,7 +257,7 @@ async def test_rows_advance_together(start: Start) -> None:
     second = recorder.submit(tokens=50, step_s=0.002)
     await recorder.end(first)
     await recorder.end(second)
-    order = [output.job_id for output in recorder.outputs]
+    order = [output.stream_id for output in recorder.outputs]
     switches = sum(a != b for a, b in itertools.pairwise(order))
     assert switches > 50
     assert recorder.engine.calls["step"] < 70
@@ -268,7 +268,7 @@ async def test_rows_are_admitted_in_order_of_arrival(start: Start) -> None:
     rows = [recorder.submit(tokens=length) for length in (30, 3, 20, 1)]
     for row in rows:
         await recorder.end(row)
-    assert [o.job_id for o in recorder.outputs if isinstance(o, JobEnd)] == rows
+    assert [o.stream_id for o in recorder.outputs if isinstance(o, JobEnd)] == rows
 
 
 async def test_timings_add_up(start: Start) -> None:
@@ -587,7 +587,7 @@ async def test_a_beam_search_waits_for_its_places_and_is_not_passed(start: Start
     last = recorder.submit(tokens=1)
     for job in (first, beam, last):
         assert isinstance(await recorder.end(job), JobFinished)
-    ends = [o.job_id for o in recorder.outputs if isinstance(o, JobEnd)]
+    ends = [o.stream_id for o in recorder.outputs if isinstance(o, JobEnd)]
     assert ends == [first, beam, last]
     assert recorder.text(beam, 0) == "word " * 4
     assert recorder.text(beam, 1) == "word " * 4
@@ -680,7 +680,7 @@ async def test_a_row_waits_for_memory_and_is_not_passed(start: Start) -> None:
     assert recorder.thread.rows == 1
     for job in (first, large, small):
         assert isinstance(await recorder.end(job), JobFinished)
-    ends = [o.job_id for o in recorder.outputs if isinstance(o, JobEnd)]
+    ends = [o.stream_id for o in recorder.outputs if isinstance(o, JobEnd)]
     assert ends[0] == first
     await recorder.until(lambda: recorder.thread.rows == 0)
     assert recorder.thread.kv_bytes == 0
@@ -705,7 +705,7 @@ async def test_a_job_that_waits_too_long_is_given_up_while_another_runs(start: S
     assert end.code is ErrorCode.QUEUE_TIMEOUT
     assert "max_queue_s" in end.message
     assert isinstance(await recorder.end(running), JobFinished), "which took longer, but has a row"
-    ends = [output.job_id for output in recorder.outputs if isinstance(output, JobEnd)]
+    ends = [output.stream_id for output in recorder.outputs if isinstance(output, JobEnd)]
     assert ends == [waiting, running]
     assert recorder.thread.clock.in_flight == 0
 

@@ -248,9 +248,9 @@ class Admission(RuleBasedStateMachine):
     def take(self) -> None:
         for output in self.batch.outputs:
             if isinstance(output, JobFinished | JobFailed | JobCancelled):
-                assert output.job_id not in self.ends
-                self.ends[output.job_id] = output
-                self.open = [job for job in self.open if job.job_id != output.job_id]
+                assert output.stream_id not in self.ends
+                self.ends[output.stream_id] = output
+                self.open = [job for job in self.open if job.job_id != output.stream_id]
         self.batch.outputs = []
 
     def of_an_ended_job(self, row_id: int) -> bool:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from lmx.worker.scheduling.jobs import JobOutput, Piece
+from lmx.protocol.messages.data import Delta
+from lmx.worker.scheduling.jobs import JobOutput
 from lmx.worker.scheduling.outbox import GATHER_S, Outbox
 
 
@@ -75,13 +76,13 @@ class _Rig:
         self.outbox.deliver = self._deliver
 
     def _deliver(self, outputs: list[JobOutput]) -> None:
-        text = "".join(output.text for output in outputs if isinstance(output, Piece))
+        text = "".join(output.text for output in outputs if isinstance(output, Delta))
         self.delivered.append((round(1000 * (self.loop.now_s - 100)), text))
 
     def step(self, text: str, took_s: float = 0.0, *, urgent: bool = False) -> None:
         """Make a step that takes so long, and post its text."""
         self.loop.run(took_s)
-        self.outbox.post([Piece(1, 0, text, 1)], urgent=urgent)
+        self.outbox.post([Delta(1, text, 1)], urgent=urgent)
         self.loop.run()
 
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from lmx.protocol.errors import ErrorCode
+from lmx.protocol.messages.data import Delta
 from lmx.protocol.models.memory import KvLayers
 from lmx.worker.engine.values import BeamSearch, PromptSource, RowRequest, RowSampling
 from lmx.worker.scheduling.batch import Batch, BatchLimits
@@ -19,7 +20,6 @@ from lmx.worker.scheduling.jobs import (
     JobFinished,
     MediaReleased,
     MediaWanted,
-    Piece,
     TextRules,
 )
 from tests.support.fakes.scripted_engine import ScriptedEngine, ScriptedMedia
@@ -90,11 +90,11 @@ class Rig:
                 self.batch.step(self.engine)
             for output in self.batch.outputs:
                 if isinstance(output, JobEnd):
-                    self.ends[output.job_id] = output
+                    self.ends[output.stream_id] = output
                 elif isinstance(output, MediaReleased | MediaWanted):
                     self.media.append(output)
-                elif isinstance(output, Piece):
-                    place = (output.job_id, output.answer)
+                elif isinstance(output, Delta):
+                    place = (output.stream_id, output.index)
                     self.texts[place] = self.texts.get(place, "") + output.text
             self.batch.outputs = []
 

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
+from lmx.protocol.messages.data import Delta
 from lmx.protocol.states import DeltaKind, FinishReason
 from lmx.worker.engine.values import ReasoningMarkers, RowRequest, RowSampling, TokenScores
 from lmx.worker.formats.parser import OutputParser
-from lmx.worker.scheduling.jobs import AnswerEnded, Job, JobOutput, Piece, TextRules
+from lmx.worker.scheduling.jobs import AnswerEnded, Job, JobOutput, TextRules
 from lmx.worker.scheduling.row import Row
 
 EOS = 0
@@ -43,7 +44,7 @@ def run(pieces: Sequence[str], *, max_tokens: int = 100, **rules: Any) -> list[J
 
 
 def texts(out: list[JobOutput]) -> list[tuple[DeltaKind, str]]:
-    return [(o.kind, o.text) for o in out if isinstance(o, Piece) and o.text]
+    return [(o.kind, o.text) for o in out if isinstance(o, Delta) and o.text]
 
 
 def end(out: list[JobOutput]) -> AnswerEnded:
@@ -52,7 +53,7 @@ def end(out: list[JobOutput]) -> AnswerEnded:
 
 
 def logprob_ids(out: list[JobOutput]) -> list[int]:
-    return [entry.token_id for o in out if isinstance(o, Piece) for entry in o.logprobs]
+    return [entry.token_id for o in out if isinstance(o, Delta) for entry in o.logprobs]
 
 
 def parser(parallel: bool = True, thinking_open: bool = False) -> Any:
@@ -100,7 +101,7 @@ def test_tokens_are_counted_once_wherever_their_text_goes() -> None:
     pieces = ["<thi", "nk>", "hm", "</think>", "\n\n", "so", ' <tool_call>{"name": "no', 'w"}']
     for rules in ({}, {"make_parser": parser()}, {"logprobs": True}):
         out = run([*pieces, "</tool_call>"], **rules)
-        assert sum(o.tokens for o in out if isinstance(o, Piece)) == 9
+        assert sum(o.tokens for o in out if isinstance(o, Delta)) == 9
         assert end(out).tokens == 9
 
 
@@ -116,7 +117,7 @@ def test_reasoning_content_and_calls_are_told_apart() -> None:
         DeltaKind.CONTENT: "Let me see.",
         DeltaKind.TOOL_CALL: '{"zone": "UTC"}',
     }
-    calls = [o.call for o in out if isinstance(o, Piece) and o.call and o.call.name]
+    calls = [o.call for o in out if isinstance(o, Delta) and o.call and o.call.name]
     assert [(call.index, call.name) for call in calls] == [(0, "now")]
     assert end(out).reason is FinishReason.TOOL_CALLS
 
@@ -151,7 +152,7 @@ def test_logprobs_are_of_content_alone_and_in_order() -> None:
 
 def test_logprobs_go_with_the_end_of_their_text() -> None:
     out = run(["", "é", "b", "c"], logprobs=True, stop=("xx",))
-    pieces = [o for o in out if isinstance(o, Piece)]
+    pieces = [o for o in out if isinstance(o, Delta)]
     assert [[entry.token_id for entry in piece.logprobs] for piece in pieces] == [[1, 2], [3], [4]]
     assert pieces[0].text == "é"
 
