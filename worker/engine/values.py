@@ -410,21 +410,22 @@ class RowDrafts(NamedTuple):
     """How many of them were right."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepOutput:
-    """The output of one step. If all of it is empty, the step made no progress."""
+    """The output of one step, which the engine fills on the way. If all of it is empty, the step
+    made no progress."""
 
-    tokens: Sequence[RowToken] = ()
+    tokens: list[RowToken] = field(default_factory=list)
     """A row has no token in a step, or one, or with speculation several, in order."""
     prefill_tokens: int = 0
     """How many prompt tokens were processed."""
-    started: Sequence[RowStarted] = ()
+    started: list[RowStarted] = field(default_factory=list)
     """A row is listed here before or with its first token."""
-    failed: Sequence[tuple[int, Exception]] = ()
+    failed: list[tuple[int, Exception]] = field(default_factory=list)
     """Rows that ended with an error; they have been removed."""
-    found: Sequence[tuple[int, Sequence[Hypothesis]]] = ()
+    found: list[tuple[int, Sequence[Hypothesis]]] = field(default_factory=list)
     """Rows whose beam search has ended; they have been removed."""
-    drafts: Sequence[RowDrafts] = ()
+    drafts: list[RowDrafts] = field(default_factory=list)
     search_tokens: int = 0
     """By how many tokens beam searches became longer; they show no tokens before they end."""
     media_tokens: int = 0

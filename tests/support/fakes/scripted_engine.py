@@ -330,7 +330,8 @@ class ScriptedEngine:
         self.calls["step"] += 1
         decoding = {row_id: row for row_id, row in self._rows.items() if row.prefill_tokens == 0}
         time.sleep(max((row.step_s for row in decoding.values()), default=0))
-        tokens, found = [], []
+        tokens: list[RowToken] = []
+        found: list[tuple[int, Sequence[Hypothesis]]] = []
         failed: list[tuple[int, Exception]] = []
         for row_id, row in decoding.items():
             if row.made == row.directive.get("fail_at"):

@@ -8,11 +8,11 @@ turn: neither holds up the other.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Final, NamedTuple
 
 
-class Shortest(Enum):
+class Shortest(StrEnum):
     """What the shortest rows have waited for last, and whether they have stepped since."""
 
     WAITED_FOR_CHUNK = "waited for a chunk"
@@ -46,7 +46,7 @@ class Standing(NamedTuple):
     longer_due: bool
     """Whether longer rows have their turn."""
     is_ahead: bool
-    """Whether a token is drawn and not returned."""
+    """Whether a token is drawn and not returned; of no account without a prompt."""
 
     def after(self, work: Work) -> Shortest:
         """Return what the shortest rows have waited for, once the work is done."""

@@ -10,17 +10,13 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 import mlx.core as mx
 
 from lmx.worker.engine.values import (
-    Hypothesis,
-    RowDrafts,
     RowRequest,
     RowStarted,
-    RowToken,
     StepOutput,
 )
 from lmx.worker.mlx.decoding.batching import Company
@@ -41,32 +37,6 @@ from lmx.worker.mlx.sampling.sampler import RowSampler
 
 # A row waits no longer than this for a prefix from disk.
 _FETCH_WAIT_S: Final = 2.0
-
-
-@dataclass(slots=True)
-class _Made:
-    """The output of a step, collected on the way."""
-
-    tokens: list[RowToken] = field(default_factory=list)
-    prefill_tokens: int = 0
-    started: list[RowStarted] = field(default_factory=list)
-    failed: list[tuple[int, Exception]] = field(default_factory=list)
-    found: list[tuple[int, Sequence[Hypothesis]]] = field(default_factory=list)
-    drafts: list[RowDrafts] = field(default_factory=list)
-    search_tokens: int = 0
-    media_tokens: int = 0
-
-    def output(self) -> StepOutput:
-        return StepOutput(
-            tokens=self.tokens,
-            prefill_tokens=self.prefill_tokens,
-            started=self.started,
-            failed=self.failed,
-            found=self.found,
-            drafts=self.drafts,
-            search_tokens=self.search_tokens,
-            media_tokens=self.media_tokens,
-        )
 
 
 class RowSet:
@@ -119,12 +89,12 @@ class RowSet:
 
     def step(self) -> StepOutput:
         """Advance everything that decodes, or read a chunk of a prompt."""
-        made = _Made()
+        made = StepOutput()
         decoding = self._decoding
         prompt = self._next_prompt(decoding) if self._prompts else None
-        standing = Standing(
-            self._shortest, decoding, prompt is not None, self._lanes.long_next, self._lanes.ahead
-        )
+        has_prompt = prompt is not None
+        is_ahead = has_prompt and self._lanes.ahead
+        standing = Standing(self._shortest, decoding, has_prompt, self._lanes.long_next, is_ahead)
         work = next_work(standing)
         if work is Work.RETURN:
             self._take_step(self._lanes.flush(), made)
@@ -134,7 +104,7 @@ class RowSet:
         else:
             self._advance(made, alone=work is Work.STEP, longer=work is Work.STEP_LONGER)
         self._shortest = standing.after(work)
-        return made.output()
+        return made
 
     def remove(self, row_id: int) -> None:
         """Remove a row, wherever it is."""
@@ -148,10 +118,10 @@ class RowSet:
     def flush(self) -> StepOutput:
         """Return the tokens that are drawn and not returned. A row's cache then lacks its last
         token, as that of a prompt that was read does."""
-        made = _Made()
+        made = StepOutput()
         if self._lanes.ahead:
             self._take_step(self._lanes.flush(), made)
-        return made.output()
+        return made
 
     def preempt(self, row_id: int) -> Sequence[int] | None:
         """Remove a row, and return the tokens that it has made; None: it is a beam search, and
@@ -202,7 +172,7 @@ class RowSet:
             return ()
         return [(span.start, span.end) for span in media.spans]
 
-    def _advance(self, made: _Made, *, alone: bool, longer: bool) -> None:
+    def _advance(self, made: StepOutput, *, alone: bool, longer: bool) -> None:
         """Advance everything that decodes by a step: a lane of ``longer`` rows or the shortest
         lane. If it is not ``alone``, the tokens that it draws are returned."""
         began_s = time.perf_counter()
@@ -219,11 +189,12 @@ class RowSet:
             self._take_step(self._lanes.flush(), made)
         self._pace.decoded(time.perf_counter() - began_s)
 
-    def _take_step(self, step: DecodeStep, made: _Made) -> None:
+    def _take_step(self, step: DecodeStep, made: StepOutput) -> None:
         made.tokens += step.tokens
-        made.failed += step.failed
         made.drafts += step.drafts
-        self._end([row_id for row_id, _ in step.failed], keep=False)
+        if step.failed:
+            made.failed += step.failed
+            self._end([row_id for row_id, _ in step.failed], keep=False)
         self._end([row.row_id for row in self._lanes.rows if row.left_tokens <= 0], keep=True)
 
     def _step_batch(self, batch: DecodeBatch, *, alone: bool) -> DecodeStep:
@@ -231,7 +202,7 @@ class RowSet:
             return batch.step()
         return self._speculation.step(batch, alone=alone and not self._searches)
 
-    def _search(self, row_id: int, made: _Made) -> None:
+    def _search(self, row_id: int, made: StepOutput) -> None:
         try:
             found = self._searches[row_id].step()
         except Exception as error:  # Its constraint's: it concerns this row alone.
@@ -253,7 +224,7 @@ class RowSet:
             return True
         return self._prefixes.fetch(prompt.tokens, row.cache_salt, self._uncut(prompt))
 
-    def _read(self, prompt: Prompt, decoding: bool, made: _Made) -> None:
+    def _read(self, prompt: Prompt, decoding: bool, made: StepOutput) -> None:
         """Read the next chunk of a row's prompt, and let the row join when its prompt is
         finished."""
         row = prompt.row
@@ -307,7 +278,7 @@ class RowSet:
             heard_tokens = self._speculation.heard_tokens(row.row_id)
         return PromptPrefill(forward, row, prompt_cache, cached_tokens, heard_tokens)
 
-    def _encode(self, prefill: PromptPrefill, decoding: bool, made: _Made) -> bool:
+    def _encode(self, prefill: PromptPrefill, decoding: bool, made: StepOutput) -> bool:
         """Go on to encode the next picture, sound or video that the prompt's next chunk needs, and
         return whether that was this step's work. One that was encoded before needs no step."""
         media = prefill.media
@@ -340,7 +311,7 @@ class RowSet:
         return False
 
     def _advance_prefill(
-        self, prefill: PromptPrefill, stops: Sequence[int], decoding: bool, made: _Made
+        self, prefill: PromptPrefill, stops: Sequence[int], decoding: bool, made: StepOutput
     ) -> None:
         if prefill.ready:
             return
@@ -354,7 +325,7 @@ class RowSet:
         if prefill.done_tokens in stops:
             self._keep_prompt(prefill)
 
-    def _finish_prefill(self, prefill: PromptPrefill, made: _Made) -> mx.array | None:
+    def _finish_prefill(self, prefill: PromptPrefill, made: StepOutput) -> mx.array | None:
         """Return the logits of the first token to make, evaluated; None: decoding processes the
         prompt's last token."""
         logits = None
@@ -372,7 +343,7 @@ class RowSet:
         cached_tokens: int,
         prompt_cache: PromptCache,
         logits: mx.array | None,
-        made: _Made,
+        made: StepOutput,
     ) -> None:
         """Let a row decode, with its own cache of its prompt."""
         started = RowStarted(row.row_id, cached_tokens, prefill.scores)

@@ -157,7 +157,7 @@ def test_a_join_takes_no_buffers_from_the_rows_that_decode(
     row_set._prompts.add(RowRequest(7, [1, 2], 1, RowSampling(0.0)))
     prompt = row_set._prompts._prompts[7]
     prompt.prefill = Read()  # type: ignore[assignment]
-    row_set._read(prompt, decoding, rows._Made())
+    row_set._read(prompt, decoding, StepOutput())
     assert joined == [7]
     assert len(cleared) == (0 if on_gpu and decoding else 1)
 
