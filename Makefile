@@ -16,7 +16,7 @@ CODE := protocol router supervisor worker tests deploy docs
 PACKAGES := $(foreach name,protocol router supervisor worker,-p lmx.$(name))
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test conformance models-page reference fuzz walk chaos kill-rounds agents installs clients lm-eval bench bench-memory bench-relay bench-mixed bench-lanes bench-host bench-parse bench-start docs fmt lint types resolve imports check clean
+.PHONY: help install run test test-quick conformance models-page reference fuzz walk chaos kill-rounds agents installs clients lm-eval bench bench-memory bench-relay bench-mixed bench-lanes bench-host bench-parse bench-start docs fmt lint types resolve imports check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -66,10 +66,15 @@ run: $(SERVES) ## serve MODELS (default: a small demo model) on PORT
 # More at a time than there are processors: half of the tests wait for processes, half of them
 # compute. What goes together, and what comes first, is in tests/support/rigs/file_queue.py. The tests
 # start a thousand processes, which would each compile lmx anew: they write no compiled code.
-JOBS ?= 3
+JOBS ?= 4
 test: install ## run the tests, JOBS files at a time (soak tests are left out)
 	@$(BIN)/python -m compileall -q protocol router supervisor worker tests/support
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -n $(JOBS) --dist loadfile --durations 25
+
+# Nothing of MLX, no processes of lmx, no router: for the loop of a person.
+QUICK := unit/protocol unit/router/rendering unit/router/schema unit/supervisor unit/worker wire
+test-quick: install ## run the tests of single modules (a minute)
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -n $(JOBS) --dist loadfile $(QUICK:%=tests/%)
 
 # All of two files, and what `make test` leaves out of the others.
 CONFORMANCE := tests/engine/model/test_conformance.py tests/engine/media/test_families.py
