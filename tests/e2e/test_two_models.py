@@ -40,7 +40,9 @@ async def test_one_model_dies_while_both_stream(
     server: Rig, number: signal.Signals, code: str
 ) -> None:
     whole = await alone(server, "smollm2", 40)
-    before = {name: server.wait_state(name, "ready") for name in ("smollm2", "tiny")}
+    before = {
+        name: server.wait_state(name, "ready", deadline_s=300) for name in ("smollm2", "tiny")
+    }
     assert before["smollm2"]["pid"] != before["tiny"]["pid"]
     router = server.status()["router"]["pid"]
     async with http() as session:

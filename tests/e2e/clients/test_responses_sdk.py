@@ -181,7 +181,7 @@ def test_a_conversation_that_is_kept(scripted_client: OpenAI) -> None:
 
 
 def when(client: OpenAI, response_id: str, *statuses: str) -> Response:
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 90
     while (found := client.responses.retrieve(response_id)).status not in statuses:
         assert time.monotonic() < deadline_s, found.status
         time.sleep(0.02)

@@ -290,7 +290,7 @@ def test_a_download_does_not_wait_for_the_converters_libraries() -> None:
 
 
 def wait_until_stuck(hub: FakeHub) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while hub.served[WEIGHTS] < PART_BYTES:
         assert time.monotonic() < deadline, "the download did not begin"
         time.sleep(0.01)
@@ -318,7 +318,7 @@ def test_sigterm_stops_a_download_and_the_next_goes_on(fetch: Fetch, hub: FakeHu
 
 def wait_for_part(fetch: Fetch, size_bytes: int) -> None:
     blobs = fetch.folder / "hf" / "hub" / "models--org--tiny" / "blobs"
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while not any(part.stat().st_size >= size_bytes for part in blobs.glob("*.incomplete")):
         assert time.monotonic() < deadline, "nothing of it was written"
         time.sleep(0.01)

@@ -30,6 +30,7 @@ The last message may be a JSON object, all of it optional:
     tokens            how many pieces the answer has; then it ends by itself; 10
     text              the piece; "word "
     stop_text         one more piece, the last
+    until             the answer ends early, once there is this file
     step_s            a step with this row takes so long
     encode_s          tokenizing it takes so long
     prefill_s         prefill takes so long, in chunks of 0.05 s
@@ -445,6 +446,8 @@ class ScriptedEngine:
 
     def _next(self, row: _Row) -> RowToken:
         at = row.made
+        if "until" in row.directive and Path(row.directive["until"]).exists():
+            del row.tokens[at:-1]
         if at == row.directive.get("hang_at"):
             _hang()
         if at == row.directive.get("crash_at"):
