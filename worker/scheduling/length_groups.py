@@ -1,13 +1,19 @@
-"""Decides which rows decode together: rows of similar length. Pure.
+"""Decides which rows decode together, rows of similar length, and how the groups of them share the
+device's time. Pure.
 
 The engine keeps one array for all rows that decode together, as long as the longest of them. A row
 that is much shorter than another one would take the memory, and the time, of the longer one.
+
+The groups decode one after the other. That of the shortest rows is never slowed down by more than a
+half: all others together get a little less than half of the time that it takes, and the time of the
+change to them is counted as theirs. Without such a limit, one row with a long context would set the
+pace for all.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple
 
@@ -49,3 +55,36 @@ def padded_tokens(rows: Sequence[RowLength]) -> list[int]:
 def most_alike(shortest_tokens: int) -> int:
     """Return the length of the longest row that may decode together with one of this length."""
     return _MOST_TIMES * shortest_tokens + _MOST_MORE_TOKENS
+
+
+_SHARE: Final = 0.45
+
+
+class LaneTurns:
+    """Decides which lane has its turn. It knows no clock: the caller measures. Lanes are given with
+    the shortest first; a lane that is no longer given is forgotten."""
+
+    def __init__(self) -> None:
+        self._credit_s: dict[Hashable, float] = {}
+        self._cost_s: dict[Hashable, float] = {}
+
+    def next(self, lanes: Sequence[Hashable]) -> Hashable:
+        """Return the lane to step: the shortest, or one whose turn has come."""
+        for lane in lanes[1:]:
+            if self._credit_s.get(lane, 0.0) >= self._cost_s.get(lane, 0.0):
+                return lane
+        return lanes[0]
+
+    def took(self, lanes: Sequence[Hashable], lane: Hashable, took_s: float) -> None:
+        """Note that a step of ``lane`` took ``took_s``."""
+        known = set(lanes)
+        self._cost_s = {one: cost for one, cost in self._cost_s.items() if one in known}
+        self._credit_s = {one: credit for one, credit in self._credit_s.items() if one in known}
+        self._cost_s[lane] = took_s
+        if lane != lanes[0]:
+            self._credit_s[lane] = 0.0
+            return
+        for other in lanes[1:]:
+            credit_s = self._credit_s.get(other, 0.0) + _SHARE * took_s / len(lanes[1:])
+            # Unused time is not saved up, because no row may be stopped for long.
+            self._credit_s[other] = min(credit_s, self._cost_s.get(other, 0.0))

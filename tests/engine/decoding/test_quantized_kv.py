@@ -13,7 +13,7 @@ import pytest
 
 from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
 from lmx.worker.engine.values import BeamSearch
-from lmx.worker.mlx.decoding.single_row import single_row
+from lmx.worker.mlx.model.batch_slots import single_row
 from lmx.worker.mlx.model.quantized_cache import (
     BatchQuantizedCache,
     Packing,

@@ -11,7 +11,7 @@ import pytest
 
 from lmx.protocol.messages.specs import SpeculationSpec
 from lmx.worker.engine.values import RowDrafts, RowSampling
-from lmx.worker.mlx.decoding.decode import DecodeRow
+from lmx.worker.mlx.decoding.decode_row import DecodeRow
 from lmx.worker.mlx.decoding.rollback import Blocks, Undo
 from tests.support.models.text_models import make_text_model
 from tests.support.rigs.engine_rig import GREEDY, EngineRunner, spec_of

@@ -26,7 +26,8 @@ from lmx.worker.engine.values import (
     RowToken,
     StepOutput,
 )
-from lmx.worker.mlx.decoding.decode import DecodeBatch, DecodeRow, Joining
+from lmx.worker.mlx.decoding.decode import DecodeBatch, Joining
+from lmx.worker.mlx.decoding.decode_row import DecodeRow
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
 from lmx.worker.mlx.decoding.rollback import Blocks, Undo, try_blocks
 from lmx.worker.mlx.decoding.speculation import Speculation

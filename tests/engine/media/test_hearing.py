@@ -11,8 +11,7 @@ import pytest
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.worker.engine.values import PromptSource
 from lmx.worker.media.values import Sound, Video
-from lmx.worker.mlx.media.hearing import Hearing
-from lmx.worker.mlx.media.processor import Processed
+from lmx.worker.mlx.media.processor import Hearing, Processed
 from lmx.worker.mlx.media.spans import MediaSpans
 from tests.support.models.media_models import make_media_model
 from tests.support.rigs.media_check import RATE_HZ, MediaModel, sound, video

@@ -14,8 +14,8 @@ from lmx.supervisor.memory.inspect_main import inspect
 from lmx.supervisor.memory.inspection import ModelFacts, Question
 from lmx.supervisor.state.home import Home
 from lmx.worker.media.values import MediaNeeds
+from lmx.worker.mlx.media.processor import media_needs
 from lmx.worker.mlx.model.library import open_checkpoint
-from lmx.worker.mlx.model.media_needs import media_needs
 from tests.support.models.media_families import FAMILIES
 from tests.support.models.media_models import make_media_model, tiny_towers
 

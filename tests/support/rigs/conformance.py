@@ -33,11 +33,11 @@ from lmx.worker.mlx.decoding.rollback import (
     put_windows_in_order,
     try_blocks,
 )
-from lmx.worker.mlx.decoding.single_row import can_be_single, single_row
 from lmx.worker.mlx.device.cpu import use_few_operations
 from lmx.worker.mlx.engine import _can_batch as rows_go_together
 from lmx.worker.mlx.memory.estimate import estimate
 from lmx.worker.mlx.model import batch_slots, library
+from lmx.worker.mlx.model.batch_slots import can_be_single, single_row
 from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states
 from lmx.worker.mlx.model.kv_quantization import quantize_kv
 from lmx.worker.mlx.model.load import load_model

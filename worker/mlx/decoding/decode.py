@@ -15,15 +15,13 @@ evaluated on which no token depends.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, cast
 
 import mlx.core as mx
-import numpy as np
-import numpy.typing as npt
 from mlx_vlm.generate.ar import _get_batch_cache_eval_interval
 
 from lmx.worker.engine.values import RowDrafts, RowToken, TokenScores
+from lmx.worker.mlx.decoding.decode_row import DecodeRow
 from lmx.worker.mlx.decoding.rollback import (
     Blocks,
     Rollback,
@@ -31,44 +29,12 @@ from lmx.worker.mlx.decoding.rollback import (
     cut_padding,
     put_windows_in_order,
 )
-from lmx.worker.mlx.decoding.single_row import can_be_single, single_row
 from lmx.worker.mlx.decoding.sure import SureTokens
 from lmx.worker.mlx.decoding.verify import Guesses, draw, score, score_known
-from lmx.worker.mlx.media.spans import MediaSpans
 from lmx.worker.mlx.model import batch_slots
+from lmx.worker.mlx.model.batch_slots import can_be_single, single_row
 from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states
 from lmx.worker.mlx.sampling.sampler import PendingScores, RowSampler
-
-
-@dataclass(slots=True)
-class DecodeRow:
-    """A row's place in the batch."""
-
-    row_id: int
-    tokens: list[int]
-    """Its prompt, and the tokens that it has returned so far."""
-    left_tokens: int
-    salt: str
-    made_tokens: int = 0
-    """How many of ``tokens`` belong to its answer."""
-    known: bool = False
-    """Whether the next token to feed is the last one of ``tokens``, instead of one that was drawn
-    and not returned."""
-    adapter: str = ""
-    """The adapter that is applied for it; empty: none."""
-    media: MediaSpans | None = None
-    """The media of its prompt; None: there are none."""
-
-    @property
-    def cached(self) -> list[int]:
-        """The tokens that the row's cache holds."""
-        return self.tokens[:-1] if self.known else self.tokens
-
-    @property
-    def keys(self) -> Sequence[int] | npt.NDArray[np.int32]:
-        """The same as the prefix cache knows them."""
-        return self.cached if self.media is None else self.media.keyed(self.cached)
-
 
 _METAL_EVAL_STEPS: Final = 512
 """On Metal each clearing costs the buffers of the next step, some hundreds; mlx-lm clears as often

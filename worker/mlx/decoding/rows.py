@@ -21,8 +21,9 @@ from lmx.worker.engine.values import (
 )
 from lmx.worker.mlx.decoding.batching import Company
 from lmx.worker.mlx.decoding.beam import BeamGroup
-from lmx.worker.mlx.decoding.decode import DecodeBatch, DecodeRow, DecodeStep, Joining
-from lmx.worker.mlx.decoding.lanes.lanes import DecodeLanes
+from lmx.worker.mlx.decoding.decode import DecodeBatch, DecodeStep, Joining
+from lmx.worker.mlx.decoding.decode_row import DecodeRow
+from lmx.worker.mlx.decoding.lanes import DecodeLanes
 from lmx.worker.mlx.decoding.next_work import Shortest, Standing, Work, next_work
 from lmx.worker.mlx.decoding.pace import PrefillPace
 from lmx.worker.mlx.decoding.prefill import PromptPrefill

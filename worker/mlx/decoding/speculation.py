@@ -22,7 +22,8 @@ import mlx.core as mx
 from lmx.protocol.messages.data import Assist
 from lmx.protocol.messages.specs import SpeculationSpec
 from lmx.protocol.models.sampling import MAX_ASSISTANT_TOKENS
-from lmx.worker.mlx.decoding.decode import DecodeBatch, DecodeRow, DecodeStep
+from lmx.worker.mlx.decoding.decode import DecodeBatch, DecodeStep
+from lmx.worker.mlx.decoding.decode_row import DecodeRow
 from lmx.worker.mlx.decoding.pace import PrefillPace
 from lmx.worker.mlx.decoding.sure import room_tokens
 from lmx.worker.mlx.decoding.verify import Guesses

@@ -7,15 +7,13 @@ and what is drawn after them is as if each had been drawn by itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from lmx.worker.mlx.decoding.decode_row import DecodeRow
 from lmx.worker.mlx.decoding.rollback import Blocks
 from lmx.worker.mlx.model.forward import Forward, PromptCache
 from lmx.worker.mlx.sampling.sampler import RowSampler
 from lmx.worker.scheduling.length_groups import most_alike
-
-if TYPE_CHECKING:
-    from lmx.worker.mlx.decoding.decode import DecodeRow
 
 _MOST_FED_TOKENS: Final = 32
 """How many tokens a step feeds at most, for all rows, where some are known in advance. Beyond some

@@ -14,7 +14,6 @@ import numpy.typing as npt
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.states import MediaKind
 from lmx.worker.media.values import Media, Sound, Video
-from lmx.worker.mlx.media.hearing import Hearing
 from lmx.worker.mlx.media.markers import (
     Marker,
     Message,
@@ -23,7 +22,7 @@ from lmx.worker.mlx.media.markers import (
     in_template_form,
     takes_text,
 )
-from lmx.worker.mlx.media.processor import Processed, kind_of, process
+from lmx.worker.mlx.media.processor import Hearing, Processed, kind_of, process
 from lmx.worker.mlx.media.spans import (
     MediaSpan,
     MediaSpans,

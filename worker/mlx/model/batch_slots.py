@@ -1,4 +1,5 @@
-"""Rows that join a batch and leave it, in the caches of all layers.
+"""Rows that join a batch and leave it, in the caches of all layers. A batch that has one row left
+keeps its caches as those of a single row, which need no mask.
 
 mlx-vlm's ``BatchKVCache`` has room for its rows alone: whenever a row joins or leaves, the keys and
 values of all rows are copied. :class:`SlottedKVCache` moves the last row into the slot of one that
@@ -25,10 +26,11 @@ from typing import Any, Final, Self, cast
 import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_vlm.generate.ar import _extend_cache
-from mlx_vlm.models.cache import BatchKVCache
+from mlx_vlm.models.cache import ArraysCache, BatchKVCache, BatchRotatingKVCache, CacheList
 
 from lmx.worker.mlx.device.cpu import tables
 from lmx.worker.mlx.model.forward import PromptCache, cache_states
+from lmx.worker.mlx.model.quantized_cache import BatchQuantizedCache
 
 _COPIED_BYTES: Final = 64 << 20
 """Copies are evaluated when they take so much memory. With less, the device would wait for the next
@@ -326,3 +328,38 @@ def _move_rows(caches: Sequence[SlottedKVCache], places: Sequence[int], kept: mx
             cache.keys[new : new + 1, :, : cache.size()] = row_keys
             cache.values[new : new + 1, :, : cache.size()] = row_values
         cache.move_rows(kept)
+
+
+_KINDS: Final = (
+    ArraysCache,
+    BatchKVCache,
+    BatchQuantizedCache,
+    BatchRotatingKVCache,
+    SlottedKVCache,
+)
+
+
+def can_be_single(cache: PromptCache) -> bool:
+    """Return whether all layers are of kinds from which a single row can be taken out."""
+    return all(
+        can_be_single(layer.caches) if isinstance(layer, CacheList) else type(layer) in _KINDS
+        for layer in cache
+    )
+
+
+def single_row(cache: PromptCache, index: int) -> PromptCache:
+    """Return one row's cache. It uses up the batch's cache."""
+    return [_single(layer, index) for layer in cache]
+
+
+def _single(layer: Any, index: int) -> Any:
+    if isinstance(layer, CacheList):
+        return CacheList(*single_row(layer.caches, index))
+    if isinstance(layer, BatchQuantizedCache):
+        return layer.extract(index)
+    if isinstance(layer, ArraysCache) or layer.keys is None:
+        # The kind is the same for one row as for many; or it holds nothing: the layer borrows
+        # another one's cache, or no row has decoded yet.
+        layer.filter(mx.array([index], mx.int32))
+        return layer
+    return layer.extract(index)

@@ -32,11 +32,11 @@ from lmx.protocol.models.safetensors import file_tensors, read_tensors
 from lmx.protocol.states import ModelKind
 from lmx.worker.media.values import MediaNeeds
 from lmx.worker.mlx.device.cpu import tables
+from lmx.worker.mlx.media.processor import media_needs
 from lmx.worker.mlx.memory.windows import window_keys
 from lmx.worker.mlx.model.forward import Forward
 from lmx.worker.mlx.model.guard import forbid_checkpoint_code, needs_code
 from lmx.worker.mlx.model.inexact import allowed, wrong_as_a_whole
-from lmx.worker.mlx.model.media_needs import media_needs
 from lmx.worker.mlx.model.mended.gemma3n import mend_gemma3n
 from lmx.worker.mlx.model.mended.hy_v4 import mend_hy_v4
 from lmx.worker.mlx.model.mended.mllama import mend_mllama

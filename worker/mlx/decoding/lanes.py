@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
-from lmx.worker.mlx.decoding.decode import DecodeBatch, DecodeRow, DecodeStep, Joining
-from lmx.worker.mlx.decoding.lanes.turns import LaneTurns
+from lmx.worker.mlx.decoding.decode import DecodeBatch, DecodeStep, Joining
+from lmx.worker.mlx.decoding.decode_row import DecodeRow
 from lmx.worker.mlx.decoding.rollback import Blocks
 from lmx.worker.mlx.model.forward import Forward, PromptCache
 from lmx.worker.mlx.sampling.sampler import RowSampler
-from lmx.worker.scheduling.length_groups import are_alike
+from lmx.worker.scheduling.length_groups import LaneTurns, are_alike
 
 
 class FoundRow(NamedTuple):

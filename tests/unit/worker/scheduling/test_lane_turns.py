@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmx.worker.mlx.decoding.lanes.turns import LaneTurns
+from lmx.worker.scheduling.length_groups import LaneTurns
 
 COSTS = st.lists(st.floats(0.001, 10), min_size=1, max_size=5)
 

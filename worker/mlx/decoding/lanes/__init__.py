@@ -1,1 +1,0 @@
-"""Rows of unlike length, decoded in lanes that take turns."""
