@@ -66,7 +66,8 @@ def imports(root: Path) -> dict[str, set[str]]:
     return graph
 
 
-def _in_circles(graph: dict[str, set[str]]) -> set[str]:
+def in_circles(graph: dict[str, set[str]]) -> set[str]:
+    """Return the modules that reach themselves by imports."""
     reach = {name: set(found) for name, found in graph.items()}
     for middle in graph:
         for found in reach.values():
@@ -80,7 +81,7 @@ def main() -> None:
     columns = {top: sum(map(figures_of, (root / top).rglob("*.py")), Counter()) for top in tops}
     graph = imports(root)
     importers = Counter(one for found in graph.values() for one in found)
-    circles = _in_circles(graph)
+    circles = in_circles(graph)
     for name, found in graph.items():
         column = columns[name.split(".")[1]]
         column["import edges"] += len(found)

@@ -14,6 +14,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from docs.make.figures import imports, in_circles
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE_ROOTS = ("protocol", "router", "supervisor", "worker")
 
@@ -45,6 +47,10 @@ def test_every_listed_package_has_its_folder() -> None:
     assert set(settings["package-dir"]) == {
         package for package in settings["packages"] if package.count(".") == 1
     }
+
+
+def test_no_module_reaches_itself_by_imports() -> None:
+    assert in_circles(imports(ROOT)) == set()
 
 
 @pytest.fixture(scope="module")
