@@ -17,7 +17,7 @@ from aiohttp import web
 from lmx.router.http.access import key_name
 from lmx.router.http.allowed_hosts import HostCheck
 from lmx.router.http.bodies.json_body import BODY_ROOM, LARGE_BODIES
-from lmx.router.http.bodies.room import MOST_BYTES, BodyRoom
+from lmx.router.http.bodies.limits import MOST_BYTES, BodyRoom
 from lmx.router.http.cors import Cors
 from lmx.router.http.endpoint import ENDPOINTS, Access, Endpoint
 from lmx.router.schema.openapi.document import API_DOCUMENT, ApiDocument

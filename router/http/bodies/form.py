@@ -13,7 +13,7 @@ from aiohttp.web_protocol import RequestPayloadError
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.router.http.bodies.encoding import encoding_of
 from lmx.router.http.bodies.json_body import BODY_ROOM, arriving_in_time
-from lmx.router.http.bodies.room import BodyShare
+from lmx.router.http.bodies.limits import BodyShare
 
 _MOST_PARTS: Final = 64
 _MOST_FIELD_BYTES: Final = 64 * 1024

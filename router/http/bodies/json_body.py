@@ -17,8 +17,13 @@ from aiohttp.web_protocol import RequestPayloadError
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.router.http.bodies.encoding import decoded, encoding_of
-from lmx.router.http.bodies.limits import SMALL_BYTES, check_amounts, no_collection
-from lmx.router.http.bodies.room import BodyRoom, BodyShare
+from lmx.router.http.bodies.limits import (
+    SMALL_BYTES,
+    BodyRoom,
+    BodyShare,
+    check_amounts,
+    no_collection,
+)
 from lmx.router.http.cors import is_of_browser
 from lmx.router.http.rate_limits import ADMISSION
 from lmx.router.http.token_estimate import estimate_in_steps, estimated_tokens

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from lmx.protocol.errors import RequestError
 from lmx.router.http.bodies import limits as body_limits
 from lmx.router.http.bodies.json_body import BODY_ROOM
-from lmx.router.http.bodies.limits import MAX_NUMBERS, MAX_VALUES, check_amounts
-from lmx.router.http.bodies.room import ALWAYS_BYTES
+from lmx.router.http.bodies.limits import ALWAYS_BYTES, MAX_NUMBERS, MAX_VALUES, check_amounts
 from lmx.router.schema.validation import MAX_FREE_VALUES
 from lmx.router.server import app
 from tests.support.fakes.fake_peers import FakeStream, until

@@ -20,10 +20,10 @@ from lmx.protocol.states import DeltaKind, FinishReason
 from lmx.protocol.wire.codec import MAX_MESSAGE_BYTES, encode
 from lmx.worker.scheduling.jobs import AnswerEnded
 from lmx.worker.scheduling.logprobs import LogprobTrack
-from lmx.worker.scheduling.row import StopMatcher
 from lmx.worker.service.outgoing import Outgoing
 from lmx.worker.service.stream import Ranking, Stream
 from lmx.worker.text.detokenize import Decode, IncrementalDetokenizer
+from lmx.worker.text.stop_strings import StopMatcher
 
 SMALL = st.text("ab", max_size=12)
 STOPS = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=4)
