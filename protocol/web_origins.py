@@ -173,9 +173,10 @@ def parse_origin_pattern(text: str) -> OriginPattern:
     if found is None:
         reason = "without a path and without a slash at its end" if "://" in pattern else ""
         raise ValueError(
-            "is not an origin" + (f": write it {reason}" if reason else "")
+            "is not an origin"
+            + (f": write it {reason}" if reason else "")
             + ". Examples: https://app.example, http://localhost:*, app://*, *"
-        )  # fmt: skip
+        )
     scheme, rest = found.groups()
     if rest == ANY:
         return OriginPattern(scheme, ANY, any_port=True)

@@ -61,9 +61,10 @@ class SupervisorWatch:
     async def _see_to_it(self, rescue: RescueSpec) -> None:
         try:
             process = await asyncio.create_subprocess_exec(
-                *rescue.command, stdin=asyncio.subprocess.DEVNULL,
+                *rescue.command,
+                stdin=asyncio.subprocess.DEVNULL,
                 env={**os.environ, **rescue.environment},
-            )  # fmt: skip
+            )
         except OSError as error:
             _log.error("rescue.not_started", error=str(error))
             return

@@ -191,8 +191,11 @@ def from_words(path: Path | None, environment: Mapping[str, str]) -> str:
 
 
 config_option = click.option(
-    "--config", "config", type=click.Path(path_type=Path), default=None,
+    "--config",
+    "config",
+    type=click.Path(path_type=Path),
+    default=None,
     help="Configuration file (default: $LMX_CONFIG, then lmx.yaml in $LMX_HOME).",
-)  # fmt: skip
+)
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -289,9 +289,12 @@ def _bar(title: str) -> Iterator[Callable[[int | None, int], None]]:
     console = make_console()
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), DownloadColumn())
     with Progress(
-        *columns, TransferSpeedColumn(), console=console, transient=True,
+        *columns,
+        TransferSpeedColumn(),
+        console=console,
+        transient=True,
         disable=not console.is_terminal,
-    ) as bars:  # fmt: skip
+    ) as bars:
         task = bars.add_task(title, total=None)
         yield lambda total, done: bars.update(task, total=total, completed=done)
 

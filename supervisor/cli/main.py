@@ -206,9 +206,12 @@ def demo(port: int | None) -> None:
 
 @click.command()
 @click.option(
-    "--config", "config", type=click.Path(path_type=Path), default=None,
+    "--config",
+    "config",
+    type=click.Path(path_type=Path),
+    default=None,
     help="Write this file (default: lmx.yaml in $LMX_HOME).",
-)  # fmt: skip
+)
 @command
 def init(config: Path | None) -> None:
     """Write a configuration to begin with, lmx.yaml with comments."""

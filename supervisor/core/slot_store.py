@@ -236,10 +236,13 @@ class SlotStore:
     def _worker_stuck(self, effect: effects_of.WorkerStuck) -> None:
         worker = effect.worker
         self._actions.note(
-            "worker.stuck", worker.model_id, effect.detail,
-            instance=worker.instance, worker_pid=worker.pid,
+            "worker.stuck",
+            worker.model_id,
+            effect.detail,
+            instance=worker.instance,
+            worker_pid=worker.pid,
             reserved_bytes=self._ledger.reserved_by(worker.instance),
-        )  # fmt: skip
+        )
 
     def _worker_gone(self, effect: effects_of.WorkerGone, before: Slot) -> None:
         worker, cause, detail = effect.worker, effect.cause, effect.detail

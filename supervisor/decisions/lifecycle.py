@@ -196,10 +196,11 @@ def _working_beat(worker: Worker, event: control.WorkerBeat, now_s: float) -> _R
         after = _with(after, stall_waited_s=0.0)
     if event.stalled_for_s - after.stall_waited_s > worker.limits.stall_s:
         return _hung(
-            after, now_s,
+            after,
+            now_s,
             f"the model made no progress for {event.stalled_for_s:.1f} s with "
             f"{event.rows + event.queued} requests in flight",
-        )  # fmt: skip
+        )
     return after, ()
 
 
@@ -209,9 +210,12 @@ def _ready_beat(worker: Worker, event: control.WorkerBeat, now_s: float) -> _Res
     after, effects = _working_beat(worker, event, now_s)
     if after.state is _S.READY and event.state is WorkerState.DRAINING:
         after = _with(
-            after, state=_S.DRAINING, deadline_s=None, cause=ExitCause.UNLOADED,
+            after,
+            state=_S.DRAINING,
+            deadline_s=None,
+            cause=ExitCause.UNLOADED,
             detail="it had heard no supervisor for too long, and ends after its requests",
-        )  # fmt: skip
+        )
     return after, effects
 
 
@@ -371,11 +375,12 @@ def _forgive(worker: Worker, event: Tick) -> Worker:
         return worker
     moved_s = lost_s if worker.state in (_S.STARTING, _S.LOADING) else event.paused_s
     return _with(
-        worker, beat_at_s=worker.beat_at_s + lost_s,
+        worker,
+        beat_at_s=worker.beat_at_s + lost_s,
         deadline_s=None if worker.deadline_s is None else worker.deadline_s + moved_s,
         kill_at_s=None if worker.kill_at_s is None else worker.kill_at_s + event.paused_s,
         stall_waited_s=worker.stall_waited_s + event.waited_s,
-    )  # fmt: skip
+    )
 
 
 def _exited(worker: Worker, event: ProcessExited, _now_s: float) -> _Result:

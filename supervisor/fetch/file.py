@@ -197,9 +197,12 @@ def _get(url: str, part: _Part, file: HubFile) -> None:
     """Let the client write what is missing. It goes on by itself when a connection breaks off."""
     try:
         http_get(
-            url, part, resume_size=part.size_bytes, headers=build_hf_headers(),
+            url,
+            part,
+            resume_size=part.size_bytes,
+            headers=build_hf_headers(),
             expected_size=file.size_bytes,
-        )  # fmt: skip
+        )
     except RepositoryNotFoundError:
         raise
     except HfHubHTTPError as error:

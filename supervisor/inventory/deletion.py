@@ -80,9 +80,11 @@ class Deletion:
             self._forget(ids)
         deleted = target.model_id if isinstance(target, Served) else name
         self._events.note(
-            "model.deleted", deleted, f"its files are gone: {format_bytes(freed_bytes)} are free",
+            "model.deleted",
+            deleted,
+            f"its files are gone: {format_bytes(freed_bytes)} are free",
             freed_bytes=freed_bytes,
-        )  # fmt: skip
+        )
         return Deleted(deleted, freed_bytes)
 
     def _served(self) -> tuple[Served, ...]:

@@ -305,10 +305,13 @@ class Downloads:
 
     def _tell(self, event: str, download: Download, detail: str) -> None:
         self._events.note(
-            event, download.model_id, detail or download.repo_id,
-            download_id=download.download_id, repo_id=download.repo_id,
+            event,
+            download.model_id,
+            detail or download.repo_id,
+            download_id=download.download_id,
+            repo_id=download.repo_id,
             downloaded_bytes=download.downloaded_bytes,
-        )  # fmt: skip
+        )
         self._save()
 
     async def _until_told(self, download: Download) -> None:

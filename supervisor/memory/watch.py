@@ -59,9 +59,10 @@ def oom_kills(proc: Path, cgroups: Path) -> int | None:
     the machine's count includes processes of others.
     """
     places = [
-        (folder / name) for folder in memory_cgroups(proc, cgroups)[:1]
+        (folder / name)
+        for folder in memory_cgroups(proc, cgroups)[:1]
         for name in ("memory.events", "memory.oom_control")
-    ]  # fmt: skip
+    ]
     for path in (*places, proc / "vmstat"):
         count = counters(path).get("oom_kill")
         if count is not None:
@@ -245,20 +246,22 @@ class MemoryWatch:
             case Ask(instance):
                 worker = workers[instance]
                 self._events.note(
-                    "memory.pressure", worker.model_id,
+                    "memory.pressure",
+                    worker.model_id,
                     "memory is short: its largest newest request gives way",
                     level=MemoryPressure.HARD.value,
-                )  # fmt: skip
+                )
                 self._told[instance] = MemoryPressure.HARD
                 self._send(worker, Pressure(MemoryPressure.HARD))
             case Kill(instance, detail):
                 self.core.kill_for_memory(instance, detail, now_s)
             case ReportExternalPressure(detail):
                 self._events.note(
-                    "memory.pressure", None,
+                    "memory.pressure",
+                    None,
                     f"other programs fill the memory, lmx ends nothing for it: {detail}",
                     level=self.pressure.value,
-                )  # fmt: skip
+                )
 
     def _tell(self, workers: list[Worker]) -> None:
         """Tell each worker once about a level. HARD is told only to the workers that must act on
@@ -306,18 +309,22 @@ class MemoryWatch:
             )  # fmt: skip
         if missing_bytes > told_bytes:
             self._events.note(
-                "memory.missing", exited.model_id,
+                "memory.missing",
+                exited.model_id,
                 f"{format_bytes(missing_bytes)} of {format_bytes(exited.held_bytes)} did not "
                 "come back after its worker's exit: quarantined, no model gets them; reboot "
                 "if it stays so",
-                missing_bytes=missing_bytes, held_bytes=exited.held_bytes,
-            )  # fmt: skip
+                missing_bytes=missing_bytes,
+                held_bytes=exited.held_bytes,
+            )
         elif told_bytes > missing_bytes:
             self._events.note(
-                "memory.returned", exited.model_id,
+                "memory.returned",
+                exited.model_id,
                 f"{format_bytes(told_bytes - missing_bytes)} came back that had been missing",
-                returned_bytes=told_bytes - missing_bytes, missing_bytes=missing_bytes,
-            )  # fmt: skip
+                returned_bytes=told_bytes - missing_bytes,
+                missing_bytes=missing_bytes,
+            )
         self.core.memory_settled(exited.instance, missing_bytes, now_s, memory)
 
     def _sample(

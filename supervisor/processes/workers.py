@@ -130,9 +130,12 @@ class WorkerProcesses:
             self._settings.current, self._home, model, instance, path, kind, plan, adapters
         )
         pid = self._launcher.start(
-            "lmx.worker", (model.id, instance), spec, self._home.worker_log(model.id),
+            "lmx.worker",
+            (model.id, instance),
+            spec,
+            self._home.worker_log(model.id),
             lambda _pid, status: self._exited(instance, status),
-        )  # fmt: skip
+        )
         self._files.records.save_worker(WorkerRecord(pid, instance, model.id, plan.reserve_bytes))
         return pid
 

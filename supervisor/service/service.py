@@ -165,9 +165,12 @@ class Service:
         ]
         try:
             await come_up(
-                parts.core, parts.guard, parts.adoption, parts.settings.current.server,
+                parts.core,
+                parts.guard,
+                parts.adoption,
+                parts.settings.current.server,
                 self._invocation.handover,
-            )  # fmt: skip
+            )
             self.serving = True
             parts.downloads.resume()
             self._tell_ready(parts)

@@ -192,8 +192,9 @@ def _repeated(body: Mapping[str, Any], wanted: ResponsesRequest) -> dict[str, An
     if text and text.format:
         shape = orjson.Fragment(json_of(body["text"]["format"], "text.format"))
     repeated["text"] = {
-        "format": shape, "verbosity": text.verbosity if text and text.verbosity else "medium",
-    }  # fmt: skip
+        "format": shape,
+        "verbosity": text.verbosity if text and text.verbosity else "medium",
+    }
     return repeated
 
 

@@ -46,6 +46,8 @@ def sleep_once() -> Line:
         time.sleep(1.0)
     slept_s = (time.time() - wall_s) - (time.monotonic() - monotonic_s)
     return Line(
-        "clock", assumption, f"it slept for about {slept_s:.0f} s",
+        "clock",
+        assumption,
+        f"it slept for about {slept_s:.0f} s",
         Verdict.OK if slept_s > 1 else Verdict.WARNING,
-    )  # fmt: skip
+    )

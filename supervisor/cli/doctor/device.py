@@ -160,9 +160,12 @@ class Child:
 
     def __init__(self, program: str, environment: Mapping[str, str] | None = None) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, env={**os.environ, **(environment or {})},
-        )  # fmt: skip
+            [sys.executable, "-P", "-c", program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, **(environment or {})},
+        )
 
     def __enter__(self) -> Child:
         return self
@@ -300,19 +303,22 @@ def decoding(size: int, layers: int, seconds: float) -> list[Line]:
     token = "the same likeliest token" if trial["same"] else "another likeliest token"
     return [
         Line(
-            "batch", "two rows have the same logits alone and together",
+            "batch",
+            "two rows have the same logits alone and together",
             f"{trial['off']:.3f} of their spread apart, {token}",
             Verdict.OK if fits else Verdict.WARNING,
-            "" if fits else "each row of such a model decodes by itself (batching.off in its "
-            "log); tell us",
+            ""
+            if fits
+            else "each row of such a model decodes by itself (batching.off in its log); tell us",
         ),
         Line(
-            "together", "two workers that decode at once share the device",
+            "together",
+            "two workers that decode at once share the device",
             f"{first:.0f} and {second:.0f} steps/s at once, {alone:.0f} alone",
             Verdict.OK if shared else Verdict.NOTE,
             "" if shared else "a group with swap: true runs one of its models at a time",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def long_kernel(seconds: float) -> Line:

@@ -88,9 +88,12 @@ def check_gpu(config: Config, reading: MemoryReading, working_set: int, limit_mb
     over = wished is not None and int(wished) > budget
     mend = f"sudo sysctl {LIMIT_NAME}=... raises it, until the Mac is started again" if over else ""
     return Line(
-        "gpu", "the budget is within what the GPU may have", measured,
-        Verdict.WARNING if over else Verdict.OK, mend,
-    )  # fmt: skip
+        "gpu",
+        "the budget is within what the GPU may have",
+        measured,
+        Verdict.WARNING if over else Verdict.OK,
+        mend,
+    )
 
 
 def check_pressure(reading: MemoryReading, left: int | None, other_bytes: int) -> Line:
@@ -104,10 +107,12 @@ def check_pressure(reading: MemoryReading, left: int | None, other_bytes: int) -
     )
     short = level is not KernelPressure.NORMAL
     return Line(
-        "pressure", "macOS says itself how short memory is", measured,
+        "pressure",
+        "macOS says itself how short memory is",
+        measured,
         Verdict.WARNING if short else Verdict.OK,
         "close other programs, or lower memory.budget_bytes" if short else "",
-    )  # fmt: skip
+    )
 
 
 def check_wired(reading: MemoryReading, *, running: bool) -> Line:
@@ -115,12 +120,14 @@ def check_wired(reading: MemoryReading, *, running: bool) -> Line:
     wired = reading.wired_bytes or 0
     leaked = not running and wired > max(_USUAL_WIRED_BYTES, reading.total_bytes // 6)
     return Line(
-        "wired", "little, if no model is loaded",
+        "wired",
+        "little, if no model is loaded",
         f"{format_bytes(wired)} {'while lmx runs' if running else 'while lmx does not run'}",
         Verdict.WARNING if leaked else Verdict.OK,
         "start the Mac again: memory of a program that was killed may have stayed wired"
-        if leaked else "",
-    )  # fmt: skip
+        if leaked
+        else "",
+    )
 
 
 def check_backlog(backlog: int | None) -> Line:
@@ -128,10 +135,13 @@ def check_backlog(backlog: int | None) -> Line:
     if backlog is None or backlog >= _BACKLOG:
         return Line("backlog", f"{_BACKLOG} or more", str(backlog), Verdict.OK)
     return Line(
-        "backlog", f"{_BACKLOG} or more new connections may wait", str(backlog), Verdict.NOTE,
+        "backlog",
+        f"{_BACKLOG} or more new connections may wait",
+        str(backlog),
+        Verdict.NOTE,
         f"sudo sysctl kern.ipc.somaxconn={_BACKLOG}, then restart lmx: matters for bursts of "
         f"more than {backlog}",
-    )  # fmt: skip
+    )
 
 
 def check_sleep(told: str | None, config: Config, *, battery: bool = False) -> Line:
@@ -143,10 +153,12 @@ def check_sleep(told: str | None, config: Config, *, battery: bool = False) -> L
     measured += f"; server.prevent_sleep is {prevent}{', on battery' if battery else ''}"
     sleeps = minutes != 0 and prevent != "always"
     return Line(
-        "sleep", "a server that others use stays awake", measured,
+        "sleep",
+        "a server that others use stays awake",
+        measured,
         Verdict.NOTE if sleeps else Verdict.OK,
         "sudo pmset -c sleep 0, or server.prevent_sleep: always" if sleeps else "",
-    )  # fmt: skip
+    )
 
 
 def check_backups(told: str | None) -> Line:
@@ -154,11 +166,12 @@ def check_backups(told: str | None) -> Line:
     copied = (told or "").count("[Included]")
     measured = f"{copied} of lmx's folders are" if copied else "they are not"
     return Line(
-        "backups", "models and caches are in no backup",
+        "backups",
+        "models and caches are in no backup",
         "unknown" if told is None else measured,
         Verdict.NOTE if copied else Verdict.OK,
         "tmutil addexclusion ~/.lmx/models ~/.lmx/cache ~/.lmx/tmp" if copied else "",
-    )  # fmt: skip
+    )
 
 
 def check_firewall(state: int | None, config: Config) -> Line:
@@ -219,11 +232,14 @@ def check_guarded(folders: Sequence[Path], user: Path) -> Line:
     )
     measured = ", ".join(guarded) or "none of lmx's folders is in one of them"
     return Line(
-        "privacy", "not in Documents, Desktop, Downloads or /Volumes", measured,
+        "privacy",
+        "not in Documents, Desktop, Downloads or /Volumes",
+        measured,
         Verdict.WARNING if guarded else Verdict.OK,
         "move it, e.g. to ~/models and ~/lmx: macOS keeps these from programs that launchd runs"
-        if guarded else "",
-    )  # fmt: skip
+        if guarded
+        else "",
+    )
 
 
 def _kept_out(home: Home) -> list[str]:

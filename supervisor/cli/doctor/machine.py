@@ -42,10 +42,12 @@ def check_python(version: tuple[int, int, int]) -> Line:
     """Judge the version of Python."""
     fits = FIRST_PYTHON <= version[:2] < BEYOND_PYTHON
     return Line(
-        "python", "3.11 to 3.14", ".".join(map(str, version)),
+        "python",
+        "3.11 to 3.14",
+        ".".join(map(str, version)),
         Verdict.OK if fits else Verdict.BAD,
         "" if fits else "make clean install PYTHON=python3.12",
-    )  # fmt: skip
+    )
 
 
 def check_packages(system: System) -> Line:
@@ -84,9 +86,12 @@ def check_blas(library: str | None) -> Line:
     if library is not None:
         return Line("blas", "OpenBLAS", library, Verdict.OK)
     return Line(
-        "blas", "OpenBLAS", "none: prompts are read about ten times slower", Verdict.WARNING,
+        "blas",
+        "OpenBLAS",
+        "none: prompts are read about ten times slower",
+        Verdict.WARNING,
         "apt-get install libopenblas0-pthread",
-    )  # fmt: skip
+    )
 
 
 def check_files(limit: int, platform: str) -> Line:
@@ -98,9 +103,12 @@ def check_files(limit: int, platform: str) -> Line:
         else "ulimit -n 65536, or LimitNOFILE=65536 in the unit"
     )
     return Line(
-        "files", f"{_FEW_FILES} or more open at a time", f"{limit} open at a time",
-        Verdict.WARNING if few else Verdict.OK, mend if few else "",
-    )  # fmt: skip
+        "files",
+        f"{_FEW_FILES} or more open at a time",
+        f"{limit} open at a time",
+        Verdict.WARNING if few else Verdict.OK,
+        mend if few else "",
+    )
 
 
 def check_memory(reading: MemoryReading | None) -> Line:
@@ -114,9 +122,12 @@ def check_memory(reading: MemoryReading | None) -> Line:
         measured += f", pressure {reading.kernel_pressure.name.lower()}"
         full = reading.kernel_pressure is not KernelPressure.NORMAL
     return Line(
-        "memory", assumption, measured, Verdict.WARNING if full else Verdict.OK,
+        "memory",
+        assumption,
+        measured,
+        Verdict.WARNING if full else Verdict.OK,
         "close other programs, or lower memory.budget_bytes" if full else "",
-    )  # fmt: skip
+    )
 
 
 def check_disks(system: System, home: Home) -> list[Line]:
@@ -136,9 +147,11 @@ def check_disks(system: System, home: Home) -> list[Line]:
             verdict = Verdict.BAD
         lines.append(
             Line(
-                "disk", f"{format_bytes(_LITTLE_BYTES)} free for the {name}",
-                f"{format_bytes(free_bytes)} free at {place}", verdict,
+                "disk",
+                f"{format_bytes(_LITTLE_BYTES)} free for the {name}",
+                f"{format_bytes(free_bytes)} free at {place}",
+                verdict,
                 "" if verdict is Verdict.OK else _FREE_SOME,
             )
-        )  # fmt: skip
+        )
     return lines

@@ -103,8 +103,11 @@ def _stranger() -> int:
     """Start a process that is nobody's child here, as an adopted worker is; return its pid."""
     done = subprocess.run(
         ["/bin/sh", "-c", "/bin/sleep 60 >/dev/null 2>&1 & echo $!"],
-        capture_output=True, text=True, check=True, timeout=_LIMIT_S,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=_LIMIT_S,
+    )
     return int(done.stdout)
 
 
@@ -151,12 +154,14 @@ def check_stacks() -> Line:
         written = b"most recent call first" in log.read()
     fine = written and hung.returncode == -signal.SIGTERM
     return Line(
-        "stacks", assumption,
+        "stacks",
+        assumption,
         f"written after {written_s * 1000:.0f} ms, ended after {ended_s * 1000:.0f} ms"
-        if fine else f"{'written' if written else 'not written'}, status {hung.returncode}",
+        if fine
+        else f"{'written' if written else 'not written'}, status {hung.returncode}",
         Verdict.OK if fine else Verdict.WARNING,
         "" if fine else "the reason of a hang will not be in the log; tell us",
-    )  # fmt: skip
+    )
 
 
 def check_exec() -> Line:
@@ -172,10 +177,12 @@ def check_exec() -> Line:
         told, _ = process.communicate()
     fine = told.split() == [str(process.pid), "1"]
     return Line(
-        "exec", assumption, "it does" if fine else f"it does not: {told.strip() or 'no answer'}",
+        "exec",
+        assumption,
+        "it does" if fine else f"it does not: {told.strip() or 'no answer'}",
         Verdict.OK if fine else Verdict.WARNING,
         "" if fine else "stop and start lmx instead of updating it while it runs; tell us",
-    )  # fmt: skip
+    )
 
 
 def check_descriptors() -> Line:
@@ -183,13 +190,18 @@ def check_descriptors() -> Line:
     limit = min(open_files_limit(), _MOST_OPENED)
     done = subprocess.run(
         [sys.executable, "-P", "-c", _OPEN, str(limit)],
-        capture_output=True, text=True, check=False, timeout=_LIMIT_S,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_LIMIT_S,
+    )
     opened = int(done.stdout) if done.stdout.strip().isdigit() else 0
     # Standard input, output and the like were open already.
     fine = opened >= limit - 16
     return Line(
-        "descriptors", f"{limit} files can be opened", f"{opened} could",
+        "descriptors",
+        f"{limit} files can be opened",
+        f"{opened} could",
         Verdict.OK if fine else Verdict.WARNING,
         "" if fine else "sudo launchctl limit maxfiles 65536, or ulimit -n 65536",
-    )  # fmt: skip
+    )

@@ -46,10 +46,12 @@ def check_socket_path(home: Home) -> Line:
     longest = len(str(home.run.path / _LONGEST_SOCKET).encode())
     fits = longest <= SOCKET_PATH_LIMIT_BYTES
     return Line(
-        "sockets", f"names of {SOCKET_PATH_LIMIT_BYTES} bytes at most", f"{longest} bytes",
+        "sockets",
+        f"names of {SOCKET_PATH_LIMIT_BYTES} bytes at most",
+        f"{longest} bytes",
         Verdict.OK if fits else Verdict.BAD,
         "" if fits else "export LMX_HOME=a shorter path",
-    )  # fmt: skip
+    )
 
 
 def check_config(path: Path | None, config: Config | None) -> Line:
@@ -68,9 +70,12 @@ def check_keys(config: Config) -> Line:
     if count:
         return Line("keys", "others need a key", f"the network, {count} keys", Verdict.OK)
     return Line(
-        "keys", "others need a key", "anybody in the network may use lmx", Verdict.WARNING,
+        "keys",
+        "others need a key",
+        "anybody in the network may use lmx",
+        Verdict.WARNING,
         "set security.api_keys",
-    )  # fmt: skip
+    )
 
 
 def check_port(config: Config, *, running: bool, taken: bool) -> Line:
@@ -81,9 +86,12 @@ def check_port(config: Config, *, running: bool, taken: bool) -> Line:
     if not taken:
         return Line("port", "free, or lmx's", f"{where} is free", Verdict.OK)
     return Line(
-        "port", "free, or lmx's", f"another program has {where}", Verdict.BAD,
+        "port",
+        "free, or lmx's",
+        f"another program has {where}",
+        Verdict.BAD,
         f"lsof -iTCP:{config.server.port} -sTCP:LISTEN, or LMX_SERVER_PORT=another one",
-    )  # fmt: skip
+    )
 
 
 def check_processes(running: bool, left: Sequence[int]) -> Line:
@@ -93,9 +101,12 @@ def check_processes(running: bool, left: Sequence[int]) -> Line:
         state = "lmx runs" if running else "lmx does not run"
         return Line("processes", assumption, state, Verdict.OK)
     return Line(
-        "processes", assumption, f"{len(left)} are left: {', '.join(map(str, left))}",
-        Verdict.WARNING, "lmx stop ends them; start takes them over",
-    )  # fmt: skip
+        "processes",
+        assumption,
+        f"{len(left)} are left: {', '.join(map(str, left))}",
+        Verdict.WARNING,
+        "lmx stop ends them; start takes them over",
+    )
 
 
 def check_models(problems: Sequence[str], config: Config, system: System) -> list[Line]:
@@ -123,12 +134,15 @@ def check_loaded(models: Sequence[ModelStatus]) -> list[Line]:
     """Judge what the workers found in their models' files."""
     return [
         Line(
-            "models", "compute what their files say", f"{model.model}: {remark}", Verdict.WARNING,
+            "models",
+            "compute what their files say",
+            f"{model.model}: {remark}",
+            Verdict.WARNING,
             "choose another conversion or another model",
         )
         for model in models
         for remark in model.remarks
-    ]  # fmt: skip
+    ]
 
 
 def _loaded(home: Home) -> Sequence[ModelStatus]:

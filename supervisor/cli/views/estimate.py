@@ -201,9 +201,10 @@ def show(
     table.add_row("estimated", format_bytes(estimate.total_bytes), "")
     if _was_measured(estimate, plan):
         table.add_row(
-            "measured when loaded", format_bytes(plan.static_bytes),
+            "measured when loaded",
+            format_bytes(plan.static_bytes),
             "in place of weights, draft model, adapters and process",
-        )  # fmt: skip
+        )
     if plan.peak_bytes:
         table.add_row("measured peak", format_bytes(plan.peak_bytes), "at least so much is kept")
     if plan.set_bytes is not None:

@@ -71,9 +71,11 @@ def model_table(columns: Sequence[Column], width: int) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in shown:
         table.add_column(
-            column.heading, justify="right" if column.right else "left",
-            no_wrap=True, overflow="ellipsis",
-        )  # fmt: skip
+            column.heading,
+            justify="right" if column.right else "left",
+            no_wrap=True,
+            overflow="ellipsis",
+        )
     room = width - sum(column.width for column in shown if column.cut_to is None)
     for row in range(max((len(column.cells) for column in shown), default=0)):
         table.add_row(*(_cell(column, row, room) for column in shown))

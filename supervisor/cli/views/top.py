@@ -97,8 +97,9 @@ def _processes(status: SystemStatus) -> Text:
         f"lmx {supervisor.version}  {supervisor.state} for "
         f"{duration(supervisor.uptime_s)}  {router.url or f'router {router.state}'}  "
         f"{router_words(router)}",
-        no_wrap=True, overflow="ellipsis",
-    )  # fmt: skip
+        no_wrap=True,
+        overflow="ellipsis",
+    )
 
 
 def _budget(supervisor: SupervisorStatus) -> RenderableType:
@@ -108,11 +109,14 @@ def _budget(supervisor: SupervisorStatus) -> RenderableType:
     grid.add_row(
         "memory",
         ProgressBar(
-            total=max(1, budget), completed=min(reserved, budget), width=_BAR_WIDTH,
-            complete_style="red" if full else "green", finished_style="red" if full else "yellow",
+            total=max(1, budget),
+            completed=min(reserved, budget),
+            width=_BAR_WIDTH,
+            complete_style="red" if full else "green",
+            finished_style="red" if full else "yellow",
         ),
         f"{format_bytes(reserved)} of {format_bytes(budget)} reserved",
-    )  # fmt: skip
+    )
     return grid
 
 

@@ -163,12 +163,14 @@ def exited(life: SlotLife, event: events.Exited, rules: Rules, now_s: float) -> 
     )  # fmt: skip
     again = isinstance(decision, restart.StartAgain) and life.intent is not Intent.HELD
     gone = WorkerGone(
-        worker, cause, detail,
+        worker,
+        cause,
+        detail,
         was_ready=life.ready_at_s is not None,
         swapped=cause is ExitCause.EVICTED and life.evicted_for is not None,
         restarts=again and cause not in _MADE_ROOM,
         decision=type(decision).__name__,
-    )  # fmt: skip
+    )
     problem = None if cause in _ASKED_FOR else failed_error(detail)
     after = enter(life, SlotState.COLD, failures=failures, problem=problem)
     denied: Effects = ()

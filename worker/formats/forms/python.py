@@ -164,8 +164,10 @@ def _with_identifiers(text: str, sink: PartSink) -> tuple[str, Mapping[str, str]
     if not odd:
         return text, {}
     names = {f"lmx_name_{number}": name for number, (name, _) in enumerate(odd)}
-    groups = [rf"(?P<{stand_in}>{re.escape(name)}(?={end}))"
-              for stand_in, (name, end) in zip(names, odd, strict=True)]  # fmt: skip
+    groups = [
+        rf"(?P<{stand_in}>{re.escape(name)}(?={end}))"
+        for stand_in, (name, end) in zip(names, odd, strict=True)
+    ]
     pattern = rf"{_STRINGS}|(?<![\w.-])(?:{'|'.join(groups)})"
     return re.sub(pattern, lambda found: found.lastgroup or found.group(), text, flags=re.S), names
 

@@ -338,9 +338,7 @@ def literal(text: str, types: frozenset[str] = frozenset()) -> str | None:
             if types and type_of(value) not in types:
                 continue
             return json_text(value)
-        except (
-            ValueError, TypeError, LookupError, SyntaxError, RecursionError, MemoryError,
-        ):  # fmt: skip
+        except (ValueError, TypeError, LookupError, SyntaxError, RecursionError, MemoryError):
             continue  # The last two are what Python's parser says of deep nesting.
     return None
 

@@ -93,9 +93,11 @@ def _off(forward: Forward, prompt: EncodedPrompt) -> float:
     media = prompt.media
     assert isinstance(media, MediaSpans)
     prefill = PromptPrefill(
-        forward, RowRequest(0, prompt.tokens, 1, RowSampling(0.0), media=media),
-        forward.new_cache(), 0,
-    )  # fmt: skip
+        forward,
+        RowRequest(0, prompt.tokens, 1, RowSampling(0.0), media=media),
+        forward.new_cache(),
+        0,
+    )
     assert prefill.media is not None
     while (span := prefill.media.missing(0, len(prompt.tokens))) is not None:
         prefill.media.put(span, _encoded(forward, span))
