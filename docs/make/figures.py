@@ -37,8 +37,7 @@ def figures_of(path: Path) -> Counter[str]:
     figures["header lines"] = next(starts, figures["lines"])
     figures["function lines"] = sum(functions)
     figures["functions > 40"] = sum(length > 40 for length in functions)
-    figures["folders"] = path.name == "__init__.py"
-    figures["fmt: skip"] = text.count("# fmt: skip")
+    figures |= {"folders": path.name == "__init__.py", "fmt: skip": text.count("# fmt: skip")}
     return figures
 
 
@@ -70,15 +69,15 @@ def in_circles(graph: dict[str, set[str]]) -> set[str]:
     """Return the modules that reach themselves by imports."""
     reach = {name: set(found) for name, found in graph.items()}
     for middle in graph:
-        for found in reach.values():
-            found |= reach[middle] if middle in found else set()
+        for found in (one for one in reach.values() if middle in one):
+            found |= reach[middle]
     return {name for name, found in reach.items() if name in found}
 
 
 def main() -> None:
     root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[2]
-    tops = (*PACKAGES, "all", "tests")
-    columns = {top: sum(map(figures_of, (root / top).rglob("*.py")), Counter()) for top in tops}
+    files = {top: (root / top).rglob("*.py") for top in (*PACKAGES, "all", "tests")}
+    columns = {top: sum(map(figures_of, paths), Counter()) for top, paths in files.items()}
     graph = imports(root)
     importers = Counter(one for found in graph.values() for one in found)
     circles = in_circles(graph)
