@@ -19,7 +19,11 @@ _LOOP = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    su
 def busy_machine() -> Iterator[None]:
     """Have LOAD processes of ordinary priority compute, as long as the block lasts."""
     command = [sys.executable, "-S", "-c", _LOOP]
-    loops = [subprocess.Popen(command, stdin=subprocess.DEVNULL) for _ in range(LOAD)]
+    # Linux may share its processors among sessions: each has one of its own, as lmx's processes do.
+    loops = [
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        for _ in range(LOAD)
+    ]
     try:
         yield
     finally:
