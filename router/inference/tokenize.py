@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import orjson
 from aiohttp import web
 
 from lmx.protocol.messages.tasks import (
@@ -12,12 +14,13 @@ from lmx.protocol.messages.tasks import (
     Tokenized,
     TokenizerDescribed,
 )
-from lmx.router.http.bodies.json_body import others_turn, read_object
+from lmx.router.http.bodies.json_body import checked_ahead, next_step, read_object
 from lmx.router.http.outcome import note_ignored
 from lmx.router.http.responses import Answer, json_text, json_value
 from lmx.router.inference.model_choice import models_for
 from lmx.router.inference.stray_results import with_known_calls
 from lmx.router.inference.tasks import ask_tokenizer
+from lmx.router.schema.requests.conversation.messages import MESSAGES
 from lmx.router.schema.requests.tasks import (
     TOKENIZE,
     DetokenizeRequest,
@@ -55,20 +58,22 @@ class TokensText(Answer):
 async def tokenize(request: web.Request) -> web.Response:
     """Return the tokens of a text or of a conversation. Any kind of model has a tokenizer."""
     body = await read_object(request, request.app[SERVICES].spec.body_limit_bytes)
+    body = await checked_ahead(request, body, "messages", MESSAGES)
     wanted, task, sources = parse_tokenize(body)
-    await others_turn()
+    await next_step(request)
     note_ignored(request, ignored_fields(body, TokenizeRequest, TOKENIZE))
     models = await models_for(request, wanted.model, None, media=sources)
     task = with_known_calls(request, task, "messages.tool_call_id")
-    await others_turn()
+    await next_step(request)
     answer = await ask_tokenizer(request, models, task, sources)
     assert isinstance(answer, Tokenized)
+    names: Any = orjson.Fragment(answer.pieces_json) if answer.pieces_json else None
     return json_value(
         Tokens(
             count=len(answer.tokens),
             max_model_len=answer.context_tokens,
             tokens=answer.tokens,
-            token_strs=answer.pieces if wanted.return_token_strs else None,
+            token_strs=names,
         )
     )
 
@@ -77,9 +82,9 @@ async def detokenize(request: web.Request) -> web.Response:
     """Return the text of tokens."""
     body = await read_object(request, request.app[SERVICES].spec.body_limit_bytes)
     wanted, task = parse_detokenize(body)
-    await others_turn()
+    await next_step(request)
     note_ignored(request, ignored_fields(body, DetokenizeRequest, {}))
-    await others_turn()
+    await next_step(request)
     answer = await ask_tokenizer(request, await models_for(request, wanted.model, None), task)
     assert isinstance(answer, Detokenized)
     return json_value(TokensText(prompt=answer.text))
@@ -89,7 +94,7 @@ async def tokenizer_info(request: web.Request) -> web.Response:
     """Return what a model's tokenizer is configured with, its chat template included."""
     query = validated(TokenizerInfoQuery, dict(request.query))
     task = DescribeTokenizer(0, "", TOKENIZE_DEADLINE_S)
-    await others_turn()
+    await next_step(request)
     answer = await ask_tokenizer(request, await models_for(request, query.model, None), task)
     assert isinstance(answer, TokenizerDescribed)
     return json_text(answer.text.encode())

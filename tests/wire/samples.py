@@ -607,7 +607,7 @@ SAMPLES: Final[tuple[Any, ...]] = (
         ),
     ),
     TaskFinished(9, 21),
-    Tokenized(11, (5, 6), 8192, ("h", "i")),
+    Tokenized(11, (5, 6), 8192, b'["h","i"]'),
     Detokenized(12, "hé"),
     TokenizerDescribed(13, "{}"),
     # To a child on its stdin.

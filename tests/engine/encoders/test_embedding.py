@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -223,7 +224,7 @@ def test_tokenizing(tmp_path: Path) -> None:
     reply = tokenized(engine, "hi" * 30, pieces=True)
     assert reply.tokens == tuple(tokens_of("hi" * 30))
     assert reply.context_tokens == 20
-    assert reply.pieces[:3] == ("[CLS]", "h", "i")
+    assert json.loads(reply.pieces_json)[:3] == ["[CLS]", "h", "i"]
     plain = tokenized(engine, "hi", add_special_tokens=False)
     assert plain.tokens == tuple(tokens_of("hi")[1:-1])
     back = engine.tasks.plan(Detokenize(7, "r", 9.0, tokens=tuple(tokens_of("h é"))))

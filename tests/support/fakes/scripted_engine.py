@@ -381,8 +381,8 @@ class ScriptedEngine:
         if isinstance(task, Tokenize):
             source = PromptSource(text=task.text, messages=task.messages, media=media)
             tokens = self.encode(source).tokens
-            pieces = tuple(chr(token - _BYTE) for token in tokens) if task.pieces else ()
-            return Tokenized(task.stream_id, tuple(tokens), 4096, pieces)
+            pieces = json.dumps([chr(token - _BYTE) for token in tokens]) if task.pieces else ""
+            return Tokenized(task.stream_id, tuple(tokens), 4096, pieces.encode())
         if isinstance(task, Detokenize):
             return Detokenized(task.stream_id, _text_of(task.tokens))
         raise RequestError(ErrorCode.UNSUPPORTED_VALUE, "This model writes answers.", param="model")

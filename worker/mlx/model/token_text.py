@@ -184,10 +184,11 @@ class TokenTasks:
         tokens = self._tokens(task, media)
         names = self._tokenizer.convert_ids_to_tokens(tokens) if task.pieces else ()
         # This is a token for which an enlarged vocabulary has no name.
-        pieces = tuple(name or "" for name in names)
+        pieces = [name or "" for name in names]
         size_bytes = 5 * len(tokens) + sum(3 + len(piece.encode()) for piece in pieces)
         _check_reply(size_bytes, "prompt" if task.messages is None else "messages")
-        return Tokenized(task.stream_id, tuple(tokens), self._context_tokens, pieces)
+        shown = json.dumps(pieces, ensure_ascii=False).encode() if task.pieces else b""
+        return Tokenized(task.stream_id, tuple(tokens), self._context_tokens, shown)
 
     def _description(self) -> dict[str, Any]:
         """Return the tokenizer's settings, without the files of this machine."""

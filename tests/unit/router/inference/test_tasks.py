@@ -376,7 +376,7 @@ def tokenizes(task: Any) -> Iterable[Any]:
     if isinstance(task, Detokenize):
         yield Detokenized(task.stream_id, "hé")
     else:
-        yield Tokenized(task.stream_id, (5, 6), 256, ("h", "é") if task.pieces else ())
+        yield Tokenized(task.stream_id, (5, 6), 256, '["h","é"]'.encode() if task.pieces else b"")
 
 
 async def test_tokenize_and_back() -> None:
