@@ -22,6 +22,8 @@ class Answer(TypedDict):
     fields and no other; clients are told that more may be added."""
 
 
+from lmx.router.steps import others_turn
+
 _GIB: Final = 1024**3
 _MIB: Final = 1024**2
 
@@ -44,6 +46,7 @@ class _Pieces(Payload):
         for whole in self._value:
             for piece in in_pieces(whole):
                 await writer.write(piece)
+                await others_turn()
 
 
 def in_pieces(whole: bytes) -> Iterator[memoryview]:

@@ -16,6 +16,7 @@ from aiohttp import HttpVersion11, web
 from lmx.protocol.errors import ErrorCode, GenerationError
 from lmx.router.http.endpoint import family_of
 from lmx.router.http.responses import in_pieces
+from lmx.router.steps import others_turn
 
 EVENT_STREAM: Final = web.RequestKey("event_stream", bool)
 """Whether a request is answered by whole events, with one or more of them in each write."""
@@ -104,7 +105,9 @@ class EventStream:
             # every token was a tenth of the router's work.
             await self.response.write(events)
         else:
-            for piece in in_pieces(events):
+            for number, piece in enumerate(in_pieces(events)):
+                if number:
+                    await others_turn()
                 await self._within_patience(self.response.write(piece))
 
     async def send_all(

@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,6 +30,7 @@ from lmx.router.jobs.live import LiveRequest, RequestKind
 from lmx.router.rendering.answer_format import AnswerFormat, EventWriter
 from lmx.router.rendering.envelope import Identity, fingerprint
 from lmx.router.services import SERVICES
+from lmx.router.steps import others_turn
 from lmx.router.workers.fallback import first_opened
 from lmx.router.workers.stream import Batch
 
@@ -282,8 +282,8 @@ class Relay:
         self._job = reply.job
         self._writer = writer
         self._is_over = False
-        self._unwritten: deque[Callable[[], bytes]] = deque()
-        """What makes the events that are to be sent next."""
+        self._unwritten: Iterator[bytes] = iter(())
+        """Makes the events that are to be sent next."""
 
     def pass_on(self, stream: EventStream, deltas: Sequence[Delta]) -> bool:
         """Write the events of ``deltas`` to ``stream`` at once, and return whether that was
@@ -297,23 +297,33 @@ class Relay:
     async def take(self, wait_s: float) -> bytes | None:
         """Return the events of the output that is ready within ``wait_s``; None after the last
         ones."""
-        if not self._unwritten:
-            if self._is_over:
-                return None
-            batch = await self._reply.next_batch(self._source, wait_s)
-            if batch.deltas:
-                self._unwritten.append(partial(self._writer.deltas, batch.deltas))
-            if batch.ended:
-                self._unwritten.append(partial(self._writer.ends, batch.ended))
-            if batch.finished is not None:
-                assert self._job.ending is not None
-                self._unwritten.append(partial(self._writer.last, self._job.ending))
-                self._is_over = True
-                await asyncio.sleep(0)  # The record of the whole answer has just been made.
-        events = b""
+        if events := self._written():
+            return events
+        if self._is_over:
+            return None
+        batch = await self._reply.next_batch(self._source, wait_s)
+        self._unwritten = self._events_of(batch)
+        if batch.finished is not None:
+            self._is_over = True
+            await others_turn()  # The record of the whole answer has just been made.
+        return self._written()
+
+    def _events_of(self, batch: Batch) -> Iterator[bytes]:
+        if batch.deltas:
+            yield self._writer.deltas(batch.deltas)
+        if batch.ended:
+            yield from self._writer.ends(batch.ended)
+        if batch.finished is not None:
+            assert self._job.ending is not None
+            yield self._writer.last(self._job.ending)
+
+    def _written(self) -> bytes:
         # The end of an answer with logprobs has megabytes, which are sent before the next are made.
-        while self._unwritten and len(events) < _LARGE_BYTES:
-            events += self._unwritten.popleft()()
+        events = b""
+        for some in self._unwritten:
+            events += some
+            if len(events) >= _LARGE_BYTES:
+                break
         return events
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import struct
 from base64 import b64encode
@@ -14,7 +13,7 @@ from aiohttp import web
 
 from lmx.protocol.messages.tasks import Vectors
 from lmx.protocol.states import ModelKind
-from lmx.router.http.bodies.json_body import read_object
+from lmx.router.http.bodies.json_body import next_step, read_object
 from lmx.router.http.outcome import note_ignored
 from lmx.router.http.responses import Answer, json_pieces
 from lmx.router.inference.model_choice import models_of_kind
@@ -24,6 +23,7 @@ from lmx.router.rendering.envelope import Usage
 from lmx.router.schema.requests.tasks import EMBEDDING, EmbeddingRequest, parse_embedding
 from lmx.router.schema.requests.unsupported import ignored_fields
 from lmx.router.services import SERVICES
+from lmx.router.steps import others_turn
 
 _AT_ONCE: Final = 16
 """How many vectors are written out before other requests get their turn on the loop: some
@@ -56,6 +56,7 @@ async def embeddings(request: web.Request) -> web.Response:
     """Return a vector for each input, in the inputs' order."""
     body = await read_object(request, request.app[SERVICES].spec.body_limit_bytes)
     wanted, embed = parse_embedding(body)
+    await next_step(request)
     note_ignored(request, ignored_fields(body, EmbeddingRequest, EMBEDDING))
     models = await models_of_kind(request, wanted.model, ModelKind.EMBEDDING)
     answer_id = f"embd-{secrets.token_hex(12)}"
@@ -73,10 +74,10 @@ async def written_vectors(computed: Computed, write: Callable[[int, bytes], byte
     for part in computed.parts:
         assert isinstance(part, Vectors)
         for index, vector in _split(part):
-            texts[index] = write(index, vector)
+            texts[index] = (b"," if index else b"") + write(index, vector)
             if len(texts) % _AT_ONCE == 0:
-                await asyncio.sleep(0)
-    return [(b"," if index else b"") + texts[index] for index in range(len(texts))]
+                await others_turn()
+    return [texts[index] for index in range(len(texts))]
 
 
 def _as_object(index: int, vector: bytes) -> bytes:

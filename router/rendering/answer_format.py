@@ -7,7 +7,7 @@ This is the seam for a further API family. The family has one file in this room 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -60,8 +60,9 @@ class EventWriter(Protocol):
         """Return the events for new pieces of text, of reasoning and of tool calls. This is the hot
         path: it is called for every token."""
 
-    def ends(self, ended: Sequence[ChoiceEnded]) -> bytes:
-        """Return the events for the ends of choices, with their reasons."""
+    def ends(self, ended: Sequence[ChoiceEnded]) -> Iterator[bytes]:
+        """Yield the events for the ends of choices, with their reasons; all of them are asked for
+        before :meth:`last`. Each may have megabytes, and is made when it is asked for."""
 
     def last(self, ending: Ending) -> bytes:
         """Return the usage, and whatever else ends a stream."""

@@ -6,7 +6,7 @@ Source: the documentation of Anthropic's Messages API ("Create a Message", "Stre
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, NotRequired
 
 import orjson
@@ -316,10 +316,10 @@ class MessageWriter:
                 pieces += (self._before, orjson.dumps(delta.text), b"}}\n\n")
         return b"".join(pieces)
 
-    def ends(self, ended: Sequence[ChoiceEnded]) -> bytes:
-        """Return the end of the open block."""
+    def ends(self, ended: Sequence[ChoiceEnded]) -> Iterator[bytes]:
+        """Yield the end of the open block."""
         self._end = _end_object(ended[0], self._stops)
-        return self._close()
+        yield self._close()
 
     def last(self, ending: Ending) -> bytes:
         """Return why the message ended, with its usage, and its end."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import orjson
@@ -152,17 +152,15 @@ class ChunkWriter:
                 pieces.append(self._event(self._shape.rich(delta)))
         return b"".join(pieces)
 
-    def ends(self, ended: Iterable[ChoiceEnded]) -> bytes:
-        """Return the chunks with the finish reasons of choices, except that of the last choice."""
-        pieces = []
+    def ends(self, ended: Iterable[ChoiceEnded]) -> Iterator[bytes]:
+        """Yield the chunks with the finish reasons of choices, except that of the last choice."""
         for fact in ended:
             self._open -= 1
             chunk = self._chunk(self._shape.end(fact))
             if self._open:
-                pieces.append(chunk + _CHUNK_END)
+                yield chunk + _CHUNK_END
             else:
                 self._last_end = chunk
-        return b"".join(pieces)
 
     def last(self, ending: Ending) -> bytes:
         """Return the last choice's finish reason, the usage chunk if the request asked for one, and

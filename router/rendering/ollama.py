@@ -5,7 +5,7 @@ Source: Ollama's documentation of its API ("Generate a chat message", "Generate 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NotRequired
 
 import orjson
@@ -250,10 +250,10 @@ class OllamaWriter:
                 self._said.append(delta.text)
         return b"".join(pieces)
 
-    def ends(self, ended: Sequence[ChoiceEnded]) -> bytes:
-        """Return the last call."""
+    def ends(self, ended: Sequence[ChoiceEnded]) -> Iterator[bytes]:
+        """Yield the last call."""
         self._end = ended[0]
-        return self._whole_call()
+        yield self._whole_call()
 
     def last(self, ending: Ending) -> bytes:
         """Return the line that says why the answer ended, and how long all took."""

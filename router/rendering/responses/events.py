@@ -5,7 +5,7 @@ Source: the "Streaming events" pages of the documentation of OpenAI's Responses 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, NotRequired
 
 import orjson
@@ -237,7 +237,7 @@ class ResponseWriter:
                 continue
             kind = delta.kind if call is None else _CALL
             if kind is not self._kind or (call is not None and call.index != self._call):
-                pieces += (self._close(COMPLETED), self._open(kind, delta))
+                pieces += [*self._close(COMPLETED), self._open(kind, delta)]
             if self._reader is not None:
                 text = self._reader.read(text)
             if delta.logprobs:
@@ -249,10 +249,11 @@ class ResponseWriter:
                 self._number += 1
         return b"".join(pieces)
 
-    def ends(self, ended: Sequence[ChoiceEnded]) -> bytes:
-        """Return the end of the open item."""
+    def ends(self, ended: Sequence[ChoiceEnded]) -> Iterator[bytes]:
+        """Yield the end of the open item."""
         self._end = ended[0]
-        return self._close(INCOMPLETE if self._end.reason is FinishReason.LENGTH else COMPLETED)
+        is_cut = self._end.reason is FinishReason.LENGTH
+        yield from self._close(INCOMPLETE if is_cut else COMPLETED)
 
     def last(self, ending: Ending) -> bytes:
         """Return the whole response."""
@@ -292,22 +293,20 @@ class ResponseWriter:
             self._after = b',"logprobs":[]' + self._after
         return added + self._part("added", "")
 
-    def _close(self, status: ItemStatus) -> bytes:
+    def _close(self, status: ItemStatus) -> Iterator[bytes]:
         if self._kind is None:
-            return b""
-        rest = ""
+            return
         if self._reader is not None and (rest := self._reader.end()):
             self._pieces.append(rest)
-        events = [self._delta(rest) if rest else b"", self._text_done("".join(self._pieces))]
-        item = self._item(status)
-        events.append(
-            self._event(
-                "response.output_item.done", {"output_index": len(self._done), "item": item}
-            )
-        )
-        self._done.append(orjson.dumps(item))
+            yield self._delta(rest)
+        text = "".join(self._pieces)
+        yield self._text_done(text)
+        yield self._part("done", text)
+        item = orjson.dumps(self._item(status))
+        fields = {"output_index": len(self._done), "item": orjson.Fragment(item)}
+        yield self._event("response.output_item.done", fields)
+        self._done.append(item)
         self._kind = None
-        return b"".join(events)
 
     def _item(self, status: ItemStatus) -> OutputItem:
         response_id, index = self._identity.completion_id, len(self._done)
@@ -355,7 +354,7 @@ class ResponseWriter:
         if self._kind is _MESSAGE:
             fields["logprobs"] = self._event_logprobs
         name = self._delta_name().removesuffix("delta") + "done"
-        return self._event(name, fields) + self._part("done", text)
+        return self._event(name, fields)
 
     def _delta(self, text: str) -> bytes:
         return self._event(self._delta_name(), {**self._place, **self._index(), "delta": text})
@@ -369,16 +368,17 @@ class ResponseWriter:
         return self._event("response.output_text.delta", fields)
 
     def _response(self, name: str, state: ResponseState) -> bytes:
-        output = b'"output":[' + b",".join(self._done) + b"],"
-        number = str(self._number).encode()
+        shown, number = name.encode(), str(self._number).encode()
         self._number += 1
-        return (
-            b"event: " + name.encode() + b'\ndata: {"type":"' + name.encode() + b'",'
-            + self._head + output + orjson.dumps(state)[1:]
-            + b',"sequence_number":' + number + b"}\n\n"
-        )  # fmt: skip
+        # One copy of what may have megabytes.
+        output = [piece for item in self._done for piece in (b",", item)][1:]
+        return b"".join((
+            b"event: ", shown, b'\ndata: {"type":"', shown, b'",', self._head,
+            b'"output":[', *output, b"],", orjson.dumps(state)[1:],
+            b',"sequence_number":', number, b"}\n\n",
+        ))  # fmt: skip
 
     def _event(self, name: str, fields: dict[str, Any]) -> bytes:
         data = orjson.dumps({"type": name, **fields, "sequence_number": self._number})
         self._number += 1
-        return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
+        return b"event: %b\ndata: %b\n\n" % (name.encode(), data)

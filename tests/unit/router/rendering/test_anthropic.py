@@ -76,7 +76,7 @@ def streamed(
     raw, left = writer.first(), iter(deltas)
     for size in [*sizes, len(deltas)]:
         raw += writer.deltas(list(itertools.islice(left, size)))
-    raw += writer.ends([end]) + writer.last(ENDING)
+    raw += b"".join(writer.ends([end])) + writer.last(ENDING)
     blocks = raw.decode().split("\n\n")
     assert blocks.pop() == ""
     found = []
@@ -205,7 +205,7 @@ def test_remarks_of_the_engine_are_warnings() -> None:
     assert known(SDK_EVENT, json.loads(data)).model_dump()["message"]["warnings"]
     # Others are known at the end alone.
     late = replace(ENDING, finished=replace(ENDING.finished, remarks=("not checked",)))
-    writer.ends([ChoiceEnded(1, 0, FinishReason.STOP)])
+    list(writer.ends([ChoiceEnded(1, 0, FinishReason.STOP)]))
     data = writer.last(late).decode().partition("\ndata: ")[2].partition("\n")[0]
     assert known(SDK_EVENT, json.loads(data)).model_dump()["warnings"] == ["not checked"]
     whole = answer.whole(IDENTITY, Beginning(9, ("first",)), [AccumulatedChoice()], {}, late)

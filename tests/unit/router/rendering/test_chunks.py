@@ -89,7 +89,9 @@ def test_every_chunk_has_the_usage_so_far(shape: Callable[[Form], ChoiceShape]) 
         Delta(1, "b", 3, index=1),
         Delta(1, "c", 1, logprobs=logprobs),
     ]
-    chunks = parse(writer.first() + writer.deltas(deltas) + writer.ends([ended(), ended(1)]))
+    chunks = parse(
+        writer.first() + writer.deltas(deltas) + b"".join(writer.ends([ended(), ended(1)]))
+    )
     chunks += parse(writer.last(ENDING))
     counted = [chunk["usage"]["completion_tokens"] for chunk in chunks]
     assert counted[-6:] == [1, 6, 7, 7, 7, 3]
@@ -102,7 +104,7 @@ def test_every_chunk_has_the_usage_so_far(shape: Callable[[Form], ChoiceShape]) 
 
 def test_the_last_chunks() -> None:
     writer = chat_writer()
-    assert writer.ends([ended()]) == b""
+    assert list(writer.ends([ended()])) == []
     (end,) = parse(writer.last(ENDING))
     assert end["choices"] == [
         {"index": 0, "delta": {}, "logprobs": None, "finish_reason": "length", "stop_reason": None}
@@ -110,7 +112,7 @@ def test_the_last_chunks() -> None:
     assert "usage" not in end
     assert end["timings"] == timings_object(FINISHED, CLOCKED)
     writer = chat_writer(Form(include_usage=True))
-    assert writer.ends([ended()]) == b""
+    assert list(writer.ends([ended()])) == []
     end, usage = parse(writer.last(ENDING))
     assert end["usage"] is None
     assert "timings" not in end
@@ -126,13 +128,13 @@ def test_each_choice_begins_and_ends_by_itself() -> None:
     assert all(
         chunk["choices"][0]["delta"] == {"role": "assistant", "content": ""} for chunk in begun
     )
-    (first_end,) = parse(writer.ends([ended(1, FinishReason.STOP)]))
+    (first_end,) = parse(b"".join(writer.ends([ended(1, FinishReason.STOP)])))
     assert (first_end["choices"][0]["index"], first_end["choices"][0]["finish_reason"]) == (
         1,
         "stop",
     )
     assert "timings" not in first_end
-    (second_end,) = parse(writer.ends([ended(2), ended(0)]))
+    (second_end,) = parse(b"".join(writer.ends([ended(2), ended(0)])))
     assert second_end["choices"][0]["index"] == 2
     (last,) = parse(writer.last(ENDING))
     assert last["choices"][0]["index"] == 0
@@ -142,7 +144,7 @@ def test_each_choice_begins_and_ends_by_itself() -> None:
 def test_a_text_has_no_beginning_but_an_end() -> None:
     writer = text_writer()
     assert writer.first() == b""
-    writer.ends([ended()])
+    list(writer.ends([ended()]))
     (end,) = parse(writer.last(ENDING))
     assert end["object"] == "text_completion"
     assert end["choices"][0]["text"] == ""
@@ -242,7 +244,7 @@ def answers(draw: st.DrawFn, kinds: list[DeltaKind]) -> tuple[int, list[Delta]]:
 def streamed(form: Form, shape: ChoiceShape, deltas: list[Delta]) -> list[dict[str, Any]]:
     writer = ChunkWriter(IDENTITY, form, shape)
     raw = writer.first() + b"".join(writer.deltas([delta]) for delta in deltas)
-    raw += writer.ends([ended(index) for index in range(form.choices)])
+    raw += b"".join(writer.ends([ended(index) for index in range(form.choices)]))
     return parse(raw + writer.last(ENDING))
 
 
@@ -378,7 +380,7 @@ def test_a_call_in_the_form_that_functions_had() -> None:
     ]
     end = ended(reason=FinishReason.TOOL_CALLS)
     writer = chat_writer(form)
-    chunks = parse(writer.deltas(deltas) + writer.ends([end]) + writer.last(ENDING))
+    chunks = parse(writer.deltas(deltas) + b"".join(writer.ends([end])) + writer.last(ENDING))
     calls = [chunk["choices"][0]["delta"]["function_call"] for chunk in chunks[:2]]
     assert calls == [{"name": "f", "arguments": ""}, {"arguments": '{"a":1}'}]
     assert chunks[2]["choices"][0]["finish_reason"] == "function_call"

@@ -110,7 +110,7 @@ def streamed(
     raw, left = writer.first(), iter(deltas)
     for size in [*sizes, len(deltas)]:
         raw += writer.deltas(list(itertools.islice(left, size)))
-    return events_of(raw + writer.ends([end]) + writer.last(ENDING))
+    return events_of(raw + b"".join(writer.ends([end])) + writer.last(ENDING))
 
 
 def whole(deltas: list[Delta], end: ChoiceEnded, answer: ResponseAnswer) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -80,8 +80,8 @@ class ToyWriter:
             self._block = delta.kind
         return begin + event("block_delta", text=delta.text)
 
-    def ends(self, ended: Sequence[ChoiceEnded]) -> bytes:
-        return self._stop() + event("message_delta", stop_reason=ended[0].reason.value)
+    def ends(self, ended: Sequence[ChoiceEnded]) -> Iterator[bytes]:
+        yield self._stop() + event("message_delta", stop_reason=ended[0].reason.value)
 
     def last(self, ending: Ending) -> bytes:
         return event("message_stop", output_tokens=ending.finished.usage.completion_tokens)
