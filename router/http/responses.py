@@ -15,14 +15,14 @@ from aiohttp.payload import Payload
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
+from lmx.router.steps import others_turn
+
 
 @with_config(ConfigDict(strict=True, extra="forbid"))
 class Answer(TypedDict):
     """An object in an answer, described where it is built. Tests see to it that an answer has these
     fields and no other; clients are told that more may be added."""
 
-
-from lmx.router.steps import others_turn
 
 _GIB: Final = 1024**3
 _MIB: Final = 1024**2

@@ -6,7 +6,7 @@ from aiohttp import web
 
 from lmx.protocol.states import ModelKind
 from lmx.router.http.access import own_request
-from lmx.router.http.bodies.json_body import others_turn, read_object
+from lmx.router.http.bodies.json_body import checked_ahead, next_step, read_object
 from lmx.router.http.outcome import CONTEXT, note_ignored
 from lmx.router.inference.answering import answer, is_ovms
 from lmx.router.inference.media import generation
@@ -17,7 +17,8 @@ from lmx.router.rendering.chat import ChatShape
 from lmx.router.rendering.envelope import Form
 from lmx.router.rendering.openai import OpenAiAnswer
 from lmx.router.schema.requests.chat import ChatRequest, parse_chat
-from lmx.router.schema.requests.conversation.older_forms import has_functions
+from lmx.router.schema.requests.conversation.messages import MESSAGES
+from lmx.router.schema.requests.conversation.older_forms import has_functions, modernized
 from lmx.router.schema.requests.unsupported import CHAT, ignored_fields
 from lmx.router.services import SERVICES
 
@@ -30,9 +31,10 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     services, context = request.app[SERVICES], request[CONTEXT]
     body = await read_object(request, services.spec.body_limit_bytes)
     ovms = is_ovms(request)
-    chat, generate, sources = parse_chat(body, ovms=ovms)
+    shaped = await checked_ahead(request, body, "messages", MESSAGES, modernized)
+    chat, generate, sources = parse_chat(shaped, ovms=ovms)
     names_a_function = generate.tool_use is not None and generate.tool_use.function is not None
-    await others_turn()
+    await next_step(request)
     note_ignored(request, ignored_fields(body, ChatRequest, CHAT))
     stream = bool(chat.stream)
     models = await models_of_kind(request, chat.model, ModelKind.CHAT, stream=stream, media=sources)
@@ -51,8 +53,8 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     generate = with_known_calls(request, generate, "messages.tool_call_id")
     begin = generation(services, own_request(generate, context), sources)
     # Media may be megabytes of text, which nobody needs for as long as the answer takes.
-    del body, chat, sources
-    await others_turn()
+    del body, shaped, chat, sources
+    await next_step(request)
     return await answer(
         request,
         models,

@@ -6,7 +6,7 @@ from aiohttp import web
 
 from lmx.protocol.states import ModelKind
 from lmx.router.http.access import own_request
-from lmx.router.http.bodies.json_body import others_turn, read_object
+from lmx.router.http.bodies.json_body import next_step, read_object
 from lmx.router.http.outcome import CONTEXT, note_ignored
 from lmx.router.inference.answering import answer, is_ovms
 from lmx.router.inference.model_choice import models_of_kind
@@ -28,7 +28,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     services, context = request.app[SERVICES], request[CONTEXT]
     body = await read_object(request, services.spec.body_limit_bytes)
     wanted, generates = parse_completion(body, ovms=is_ovms(request))
-    await others_turn()
+    await next_step(request)
     note_ignored(request, ignored_fields(body, CompletionRequest, COMPLETION))
     stream = bool(wanted.stream)
     models = await models_of_kind(request, wanted.model, ModelKind.CHAT, stream=stream)
@@ -42,7 +42,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
         prompt_logprobs=wanted.prompt_logprobs is not None,
     )
     named = [own_request(generate, context) for generate in generates]
-    await others_turn()
+    await next_step(request)
     return await answer(
         request,
         models,

@@ -7,7 +7,7 @@ from aiohttp import web
 from lmx.protocol.messages.tasks import Tokenized
 from lmx.protocol.states import ModelKind
 from lmx.router.http.access import own_request
-from lmx.router.http.bodies.json_body import others_turn, read_object
+from lmx.router.http.bodies.json_body import checked_ahead, next_step, read_object
 from lmx.router.http.outcome import CONTEXT, note_ignored
 from lmx.router.http.responses import Answer, json_value
 from lmx.router.inference.answering import answer
@@ -17,6 +17,7 @@ from lmx.router.inference.stray_results import with_known_calls
 from lmx.router.inference.tasks import ask_tokenizer
 from lmx.router.jobs.live import RequestKind
 from lmx.router.rendering.anthropic import MessageAnswer
+from lmx.router.schema.requests.anthropic.conversation import TURNS
 from lmx.router.schema.requests.anthropic.messages import (
     CountTokensRequest,
     MessagesRequest,
@@ -42,8 +43,9 @@ async def messages(request: web.Request) -> web.StreamResponse:
     """
     services = request.app[SERVICES]
     body = await read_object(request, services.spec.body_limit_bytes)
+    body = await checked_ahead(request, body, "messages", TURNS)
     wanted, generate, sources = parse_messages(body, keep_billing=services.spec.keep_billing_header)
-    await others_turn()
+    await next_step(request)
     note_ignored(request, [*ignored_fields(body, MessagesRequest, {}), *wanted.left_out])
     stream = bool(wanted.stream)
     models = await models_of_kind(
@@ -54,7 +56,7 @@ async def messages(request: web.Request) -> web.StreamResponse:
     form = MessageAnswer(wanted.stop_texts, shows_thinking=wanted.shows_thinking)
     # Media may be megabytes of text, which nobody needs for as long as the answer takes.
     del body, wanted, sources
-    await others_turn()
+    await next_step(request)
     return await answer(
         request,
         models,
@@ -70,12 +72,13 @@ async def count_tokens(request: web.Request) -> web.Response:
     """Return how many tokens the prompt of a conversation has, its images included."""
     spec = request.app[SERVICES].spec
     body = await read_object(request, spec.body_limit_bytes)
+    body = await checked_ahead(request, body, "messages", TURNS)
     wanted, task, sources = parse_count(body, keep_billing=spec.keep_billing_header)
-    await others_turn()
+    await next_step(request)
     note_ignored(request, [*ignored_fields(body, CountTokensRequest, {}), *wanted.left_out])
     models = await models_for(request, wanted.model, None, media=sources)
     task = with_known_calls(request, task, "messages.content.tool_use_id")
-    await others_turn()
+    await next_step(request)
     counted = await ask_tokenizer(request, models, task, sources)
     assert isinstance(counted, Tokenized)
     return json_value(TokenCount(input_tokens=len(counted.tokens)))

@@ -15,7 +15,7 @@ from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.messages.tasks import Embed
 from lmx.protocol.states import ModelKind
 from lmx.router.http.access import own_request
-from lmx.router.http.bodies.json_body import others_turn, read_object
+from lmx.router.http.bodies.json_body import next_step, read_object
 from lmx.router.http.outcome import CONTEXT, note_ignored
 from lmx.router.http.responses import Answer, json_pieces, json_text
 from lmx.router.inference.answering import answer
@@ -68,12 +68,12 @@ async def ollama_chat(request: web.Request) -> web.StreamResponse:
     """Answer a conversation."""
     body = await read_object(request, request.app[SERVICES].spec.body_limit_bytes)
     wanted, generate, sources = parse_ollama_chat(body)
-    await others_turn()
+    await next_step(request)
     note_ignored(request, [*ignored_fields(body, OllamaChatRequest, {}), *ignored_options(body)])
     answered = await _answer(request, wanted, generate, sources, chat=True)
     # Media may be megabytes of text, which nobody needs for as long as the answer takes.
     del body, wanted, sources
-    await others_turn()
+    await next_step(request)
     return await answered()
 
 
@@ -82,11 +82,11 @@ async def ollama_generate(request: web.Request) -> web.StreamResponse:
     body = await read_object(request, request.app[SERVICES].spec.body_limit_bytes)
     wanted, generate, sources = parse_ollama_generate(body)
     ignored = ignored_fields(body, OllamaGenerateRequest, {})
-    await others_turn()
+    await next_step(request)
     note_ignored(request, [*ignored, *ignored_options(body)])
     answered = await _answer(request, wanted, generate, sources, chat=False)
     del body, wanted, sources
-    await others_turn()
+    await next_step(request)
     return await answered()
 
 
@@ -95,7 +95,7 @@ async def ollama_embed(request: web.Request) -> web.Response:
     started_s = time.monotonic()
     body = await read_object(request, request.app[SERVICES].spec.body_limit_bytes)
     wanted, embed = parse_ollama_embed(body)
-    await others_turn()
+    await next_step(request)
     note_ignored(request, ignored_fields(body, OllamaEmbedRequest, {}))
     computed = await _embedded(request, wanted.model, embed)
     vectors = await written_vectors(computed, as_array) if computed else []
@@ -114,7 +114,7 @@ async def ollama_embeddings(request: web.Request) -> web.Response:
     """Return the vector of one text."""
     body = await read_object(request, request.app[SERVICES].spec.body_limit_bytes)
     wanted, embed = parse_ollama_embeddings(body)
-    await others_turn()
+    await next_step(request)
     note_ignored(request, ignored_fields(body, OllamaEmbeddingsRequest, {}))
     computed = await _embedded(request, wanted.model, embed)
     (vector,) = await written_vectors(computed, as_array) if computed else (b"[]",)

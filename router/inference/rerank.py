@@ -9,7 +9,7 @@ from typing import NotRequired
 from aiohttp import web
 
 from lmx.protocol.states import ModelKind
-from lmx.router.http.bodies.json_body import read_object
+from lmx.router.http.bodies.json_body import next_step, read_object
 from lmx.router.http.outcome import note_ignored
 from lmx.router.http.responses import Answer, json_value
 from lmx.router.inference.model_choice import models_of_kind
@@ -56,6 +56,7 @@ async def rerank(request: web.Request) -> web.Response:
     and Cohere."""
     body = await read_object(request, request.app[SERVICES].spec.body_limit_bytes)
     wanted, task = parse_rerank(body)
+    await next_step(request)
     note_ignored(request, ignored_fields(body, RerankRequest, RERANK))
     models = await models_of_kind(request, wanted.model, ModelKind.RERANK)
     rerank_id = f"rerank-{secrets.token_hex(12)}"

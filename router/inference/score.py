@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import secrets
 import struct
@@ -17,7 +16,7 @@ from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.messages.tasks import Vectors
 from lmx.protocol.states import ModelKind
-from lmx.router.http.bodies.json_body import read_object
+from lmx.router.http.bodies.json_body import next_step, read_object
 from lmx.router.http.outcome import note_ignored
 from lmx.router.http.responses import Answer, json_value
 from lmx.router.inference.model_choice import models_for
@@ -33,6 +32,7 @@ from lmx.router.schema.requests.tasks import (
 )
 from lmx.router.schema.requests.unsupported import ignored_fields
 from lmx.router.services import SERVICES
+from lmx.router.steps import others_turn
 
 _AT_ONCE: Final = 64
 """How many pairs of vectors are compared before other requests get their turn on the loop:
@@ -70,6 +70,7 @@ async def score(request: web.Request) -> web.Response:
     others."""
     body = await read_object(request, request.app[SERVICES].spec.body_limit_bytes)
     wanted = parse_score(body)
+    await next_step(request)
     note_ignored(request, ignored_fields(body, ScoreRequest, SCORE))
     models = await models_for(request, wanted.model, ModelKind.RERANK)
     embeds = _embeds(models[0])
@@ -135,7 +136,7 @@ async def _cosines(computed: Computed, wanted: ScoreRequest) -> list[float]:
         length = math.hypot(*one) * math.hypot(*other)
         cosines.append(sum(map(mul, one, other)) / length if length else 0.0)
         if len(cosines) % _AT_ONCE == 0:
-            await asyncio.sleep(0)
+            await others_turn()
     return cosines
 
 

@@ -18,6 +18,7 @@ from lmx.router.media.inline import decoded
 from lmx.router.media.room import HeldMedia, MediaRoom, MediaShare
 from lmx.router.media.sniff import told_form
 from lmx.router.media.source import MediaSource, Origin, origin_of
+from lmx.router.steps import others_turn
 
 _AT_A_TIME: Final = 4
 """How many media of one request are fetched at a time."""
@@ -112,7 +113,7 @@ class MediaReader:
         for piece in decoded(source.text, source.param, self._limits.max_item_bytes):
             share.grow(len(piece))
             pieces.append(piece)
-            await asyncio.sleep(0)
+            await others_turn()
         return b"".join(pieces)
 
 
@@ -121,7 +122,7 @@ async def _sha256(content: bytes) -> bytes:
     view = memoryview(content)
     for begin in range(0, len(content), _PIECE_BYTES):
         digest.update(view[begin : begin + _PIECE_BYTES])
-        await asyncio.sleep(0)
+        await others_turn()
     return digest.digest()
 
 

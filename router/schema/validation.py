@@ -23,7 +23,6 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.router.http.bodies.limits import no_collection
 
 _GIVEN_LIMIT: Final = 60
 """How many characters of an offending value an error repeats."""
@@ -84,8 +83,7 @@ _Checked = TypeVar("_Checked", bound=BaseModel)
 def validated(schema: type[_Checked], body: dict[str, Any]) -> _Checked:
     """Return the body as ``schema``. Raises :class:`RequestError` (400) for the first fault."""
     try:
-        with no_collection():
-            return schema.model_validate(body)
+        return schema.model_validate(body)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise describe_invalid(

@@ -43,6 +43,7 @@ from lmx.router.server.connections import (
 )
 from lmx.router.server.heap_pace import HeapPace
 from lmx.router.services import Services
+from lmx.router.steps import collect_between_steps
 from lmx.router.supervisor.event_feed import EventFeed
 from lmx.router.supervisor.link import SupervisorLink
 from lmx.router.supervisor.waiting_room import WaitingRoom
@@ -277,6 +278,8 @@ async def serve(spec: RouterSpec) -> None:
     loop.add_signal_handler(signal.SIGUSR1, told_to_retire.set)
     router = Router(spec, socket.socket(fileno=spec.listen_fd))
     watch_in_thread(router.farewell, loop, taken_for_hung.set)
+    # It is the whole process's, of which a test's router has only a part.
+    collecting = keep_up(collect_between_steps, "the collection of garbage")
     link = await router.start()
     _log.info("router.serving", host=spec.host, port=spec.port)
     waiting = [
@@ -298,6 +301,7 @@ async def serve(spec: RouterSpec) -> None:
         await router.stop(0.0, hung_error())
     else:
         await router.stop(spec.shutdown_grace_s)
+    await _ended(collecting)
     _log.info("router.stopped")
 
 

@@ -6,7 +6,6 @@ to a hundred megabytes, and with words of its own about encodings that it has no
 
 from __future__ import annotations
 
-import asyncio
 import zlib
 from collections.abc import AsyncIterator
 from typing import Any, Final
@@ -14,6 +13,7 @@ from typing import Any, Final
 from aiohttp import StreamReader, web
 
 from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.router.steps import others_turn
 
 _DECODED: Final = ("deflate", "gzip", "x-gzip")
 _PIECE_BYTES: Final = 2**18
@@ -63,7 +63,7 @@ async def decoded(content: StreamReader, encoding: str, limit_bytes: int) -> Asy
             while not left and len(piece) == _PIECE_BYTES:
                 piece = decoder.decompress(b"", _PIECE_BYTES)
                 yield piece
-            await asyncio.sleep(0)
+            await others_turn()
         if read_bytes > limit_bytes:
             raise zlib.error("longer before it is decoded than it may be then")
     if decoder is not None and not decoder.eof:

@@ -6,7 +6,7 @@ import asyncio
 import re
 import time
 import zlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
@@ -14,23 +14,22 @@ import jiter
 import orjson
 from aiohttp import web
 from aiohttp.web_protocol import RequestPayloadError
+from pydantic import TypeAdapter, ValidationError
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.router.http.bodies.encoding import decoded, encoding_of
-from lmx.router.http.bodies.limits import (
-    SMALL_BYTES,
-    BodyRoom,
-    BodyShare,
-    check_amounts,
-    no_collection,
-)
+from lmx.router.http.bodies.limits import SMALL_BYTES, BodyRoom, BodyShare, check_amounts
 from lmx.router.http.cors import is_of_browser
 from lmx.router.http.rate_limits import ADMISSION
 from lmx.router.http.token_estimate import estimate_in_steps, estimated_tokens
+from lmx.router.steps import others_turn
 
 LARGE_BODIES: Final = web.AppKey("large_bodies", asyncio.Lock)
 """This lock is held while a large body is counted and parsed: between two of them everything else
 gets its turn."""
+
+IS_LARGE: Final = web.RequestKey("is_large", bool)
+"""A request carries this if its body, or what it goes on with, is large."""
 
 BODY_ROOM: Final = web.AppKey("body_room", BodyRoom)
 
@@ -41,6 +40,9 @@ _BOM: Final = b"\xef\xbb\xbf"
 _DUPLICATE: Final = re.compile(r'Detected duplicate key "(.*)" at (line \d+ column \d+)', re.DOTALL)
 _KEY_SHOWN: Final = 60
 """Characters of a key that an error repeats."""
+
+_CHECKED_AT_ONCE: Final = 4_000
+"""How many messages and parts are checked in one step: some milliseconds of work."""
 
 _Parsed = TypeVar("_Parsed")
 
@@ -71,10 +73,55 @@ async def read_object(request: web.Request, limit_bytes: int) -> dict[str, Any]:
     return parsed
 
 
-async def others_turn() -> None:
-    """Let others have their turn between two steps with a body: its validation, what is made of it
-    and the message to a worker take some hundredths of a second each for the largest."""
-    await asyncio.sleep(0)
+async def next_step(request: web.Request) -> None:
+    """Let others have their turn between two steps with a large body: its validation, what is made
+    of it and the message to a worker take some hundredths of a second each for the largest."""
+    if IS_LARGE in request:
+        await others_turn()
+
+
+async def checked_ahead(
+    request: web.Request,
+    body: dict[str, Any],
+    field: str,
+    check: TypeAdapter[list[Any]],
+    shaped: Callable[[dict[str, Any]], dict[str, Any]] = lambda body: body,
+) -> dict[str, Any]:
+    """Return a body whose list ``field`` is checked already, some values in a step, if it is large.
+
+    The check of the whole body takes what was checked as it is. From the first value on that is not
+    right they are left to that check, which tells what the fault is: faults of other fields may
+    come before it. ``shaped`` is what puts a body into the shape that ``check`` knows.
+    """
+    if IS_LARGE not in request:
+        return body
+    body = shaped(body)
+    values = body.get(field)
+    if not isinstance(values, list):
+        return body
+    checked: list[Any] = []
+    for part in _parts(values):
+        await others_turn()
+        try:
+            checked += check.validate_python(part)
+        except ValidationError:
+            break
+    return {**body, field: [*checked, *values[len(checked) :]]}
+
+
+def _parts(values: list[Any]) -> Iterator[list[Any]]:
+    """Yield values that hold a step's work together, in their order."""
+    part: list[Any] = []
+    held = 0
+    for value in values:
+        part.append(value)
+        lists = value.values() if isinstance(value, dict) else ()
+        held += 1 + sum(len(inner) for inner in lists if isinstance(inner, list))
+        if held >= _CHECKED_AT_ONCE:
+            yield part
+            part, held = [], 0
+    if part:
+        yield part
 
 
 @asynccontextmanager
@@ -112,8 +159,7 @@ async def parse_kept(request: web.Request, pieces: Sequence[bytes]) -> list[Any]
 
 
 def _parse_stored(payload: bytes) -> list[Any]:
-    with no_collection():
-        values: list[Any] = orjson.loads(payload)
+    values: list[Any] = orjson.loads(payload)
     return values
 
 
@@ -123,11 +169,12 @@ async def _parsed(
     if len(payload) <= SMALL_BYTES:
         return parse(payload)
     async with request.app[LARGE_BODIES]:
+        request[IS_LARGE] = True
         for _ in check_amounts(payload):
-            await asyncio.sleep(0)
+            await others_turn()
         value = parse(payload)
         # The next step with it (the validation) takes as long again.
-        await asyncio.sleep(0)
+        await others_turn()
     return value
 
 
@@ -138,7 +185,7 @@ async def _estimated(request: web.Request, body: dict[str, Any], *, large: bool)
     async with request.app[LARGE_BODIES]:
         for part in estimate_in_steps(body):
             tokens += part
-            await asyncio.sleep(0)
+            await others_turn()
     return tokens
 
 
@@ -156,8 +203,7 @@ def parse_object(payload: bytes) -> dict[str, Any]:
     40 ms.
     """
     try:
-        with no_collection():
-            value = jiter.from_json(payload, catch_duplicate_keys=True, allow_inf_nan=False)
+        value = jiter.from_json(payload, catch_duplicate_keys=True, allow_inf_nan=False)
     except ValueError as error:
         raise RequestError(ErrorCode.INVALID_JSON, _describe(payload, str(error))) from error
     if not isinstance(value, dict):

@@ -8,9 +8,7 @@ What costs is their number, and the number of arrays, objects and numbers.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final
 
 import jiter
@@ -58,19 +56,6 @@ def check_amounts(payload: bytes) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """Pause the garbage collector within the block. What is parsed or checked there has no
-    reference cycles, and looking for them again and again takes longer than making the objects."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
 def _piece_end(payload: bytes, begin: int) -> int:
     """Return where a piece may end: never between a backslash and the character that it escapes."""
     end = begin + _PIECE_BYTES
@@ -96,8 +81,7 @@ def _too_many(read: bytes, limit: int, what: str) -> RequestError:
 def _last_field(read: bytes) -> str | None:
     """Return the top-level field in which the beginning of a body ends; None if it ends in none."""
     try:
-        with no_collection():
-            value = jiter.from_json(read, partial_mode=True)
+        value = jiter.from_json(read, partial_mode=True)
     except ValueError:
         return None
     return next(reversed(value), None) if isinstance(value, dict) else None

@@ -15,7 +15,7 @@ from lmx.protocol.messages.tasks import Tokenized
 from lmx.protocol.models.sampling import PARAMETERS
 from lmx.protocol.states import ModelKind
 from lmx.router.http.access import own_request
-from lmx.router.http.bodies.json_body import others_turn, read_object
+from lmx.router.http.bodies.json_body import checked_ahead, next_step, read_object
 from lmx.router.http.outcome import CONTEXT, note_ignored
 from lmx.router.http.responses import Answer, json_value
 from lmx.router.inference.answering import answer
@@ -31,7 +31,7 @@ from lmx.router.rendering.responses.answer import ResponseAnswer
 from lmx.router.rendering.responses.items import RESPONSE, ItemForm
 from lmx.router.rendering.responses.sealing import sealing_key
 from lmx.router.rendering.responses.state import QUEUED
-from lmx.router.schema.requests.responses.items import Item, check_together, stored_items
+from lmx.router.schema.requests.responses.items import ITEMS, Item, check_together, stored_items
 from lmx.router.schema.requests.responses.responses import (
     InputTokensRequest,
     ResponsePromptFields,
@@ -74,6 +74,11 @@ For the parameters of sampling these are lmx's own defaults: what a model has in
 its worker knows, but the Open Responses specification wants numbers."""
 
 
+_STORED_AT_ONCE: Final = 2_000
+"""How many items are written out in one step: some hundredths of a second of work for the
+largest."""
+
+
 class InputTokenCount(Answer):
     """How many tokens a prompt has."""
 
@@ -88,13 +93,14 @@ async def responses(request: web.Request) -> web.StreamResponse:
     """
     services = request.app[SERVICES]
     body = await read_object(request, services.spec.body_limit_bytes)
+    body = await checked_ahead(request, body, "input", ITEMS)
     wanted = parse_responses(body)
-    await others_turn()
+    await next_step(request)
     key = sealing_key(services.spec.admin_key)
     items, own = await _conversation(request, wanted)
-    await others_turn()
+    await next_step(request)
     asked = asked_of(wanted, items, key, earlier=len(items) - len(own))
-    await others_turn()
+    await next_step(request)
     note_ignored(request, [*ignored_fields(body, ResponsesRequest, {}), *asked.left_out])
     generate = with_known_calls(request, generation_of(wanted, asked), "input.call_id")
     generate = own_request(generate, request[CONTEXT])
@@ -110,9 +116,8 @@ async def responses(request: web.Request) -> web.StreamResponse:
     begin = generation(services, generate, asked.media)
     kept = None
     if wanted.is_stored:
-        await others_turn()
-        kept = KeptInput(stored_items(own), wanted.previous_response_id, form.kept_output)
-        await others_turn()
+        items_kept = await _stored(request, own)
+        kept = KeptInput(items_kept, wanted.previous_response_id, form.kept_output)
     if wanted.background:
         assert kept is not None
         job = await begin_answer(
@@ -131,6 +136,7 @@ async def responses(request: web.Request) -> web.StreamResponse:
         return json_value({**job.empty_answer(), "status": QUEUED})
     # Media may be megabytes of text, which nobody needs for as long as the answer takes.
     del body, wanted, items, own, asked
+    await next_step(request)
     return await answer(
         request,
         models,
@@ -147,18 +153,32 @@ async def input_tokens(request: web.Request) -> web.Response:
     """Return how many tokens the prompt of a response has, its images and sounds included."""
     spec = request.app[SERVICES].spec
     body = await read_object(request, spec.body_limit_bytes)
+    body = await checked_ahead(request, body, "input", ITEMS)
     wanted = parse_input_tokens(body)
-    await others_turn()
+    await next_step(request)
     items, own = await _conversation(request, wanted)
     earlier = len(items) - len(own)
     asked = asked_of(wanted, items, sealing_key(spec.admin_key), earlier=earlier)
-    await others_turn()
+    await next_step(request)
     note_ignored(request, [*ignored_fields(body, InputTokensRequest, {}), *asked.left_out])
     models = await models_for(request, wanted.model, ModelKind.CHAT, media=asked.media)
     task = with_known_calls(request, tokenizing_of(wanted, asked), "input.call_id")
     counted = await ask_tokenizer(request, models, task, asked.media)
     assert isinstance(counted, Tokenized)
     return json_value({"object": "response.input_tokens", "input_tokens": len(counted.tokens)})
+
+
+async def _stored(request: web.Request, items: Sequence[Item]) -> bytes:
+    """Return items as they are stored, a JSON array."""
+    pieces = []
+    for begin in range(0, len(items), _STORED_AT_ONCE):
+        await next_step(request)
+        pieces.append(stored_items(items[begin : begin + _STORED_AT_ONCE])[1:-1])
+    await next_step(request)
+    kept = b"[" + b",".join(pieces) + b"]"
+    del pieces
+    await next_step(request)
+    return kept
 
 
 async def _conversation(

@@ -6,7 +6,6 @@ A response is kept with its job's record: for as long, and for its own key alone
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Sequence
 from typing import Any, Final, Literal
@@ -33,6 +32,7 @@ from lmx.router.schema.requests.responses.items import Item, ItemReference, chec
 from lmx.router.schema.requests.responses.queries import InputItemsQuery, RetrieveQuery
 from lmx.router.schema.validation import short, validated
 from lmx.router.services import SERVICES
+from lmx.router.steps import others_turn
 
 _MOST_RESPONSES: Final = 1_000
 """A conversation may go on with so many responses."""
@@ -177,7 +177,7 @@ async def earlier_items(request: web.Request, previous_id: str) -> list[Item]:
     for items in await _parsed_items(request, turns, with_last_output=True):
         for begin in range(0, len(items), _CHECKED_AT_ONCE):
             earlier += checked_items(items[begin : begin + _CHECKED_AT_ONCE])
-            await asyncio.sleep(0)
+            await others_turn()
     return earlier
 
 

@@ -232,7 +232,7 @@ def task_answer(task: Any) -> Iterable[Any]:
             yield TaskFinished(number, 5)
         case Tokenize():
             count = 2**20 if task.pieces else 1_000
-            pieces = tuple(f"piece{n}" for n in range(count)) if task.pieces else ()
+            pieces = dumped([f"piece{n}" for n in range(count)]) if task.pieces else b""
             yield Tokenized(number, tuple(range(count)), 10**6, pieces)
         case Detokenize():
             yield Detokenized(number, "x" * 2**22)

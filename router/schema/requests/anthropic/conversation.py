@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
 import orjson
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, TypeAdapter
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.states import MediaKind
@@ -49,6 +49,9 @@ class Turn(Strict):
 
 
 Turns = Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+
+TURNS: Final[TypeAdapter[list[Any]]] = TypeAdapter(list[Turn])
+"""Some of the turns of a conversation."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag, TypeAdapter
 from pydantic_core import PydanticCustomError
 
 from lmx.protocol.errors import ErrorCode, RequestError
@@ -186,9 +186,10 @@ def bounded(most: int, names: Sequence[str]) -> BeforeValidator:
             return held  # The next check refuses it without looking at any.
         items = 0
         for one in held:
-            if isinstance(one, dict):
-                lists = (one.get(name) for name in names)
-                items += sum(len(each) for each in lists if isinstance(each, list))
+            # Some may have been checked already.
+            fields = one if isinstance(one, dict) else getattr(one, "__dict__", {})
+            lists = (fields.get(name) for name in names)
+            items += sum(len(each) for each in lists if isinstance(each, list))
         if items > MAX_ITEMS:
             raise PydanticCustomError(
                 "too_many_items", "too many items", {"items": items, "max_items": MAX_ITEMS}
@@ -203,6 +204,9 @@ Messages = Annotated[
     Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
     bounded(MAX_MESSAGES, ("content", "tool_calls")),
 ]
+
+MESSAGES: Final[TypeAdapter[list[Any]]] = TypeAdapter(list[Message])
+"""Some of the messages of a conversation."""
 
 
 def check_messages(messages: Sequence[Message]) -> None:

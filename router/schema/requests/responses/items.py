@@ -20,7 +20,6 @@ from pydantic import (
 )
 
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.router.http.bodies.limits import no_collection
 from lmx.router.media.source import MediaSource
 from lmx.router.schema.requests.conversation.documents import document_text, file_text
 from lmx.router.schema.requests.conversation.media import (
@@ -318,15 +317,16 @@ Items = Annotated[
     bounded(MAX_ITEMS, _LISTS),
 ]
 
-_ITEMS: Final[TypeAdapter[list[Item]]] = TypeAdapter(Items)
+ITEMS: Final[TypeAdapter[list[Any]]] = TypeAdapter(Items)
+"""The items of a conversation, or some of them."""
 
 
 def checked_items(items: list[Any]) -> list[Item]:
     """Return items that were stored. Raises :class:`RequestError` for those of another version of
     lmx."""
     try:
-        with no_collection():
-            return _ITEMS.validate_python(items)
+        checked: list[Item] = ITEMS.validate_python(items)
+        return checked
     except ValidationError as error:
         raise _not_together() from error
 
@@ -347,7 +347,7 @@ def check_together(items: Sequence[Item]) -> None:
 def stored_items(items: Sequence[Item]) -> bytes:
     """Return items as they are stored, a JSON array: with the fields that are described here, and
     no others, which nobody would ever read."""
-    return _ITEMS.dump_json(list(items), exclude_unset=True, by_alias=True)
+    return ITEMS.dump_json(list(items), exclude_unset=True, by_alias=True)
 
 
 def _not_together() -> RequestError:

@@ -1,0 +1,65 @@
+"""The steps of the event loop: others get their turn between two steps with something large, and
+garbage is collected between them and never within one."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from typing import Final
+
+_INTERVAL_S: Final = 0.1
+_WORTH_OBJECTS: Final = 2_000
+_OLDER_AFTER: Final = 10
+"""An older generation is collected after so many collections of the one before it, as Python does
+by itself."""
+
+
+async def others_turn() -> None:
+    """Let others have their turn: also timers and sockets that became due during the step before,
+    which the loop sees only after it has begun its next round."""
+    await _whole_round()
+    if not gc.isenabled() and _collected():
+        await _whole_round()
+
+
+async def collect_between_steps() -> None:
+    """Collect garbage for as long as the process lives, instead of Python's own collector.
+
+    That one collects wherever enough objects were made: in the middle of a step with a large body,
+    which takes tens of milliseconds itself, and of the same 100,000 objects up to three times, for
+    20, 35 and 50 ms.
+    """
+    gc.disable()
+    try:
+        while True:
+            await asyncio.sleep(_INTERVAL_S)
+            _collected()
+    finally:
+        gc.enable()
+
+
+def generation_due(counts: tuple[int, int, int]) -> int | None:
+    """Return the generation to collect now; None if it is not worth it.
+
+    ``counts`` are those of :func:`gc.get_count`: the objects made since the last collection, less
+    those freed, and the collections of the first and of the second generation since one of the next
+    generation.
+    """
+    made, younger, older = counts
+    if made < _WORTH_OBJECTS:
+        return None
+    if younger < _OLDER_AFTER:
+        return 0
+    return 1 if older < _OLDER_AFTER else 2
+
+
+def _collected() -> bool:
+    due = generation_due(gc.get_count())
+    if due is not None:
+        gc.collect(due)
+    return due is not None
+
+
+async def _whole_round() -> None:
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
