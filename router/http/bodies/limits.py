@@ -9,6 +9,7 @@ What costs is their number, and the number of arrays, objects and numbers.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import jiter
