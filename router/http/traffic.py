@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakSet
 
 
 class Traffic:
@@ -14,6 +15,8 @@ class Traffic:
 
     def __init__(self) -> None:
         self.requests_total = 0
+        self.asked: WeakSet[asyncio.BaseTransport] = WeakSet()
+        """The connections on which a request has come."""
         self._under_way = 0
         self._closed = False
         self._idle = asyncio.Event()

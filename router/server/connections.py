@@ -14,6 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+import termios
+from array import array
+from collections.abc import Container
+from fcntl import ioctl
 from typing import Final
 
 import orjson
@@ -55,6 +59,19 @@ class ConnectionLimit:
             _log.warning("http.connections_refused", most=self._most)
         self._refusing = full
         return _Refusal(self._most) if full else self._server()
+
+
+def is_about_to_ask(
+    connection: web.RequestHandler, asked: Container[asyncio.BaseTransport]
+) -> bool:
+    """Return whether a request is on its way on a connection: its first one, or one that has come
+    and is not read. ``asked`` are the connections on which one was read."""
+    transport = connection.transport
+    if transport is None or transport.is_closing():
+        return False
+    unread_bytes = array("i", [0])
+    ioctl(transport.get_extra_info("socket").fileno(), termios.FIONREAD, unread_bytes)
+    return transport not in asked or unread_bytes[0] > 0
 
 
 class _Refusal(asyncio.Protocol):

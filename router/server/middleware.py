@@ -99,6 +99,8 @@ class RequestServer:
         request_id = accept_request_id(request.headers.get(REQUEST_ID_HEADER))
         request[CONTEXT] = RequestContext(request_id, time.monotonic())
         status, error = _CLIENT_LEFT_STATUS, None
+        if request.transport is not None:
+            self.traffic.asked.add(request.transport)
         self.farewell.begin(request)
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             try:

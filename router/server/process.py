@@ -39,6 +39,7 @@ from lmx.router.server.app import make_app
 from lmx.router.server.connections import (
     ConnectionLimit,
     answer_malformed_requests,
+    is_about_to_ask,
     most_connections,
 )
 from lmx.router.server.heap_pace import HeapPace
@@ -59,7 +60,14 @@ _BACKLOG: Final = 1024
 """Connections that the kernel holds until they are accepted: clients come in bursts."""
 
 _LINGER_S: Final = 1.0
-"""The time that connections which were accepted last have to send their request."""
+"""The time that connections have for one more request."""
+
+_FIRST_REQUEST_S: Final = 10.0
+"""The time after that which a connection has for its first request: its client, or this process,
+may only be slow. A connection that is closed on a client's first request is an error that it sees;
+on a later one it connects again."""
+
+_LOOK_AGAIN_S: Final = 0.05
 
 _TRIM_INTERVAL_S: Final = 2.0
 """The time between two checks whether there is freed memory to give back."""
@@ -168,16 +176,13 @@ class Router:
     async def retire(self) -> None:
         """Leave new connections to another router that has the socket, and return when no request
         is under way. Connections that are kept alive are closed after a moment, in which each gets
-        at most one more answer: later requests are for the other router, and its settings."""
+        at most one more answer: later requests are for the other router, and its settings. One on
+        which no request has come is given longer for its first."""
         self._retiring = True
         await _ended(self._watch_task)
         self._close_server()
         await asyncio.sleep(_LINGER_S)
-        assert self._runner.server is not None
-        for connection in self._runner.server.connections:
-            # This alone would leave one that waits for a request open, and deaf.
-            connection.close()
-            self._last_answers.add(begin(connection.shutdown(None), "the end of a connection"))
+        await self._close_connections()
         self._retired = True
         self.supervisor.tell(self._measure())
         await self.traffic.idle(None)
@@ -210,6 +215,23 @@ class Router:
         self.workers.close()
         self.supervisor.close()
         self._context.term()
+
+    async def _close_connections(self) -> None:
+        server, deadline_s = self._runner.server, time.monotonic() + _FIRST_REQUEST_S
+        assert server is not None
+        left = set(server.connections)
+        while left:
+            if time.monotonic() < deadline_s:
+                asking = {one for one in left if is_about_to_ask(one, self.traffic.asked)}
+            else:
+                asking = set()
+            for connection in left - asking:
+                # This alone would leave one that waits for a request open, and deaf.
+                connection.close()
+                self._last_answers.add(begin(connection.shutdown(None), "the end of a connection"))
+            left = asking
+            if left:
+                await asyncio.sleep(_LOOK_AGAIN_S)
 
     def _close_server(self) -> None:
         if self._server is not None:

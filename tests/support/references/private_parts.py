@@ -8,6 +8,7 @@ breaks one of them says which.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -582,6 +583,13 @@ def _module(name: str) -> ModuleType:
     # Importing the package of these needs fastapi, which lmx does not install.
     if name.startswith(_TOOLS):
         return registry._load(name.removeprefix(_TOOLS).replace(".", "/"))
+    if name == "aiohttp.web_protocol":
+        # lmx replaces a method in the whole process: what counts is the library's own.
+        spec = importlib.util.find_spec(name)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
     return importlib.import_module(name)
 
 

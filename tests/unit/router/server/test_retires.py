@@ -12,6 +12,7 @@ import pytest
 from lmx.protocol.messages.control import Event, EventList, GetEvents
 from lmx.protocol.messages.inventory import Downloads, DownloadView, GetDownloads
 from lmx.protocol.states import DownloadStatus
+from lmx.router.server import process
 from tests.support.fakes.fake_peers import FakeStream
 from tests.support.rigs.router_rig import MODEL, data_lines, joined_text, router_rig
 
@@ -46,6 +47,29 @@ async def test_it_answers_what_is_under_way_and_says_goodbye_on_kept_connections
         lines = data_lines(await response.read())
         assert (joined_text(lines), lines[-1]) == ("so far and the end", "[DONE]")
         await asyncio.wait_for(retiring, 90)
+
+
+async def test_a_slow_client_gets_the_answer_to_its_first_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(process, "_LINGER_S", 0.0)
+    monkeypatch.setattr(process, "_FIRST_REQUEST_S", 90.0)
+    ask = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    async with router_rig() as rig:
+        port = int(rig.url.rpartition(":")[2])
+        used, use = await asyncio.open_connection("127.0.0.1", port)
+        new, renew = await asyncio.open_connection("127.0.0.1", port)
+        use.write(ask)
+        await used.readuntil(b"\r\n\r\n")
+        retiring = asyncio.create_task(rig.router.retire())
+        async with asyncio.timeout(90):
+            await used.read()  # It is closed: its client connects again for one more.
+            renew.write(ask)
+            answer = await new.read()
+        assert answer.startswith(b"HTTP/1.1 200 ") and b"Connection: close" in answer
+        await asyncio.wait_for(retiring, 90)
+        for writer in (use, renew):
+            writer.close()
 
 
 FOLLOWED = {
