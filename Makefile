@@ -66,7 +66,7 @@ run: $(SERVES) ## serve MODELS (default: a small demo model) on PORT
 # More at a time than there are processors: half of the tests wait for processes, half of them
 # compute. What goes together, and what comes first, is in tests/support/rigs/file_queue.py. The tests
 # start a thousand processes, which would each compile lmx anew: they write no compiled code.
-JOBS ?= 4
+JOBS ?= 3
 test: install ## run the tests, JOBS files at a time (soak tests are left out)
 	@$(BIN)/python -m compileall -q protocol router supervisor worker tests/support
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -n $(JOBS) --dist loadfile --durations 25

@@ -9,6 +9,9 @@ from typing import Final
 
 _INTERVAL_S: Final = 0.1
 _WORTH_OBJECTS: Final = 2_000
+_IDLE_INTERVALS: Final = 50
+"""After so many intervals without a collection, all garbage is collected: few objects may hold much
+memory."""
 _OLDER_AFTER: Final = 10
 """An older generation is collected after so many collections of the one before it, as Python does
 by itself."""
@@ -31,9 +34,13 @@ async def collect_between_steps() -> None:
     """
     gc.disable()
     try:
+        idle_intervals = 0
         while True:
             await asyncio.sleep(_INTERVAL_S)
-            _collected()
+            idle_intervals = 0 if _collected() else idle_intervals + 1
+            if idle_intervals >= _IDLE_INTERVALS:
+                idle_intervals = 0
+                gc.collect()
     finally:
         gc.enable()
 

@@ -105,10 +105,13 @@ class EventStream:
             # every token was a tenth of the router's work.
             await self.response.write(events)
         else:
+            # Between two pieces nobody else may write an event.
+            self._request[EVENT_STREAM] = False
             for number, piece in enumerate(in_pieces(events)):
                 if number:
                     await others_turn()
                 await self._within_patience(self.response.write(piece))
+            self._request[EVENT_STREAM] = True
 
     async def send_all(
         self, take: Callable[[float], Awaitable[bytes | None]], ping_interval_s: float

@@ -169,7 +169,10 @@ async def _answer_whole(request: web.Request, reply: Reply) -> web.Response:
         raise
     note_ignored(request, job.beginning.ignored)
     if task.done():
-        return json_text(task.result())
+        try:
+            return json_text(task.result())
+        finally:
+            del task  # It holds its error, whose traceback leads here.
     detach(request, job, task)
     raise GenerationError(
         ErrorCode.SYNC_TIMEOUT,
@@ -248,7 +251,8 @@ async def _answer_stream(
     except LmxError as error:
         if not events.is_open:
             raise
-        lost = error
+        # Its traceback leads here: a circle that holds the whole answer.
+        lost = error.with_traceback(None)
     except ConnectionError:
         # The client has left, so there is nobody to tell.
         raise

@@ -115,6 +115,8 @@ class LiveRequest:
             raise
         finally:
             self.waiting = None
+            # It holds its own end, whose traceback leads here: a circle.
+            del task
 
     def raise_if_interrupted(self, task: asyncio.Task[Any]) -> None:
         """Raise the error of :meth:`cancel` if it was :meth:`cancel` that has just cancelled

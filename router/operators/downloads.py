@@ -40,6 +40,7 @@ DOWNLOAD_ERRORS: Final = (
     ErrorCode.NOT_FOUND,
     ErrorCode.DOWNLOAD_FAILED,
     ErrorCode.INSUFFICIENT_DISK,
+    ErrorCode.MODEL_UNLOADED,
     ErrorCode.QUEUE_FULL,
 )
 """The errors with which a download can be refused, besides those of every route."""

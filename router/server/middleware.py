@@ -170,6 +170,7 @@ class RequestServer:
                 return _Answer(await handler(request))
             return _Answer(await self._within_limits(request, handler))
         except LmxError as error:
+            error.__traceback__ = None  # It leads here: a circle that holds the request's messages.
             answer = _error_answer(request, error)
             inference = endpoint is not None and endpoint.access is Access.INFERENCE
             if answer.response.status == 401 and inference:

@@ -62,7 +62,7 @@ _BACKLOG: Final = 1024
 _LINGER_S: Final = 1.0
 """The time that connections have for one more request."""
 
-_FIRST_REQUEST_S: Final = 10.0
+_FIRST_REQUEST_S: Final = 3.0
 """The time after that which a connection has for its first request: its client, or this process,
 may only be slow. A connection that is closed on a client's first request is an error that it sees;
 on a later one it connects again."""

@@ -127,12 +127,14 @@ class Downloads:
         self._refuse_deleted(wanted.repo_id)
         download = self._latest(wanted.key)
         if download is not None and download.status is DownloadStatus.COMPLETED:
-            if await self._is_whole(download):
+            is_whole = await self._is_whole(download)
+            # A deletion may have begun meanwhile.
+            self._refuse_deleted(wanted.repo_id)
+            if is_whole:
                 # It is served already, unless it was removed since or its name was taken.
                 await self._have_served(download)
                 return self._view(download)
             # Another client may have begun it meanwhile.
-            self._refuse_deleted(wanted.repo_id)
             download = self._latest(wanted.key)
         if download is None or not download.unfinished:
             self._refuse_more()

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -183,9 +184,9 @@ class Inspector:
             await reader.stdin.drain()
             line = await reader.stdout.readline()
         except (OSError, ValueError) as error:
-            raise _ReaderLostError(f"its reader broke: {error}") from error
+            raise await _lost(reader, f"its reader broke: {error}") from error
         if not line.endswith(b"\n"):
-            raise _ReaderLostError("its reader ended: the files are too much for it")
+            raise await _lost(reader, "its reader ended: the files are too much for it")
         try:
             answer = json.loads(line)
         except (ValueError, RecursionError):
@@ -301,3 +302,12 @@ def _kill(reader: asyncio.subprocess.Process) -> None:
 
 async def _gone(reader: asyncio.subprocess.Process) -> None:
     await reader.wait()
+
+
+async def _lost(reader: asyncio.subprocess.Process, why: str) -> InspectionError:
+    """Return the error for a reader that is gone. Its files may be to blame: its own limits end it
+    by SIGXCPU, or as a program that failed. A system short of memory kills it, as people do."""
+    with contextlib.suppress(TimeoutError):
+        if await asyncio.wait_for(reader.wait(), _GONE_S) in (-signal.SIGKILL, -signal.SIGTERM):
+            return _ReaderLostError("its reader was killed")
+    return InspectionError(why)

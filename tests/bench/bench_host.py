@@ -116,9 +116,12 @@ def _make_thin(model: Path, folder: Path) -> Path:
 
 
 def _measure_checkout(model: Path) -> dict[str, float]:
+    try:
+        from lmx.worker.engine.values import ConstraintSource, RowSampling
+    except ModuleNotFoundError:  # An earlier checkout.
+        from lmx.worker.engine import ConstraintSource, RowSampling  # type: ignore[attr-defined,no-redef]
     from lmx.protocol.messages.data import Structure, Thinking
     from lmx.protocol.states import StructureKind
-    from lmx.worker.engine.values import ConstraintSource, RowSampling
     from tests.support.rigs.engine_rig import EngineRunner, spec_of
 
     runner = EngineRunner(spec_of(model, max_decode_stall_s=10))

@@ -117,7 +117,10 @@ def _tokens(text: str) -> list[str]:
 
 
 def _parsed_us(family: str, before: str, text: str, behind: str, thinks: bool) -> float:
-    from lmx.worker.engine.values import ReasoningMarkers
+    try:
+        from lmx.worker.engine.values import ReasoningMarkers
+    except ModuleNotFoundError:  # An earlier checkout.
+        from lmx.worker.engine import ReasoningMarkers  # type: ignore[attr-defined,no-redef]
     from lmx.worker.formats.parser import OutputParser
 
     marks = ReasoningMarkers("<think>", "</think>") if thinks else None

@@ -6,6 +6,7 @@ All of MLX runs on the engine thread, in mlx-vlm's generation stream.
 from __future__ import annotations
 
 import gc
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
@@ -62,6 +63,10 @@ log = structlog.get_logger()
 _WARM_UP_PROMPT_TOKENS: Final = 64
 _GPU_WARM_UP_PROMPT_TOKENS: Final = 512
 _WARM_UP_TOKENS: Final = 3
+
+_COMPUTES: Final = "2"
+"""Raise it whenever lmx's own corrections of a library's class change what a model computes:
+prefixes on the disk that were computed otherwise are not continued then."""
 
 _FEATURE_SHARE: Final = 8
 """Features of pictures and sounds get one part in so many of the prefix cache's memory."""
@@ -292,7 +297,9 @@ def _make_prefix_cache(worker: WorkerSpec, loaded: LoadedModel) -> PrefixCache |
     spec = worker.prefix_cache
     if spec is None or loaded.forward.whole_prompts:
         return None
-    versions = [version("mlx"), version("mlx-lm"), version("mlx-vlm"), loaded.library]
+    versions = [_COMPUTES, version("mlx"), version("mlx-lm"), version("mlx-vlm"), loaded.library]
+    # It depends on the context which windows and rotary factors a model has.
+    versions.append(json.dumps(loaded.config, sort_keys=True, default=str))
     if worker.kv_bits is not None:
         # What is stored with other bits, or with none, can't be restored.
         versions.append(f"kv_bits {worker.kv_bits}")

@@ -115,13 +115,23 @@ def _parts(values: list[Any]) -> Iterator[list[Any]]:
     held = 0
     for value in values:
         part.append(value)
-        lists = value.values() if isinstance(value, dict) else ()
-        held += 1 + sum(len(inner) for inner in lists if isinstance(inner, list))
+        held += 1 + _entries(value, 2)
         if held >= _CHECKED_AT_ONCE:
             yield part
             part, held = [], 0
     if part:
         yield part
+
+
+def _entries(value: Any, levels: int) -> int:
+    """Return how many entries the lists in a value have, and those in its entries."""
+    lists = (
+        [one for one in value.values() if isinstance(one, list)] if isinstance(value, dict) else ()
+    )
+    below = (
+        (_entries(one, levels - 1) for entries in lists for one in entries) if levels > 1 else ()
+    )
+    return sum(map(len, lists)) + sum(below)
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from lmx.worker.mlx.model.forward import Forward, cache_states
 from lmx.worker.mlx.model.kv_quantization import quantize_kv
 from lmx.worker.mlx.model.load import load_model
 from lmx.worker.service.failures import load_failure
+from tests.support.models.text_models import make_text_model
 from tests.support.models.tiny_models import QUANTIZABLE_CONFIGS, make_tiny_model
 from tests.support.rigs.engine_rig import spec_of
 
@@ -137,3 +139,10 @@ def test_a_model_without_such_caches_is_refused(tmp_path: Path, kind: str) -> No
     with pytest.raises(OperationError, match="kv_bits 8") as caught:
         loaded(make_tiny_model(tmp_path, kind), 8)
     assert caught.value.code is ErrorCode.CONFIG_INVALID
+
+
+def test_layers_that_see_a_window_alone_stay_plain(tmp_path: Path) -> None:
+    folder = make_text_model(tmp_path, "mistral")
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"sliding_window": 16}))
+    assert loaded(folder, 8).kv_quantization is None

@@ -1,7 +1,9 @@
 """Warm caches of real architectures: the same tokens come out as without."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -10,8 +12,10 @@ from mlx_vlm.models.cache import make_prompt_cache
 from mlx_vlm.utils import load
 
 from lmx.protocol.messages.specs import PrefixCacheSpec
+from lmx.worker.mlx import engine
 from lmx.worker.mlx.prefix.cache import PrefixCache
 from tests.support.models.tiny_models import CONFIGS, make_tiny_model
+from tests.support.rigs.engine_rig import spec_of
 
 pytestmark = pytest.mark.engine
 
@@ -160,3 +164,22 @@ def test_a_real_model_is_the_same_warm_and_cold(smollm2_dir: Path, tmp_path: Pat
     made, cached = runner.warm(second)
     assert cached == len(first) + MADE_TOKENS - 1
     assert made == runner.cold(second)
+
+
+def test_what_its_class_was_given_is_part_of_the_name_of_a_models_prefixes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With another context a model may have other windows and other rotary factors."""
+    named: list[tuple[str, ...]] = []
+    monkeypatch.setattr(engine, "prefix_namespace", lambda _, given: named.append(tuple(given)))
+    monkeypatch.setattr(engine, "PrefixCache", lambda *_: None)
+    spec = replace(spec_of(tmp_path), prefix_cache=PrefixCacheSpec(1 << 20))
+    for window in (16, None, 16):
+        loaded: Any = SimpleNamespace(
+            forward=SimpleNamespace(whole_prompts=False, new_cache=list),
+            facts=SimpleNamespace(media=None),
+            library="mlx-lm",
+            config={"sliding_window": window},
+        )
+        engine._make_prefix_cache(spec, loaded)
+    assert named[0] == named[2] != named[1]

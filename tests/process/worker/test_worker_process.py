@@ -702,7 +702,14 @@ def test_a_crash_is_a_crash(start: Start) -> None:
             4,
         ),
         ("no_such_module:create", {}, ErrorCode.CONFIG_INVALID, "no_such_module", True, 1),
-        ("scripted_engine:no_such", {}, ErrorCode.CONFIG_INVALID, "no_such", True, 1),
+        (
+            "tests.support.fakes.scripted_engine:no_such",
+            {},
+            ErrorCode.CONFIG_INVALID,
+            "no_such",
+            True,
+            1,
+        ),
     ],
 )
 def test_a_load_that_fails_says_why_and_ends(

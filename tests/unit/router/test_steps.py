@@ -9,6 +9,7 @@ import weakref
 
 import pytest
 
+from lmx.router import steps
 from lmx.router.steps import collect_between_steps, generation_due, others_turn
 
 
@@ -57,6 +58,25 @@ async def test_garbage_is_collected_while_pythons_collector_is_off() -> None:
         collecting.cancel()
         await asyncio.wait({collecting})
     assert gc.isenabled()
+
+
+async def test_the_garbage_of_few_objects_is_collected_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(steps, "_WORTH_OBJECTS", 10**9)
+    monkeypatch.setattr(steps, "_IDLE_INTERVALS", 1)
+    collecting = asyncio.create_task(collect_between_steps())
+    try:
+        await asyncio.sleep(0)
+        gone = weakref.ref(Node())
+        kept = [[n] for n in range(200)]
+        async with asyncio.timeout(90):
+            while gone() is not None:
+                await asyncio.sleep(0.01)
+        assert len(kept) == 200
+    finally:
+        collecting.cancel()
+        await asyncio.wait({collecting})
 
 
 async def test_a_turn_of_others_collects_only_where_pythons_collector_is_off() -> None:

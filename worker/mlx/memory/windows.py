@@ -63,6 +63,9 @@ def with_windows(section: Mapping[str, Any], context_tokens: int) -> tuple[dict[
     window, names = section.get("sliding_window"), section.get("layer_types")
     if kind in _RULES and isinstance(window, int) and 0 < context_tokens <= window:
         made["sliding_window"] = None
+        if isinstance(names, list):
+            # Some classes make windows of these names alone.
+            made["layer_types"] = ["full_attention"] * len(names)
     if not isinstance(names, list) or kind not in ("cohere2", "exaone4"):
         return made, ""
     slides = [name == "sliding_attention" for name in names]

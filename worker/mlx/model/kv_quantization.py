@@ -12,7 +12,7 @@ from typing import Final, cast
 
 import mlx.core as mx
 import structlog
-from mlx_vlm.models.cache import KVCache
+from mlx_vlm.models.cache import KVCache, RotatingKVCache
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.worker.mlx.memory.kv import quantization_group
@@ -46,6 +46,11 @@ def quantize_kv(forward: Forward, bits: int) -> None:
     models: the memory that the worker has was planned for such caches.
     """
     groups = _groups(forward)
+    kept = [leaf for leaf in leaves(forward.new_cache()) if hasattr(leaf, "keys")]
+    if kept and all(type(leaf) is RotatingKVCache for leaf in kept):
+        # They are planned as they are, and hold no more than their windows.
+        log.info("kv_cache.plain", reason="all of its layers see a window alone")
+        return
     if not any(groups):
         raise _refused(bits, "it has no cache of keys and values whose widths allow it")
     plain = _logits(forward)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import structlog
@@ -92,6 +93,9 @@ class Checkpoint(NamedTuple):
     remarks: tuple[str, ...] = ()
     """Why its answers may differ from what the model was made for."""
 
+    config: Mapping[str, Any] = MappingProxyType({})
+    """The config.json that the class was given, which may depend on the context."""
+
     @property
     def model(self) -> Any:
         """The model itself."""
@@ -151,7 +155,7 @@ def open_checkpoint(
         # mlx-lm's models get what lmx reads.
         read = window_keys(config.model_type) if library == "mlx-lm" else ()
         remarks += unread_remarks(whole, _class_of(forward.model), read)
-        opened = Checkpoint(forward, tokenizer, end_ids, library, remarks=remarks)
+        opened = Checkpoint(forward, tokenizer, end_ids, library, remarks=remarks, config=whole)
         if text_only or processor is None:
             return opened
         needs = media_needs(processor, config.model_type, media_kinds(config, tensors))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -104,6 +104,8 @@ class LoadedModel:
     facts: ModelFacts
     library: str
     """Whose class the model is: ``mlx-lm`` or ``mlx-vlm``."""
+    config: Mapping[str, Any]
+    """As in :class:`lmx.worker.mlx.model.library.Checkpoint`."""
     processor: Any | None
     """As in :class:`lmx.worker.mlx.model.library.Checkpoint`."""
     allow_code: bool
@@ -160,6 +162,7 @@ def load_model(spec: WorkerSpec, advanced: LoadReporter) -> LoadedModel:
         tokenizer=tokenizer,
         facts=facts,
         library=checkpoint.library,
+        config=checkpoint.config,
         processor=checkpoint.processor,
         allow_code=spec.allow_checkpoint_code,
     )

@@ -183,7 +183,8 @@ async def test_one_of_a_kind_runs(ground: Ground) -> None:
     assert ground.events[-1] == "download.interrupted"
 
 
-async def test_files_that_are_being_deleted_are_not_downloaded(ground: Ground) -> None:
+@pytest.mark.parametrize("whole", [False, True])
+async def test_files_that_are_being_deleted_are_not_downloaded(ground: Ground, whole: bool) -> None:
     """Neither where the deletion begins while the files of a complete download are looked at."""
     downloads = ground.downloads()
     with downloads.deleting("org/name"):
@@ -192,6 +193,8 @@ async def test_files_that_are_being_deleted_are_not_downloaded(ground: Ground) -
         assert caught.value.code is ErrorCode.MODEL_UNLOADED
     folder = ground.folder / "model"
     folder.mkdir()
+    for name in ("config.json", "tokenizer.json", "model.safetensors") if whole else ():
+        (folder / name).write_text("{}")
     ground.script(f"""echo '{{"path": "{folder}"}}'""")
     await ended(downloads, await downloads.start(StartDownload("org/name")))
     with ExitStack() as deleting:

@@ -41,6 +41,8 @@ def test_the_layers_with_windows(section: dict[str, Any], expected: str) -> None
     [
         ({"model_type": "phi3", **WINDOW}, 16, {"sliding_window": None}),
         ({"model_type": "phi3", **WINDOW}, 17, {}),
+        ({"model_type": "mistral", **WINDOW, "layer_types": ORDER}, 16,
+         {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
         ({"model_type": "llama", **WINDOW}, 16, {}),
         ({"model_type": "cohere2", "layer_types": ORDER[:2] * 2}, 16,
          {"sliding_window_pattern": 2}),
