@@ -54,13 +54,22 @@ _GONE_S: Final = 5.0
 class InspectionError(Exception):
     """There is no answer. The text says why, for people."""
 
+    by_host = False
+    """Whether the machine is to blame, and not the files, so that it may pass by itself."""
+
 
 class _NoReaderError(InspectionError):
-    """The machine gives no reader now, which may pass by itself."""
+    """The machine gives no reader now."""
+
+    by_host = True
 
 
-class _ReaderLostError(_NoReaderError):
-    """The reader ended, or said nothing."""
+class _ReaderLostError(InspectionError):
+    """The reader ended, or said nothing: another one may be asked."""
+
+    def __init__(self, why: str, *, by_host: bool) -> None:
+        super().__init__(why)
+        self.by_host = by_host
 
 
 class Inspector:
@@ -87,7 +96,7 @@ class Inspector:
             answer = await self._ask({"model": codec.to_map(question)}, answer_s)
             return read_answer(question, answer.get("inspection"))
         except InspectionError as error:
-            why, by_host = str(error), isinstance(error, _NoReaderError)
+            why, by_host = str(error), error.by_host
         except ProtocolError as error:
             why, by_host = error.message, False
         where = question.path or question.source
@@ -161,7 +170,8 @@ class Inspector:
         finally:
             self._done_with(reader, asking)
         if asking.cancelled() or not asking.done():
-            raise _ReaderLostError(f"no answer within {limit_s:g} s: is its disk there?")
+            why = f"no answer within {limit_s:g} s: is its disk there?"
+            raise _ReaderLostError(why, by_host=True)
         answer = asking.result()
         if "error" in answer:
             raise InspectionError(str(answer["error"]))
@@ -304,10 +314,10 @@ async def _gone(reader: asyncio.subprocess.Process) -> None:
     await reader.wait()
 
 
-async def _lost(reader: asyncio.subprocess.Process, why: str) -> InspectionError:
+async def _lost(reader: asyncio.subprocess.Process, why: str) -> _ReaderLostError:
     """Return the error for a reader that is gone. Its files may be to blame: its own limits end it
     by SIGXCPU, or as a program that failed. A system short of memory kills it, as people do."""
     with contextlib.suppress(TimeoutError):
         if await asyncio.wait_for(reader.wait(), _GONE_S) in (-signal.SIGKILL, -signal.SIGTERM):
-            return _ReaderLostError("its reader was killed")
-    return InspectionError(why)
+            return _ReaderLostError("its reader was killed", by_host=True)
+    return _ReaderLostError(why, by_host=False)
