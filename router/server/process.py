@@ -221,10 +221,8 @@ class Router:
         assert server is not None
         left = set(server.connections)
         while left:
-            if time.monotonic() < deadline_s:
-                asking = {one for one in left if is_about_to_ask(one, self.traffic.asked)}
-            else:
-                asking = set()
+            in_time = time.monotonic() < deadline_s
+            asking = {one for one in left if in_time and is_about_to_ask(one, self.traffic.asked)}
             for connection in left - asking:
                 # This alone would leave one that waits for a request open, and deaf.
                 connection.close()
