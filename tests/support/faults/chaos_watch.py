@@ -89,7 +89,8 @@ class Watch:
         models = [model for model, _ in processes]
         for model in set(models):
             if models.count(model) > 1:
-                self.wrongs.append(f"{models.count(model)} processes of {model} live")
+                instances = [instance for name, instance in processes if name == model]
+                self.wrongs.append(f"{len(instances)} processes of {model} live: {instances}")
 
     def _workers(self) -> list[tuple[str, str]]:
         """Return model and instance of each living worker process of this home."""
@@ -109,14 +110,17 @@ class Watch:
     def _identify(self, process: psutil.Process) -> tuple[str, str] | None:
         """Return the names that stand in a worker's command line; None of other processes.
 
-        Between fork and exec it is still the supervisor's: seen as such, it would never be
-        taken for a worker, so that a supervisor's is looked at anew each time.
+        Between fork and exec a process shows its parent's command line: a worker shows the
+        supervisor's, and a worker's own child (a media decoder) the worker's. Neither is its
+        final name, so that such a process is looked at again each time.
         """
         arguments = process.cmdline()
         if "lmx.supervisor" in arguments or not arguments:
             raise psutil.NoSuchProcess(process.pid)
         if "lmx.worker" not in arguments:
             return None
+        if process.parent() is None or process.parent().cmdline() == arguments:
+            raise psutil.NoSuchProcess(process.pid)
         if process.environ().get("LMX_HOME") != str(self._lmx.home):
             return None
         model, instance = arguments[-2:]
