@@ -132,7 +132,7 @@ bench-parse: install ## processor time of reading a token's calls and thoughts, 
 bench-mixed: install ## a long conversation, chats and small requests at once; AGAINST=another checkout, in turns
 	@$(BIN)/python -m tests.bench.bench_mixed $(AGAINST)
 
-bench-lanes: install ## decoding of rows of one length, and of short ones beside a long one; AGAINST=another checkout, in turns
+bench-lanes: install ## decoding of rows of one length, and of short ones with a long one; AGAINST=another checkout, in turns
 	@$(BIN)/python -m tests.bench.bench_lanes $(AGAINST)
 
 bench-start: install ## from the first process to the first answer; AGAINST=another checkout, in turns

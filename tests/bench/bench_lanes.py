@@ -1,7 +1,7 @@
-"""How much a row of 64,000 tokens slows down short ones that decode beside it, and how fast it is.
+"""How much a row of 64,000 tokens slows down short ones that decode with it, and how fast it is.
 
 Two engines with the same tiny model take short turns in one process, so that both see the same
-machine: one decodes short rows alone, the other has the long row beside them. What comes of a turn
+machine: one decodes short rows alone, the other has the long row with them. What comes of a turn
 is compared within it, and medians of many turns are given. ``make bench-lanes`` measures this
 checkout; ``AGAINST=FOLDER``, another checkout, is measured in turns with it.
 """
@@ -32,7 +32,7 @@ COPIES = 16
 """The keys and values of the long row are those of a prompt, so many times. What a step behind them
 costs does not depend on what they are, and reading a prompt of that length takes a CPU minutes."""
 _ENDLESS = 1_000_000
-_RATIO = "step of short rows: beside the long one / alone"
+_RATIO = "step of short rows: with the long one / alone"
 
 
 def main() -> None:
@@ -54,8 +54,8 @@ def measure(_: Path) -> Section:
     for row in rows:
         print(*row, flush=True)
     return Section(
-        "Short rows beside a long one",
-        f"{SHORT_ROWS} rows of some {SHORT_TOKENS} tokens decode alone, and beside a row of "
+        "Short rows with a long one",
+        f"{SHORT_ROWS} rows of some {SHORT_TOKENS} tokens decode alone, and with a row of "
         f"{READ_TOKENS * COPIES} tokens, in turns of {STEPS} steps in one process; the tiny model. "
         f"Medians of {PROCESSES} processes with {TURNS} turns each (`make bench-lanes`).",
         [["", "median", "the middle half of the turns"], *rows],
@@ -78,22 +78,22 @@ def _rows(processes: Sequence[Mapping[str, Sequence[float]]]) -> list[list[str]]
 
 
 def _measure(model: Path) -> dict[str, list[float]]:
-    alone, beside = _Rows(model), _Rows(model)
-    beside.admit([5 + place % 50 for place in range(READ_TOKENS)])
-    beside.lengthen(COPIES)
-    for engine in (alone, beside):
+    alone, together = _Rows(model), _Rows(model)
+    together.admit([5 + place % 50 for place in range(READ_TOKENS)])
+    together.lengthen(COPIES)
+    for engine in (alone, together):
         for row in range(SHORT_ROWS):
             engine.admit([6 + row, *range(1, SHORT_TOKENS)])
     figures: dict[str, list[float]] = {}
     for turn in range(TURNS + 1):
         alone_s, _, _ = alone.turn()
-        beside_s, long_s, long_tokens = beside.turn()
+        together_s, long_s, long_tokens = together.turn()
         if turn == 0:
             continue  # It warms up.
         for name, value in {
             "step of short rows alone, ms": 1000 * alone_s / STEPS,
-            _RATIO: beside_s / alone_s,
-            "time of the long row / time of the short": long_s / (beside_s - long_s),
+            _RATIO: together_s / alone_s,
+            "time of the long row / time of the short": long_s / (together_s - long_s),
             "step of the long row, ms": 1000 * long_s / max(1, long_tokens),
             "tokens of the long row in 100 steps of the short": 100 * long_tokens / STEPS,
         }.items():

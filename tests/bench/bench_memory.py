@@ -91,7 +91,7 @@ def fill(worker: BenchWorker, rows: int, context_tokens: int, vocabulary: range)
 
 
 def start(worker: BenchWorker, prompt: Sequence[int], max_tokens: int) -> Trace:
-    """Have a worker go on with a prompt."""
+    """Have a worker continue a prompt."""
     asked = {"messages": None, "prompt_tokens": prompt, "parse": False}
     return worker.start("", max_tokens, sampling=sampling(), **asked)
 
@@ -142,7 +142,7 @@ def measure_encoder(folder: Path, kind: ModelKind, context_tokens: int) -> Measu
 def found(
     plan: MemoryPlan, context_tokens: int, rows: int, static_bytes: int, peak_bytes: int
 ) -> Measured:
-    """Return it beside what was planned."""
+    """Return it next to what was planned."""
     return Measured(
         context_tokens, rows, plan.static_bytes, static_bytes, plan.reserve_bytes, peak_bytes
     )

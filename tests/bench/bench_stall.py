@@ -1,4 +1,4 @@
-"""What a long prompt, or a large picture, does to a stream that runs beside it."""
+"""What a long prompt, or a large picture, does to a stream that runs at the same time."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ def measure(model: Path) -> Section:
     """Measure the worst gap of a live stream, for several settings."""
     prompt = (SENTENCE * (WORDS_IN_PROMPT // len(SENTENCE.split()) + 1)).split()
     long_prompt = " ".join(prompt[:WORDS_IN_PROMPT])
-    rows = [["max_decode_stall_s", "worst gap alone, s", "worst gap beside it, s", "its TTFT, s"]]
+    rows = [["max_decode_stall_s", "worst gap alone, s", "worst gap during it, s", "its TTFT, s"]]
     for limit_s in (0.3, 0.5, 1.0, 2.0):
         with bench_worker(model, max_decode_stall_s=limit_s) as worker:
             live = worker.start("Tell me a story.", LIVE_TOKENS)
             worker.wait_pieces(live, 30)
             alone_s = live.worst_gap_s
             begin = len(live.pieces) - 1
-            beside = worker.start(long_prompt, 4, sampling=sampling())
-            worker.wait([beside])
+            long_read = worker.start(long_prompt, 4, sampling=sampling())
+            worker.wait([long_read])
             live.pieces = live.pieces[begin:]
             rows.append(
                 [
                     f"{limit_s:g}",
                     f"{alone_s:.2f}",
                     f"{live.worst_gap_s:.2f}",
-                    f"{beside.ttft_s:.1f}",
+                    f"{long_read.ttft_s:.1f}",
                 ]
             )
             print(*rows[-1], flush=True)
     return Section(
-        "A live stream beside a long prompt",
+        "A live stream during a long prompt",
         f"One stream decodes; a prompt of {WORDS_IN_PROMPT} words arrives. The longest wait "
         "between two tokens of the stream until that prompt's answer is done, and how long the "
         "prompt took to its first token. 0.3 is the default.",
@@ -55,8 +55,8 @@ def measure(model: Path) -> Section:
 
 
 def measure_media(_model: Path) -> Section:
-    """Measure the worst gap of a live stream beside large pictures."""
-    rows = [["patches", "worst gap alone, s", "worst gap beside it, s", "its TTFT, s"]]
+    """Measure the worst gap of a live stream during large pictures."""
+    rows = [["patches", "worst gap alone, s", "worst gap during it, s", "its TTFT, s"]]
     with tempfile.TemporaryDirectory() as folder:
         seeing = make_media_model(Path(folder) / "seeing", "qwen2_5_vl")
         file = seeing / "preprocessor_config.json"
@@ -73,26 +73,26 @@ def measure_media(_model: Path) -> Section:
                 alone_s = live.worst_gap_s
                 begin = len(live.pieces) - 1
                 item, blob = _noise(side)
-                beside = worker.start(
+                picture = worker.start(
                     "", 4, blobs=[blob], media=(item,), sampling=sampling(),
                     messages=({"role": "user", "content": _PARTS},),
                 )  # fmt: skip
-                worker.wait([beside])
+                worker.wait([picture])
                 live.pieces = live.pieces[begin:]
                 rows.append(
                     [
                         f"{(side // 14) ** 2:,}",
                         f"{alone_s:.2f}",
                         f"{live.worst_gap_s:.2f}",
-                        f"{beside.ttft_s:.1f}",
+                        f"{picture.ttft_s:.1f}",
                     ]
                 )
                 print(*rows[-1], flush=True)
                 worker.wait([live])
     return Section(
-        "A live stream beside a large picture",
+        "A live stream during a large picture",
         f"One stream decodes; a picture arrives, for a Qwen2.5-VL of random weights with a width "
-        f"of 32, at a `max_decode_stall_s` of {_MEDIA_STALL_S:g}. Half of the blocks of its eyes "
+        f"of 32, at a `max_decode_stall_s` of {_MEDIA_STALL_S:g}. Half of the blocks of its vision encoder "
         "attend to all patches at once.",
         rows,
     )

@@ -59,7 +59,7 @@ def demo_model(memory_bytes: int = AMPLE_MEMORY_BYTES) -> Path:
 
 
 def main() -> None:
-    """Run what was asked for."""
+    """Run the benchmarks that were chosen."""
     model = demo_model()
     asked = sys.argv[1:] or list(BENCHES)
     sections = []
