@@ -1,8 +1,8 @@
 """A mixed day on one model: a coding agent, chats and small requests at the same time.
 
 An agent has a conversation of 30,000 tokens and asks every few seconds for one more turn, eight
-chats continue, each with its own history, and a small request comes every three seconds. The model is
-tiny, the lengths are real.
+chats continue, each with its own history, and a small request comes every three seconds. The
+model is tiny, the lengths are real.
 ``make bench-mixed`` measures this checkout; ``AGAINST=FOLDER``, another checkout with a ``.venv``
 of its own, is measured in turns with it.
 """

@@ -92,8 +92,8 @@ def measure_media(_model: Path) -> Section:
     return Section(
         "A live stream during a large picture",
         f"One stream decodes; a picture arrives, for a Qwen2.5-VL of random weights with a width "
-        f"of 32, at a `max_decode_stall_s` of {_MEDIA_STALL_S:g}. Half of the blocks of its vision encoder "
-        "attend to all patches at once.",
+        f"of 32, at a `max_decode_stall_s` of {_MEDIA_STALL_S:g}. Half of the blocks of its vision "
+        "encoder attend to all patches at once.",
         rows,
     )
 
