@@ -54,6 +54,12 @@ async def test_a_long_day(tmp_path: Path) -> None:
     assert [str(a) for a in day.answers if a.kind not in kinds or {a.code} - CODES - {None}] == []
     assert shots(events) == []
     assert (watch.failure, watch.wrongs) == (None, [])
+    # A model that takes more than was estimated exceeds the budget until another one is unloaded.
+    # What was planned, or is reserved since a model takes less, never does.
+    planned = {e["instance"]: e["reserved_bytes"] for e in events if e["event"] == "worker.spawned"}
+    for look in watch.over_budget:
+        assert sum(min(planned[name], now) for name, now in look.items()) <= BUDGET_MIB << 20
+    assert watch.most_bytes <= 1.02 * (BUDGET_MIB << 20)
     assert watch.looks > 10 * MINUTES, "too few looks to prove anything"
     assert preempted > 0
     assert swaps > 0

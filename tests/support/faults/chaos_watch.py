@@ -19,9 +19,11 @@ from tests.support.rigs.rig import ANSWER_S, Rig
 class Watch:
     """A thread that looks every 20 ms, or ``every_s``, as long as its block lasts.
 
-    It sees what it may never see: more bytes reserved than there are, a worker process that no
-    slot has, two of one model. ``looks`` counts; ``most_bytes`` is the most that was reserved;
-    ``pids`` are all the worker processes that there were.
+    ``wrongs`` is what may never be: a worker process that no slot has, two of one model.
+    ``over_budget`` has the reservations by instance of each look at which they exceeded the
+    budget: only measurements of loaded models may bring that about. ``looks`` counts;
+    ``most_bytes`` is the most that was reserved; ``pids`` are all the worker processes that there
+    were.
     """
 
     def __init__(self, lmx: Rig, every_s: float = 0.02) -> None:
@@ -33,6 +35,7 @@ class Watch:
         self.looks = 0
         self.most_bytes = 0
         self.wrongs: list[str] = []
+        self.over_budget: list[dict[str, int]] = []
         self.failure: Exception | None = None
 
     def __enter__(self) -> Watch:
@@ -72,7 +75,9 @@ class Watch:
         reserved_bytes, budget_bytes = supervisor.reserved_bytes, supervisor.budget_bytes
         self.most_bytes = max(self.most_bytes, reserved_bytes)
         if reserved_bytes > budget_bytes:
-            self.wrongs.append(f"{reserved_bytes} bytes of {budget_bytes} are reserved")
+            self.over_budget.append(
+                {m.instance: m.reserved_bytes for m in status.workers if m.instance}
+            )
         lines = sum(model.reserved_bytes for model in status.workers)
         if lines > reserved_bytes:
             self.wrongs.append(f"the workers hold {lines} bytes, of {reserved_bytes} in all")
@@ -119,7 +124,8 @@ class Watch:
             raise psutil.NoSuchProcess(process.pid)
         if "lmx.worker" not in arguments:
             return None
-        if process.parent() is None or process.parent().cmdline() == arguments:
+        parent = process.parent()
+        if parent is None or parent.cmdline() == arguments:
             raise psutil.NoSuchProcess(process.pid)
         if process.environ().get("LMX_HOME") != str(self._lmx.home):
             return None
