@@ -64,9 +64,9 @@ run: $(SERVES) ## serve MODELS (default: a small demo model) on PORT
 	else exec $(BIN)/lmx demo --port '$(PORT)'; fi
 
 # More at a time than there are processors: half of the tests wait for processes, half of them
-# compute. What goes together, and what comes first, is in tests/support/rigs/file_queue.py. The tests
-# start a thousand processes, which would each compile lmx anew: they write no compiled code.
-JOBS ?= 3
+# compute. What goes together, and what runs at a time, is in tests/support/rigs/file_queue.py. The
+# tests start a thousand processes, which would each compile lmx again: they write no compiled code.
+JOBS ?= 4
 test: install ## run the tests, JOBS files at a time (soak tests are left out)
 	@$(BIN)/python -m compileall -q protocol router supervisor worker tests/support
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -n $(JOBS) --dist loadfile --durations 25

@@ -2,8 +2,13 @@
 
 A file is a unit: its tests stay together, in order, because they share what they have started. So
 is the whole of a folder whose files share servers: they would be started in each process, and again
-whenever a process came back to the folder. The folders of long tests come first. A long file that
-begins last would keep one process busy while the others have nothing left to do.
+whenever a process came back to the folder.
+
+Half of the tests compute, and half wait for processes that they have started. A quarter of the
+processes of pytest-xdist run those that compute first, and the others those that wait: at any time
+there is something to compute while the rest waits. Among each kind the folders of long tests come
+first. A long file that begins last would keep one process busy while the others have nothing left
+to do.
 """
 
 from __future__ import annotations
@@ -16,15 +21,21 @@ SHARING = ("tests/e2e/clients/", "tests/e2e/")
 the tests there, are started servers of their own: all of them in one process would be the last to
 end."""
 
-LONG_FIRST = (
+WAITING = (
     "tests/e2e/",
-    "tests/engine/memory/",
     "tests/process/faults/",
     "tests/process/",
+)
+"""Folders of tests that wait for processes, those of long tests first."""
+
+COMPUTING = (
+    "tests/engine/memory/",
+    "tests/engine/decoding/",
     "tests/engine/",
     "tests/wire/",
 )
-"""The rest are files of seconds. They fill up the end of a run."""
+"""Folders of tests that compute, those of long tests first. The rest are files of seconds. They
+fill up the end of a run."""
 
 
 def unit_of(test_id: str) -> str:
@@ -33,10 +44,21 @@ def unit_of(test_id: str) -> str:
     return next((folder for folder in SHARING if file.startswith(folder)), file)
 
 
-def rank_of(unit: str) -> int:
-    """Return the place of a unit in the order; units of the same place keep their order."""
-    ranks = (rank for rank, folder in enumerate(LONG_FIRST) if unit.startswith(folder))
-    return next(ranks, len(LONG_FIRST))
+def rank_of(unit: str, *, computing: bool = False) -> int:
+    """Return the place of a unit in the order of a process that runs those first that compute, or
+    those that wait. Units of the same place keep their order."""
+    order = COMPUTING + WAITING if computing else WAITING + COMPUTING
+    # What is in none of the folders computes too.
+    behind = len(COMPUTING) if computing else len(order)
+    ranks = (
+        rank + (rank >= behind) for rank, folder in enumerate(order) if unit.startswith(folder)
+    )
+    return next(ranks, behind)
+
+
+def computes_first(place: int, processes: int) -> bool:
+    """Return whether the process at a place of so many runs those first that compute."""
+    return place > 0 and place >= processes - max(1, processes // 4)
 
 
 class FileQueue(LoadFileScheduling):  # type: ignore[misc]
@@ -47,5 +69,8 @@ class FileQueue(LoadFileScheduling):  # type: ignore[misc]
         return unit_of(nodeid)
 
     def _assign_work_unit(self, node: WorkerController) -> None:
-        self.workqueue.move_to_end(min(self.workqueue, key=rank_of), last=False)
+        nodes = self.nodes
+        computing = computes_first(nodes.index(node), len(nodes))
+        first = min(self.workqueue, key=lambda unit: rank_of(unit, computing=computing))
+        self.workqueue.move_to_end(first, last=False)
         super()._assign_work_unit(node)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from tests.support.rigs.file_queue import FileQueue, rank_of, unit_of
+import pytest
+
+from tests.support.rigs.file_queue import FileQueue, computes_first, rank_of, unit_of
 
 TESTS = [
     "tests/e2e/test_a.py::test_one",
@@ -50,14 +52,26 @@ def test_long_files_come_before_those_with_many_tests() -> None:
         queue.add_node(process)
         queue.add_node_collection(process, TESTS)
     queue.schedule()
-    first, second = processes
-    assert first.units[0] == [TESTS[0], TESTS[5]], "all that share servers, in one process"
-    assert second.units[0] == [TESTS[1]]
+    waiting, computing = processes
+    assert waiting.units[0] == [TESTS[0], TESTS[5]], "all that share servers, in one process"
+    assert waiting.units[1] == [TESTS[1]]
+    assert computing.units[0] == TESTS[2:5], "a file stays together"
+    queue.mark_test_complete(computing, 2)
     handed_out = [unit for process in processes for unit in process.units]
     assert sorted(test for unit in handed_out for test in unit) == sorted(TESTS)
-    assert TESTS[2:5] in handed_out, "a file stays together"
 
 
 def test_units_that_take_long_have_the_first_places() -> None:
-    units = ["tests/unit/x.py", "tests/process/x.py", "tests/e2e/", "tests/process/faults/x.py"]
-    assert sorted(units, key=rank_of) == [units[2], units[3], units[1], units[0]]
+    waiting = ["tests/e2e/", "tests/process/faults/x.py", "tests/process/x.py"]
+    computing = ["tests/engine/memory/x.py", "tests/engine/x.py", "tests/unit/x.py"]
+    assert sorted(computing + waiting, key=rank_of) == waiting + computing
+    in_order = sorted(waiting + computing, key=lambda unit: rank_of(unit, computing=True))
+    assert in_order == computing + waiting
+
+
+@pytest.mark.parametrize(
+    ("processes", "computing"), [(1, []), (2, [1]), (3, [2]), (4, [3]), (8, [6, 7])]
+)
+def test_a_quarter_of_the_processes_computes_first(processes: int, computing: list[int]) -> None:
+    places = range(processes)
+    assert [place for place in places if computes_first(place, processes)] == computing
