@@ -15,8 +15,11 @@ from mlx_vlm.utils import load
 from lmx.worker.engine.values import BeamSearch, Constraint, Hypothesis, RowSampling
 from lmx.worker.mlx.decoding.beam import BeamGroup, score
 from lmx.worker.mlx.model.forward import Forward
+from lmx.worker.mlx.model.library import open_checkpoint
+from tests.support.models.text_models import make_text_model
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.references.sampling_reference import edited
+from tests.support.rigs.engine_rig import EngineRunner, spec_of
 
 pytestmark = pytest.mark.engine
 
@@ -84,6 +87,8 @@ def table_search(
     top_logprobs: int | None = None,
     sampling: RowSampling = PLAIN,
     prompt: Sequence[int] = (),
+    *,
+    together: bool = True,
 ) -> list[Hypothesis]:
     first = mx.array(table_logits(())[None])
     return search(
@@ -97,6 +102,7 @@ def table_search(
             top_logprobs,
             sampling,
             prompt,
+            together=together,
         )
     )
 
@@ -153,6 +159,7 @@ def test_searches_as_without_a_cache(
         expected = reference_search(table_logprobs, beam, max_tokens)
         assert len(expected) == min(width, VOCABULARY**max_tokens)
         assert_same(table_search(beam, max_tokens), expected)
+        assert_same(table_search(beam, max_tokens, together=False), expected)
 
 
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0])
@@ -187,11 +194,13 @@ def test_of_equally_likely_continuations_the_lower_tokens_come_first() -> None:
 
     beam = BeamSearch(3, 1.0, frozenset())
     first = mx.zeros((1, 4))
-    found = search(BeamGroup(even, [History([()])], first, beam, 2, None, None, PLAIN, ()))
+    found = search(
+        BeamGroup(even, [History([()])], first, beam, 2, None, None, PLAIN, (), together=True)
+    )
     assert [one.tokens for one in found] == [[0, 0], [0, 1], [0, 2]]
     # An end that is as likely as all else is the end.
     one = BeamSearch(1, 1.0, frozenset({0}))
-    group = BeamGroup(even, [History([()])], first, one, 5, None, None, PLAIN, ())
+    group = BeamGroup(even, [History([()])], first, one, 5, None, None, PLAIN, (), together=True)
     assert [one.tokens for one in group.step() or ()] == [[0]]
 
 
@@ -354,8 +363,10 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.parametrize("width", [1, 4])
-@pytest.mark.parametrize("penalised", [False, True])
-def test_a_model_s_caches_follow_the_beams(tiny: Forward, width: int, penalised: bool) -> None:
+@pytest.mark.parametrize(("penalised", "together"), [(False, True), (True, True), (False, False)])
+def test_a_model_s_caches_follow_the_beams(
+    tiny: Forward, width: int, penalised: bool, together: bool
+) -> None:
     # Longer than gemma3's window of 16 before it begins, and when it ends.
     prompt = [(7 * n) % 250 for n in range(21)]
     sampling = PLAIN
@@ -377,5 +388,27 @@ def test_a_model_s_caches_follow_the_beams(tiny: Forward, width: int, penalised:
     assert width == 1 or max(len(answer) for answer, _ in expected) > 4
     cache = tiny.new_cache()
     first = tiny.decode(mx.array([prompt]), cache, None)[:, -1, :]
-    group = BeamGroup(forward, cache, first, beam, 12, None, None, sampling, prompt)
+    group = BeamGroup(
+        forward, cache, first, beam, 12, None, None, sampling, prompt, together=together
+    )
     assert_same(search(group), expected)
+
+
+@pytest.mark.parametrize("model_type", ["gemma2", "internlm3", "llama4"])
+def test_beams_where_rows_take_turns_are_those_without_a_cache(
+    tmp_path: Path, model_type: str
+) -> None:
+    folder = make_text_model(tmp_path, model_type)
+    runner = EngineRunner(spec_of(folder))
+    # Longer than a chunk of llama4.
+    prompt = [(7 * n) % 250 for n in range(21)]
+    beam = BeamSearch(3, 1.0, frozenset())
+    row = runner.admit(prompt, PLAIN, 6, beam=beam)
+    runner.finish()
+    alone = Forward(open_checkpoint(folder).model)
+
+    def whole(answer: tuple[int, ...]) -> npt.NDArray[np.float64]:
+        logits = alone.decode(mx.array([[*prompt, *answer]]), alone.new_cache(), None)
+        return log_softmax(np.array(logits[0, -1].astype(mx.float32)))
+
+    assert_same(runner.found[row], reference_search(whole, beam, 6))

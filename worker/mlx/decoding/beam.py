@@ -1,4 +1,5 @@
-"""Beam search over one prompt: several beams that decode as a batch of their own.
+"""Beam search over one prompt: several beams that decode as a batch of their own, or one after the
+other for a model whose rows can't decode together.
 
 A beam's score is made of logprobs: log-softmax of the logits, after the penalties, biases and bans
 of the request, each beam's by its own tokens. Sampling at temperature 1 draws from the same values.
@@ -11,6 +12,7 @@ when it ends, as Transformers does it without early stopping.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple, cast
@@ -114,7 +116,8 @@ class BeamGroup:
     ``prompt_cache`` has one row, holds the prompt, and is used up; ``first_logits`` [1, vocabulary]
     are those of its end. ``constraint`` is used up as well. At least one token is made, and
     ``max_tokens`` at most. Of ``sampling``, which also applies to ``prompt``, only the parameters
-    that edit logits count.
+    that edit logits count. Unless ``together``, each beam has its own cache and its own forward
+    passes: as many in a step as there are beams.
     """
 
     def __init__(
@@ -128,10 +131,14 @@ class BeamGroup:
         top_logprobs: int | None,
         sampling: RowSampling,
         prompt: Sequence[int],
+        *,
+        together: bool,
     ) -> None:
         self._forward = forward
+        self._together = together
         self._min_tokens = sampling.min_tokens
-        self._prompt_cache = prompt_cache
+        self._caches = [prompt_cache]
+        """The cache of all running beams together, or of each of them."""
         self._first_logits: mx.array | None = first_logits
         self._beam = beam
         self._max_tokens = max_tokens
@@ -169,8 +176,10 @@ class BeamGroup:
         if self._first_logits is not None:
             logits, self._first_logits = self._first_logits, None
             return logits
-        tokens = [[cast(_Tail, beam.tail).token] for beam in self._running]
-        return self._forward(mx.array(tokens), self._prompt_cache)
+        tokens = mx.array([[cast(_Tail, beam.tail).token] for beam in self._running])
+        parts = mx.split(tokens, len(self._caches))
+        logits = [self._forward(*each) for each in zip(parts, self._caches, strict=True)]
+        return mx.concatenate(logits)
 
     def _rank(self, logits: mx.array) -> _Ranking:
         logits = logits.astype(mx.float32)
@@ -182,7 +191,7 @@ class BeamGroup:
         own_values = [mx.take_along_axis(own, tokens, axis=-1)] if told else []
         tops = list(candidates(own, self._top_logprobs)) if self._top_logprobs else []
         # Arrays on which no logit depends, such as a cache's offsets, would never be evaluated.
-        mx.eval(values, tokens, own_values, tops, cache_states(self._prompt_cache))
+        mx.eval(values, tokens, own_values, tops, [*map(cache_states, self._caches)])
         continuations = [
             Continuation(self._running[beam].total + logprob, beam, token)
             for beam, row in enumerate(_pairs(tokens, values))
@@ -255,13 +264,16 @@ class BeamGroup:
             self._edits = self._edits.continued(parents)
             if self._edits.counts:
                 self._edits.take(mx.array([one.token for one in chosen]))
-        if self._length == 1:
-            self._prompt_cache = [
-                layer.merge([layer] * len(parents)) for layer in self._prompt_cache
+        if not self._together:
+            self._caches = [
+                self._caches[beam] if heirs[beam] == index else copy.deepcopy(self._caches[beam])
+                for index, beam in enumerate(parents)
             ]
+        elif self._length == 1:
+            self._caches = [[layer.merge([layer] * len(parents)) for layer in self._caches[0]]]
         elif parents != list(range(len(self._running))):
             rows = mx.array(parents)
-            for layer in self._prompt_cache:
+            for layer in self._caches[0]:
                 layer.filter(rows)
         self._running = running
 

@@ -398,6 +398,7 @@ class RowSet:
             row.top_logprobs,
             row.sampling,
             row.prompt,
+            together=self._company is Company.TOGETHER,
         )
 
     def _keep_prompt(self, prefill: PromptPrefill) -> None:
