@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import mlx.core as mx
@@ -10,12 +11,15 @@ import pytest
 from lmx.protocol.models.checkpoint import read_checkpoint_config
 from lmx.protocol.models.memory import kv_bytes
 from lmx.protocol.states import ModelKind
+from lmx.worker.engine.values import RowRequest
+from lmx.worker.mlx.decoding.prefill import PromptPrefill
 from lmx.worker.mlx.memory.estimate import estimate
 from lmx.worker.mlx.model.forward import Forward
 from lmx.worker.mlx.model.kv_quantization import quantize_kv
 from lmx.worker.mlx.model.library import open_checkpoint
 from tests.support.models.text_models import make_text_model
 from tests.support.models.tiny_models import CONFIGS, QUANTIZABLE_CONFIGS, make_tiny_model
+from tests.support.rigs.engine_rig import GREEDY
 
 pytestmark = pytest.mark.engine
 
@@ -48,6 +52,24 @@ def test_counted_is_what_is_held_by_a_class_of_mlx_lm(tmp_path: Path, model_type
     found = estimate(folder, read_checkpoint_config(folder), ModelKind.CHAT)
     counted = kv_bytes(found.kv_layers, TOKENS)
     assert counted == pytest.approx(_held(folder), rel=0.02)
+
+
+@pytest.mark.parametrize("model_type", ["gear", "gemma3", "llama4", "mistral"])
+def test_a_prompt_that_waits_half_read_holds_no_more_than_is_counted(
+    tmp_path: Path, model_type: str
+) -> None:
+    folder = make_text_model(tmp_path, model_type)
+    config = read_checkpoint_config(folder)
+    (folder / "config.json").write_text(json.dumps(config.whole | {"sliding_window": 16}))
+    layers = estimate(folder, read_checkpoint_config(folder), ModelKind.CHAT).kv_layers
+    assert any(part.window_tokens is not None for part in layers)
+    forward = Forward(open_checkpoint(folder).model)
+    row = RowRequest(0, [number % 200 for number in range(TOKENS)], 1, GREEDY)
+    prefill = PromptPrefill(forward, row, forward.new_cache(), 0)
+    while not prefill.ready:
+        prefill.advance(CHUNK, ())
+        held = sum(int(cache.nbytes) for cache in prefill.prompt_cache)
+        assert held <= kv_bytes(layers, prefill.done_tokens)
 
 
 @pytest.mark.parametrize("bits", [8, 4])

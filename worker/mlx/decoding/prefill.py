@@ -22,7 +22,7 @@ from mlx_vlm.generate.common import _chunked_prefill_enabled
 from lmx.worker.engine.values import RowRequest, TokenScores
 from lmx.worker.mlx.decoding.media import PromptMediaReading
 from lmx.worker.mlx.media.spans import media_of
-from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states
+from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states, trim_windows
 from lmx.worker.mlx.model.hidden import HiddenStates
 from lmx.worker.mlx.sampling.sampler import prompt_scores
 
@@ -156,9 +156,11 @@ class PromptPrefill:
         arguments = self._arguments(begin, end)
 
         def run() -> mx.array:
-            return self._forward.prompt(
+            logits = self._forward.prompt(
                 self._tokens[:, begin:end], self.prompt_cache, arguments | options
             )
+            trim_windows(self.prompt_cache)
+            return logits
 
         if end <= length - 1 - self._heard_tokens or not self._heard_tokens:
             return run()

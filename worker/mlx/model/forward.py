@@ -9,7 +9,8 @@ from typing import Any, Final, Self
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
-from mlx_vlm.models.cache import make_prompt_cache
+from mlx_vlm.models.cache import ChunkedKVCache, RotatingKVCache, make_prompt_cache
+from mlx_vlm.speculative.cache_state import iter_leaf_caches
 
 from lmx.worker.mlx.adapters.layers import ActiveAdapter
 from lmx.worker.mlx.media.blocks import BlockTap, Encoding
@@ -155,6 +156,24 @@ def cache_states(cache: PromptCache) -> list[Any]:
         except (AttributeError, TypeError):
             continue  # A cache that holds nothing yet; mlx-vlm passes over it in the same way.
     return states
+
+
+def trim_windows(cache: PromptCache) -> None:
+    """Let the windows of a row hold no more than they will show to its next token, lazily. After a
+    part of a prompt they hold all of it besides, until the row's next forward pass: that may be
+    long after other rows' prompts have been read."""
+    for leaf in iter_leaf_caches(cache):
+        if type(leaf) not in (ChunkedKVCache, RotatingKVCache) or leaf.empty():
+            continue
+        if type(leaf) is ChunkedKVCache:
+            leaf.maybe_trim_front()
+        elif not leaf.keep and leaf.keys.shape[2] > leaf.max_size:
+            # After several tokens they are in the order of time.
+            leaf.keys = leaf.keys[..., -leaf.max_size :, :]
+            leaf.values = leaf.values[..., -leaf.max_size :, :]
+            leaf.meta_state = (*leaf.meta_state[:-1], str(leaf.max_size))
+        # A view would keep all of it.
+        leaf.keys, leaf.values = mx.contiguous(leaf.keys), mx.contiguous(leaf.values)
 
 
 def _logits(output: Any) -> mx.array:

@@ -108,7 +108,7 @@ class CacheLayout:
         for n in self._states:
             leaf = leaves[n] if row is None else _extract(leaves[n], row)
             if type(leaf) is RotatingKVCache and not leaf.keep and leaf.keys is not None:
-                # After a prefill the cache holds a whole chunk more than its window.
+                # It may have room for more tokens than it holds.
                 leaf = leaf.merge([leaf]).extract(0)
             structure.append(_take_apart(leaf.prefix_cache_snapshot(), arrays))
         return structure, arrays
