@@ -7,6 +7,7 @@ quantization.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +19,7 @@ from mlx_lm.utils import _get_classes
 from lmx.worker.mlx.module_calls import replace_methods
 
 _ERNIE: Final = "mlx_lm.models.ernie4_5_moe"
-_CORRECTION: Final = ".moe_statics.e_score_correction_bias"
+_CORRECTION: Final = re.compile(r"model\.layers\.(\d+)\.mlp\.moe_statics\.e_score_correction_bias")
 
 
 def mend_ernie_experts(model: Any, files: Iterable[Path]) -> None:
@@ -30,8 +31,10 @@ def mend_ernie_experts(model: Any, files: Iterable[Path]) -> None:
         weights = mx.load(str(file))
         assert isinstance(weights, dict)
         for name, weight in weights.items():
-            if name.endswith(_CORRECTION):
-                layer = model.layers[int(name.split(".")[2])]
+            found = _CORRECTION.fullmatch(name)
+            # The heads for further tokens have numbers of their own, or those behind the layers'.
+            if found is not None and int(found[1]) < len(model.layers):
+                layer = model.layers[int(found[1])]
                 layer.mlp.correction = weight.reshape(-1)
                 replace_methods(layer.mlp, __call__=_choose)
 
