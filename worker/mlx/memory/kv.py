@@ -81,6 +81,9 @@ _EXPANDS_WITH_EYES: Final = "mistral4"
 _REPEAT: Final = frozenset({"falcon_ocr", "falcon_perception"})
 """Model types whose caches hold keys and values once for each head that reads them."""
 
+_USUAL_PATTERNS: Final = {"cohere2": 4, "exaone4": 4, "gemma3": 6, "gemma3_text": 6}
+"""Of so many layers one sees all tokens, where a configuration leaves out what is its default."""
+
 _POOLING: Final = "deepseek_v4"
 """Its layers keep a window, and of all tokens what is pooled of several."""
 
@@ -347,8 +350,9 @@ def _by_rule(text: Section, types: set[str], index: int) -> _Holds:
     pattern = text.get("sliding_window_pattern")
     if isinstance(pattern, str) and pattern:
         return _Holds.WINDOW if pattern[index % len(pattern)] == "L" else _Holds.ALL
-    # Gemma 3 leaves out what is its default.
-    every = count(text, "sliding_window_pattern") or (6 if types & {"gemma3", "gemma3_text"} else 0)
+    every = count(text, "sliding_window_pattern")
+    if pattern is None:
+        every = next((every for kind, every in _USUAL_PATTERNS.items() if kind in types), 0)
     if every and count(text, "sliding_window", "window_size"):
         return _Holds.ALL if (index + 1) % every == 0 else _Holds.WINDOW
     return _Holds.ALL

@@ -25,6 +25,7 @@ _MOST_WINDOW_LAYERS: Final = {"dots1": 62}
 _USUAL_WINDOW_LAYERS: Final = 28
 
 _PATTERN: Final = "sliding_window_pattern"
+_EXAONE4_EVERY: Final = 4
 _KEYS: Final = ("layer_types", "max_window_layers", "sliding_window", "use_sliding_window")
 
 
@@ -66,14 +67,31 @@ def with_windows(section: Mapping[str, Any], context_tokens: int) -> tuple[dict[
         if isinstance(names, list):
             # Some classes make windows of these names alone.
             made["layer_types"] = ["full_attention"] * len(names)
-    if not isinstance(names, list) or kind not in ("cohere2", "exaone4"):
+    if kind == "exaone4":
+        return _exaone4(made)
+    if not isinstance(names, list) or kind != "cohere2":
         return made, ""
     slides = [name == "sliding_attention" for name in names]
-    if kind == "exaone4":
-        made[_PATTERN] = "".join("L" if one else "G" for one in slides) if any(slides) else None
-        return made, ""
     for every in range(1, len(slides) + 1):
         if slides == [(layer + 1) % every != 0 for layer in range(len(slides))]:
             made[_PATTERN] = every
             return made, ""
     return made, "has its layers with windows in an order that is no pattern"
+
+
+def _exaone4(section: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """Return what :func:`with_windows` returns. The class reads a pattern of letters alone, and
+    where it has none, no layer has a window and all have rotary embeddings."""
+    names, pattern = section.get("layer_types"), section.get(_PATTERN, _EXAONE4_EVERY)
+    if isinstance(names, list):
+        pattern = "".join("L" if name == "sliding_attention" else "G" for name in names)
+    elif isinstance(pattern, int) and pattern > 0:
+        pattern = "L" * (pattern - 1) + "G"
+    kinds = set(pattern or "G")
+    if len(kinds) > 1:
+        return section | {_PATTERN: pattern}, ""
+    if "L" in kinds:
+        return section, "lets all of its layers have windows"
+    if section.get("sliding_window"):
+        return section, "gives a window (sliding_window) to none of its layers"
+    return section | {_PATTERN: None}, ""

@@ -49,6 +49,11 @@ def test_the_layers_with_windows(section: dict[str, Any], expected: str) -> None
         ({"model_type": "exaone4", "layer_types": ORDER}, 16, {"sliding_window_pattern": "LGGL"}),
         ({"model_type": "exaone4", "layer_types": ORDER[1:3] * 2}, 16,
          {"sliding_window_pattern": None}),
+        ({"model_type": "exaone4"}, 16, {"sliding_window_pattern": "LLLG"}),
+        ({"model_type": "exaone4", "sliding_window_pattern": 2}, 16,
+         {"sliding_window_pattern": "LG"}),
+        ({"model_type": "exaone4", "sliding_window_pattern": "LLG"}, 16, {}),
+        ({"model_type": "exaone4", "sliding_window_pattern": None}, 16, {}),
     ],
 )  # fmt: skip
 def test_a_section_is_in_the_words_of_its_class(
@@ -60,3 +65,8 @@ def test_a_section_is_in_the_words_of_its_class(
 def test_an_order_that_a_class_cannot_have_is_named() -> None:
     _, problem = with_windows({"model_type": "cohere2", "layer_types": ORDER}, 16)
     assert problem == "has its layers with windows in an order that is no pattern"
+    exaone4 = {"model_type": "exaone4", "sliding_window": 16}
+    _, problem = with_windows(exaone4 | {"layer_types": ORDER[:1] * 4}, 16)
+    assert problem == "lets all of its layers have windows"
+    _, problem = with_windows(exaone4 | {"layer_types": ORDER[1:2] * 4}, 16)
+    assert problem == "gives a window (sliding_window) to none of its layers"
