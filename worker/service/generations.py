@@ -390,20 +390,25 @@ class Generations:
         self._by_job[opened.job_id] = opened
         self._thread.submit(job)
 
-    def _restore_media(self, opened: Generation) -> None:
+    def _restore_media(self, opened: Generation, *, may_repeat: bool = True) -> None:
         """Decode and encode the media of a request that was preempted, and has released them. It
-        has begun, so that it does not expire."""
+        has begun, so that it does not expire. What was decoded once fails for want of time or
+        memory: with ``may_repeat`` it is tried once more."""
         self._open.queue(
             opened,
             _told_nothing,
             lambda: self._encode_again(opened),
-            lambda future: self._media_restored(opened, future),
+            lambda future: self._media_restored(opened, future, may_repeat=may_repeat),
             self._decoding(opened),
             expires=False,
         )
 
     def _media_restored(
-        self, opened: Generation, future: asyncio.Future[PromptMedia | None]
+        self,
+        opened: Generation,
+        future: asyncio.Future[PromptMedia | None],
+        *,
+        may_repeat: bool,
     ) -> None:
         error = future.exception()
         media = None if error else future.result()
@@ -412,6 +417,11 @@ class Generations:
         elif media is not None:
             self._count_encoded(opened, media.size_bytes)
             self._thread.restore_media(opened.job_id, media)
+        elif may_repeat:
+            log.warning(
+                "media.restored_again", request_id=opened.request.request_id, reason=str(error)
+            )
+            self._restore_media(opened, may_repeat=False)
         else:
             log.error("media.not_restored", request_id=opened.request.request_id, exc_info=error)
             code, message = ErrorCode.INTERNAL, "The media could not be read again; see the log."

@@ -279,3 +279,28 @@ def test_media_are_decoded_only_for_a_model_that_takes_them() -> None:
 def _wait(free: threading.Event) -> None:
     began_s = time.monotonic()
     assert free.wait(DEADLINE_S), f"after {time.monotonic() - began_s:.0f} s"
+
+
+@pytest.mark.parametrize("fails", [1, 2])
+async def test_media_that_were_decoded_before_are_tried_twice(fails: int) -> None:
+    """Under load a file may take longer than it may, in the middle of an answer."""
+    results: list[Any] = [RequestError(ErrorCode.MEDIA_TIMEOUT, "slow")] * fails + ["media"]
+    restored: list[Any] = []
+    failed: list[ErrorCode] = []
+
+    def turn(opened: Any, begins: Any, work: Any, done: Any, decode: Any, *, expires: bool) -> None:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if isinstance(result := results.pop(0), Exception):
+            future.set_exception(result)
+        else:
+            future.set_result(SimpleNamespace(size_bytes=1))
+        done(future)
+
+    generations: Any = object.__new__(Generations)
+    generations._open = SimpleNamespace(queue=turn, tell_if_idle=lambda: None)
+    generations._decoding = generations._count_encoded = lambda *_: None
+    generations._thread = SimpleNamespace(restore_media=lambda *given: restored.append(given))
+    generations.fail = lambda opened, code, message: failed.append(code)
+    request = SimpleNamespace(request_id="r", media=())
+    generations._restore_media(SimpleNamespace(gone=False, request=request, job_id=1))
+    assert (len(restored), failed) == ((1, []) if fails == 1 else (0, [ErrorCode.MEDIA_TIMEOUT]))
