@@ -255,7 +255,7 @@ def test_experts_are_chosen_as_the_weights_say(
             key = f"model.layers.{layer}.mlp.moe_statics.e_score_correction_bias"
             weights[key] = mx.array([correction])
         # The heads for further tokens count their layers by themselves.
-        key = "model.mtp_block.0.mlp.moe_statics.e_score_correction_bias"
+        key = "model.mtp_block.9.mlp.moe_statics.e_score_correction_bias"
         weights[key] = mx.array([[0.0, 7.0, 7.0, 0.0]])
         mx.save_safetensors(str(file), weights)
         found = logits(folder)

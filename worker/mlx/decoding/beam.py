@@ -177,9 +177,8 @@ class BeamGroup:
             logits, self._first_logits = self._first_logits, None
             return logits
         tokens = mx.array([[cast(_Tail, beam.tail).token] for beam in self._running])
-        parts = mx.split(tokens, len(self._caches))
-        logits = [self._forward(*each) for each in zip(parts, self._caches, strict=True)]
-        return mx.concatenate(logits)
+        each = zip(mx.split(tokens, len(self._caches)), self._caches, strict=True)
+        return mx.concatenate([self._forward(*one) for one in each])
 
     def _rank(self, logits: mx.array) -> _Ranking:
         logits = logits.astype(mx.float32)
