@@ -60,7 +60,7 @@ def test_a_prompt_that_waits_half_read_holds_no_more_than_is_counted(
 ) -> None:
     folder = make_text_model(tmp_path, model_type)
     config = read_checkpoint_config(folder)
-    (folder / "config.json").write_text(json.dumps(config.whole | {"sliding_window": 16}))
+    (folder / "config.json").write_text(json.dumps({**config.whole, "sliding_window": 16}))
     layers = estimate(folder, read_checkpoint_config(folder), ModelKind.CHAT).kv_layers
     assert any(part.window_tokens is not None for part in layers)
     forward = Forward(open_checkpoint(folder).model)
