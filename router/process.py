@@ -17,7 +17,7 @@ from lmx.protocol.host.memory import map_large_blocks
 from lmx.protocol.host.stacks import write_stacks_when_told
 from lmx.protocol.messages.specs import RouterSpec
 from lmx.protocol.wire.codec import decode
-from lmx.router.jobs.farewell import block_signal
+from lmx.router.jobs.hang_notice import block_signal
 from lmx.router.server.process import serve
 
 

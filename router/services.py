@@ -11,15 +11,15 @@ from lmx.protocol.messages.specs import RouterSpec
 from lmx.router.http.rate_limits import RateLimiter
 from lmx.router.http.traffic import Traffic
 from lmx.router.jobs.event_logs import EventLogs
-from lmx.router.jobs.farewell import Farewell
+from lmx.router.jobs.hang_notice import HangNotice
 from lmx.router.jobs.live import LiveRequests
 from lmx.router.jobs.store import JobStore
 from lmx.router.media.reader import MediaReader
-from lmx.router.metrics.kept_counts import KeptCounts
 from lmx.router.metrics.requests import RequestMetrics
+from lmx.router.metrics.shared_counts import SharedCounts
 from lmx.router.supervisor.event_feed import EventFeed
 from lmx.router.supervisor.link import SupervisorLink
-from lmx.router.supervisor.waiting_room import WaitingRoom
+from lmx.router.supervisor.model_queues import ModelQueues
 from lmx.router.workers.dispatch import Dispatcher, TaskDispatcher
 
 
@@ -29,7 +29,7 @@ class Services:
 
     spec: RouterSpec
     supervisor: SupervisorLink
-    room: WaitingRoom
+    queues: ModelQueues
     traffic: Traffic
     dispatcher: Dispatcher
     tasks: TaskDispatcher
@@ -39,8 +39,8 @@ class Services:
     event_logs: EventLogs
     events: EventFeed
     limiter: RateLimiter
-    counts: KeptCounts
-    farewell: Farewell
+    counts: SharedCounts
+    hang_notice: HangNotice
     media: MediaReader
 
 

@@ -113,7 +113,7 @@ def own_request(generate: Generate, context: RequestContext) -> Generate:
         generate,
         request_id=context.request_id,
         cache_salt=salt,
-        owner=context.asker,
+        owner=context.requester,
         priority=priority,
     )
 

@@ -26,7 +26,7 @@ class RequestContext:
     """When the request began, on the monotonic clock."""
     owner: str | None = None
     """The owner of the key that the request came with (:func:`lmx.router.http.access.key_name`)."""
-    asker: str = ""
+    requester: str = ""
     """Who takes turns with others and has rate limits: the owner, or else the client's address."""
     key: str | None = None
     """The name of the key in the configuration."""
@@ -121,8 +121,8 @@ def set_outcome(request: web.Request, outcome: Outcome) -> None:
 
 def outcome_of(request: web.Request) -> Outcome:
     """Return what has become of a request so far."""
-    told = request.get(_OUTCOME)
-    return _NOTHING if told is None else told()
+    source = request.get(_OUTCOME)
+    return _NOTHING if source is None else source()
 
 
 def last_outcome(request: web.Request) -> Outcome:

@@ -19,18 +19,18 @@ from lmx.protocol.messages.counts import KeyUsage
 from lmx.protocol.messages.specs import RateLimits
 
 TOTAL: Final = ""
-"""Stands for all keys together where usage is listed by asker."""
+"""Stands for all keys together where usage is listed by requester."""
 
 _MINUTE_S: Final = 60.0
 _BUSY_S: Final = 1.0
 """When to try again if too many requests run: nobody knows how long they take."""
 
 _MOST_METERS: Final = 4096
-"""How many askers are remembered. Beyond it those are dropped that have used nothing, or the
+"""How many requesters are remembered. Beyond it those are dropped that have used nothing, or the
 least."""
 
 _SPARE_METERS: Final = 1024
-"""At least this many new askers come between two searches through all meters."""
+"""At least this many new requesters come between two searches through all meters."""
 
 _SLACK: Final = 1e-6
 
@@ -52,7 +52,7 @@ _WORDS: Final = {
 
 @dataclass(slots=True, eq=False)
 class Meter:
-    """What one asker, or all askers together, have used."""
+    """What one requester, or all requesters together, have used."""
 
     limits: RateLimits
     at_s: float
@@ -181,7 +181,7 @@ class Admission:
     def headers(self, now_s: float) -> dict[str, str]:
         """Return the headers that tell clients their limits, as OpenAI's API does. Of each kind
         they show the limit of which the least is left."""
-        told: dict[str, str] = {}
+        headers: dict[str, str] = {}
         for meter in self._meters.values():
             meter.settle(now_s)
         for limit in (Limit.REQUESTS, Limit.TOKENS):
@@ -189,10 +189,10 @@ class Admission:
             limited = [(most - used, most, used) for most, used in known if most is not None]
             if limited:
                 left, most, used = min(limited)
-                told[f"x-ratelimit-limit-{limit}"] = str(most)
-                told[f"x-ratelimit-remaining-{limit}"] = str(max(0, math.floor(left + _SLACK)))
-                told[f"x-ratelimit-reset-{limit}"] = reset_text(used * _MINUTE_S / most)
-        return told
+                headers[f"x-ratelimit-limit-{limit}"] = str(most)
+                headers[f"x-ratelimit-remaining-{limit}"] = str(max(0, math.floor(left + _SLACK)))
+                headers[f"x-ratelimit-reset-{limit}"] = reset_text(used * _MINUTE_S / most)
+        return headers
 
     def _check(self, now_s: float, wanted: tuple[tuple[Limit, float], ...]) -> None:
         for scope, meter in self._meters.items():
@@ -218,7 +218,8 @@ class Admission:
 
 
 class RateLimiter:
-    """What every asker has used. An asker is a key, or a client's address if there are no keys.
+    """What every requester has used. A requester is a key, or a client's address if there are no
+    keys.
 
     ``per_key`` are the limits of each key, except for the keys in ``own``, which have their own
     limits. ``total`` are the limits of all together. ``names`` maps a key to its name in the
@@ -244,23 +245,24 @@ class RateLimiter:
         self.changes = 0
         """Grows with each request that limits apply to: there is something new to tell."""
 
-    def name_of(self, asker: str | None) -> str | None:
+    def name_of(self, requester: str | None) -> str | None:
         """Return what the configuration calls a key."""
-        return None if asker is None else self._names.get(asker)
+        return None if requester is None else self._names.get(requester)
 
-    def open(self, asker: str, now_s: float) -> Admission | None:
+    def open(self, requester: str, now_s: float) -> Admission | None:
         """Return the admission for one more request; None if no limits apply."""
         meters = {}
-        limits = self._limits(asker)
+        limits = self._limits(requester)
         if limits != RateLimits():
-            meters[asker] = self._meter(asker, limits, now_s)
+            meters[requester] = self._meter(requester, limits, now_s)
         if self._total != RateLimits():
-            # A meter never makes room for itself; otherwise the asker's new meter might be dropped.
+            # A meter never makes room for itself; otherwise the requester's new meter might be
+            # dropped.
             meters[TOTAL] = self._meters.setdefault(TOTAL, Meter(self._total, now_s))
         if not meters:
             return None
         self.changes += 1
-        name = self.name_of(asker)
+        name = self.name_of(requester)
         whose = f"the key {name!r}" if name else "this key or address"
         return Admission(meters, whose, self._note)
 
@@ -271,10 +273,10 @@ class RateLimiter:
         for meter in self._meters.values():
             meter.settle(now_s)
         return {
-            asker: KeyUsage(
-                asker, meter.requests, max(0.0, meter.tokens - meter.pending), meter.running
+            requester: KeyUsage(
+                requester, meter.requests, max(0.0, meter.tokens - meter.pending), meter.running
             )
-            for asker, meter in self._meters.items()
+            for requester, meter in self._meters.items()
             if not meter.unused
         }
 
@@ -293,33 +295,33 @@ class RateLimiter:
 
     def note_elsewhere(self, usage: Mapping[str, KeyUsage], now_s: float) -> None:
         """Note how many requests other routers answer now."""
-        for asker, meter in self._meters.items():
-            meter.elsewhere = usage[asker].running if asker in usage else 0
-        for asker, used in usage.items():
-            limits = self._limits(asker)
+        for requester, meter in self._meters.items():
+            meter.elsewhere = usage[requester].running if requester in usage else 0
+        for requester, used in usage.items():
+            limits = self._limits(requester)
             if used.running and limits != RateLimits():
-                self._meter(asker, limits, now_s).elsewhere = used.running
+                self._meter(requester, limits, now_s).elsewhere = used.running
 
-    def _limits(self, asker: str) -> RateLimits:
-        return self._total if asker == TOTAL else self._own.get(asker, self._per_key)
+    def _limits(self, requester: str) -> RateLimits:
+        return self._total if requester == TOTAL else self._own.get(requester, self._per_key)
 
-    def _meter(self, asker: str, limits: RateLimits, now_s: float) -> Meter:
-        found = self._meters.get(asker)
+    def _meter(self, requester: str, limits: RateLimits, now_s: float) -> Meter:
+        found = self._meters.get(requester)
         if found is None:
             if len(self._meters) >= self._full_at:
                 self._make_room(now_s)
-            found = self._meters[asker] = Meter(limits, now_s)
+            found = self._meters[requester] = Meter(limits, now_s)
         return found
 
     def _make_room(self, now_s: float) -> None:
         for meter in self._meters.values():
             meter.settle(now_s)
         kept, idle = {}, []
-        for asker, meter in self._meters.items():
-            if asker == TOTAL or meter.running or meter.elsewhere:
-                kept[asker] = meter
+        for requester, meter in self._meters.items():
+            if requester == TOTAL or meter.running or meter.elsewhere:
+                kept[requester] = meter
             elif not meter.unused:
-                idle.append((asker, meter))
+                idle.append((requester, meter))
         idle.sort(key=lambda one: one[1].share, reverse=True)
         kept.update(idle[: max(0, _MOST_METERS - _SPARE_METERS - len(kept))])
         self._meters = kept

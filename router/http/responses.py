@@ -15,7 +15,7 @@ from aiohttp.payload import Payload
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
-from lmx.router.steps import others_turn
+from lmx.router.event_loop import yield_to_loop
 
 
 @with_config(ConfigDict(strict=True, extra="forbid"))
@@ -46,7 +46,7 @@ class _Pieces(Payload):
         for whole in self._value:
             for piece in in_pieces(whole):
                 await writer.write(piece)
-                await others_turn()
+                await yield_to_loop()
 
 
 def in_pieces(whole: bytes) -> Iterator[memoryview]:

@@ -14,9 +14,9 @@ import structlog
 from aiohttp import HttpVersion11, web
 
 from lmx.protocol.errors import ErrorCode, GenerationError
+from lmx.router.event_loop import yield_to_loop
 from lmx.router.http.endpoint import family_of
 from lmx.router.http.responses import in_pieces
-from lmx.router.steps import others_turn
 
 EVENT_STREAM: Final = web.RequestKey("event_stream", bool)
 """Whether a request is answered by whole events, with one or more of them in each write."""
@@ -109,23 +109,23 @@ class EventStream:
             self._request[EVENT_STREAM] = False
             for number, piece in enumerate(in_pieces(events)):
                 if number:
-                    await others_turn()
+                    await yield_to_loop()
                 await self._within_patience(self.response.write(piece))
             self._request[EVENT_STREAM] = True
 
     async def send_all(
-        self, take: Callable[[float], Awaitable[bytes | None]], ping_interval_s: float
+        self, next_events: Callable[[float], Awaitable[bytes | None]], ping_interval_s: float
     ) -> None:
-        """Send what ``take`` gives until it gives None, and a ping whenever nothing was sent for
-        ``ping_interval_s``; but nothing by itself before the stream is open. What ``take`` writes
-        by :meth:`write` while it waits counts as sent.
+        """Send what ``next_events`` gives until it gives None, and a ping whenever nothing was sent
+        for ``ping_interval_s``; but nothing by itself before the stream is open. What
+        ``next_events`` writes by :meth:`write` while it waits counts as sent.
 
-        ``take`` is called with the longest time that it may wait, in seconds, and gives ``b""``
-        where there is nothing to send yet; it may well give that sooner. Raises what ``take``
-        and :meth:`send` raise.
+        ``next_events`` is called with the longest time that it may wait, in seconds, and gives
+        ``b""`` where there is nothing to send yet; it may well give that sooner. Raises what
+        ``next_events`` and :meth:`send` raise.
         """
         self._silent_since_s, wait_s = time.monotonic(), ping_interval_s
-        while (events := await take(wait_s)) is not None:
+        while (events := await next_events(wait_s)) is not None:
             if not events:
                 wait_s = self._silent_since_s + ping_interval_s - time.monotonic()
                 if wait_s > 0:

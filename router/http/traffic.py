@@ -15,7 +15,7 @@ class Traffic:
 
     def __init__(self) -> None:
         self.requests_total = 0
-        self.asked: WeakSet[asyncio.BaseTransport] = WeakSet()
+        self.used_connections: WeakSet[asyncio.BaseTransport] = WeakSet()
         """The connections on which a request has come."""
         self._under_way = 0
         self._closed = False
@@ -46,7 +46,7 @@ class Traffic:
         finally:
             self._end()
 
-    def go_on(self, task: asyncio.Task[Any]) -> None:
+    def track(self, task: asyncio.Task[Any]) -> None:
         """Count ``task`` as under way until it ends: the work that goes on after its request was
         answered. It is not counted as a request of its own."""
         self._begin()

@@ -20,17 +20,17 @@ from aiohttp import web
 from lmx.protocol.errors import ErrorCode, GenerationError, LmxError
 from lmx.protocol.messages.data import Delta
 from lmx.protocol.messages.snapshot import ModelView
+from lmx.router.event_loop import yield_to_loop
 from lmx.router.http.endpoint import family_of
 from lmx.router.http.outcome import CONTEXT, follow_outcome, note_ignored
 from lmx.router.http.rate_limits import ADMISSION
 from lmx.router.http.responses import json_text
 from lmx.router.http.sse import EventStream
-from lmx.router.jobs.job import Job, KeptInput, Source
+from lmx.router.jobs.job import Job, Source, StoredInput
 from lmx.router.jobs.live import LiveRequest, RequestKind
 from lmx.router.rendering.answer_format import AnswerFormat, EventWriter
 from lmx.router.rendering.envelope import Identity, fingerprint
 from lmx.router.services import SERVICES
-from lmx.router.steps import others_turn
 from lmx.router.workers.fallback import first_opened
 from lmx.router.workers.stream import Batch
 
@@ -62,19 +62,19 @@ async def answer(
     *,
     id_prefix: str,
     stream: bool,
-    kept: KeptInput | None = None,
+    stored: StoredInput | None = None,
 ) -> web.StreamResponse:
     """Answer a request with what ``generate`` gives for the first available model of ``models``.
 
-    ``id_prefix`` begins the answer's id, which is also its job's id. ``kept`` is the input that is
-    kept with the job's record. Errors before a stream's headers are sent are raised; later ones end
-    the stream with an error event.
+    ``id_prefix`` begins the answer's id, which is also its job's id. ``stored`` is the input that
+    is kept with the job's record. Errors before a stream's headers are sent are raised; later ones
+    end the stream with an error event.
     """
     events = EventStream(request, request.app[SERVICES].spec.stall_timeout_s) if stream else None
-    reply = begin(request, models, generate, form, kind, id_prefix, events, kept)
+    reply = begin(request, models, generate, form, kind, id_prefix, events, stored)
     if events is not None:
         return await _answer_stream(request, reply, events)
-    return await _answer_whole(request, reply)
+    return await _answer_complete(request, reply)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Reply:
     async def next_batch(self, source: Source, wait_s: float) -> Batch:
         """Return what ``source`` has ready within ``wait_s``. Raises if the generation is lost, or
         REQUEST_CANCELLED."""
-        batch = await self.job.live.interruptible(source.take(wait_s))
+        batch = await self.job.live.interruptible(source.next_batch(wait_s))
         self.job.observe(batch)
         return batch
 
@@ -115,7 +115,7 @@ def begin(
     kind: RequestKind,
     id_prefix: str,
     events: EventStream | None,
-    kept: KeptInput | None,
+    stored: StoredInput | None,
 ) -> Reply:
     """Return what makes an answer. ``events`` is its stream. The other arguments are those of
     :func:`answer`."""
@@ -136,7 +136,7 @@ def begin(
         events is not None,
     )
 
-    def is_told() -> bool:
+    def knows_id() -> bool:
         # The id is in the headers of a stream, and in the answer that detaches a job.
         return live.detached or (events is not None and events.is_open)
 
@@ -145,12 +145,12 @@ def begin(
         live.model_id = identity.model_id = chosen.model_id
         identity.fingerprint = fingerprint(version, chosen.model_id, chosen.source)
 
-    job = Job(services.live, services.jobs, live, identity, form, is_told, kept)
+    job = Job(services.live, services.jobs, live, identity, form, knows_id, stored)
     follow_outcome(request, job.outcome)
     return Reply(first_opened(models, generate, choose), form, identity, job)
 
 
-async def _answer_whole(request: web.Request, reply: Reply) -> web.Response:
+async def _answer_complete(request: web.Request, reply: Reply) -> web.Response:
     """Wait for all output of a generation and return it.
 
     Raises if the generation is refused or lost, and SYNC_TIMEOUT if it takes longer than a client
@@ -186,14 +186,14 @@ def detach(request: web.Request, job: Job, task: asyncio.Task[Any]) -> None:
     """Let the task of a job go on when its request has been answered."""
     services = request.app[SERVICES]
     job.live.detached = True
-    told_tokens = job.outcome().prompt_tokens or 0
+    counted_tokens = job.outcome().prompt_tokens or 0
     task.add_done_callback(_end_detached)
-    task.add_done_callback(lambda _: services.metrics.job_ended(job.outcome(), told_tokens))
+    task.add_done_callback(lambda _: services.metrics.job_ended(job.outcome(), counted_tokens))
     admission = request.get(ADMISSION)
     if admission is not None:
         admission.held = True
         task.add_done_callback(lambda _: admission.end(job.outcome().tokens, time.monotonic()))
-    services.traffic.go_on(task)
+    services.traffic.track(task)
 
 
 async def gather(reply: Reply) -> bytes:
@@ -206,7 +206,7 @@ async def gather(reply: Reply) -> bytes:
     with reply.job:
         async with AsyncExitStack() as opened:
             source = await reply.open(opened)
-            source.pass_to(collect)
+            source.relay_to(collect)
             while (await reply.next_batch(source, _GATHER_WAIT_S)).finished is None:
                 pass
     return reply.job.answer
@@ -234,7 +234,7 @@ async def _answer_stream(
         async with AsyncExitStack() as until_sent:
             until_sent.enter_context(job)
             async with with_wait_comments(
-                events, lambda: services.room.news(job.live.model_id), ping_interval_s
+                events, lambda: services.queues.progress(job.live.model_id), ping_interval_s
             ):
                 source = await reply.open(until_sent)
             note_ignored(request, job.beginning.ignored)
@@ -244,8 +244,8 @@ async def _answer_stream(
             if beginning := writer.first():
                 await events.send(beginning)
             relay = Relay(source, reply, writer)
-            source.pass_to(partial(relay.pass_on, events))
-            await events.send_all(relay.take, ping_interval_s)
+            source.relay_to(partial(relay.relay, events))
+            await events.send_all(relay.next_events, ping_interval_s)
         await events.end()
         return events.response
     except LmxError as error:
@@ -276,7 +276,7 @@ async def _answer_stream(
 class Relay:
     """Turns a generation's output into the events of its stream.
 
-    Nearly every token takes the short way, :meth:`pass_on`, which is the hot path: a client that
+    Nearly every token takes the short way, :meth:`relay`, which is the hot path: a client that
     keeps up gets it within the call that has read it from the worker.
     """
 
@@ -289,7 +289,7 @@ class Relay:
         self._unwritten: Iterator[bytes] = iter(())
         """Makes the events that are to be sent next."""
 
-    def pass_on(self, stream: EventStream, deltas: Sequence[Delta]) -> bool:
+    def relay(self, stream: EventStream, deltas: Sequence[Delta]) -> bool:
         """Write the events of ``deltas`` to ``stream`` at once, and return whether that was
         possible."""
         if not stream.keeps_up:
@@ -298,7 +298,7 @@ class Relay:
         stream.write(self._writer.deltas(deltas))
         return True
 
-    async def take(self, wait_s: float) -> bytes | None:
+    async def next_events(self, wait_s: float) -> bytes | None:
         """Return the events of the output that is ready within ``wait_s``; None after the last
         ones."""
         if events := self._written():
@@ -309,7 +309,7 @@ class Relay:
         self._unwritten = self._events_of(batch)
         if batch.finished is not None:
             self._is_over = True
-            await others_turn()  # The record of the whole answer has just been made.
+            await yield_to_loop()  # The record of the whole answer has just been made.
         return self._written()
 
     def _events_of(self, batch: Batch) -> Iterator[bytes]:
@@ -333,18 +333,18 @@ class Relay:
 
 @asynccontextmanager
 async def with_wait_comments(
-    events: EventStream, news: Callable[[], str | None], ping_interval_s: float
+    events: EventStream, progress: Callable[[], str | None], ping_interval_s: float
 ) -> AsyncIterator[None]:
     """Open the stream and write comments while the block waits, for whatever it waits.
 
-    ``news`` returns the state and progress of a model that is waited for, None while none is. The
-    stream is opened after ``QUIET_S``, so that no proxy and no client takes the wait for a dead
+    ``progress`` returns the state and progress of a model that is waited for, None while none is.
+    The stream is opened after ``QUIET_S``, so that no proxy and no client takes the wait for a dead
     server. News are written when they change; without a change a ping is sent every
     ``ping_interval_s``. After the block nothing is being written, and the stream may be open or
     not. Raises as writing does.
     """
-    comments = _WaitComments(events, news)
-    writer = asyncio.create_task(events.send_all(comments.take, ping_interval_s))
+    comments = _WaitComments(events, progress)
+    writer = asyncio.create_task(events.send_all(comments.next_comment, ping_interval_s))
     try:
         yield
     except asyncio.CancelledError:
@@ -366,23 +366,23 @@ async def with_wait_comments(
 class _WaitComments:
     """The comments for a client whose request waits, until ``over`` is set."""
 
-    def __init__(self, events: EventStream, news: Callable[[], str | None]) -> None:
+    def __init__(self, events: EventStream, progress: Callable[[], str | None]) -> None:
         self.over = asyncio.Event()
         self._events = events
-        self._news = news
-        self._told: str | None = None
+        self._progress = progress
+        self._last_text: str | None = None
         self._is_quiet = True
 
-    async def take(self, wait_s: float) -> bytes | None:
+    async def next_comment(self, wait_s: float) -> bytes | None:
         """Return the comment that is due. The first one, or a ping, opens the stream."""
         # Before the stream is open there are no pings that the quiet could hold up.
         if await _is_set(self.over, QUIET_S if self._is_quiet else min(INTERVAL_S, wait_s)):
             return None
         self._is_quiet = False
-        text = self._news()
+        text = self._progress()
         line = b""
-        if text is not None and text != self._told:
-            line, self._told = self._events.family.comment(text), text
+        if text is not None and text != self._last_text:
+            line, self._last_text = self._events.family.comment(text), text
         if not self._events.is_open:
             await self._events.open()
             return line or self._events.family.ping

@@ -23,15 +23,15 @@ from lmx.router.http.sse import EventStream
 from lmx.router.inference.answering import with_wait_comments
 from lmx.router.inference.model_choice import models_of_kind
 from lmx.router.jobs.live import LiveRequest, RequestKind
-from lmx.router.media.room import HeldMedia
+from lmx.router.media.budget import HeldMedia
 from lmx.router.rendering.transcripts import (
     FORMATS,
     JSON,
     VERBOSE,
+    CompleteTranscript,
     TranscriptEvents,
-    WholeTranscript,
+    complete_transcript,
     verbose_transcript,
-    whole_transcript,
 )
 from lmx.router.schema.requests.audio import (
     TranscriptionRequest,
@@ -65,7 +65,7 @@ async def transcriptions(request: web.Request) -> web.StreamResponse:
         work = _Transcription(request, models, task, held)
         if wanted.stream:
             return await work.stream()
-        whole = await work.whole()
+        whole = await work.complete()
     if wanted.response_format == VERBOSE:
         text = verbose_transcript(
             whole, translated=False, segments=wanted.segments, words=wanted.words
@@ -82,7 +82,7 @@ async def translations(request: web.Request) -> web.StreamResponse:
     note_ignored(request, ignored_form_fields(form, TranslationRequest))
     models = await models_of_kind(request, wanted.model, ModelKind.TRANSCRIPTION, stream=False)
     async with _held(request, wanted) as held:
-        whole = await _Transcription(request, models, task, held).whole()
+        whole = await _Transcription(request, models, task, held).complete()
     if wanted.response_format == VERBOSE:
         text = verbose_transcript(whole, translated=True, segments=True, words=False)
         return _response(text, JSON)
@@ -112,7 +112,7 @@ class _Transcription:
         self._services = request.app[SERVICES]
         self._models = models
         self._task = replace(
-            task, request_id=context.request_id, owner=context.asker, media=held.items
+            task, request_id=context.request_id, owner=context.requester, media=held.items
         )
         self._blobs = held.blobs
         self._live = LiveRequest(
@@ -122,20 +122,22 @@ class _Transcription:
             request.remote,
             models[0].model_id,
         )
-        self._whole: WholeTranscript | None = None
+        self._transcript: CompleteTranscript | None = None
         follow_outcome(request, self._outcome)
 
-    async def whole(self, take: Callable[[Transcript], None] | None = None) -> WholeTranscript:
-        """Return the whole transcript; ``take`` is called with each part as it comes. Raises the
+    async def complete(
+        self, on_part: Callable[[Transcript], None] | None = None
+    ) -> CompleteTranscript:
+        """Return the whole transcript; ``on_part`` is called with each part as it comes. Raises the
         error of its refusal, or REQUEST_CANCELLED."""
         work = perform_on_first(
-            self._services.tasks, self._models, self._task, self._choose, self._blobs, take
+            self._services.tasks, self._models, self._task, self._choose, self._blobs, on_part
         )
         _, answer = await self._services.live.perform(self._live, work)
         assert isinstance(answer.last, TaskFinished)
         parts = [part for part in answer.parts if isinstance(part, Transcript)]
-        self._whole = whole_transcript(parts, answer.last.prompt_tokens)
-        return self._whole
+        self._transcript = complete_transcript(parts, answer.last.prompt_tokens)
+        return self._transcript
 
     async def stream(self) -> web.StreamResponse:
         """Send the text as it is written. Errors before the stream's headers are sent are raised;
@@ -144,7 +146,7 @@ class _Transcription:
         events = EventStream(self._request, self._services.spec.stall_timeout_s)
         # There are no more parts than the sound has windows.
         parts: asyncio.Queue[Transcript | None] = asyncio.Queue()
-        work = asyncio.create_task(self.whole(parts.put_nowait), name=self._live.id)
+        work = asyncio.create_task(self.complete(parts.put_nowait), name=self._live.id)
         work.add_done_callback(lambda _: parts.put_nowait(None))
         try:
             await self._relay(events, parts, work)
@@ -168,12 +170,12 @@ class _Transcription:
         self,
         events: EventStream,
         parts: asyncio.Queue[Transcript | None],
-        work: asyncio.Task[WholeTranscript],
+        work: asyncio.Task[CompleteTranscript],
     ) -> None:
         services, writer = self._services, TranscriptEvents()
         ping_interval_s = services.spec.ping_interval_s
         async with with_wait_comments(
-            events, lambda: services.room.news(self._live.model_id), ping_interval_s
+            events, lambda: services.queues.progress(self._live.model_id), ping_interval_s
         ):
             first = await parts.get()
         if first is not None:
@@ -182,7 +184,7 @@ class _Transcription:
             if beginning := writer.delta(first):
                 await events.send(beginning)
 
-            async def take(wait_s: float) -> bytes | None:
+            async def next_events(wait_s: float) -> bytes | None:
                 try:
                     async with asyncio.timeout(wait_s):
                         part = await parts.get()
@@ -190,7 +192,7 @@ class _Transcription:
                     return b""
                 return None if part is None else writer.delta(part)
 
-            await events.send_all(take, ping_interval_s)
+            await events.send_all(next_events, ping_interval_s)
         await events.send(writer.done(await work))
         await events.end()
 
@@ -199,13 +201,13 @@ class _Transcription:
 
     def _outcome(self) -> Outcome:
         known = Outcome(model=self._live.model_id, stream=self._live.stream)
-        if self._whole is None:
+        if self._transcript is None:
             return known
         return replace(
             known,
-            prompt_tokens=self._whole.input_tokens,
-            completion_tokens=self._whole.output_tokens,
-            audio_s=self._whole.duration_s,
+            prompt_tokens=self._transcript.input_tokens,
+            completion_tokens=self._transcript.output_tokens,
+            audio_s=self._transcript.duration_s,
         )
 
 

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from lmx.protocol.messages.tasks import Vectors
 from lmx.protocol.states import ModelKind
+from lmx.router.event_loop import yield_to_loop
 from lmx.router.http.bodies.json_body import next_step, read_object
 from lmx.router.http.outcome import note_ignored
 from lmx.router.http.responses import Answer, json_pieces
@@ -23,7 +24,6 @@ from lmx.router.rendering.envelope import Usage
 from lmx.router.schema.requests.tasks import EMBEDDING, EmbeddingRequest, parse_embedding
 from lmx.router.schema.requests.unsupported import ignored_fields
 from lmx.router.services import SERVICES
-from lmx.router.steps import others_turn
 
 _AT_ONCE: Final = 16
 """How many vectors are written out before other requests get their turn on the loop: some
@@ -76,7 +76,7 @@ async def written_vectors(computed: Computed, write: Callable[[int, bytes], byte
         for index, vector in _split(part):
             texts[index] = (b"," if index else b"") + write(index, vector)
             if len(texts) % _AT_ONCE == 0:
-                await others_turn()
+                await yield_to_loop()
     return [texts[index] for index in range(len(texts))]
 
 

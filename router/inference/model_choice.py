@@ -12,7 +12,7 @@ from lmx.router.http.outcome import Outcome, set_outcome
 from lmx.router.media.source import MediaSource
 from lmx.router.services import SERVICES
 from lmx.router.supervisor.directory import require_kind
-from lmx.router.supervisor.routing import candidates, taking_media
+from lmx.router.supervisor.routing import accepting_media, candidates
 
 
 async def models_for(
@@ -32,7 +32,7 @@ async def models_for(
     """
     models = candidates(await request.app[SERVICES].supervisor.directory(), name, kind)
     set_outcome(request, Outcome(model=models[0].model_id, stream=stream))
-    return await _taking(request, models, media, stream=stream)
+    return await _accepting(request, models, media, stream=stream)
 
 
 async def models_of_kind(
@@ -47,10 +47,10 @@ async def models_of_kind(
     which could never answer, and if no model takes the ``media`` of the request."""
     models = await models_for(request, name, kind, stream=stream)
     require_kind(models[0], kind)
-    return await _taking(request, models, media, stream=stream)
+    return await _accepting(request, models, media, stream=stream)
 
 
-async def _taking(
+async def _accepting(
     request: web.Request,
     models: Sequence[ModelView],
     media: Sequence[MediaSource],
@@ -62,6 +62,6 @@ async def _taking(
     wanted: dict[MediaKind, str] = {}
     for source in media:
         wanted.setdefault(source.kind, source.param)
-    fit = taking_media(await request.app[SERVICES].supervisor.directory(), models, wanted)
+    fit = accepting_media(await request.app[SERVICES].supervisor.directory(), models, wanted)
     set_outcome(request, Outcome(model=fit[0].model_id, stream=stream))
     return fit

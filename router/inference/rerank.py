@@ -61,13 +61,13 @@ async def rerank(request: web.Request) -> web.Response:
     models = await models_of_kind(request, wanted.model, ModelKind.RERANK)
     rerank_id = f"rerank-{secrets.token_hex(12)}"
     computed = await compute(request, models, task, RequestKind.RERANK, rerank_id)
-    whole: Ranking = {
+    answer: Ranking = {
         "id": rerank_id,
         "model": computed.model_id,
         "usage": computed.usage,
         "results": _results(wanted, scores_of(computed)),
     }
-    return json_value(whole)
+    return json_value(answer)
 
 
 def _results(wanted: RerankRequest, scores: Mapping[int, float]) -> list[RankedDocument]:

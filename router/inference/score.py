@@ -16,6 +16,7 @@ from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.messages.tasks import Vectors
 from lmx.protocol.states import ModelKind
+from lmx.router.event_loop import yield_to_loop
 from lmx.router.http.bodies.json_body import next_step, read_object
 from lmx.router.http.outcome import note_ignored
 from lmx.router.http.responses import Answer, json_value
@@ -32,7 +33,6 @@ from lmx.router.schema.requests.tasks import (
 )
 from lmx.router.schema.requests.unsupported import ignored_fields
 from lmx.router.services import SERVICES
-from lmx.router.steps import others_turn
 
 _AT_ONCE: Final = 64
 """How many pairs of vectors are compared before other requests get their turn on the loop:
@@ -83,7 +83,7 @@ async def score(request: web.Request) -> web.Response:
         error.param = _own_name(error.param, len(wanted.first))
         raise
     scores = await _cosines(computed, wanted) if embeds else _in_order(scores_of(computed))
-    whole: ScoreList = {
+    answer: ScoreList = {
         "id": score_id,
         "object": "list",
         "created": int(time.time()),
@@ -94,7 +94,7 @@ async def score(request: web.Request) -> web.Response:
         ],
         "usage": computed.usage,
     }
-    return json_value(whole)
+    return json_value(answer)
 
 
 def _embeds(model: ModelView) -> bool:
@@ -136,7 +136,7 @@ async def _cosines(computed: Computed, wanted: ScoreRequest) -> list[float]:
         length = math.hypot(*one) * math.hypot(*other)
         cosines.append(sum(map(mul, one, other)) / length if length else 0.0)
         if len(cosines) % _AT_ONCE == 0:
-            await others_turn()
+            await yield_to_loop()
     return cosines
 
 

@@ -101,4 +101,4 @@ def scores_of(computed: Computed) -> dict[int, float]:
 
 def _own(request: web.Request, task: Task) -> Task:
     context = request[CONTEXT]
-    return replace(task, request_id=context.request_id, owner=context.asker)
+    return replace(task, request_id=context.request_id, owner=context.requester)

@@ -28,14 +28,14 @@ class EventLog:
             return
         self._events += [event + _END for event in events.removesuffix(_END).split(_END)]
         self.size_bytes += len(events)
-        self._tell()
+        self._notify()
 
     def end(self) -> None:
         """Say that no more events come."""
         self.is_over = True
-        self._tell()
+        self._notify()
 
-    async def take(self, place: int, wait_s: float) -> list[bytes] | None:
+    async def read(self, place: int, wait_s: float) -> list[bytes] | None:
         """Return the events from a place on; none if no one comes within ``wait_s``. None: there
         are none, and no more will come."""
         if place >= len(self._events) and not self.is_over:
@@ -49,7 +49,7 @@ class EventLog:
             return None
         return self._events[place:]
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
 

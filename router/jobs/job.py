@@ -50,7 +50,7 @@ _log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class KeptInput:
+class StoredInput:
     """The input of a response that is kept."""
 
     items: bytes
@@ -82,11 +82,11 @@ class Job:
         live: LiveRequest,
         identity: Identity,
         form: AnswerFormat,
-        is_told: Callable[[], bool],
-        kept: KeptInput | None = None,
+        knows_id: Callable[[], bool],
+        stored: StoredInput | None = None,
     ) -> None:
-        """``is_told`` returns whether the client has been told the job's id; ``kept`` is the input
-        that is kept with the record, of a response."""
+        """``knows_id`` returns whether the client has been told the job's id; ``stored`` is the
+        input that is kept with the record, of a response."""
         self.live = live
         self.beginning = Beginning()
         """What is known of the answer once it has begun."""
@@ -98,10 +98,10 @@ class Job:
         self._store = store
         self._identity = identity
         self._form = form
-        self._is_told = is_told
-        self._kept = kept
+        self._knows_id = knows_id
+        self._stored = stored
         self._response: ResponseRow | None = None
-        self._made = live.made = Accumulator(form.choices, form.kept_logprobs)
+        self._made = live.made = Accumulator(form.choices, form.retained_logprobs)
         self._load_s: float | None = None
         """How long the generation waited for its model; None until it has begun."""
         self._ends: dict[int, ChoiceEnded] = {}
@@ -115,9 +115,9 @@ class Job:
 
     def __enter__(self) -> Self:
         self._until_ended.enter_context(self._listed.under_way(self.live))
-        if self._kept is not None:
+        if self._stored is not None:
             head = orjson.dumps(self.empty_answer())
-            self._response = ResponseRow(self._kept.items, head, self._kept.previous)
+            self._response = ResponseRow(self._stored.items, head, self._stored.previous)
         self._put(JobState.QUEUED)
         return self
 
@@ -161,8 +161,8 @@ class Job:
 
     def empty_answer(self) -> Mapping[str, Any]:
         """Return the answer as it is at its beginning, also when it has gone further."""
-        nothing = Accumulator(self._form.choices, self._form.kept_logprobs).choices
-        return self._form.whole(self._identity, self.beginning, nothing, {}, None)
+        nothing = Accumulator(self._form.choices, self._form.retained_logprobs).choices
+        return self._form.complete_answer(self._identity, self.beginning, nothing, {}, None)
 
     def began(self, source: Source) -> None:
         """Note that the generation is accepted."""
@@ -196,7 +196,7 @@ class Job:
         self._output_at_s = now_s
         if self._started_s is None:
             self._run()
-        self._made.take(deltas)
+        self._made.add(deltas)
 
     def _run(self) -> None:
         self.live.state, self.live.queue_position = LiveState.RUNNING, None
@@ -210,9 +210,9 @@ class Job:
         first_token_s = total_s if self._ttft_s is None else self._ttft_s
         clocked = RouterTimings(total_s, first_token_s, self._load_s or 0.0, self._form.choices)
         ending = Ending(finished, clocked)
-        self.answer = orjson.dumps(self._whole(ending))
+        self.answer = orjson.dumps(self._complete_answer(ending))
         self.ending = ending
-        self._keep_output()
+        self._store_output()
         self._put(
             JobState.COMPLETED,
             http_status=200,
@@ -224,14 +224,14 @@ class Job:
     def _cut(self, error: LmxError) -> None:
         """The generation ended before it was whole: record what it has made."""
         live = self.live
-        if self._load_s is None and _is_refusal(error) and not self._is_told():
+        if self._load_s is None and _is_refusal(error) and not self._knows_id():
             # Otherwise clients that try again and again would push out the records of generations.
             self._has_record = False
             self._store.forget(live.id)
             return
         self._cut_tokens = live.tokens or None
-        partial = orjson.dumps(self._whole(None)) if live.tokens else None
-        self._keep_output()
+        partial = orjson.dumps(self._complete_answer(None)) if live.tokens else None
+        self._store_output()
         state = _ENDS.get(error.code, JobState.FAILED)
         self._put(
             state,
@@ -242,13 +242,13 @@ class Job:
         if live.detached:
             _log.info("job.ended", job=live.id, state=state, error=error.message)
 
-    def _keep_output(self) -> None:
-        if self._response is not None and self._kept is not None:
-            output = self._kept.output(self.live.id, self._made.choices[0], self._ends.get(0))
+    def _store_output(self) -> None:
+        if self._response is not None and self._stored is not None:
+            output = self._stored.output(self.live.id, self._made.choices[0], self._ends.get(0))
             self._response = replace(self._response, output=output)
 
-    def _whole(self, ending: Ending | None) -> Mapping[str, Any]:
-        return self._form.whole(
+    def _complete_answer(self, ending: Ending | None) -> Mapping[str, Any]:
+        return self._form.complete_answer(
             self._identity, self.beginning, self._made.choices, self._ends, ending
         )
 

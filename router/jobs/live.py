@@ -127,11 +127,11 @@ class LiveRequest:
 
 
 class LiveRequests:
-    """Owns the list of requests under way. ``place_in_line`` returns a request's place in the line
+    """Owns the list of requests under way. ``position_of`` returns a request's place in the line
     for a model, None if it stands in none."""
 
-    def __init__(self, place_in_line: Callable[[str, str], int | None]) -> None:
-        self._place_in_line = place_in_line
+    def __init__(self, position_of: Callable[[str, str], int | None]) -> None:
+        self._position_of = position_of
         self._by_id: dict[str, LiveRequest] = {}
 
     @property
@@ -160,7 +160,7 @@ class LiveRequests:
         """Return where a request is, and its place in the line there if it stands in one."""
         if live.state is not LiveState.WAITING:
             return live.state, live.queue_position
-        place = self._place_in_line(live.model_id, live.context.request_id)
+        place = self._position_of(live.model_id, live.context.request_id)
         if place is not None:
             return LiveState.WAITING, place
         # The task was sent to the worker. A worker does not report when a task begins.

@@ -54,7 +54,7 @@ class ResponseRow:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptResponse:
+class StoredResponse:
     """A response that is kept."""
 
     job: JobRow
@@ -239,22 +239,22 @@ def write(connection: sqlite3.Connection, rows: Mapping[str, JobRow | None]) -> 
             "INSERT INTO responses (id, items, head, previous, output) VALUES (?, ?, ?, ?, ?) "
             "ON CONFLICT (id) DO UPDATE SET output = coalesce(excluded.output, output)",
             [
-                (job_id, kept.items, kept.head, kept.previous, kept.output)
+                (job_id, stored.items, stored.head, stored.previous, stored.output)
                 for job_id, row in rows.items()
-                if row is not None and (kept := row.response) is not None
+                if row is not None and (stored := row.response) is not None
             ],
         )
 
 
 def response(
     connection: sqlite3.Connection, response_id: str, owner: str | None
-) -> KeptResponse | None:
+) -> StoredResponse | None:
     """Return a response with its result; None if there is none, or none of that owner."""
     job = get(connection, response_id, owner)
-    kept = connection.execute(
+    stored = connection.execute(
         "SELECT items, head, previous, output FROM responses WHERE id = ?", (response_id,)
     ).fetchone()
-    return None if job is None or kept is None else KeptResponse(job, ResponseRow(*kept))
+    return None if job is None or stored is None else StoredResponse(job, ResponseRow(*stored))
 
 
 def turns(

@@ -31,7 +31,7 @@ from lmx.router.jobs.records import (
     ROUTER_ENDED,
     SCHEMA_VERSION,
     JobRow,
-    KeptResponse,
+    StoredResponse,
     Turn,
     Wanted,
     create,
@@ -85,7 +85,7 @@ class JobStore:
         self._max_age_s = max_age_s
         self._max_count = max_count
         self._max_bytes = max_bytes
-        self._told = threading.Condition()
+        self._changed = threading.Condition()
         # The condition above guards these: the loop and the thread share them.
         self._rows: dict[str, JobRow | None] = {}
         self._rows_bytes = 0
@@ -101,18 +101,18 @@ class JobStore:
 
     def close(self, deadline_s: float) -> None:
         """Write what waits and close the file; blocks for up to ``deadline_s``."""
-        with self._told:
+        with self._changed:
             self._closing = True
-            self._told.notify()
+            self._changed.notify()
         self._thread.join(deadline_s)
         if self._thread.is_alive() or self._rows:
-            _log.error("jobs.not_written", rows=len(self._rows))
+            _log.error("jobs.write_failed", rows=len(self._rows))
 
     def put(self, row: JobRow) -> None:
         """Write a record in place of the one with the same id."""
         row.router_pid, row.router_created_s = self._router
         row.router_token = self.token
-        with self._told:
+        with self._changed:
             others_bytes = self._rows_bytes - _size_bytes(self._rows.get(row.id))
             if others_bytes + _size_bytes(row) > _RESULTS_LIMIT_BYTES and others_bytes:
                 # The record is kept and says how the job ended; its result is lost, and what other
@@ -121,18 +121,18 @@ class JobStore:
                 if others_bytes + _size_bytes(row) > _RESULTS_LIMIT_BYTES:
                     row.response = None
                 self._drop(1)
-            self._keep(row.id, row)
+            self._enqueue(row.id, row)
 
     def forget(self, job_id: str) -> None:
         """Let there be no record of a job, even if one was written."""
-        with self._told:
-            self._keep(job_id, None)
+        with self._changed:
+            self._enqueue(job_id, None)
 
     async def get(self, job_id: str, owner: str | None) -> JobRow | None:
         """Return a record with its result. Raises JOBS_UNAVAILABLE, as the other reads do."""
         return await self._read(lambda connection: records.get(connection, job_id, owner))
 
-    async def response(self, response_id: str, owner: str | None) -> KeptResponse | None:
+    async def response(self, response_id: str, owner: str | None) -> StoredResponse | None:
         """Return a response with its result."""
         return await self._read(lambda connection: records.response(connection, response_id, owner))
 
@@ -168,26 +168,26 @@ class JobStore:
         """Return whether this store was the last to write a record."""
         return row.router_token == self.token
 
-    def _keep(self, job_id: str, row: JobRow | None) -> None:
+    def _enqueue(self, job_id: str, row: JobRow | None) -> None:
         """Queue a record to be written, or removed; the caller holds the condition."""
         if job_id not in self._rows and len(self._rows) >= _ROWS_LIMIT:
             self._drop(1)
             return
         if not self._rows:
-            self._told.notify()
+            self._changed.notify()
         before_bytes = self._rows_bytes
         self._rows_bytes += _size_bytes(row) - _size_bytes(self._rows.get(job_id))
         self._rows[job_id] = row
         if before_bytes <= _AT_ONCE_BYTES < self._rows_bytes:
-            self._told.notify()
+            self._changed.notify()
 
     async def _read(self, read: _Read[_T]) -> _T:
         future: Future[_T] = Future()
-        with self._told:
+        with self._changed:
             if len(self._reads) >= _READS_LIMIT or self._closing:
                 raise _unavailable("too many ask for them at once")
             self._reads.append((read, future))  # type: ignore[arg-type]  # each with its own type
-            self._told.notify()
+            self._changed.notify()
         found = asyncio.wrap_future(future)
         try:
             steps = -1
@@ -222,7 +222,7 @@ class JobStore:
                     _fail(future, error)
             except Exception as error:
                 # A record that can't be written must not hold up those after it.
-                _log.exception("jobs.broken")
+                _log.exception("jobs.internal_error")
                 self._drop(len(rows))
                 for _, future in reads:
                     _fail(future, error)
@@ -239,9 +239,9 @@ class JobStore:
     def _next(
         self,
     ) -> tuple[dict[str, JobRow | None], list[tuple[_Read[object], Future[object]]], bool]:
-        with self._told:
-            self._told.wait_for(lambda: self._rows or self._reads or self._closing)
-            self._told.wait_for(
+        with self._changed:
+            self._changed.wait_for(lambda: self._rows or self._reads or self._closing)
+            self._changed.wait_for(
                 lambda: self._reads or self._closing or self._rows_bytes > _AT_ONCE_BYTES,
                 _GATHER_S,
             )
@@ -306,22 +306,22 @@ class JobStore:
         try:
             move_aside(self._path, str(error))
         except OSError as fault:
-            _log.error("jobs.not_moved_aside", error=str(fault))
+            _log.error("jobs.quarantine_failed", error=str(fault))
         return None
 
     def _put_back(self, rows: dict[str, JobRow | None]) -> None:
         """Keep what could not be written for the next attempt, and pause a little before it."""
-        with self._told:
+        with self._changed:
             # A record that was put meanwhile is newer.
-            kept = rows | self._rows
-            excess = len(kept) - _ROWS_LIMIT
+            left = rows | self._rows
+            excess = len(left) - _ROWS_LIMIT
             if excess > 0:
-                for job_id in list(kept)[:excess]:
-                    del kept[job_id]
+                for job_id in list(left)[:excess]:
+                    del left[job_id]
                 self._drop(excess)
-            self._rows = kept
-            self._rows_bytes = sum(map(_size_bytes, kept.values()))
-            self._told.wait_for(lambda: self._closing, _PAUSE_S)
+            self._rows = left
+            self._rows_bytes = sum(map(_size_bytes, left.values()))
+            self._changed.wait_for(lambda: self._closing, _PAUSE_S)
 
     def _drop(self, count: int) -> None:
         if not self.dropped:
@@ -332,8 +332,10 @@ class JobStore:
 def _size_bytes(row: JobRow | None) -> int:
     if row is None:
         return 0
-    kept = row.response
-    response = 0 if kept is None else len(kept.items) + len(kept.head) + len(kept.output or b"")
+    stored = row.response
+    response = (
+        0 if stored is None else len(stored.items) + len(stored.head) + len(stored.output or b"")
+    )
     return len(row.result or b"") + response
 
 
@@ -372,7 +374,7 @@ def open_records(path: Path) -> sqlite3.Connection:
     for suffix in ("", "-wal", "-shm"):
         aside = clear_for_file(path.with_name(path.name + suffix))
         if aside is not None:
-            _log.error("jobs.file_moved_aside", path=str(path), to=str(aside), reason="no file")
+            _log.error("jobs.file_quarantined", path=str(path), to=str(aside), reason="no file")
     try:
         return _open(path)
     except sqlite3.DatabaseError as error:
@@ -403,7 +405,7 @@ def _kind(error: sqlite3.Error) -> int:
 def move_aside(path: Path, why: str) -> None:
     """Move the file out of the way, with what SQLite keeps beside it. Raises ``OSError``."""
     aside = set_aside(path)
-    _log.error("jobs.file_moved_aside", path=str(path), to=str(aside), reason=why)
+    _log.error("jobs.file_quarantined", path=str(path), to=str(aside), reason=why)
     for suffix in ("-wal", "-shm"):
         with contextlib.suppress(FileNotFoundError):
             path.with_name(path.name + suffix).replace(aside.with_name(aside.name + suffix))

@@ -19,6 +19,8 @@ from yarl import URL
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
 from lmx.protocol.messages.specs import MediaLimits
 from lmx.router.media.addresses import AddressRule, Network
+from lmx.router.media.budget import MediaShare
+from lmx.router.media.fair_semaphore import FairSemaphore
 from lmx.router.media.inline import too_large
 from lmx.router.media.resolver import (
     LOOKUP_OWNER,
@@ -28,8 +30,6 @@ from lmx.router.media.resolver import (
     SystemLookup,
     interface_networks,
 )
-from lmx.router.media.room import MediaShare
-from lmx.router.media.turns import FairTurns
 
 MOST_REDIRECTS: Final = 5
 
@@ -60,7 +60,7 @@ class Fetcher:
             lookup or self._system_lookup or SystemLookup(),
             own_networks,
         )
-        self._turns = FairTurns(limits.max_fetches)
+        self._slots = FairSemaphore(limits.max_fetches)
         self._session: aiohttp.ClientSession | None = None
 
     async def fetch(self, url: str, param: str, share: MediaShare, owner: str = "") -> bytes:
@@ -73,7 +73,7 @@ class Fetcher:
         total_s = self._limits.total_timeout_s
         LOOKUP_OWNER.set(owner)
         try:
-            async with asyncio.timeout(total_s), self._turns.one(owner):
+            async with asyncio.timeout(total_s), self._slots.hold(owner):
                 return await self._follow(url, param, share)
         except aiohttp.ConnectionTimeoutError as error:
             raise _late(param, f"was not connected in {self._limits.connect_timeout_s:g} s") from (
@@ -90,7 +90,7 @@ class Fetcher:
                 "are, and those in media.allowed_networks",
             ) from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            _log.info("media.not_fetched", param=param, error=repr(error)[:200])
+            _log.info("media.fetch_failed", param=param, error=repr(error)[:200])
             raise _refused(param, f"could not be fetched: {_in_words(error)}") from error
 
     async def close(self) -> None:

@@ -13,12 +13,12 @@ from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.media import MediaItem
 from lmx.protocol.messages.specs import MediaLimits
 from lmx.protocol.states import MediaForm, MediaKind
+from lmx.router.event_loop import yield_to_loop
+from lmx.router.media.budget import HeldMedia, MediaBudget, MediaShare
 from lmx.router.media.fetch import Fetcher
 from lmx.router.media.inline import decoded
-from lmx.router.media.room import HeldMedia, MediaRoom, MediaShare
-from lmx.router.media.sniff import told_form
+from lmx.router.media.sniff import detected_form
 from lmx.router.media.source import MediaSource, Origin, origin_of
-from lmx.router.steps import others_turn
 
 _AT_A_TIME: Final = 4
 """How many media of one request are fetched at a time."""
@@ -33,12 +33,12 @@ class MediaReader:
     def __init__(self, limits: MediaLimits, fetcher: Fetcher) -> None:
         self._limits = limits
         self._fetcher = fetcher
-        self._room = MediaRoom(limits.max_held_bytes)
+        self._budget = MediaBudget(limits.max_held_bytes)
 
     @property
     def held_bytes(self) -> int:
         """How many bytes of media the router holds."""
-        return self._room.held_bytes
+        return self._budget.held_bytes
 
     def check(self, sources: Sequence[MediaSource]) -> None:
         """Raise :class:`RequestError` for what can be told before anything is fetched: too many
@@ -66,7 +66,7 @@ class MediaReader:
         Leaving it while they are read ends what is under way. Raises :class:`RequestError` that
         names the part, and QUEUE_FULL.
         """
-        with self._room.one() as share:
+        with self._budget.share() as share:
             share.grow(sum(len(source.text) for source in sources))
             # This frame lives as long as the answer: any name in it would keep the bytes.
             yield await self._all(sources, share, owner)
@@ -75,9 +75,9 @@ class MediaReader:
     async def hold(self, content: bytes, kind: MediaKind, param: str) -> AsyncIterator[HeldMedia]:
         """Hold one item within the block whose bytes came with the request itself, as a file of a
         form. Raises :class:`RequestError` that names ``param``, and QUEUE_FULL."""
-        with self._room.one() as share:
+        with self._budget.share() as share:
             share.grow(len(content))
-            form = told_form(content, kind, param)
+            form = detected_form(content, kind, param)
             digest = await _sha256(content)
             item = MediaItem(kind, form, param, len(content), digest)
             yield HeldMedia((item,), (content,), share)
@@ -104,7 +104,7 @@ class MediaReader:
                 content = await self._fetcher.fetch(source.text, source.param, share, owner)
             else:
                 content = await self._decode(source, share)
-            form = told_form(content, source.kind, source.param)
+            form = detected_form(content, source.kind, source.param)
             digest = await _sha256(content)
         return _item(source, form, content, digest), content
 
@@ -113,7 +113,7 @@ class MediaReader:
         for piece in decoded(source.text, source.param, self._limits.max_item_bytes):
             share.grow(len(piece))
             pieces.append(piece)
-            await others_turn()
+            await yield_to_loop()
         return b"".join(pieces)
 
 
@@ -122,7 +122,7 @@ async def _sha256(content: bytes) -> bytes:
     view = memoryview(content)
     for begin in range(0, len(content), _PIECE_BYTES):
         digest.update(view[begin : begin + _PIECE_BYTES])
-        await others_turn()
+        await yield_to_loop()
     return digest.digest()
 
 

@@ -18,7 +18,7 @@ import psutil
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from lmx.router.media.addresses import AddressRule, Network, literal_address, own_network
-from lmx.router.media.turns import FairTurns
+from lmx.router.media.fair_semaphore import FairSemaphore
 
 Lookup = Callable[[str, int], Awaitable[Sequence[tuple[socket.AddressFamily, str]]]]
 """Returns the addresses of a host. Raises ``OSError`` if there are none."""
@@ -85,12 +85,12 @@ class SystemLookup:
     most."""
 
     def __init__(self) -> None:
-        self._turns = FairTurns(_LOOKUP_THREADS)
+        self._slots = FairSemaphore(_LOOKUP_THREADS)
         self._threads = ThreadPoolExecutor(_LOOKUP_THREADS, thread_name_prefix="media lookup")
 
     async def __call__(self, host: str, port: int) -> Sequence[tuple[socket.AddressFamily, str]]:
         """Return the addresses of a host, in the system's order of preference."""
-        end = await self._turns.take(LOOKUP_OWNER.get())
+        end = await self._slots.acquire(LOOKUP_OWNER.get())
         try:
             looking = asyncio.get_running_loop().run_in_executor(
                 self._threads,

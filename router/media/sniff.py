@@ -109,7 +109,7 @@ def form_of(content: bytes) -> MediaForm | None:
     return _frame_form(content)
 
 
-def told_form(content: bytes, kind: MediaKind, param: str) -> MediaForm:
+def detected_form(content: bytes, kind: MediaKind, param: str) -> MediaForm:
     """Return the container of what ``param`` has. Raises INVALID_MEDIA (400) if it is none of its
     kind."""
     form = form_of(content)

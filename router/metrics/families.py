@@ -25,22 +25,22 @@ _PRESSURES: Final = {level: number for number, level in enumerate(MemoryPressure
 _SUPERVISOR_GAUGES: Final[tuple[tuple[str, Callable[[SupervisorStatus], float], str], ...]] = (
     (
         "memory_budget_bytes",
-        lambda told: told.budget_bytes,
+        lambda supervisor: supervisor.budget_bytes,
         "Memory that all models may take together.",
     ),
     (
         "memory_reserved_bytes",
-        lambda told: told.reserved_bytes,
+        lambda supervisor: supervisor.reserved_bytes,
         "Of the budget what is reserved for models.",
     ),
     (
         "memory_missing_bytes",
-        lambda told: told.missing_bytes,
+        lambda supervisor: supervisor.missing_bytes,
         "What ended workers did not give back.",
     ),
     (
         "memory_pressure",
-        lambda told: _PRESSURES[told.memory_pressure],
+        lambda supervisor: _PRESSURES[supervisor.memory_pressure],
         "How near the machine is to running out of memory: 0 not, 1 soft, 2 hard.",
     ),
 )
@@ -169,7 +169,7 @@ def status_families(
         models = [_Model(view.model_id, view.state, view.memory_bytes, 0) for view in views]
     yield from _of_states(models, waiting)
     yield from _of_models(workers)
-    yield from _of_lives(workers)
+    yield from _of_worker_history(workers)
 
 
 def _of_processes(supervisor: SupervisorStatus, router: RouterStatus) -> Iterable[Metric]:
@@ -195,7 +195,7 @@ def _of_models(models: Sequence[ModelStatus]) -> Iterable[Metric]:
         yield counter
 
 
-def _of_lives(models: Sequence[ModelStatus]) -> Iterable[Metric]:
+def _of_worker_history(models: Sequence[ModelStatus]) -> Iterable[Metric]:
     loads = SummaryMetricFamily(
         "lmx_model_load_duration_seconds",
         "Loads that ended well, and the seconds that they took.",

@@ -396,9 +396,9 @@ def reading_of(tallies: Iterable[Tally]) -> Reading:
     return Reading(totals, models, http, limited)
 
 
-def _read_model(kept: Tally) -> ModelTally:
-    tally = ModelTally(used_at_s=kept.used_at_s, tokens_per_s=kept.tokens_per_s)
-    values = kept.by_name()
+def _read_model(stored: Tally) -> ModelTally:
+    tally = ModelTally(used_at_s=stored.used_at_s, tokens_per_s=stored.tokens_per_s)
+    values = stored.by_name()
     buckets: dict[str, dict[str, float]] = {}
     for name, value in values.items():
         match name.split(":"):

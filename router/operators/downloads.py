@@ -263,11 +263,11 @@ async def download_progress(request: web.Request) -> web.StreamResponse:
 async def _progress(services: Services, view: DownloadView) -> AsyncIterator[bytes]:
     """Yield an event for each state of a download that differs from the one before, until it has
     ended. Raises SHUTTING_DOWN if the router stops before that."""
-    told = b""
+    last = b""
     while True:
         event = progress_event(view)
-        yield b"" if event == told else event
-        told = event
+        yield b"" if event == last else event
+        last = event
         if view.status not in _RUNS:
             return
         await asyncio.sleep(_INTERVAL_S)

@@ -34,7 +34,7 @@ from lmx.router.supervisor.queries import (
 _ADD_DEADLINE_S: Final = 30.0
 """The supervisor looks into the model's folder first."""
 
-_TOLD_S: Final = 1.0
+_SNAPSHOT_S: Final = 1.0
 """How long to wait for the snapshot that follows a reply at once."""
 
 _FIELDS: Final = {
@@ -168,7 +168,7 @@ async def add_engine(request: web.Request) -> web.Response:
         except LmxError as error:
             if was_there or error.code in _NO_FAILURE:
                 raise
-            raise await _taken_back(services, wanted.engine_id, error) from error
+            raise await _rolled_back(services, wanted.engine_id, error) from error
     answer = EngineAnswer(
         engine_id=wanted.engine_id,
         status="loaded",
@@ -249,17 +249,17 @@ async def _find(request: web.Request) -> ModelView:
     return model
 
 
-async def _taken_back(services: Services, engine_id: str, error: LmxError) -> LmxError:
+async def _rolled_back(services: Services, engine_id: str, error: LmxError) -> LmxError:
     """Remove an engine that can't be loaded, and return the error to report.
 
     The model's quarantine goes with it, so that the failure itself is reported.
     """
-    told = error
+    reported = error
     try:
         if error.code is ErrorCode.MODEL_QUARANTINED:
             model = (await live_status(services.supervisor)).model(engine_id)
             last = None if model is None else model.last_exit
-            told = UnavailableError(
+            reported = UnavailableError(
                 ErrorCode.MODEL_LOAD_FAILED,
                 f"{engine_id} could not be loaded, and was not added: "
                 f"{(last.detail if last is not None else '') or error.message}",
@@ -267,7 +267,7 @@ async def _taken_back(services: Services, engine_id: str, error: LmxError) -> Lm
         await command(services.supervisor, RemoveModel(engine_id))
         # Snapshots arrive on another socket than replies: the next list of engines must not show
         # it.
-        await services.supervisor.until(lambda now: now.model(engine_id) is None, _TOLD_S)
+        await services.supervisor.until(lambda now: now.model(engine_id) is None, _SNAPSHOT_S)
     except LmxError as failure:
-        _log.warning("engine.not_taken_back", model=engine_id, error=failure.message)
-    return told
+        _log.warning("engine.rollback_failed", model=engine_id, error=failure.message)
+    return reported

@@ -16,12 +16,12 @@ from lmx.router.http.sse import EventStream
 from lmx.router.schema.requests.operators import EventsQuery
 from lmx.router.schema.validation import validated
 from lmx.router.services import SERVICES, Services
-from lmx.router.supervisor.event_feed import Happening, Listener
+from lmx.router.supervisor.event_feed import FeedEvent, Listener
 
 _LOOK_S: Final = 0.5
 """How often a stream without news looks whether the router stops."""
 
-_Filter = Callable[[Iterable[Happening]], Sequence[Happening]]
+_Filter = Callable[[Iterable[FeedEvent]], Sequence[FeedEvent]]
 
 
 class EventLine(Answer):
@@ -56,7 +56,7 @@ async def stream_events(request: web.Request) -> web.StreamResponse:
     wanted = _filter(model_id, query.name)
     since = _since(request.headers.get("Last-Event-ID"))
     async with services.events.listen() as listener:
-        found = wanted(await listener.take(0))
+        found = wanted(await listener.next_batch(0))
         found = _last(found, query.last) if since is None else missed(found, *since)
         stream = EventStream(request, services.spec.stall_timeout_s)
         await stream.open()
@@ -70,7 +70,7 @@ async def stream_events(request: web.Request) -> web.StreamResponse:
 
 async def _batches(
     services: Services,
-    found: Sequence[Happening],
+    found: Sequence[FeedEvent],
     listener: Listener,
     wanted: _Filter,
     *,
@@ -82,10 +82,10 @@ async def _batches(
         yield b"".join(map(_event, found))
         if not follow or services.traffic.closed:
             return
-        found = wanted(await listener.take(wait_s))
+        found = wanted(await listener.next_batch(wait_s))
 
 
-def missed(found: Sequence[Happening], epoch: str, seq: int) -> Sequence[Happening]:
+def missed(found: Sequence[FeedEvent], epoch: str, seq: int) -> Sequence[FeedEvent]:
     """Return the events that came after a given one; all of them if nothing of its epoch is
     known."""
     seen = [
@@ -111,11 +111,11 @@ def _filter(model_id: str | None, name: str | None) -> _Filter:
     return lambda found: [each for each in found if fits(each.event)]
 
 
-def _last(found: Sequence[Happening], count: int) -> Sequence[Happening]:
+def _last(found: Sequence[FeedEvent], count: int) -> Sequence[FeedEvent]:
     return found[-count:] if count else ()
 
 
-def _event(happening: Happening) -> bytes:
+def _event(happening: FeedEvent) -> bytes:
     epoch, event = happening.epoch, happening.event
     body = event_object(epoch, event)
     return b"id: %s-%d\ndata: %s\n\n" % (epoch.encode(), event.seq, orjson.dumps(body))

@@ -14,7 +14,7 @@ from lmx.router.http.local_paths import without_paths
 from lmx.router.http.responses import Answer, json_value, to_mb
 from lmx.router.services import SERVICES, Services
 from lmx.router.supervisor.directory import Directory, can_serve
-from lmx.router.supervisor.waiting_room import progress_text
+from lmx.router.supervisor.model_queues import progress_text
 
 _NONE_SERVES: Final = "no model can serve"
 

@@ -143,8 +143,8 @@ def _tail(file: BinaryIO, count: int) -> tuple[list[str], int]:
     lines = block[:end].split(b"\n")[:-1]
     if begin:
         lines = lines[1:]  # what comes before its beginning was not read
-    kept = lines[-count:] if count else []
-    return _texts(kept), begin + end
+    last = lines[-count:] if count else []
+    return _texts(last), begin + end
 
 
 def _texts(lines: Sequence[bytes]) -> list[str]:

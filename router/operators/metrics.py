@@ -98,7 +98,7 @@ async def _metrics(services: Services) -> web.Response:
         version=services.spec.version,
         status=None if status is None else status.status,
         models=models,
-        waiting={model.model_id: services.room.waiting(model.model_id) for model in models},
+        waiting={model.model_id: services.queues.waiting(model.model_id) for model in models},
         downloads=downloads,
         requests=services.metrics.read(),
     )

@@ -32,8 +32,8 @@ from lmx.router.supervisor.queries import (
     command,
     known_model,
     live_status,
-    memory_back,
     params_named,
+    returned_memory,
 )
 
 LOAD_ERRORS: Final = (
@@ -91,7 +91,7 @@ async def loaded(request: web.Request, name: str, context_length: int | None = N
 
     Waits as long as a request for it would (``load_wait_s``). A client that stops waiting does not
     stop the load. Raises the error of the supervisor's refusal, with ``param`` in its own field
-    names, and the errors of :meth:`WaitingRoom.acquire`.
+    names, and the errors of :meth:`ModelQueues.acquire`.
     """
     services, context = request.app[SERVICES], request[CONTEXT]
     supervisor = services.supervisor
@@ -105,8 +105,8 @@ async def loaded(request: web.Request, name: str, context_length: int | None = N
         raise unavailable(f"lmx's supervisor did not tell of {asked!r} in time.")
     model_id = _model(services, asked).model_id
     set_outcome(request, Outcome(model=model_id))
-    instance = await services.room.acquire(
-        model_id, context.request_id, context.asker, context.started_at_s
+    instance = await services.queues.acquire(
+        model_id, context.request_id, context.requester, context.started_at_s
     )
     # Its context and memory come with the snapshot that names the worker.
     await supervisor.until(
@@ -227,7 +227,7 @@ async def unload_model(request: web.Request) -> web.Response:
         await unloaded(services, model)
     pid = None if before is None else before.pid
     held_bytes = 0 if before is None else before.figures.memory_bytes
-    memory = await memory_back(services.supervisor, model.model_id, pid)
+    memory = await returned_memory(services.supervisor, model.model_id, pid)
     return json_value(
         UnloadAnswer(
             success=True,

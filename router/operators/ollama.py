@@ -310,8 +310,8 @@ def capabilities_of(model: ModelView) -> list[Capability]:
         return ["embedding"]
     if model.kind not in (ModelKind.CHAT, None):
         return []
-    told = model.capabilities or _UNTIL_LOADED
-    known = [_CAPABILITIES[one] for one in told if one in _CAPABILITIES]
+    known_words = model.capabilities or _UNTIL_LOADED
+    known = [_CAPABILITIES[one] for one in known_words if one in _CAPABILITIES]
     seen = [_SENSES[kind] for kind in model.media or () if kind in _SENSES]
     return ["completion", *known, *seen]
 

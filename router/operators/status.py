@@ -149,7 +149,7 @@ async def admin_status(request: web.Request) -> web.Response:
             state="stopping" if status.supervisor.state is SupervisorState.STOPPING else "running",
             requests_active=sum(model.requests_active for model in status.workers),
             requests_waiting=sum(model.requests_queued for model in status.workers)
-            + services.room.all_waiting,
+            + services.queues.all_waiting,
         )
     )
 

@@ -17,8 +17,8 @@ from lmx.router.supervisor.queries import (
     command,
     known_model,
     live_status,
-    memory_back,
     params_named,
+    returned_memory,
 )
 
 
@@ -94,7 +94,7 @@ async def kill_worker(request: web.Request) -> web.Response:
     model_id = model_of(await supervisor.directory(), request.match_info["id"])
     with params_named({"model": "id"}):
         done = await command(supervisor, KillModel(model_id))
-    memory = await memory_back(supervisor, model_id, done.pid)
+    memory = await returned_memory(supervisor, model_id, done.pid)
     message = done.message if memory is None else f"{done.message}; {memory.detail}"
     return json_value(
         KillAnswer(success=True, model=model_id, pid=done.pid, message=message, memory=memory)

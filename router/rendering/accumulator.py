@@ -144,7 +144,7 @@ class Accumulator:
         self._deltas: list[Delta] = []
         self._tokens = 0
 
-    def take(self, deltas: Sequence[Delta]) -> None:
+    def add(self, deltas: Sequence[Delta]) -> None:
         """Take the next pieces."""
         self._deltas += deltas
         if len(self._deltas) >= _FOLD_DELTAS or (deltas and deltas[-1].logprobs):

@@ -80,13 +80,13 @@ class AnswerFormat(Protocol):
         """How many choices the answer has."""
 
     @property
-    def kept_logprobs(self) -> LogprobsForm | None:
-        """How :meth:`whole` shows logprobs; None if it shows none."""
+    def retained_logprobs(self) -> LogprobsForm | None:
+        """How :meth:`complete_answer` shows logprobs; None if it shows none."""
 
     def writer(self, identity: Identity, beginning: Beginning) -> EventWriter:
         """Return the writer of the answer's stream."""
 
-    def whole(
+    def complete_answer(
         self,
         identity: Identity,
         beginning: Beginning,

@@ -223,7 +223,7 @@ class MessageAnswer:
     """
 
     choices: Final = 1
-    kept_logprobs: Final = None
+    retained_logprobs: Final = None
 
     def __init__(self, stops: Sequence[str], *, shows_thinking: bool) -> None:
         self._stops = stops
@@ -233,7 +233,7 @@ class MessageAnswer:
         """Return the writer of the answer's stream."""
         return MessageWriter(identity, beginning, self._stops, self._shows_thinking)
 
-    def whole(
+    def complete_answer(
         self,
         identity: Identity,
         beginning: Beginning,

@@ -143,7 +143,7 @@ class ChatShape:
     """See :class:`lmx.router.rendering.chunks.ChoiceShape`."""
 
     chunk_object: Final = "chat.completion.chunk"
-    whole_object: Final = "chat.completion"
+    complete_object: Final = "chat.completion"
     text_key: Final = "content"
     prompts_in_choices: Final = False
 
@@ -164,12 +164,12 @@ class ChatShape:
 
     def rich(self, delta: Delta) -> ChatChunkChoice:
         """Return the choice for a delta that is more than text of the answer."""
-        choice = self._said(delta)
+        choice = self._delta_choice(delta)
         if self._form.token_ids:
             choice["token_ids"] = delta.token_ids
         return choice
 
-    def _said(self, delta: Delta) -> ChatChunkChoice:
+    def _delta_choice(self, delta: Delta) -> ChatChunkChoice:
         if delta.call is not None:
             fragment = _call_fragment(delta)
             if self._form.functions:
@@ -186,7 +186,7 @@ class ChatShape:
         """Return the choice that says why it ended."""
         return {**_chunk(fact.index, {}), **end_object(fact, self._form)}
 
-    def whole(self, fact: ChoiceEnded, gathered: AccumulatedChoice) -> ChatChoice:
+    def complete_choice(self, fact: ChoiceEnded, gathered: AccumulatedChoice) -> ChatChoice:
         """Return a choice that does not stream."""
         text = "".join(gathered.content)
         message: AnswerMessage = {

@@ -38,7 +38,7 @@ class ChoiceShape(Protocol):
         """The ``object`` of a chunk."""
 
     @property
-    def whole_object(self) -> str:
+    def complete_object(self) -> str:
         """The ``object`` of a whole answer."""
 
     @property
@@ -56,8 +56,8 @@ class ChoiceShape(Protocol):
         """Return a choice with an empty text."""
 
     def entries(self, index: int, tokens: Sequence[TokenLogprob]) -> Sequence[Any]:
-        """Return the logprobs of a choice's next tokens, an entry for each, as :meth:`whole` gets
-        them."""
+        """Return the logprobs of a choice's next tokens, an entry for each, as
+        :meth:`complete_choice` gets them."""
 
     def rich(self, delta: Delta) -> Mapping[str, Any]:
         """Return the choice for a delta that is more than text."""
@@ -65,7 +65,7 @@ class ChoiceShape(Protocol):
     def end(self, fact: ChoiceEnded) -> Mapping[str, Any]:
         """Return the choice that says why it ended."""
 
-    def whole(self, fact: ChoiceEnded, gathered: AccumulatedChoice) -> Mapping[str, Any]:
+    def complete_choice(self, fact: ChoiceEnded, gathered: AccumulatedChoice) -> Mapping[str, Any]:
         """Return a choice that does not stream."""
 
 
@@ -190,8 +190,8 @@ class ChunkWriter:
             rest = self._after.removesuffix(_NO_USAGE + _CHUNK_END)
             text = orjson.dumps(delta.text)
             return self._before[delta.index] + text + rest + self._usage + _CHUNK_END
-        says_something = delta.text or delta.call or delta.logprobs or delta.token_ids
-        return self._event(self._shape.rich(delta)) if says_something else b""
+        has_content = delta.text or delta.call or delta.logprobs or delta.token_ids
+        return self._event(self._shape.rich(delta)) if has_content else b""
 
     def _count(self, tokens: int) -> None:
         self._tokens += tokens

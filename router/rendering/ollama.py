@@ -149,15 +149,15 @@ class OllamaAnswer:
         self._loaded = loaded
         self._turns = turns
         # The client of a stream has got them already.
-        self.kept_logprobs: Final = _kept_logprobs if logprobs and not stream else None
+        self.retained_logprobs: Final = _retained_logprobs if logprobs and not stream else None
 
     def writer(self, identity: Identity, beginning: Beginning) -> OllamaWriter:
         """Return the writer of the answer's lines."""
         head = self._head(identity)
-        end = {**head, **self._said("")}
+        end = {**head, **self._text_fields("")}
         return OllamaWriter(head, end, chat=self._chat, loaded=self._loaded, turns=self._turns)
 
-    def whole(
+    def complete_answer(
         self,
         identity: Identity,
         beginning: Beginning,
@@ -168,14 +168,14 @@ class OllamaAnswer:
         """Return the whole answer, or the part that exists until now, which is not done."""
         made = choices[0]
         text = "".join(made.content)
-        said = self._said(text)
-        shown = said["message"] if self._chat else said
+        shown_text = self._text_fields(text)
+        shown = shown_text["message"] if self._chat else shown_text
         if thinking := "".join(made.reasoning):
             shown["thinking"] = thinking
         if made.calls:
             shown["tool_calls"] = [_call(index, one) for index, one in made.calls.items()]
-        answer = {**self._head(identity), **said}
-        if self.kept_logprobs is not None:
+        answer = {**self._head(identity), **shown_text}
+        if self.retained_logprobs is not None:
             answer["logprobs"] = made.logprobs
         if ending is None or 0 not in ends:
             return {**answer, "done": False}
@@ -185,7 +185,7 @@ class OllamaAnswer:
     def _head(self, identity: Identity) -> dict[str, Any]:
         return {"model": self._name, "created_at": time_text(identity.created_s)}
 
-    def _said(self, text: str) -> dict[str, Any]:
+    def _text_fields(self, text: str) -> dict[str, Any]:
         if self._chat:
             return {"message": {"role": "assistant", "content": text}}
         return {"response": text}
@@ -208,7 +208,7 @@ class OllamaWriter:
         turns: Sequence[Turn] | None = None,
     ) -> None:
         self._turns = turns
-        self._said: list[str] = []
+        self._texts: list[str] = []
         """The text until now, if the answer returns the conversation."""
         self._head = orjson.dumps(head)[:-1]
         self._last_line = end
@@ -233,7 +233,7 @@ class OllamaWriter:
         for delta in deltas:
             if delta.call is not None:
                 if delta.call.call_id is not None:
-                    pieces.append(self._whole_call())
+                    pieces.append(self._complete_call())
                     self._index = delta.call.index
                     self._call = GatheredCall(delta.call.call_id, delta.call.name)
                 assert self._call is not None
@@ -247,33 +247,33 @@ class OllamaWriter:
             elif delta.text:
                 pieces += (self._text, orjson.dumps(delta.text), self._after)
             if self._turns is not None and delta.kind is DeltaKind.CONTENT and delta.call is None:
-                self._said.append(delta.text)
+                self._texts.append(delta.text)
         return b"".join(pieces)
 
     def ends(self, ended: Sequence[ChoiceEnded]) -> Iterator[bytes]:
         """Yield the last call."""
         self._end = ended[0]
-        yield self._whole_call()
+        yield self._complete_call()
 
     def last(self, ending: Ending) -> bytes:
         """Return the line that says why the answer ended, and how long all took."""
         assert self._end is not None
         end = _end_object(self._end, ending, self._loaded)
-        context = _context(self._turns, "".join(self._said))
+        context = _context(self._turns, "".join(self._texts))
         return orjson.dumps({**self._last_line, **end, **context}) + b"\n"
 
     def failed(self, error: LmxError, request_id: str | None) -> bytes:
         """Return the error."""
         return OLLAMA.error_event(error, request_id)
 
-    def _whole_call(self) -> bytes:
+    def _complete_call(self) -> bytes:
         call, self._call = self._call, None
         if call is None:
             return b""
         return self._calls + orjson.dumps([_call(self._index, call)]) + self._after
 
 
-def _kept_logprobs(_: int, tokens: Sequence[TokenLogprob]) -> list[Any]:
+def _retained_logprobs(_: int, tokens: Sequence[TokenLogprob]) -> list[Any]:
     return ollama_logprobs(tokens)
 
 
@@ -285,8 +285,8 @@ def _call(index: int, call: GatheredCall) -> OllamaCall:
     }
 
 
-def _context(turns: Sequence[Turn] | None, said: str) -> dict[str, Any]:
-    return {} if turns is None else {"context": context_of([*turns, ("assistant", said)])}
+def _context(turns: Sequence[Turn] | None, shown_text: str) -> dict[str, Any]:
+    return {} if turns is None else {"context": context_of([*turns, ("assistant", shown_text)])}
 
 
 def _end_object(ended: ChoiceEnded, ending: Ending, loaded: str | None) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class OpenAiAnswer:
         self._answers_each = form.choices // prompts
         self._kept = replace(form, logprobs=False) if form.logprobs and stream else form
         self._shape = shape
-        self._whole = shape(self._kept)
+        self._complete = shape(self._kept)
 
     @property
     def choices(self) -> int:
@@ -47,15 +47,15 @@ class OpenAiAnswer:
         return self._form.choices
 
     @property
-    def kept_logprobs(self) -> LogprobsForm | None:
+    def retained_logprobs(self) -> LogprobsForm | None:
         """How the whole answer shows logprobs; None if it shows none."""
-        return self._whole.entries if self._kept.logprobs else None
+        return self._complete.entries if self._kept.logprobs else None
 
     def writer(self, identity: Identity, beginning: Beginning) -> ChunkWriter:
         """Return the writer of the answer's stream."""
         return ChunkWriter(identity, self._form, self._shape(self._form), beginning)
 
-    def whole(
+    def complete_answer(
         self,
         identity: Identity,
         beginning: Beginning,
@@ -65,14 +65,14 @@ class OpenAiAnswer:
     ) -> dict[str, Any]:
         """Return the whole answer, or the part that exists until now. In the latter a choice that
         has not ended has no finish reason, and the answer has neither usage nor timings."""
-        shape = self._whole
+        shape = self._complete
         answer = {
-            **head_object(identity, shape.whole_object),
+            **head_object(identity, shape.complete_object),
             "choices": [
-                shape.whole(ends[index], choice)
+                shape.complete_choice(ends[index], choice)
                 if index in ends
                 else {
-                    **shape.whole(ChoiceEnded(0, index, FinishReason.STOP), choice),
+                    **shape.complete_choice(ChoiceEnded(0, index, FinishReason.STOP), choice),
                     "finish_reason": None,
                 }
                 for index, choice in enumerate(choices)

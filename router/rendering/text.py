@@ -71,7 +71,7 @@ class TextShape:
     """See :class:`lmx.router.rendering.chunks.ChoiceShape`. One object serves one answer."""
 
     chunk_object: Final = "text_completion"
-    whole_object: Final = "text_completion"
+    complete_object: Final = "text_completion"
     text_key: Final = "text"
     prompts_in_choices: Final = True
 
@@ -104,7 +104,7 @@ class TextShape:
         """Return the choice that says why it ended."""
         return _choice(fact.index, "") | end_object(fact, self._form)
 
-    def whole(self, fact: ChoiceEnded, gathered: AccumulatedChoice) -> dict[str, Any]:
+    def complete_choice(self, fact: ChoiceEnded, gathered: AccumulatedChoice) -> dict[str, Any]:
         """Return a choice that does not stream."""
         choice = _choice(fact.index, "".join(gathered.content)) | end_object(fact, self._form)
         if self._form.logprobs:

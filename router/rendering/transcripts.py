@@ -16,7 +16,7 @@ AUDIO_TOKENS_PER_SECOND: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
-class WholeTranscript:
+class CompleteTranscript:
     """All that was said in a sound."""
 
     segments: Sequence[SpokenSegment]
@@ -147,10 +147,10 @@ class TranscriptDone(Answer):
     """How many tokens it took."""
 
 
-def whole_transcript(parts: Iterable[Transcript], input_tokens: int) -> WholeTranscript:
+def complete_transcript(parts: Iterable[Transcript], input_tokens: int) -> CompleteTranscript:
     """Return the parts of a transcript as one, in order; there is at least one."""
     parts = list(parts)
-    return WholeTranscript(
+    return CompleteTranscript(
         [segment for part in parts for segment in part.segments],
         next((part.language for part in reversed(parts) if part.language), ""),
         parts[-1].duration_s,
@@ -159,13 +159,13 @@ def whole_transcript(parts: Iterable[Transcript], input_tokens: int) -> WholeTra
     )
 
 
-def json_transcript(whole: WholeTranscript) -> bytes:
+def json_transcript(whole: CompleteTranscript) -> bytes:
     """Return the text, as JSON."""
     return orjson.dumps(Transcription(text=whole.text, usage=_seconds(whole)))
 
 
 def verbose_transcript(
-    whole: WholeTranscript, *, translated: bool, segments: bool, words: bool
+    whole: CompleteTranscript, *, translated: bool, segments: bool, words: bool
 ) -> bytes:
     """Return all that is known, as JSON, with segments and words as they are wanted."""
     shown: VerboseTranscription = {
@@ -185,12 +185,12 @@ def verbose_transcript(
     return orjson.dumps(shown)
 
 
-def plain_transcript(whole: WholeTranscript) -> bytes:
+def plain_transcript(whole: CompleteTranscript) -> bytes:
     """Return the text and a line break."""
     return f"{whole.text}\n".encode()
 
 
-def srt_transcript(whole: WholeTranscript) -> bytes:
+def srt_transcript(whole: CompleteTranscript) -> bytes:
     """Return SubRip subtitles."""
     blocks = [
         f"{index}\n{_clock(one.start_s, ',')} --> {_clock(one.end_s, ',')}\n{_line(one.text)}\n\n"
@@ -199,7 +199,7 @@ def srt_transcript(whole: WholeTranscript) -> bytes:
     return "".join(blocks).encode()
 
 
-def vtt_transcript(whole: WholeTranscript) -> bytes:
+def vtt_transcript(whole: CompleteTranscript) -> bytes:
     """Return WebVTT subtitles."""
     blocks = [
         f"{_clock(one.start_s, '.')} --> {_clock(one.end_s, '.')}\n{_vtt_line(one.text)}\n\n"
@@ -213,7 +213,7 @@ VERBOSE: Final = "verbose_json"
 """The response format that shows what the request chose to see, and so has no place in the
 table."""
 
-FORMATS: Final[dict[str, tuple[str, Callable[[WholeTranscript], bytes]]]] = {
+FORMATS: Final[dict[str, tuple[str, Callable[[CompleteTranscript], bytes]]]] = {
     "json": (JSON, json_transcript),
     "text": ("text/plain", plain_transcript),
     "srt": ("text/plain", srt_transcript),
@@ -238,7 +238,7 @@ class TranscriptEvents:
         self._begun = True
         return _event(TranscriptDelta(type="transcript.text.delta", delta=text))
 
-    def done(self, whole: WholeTranscript) -> bytes:
+    def done(self, whole: CompleteTranscript) -> bytes:
         """Return the last event."""
         audio_tokens = min(whole.input_tokens, int(whole.duration_s * AUDIO_TOKENS_PER_SECOND))
         usage: AudioTokens = {
@@ -274,7 +274,7 @@ def _segment(index: int, segment: SpokenSegment) -> TranscriptionSegment:
     }
 
 
-def _seconds(whole: WholeTranscript) -> AudioSeconds:
+def _seconds(whole: CompleteTranscript) -> AudioSeconds:
     return {"type": "duration", "seconds": math.ceil(whole.duration_s)}
 
 

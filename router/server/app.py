@@ -16,8 +16,8 @@ from aiohttp import web
 
 from lmx.router.http.access import key_name
 from lmx.router.http.allowed_hosts import HostCheck
-from lmx.router.http.bodies.json_body import BODY_ROOM, LARGE_BODIES
-from lmx.router.http.bodies.limits import MOST_BYTES, BodyRoom
+from lmx.router.http.bodies.json_body import BODY_BUDGET, LARGE_BODIES
+from lmx.router.http.bodies.limits import MOST_BYTES, BodyBudget
 from lmx.router.http.cors import Cors
 from lmx.router.http.endpoint import ENDPOINTS, Access, Endpoint
 from lmx.router.schema.openapi.document import API_DOCUMENT, ApiDocument
@@ -38,14 +38,14 @@ def make_app(services: Services) -> web.Application:
         services.limiter,
         services.counts,
         services.metrics,
-        services.farewell,
+        services.hang_notice,
         {key_name(one.key): one.priority for one in spec.api_keys if one.priority is not None},
     )
     app = web.Application(middlewares=[server.middleware])
     app[SERVICES] = services
     app[ENDPOINTS] = {}
     app[LARGE_BODIES] = asyncio.Lock()
-    app[BODY_ROOM] = BodyRoom(max(MOST_BYTES, 2 * spec.body_limit_bytes))
+    app[BODY_BUDGET] = BodyBudget(max(MOST_BYTES, 2 * spec.body_limit_bytes))
     app[API_DOCUMENT] = ApiDocument(ROUTES, spec.version)
     app.on_response_prepare.append(add_headers)
     # This comes last, so that it sees every header.
@@ -59,7 +59,7 @@ def _add(app: web.Application, endpoint: Endpoint) -> None:
     known = app[ENDPOINTS].setdefault(endpoint.handler, endpoint)
     assert known.access is endpoint.access, f"{endpoint.path} and {known.path} differ in access"
     # A proxy that keeps strangers from the operators' paths need not know of other spellings.
-    spelled = () if endpoint.access is Access.ADMIN else other_spellings(endpoint.path)
+    spelled = () if endpoint.access is Access.ADMIN else path_aliases(endpoint.path)
     for path in (endpoint.path, *spelled):
         if endpoint.method == "GET":
             # HEAD is added too, except for a stream, whose length is only known at its end.
@@ -79,7 +79,7 @@ _OF_LM_STUDIO: Final = frozenset({"/chat/completions", "/completions", "/embeddi
 """What is served below ``/api/v0`` too. LM Studio's list of models, also there, is another one."""
 
 
-def other_spellings(path: str) -> tuple[str, ...]:
+def path_aliases(path: str) -> tuple[str, ...]:
     """Return the further paths that mean the same as ``path``; none for a path with variables,
     whose last one could have a slash of its own, and none for the root."""
     if "{" in path or path == "/":

@@ -61,17 +61,17 @@ class ConnectionLimit:
         return _Refusal(self._most) if full else self._server()
 
 
-def is_about_to_ask(
-    connection: web.RequestHandler, asked: Container[asyncio.BaseTransport]
+def has_request_coming(
+    connection: web.RequestHandler, used: Container[asyncio.BaseTransport]
 ) -> bool:
     """Return whether a request is on its way on a connection: its first one, or one that has come
-    and is not read. ``asked`` are the connections on which one was read."""
+    and is not read. ``used`` are the connections on which one was read."""
     transport = connection.transport
     if transport is None or transport.is_closing():
         return False
     unread_bytes = array("i", [0])
     ioctl(transport.get_extra_info("socket").fileno(), termios.FIONREAD, unread_bytes)
-    return transport not in asked or unread_bytes[0] > 0
+    return transport not in used or unread_bytes[0] > 0
 
 
 class _Refusal(asyncio.Protocol):

@@ -19,7 +19,7 @@ from lmx.router.inference.ollama import (
     ollama_generate,
 )
 from lmx.router.inference.responses.creation import InputTokenCount, input_tokens, responses
-from lmx.router.inference.responses.kept import (
+from lmx.router.inference.responses.stored import (
     DeletedResponse,
     InputItemList,
     cancel_response,

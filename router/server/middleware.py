@@ -46,10 +46,10 @@ from lmx.router.http.outcome import (
 from lmx.router.http.rate_limits import ADMISSION, RateLimiter
 from lmx.router.http.responses import add_vary, json_text
 from lmx.router.http.traffic import Traffic
-from lmx.router.jobs.farewell import Farewell
-from lmx.router.metrics.kept_counts import KeptCounts
+from lmx.router.jobs.hang_notice import HangNotice
 from lmx.router.metrics.requests import RequestMetrics
-from lmx.router.server.sending import send_whole
+from lmx.router.metrics.shared_counts import SharedCounts
+from lmx.router.server.sending import send_response
 
 REQUEST_ID_HEADER: Final = "X-Request-Id"
 IGNORED_HEADER: Final = "X-Lmx-Ignored"
@@ -78,9 +78,9 @@ class RequestServer:
     cors: Cors
     traffic: Traffic
     limiter: RateLimiter
-    counts: KeptCounts
+    counts: SharedCounts
     metrics: RequestMetrics
-    farewell: Farewell
+    hang_notice: HangNotice
     priorities: Mapping[str, int]
     """The lowest priority value that a key allows, by the name of the key's owner; keys that allow
     all have none."""
@@ -100,8 +100,8 @@ class RequestServer:
         request[CONTEXT] = RequestContext(request_id, time.monotonic())
         status, error = _CLIENT_LEFT_STATUS, None
         if request.transport is not None:
-            self.traffic.asked.add(request.transport)
-        self.farewell.begin(request)
+            self.traffic.used_connections.add(request.transport)
+        self.hang_notice.begin(request)
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             try:
                 refused = self._refusal(request)
@@ -118,7 +118,7 @@ class RequestServer:
                     response, error = await self._answer(request, handler)
                     status = response.status
                     try:
-                        await send_whole(request, response, self.spec.stall_timeout_s)
+                        await send_response(request, response, self.spec.stall_timeout_s)
                     except GenerationError as stalled:
                         error = stalled.code.value
                     return response
@@ -127,11 +127,11 @@ class RequestServer:
                 error, status = error or CLIENT_LEFT, _CLIENT_LEFT_STATUS
                 raise
             finally:
-                self.farewell.end(request)
+                self.hang_notice.end(request)
                 try:
-                    self._take_down(request, status, error)
+                    self._record(request, status, error)
                 except Exception:  # The answer was sent: it is right whatever is counted.
-                    _log.exception("http.not_taken_down")
+                    _log.exception("http.record_failed")
 
     def _refusal(self, request: web.Request) -> _Answer | None:
         """Return the answer to a request that reaches no handler; None if it may pass."""
@@ -161,7 +161,7 @@ class RequestServer:
             request[CONTEXT] = replace(
                 request[CONTEXT],
                 owner=owner,
-                asker=owner or request.remote or "",
+                requester=owner or request.remote or "",
                 key=self.limiter.name_of(owner),
                 priority=None if owner is None else self.priorities.get(owner),
                 apart=len(self.spec.api_keys) > 1 and not self.spec.share_prefix_cache,
@@ -193,7 +193,7 @@ class RequestServer:
             )
 
     async def _within_limits(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        admission = self.limiter.open(request[CONTEXT].asker, time.monotonic())
+        admission = self.limiter.open(request[CONTEXT].requester, time.monotonic())
         if admission is None:
             return await handler(request)
         request[ADMISSION] = admission
@@ -205,7 +205,7 @@ class RequestServer:
             if not admission.held:
                 admission.end(outcome_of(request).tokens, time.monotonic())
 
-    def _take_down(self, request: web.Request, status: int, error: str | None) -> None:
+    def _record(self, request: web.Request, status: int, error: str | None) -> None:
         """Write the log line of a request that has ended, and count it. No other place does.
         ``error`` is the code of an error that the middleware knows; a handler's own error wins over
         it."""
@@ -250,11 +250,11 @@ def _error_answer(request: web.Request, error: LmxError) -> _Answer:
     endpoint = endpoint_of(request)
     operator = endpoint is not None and endpoint.access is Access.ADMIN
     shown = http_error(error, operator=operator)
-    goes_on = error.code is ErrorCode.SYNC_TIMEOUT
+    continues = error.code is ErrorCode.SYNC_TIMEOUT
     body = error_family_of(request).error_body(
         error,
         operator=operator,
-        job_id=outcome_of(request).job_id if goes_on else None,
+        job_id=outcome_of(request).job_id if continues else None,
         request_id=request[CONTEXT].request_id,
     )
     response = json_text(orjson.dumps(body), shown.status)

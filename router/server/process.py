@@ -24,30 +24,30 @@ from lmx.protocol.host.memory import trim_heap
 from lmx.protocol.messages.control import RouterBeat, RouterHello
 from lmx.protocol.messages.specs import RouterSpec
 from lmx.protocol.wire.endpoints import RunDirectory
+from lmx.router.event_loop import collect_between_steps
 from lmx.router.http.access import key_name
 from lmx.router.http.rate_limits import RateLimiter
 from lmx.router.http.traffic import Traffic
 from lmx.router.jobs.event_logs import EventLogs
-from lmx.router.jobs.farewell import Farewell, hung_error, watch_in_thread
+from lmx.router.jobs.hang_notice import HangNotice, hung_error, watch_in_thread
 from lmx.router.jobs.live import LiveRequests
 from lmx.router.jobs.store import JobStore
 from lmx.router.media.fetch import Fetcher
 from lmx.router.media.reader import MediaReader
-from lmx.router.metrics.kept_counts import KeptCounts
 from lmx.router.metrics.requests import RequestMetrics
+from lmx.router.metrics.shared_counts import SharedCounts
 from lmx.router.server.app import make_app
 from lmx.router.server.connections import (
     ConnectionLimit,
     answer_malformed_requests,
-    is_about_to_ask,
+    has_request_coming,
     most_connections,
 )
-from lmx.router.server.heap_pace import HeapPace
+from lmx.router.server.trim_policy import TrimPolicy
 from lmx.router.services import Services
-from lmx.router.steps import collect_between_steps
 from lmx.router.supervisor.event_feed import EventFeed
 from lmx.router.supervisor.link import SupervisorLink
-from lmx.router.supervisor.waiting_room import WaitingRoom
+from lmx.router.supervisor.model_queues import ModelQueues
 from lmx.router.supervisor.watch import SupervisorWatch
 from lmx.router.workers.dispatch import Dispatcher, TaskDispatcher
 from lmx.router.workers.links import WorkerLinks
@@ -78,7 +78,7 @@ _SWEEP_INTERVAL_S: Final = 60.0
 _WRITTEN_S: Final = 3.0
 """The time that the last job records have to reach the disk."""
 
-_FAREWELL_S: Final = 2.0
+_LAST_EVENTS_S: Final = 2.0
 """The time that streams have to send their error event when they are cut off at the end of the
 grace."""
 
@@ -105,23 +105,23 @@ class Router:
             hello=RouterHello(os.getpid(), spec.router_id, spec.port),
             beat_interval_s=spec.beat_interval_s,
         )
-        self.room = WaitingRoom(self.supervisor, spec.load_wait_s)
-        self.live = LiveRequests(self.room.place)
+        self.queues = ModelQueues(self.supervisor, spec.load_wait_s)
+        self.live = LiveRequests(self.queues.position)
         self.jobs = JobStore(
             Path(spec.jobs_path), spec.jobs_max_age_s, spec.jobs_max_count, spec.jobs_max_bytes
         )
         self.metrics = RequestMetrics(self._model_ids)
         self.limiter = _limiter(spec, self.metrics.rate_limited)
-        self.counts = KeptCounts(self.supervisor, self.metrics, self.limiter)
-        self.farewell = Farewell()
+        self.counts = SharedCounts(self.supervisor, self.metrics, self.limiter)
+        self.hang_notice = HangNotice()
         self._fetcher = Fetcher(spec.media, f"lmx/{spec.version}")
         services = Services(
             spec,
             self.supervisor,
-            self.room,
+            self.queues,
             self.traffic,
-            Dispatcher(self.room, self.workers),
-            TaskDispatcher(self.room, self.workers),
+            Dispatcher(self.queues, self.workers),
+            TaskDispatcher(self.queues, self.workers),
             self.metrics,
             self.live,
             self.jobs,
@@ -129,14 +129,14 @@ class Router:
             EventFeed(self.supervisor),
             self.limiter,
             self.counts,
-            self.farewell,
+            self.hang_notice,
             MediaReader(spec.media, self._fetcher),
         )
         answer_malformed_requests()
         self._retiring = self._retired = False
         self._last_answers: set[asyncio.Task[None]] = set()
         app = make_app(services)
-        app.on_response_prepare.append(self._say_goodbye)
+        app.on_response_prepare.append(self._close_after_answer)
         self._runner = web.AppRunner(
             app,
             # `router/http/bodies/encoding.py` does it, in small steps.
@@ -145,7 +145,7 @@ class Router:
             handler_cancellation=True,
             access_log=None,
             keepalive_timeout=_KEEPALIVE_S,
-            shutdown_timeout=_FAREWELL_S,
+            shutdown_timeout=_LAST_EVENTS_S,
         )
         self._process = psutil.Process()
         self._memory_bytes = 0
@@ -184,7 +184,7 @@ class Router:
         await asyncio.sleep(_LINGER_S)
         await self._close_connections()
         self._retired = True
-        self.supervisor.tell(self._measure())
+        self.supervisor.notify(self._measure())
         await self.traffic.idle(None)
 
     async def stop(self, grace_s: float, error: GenerationError | None = None) -> None:
@@ -197,14 +197,14 @@ class Router:
         self.traffic.close()
         await _ended(self._watch_task)
         if not await self.traffic.idle(grace_s):
-            _log.warning("router.cut_off", requests=self.traffic.under_way)
+            _log.warning("router.requests_aborted", requests=self.traffic.under_way)
         error = error or GenerationError(
             ErrorCode.SHUTTING_DOWN, "lmx is shutting down: try again later."
         )
         self.workers.give_up_all(error)
-        self.room.close(error)
+        self.queues.close(error)
         self.supervisor.fail_questions(error)
-        await self.traffic.idle(_FAREWELL_S)
+        await self.traffic.idle(_LAST_EVENTS_S)
         self._close_server()
         await self._runner.cleanup()
         await self._fetcher.close()
@@ -222,7 +222,11 @@ class Router:
         left = set(server.connections)
         while left:
             in_time = time.monotonic() < deadline_s
-            asking = {one for one in left if in_time and is_about_to_ask(one, self.traffic.asked)}
+            asking = {
+                one
+                for one in left
+                if in_time and has_request_coming(one, self.traffic.used_connections)
+            }
             for connection in left - asking:
                 # This alone would leave one that waits for a request open, and deaf.
                 connection.close()
@@ -235,7 +239,7 @@ class Router:
         if self._server is not None:
             self._server.close()
 
-    async def _say_goodbye(self, _: web.Request, response: web.StreamResponse) -> None:
+    async def _close_after_answer(self, _: web.Request, response: web.StreamResponse) -> None:
         if self._retiring:
             response.force_close()
             response.headers["Connection"] = "close"
@@ -249,7 +253,7 @@ class Router:
             try:
                 await self.jobs.sweep(lambda: self.live.ids)
             except LmxError as error:
-                _log.warning("jobs.not_swept", error=error.message)
+                _log.warning("jobs.sweep_failed", error=error.message)
             await asyncio.sleep(_SWEEP_INTERVAL_S)
 
     def _measure(self) -> RouterBeat:
@@ -261,7 +265,7 @@ class Router:
             streams=self.workers.open_streams,
             requests_total=self.traffic.requests_total - self.traffic.under_way,
             memory_bytes=self._memory_bytes,
-            waiting=self.room.all_waiting,
+            waiting=self.queues.all_waiting,
             retired=self._retired,
         )
 
@@ -283,30 +287,34 @@ async def serve(spec: RouterSpec) -> None:
     """Run a router until SIGTERM, or until no supervisor has answered for ``orphan_grace_s``.
 
     SIGUSR1 means that another router takes over; this one ends with its last request. SIGUSR2 means
-    that the supervisor gets no beats; clients get an error (:mod:`lmx.router.jobs.farewell`) and
+    that the supervisor gets no beats; clients get an error (:mod:`lmx.router.jobs.hang_notice`) and
     the router ends. SIGINT is ignored: a terminal's Ctrl-C reaches the whole process group, and the
     supervisor decides what it means. SIGHUP is ignored too, because there is nothing to reload.
     Raises if a part of the router fails.
     """
     raise_file_limit()
-    told_to_stop, told_to_retire, taken_for_hung = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    stop_requested, retire_requested, unresponsive = (
+        asyncio.Event(),
+        asyncio.Event(),
+        asyncio.Event(),
+    )
     loop = asyncio.get_running_loop()
     tell_shortage_rarely(loop)
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    loop.add_signal_handler(signal.SIGTERM, told_to_stop.set)
-    loop.add_signal_handler(signal.SIGUSR1, told_to_retire.set)
+    loop.add_signal_handler(signal.SIGTERM, stop_requested.set)
+    loop.add_signal_handler(signal.SIGUSR1, retire_requested.set)
     router = Router(spec, socket.socket(fileno=spec.listen_fd))
-    watch_in_thread(router.farewell, loop, taken_for_hung.set)
+    watch_in_thread(router.hang_notice, loop, unresponsive.set)
     # It is the whole process's, of which a test's router has only a part.
     collecting = keep_up(collect_between_steps, "the collection of garbage")
     link = await router.start()
     _log.info("router.serving", host=spec.host, port=spec.port)
     waiting = [
-        asyncio.create_task(told_to_stop.wait()),
-        asyncio.create_task(taken_for_hung.wait()),
+        asyncio.create_task(stop_requested.wait()),
+        asyncio.create_task(unresponsive.wait()),
         asyncio.create_task(_orphaned(router.supervisor, spec.orphan_grace_s)),
-        asyncio.create_task(_retired(router, told_to_retire)),
+        asyncio.create_task(_retired(router, retire_requested)),
         link,
     ]
     done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -317,7 +325,7 @@ async def serve(spec: RouterSpec) -> None:
         # process ends, and the supervisor starts another.
         task.result()
     _log.info("router.stopping", requests=router.traffic.under_way)
-    if taken_for_hung.is_set():
+    if unresponsive.is_set():
         await router.stop(0.0, hung_error())
     else:
         await router.stop(spec.shutdown_grace_s)
@@ -329,7 +337,7 @@ async def _give_back() -> None:
     """Return freed memory to the system for as long as the process lives. This runs in a thread,
     because the allocator needs some hundredths of a second for each 100 MiB."""
     process = psutil.Process()
-    pace = HeapPace(process.memory_info().rss)
+    pace = TrimPolicy(process.memory_info().rss)
     while True:
         await asyncio.sleep(_TRIM_INTERVAL_S)
         before_bytes, began_s = process.memory_info().rss, time.monotonic()
@@ -352,7 +360,7 @@ async def _orphaned(supervisor: SupervisorLink, grace_s: float) -> None:
         await asyncio.sleep(left_s)
 
 
-async def _retired(router: Router, told_to_retire: asyncio.Event) -> None:
-    await told_to_retire.wait()
+async def _retired(router: Router, retire_requested: asyncio.Event) -> None:
+    await retire_requested.wait()
     _log.info("router.retiring", requests=router.traffic.under_way)
     await router.retire()

@@ -22,7 +22,7 @@ _NEVER_WAITS_BYTES: Final = 32 * 1024
 _log = structlog.get_logger()
 
 
-async def send_whole(
+async def send_response(
     request: web.Request, response: web.StreamResponse, stall_timeout_s: float
 ) -> None:
     """Write ``response``, and return when the kernel has all of it. Streams are skipped, because

@@ -23,7 +23,7 @@ _KEPT: Final = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
+class FeedEvent:
     """An event with its place in the order of all events."""
 
     number: int
@@ -40,7 +40,7 @@ class Listener:
         self._feed = feed
         self._seen = 0
 
-    async def take(self, wait_s: float) -> Sequence[Happening]:
+    async def next_batch(self, wait_s: float) -> Sequence[FeedEvent]:
         """Return what has happened since the last call; the first call returns all that is known.
         Returns nothing if nothing happens within ``wait_s``."""
         if not self._feed.has_after(self._seen):
@@ -90,7 +90,7 @@ class EventFeed:
         """Return whether there are newer events than ``number``."""
         return self._number > number
 
-    def after(self, number: int) -> Sequence[Happening]:
+    def after(self, number: int) -> Sequence[FeedEvent]:
         """Return the events after ``number``, oldest first."""
         return [found for found in self._kept if found.number > number]
 
@@ -99,7 +99,7 @@ class EventFeed:
         await self._news.wait()
 
     def _forget(self) -> None:
-        self._kept: deque[Happening] = deque(maxlen=_KEPT)
+        self._kept: deque[FeedEvent] = deque(maxlen=_KEPT)
         self._number = 0
         self._epoch: str | None = None
         self._seq = 0
@@ -125,18 +125,18 @@ class EventFeed:
             await self._ask()
             return
         if not self._asked:  # two listeners may have asked at once
-            for life in answer.earlier:
-                for event in life.events:
-                    self._keep(life.epoch, event)
+            for earlier in answer.earlier:
+                for event in earlier.events:
+                    self._add(earlier.epoch, event)
         self._asked, self._epoch = True, answer.epoch
         for event in answer.events:
             if event.seq > self._seq:
-                self._keep(answer.epoch, event)
+                self._add(answer.epoch, event)
         if answer.last_seq > self._seq:
             self._seq = answer.last_seq
             news, self._news = self._news, asyncio.Event()
             news.set()
 
-    def _keep(self, epoch: str, event: Event) -> None:
+    def _add(self, epoch: str, event: Event) -> None:
         self._number += 1
-        self._kept.append(Happening(self._number, epoch, event))
+        self._kept.append(FeedEvent(self._number, epoch, event))

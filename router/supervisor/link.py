@@ -204,7 +204,7 @@ class SupervisorLink:
             raise unavailable("lmx's supervisor does not answer.")
         return await self._questions.ask(question, deadline_s)
 
-    def tell(self, fact: Any) -> None:
+    def notify(self, fact: Any) -> None:
         """Send a message that needs no reply. It is lost if the supervisor can't be reached."""
         send_nowait(self._control, encode(fact))
 
@@ -258,11 +258,11 @@ class SupervisorLink:
             return
         match message:
             case BeatSeen():
-                self._heard_of(message.epoch)
+                self._supervisor_answered(message.epoch)
                 if is_behind(self._directory, message.epoch, message.revision):
                     self._refresh()
             case Identify():
-                self._heard_of(message.epoch)
+                self._supervisor_answered(message.epoch)
                 send_nowait(self._control, encode(self._hello))
             case _:
                 raise ProtocolError(f"unexpected {type(message).__name__} on control")
@@ -276,7 +276,7 @@ class SupervisorLink:
             case other:
                 raise ProtocolError(f"unexpected {type(other).__name__} on events")
 
-    def _heard_of(self, epoch: str) -> None:
+    def _supervisor_answered(self, epoch: str) -> None:
         self._seen_at = time.monotonic()
         self.answers_total += 1
         self._answers.set()

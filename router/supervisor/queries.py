@@ -51,7 +51,7 @@ async def live_status(supervisor: SupervisorLink) -> SystemStatus:
     return (await ask(supervisor, GetStatus(), Status, _STATUS_DEADLINE_S)).status
 
 
-async def memory_back(
+async def returned_memory(
     supervisor: SupervisorLink, model_id: str, pid: int | None
 ) -> ReturnedMemory | None:
     """Return what came back of an ended worker's memory, once that was measured; None if it was not

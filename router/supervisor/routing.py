@@ -125,7 +125,7 @@ _MEDIA: Final = {
 _LISTED_MODELS: Final = 10
 
 
-def taking_media(
+def accepting_media(
     directory: Directory, models: Sequence[ModelView], wanted: Mapping[MediaKind, str]
 ) -> tuple[ModelView, ...]:
     """Return those of ``models`` that take the media of a request, in their order; at least one.
@@ -138,12 +138,14 @@ def taking_media(
     for kind, param in wanted.items():
         fit = tuple(model for model in left if model.media is None or kind in model.media)
         if not fit:
-            raise _not_taken(directory, left[0], kind, param)
+            raise _not_accepted(directory, left[0], kind, param)
         left = fit
     return left
 
 
-def _not_taken(directory: Directory, model: ModelView, kind: MediaKind, param: str) -> RequestError:
+def _not_accepted(
+    directory: Directory, model: ModelView, kind: MediaKind, param: str
+) -> RequestError:
     one, many = _MEDIA[kind]
     taken = ["text", *(_MEDIA[other][1] for other in MediaKind if other in (model.media or ()))]
     only = f"{', '.join(taken[:-1])} and {taken[-1]}" if len(taken) > 1 else "text"

@@ -55,10 +55,10 @@ class SupervisorWatch:
                 pause_s, resting_s = _PAUSE_S, 0.0
             elif resting_s <= 0.0:
                 _log.warning("supervisor.silent", silent_s=round(silent_s, 1))
-                await self._see_to_it(self._rescue)
+                await self._run_rescue(self._rescue)
                 resting_s, pause_s = pause_s, min(2 * pause_s, _MOST_PAUSE_S)
 
-    async def _see_to_it(self, rescue: RescueSpec) -> None:
+    async def _run_rescue(self, rescue: RescueSpec) -> None:
         try:
             process = await asyncio.create_subprocess_exec(
                 *rescue.command,
@@ -66,7 +66,7 @@ class SupervisorWatch:
                 env={**os.environ, **rescue.environment},
             )
         except OSError as error:
-            _log.error("rescue.not_started", error=str(error))
+            _log.error("rescue.start_failed", error=str(error))
             return
         ended = asyncio.ensure_future(process.wait())
         try:
@@ -78,7 +78,7 @@ class SupervisorWatch:
                         return
                     await asyncio.wait({ended}, timeout=_LOOK_S)
         except TimeoutError:
-            _log.error("rescue.takes_too_long", rescue_pid=process.pid)
+            _log.error("rescue.timed_out", rescue_pid=process.pid)
         finally:
             ended.cancel()
             with contextlib.suppress(ProcessLookupError):

@@ -22,14 +22,14 @@ from lmx.protocol.messages.data import Accepted, Generate
 from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.messages.speech import Transcript
 from lmx.protocol.messages.tasks import Embed, Rerank, Task
-from lmx.router.media.room import HeldMedia
+from lmx.router.media.budget import HeldMedia
 from lmx.router.supervisor.directory import ready_instance
-from lmx.router.supervisor.waiting_room import WaitingRoom
+from lmx.router.supervisor.model_queues import ModelQueues
 from lmx.router.workers.link import WorkerLink
 from lmx.router.workers.links import WorkerLinks
+from lmx.router.workers.phased_timeout import PhasedTimeout
 from lmx.router.workers.stream import Batch, Sink, WorkerStream
 from lmx.router.workers.task import TaskAnswer, WorkerTask
-from lmx.router.workers.turn import Turn
 
 RETRY_IF_LOST: Final = frozenset({ErrorCode.WORKER_LOST})
 RETRY_IF_DIED: Final = RETRY_IF_LOST | {
@@ -62,7 +62,7 @@ _T = TypeVar("_T")
 
 
 async def on_worker(
-    room: WaitingRoom,
+    queues: ModelQueues,
     model: ModelView,
     request_id: str,
     owner: str,
@@ -73,10 +73,10 @@ async def on_worker(
     """Return what ``attempt`` gives for a worker's instance, and how many seconds its model was
     waited for.
 
-    An attempt that meets a worker that is draining is made again through the waiting room, where
+    An attempt that meets a worker that is draining is made again through the model's queue, where
     the request keeps its place; ``retried_event`` is logged. After an error in ``once_more_after``
     that is not final it is made once more. So an attempt may fail in these ways only before any of
-    its output was passed on. Raises the error of the last attempt, or of the waiting room.
+    its output was passed on. Raises the error of the last attempt, or of the waiting queues.
     """
     arrived_s = time.monotonic()
     instance = ready_instance(model)
@@ -85,12 +85,12 @@ async def on_worker(
     for pause_s in (*_PAUSES_S, None):
         if instance is None:
             began_s = time.monotonic()
-            instance = await room.acquire(model.model_id, request_id, owner, arrived_s)
+            instance = await queues.acquire(model.model_id, request_id, owner, arrived_s)
             waited_s += time.monotonic() - began_s
         try:
             return await attempt(instance), waited_s
         except LmxError as error:
-            late = time.monotonic() - arrived_s >= room.load_wait_s
+            late = time.monotonic() - arrived_s >= queues.load_wait_s
             if error.code in once_more_after and once_more and not error.final:
                 once_more = False
             elif error.code is not ErrorCode.MODEL_UNLOADED or error.final:
@@ -143,7 +143,7 @@ class Generation:
         self._link = link
         self._stream = stream
 
-    def take(self, wait_s: float) -> Coroutine[Any, Any, Batch]:
+    def next_batch(self, wait_s: float) -> Coroutine[Any, Any, Batch]:
         """Return a coroutine that gives what is ready within ``wait_s``, and raises if the
         generation is lost.
 
@@ -152,11 +152,11 @@ class Generation:
         """
         # This is the stream's own coroutine, and not one more around it for each token.
         self._link.grant(self._stream)
-        return self._stream.take(wait_s)
+        return self._stream.next_batch(wait_s)
 
-    def pass_to(self, sink: Sink) -> None:
-        """Let ``sink`` deliver what comes while :meth:`take` waits. The worker gets its credit
-        back for that too."""
+    def relay_to(self, sink: Sink) -> None:
+        """Let ``sink`` deliver what comes while :meth:`next_batch` waits. The worker gets its
+        credit back for that too."""
         self._stream.sink = sink
 
     def close(self) -> None:
@@ -169,8 +169,8 @@ class Generation:
 class Dispatcher:
     """Finds a worker for a request. Holds no state of its own."""
 
-    def __init__(self, room: WaitingRoom, workers: WorkerLinks) -> None:
-        self._room = room
+    def __init__(self, queues: ModelQueues, workers: WorkerLinks) -> None:
+        self._queues = queues
         self._workers = workers
 
     @asynccontextmanager
@@ -183,12 +183,12 @@ class Dispatcher:
 
         Raises the error with which the request is refused. Leaving the block in any way (the end,
         an error, a client that left) cancels what has not ended. A request that meets a worker that
-        is draining or gone is sent again, through the waiting room: nothing has been produced for
+        is draining or gone is sent again, through the model's queue: nothing has been produced for
         it yet.
         """
-        until_s = time.monotonic() + self._room.load_wait_s
+        until_s = time.monotonic() + self._queues.load_wait_s
         (link, stream, accepted), load_s = await on_worker(
-            self._room,
+            self._queues,
             model,
             request.request_id,
             request.owner,
@@ -223,7 +223,7 @@ class Dispatcher:
             try:
                 accepted = await _verdict(stream, model)
             except LmxError as error:
-                raise blamed(error, preparing=stream.turn.begun) from error
+                raise blamed(error, preparing=stream.timeout.begun) from error
             undo.pop_all()
         return link, stream, accepted
 
@@ -232,16 +232,16 @@ async def _verdict(stream: WorkerStream, model: ModelView) -> Accepted:
     try:
         return await stream.accepted(_turn_s(model), _ACCEPT_DEADLINE_S)
     except TimeoutError as error:
-        raise _lost(stream.turn, model, "take the request", _ACCEPT_DEADLINE_S) from error
+        raise _lost(stream.timeout, model, "take the request", _ACCEPT_DEADLINE_S) from error
 
 
 def _turn_s(model: ModelView) -> float:
     return model.max_queue_s + _TURN_GRACE_S
 
 
-def _lost(turn: Turn, model: ModelView, what: str, work_s: float) -> GenerationError:
+def _lost(timeout: PhasedTimeout, model: ModelView, what: str, work_s: float) -> GenerationError:
     """Return the error for a worker that lives and has not done ``what`` in time."""
-    if not turn.begun:
+    if not timeout.begun:
         what, work_s = "begin with the request", _turn_s(model)
     return GenerationError(
         ErrorCode.WORKER_LOST, f"The model's worker did not {what} in {work_s:g} s."
@@ -260,8 +260,8 @@ _ANSWER_GRACE_S: Final = 5.0
 class TaskDispatcher:
     """Finds a worker for a task. Holds no state of its own."""
 
-    def __init__(self, room: WaitingRoom, workers: WorkerLinks) -> None:
-        self._room = room
+    def __init__(self, queues: ModelQueues, workers: WorkerLinks) -> None:
+        self._queues = queues
         self._workers = workers
 
     async def perform(
@@ -269,20 +269,20 @@ class TaskDispatcher:
         model: ModelView,
         task: Task,
         blobs: Sequence[bytes] = (),
-        take: Callable[[Transcript], None] | None = None,
+        on_part: Callable[[Transcript], None] | None = None,
     ) -> TaskAnswer:
         """Have ``task`` done by a worker of ``model``, and cancel it when nobody waits any more.
 
-        ``blobs`` are the bytes of its media. ``take`` is called with each part of a transcript as
-        it comes. Raises the error with which it is refused. A task whose worker is draining or gone
-        is sent again, through the waiting room, unless ``take`` was called.
+        ``blobs`` are the bytes of its media. ``on_part`` is called with each part of a transcript
+        as it comes. Raises the error with which it is refused. A task whose worker is draining or
+        gone is sent again, through the model's queue, unless ``on_part`` was called.
         """
         answer, _ = await on_worker(
-            self._room,
+            self._queues,
             model,
             task.request_id,
             task.owner,
-            lambda instance: self._perform(instance, model, task, blobs, take),
+            lambda instance: self._perform(instance, model, task, blobs, on_part),
             "task.retried",
             # An attempt is the whole task: the task itself may have ended its worker.
             RETRY_IF_LOST,
@@ -295,20 +295,20 @@ class TaskDispatcher:
         model: ModelView,
         task: Task,
         blobs: Sequence[bytes],
-        take: Callable[[Transcript], None] | None,
+        on_part: Callable[[Transcript], None] | None,
     ) -> TaskAnswer:
         link = self._workers.link_to(instance)
         pending = link.submit_task(
-            lambda number: replace(task, stream_id=number), _inputs(task), blobs, take
+            lambda number: replace(task, stream_id=number), _inputs(task), blobs, on_part
         )
         try:
             return await _answer(pending, model, task.deadline_s)
         except LmxError as error:
-            if pending.told:
+            if pending.relayed:
                 raise GenerationError(
                     error.code, error.message, param=error.param, final=True
                 ) from error
-            raise blamed(error, preparing=pending.turn.begun) from error
+            raise blamed(error, preparing=pending.timeout.begun) from error
         finally:
             link.close_task(pending)
 
@@ -317,7 +317,7 @@ async def _answer(pending: WorkerTask, model: ModelView, deadline_s: float) -> T
     try:
         return await pending.answer(_turn_s(model), deadline_s + _ANSWER_GRACE_S)
     except TimeoutError as error:
-        raise _lost(pending.turn, model, "answer", deadline_s) from error
+        raise _lost(pending.timeout, model, "answer", deadline_s) from error
 
 
 def _inputs(task: Task) -> int:

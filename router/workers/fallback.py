@@ -57,7 +57,7 @@ async def first_loaded(
             if error.code not in NOT_LOADED or error.final:
                 raise _without_folder(error, model) from error
             first = first or _without_folder(error, model)
-            _log.info("route.passed_over", model=model.model_id, reason=error.message)
+            _log.info("route.skipped", model=model.model_id, reason=error.message)
     assert first is not None, "there is a model"
     raise first
 
@@ -99,14 +99,14 @@ async def perform_on_first(
     task: Task,
     on_choice: Callable[[ModelView], None],
     blobs: Sequence[bytes] = (),
-    take: Callable[[Transcript], None] | None = None,
+    on_part: Callable[[Transcript], None] | None = None,
 ) -> tuple[ModelView, TaskAnswer]:
     """Return the model that did ``task``, and its answer. ``on_choice`` is called with each model
-    before it is tried, so its last call names the one that answers. For ``blobs`` and ``take`` see
-    :meth:`TaskDispatcher.perform`."""
+    before it is tried, so its last call names the one that answers. For ``blobs`` and ``on_part``
+    see :meth:`TaskDispatcher.perform`."""
 
     async def attempt(model: ModelView) -> tuple[ModelView, TaskAnswer]:
         on_choice(model)
-        return model, await tasks.perform(model, task, blobs, take)
+        return model, await tasks.perform(model, task, blobs, on_part)
 
     return await first_loaded(models, attempt)

@@ -76,7 +76,7 @@ class WorkerLink:
         """Those with text that was read and not delivered. It is delivered after the ends that came
         with it, so that an answer's end goes out with its last text."""
         self._pending: dict[int, WorkerTask] = {}
-        self._heard = False
+        self._received = False
         self._tasks = (
             asyncio.create_task(self._read(), name=f"read {instance}"),
             asyncio.create_task(self._watch(), name=f"watch {instance}"),
@@ -113,14 +113,14 @@ class WorkerLink:
         numbered: Callable[[int], Task],
         inputs: int,
         blobs: Sequence[bytes] = (),
-        take: Callable[[Transcript], None] | None = None,
+        on_part: Callable[[Transcript], None] | None = None,
     ) -> WorkerTask:
         """Send the task that ``numbered`` makes of an id of this link, and the bytes of its media.
-        The task has ``inputs`` inputs; ``take`` is called with each part of a transcript.
+        The task has ``inputs`` inputs; ``on_part`` is called with each part of a transcript.
 
         It must be given to :meth:`close_task` in the end; the rest is as in :meth:`submit`.
         """
-        task = WorkerTask(next(self._ids), inputs, take)
+        task = WorkerTask(next(self._ids), inputs, on_part)
         self._ask(numbered(task.stream_id), blobs)
         self._pending[task.stream_id] = task
         return task
@@ -173,7 +173,7 @@ class WorkerLink:
         while True:
             payload = await receiving
             read_bytes += len(payload)
-            self._heard = True
+            self._received = True
             try:
                 self._dispatch(decode(payload).message)
             except ProtocolError as error:
@@ -246,7 +246,7 @@ class WorkerLink:
     def _begun(self, number: int) -> None:
         request = self._streams.get(number) or self._pending.get(number)
         if request is not None:  # It was not cancelled meanwhile.
-            request.turn.begin()
+            request.timeout.begin()
 
     def _feed_task(self, message: Part | Last) -> None:
         task = self._pending.get(message.stream_id)
@@ -268,8 +268,8 @@ class WorkerLink:
         silent_checks = 0
         while True:
             await asyncio.sleep(self._silence_s / _SILENCE_CHECKS)
-            silent_checks = 0 if self._heard or not self.open_streams else silent_checks + 1
-            self._heard = False
+            silent_checks = 0 if self._received or not self.open_streams else silent_checks + 1
+            self._received = False
             if silent_checks >= _SILENCE_CHECKS:
                 silent_checks = 0
                 _log.error("worker.silent", worker=self.instance, streams=self.open_streams)
@@ -287,7 +287,7 @@ class WorkerLink:
                 "The model's worker can't be reached: it is being replaced.",
                 retry_after_s=1.0,
             )
-        self._heard = True
+        self._received = True
 
     def _send(self, message: Any) -> None:
         if not send_nowait(self._socket, encode(message)):

@@ -34,7 +34,7 @@ _WANTED: Final = frozenset(
     {ExitCause.UNLOADED, ExitCause.EVICTED, ExitCause.EXPIRED, ExitCause.SHUTDOWN}
 )
 
-_TOLD: Final[dict[ExitCause, str]] = {
+_EXIT_TEXTS: Final[dict[ExitCause, str]] = {
     ExitCause.CRASH: "crashed{why}. It is started again; this request may be the cause",
     ExitCause.SIGNAL: "crashed{why}. It is started again; this request may be the cause",
     ExitCause.OUT_OF_MEMORY: "ran out of memory{why}. Try again later, or with a shorter prompt "
@@ -53,7 +53,7 @@ _TOLD: Final[dict[ExitCause, str]] = {
 """What clients are told about the end of a worker, and whether they should send the request
 again."""
 
-_LAST_WORDS_S: Final = 0.05
+_LAST_MESSAGES_S: Final = 0.05
 """The time between the news of a worker's end and the end of its streams. A message that is already
 in the socket needs a small part of it."""
 
@@ -62,8 +62,8 @@ _log = structlog.get_logger()
 
 def exit_error(fact: WorkerExited) -> GenerationError:
     """Return the error for the clients of a worker that exited."""
-    told = _TOLD[fact.cause].format(why=f" ({fact.detail})" if fact.detail else "")
-    return GenerationError(_CODES[fact.cause], f"The worker of model {fact.model_id!r} {told}.")
+    text = _EXIT_TEXTS[fact.cause].format(why=f" ({fact.detail})" if fact.detail else "")
+    return GenerationError(_CODES[fact.cause], f"The worker of model {fact.model_id!r} {text}.")
 
 
 class WorkerLinks:
@@ -117,7 +117,7 @@ class WorkerLinks:
                 streams=link.open_streams,
             )
             self._leaving[link] = asyncio.get_running_loop().call_later(
-                _LAST_WORDS_S, self._bury, link, exit_error(fact)
+                _LAST_MESSAGES_S, self._close_exited, link, exit_error(fact)
             )
 
     def directory_changed(self, directory: Directory) -> None:
@@ -146,7 +146,7 @@ class WorkerLinks:
         self._links.clear()
         self._leaving.clear()
 
-    def _bury(self, link: WorkerLink, error: LmxError) -> None:
+    def _close_exited(self, link: WorkerLink, error: LmxError) -> None:
         del self._leaving[link]
         link.fail_all(error)
         link.close()

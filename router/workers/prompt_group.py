@@ -47,7 +47,7 @@ class PromptGroup:
         refused."""
         await self._verdict
 
-    async def take(self, wait_s: float) -> Batch:
+    async def next_batch(self, wait_s: float) -> Batch:
         """Return the output that one of the prompts has ready; raises if one is lost."""
         try:
             async with asyncio.timeout(wait_s):
@@ -62,7 +62,7 @@ class PromptGroup:
         self._running -= 1
         return replace(batch, finished=None if self._running else _sum(self._finished))
 
-    def pass_to(self, sink: Sink) -> None:
+    def relay_to(self, sink: Sink) -> None:
         """Do nothing: what several generations give is brought into one order first, and taken."""
 
     async def follow(self, prompt: int, opening: AbstractAsyncContextManager[Generation]) -> None:
@@ -72,7 +72,7 @@ class PromptGroup:
                 self._prompt_ids[prompt] = generation.prompt_ids[0]
                 self._accept(generation)
                 while True:
-                    batch = await generation.take(_WAIT_S)
+                    batch = await generation.next_batch(_WAIT_S)
                     if batch.deltas or batch.ended or batch.finished:
                         await self._batches.put(_moved(batch, prompt * self._answers_each))
                     if batch.finished is not None:

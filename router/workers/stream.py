@@ -9,7 +9,7 @@ from typing import Final
 
 from lmx.protocol.errors import ErrorCode, GenerationError, LmxError
 from lmx.protocol.messages.data import Accepted, ChoiceEnded, Delta, Finished
-from lmx.router.workers.turn import Turn
+from lmx.router.workers.phased_timeout import PhasedTimeout
 
 CREDIT_DELTAS: Final = 256
 """How many deltas may be under way or untaken. Beyond that the worker joins text by itself. It is
@@ -62,7 +62,7 @@ class WorkerStream:
         self._answers = answers
         self._open = set(range(answers))
         self._accepted: Accepted | None = None
-        self.turn = Turn()
+        self.timeout = PhasedTimeout()
         self._deltas: list[Delta] = []
         self._ended: list[ChoiceEnded] = []
         self._finished: Finished | None = None
@@ -142,14 +142,14 @@ class WorkerStream:
     async def accepted(self, queue_s: float, deadline_s: float) -> Accepted:
         """Wait for the worker's verdict: ``queue_s`` until the request's turn comes, and
         ``deadline_s`` from then on. Raises the error of its refusal, or ``TimeoutError``."""
-        async with self.turn.within(queue_s, deadline_s):
+        async with self.timeout.within(queue_s, deadline_s):
             while self._accepted is None:
                 if self._error is not None:
                     raise self._error
                 await self._wait()
         return self._accepted
 
-    async def take(self, wait_s: float) -> Batch:
+    async def next_batch(self, wait_s: float) -> Batch:
         """Return all that is ready; wait up to ``wait_s`` if nothing is.
 
         Raises the stream's error once everything before it has been taken.

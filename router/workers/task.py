@@ -16,7 +16,7 @@ from lmx.protocol.messages.tasks import (
     TokenizerDescribed,
     Vectors,
 )
-from lmx.router.workers.turn import Turn
+from lmx.router.workers.phased_timeout import PhasedTimeout
 
 Part = Vectors | Scores | Transcript
 Last = TaskFinished | Tokenized | Detokenized | TokenizerDescribed
@@ -34,23 +34,23 @@ class TaskAnswer:
 
 class WorkerTask:
     """Collects one task's answer. It makes sure that each of ``inputs`` comes exactly once, so it
-    never holds more than was asked for. ``take`` is called with each part of a transcript, at once.
-    It knows nothing of sockets."""
+    never holds more than was asked for. ``on_part`` is called with each part of a transcript, at
+    once. It knows nothing of sockets."""
 
     def __init__(
         self,
         stream_id: int,
         inputs: int,
-        take: Callable[[Transcript], None] | None = None,
+        on_part: Callable[[Transcript], None] | None = None,
     ) -> None:
         self.stream_id = stream_id
         self._missing = set(range(inputs))
-        self._take = take
+        self._on_part = on_part
         self._parts: list[Part] = []
         self._last: Last | None = None
         self._error: LmxError | None = None
         self._ended = asyncio.Event()
-        self.turn = Turn()
+        self.timeout = PhasedTimeout()
 
     @property
     def ended(self) -> bool:
@@ -61,13 +61,13 @@ class WorkerTask:
         """Take a message of the worker."""
         if isinstance(message, Transcript):
             self._parts.append(message)
-            if self._take is not None:
-                self._take(message)
+            if self._on_part is not None:
+                self._on_part(message)
         elif isinstance(message, Vectors | Scores):
             indexes = set(message.indexes)
             if len(indexes) < len(message.indexes) or not indexes <= self._missing:
                 self._fail_of_protocol("sent what was not asked for")
-            elif not _is_whole(message):
+            elif not _is_complete(message):
                 self._fail_of_protocol("sent a part that is not whole")
             else:
                 self._missing -= indexes
@@ -87,7 +87,7 @@ class WorkerTask:
     async def answer(self, queue_s: float, deadline_s: float) -> TaskAnswer:
         """Wait for the whole answer: ``queue_s`` until the task's turn comes, and ``deadline_s``
         from then on. Raises the error of its refusal, or ``TimeoutError``."""
-        async with self.turn.within(queue_s, deadline_s):
+        async with self.timeout.within(queue_s, deadline_s):
             await self._ended.wait()
         if self._error is not None:
             raise self._error
@@ -95,15 +95,15 @@ class WorkerTask:
         return TaskAnswer(tuple(self._parts), self._last)
 
     @property
-    def told(self) -> bool:
+    def relayed(self) -> bool:
         """Whether a part of the answer was passed on."""
-        return self._take is not None and bool(self._parts)
+        return self._on_part is not None and bool(self._parts)
 
     def _fail_of_protocol(self, what: str) -> None:
         self.fail(GenerationError(ErrorCode.PROTOCOL_ERROR, f"The worker {what}."))
 
 
-def _is_whole(part: Vectors | Scores) -> bool:
+def _is_complete(part: Vectors | Scores) -> bool:
     if isinstance(part, Scores):
         return len(part.scores) == len(part.indexes)
     return part.dimensions > 0 and len(part.data) == 4 * part.dimensions * len(part.indexes)

@@ -13,7 +13,7 @@ from typing import Any, Final
 from aiohttp import StreamReader, web
 
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.router.steps import others_turn
+from lmx.router.event_loop import yield_to_loop
 
 _DECODED: Final = ("deflate", "gzip", "x-gzip")
 _PIECE_BYTES: Final = 2**18
@@ -63,7 +63,7 @@ async def decoded(content: StreamReader, encoding: str, limit_bytes: int) -> Asy
             while not left and len(piece) == _PIECE_BYTES:
                 piece = decoder.decompress(b"", _PIECE_BYTES)
                 yield piece
-            await others_turn()
+            await yield_to_loop()
         if read_bytes > limit_bytes:
             raise zlib.error("longer before it is decoded than it may be then")
     if decoder is not None and not decoder.eof:

@@ -12,7 +12,7 @@ from aiohttp.web_protocol import RequestPayloadError
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.router.http.bodies.encoding import encoding_of
-from lmx.router.http.bodies.json_body import BODY_ROOM, arriving_in_time
+from lmx.router.http.bodies.json_body import BODY_BUDGET, arriving_in_time
 from lmx.router.http.bodies.limits import BodyShare
 
 _MOST_PARTS: Final = 64
@@ -61,7 +61,7 @@ async def read_form(request: web.Request, limit_bytes: int) -> dict[str, list[Fo
     if request.content_length is not None and request.content_length > most_bytes:
         raise _too_large("The form", limit_bytes)
     try:
-        with request.app[BODY_ROOM].one() as share:
+        with request.app[BODY_BUDGET].share() as share:
             async with arriving_in_time():
                 return await _read(request, limit_bytes, share)
     except (*_MALFORMED, web.PayloadAccessError, RequestPayloadError) as error:

@@ -17,12 +17,12 @@ from aiohttp.web_protocol import RequestPayloadError
 from pydantic import TypeAdapter, ValidationError
 
 from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.router.event_loop import yield_to_loop
 from lmx.router.http.bodies.encoding import decoded, encoding_of
-from lmx.router.http.bodies.limits import SMALL_BYTES, BodyRoom, BodyShare, check_amounts
+from lmx.router.http.bodies.limits import SMALL_BYTES, BodyBudget, BodyShare, check_amounts
 from lmx.router.http.cors import is_of_browser
 from lmx.router.http.rate_limits import ADMISSION
 from lmx.router.http.token_estimate import estimate_in_steps, estimated_tokens
-from lmx.router.steps import others_turn
 
 LARGE_BODIES: Final = web.AppKey("large_bodies", asyncio.Lock)
 """This lock is held while a large body is counted and parsed: between two of them everything else
@@ -31,7 +31,7 @@ gets its turn."""
 IS_LARGE: Final = web.RequestKey("is_large", bool)
 """A request carries this if its body, or what it goes on with, is large."""
 
-BODY_ROOM: Final = web.AppKey("body_room", BodyRoom)
+BODY_BUDGET: Final = web.AppKey("body_budget", BodyBudget)
 
 MAX_DEPTH: Final = 100
 """Containers within containers. Beyond it code that recurses over a body would be at risk."""
@@ -63,7 +63,7 @@ async def read_object(request: web.Request, limit_bytes: int) -> dict[str, Any]:
     encoding_of(request)
     if request.content_length is not None and request.content_length > limit_bytes:
         raise _too_large(limit_bytes)
-    with request.app[BODY_ROOM].one() as share:
+    with request.app[BODY_BUDGET].share() as share:
         payload = await _read_in_time(request, limit_bytes, share)
         parsed = await _parsed(request, payload, parse_object)
     admission = request.get(ADMISSION)
@@ -77,7 +77,7 @@ async def next_step(request: web.Request) -> None:
     """Let others have their turn between two steps with a large body: its validation, what is made
     of it and the message to a worker take some hundredths of a second each for the largest."""
     if IS_LARGE in request:
-        await others_turn()
+        await yield_to_loop()
 
 
 async def checked_ahead(
@@ -101,7 +101,7 @@ async def checked_ahead(
         return body
     checked: list[Any] = []
     for part in _parts(values):
-        await others_turn()
+        await yield_to_loop()
         try:
             checked += check.validate_python(part)
         except ValidationError:
@@ -158,17 +158,17 @@ async def _read_in_time(request: web.Request, limit_bytes: int, share: BodyShare
         ) from error
 
 
-async def parse_kept(request: web.Request, pieces: Sequence[bytes]) -> list[Any]:
+async def parse_stored(request: web.Request, pieces: Sequence[bytes]) -> list[Any]:
     """Return the values in ``pieces``, each of them JSON that lmx has stored, within the limits of
     a body: what came in many bodies is no less work together. Raises as :func:`read_object`
     does."""
     payload = b"[" + b",".join(pieces) + b"]"
-    with request.app[BODY_ROOM].one() as share:
+    with request.app[BODY_BUDGET].share() as share:
         share.grow(len(payload))
-        return await _parsed(request, payload, _parse_stored)
+        return await _parsed(request, payload, _loaded_list)
 
 
-def _parse_stored(payload: bytes) -> list[Any]:
+def _loaded_list(payload: bytes) -> list[Any]:
     values: list[Any] = orjson.loads(payload)
     return values
 
@@ -181,10 +181,10 @@ async def _parsed(
     async with request.app[LARGE_BODIES]:
         request[IS_LARGE] = True
         for _ in check_amounts(payload):
-            await others_turn()
+            await yield_to_loop()
         value = parse(payload)
         # The next step with it (the validation) takes as long again.
-        await others_turn()
+        await yield_to_loop()
     return value
 
 
@@ -195,7 +195,7 @@ async def _estimated(request: web.Request, body: dict[str, Any], *, large: bool)
     async with request.app[LARGE_BODIES]:
         for part in estimate_in_steps(body):
             tokens += part
-            await others_turn()
+            await yield_to_loop()
     return tokens
 
 

@@ -90,13 +90,13 @@ def _last_field(read: bytes) -> str | None:
 
 ALWAYS_BYTES: Final = 64 * 1024
 """The part of each body that is not counted. So a request of usual size is accepted even while
-large ones have taken all the room."""
+large ones have taken all the budget."""
 
 MOST_BYTES: Final = 256 * 2**20
 """The limit for the rest of all bodies together."""
 
 
-class BodyRoom:
+class BodyBudget:
     """Counts what bodies hold beyond ``ALWAYS_BYTES`` each. Used from one event loop only."""
 
     def __init__(self, most_bytes: int) -> None:
@@ -104,7 +104,7 @@ class BodyRoom:
         self.held_bytes = 0
 
     @contextmanager
-    def one(self) -> Iterator[BodyShare]:
+    def share(self) -> Iterator[BodyShare]:
         """Hold one body within the block."""
         share = BodyShare(self)
         try:
@@ -112,7 +112,7 @@ class BodyRoom:
         finally:
             self.held_bytes -= share.held_bytes
 
-    def take(self, size_bytes: int) -> None:
+    def reserve(self, size_bytes: int) -> None:
         """Count this many bytes more. Raises QUEUE_FULL if there is no room for them."""
         if self.held_bytes + size_bytes > self._most_bytes:
             raise UnavailableError(
@@ -127,13 +127,13 @@ class BodyRoom:
 class BodyShare:
     """The part of the room that one body takes."""
 
-    def __init__(self, room: BodyRoom) -> None:
-        self._room = room
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget = budget
         self.held_bytes = 0
 
     def grow(self, size_bytes: int) -> None:
         """Note that the body has ``size_bytes`` now. Raises QUEUE_FULL."""
         more_bytes = max(0, size_bytes - ALWAYS_BYTES) - self.held_bytes
         if more_bytes > 0:
-            self._room.take(more_bytes)
+            self._budget.reserve(more_bytes)
             self.held_bytes += more_bytes

@@ -17,7 +17,7 @@ from lmx.router.http.outcome import CONTEXT
 from lmx.router.http.sse import EventStream
 from lmx.router.inference.answering import Relay, Reply, begin, detach, gather
 from lmx.router.jobs.event_logs import EventLog, EventLogs
-from lmx.router.jobs.job import Job, KeptInput, Source
+from lmx.router.jobs.job import Job, Source, StoredInput
 from lmx.router.jobs.live import RequestKind
 from lmx.router.rendering.answer_format import AnswerFormat, EventWriter
 from lmx.router.services import SERVICES
@@ -34,13 +34,13 @@ async def begin_answer(
     kind: RequestKind,
     *,
     id_prefix: str,
-    kept: KeptInput,
+    stored: StoredInput,
     stream: bool,
 ) -> Job:
     """Begin an answer in the background, and return its job. The arguments are those of
     :func:`lmx.router.inference.answering.answer`; with ``stream`` its events have a log."""
     logs = request.app[SERVICES].event_logs
-    reply = begin(request, models, generate, form, kind, id_prefix, None, kept)
+    reply = begin(request, models, generate, form, kind, id_prefix, None, stored)
     job = reply.job
     work: Coroutine[Any, Any, Any]
     if stream:
@@ -66,15 +66,15 @@ async def follow_events(request: web.Request, log: EventLog, place: int) -> web.
     events = EventStream(request, spec.stall_timeout_s)
     await events.open()
 
-    async def take(wait_s: float) -> bytes | None:
+    async def next_events(wait_s: float) -> bytes | None:
         nonlocal place
-        found = await log.take(place, wait_s)
+        found = await log.read(place, wait_s)
         if found is None:
             return None
         place += len(found)
         return b"".join(found)
 
-    await events.send_all(take, spec.ping_interval_s)
+    await events.send_all(next_events, spec.ping_interval_s)
     await events.end()
     return events.response
 
@@ -93,7 +93,7 @@ async def _log_events(
             writer = reply.writer()
             log.add(writer.first())
             relay = Relay(source, reply, writer)
-            while (events := await relay.take(_WAIT_S)) is not None:
+            while (events := await relay.next_events(_WAIT_S)) is not None:
                 log.add(events)
     except LmxError as error:
         lost = error

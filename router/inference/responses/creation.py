@@ -1,6 +1,6 @@
 """POST /v1/responses and /v1/responses/input_tokens: OpenAI's Responses API.
 
-The routes of responses that are kept are in :mod:`lmx.router.inference.responses.kept`.
+The routes of responses that are kept are in :mod:`lmx.router.inference.responses.stored`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from lmx.router.inference.answering import answer
 from lmx.router.inference.media import generation
 from lmx.router.inference.model_choice import models_for, models_of_kind
 from lmx.router.inference.responses.background import begin_answer, follow_events
-from lmx.router.inference.responses.kept import earlier_items, with_referenced
+from lmx.router.inference.responses.stored import earlier_items, with_referenced
 from lmx.router.inference.stray_results import with_known_calls
 from lmx.router.inference.tasks import ask_tokenizer
-from lmx.router.jobs.job import KeptInput
+from lmx.router.jobs.job import StoredInput
 from lmx.router.jobs.live import RequestKind
 from lmx.router.rendering.responses.answer import ResponseAnswer
 from lmx.router.rendering.responses.items import RESPONSE, ItemForm
@@ -114,12 +114,12 @@ async def responses(request: web.Request) -> web.StreamResponse:
         logprobs=wanted.logprobs is not None,
     )
     begin = generation(services, generate, asked.media)
-    kept = None
+    stored = None
     if wanted.is_stored:
-        items_kept = await _stored(request, own)
-        kept = KeptInput(items_kept, wanted.previous_response_id, form.kept_output)
+        stored_items_json = await _stored(request, own)
+        stored = StoredInput(stored_items_json, wanted.previous_response_id, form.stored_output)
     if wanted.background:
-        assert kept is not None
+        assert stored is not None
         job = await begin_answer(
             request,
             models,
@@ -127,7 +127,7 @@ async def responses(request: web.Request) -> web.StreamResponse:
             form,
             RequestKind.CHAT,
             id_prefix=RESPONSE,
-            kept=kept,
+            stored=stored,
             stream=stream,
         )
         log = services.event_logs.get(job.live.id) if stream else None
@@ -145,7 +145,7 @@ async def responses(request: web.Request) -> web.StreamResponse:
         RequestKind.CHAT,
         id_prefix=RESPONSE,
         stream=stream,
-        kept=kept,
+        stored=stored,
     )
 
 
@@ -175,10 +175,10 @@ async def _stored(request: web.Request, items: Sequence[Item]) -> bytes:
         await next_step(request)
         pieces.append(stored_items(items[begin : begin + _STORED_AT_ONCE])[1:-1])
     await next_step(request)
-    kept = b"[" + b",".join(pieces) + b"]"
+    stored = b"[" + b",".join(pieces) + b"]"
     del pieces
     await next_step(request)
-    return kept
+    return stored
 
 
 async def _conversation(

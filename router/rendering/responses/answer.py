@@ -42,13 +42,13 @@ class ResponseAnswer:
     def __init__(self, asked: Mapping[str, Any], items: ItemForm, *, logprobs: bool) -> None:
         self._asked = asked
         self._items = items
-        self.kept_logprobs: Final = _entries if logprobs else None
+        self.retained_logprobs: Final = _entries if logprobs else None
 
     def writer(self, identity: Identity, beginning: Beginning) -> ResponseWriter:
         """Return the writer of the answer's stream."""
         return ResponseWriter(identity, self._head(identity), beginning, self._items)
 
-    def whole(
+    def complete_answer(
         self,
         identity: Identity,
         beginning: Beginning,
@@ -61,7 +61,7 @@ class ResponseAnswer:
         state = under_way() if ending is None else ended(identity, beginning, ends[0], ending)
         return {**self._head(identity), "output": output, **state}
 
-    def kept_output(
+    def stored_output(
         self, response_id: str, made: AccumulatedChoice, end: ChoiceEnded | None
     ) -> bytes:
         """Return the items as JSON, without logprobs: what goes on with the response does not read

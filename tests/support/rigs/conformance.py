@@ -351,11 +351,11 @@ def _guessed(forward: Forward, blocks: Blocks, *, together: bool) -> float | Non
     ways: list[tuple[Undo | None, Sequence[int]]] = [(blocks.alone, (2,))]
     if together:
         ways.append((blocks.together, (2, 1) if blocks.apart else (2, 2)))
-    offs = [_taken_back(forward, undo, kept) for undo, kept in ways if undo is not None]
+    offs = [_rolled_back(forward, undo, kept) for undo, kept in ways if undo is not None]
     return max(offs, default=None)
 
 
-def _taken_back(forward: Forward, undo: Undo, kept: Sequence[int]) -> float:
+def _rolled_back(forward: Forward, undo: Undo, kept: Sequence[int]) -> float:
     """Let each row keep so many tokens of a block, and go on with one token and with another
     block."""
     rows = [_prefill(forward, prompt) for prompt, _ in zip((PROMPT, _COMPANY), kept, strict=False)]

@@ -172,7 +172,7 @@ def parse_messages(
             f"({request.max_tokens}), which counts the thinking too.",
             param="thinking.budget_tokens",
         )
-    goes_on = _goes_on(conversation.messages)
+    goes_on = _continues(conversation.messages)
     generate = replace(
         generate_of(request),
         messages=tuple(conversation.messages),
@@ -193,7 +193,7 @@ def parse_count(
     request = validated(CountTokensRequest, body)
     conversation = chat_messages(request.system, request.messages, keep_billing=keep_billing)
     _structure_of(request)
-    goes_on = _goes_on(conversation.messages)
+    goes_on = _continues(conversation.messages)
     task = Tokenize(
         0,
         "",
@@ -207,7 +207,7 @@ def parse_count(
     return request, task, conversation.media
 
 
-def _goes_on(messages: list[dict[str, Any]]) -> bool:
+def _continues(messages: list[dict[str, Any]]) -> bool:
     """Return whether the answer goes on with the last message."""
     last = messages[-1]
     if last["role"] != "assistant":

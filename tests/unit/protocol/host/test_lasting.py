@@ -30,7 +30,7 @@ OWNED = {
     "protocol/host/lasting.py keep_up_in_thread": "the owner itself",
     "router/inference/responses/background.py begin_answer": "its end is a job's end",
     "router/server/process.py start": "its end ends the process",
-    "router/supervisor/waiting_room.py acquire": "it logs its failure, and fails who waits",
+    "router/supervisor/model_queues.py acquire": "it logs its failure, and fails who waits",
     "router/workers/link.py __init__": "their failure is logged, and another link is made",
     "supervisor/fetch/main.py _stop": "it is the last resort of a process that ends",
     "worker/life.py run": "their failure ends the process",

@@ -204,9 +204,9 @@ def test_keys_are_compared_in_constant_time_and_all_of_them(
 def test_cache_salts_are_each_key_s_own() -> None:
     def salt(given: str, owner: str | None, apart: bool = False) -> str:
         asker = owner or "127.0.0.1"
-        context = RequestContext("req_1", 0.0, owner=owner, asker=asker, apart=apart)
+        context = RequestContext("req_1", 0.0, owner=owner, requester=asker, apart=apart)
         request = own_request(Generate(0, "", Sampling(), 1, cache_salt=given), context)
-        assert (request.request_id, request.owner) == ("req_1", context.asker)
+        assert (request.request_id, request.owner) == ("req_1", context.requester)
         return request.cache_salt
 
     assert salt("s", "key_a") != salt("s", "key_b")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from lmx.protocol.errors import RequestError
 from lmx.router.http.bodies import limits as body_limits
-from lmx.router.http.bodies.json_body import BODY_ROOM
+from lmx.router.http.bodies.json_body import BODY_BUDGET
 from lmx.router.http.bodies.limits import ALWAYS_BYTES, MAX_NUMBERS, MAX_VALUES, check_amounts
 from lmx.router.schema.validation import MAX_FREE_VALUES
 from lmx.router.server import app
@@ -233,13 +233,13 @@ def half_sent(size_bytes: int) -> bytes:
 async def test_bodies_that_are_being_sent_share_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "MOST_BYTES", 3 * 2**20)
     async with router_rig(body_limit_bytes=2**20) as rig:
-        room = rig.router._runner.app[BODY_ROOM]
+        budget = rig.router._runner.app[BODY_BUDGET]
         writers = []
         for _ in range(3):
             _, writer = await asyncio.open_connection("127.0.0.1", rig.spec.port)
             writer.write(half_sent(2**20 - 1))
             writers.append(writer)
-        await until(lambda: room.held_bytes == 3 * (2**20 - 1 - ALWAYS_BYTES), 20)
+        await until(lambda: budget.held_bytes == 3 * (2**20 - 1 - ALWAYS_BYTES), 20)
         large = chat_body(messages=[{"role": "user", "content": "a" * 500_000}])
         status, said = await post(rig, "/v1/chat/completions", orjson.dumps(large))
         assert (status, said["error"]["code"]) == (429, "queue_full")
@@ -247,6 +247,6 @@ async def test_bodies_that_are_being_sent_share_a_limit(monkeypatch: pytest.Monk
         assert (await rig.chat_json())[0] == 200
         for writer in writers:
             writer.transport.abort()
-        await until(lambda: room.held_bytes == 0, 20)
+        await until(lambda: budget.held_bytes == 0, 20)
         assert (await post(rig, "/v1/chat/completions", orjson.dumps(large)))[0] == 200
-        await until(lambda: room.held_bytes == 0, 20)
+        await until(lambda: budget.held_bytes == 0, 20)

@@ -212,7 +212,7 @@ async def test_a_client_that_leaves_while_it_reads_comments_leaves_the_load_alon
         async with rig.chat(model="big", stream=True) as response:
             await line_of(response)
             response.close()
-        await until(lambda: rig.router.room.waiting("big") == 0)
+        await until(lambda: rig.router.queues.waiting("big") == 0)
         await until(lambda: rig.router.traffic.under_way == 0)
         worker = rig.add_worker(LOADED, answer)
         other = asyncio.create_task(rig.chat_json(model="big"))

@@ -44,7 +44,7 @@ def _always(reply: Acquired, _question: Acquire) -> Acquired:
 
 
 def waiting(rig: Rig) -> int:
-    return rig.router.room.waiting("big")
+    return rig.router.queues.waiting("big")
 
 
 async def test_a_hundred_requests_for_a_cold_model_share_one_acquire() -> None:
@@ -430,7 +430,7 @@ async def test_what_another_worker_would_not_change_is_final() -> None:
 async def test_without_a_supervisor_warm_models_serve_on_and_cold_ones_are_503(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("lmx.router.supervisor.waiting_room._SILENCE_GRACE_S", 0.3)
+    monkeypatch.setattr("lmx.router.supervisor.model_queues._SILENCE_GRACE_S", 0.3)
     async with router_rig() as rig:
         await publish(rig, ready(MODEL, INSTANCE), cold("big"))
         request = asyncio.create_task(rig.chat_json(model="big"))
@@ -516,7 +516,7 @@ async def test_an_adapter_waits_in_its_models_line_and_is_named_to_the_worker() 
         names = ("big", "sql", "sql")
         requests = [asyncio.create_task(rig.chat_json(model=name)) for name in names]
         await until(lambda: waiting(rig) == 3 and rig.supervisor.acquires)
-        assert rig.router.room.waiting("sql") == 3
+        assert rig.router.queues.waiting("sql") == 3
         # One that leaves takes nothing from the others.
         requests.pop().cancel()
         await until(lambda: waiting(rig) == 2)

@@ -294,9 +294,9 @@ async def test_a_job_that_waits_for_its_model_has_a_place_and_can_be_cancelled()
         await rig.supervisor.publish(cold(MODEL), default=MODEL)
         await until(lambda: rig.router.supervisor.latest.snapshot.models[0].instance is None)  # type: ignore[union-attr]
         first = asyncio.create_task(rig.chat_json())
-        await until(lambda: rig.router.room.waiting(MODEL) == 1)
+        await until(lambda: rig.router.queues.waiting(MODEL) == 1)
         second = asyncio.create_task(rig.chat_json(stream=True))
-        await until(lambda: rig.router.room.waiting(MODEL) == 2)
+        await until(lambda: rig.router.queues.waiting(MODEL) == 2)
         _, page = await get(rig, "/v1/jobs")
         places = [(one["state"], one["queue_position"]) for one in page["data"]]
         assert places == [("queued", 2), ("queued", 1)]
@@ -308,7 +308,7 @@ async def test_a_job_that_waits_for_its_model_has_a_place_and_can_be_cancelled()
         await delete(rig, page["data"][0]["id"])
         # Nothing of the stream had gone out.
         assert (await second)[0] == 409
-        assert rig.router.room.all_waiting == 0
+        assert rig.router.queues.all_waiting == 0
 
 
 async def test_a_job_in_the_workers_queue_says_so() -> None:
@@ -560,7 +560,7 @@ async def test_a_task_that_waits_for_its_second_model_is_shown_there() -> None:
         )
         await until(lambda: rig.router.supervisor.latest.snapshot.revision == 2)  # type: ignore[union-attr]
         request = asyncio.create_task(rig.post_json("/v1/embeddings", model="auto", input="a"))
-        await until(lambda: rig.router.room.waiting("small"))
+        await until(lambda: rig.router.queues.waiting("small"))
         [found] = (await get(rig, "/admin/requests", **ADMIN))[1]["data"]
         assert (found["model"], found["state"]) == ("small", "waiting")
         request.cancel()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.states import MediaForm, MediaKind
-from lmx.router.media.sniff import form_of, told_form
+from lmx.router.media.sniff import detected_form, form_of
 
 IMAGE, AUDIO, VIDEO = MediaKind.IMAGE, MediaKind.AUDIO, MediaKind.VIDEO
 
@@ -75,10 +75,10 @@ def test_a_form_is_told_and_taken_by_its_kinds(
     assert form_of(content) is form
     for kind in MediaKind:
         if kind in kinds:
-            assert told_form(content, kind, "p") is form
+            assert detected_form(content, kind, "p") is form
         else:
             with pytest.raises(RequestError, match=f"its content is {form}") as caught:
-                told_form(content, kind, "p")
+                detected_form(content, kind, "p")
             assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID_MEDIA, "p")
 
 
@@ -90,7 +90,7 @@ def test_every_form_is_told() -> None:
 @pytest.mark.parametrize("kind", MediaKind)
 def test_what_is_no_media_is_refused_in_words(content: bytes, words: str, kind: MediaKind) -> None:
     with pytest.raises(RequestError, match=words) as caught:
-        told_form(content, kind, "p")
+        detected_form(content, kind, "p")
     assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID_MEDIA, "p")
 
 

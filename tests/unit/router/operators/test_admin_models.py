@@ -150,7 +150,7 @@ async def test_who_leaves_does_not_stop_the_load() -> None:
         # The supervisor keeps what an operator ordered: LoadModel is not taken back.
         await until(lambda: rig.supervisor.count(Withdraw))
         assert not rig.supervisor.count(UnloadModel)
-        assert rig.router.room.all_waiting == 0
+        assert rig.router.queues.all_waiting == 0
 
 
 @pytest.mark.parametrize(

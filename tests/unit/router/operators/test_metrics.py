@@ -87,7 +87,7 @@ async def test_metrics_are_those_of_the_supervisor_s_status() -> None:
         await rig.supervisor.publish(ready(MODEL, INSTANCE), cold("big", SlotState.QUEUED))
         await until(lambda: knows(rig.router, rig.supervisor.revision))
         waiting = asyncio.create_task(rig.chat_json(model="big"))
-        await until(lambda: rig.router.room.waiting("big") == 1)
+        await until(lambda: rig.router.queues.waiting("big") == 1)
         found = samples(await scrape(rig))
         admin = samples(await scrape(rig, "/admin/metrics"))
         assert {key[0] for key in admin} == {key[0] for key in found}

@@ -126,8 +126,8 @@ def folded(events: list[dict[str, Any]]) -> dict[str, Any]:
 
 def whole(deltas: list[Delta], end: ChoiceEnded, answer: MessageAnswer) -> Mapping[str, Any]:
     kept = Accumulator(1, None)
-    kept.take(deltas)
-    made = answer.whole(IDENTITY, Beginning(9), kept.choices, {0: end}, ENDING)
+    kept.add(deltas)
+    made = answer.complete_answer(IDENTITY, Beginning(9), kept.choices, {0: end}, ENDING)
     check_shape(AnthropicMessage, made)
     known(TypeAdapter(Message), made)
     return made
@@ -208,7 +208,9 @@ def test_remarks_of_the_engine_are_warnings() -> None:
     list(writer.ends([ChoiceEnded(1, 0, FinishReason.STOP)]))
     data = writer.last(late).decode().partition("\ndata: ")[2].partition("\n")[0]
     assert known(SDK_EVENT, json.loads(data)).model_dump()["warnings"] == ["not checked"]
-    whole = answer.whole(IDENTITY, Beginning(9, ("first",)), [AccumulatedChoice()], {}, late)
+    whole = answer.complete_answer(
+        IDENTITY, Beginning(9, ("first",)), [AccumulatedChoice()], {}, late
+    )
     assert whole["warnings"] == ["first", "not checked"]
 
 
@@ -248,8 +250,8 @@ def test_of_a_call_that_was_cut_off_the_input_is_what_is_there() -> None:
 
 def test_an_answer_that_has_not_ended_has_no_reason() -> None:
     kept = Accumulator(1, None)
-    kept.take([say("Hel")])
+    kept.add([say("Hel")])
     answer = MessageAnswer((), shows_thinking=True)
-    made = answer.whole(IDENTITY, Beginning(9), kept.choices, {}, None)
+    made = answer.complete_answer(IDENTITY, Beginning(9), kept.choices, {}, None)
     assert made["stop_reason"] is None and made["usage"]["input_tokens"] == 9
     assert made["content"] == [{"type": "text", "text": "Hel"}]

@@ -250,8 +250,11 @@ def streamed(form: Form, shape: ChoiceShape, deltas: list[Delta]) -> list[dict[s
 
 def whole(form: Form, shape: ChoiceShape, deltas: list[Delta]) -> list[dict[str, Any]]:
     gathering = Accumulator(form.choices, shape.entries)
-    gathering.take(deltas)
-    shown = [shape.whole(ended(index), choice) for index, choice in enumerate(gathering.choices)]
+    gathering.add(deltas)
+    shown = [
+        shape.complete_choice(ended(index), choice)
+        for index, choice in enumerate(gathering.choices)
+    ]
     return json.loads(orjson.dumps(shown))  # type: ignore[no-any-return]
 
 
@@ -385,8 +388,8 @@ def test_a_call_in_the_form_that_functions_had() -> None:
     assert calls == [{"name": "f", "arguments": ""}, {"arguments": '{"a":1}'}]
     assert chunks[2]["choices"][0]["finish_reason"] == "function_call"
     gathered = Accumulator(1, None)
-    gathered.take(deltas)
-    shown = ChatShape(form).whole(end, gathered.choices[0])
+    gathered.add(deltas)
+    shown = ChatShape(form).complete_choice(end, gathered.choices[0])
     assert shown["message"]["function_call"] == {"name": "f", "arguments": '{"a":1}'}
     assert "tool_calls" not in shown["message"]
     assert shown["finish_reason"] == "function_call"

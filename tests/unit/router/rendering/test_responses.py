@@ -114,10 +114,10 @@ def streamed(
 
 
 def whole(deltas: list[Delta], end: ChoiceEnded, answer: ResponseAnswer) -> dict[str, Any]:
-    kept = Accumulator(1, answer.kept_logprobs)
-    kept.take(deltas)
+    kept = Accumulator(1, answer.retained_logprobs)
+    kept.add(deltas)
     made = json.loads(
-        orjson.dumps(answer.whole(IDENTITY, Beginning(9), kept.choices, {0: end}, ENDING))
+        orjson.dumps(answer.complete_answer(IDENTITY, Beginning(9), kept.choices, {0: end}, ENDING))
     )
     check_shape(ResponseObject, made)
     return dict(made)

@@ -19,7 +19,7 @@ from lmx.router.rendering.text import TextCompletionChunk
 from lmx.router.schema.openapi.document import describe_api
 from lmx.router.schema.openapi.texts import EXAMPLES, FURTHER_EXAMPLES
 from lmx.router.schema.requests.chat import ChatRequest
-from lmx.router.server.app import other_spellings
+from lmx.router.server.app import path_aliases
 from lmx.router.server.routes import ROUTES
 from tests.support.clients.documents import KIAPI, WHY_SKIPPED, documents_folder
 from tests.support.rigs.router_rig import MODEL, Rig, router_rig
@@ -68,7 +68,7 @@ async def test_it_has_every_route_and_no_other(document: dict[str, Any]) -> None
         (endpoint.method.lower(), path)
         for endpoint in ROUTES
         if endpoint.access is not Access.ADMIN
-        for path in other_spellings(endpoint.path)
+        for path in path_aliases(endpoint.path)
     }
     assert served - others == described
     assert not described & others, "a spelling is not a path of its own"

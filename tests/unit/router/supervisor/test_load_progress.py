@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lmx.protocol.host.ordinal import ordinal
 from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.states import LoadPhase, SlotState, WorkerState
-from lmx.router.supervisor.waiting_room import LoadPace, progress_text
+from lmx.router.supervisor.model_queues import LoadPace, progress_text
 from tests.support.fakes.fake_peers import cold, ready
 
 

@@ -17,11 +17,11 @@ from lmx.protocol.states import MediaKind, ModelKind, SlotState, WorkerState
 from lmx.router.supervisor.directory import Directory, can_serve, ready_instance
 from lmx.router.supervisor.routing import (
     ROUTE_NAMES,
+    accepting_media,
     candidates,
     ranked,
     route_models,
     routes_by_leader,
-    taking_media,
 )
 from lmx.router.workers.fallback import NOT_LOADED, first_loaded
 from tests.support.fakes.fake_peers import cold, ready, until
@@ -372,9 +372,9 @@ def test_of_several_models_those_that_take_the_media_are_tried() -> None:
     unknown = cold("unknown")
     known = directory(blind, seeing, hearing, unknown)
     models = known.models
-    assert ids(taking_media(known, models, {})) == ids(models)
-    assert ids(taking_media(known, models, {IMAGE: "i"})) == ["seeing", "hearing", "unknown"]
-    assert ids(taking_media(known, models, {IMAGE: "i", AUDIO: "a"})) == ["hearing", "unknown"]
+    assert ids(accepting_media(known, models, {})) == ids(models)
+    assert ids(accepting_media(known, models, {IMAGE: "i"})) == ["seeing", "hearing", "unknown"]
+    assert ids(accepting_media(known, models, {IMAGE: "i", AUDIO: "a"})) == ["hearing", "unknown"]
     for asked, words in (
         (
             blind,
@@ -383,8 +383,8 @@ def test_of_several_models_those_that_take_the_media_are_tried() -> None:
         (seeing, "'seeing' takes text and images only"),
     ):
         with pytest.raises(RequestError) as caught:
-            taking_media(known, (asked,), {AUDIO: "a"})
+            accepting_media(known, (asked,), {AUDIO: "a"})
         assert (caught.value.code, caught.value.param) == (ErrorCode.UNSUPPORTED_VALUE, "a")
         assert words in caught.value.message
     with pytest.raises(RequestError, match="no model that is configured here takes videos"):
-        taking_media(known, (hearing,), {MediaKind.VIDEO: "v"})
+        accepting_media(known, (hearing,), {MediaKind.VIDEO: "v"})

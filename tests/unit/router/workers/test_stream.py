@@ -25,12 +25,12 @@ async def test_a_batch_holds_all_that_is_ready() -> None:
     stream = WorkerStream(1)
     stream.feed_accepted(Accepted(1, 5, 0))
     assert (await stream.accepted(1, 1)).prompt_tokens == 5
-    assert (await stream.take(0.01)).deltas == ()
+    assert (await stream.next_batch(0.01)).deltas == ()
     for text in ("a", "b"):
         stream.feed_delta(Delta(1, text, 1))
     stream.feed_ended(ended())
     stream.feed_finished(finished())
-    batch = await stream.take(1)
+    batch = await stream.next_batch(1)
     assert [delta.text for delta in batch.deltas] == ["a", "b"]
     assert batch.ended == (ended(),)
     assert batch.finished is not None
@@ -38,7 +38,7 @@ async def test_a_batch_holds_all_that_is_ready() -> None:
 
 async def test_the_end_of_one_answer_wakes_the_taker() -> None:
     stream = WorkerStream(1, answers=2)
-    taking = asyncio.create_task(stream.take(60))
+    taking = asyncio.create_task(stream.next_batch(60))
     await asyncio.sleep(0)
     stream.feed_ended(ended(1))
     batch = await taking
@@ -67,7 +67,7 @@ async def test_answers_that_are_not_there_lose_the_stream(facts: list[object], w
                 stream.feed_finished(fact)
     with pytest.raises(GenerationError) as caught:
         while True:
-            assert (await stream.take(1)).finished is None
+            assert (await stream.next_batch(1)).finished is None
     assert caught.value.code is ErrorCode.PROTOCOL_ERROR
     assert words in caught.value.message
 
@@ -77,9 +77,9 @@ async def test_text_before_an_error_is_taken_first() -> None:
     stream.feed_delta(Delta(1, "a", 1))
     stream.fail(GenerationError(ErrorCode.WORKER_LOST, "gone"))
     stream.fail(GenerationError(ErrorCode.INTERNAL, "later ones change nothing"))
-    assert (await stream.take(1)).deltas[0].text == "a"
+    assert (await stream.next_batch(1)).deltas[0].text == "a"
     with pytest.raises(GenerationError, match="gone"):
-        await stream.take(1)
+        await stream.next_batch(1)
 
 
 async def test_credit_is_granted_in_halves_and_not_after_the_end() -> None:
@@ -87,12 +87,12 @@ async def test_credit_is_granted_in_halves_and_not_after_the_end() -> None:
     granted = []
     for _ in range(CREDIT_DELTAS):
         stream.feed_delta(Delta(1, "a", 1))
-        await stream.take(1)
+        await stream.next_batch(1)
         granted.append(stream.grant_due())
     assert [due for due in granted if due] == [CREDIT_DELTAS // 2] * 2
     for _ in range(CREDIT_DELTAS):
         stream.feed_delta(Delta(1, "a", 1))
-    await stream.take(1)
+    await stream.next_batch(1)
     stream.feed_ended(ended())
     stream.feed_finished(finished())
     assert stream.grant_due() == 0
@@ -108,7 +108,7 @@ async def test_little_more_is_held_than_credit_was_given_for(answers: int) -> No
     for _ in range(10_000):
         stream.feed_delta(Delta(1, "a", 1))
     assert stream.ended
-    assert len((await stream.take(1)).deltas) <= CREDIT_DELTAS + 1024 * answers
+    assert len((await stream.next_batch(1)).deltas) <= CREDIT_DELTAS + 1024 * answers
 
 
 class Sink:
@@ -136,8 +136,8 @@ async def test_what_comes_while_the_handler_waits_goes_past_it() -> None:
     stream = WorkerStream(1)
     stream.sink = sink = Sink()
     assert not await fed(stream, "a"), "nobody waits: the handler takes it in its order"
-    assert [delta.text for delta in (await stream.take(1)).deltas] == ["a"]
-    taking = asyncio.create_task(stream.take(60))
+    assert [delta.text for delta in (await stream.next_batch(1)).deltas] == ["a"]
+    taking = asyncio.create_task(stream.next_batch(60))
     assert await fed(stream, "b", "c")
     assert await fed(stream, "d")
     assert sink.texts == ["b", "c", "d"]
@@ -157,7 +157,7 @@ async def test_what_comes_while_the_handler_waits_goes_past_it() -> None:
 async def test_what_the_sink_cannot_deliver_is_taken_in_order() -> None:
     stream = WorkerStream(1)
     stream.sink = sink = Sink()
-    taking = asyncio.create_task(stream.take(60))
+    taking = asyncio.create_task(stream.next_batch(60))
     assert await fed(stream, "a")
     sink.takes = False
     assert not await fed(stream, "b")
@@ -172,7 +172,7 @@ async def test_what_the_sink_cannot_deliver_is_taken_in_order() -> None:
 async def test_what_the_sink_delivers_gives_credit_back() -> None:
     stream = WorkerStream(1)
     stream.sink = Sink()
-    taking = asyncio.create_task(stream.take(60))
+    taking = asyncio.create_task(stream.next_batch(60))
     granted = 0
     for _ in range(CREDIT_DELTAS):
         assert await fed(stream, "a")
@@ -187,7 +187,7 @@ async def test_an_error_of_the_sink_is_raised_where_the_stream_is_taken() -> Non
 
     stream = WorkerStream(1)
     stream.sink = fail
-    taking = asyncio.create_task(stream.take(60))
+    taking = asyncio.create_task(stream.next_batch(60))
     assert not await fed(stream, "a")
     with pytest.raises(ValueError, match="a bug"):
         await taking
@@ -196,7 +196,7 @@ async def test_an_error_of_the_sink_is_raised_where_the_stream_is_taken() -> Non
 async def test_nothing_goes_past_a_handler_that_was_cancelled() -> None:
     stream = WorkerStream(1)
     stream.sink = sink = Sink()
-    taking = asyncio.create_task(stream.take(60))
+    taking = asyncio.create_task(stream.next_batch(60))
     await asyncio.sleep(0)
     taking.cancel()
     stream.feed_delta(Delta(1, "a", 1))
@@ -213,10 +213,10 @@ async def test_the_verdict_has_a_deadline() -> None:
 
 async def test_a_cancelled_take_leaves_no_timer() -> None:
     stream = WorkerStream(1)
-    task = asyncio.create_task(stream.take(60))
+    task = asyncio.create_task(stream.next_batch(60))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     stream.feed_delta(Delta(1, "a", 1))
-    assert (await stream.take(1)).deltas[0].text == "a"
+    assert (await stream.next_batch(1)).deltas[0].text == "a"

@@ -95,7 +95,7 @@ class ToyWriter:
 
 class ToyAnswer:
     choices = 1
-    kept_logprobs = None
+    retained_logprobs = None
 
     def writer(self, identity: Identity, beginning: Beginning) -> ToyWriter:
         return ToyWriter(identity, beginning)
@@ -251,6 +251,6 @@ async def test_a_router_that_hangs_says_so_in_the_family_s_words() -> None:
     async with toy_rig(hold) as rig, rig.http.post(f"{rig.url}{PATH}", json=body) as response:
         async with asyncio.timeout(90):
             await response.content.readuntil(b"event: block_delta\n")
-            await until(lambda: rig.router.farewell.say() == 1)
+            await until(lambda: rig.router.hang_notice.send() == 1)
             raw = await response.content.readuntil(b"router_hung")
     assert b"event: error\n" in raw

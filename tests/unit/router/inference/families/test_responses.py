@@ -20,7 +20,7 @@ from lmx.protocol.states import DeltaKind, FinishReason
 from lmx.router.http.api_family import OPENAI, RESPONSES
 from lmx.router.http.bodies import limits
 from lmx.router.http.errors import http_status
-from lmx.router.inference.responses.kept import InputItemList
+from lmx.router.inference.responses.stored import InputItemList
 from lmx.router.jobs import records
 from lmx.router.jobs import store as file
 from lmx.router.jobs.live import LiveRequest

@@ -17,7 +17,7 @@ _OLDER_AFTER: Final = 10
 by itself."""
 
 
-async def others_turn() -> None:
+async def yield_to_loop() -> None:
     """Let others have their turn: also timers and sockets that became due during the step before,
     which the loop sees only after it has begun its next round."""
     await _whole_round()

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from lmx.router.server.heap_pace import FIRST_WAIT_S, LONGEST_WAIT_S, SLACK_BYTES, HeapPace
+from lmx.router.server.trim_policy import FIRST_WAIT_S, LONGEST_WAIT_S, SLACK_BYTES, TrimPolicy
 
 BASE = 60 * 2**20
 GROWN = BASE + SLACK_BYTES + 1
 
 
 def test_a_small_process_is_left_alone() -> None:
-    pace = HeapPace(BASE)
+    pace = TrimPolicy(BASE)
     assert not any(pace.is_due(BASE + SLACK_BYTES, float(now_s)) for now_s in range(100))
     assert pace.is_due(GROWN, 100.0)
 
 
 def test_a_trim_that_brought_much_is_followed_by_another_soon() -> None:
-    pace = HeapPace(BASE)
+    pace = TrimPolicy(BASE)
     pace.trimmed(2**30, 10.0)
     assert not pace.is_due(GROWN, 10.0 + FIRST_WAIT_S - 0.1)
     assert pace.is_due(GROWN, 10.0 + FIRST_WAIT_S)
 
 
 def test_pauses_grow_while_trims_bring_little_and_have_an_end() -> None:
-    pace = HeapPace(BASE)
+    pace = TrimPolicy(BASE)
     now_s, waits_s = 0.0, []
     for given_back_bytes in (0, 100, -(2**30), 0, 0, 0):
         pace.trimmed(given_back_bytes, now_s)

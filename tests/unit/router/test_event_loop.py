@@ -10,7 +10,7 @@ import weakref
 import pytest
 
 from lmx.router import steps
-from lmx.router.steps import collect_between_steps, generation_due, others_turn
+from lmx.router.event_loop import collect_between_steps, generation_due, yield_to_loop
 
 
 class Node:
@@ -39,7 +39,7 @@ async def test_a_timer_that_was_due_during_a_step_comes_before_the_next_step() -
     due = asyncio.Event()
     asyncio.get_running_loop().call_later(0.001, due.set)
     time.sleep(0.01)
-    await others_turn()
+    await yield_to_loop()
     assert due.is_set()
 
 
@@ -84,7 +84,7 @@ async def test_a_turn_of_others_collects_only_where_pythons_collector_is_off() -
     try:
         gone = weakref.ref(Node())
         kept = [[n] for n in range(5_000)]
-        await others_turn()
+        await yield_to_loop()
         assert gone() is None
         assert kept
     finally:

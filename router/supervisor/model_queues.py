@@ -142,12 +142,12 @@ class _Waiter:
     """How long it waits, on the same clock."""
     request_id: str
     owner: str
-    told: asyncio.Future[str]
+    answer: asyncio.Future[str]
     """The result: the worker's instance, or an error."""
 
 
 @dataclass(slots=True, eq=False)
-class _Line:
+class _Queue:
     """The requests that wait for one model or its adapters, the earliest first."""
 
     model_id: str
@@ -159,18 +159,18 @@ class _Line:
     def release(self, instance: str) -> None:
         # A future wakes its request through the loop's queue, so the requests wake in this order.
         for waiter in self.waiters:
-            if not waiter.told.done():
-                waiter.told.set_result(instance)
+            if not waiter.answer.done():
+                waiter.answer.set_result(instance)
         self.waiters.clear()
 
     def fail(self, error: LmxError) -> None:
         for waiter in self.waiters:
-            if not waiter.told.done():
-                waiter.told.set_exception(error)
+            if not waiter.answer.done():
+                waiter.answer.set_exception(error)
         self.waiters.clear()
 
 
-class WaitingRoom:
+class ModelQueues:
     """Asks the supervisor once for all requests that want a model, and again while some wait.
 
     A line holds as many requests as its model's ``max_waiting``, and no owner may fill it so far
@@ -186,28 +186,28 @@ class WaitingRoom:
     def __init__(self, supervisor: SupervisorLink, load_wait_s: float) -> None:
         self.load_wait_s = load_wait_s
         self._supervisor = supervisor
-        self._lines: dict[str, _Line] = {}
+        self._queues: dict[str, _Queue] = {}
         self._closed: LmxError | None = None
 
     def waiting(self, model_id: str) -> int:
         """Return how many requests wait for a model or its adapters."""
-        line = self._lines.get(self._base_id(model_id))
-        return 0 if line is None else len(line.waiters)
+        queue = self._queues.get(self._base_id(model_id))
+        return 0 if queue is None else len(queue.waiters)
 
-    def place(self, model_id: str, request_id: str) -> int | None:
-        """Return the place of a request in a model's line, 1 for the next; None if it is not in the
-        line."""
-        line = self._lines.get(self._base_id(model_id))
-        waiters = () if line is None else line.waiters
+    def position(self, model_id: str, request_id: str) -> int | None:
+        """Return the place of a request in a model's queue, 1 for the next; None if it is not in
+        the queue."""
+        queue = self._queues.get(self._base_id(model_id))
+        waiters = () if queue is None else queue.waiters
         places = (n for n, one in enumerate(waiters, 1) if one.request_id == request_id)
         return next(places, None)
 
     @property
     def all_waiting(self) -> int:
         """How many requests wait for any model."""
-        return sum(len(line.waiters) for line in self._lines.values())
+        return sum(len(queue.waiters) for queue in self._queues.values())
 
-    def news(self, model_id: str) -> str | None:
+    def progress(self, model_id: str) -> str | None:
         """Return the state and progress of a model; None if no request waits for it."""
         model = self._view(model_id)
         return progress_text(model) if model is not None and self.waiting(model_id) else None
@@ -223,11 +223,11 @@ class WaitingRoom:
         if self._closed is not None:
             raise self._closed
         model_id = self._base_id(model_id)
-        line = self._lines.get(model_id)
-        if line is None:
-            line = self._lines[model_id] = _Line(model_id)
-            line.asking = asyncio.create_task(self._serve(line), name=f"acquire {model_id}")
-        self._check_room(line, owner, arrived_s)
+        queue = self._queues.get(model_id)
+        if queue is None:
+            queue = self._queues[model_id] = _Queue(model_id)
+            queue.asking = asyncio.create_task(self._serve(queue), name=f"acquire {model_id}")
+        self._check_capacity(queue, owner, arrived_s)
         waiter = _Waiter(
             arrived_s,
             arrived_s + self.load_wait_s,
@@ -236,56 +236,56 @@ class WaitingRoom:
             asyncio.get_running_loop().create_future(),
         )
         # A request that comes back from a worker that is draining keeps its place.
-        insort(line.waiters, waiter, key=lambda one: one.arrived_s)
+        insort(queue.waiters, waiter, key=lambda one: one.arrived_s)
         try:
             async with asyncio.timeout(waiter.deadline_s - time.monotonic()):
-                return await waiter.told
+                return await waiter.answer
         except TimeoutError:
-            if waiter.told.done() and not waiter.told.cancelled():
-                return waiter.told.result()  # It came at the same moment.
-            raise self._too_late(line, waiter) from None
+            if waiter.answer.done() and not waiter.answer.cancelled():
+                return waiter.answer.result()  # It came at the same moment.
+            raise self._too_late(queue, waiter) from None
         except asyncio.CancelledError:
-            if line.waiters == [waiter]:
-                self._withdraw(line)
+            if queue.waiters == [waiter]:
+                self._withdraw(queue)
             raise
         finally:
-            if waiter in line.waiters:
-                line.waiters.remove(waiter)
+            if waiter in queue.waiters:
+                queue.waiters.remove(waiter)
 
     def close(self, error: LmxError) -> None:
         """End every request that waits, and every later one, with ``error``. The supervisor is
         asked for nothing more."""
         self._closed = error
-        for line in self._lines.values():
-            line.fail(error)
-            if line.asking is not None:
-                line.asking.cancel()
+        for queue in self._queues.values():
+            queue.fail(error)
+            if queue.asking is not None:
+                queue.asking.cancel()
 
-    async def _serve(self, line: _Line) -> None:
+    async def _serve(self, queue: _Queue) -> None:
         try:
-            while line.waiters:
-                await self._ask(line)
+            while queue.waiters:
+                await self._ask(queue)
         except Exception:
-            _log.exception("acquire.failed", model=line.model_id)
-            line.fail(LmxError(ErrorCode.INTERNAL, "The router failed to ask for the model."))
+            _log.exception("acquire.failed", model=queue.model_id)
+            queue.fail(LmxError(ErrorCode.INTERNAL, "The router failed to ask for the model."))
         finally:
             # At once, not in a callback: a request that comes from now on must begin a new line.
-            if self._lines.get(line.model_id) is line:
-                del self._lines[line.model_id]
+            if self._queues.get(queue.model_id) is queue:
+                del self._queues[queue.model_id]
 
-    def _withdraw(self, line: _Line) -> None:
+    def _withdraw(self, queue: _Queue) -> None:
         """Forget a line when its last request leaves; the next request begins a new line."""
-        del self._lines[line.model_id]
-        if line.asking is not None:
-            line.asking.cancel()
-        self._supervisor.tell(Withdraw(line.model_id))
+        del self._queues[queue.model_id]
+        if queue.asking is not None:
+            queue.asking.cancel()
+        self._supervisor.notify(Withdraw(queue.model_id))
 
-    async def _ask(self, line: _Line) -> None:
+    async def _ask(self, queue: _Queue) -> None:
         now_s = time.monotonic()
-        oldest = line.waiters[0]
-        left_s = max(waiter.deadline_s for waiter in line.waiters) - now_s
+        oldest = queue.waiters[0]
+        left_s = max(waiter.deadline_s for waiter in queue.waiters) - now_s
         question = Acquire(
-            line.model_id,
+            queue.model_id,
             wait_s=max(left_s, _LEAST_WAIT_S),
             request_id=oldest.request_id,
             waited_s=now_s - oldest.arrived_s,
@@ -294,13 +294,13 @@ class WaitingRoom:
             reply = await self._supervisor.ask(question, question.wait_s + _ANSWER_MARGIN_S)
         except LmxError as error:
             if not await self._worth_another(error):
-                _log.info("acquire.denied", model=line.model_id, error=error.message)
-                line.fail(error)
+                _log.info("acquire.denied", model=queue.model_id, error=error.message)
+                queue.fail(error)
             return
         if isinstance(reply, Acquired):
-            line.release(reply.instance)
+            queue.release(reply.instance)
         else:
-            line.fail(ProtocolError(f"{type(reply).__name__} is no reply to Acquire"))
+            queue.fail(ProtocolError(f"{type(reply).__name__} is no reply to Acquire"))
 
     async def _worth_another(self, error: LmxError) -> bool:
         """Return, after a pause, whether the waiting requests are to ask again."""
@@ -314,39 +314,39 @@ class WaitingRoom:
         await asyncio.sleep(_AGAIN_S)
         return True
 
-    def _check_room(self, line: _Line, owner: str, arrived_s: float) -> None:
-        model = self._view(line.model_id)
+    def _check_capacity(self, queue: _Queue, owner: str, arrived_s: float) -> None:
+        model = self._view(queue.model_id)
         if model is None:
             return  # The supervisor will say that it is not there any more.
-        wait_s = line.pace.remaining_s(model, time.monotonic())
+        wait_s = queue.pace.remaining_s(model, time.monotonic())
         # A request that is older than the last one in line has come back: it had a place here
         # before.
-        comes_back = bool(line.waiters) and arrived_s < line.waiters[-1].arrived_s
-        own = sum(waiter.owner == owner for waiter in line.waiters)
-        if not comes_back and not has_room(model.max_waiting, len(line.waiters), own):
+        comes_back = bool(queue.waiters) and arrived_s < queue.waiters[-1].arrived_s
+        own = sum(waiter.owner == owner for waiter in queue.waiters)
+        if not comes_back and not has_room(model.max_waiting, len(queue.waiters), own):
             whose, who = (
-                (len(line.waiters), "as many as may")
-                if len(line.waiters) >= model.max_waiting
+                (len(queue.waiters), "as many as may")
+                if len(queue.waiters) >= model.max_waiting
                 else (f"{own} of your", "and the places left are kept for others")
             )
             raise UnavailableError(
                 ErrorCode.QUEUE_FULL,
-                f"{whose} requests wait for {line.model_id} already, {who}: "
+                f"{whose} requests wait for {queue.model_id} already, {who}: "
                 f"{progress_text(model)}. Try again in about {wait_s:.0f} s.",
                 retry_after_s=wait_s,
             )
 
-    def _too_late(self, line: _Line, waiter: _Waiter) -> UnavailableError:
-        model = self._view(line.model_id)
-        state, wait_s = f"{line.model_id} is not ready", _UNKNOWN_S
+    def _too_late(self, queue: _Queue, waiter: _Waiter) -> UnavailableError:
+        model = self._view(queue.model_id)
+        state, wait_s = f"{queue.model_id} is not ready", _UNKNOWN_S
         if model is not None:
             state = progress_text(model)
-            wait_s = line.pace.remaining_s(model, time.monotonic())
-        place = ordinal(1 + sum(one.arrived_s < waiter.arrived_s for one in line.waiters))
+            wait_s = queue.pace.remaining_s(model, time.monotonic())
+        place = ordinal(1 + sum(one.arrived_s < waiter.arrived_s for one in queue.waiters))
         return UnavailableError(
             ErrorCode.MODEL_LOADING,
             f"{state}. The request waited {self.load_wait_s:g} s, as long as it may, and was "
-            f"{place} of {len(line.waiters)} in line for it. Try again in about {wait_s:.0f} s.",
+            f"{place} of {len(queue.waiters)} in line for it. Try again in about {wait_s:.0f} s.",
             retry_after_s=wait_s,
         )
 

@@ -28,7 +28,7 @@ from lmx.router.http.errors import http_error
 from lmx.router.http.outcome import CONTEXT
 from lmx.router.http.sse import EVENT_STREAM
 
-TOLD_TO_SAY_FAREWELL: Final = signal.SIGUSR2
+HANG_SIGNAL: Final = signal.SIGUSR2
 
 _HUNG_STATUS: Final = 1
 
@@ -47,7 +47,7 @@ def hung_error() -> GenerationError:
     )
 
 
-class Farewell:
+class HangNotice:
     """The requests under way. Only the event loop adds and removes them; the thread reads them."""
 
     def __init__(self) -> None:
@@ -61,48 +61,47 @@ class Farewell:
         """Remove a request that has ended."""
         self._open.pop(id(request), None)
 
-    def say(self) -> int:
+    def send(self) -> int:
         """Send the error to every client whose connection can take one: nothing was sent yet, or
         only whole events. Return how many were sent. The loop must not write any more."""
-        return sum(map(_tell, list(self._open.values())))
+        return sum(map(_notify, list(self._open.values())))
 
 
 def block_signal() -> None:
     """Keep the signal for the thread. Must be called before any thread starts."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {TOLD_TO_SAY_FAREWELL})
+    signal.pthread_sigmask(signal.SIG_BLOCK, {HANG_SIGNAL})
 
 
 def watch_in_thread(
-    farewell: Farewell, loop: asyncio.AbstractEventLoop, end: Callable[[], object]
+    notice: HangNotice, loop: asyncio.AbstractEventLoop, end: Callable[[], object]
 ) -> None:
     """Wait for the signal in a thread. If the loop lives, ``end`` is called in it. If it hangs, the
-    thread sends the farewells, writes the stacks of all threads into the log, and ends the
-    process."""
+    thread sends the errors, writes the stacks of all threads into the log, and ends the process."""
 
     def watch() -> None:
-        signal.sigwait({TOLD_TO_SAY_FAREWELL})
+        signal.sigwait({HANG_SIGNAL})
         alive = threading.Event()
         loop.call_soon_threadsafe(alive.set)
         if alive.wait(_ALIVE_S):
             loop.call_soon_threadsafe(end)
             return
-        told = farewell.say()
-        _log.error("router.hangs", told=told)
+        notified = notice.send()
+        _log.error("router.unresponsive", notified=notified)
         faulthandler.dump_traceback(all_threads=True)
         # Nothing else would end: the loop hangs in the main thread.
         os._exit(_HUNG_STATUS)
 
-    keep_up_in_thread(watch, "the farewell").start()
+    keep_up_in_thread(watch, "the hang notice").start()
 
 
-def _tell(request: web.Request) -> bool:
+def _notify(request: web.Request) -> bool:
     transport = request.transport
     if transport is None or transport.is_closing() or transport.get_write_buffer_size():
         return False  # Gone, or it has not taken what came before.
     begun = request.writer.output_size > 0
     if begun and not request.get(EVENT_STREAM):
         return False
-    text = _end_of_stream(request) if begun else _whole_answer(request)
+    text = _error_event(request) if begun else _error_response(request)
     try:
         os.write(transport.get_extra_info("socket").fileno(), text)
     except OSError:
@@ -110,7 +109,7 @@ def _tell(request: web.Request) -> bool:
     return True
 
 
-def _end_of_stream(request: web.Request) -> bytes:
+def _error_event(request: web.Request) -> bytes:
     event = family_of(request).error_event(hung_error(), _request_id(request))
     if request.version < (1, 1):
         return event
@@ -122,7 +121,7 @@ def _request_id(request: web.Request) -> str | None:
     return None if context is None else context.request_id
 
 
-def _whole_answer(request: web.Request) -> bytes:
+def _error_response(request: web.Request) -> bytes:
     form = http_error(hung_error())
     request_id = _request_id(request)
     body = orjson.dumps(error_family_of(request).error_body(hung_error(), request_id=request_id))

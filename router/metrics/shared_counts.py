@@ -29,7 +29,7 @@ _FIRST_S: Final = 1.0
 _log = structlog.get_logger()
 
 
-class KeptCounts:
+class SharedCounts:
     """Reports this router's counts to the supervisor, and adds those of earlier routers.
 
     ``since_s`` is the Unix time of lmx's start; until the supervisor has replied, it is that of
@@ -51,7 +51,7 @@ class KeptCounts:
         self._ended: tuple[Tally, ...] = ()
         self._earlier: tuple[Tally, ...] = ()
         self._reported = -1
-        self._beside_others = False
+        self._others_run = False
 
     async def settled(self) -> None:
         """Wait until the counts of earlier routers are known, but no longer than a second after
@@ -68,7 +68,7 @@ class KeptCounts:
         while True:
             if (
                 self._fresh
-                or self._beside_others
+                or self._others_run
                 or self._changes != self._reported
                 or self._epoch != self._supervisor.epoch
             ):
@@ -95,29 +95,29 @@ class KeptCounts:
             since_s=None if self._fresh else self.since_s,
         )
         try:
-            kept = await ask(self._supervisor, report, CountsKept, _DEADLINE_S)
+            reply = await ask(self._supervisor, report, CountsKept, _DEADLINE_S)
         except LmxError as error:
-            _log.debug("counts.not_kept", reason=error.message)
+            _log.debug("counts.write_failed", reason=error.message)
             return
         self._epoch, self._reported = epoch, changes
-        self._take(kept)
+        self._apply(reply)
 
     @property
     def _changes(self) -> int:
         return self._metrics.changes + self._limiter.changes
 
-    def _take(self, kept: CountsKept) -> None:
+    def _apply(self, reply: CountsKept) -> None:
         now_s = time.monotonic()
-        self._limiter.note_elsewhere({one.asker: one for one in kept.elsewhere}, now_s)
+        self._limiter.note_elsewhere({one.asker: one for one in reply.elsewhere}, now_s)
         if self._fresh:
-            self._limiter.inherit(kept.inherited, now_s)
-        self.since_s = kept.since_s
-        self._revision = kept.revision
-        if kept.ended is not None:
-            self._ended = kept.ended
-        self._beside_others = bool(kept.others)
+            self._limiter.inherit(reply.inherited, now_s)
+        self.since_s = reply.since_s
+        self._revision = reply.revision
+        if reply.ended is not None:
+            self._ended = reply.ended
+        self._others_run = bool(reply.others)
         # No count falls back, whatever a new supervisor does not know yet.
-        earlier = greatest(self._earlier, added(self._ended, kept.others))
+        earlier = greatest(self._earlier, added(self._ended, reply.others))
         if earlier != self._earlier:
             self._earlier = earlier
             self._metrics.begin_with(earlier)

@@ -11,7 +11,7 @@ from lmx.protocol.errors import ErrorCode, UnavailableError
 from lmx.protocol.messages.media import MediaItem
 
 
-class MediaRoom:
+class MediaBudget:
     """Counts the bytes of all requests' media."""
 
     def __init__(self, most_bytes: int) -> None:
@@ -19,15 +19,15 @@ class MediaRoom:
         self.held_bytes = 0
 
     @contextmanager
-    def one(self) -> Iterator[MediaShare]:
-        """Hold one request's media within the block, or until :meth:`MediaShare.give_back`."""
+    def share(self) -> Iterator[MediaShare]:
+        """Hold one request's media within the block, or until :meth:`MediaShare.release`."""
         share = MediaShare(self)
         try:
             yield share
         finally:
-            share.give_back()
+            share.release()
 
-    def take(self, size_bytes: int) -> None:
+    def reserve(self, size_bytes: int) -> None:
         """Count this many bytes more. Raises QUEUE_FULL if there is no room for them."""
         if self.held_bytes + size_bytes > self._most_bytes:
             raise UnavailableError(
@@ -42,18 +42,18 @@ class MediaRoom:
 class MediaShare:
     """The part of the room that one request takes."""
 
-    def __init__(self, room: MediaRoom) -> None:
-        self._room = room
+    def __init__(self, budget: MediaBudget) -> None:
+        self._budget = budget
         self._held_bytes = 0
 
     def grow(self, size_bytes: int) -> None:
         """Count this many bytes more for the request. Raises QUEUE_FULL."""
-        self._room.take(size_bytes)
+        self._budget.reserve(size_bytes)
         self._held_bytes += size_bytes
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Count nothing for the request any more. Idempotent."""
-        self._room.held_bytes -= self._held_bytes
+        self._budget.held_bytes -= self._held_bytes
         self._held_bytes = 0
 
 
@@ -69,4 +69,4 @@ class HeldMedia:
     def release(self) -> None:
         """Hold the bytes no longer: a worker has them."""
         self.blobs = ()
-        self.share.give_back()
+        self.share.release()

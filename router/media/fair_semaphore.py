@@ -16,7 +16,7 @@ class _Owner:
     """How many have a turn, or wait for one."""
 
 
-class FairTurns:
+class FairSemaphore:
     """Gives turns to at most ``most`` at a time, and to at most half as many of one owner: what
     others never answer holds its turn until the time-out."""
 
@@ -26,15 +26,15 @@ class FairTurns:
         self._owners: dict[str, _Owner] = {}
 
     @asynccontextmanager
-    async def one(self, owner: str) -> AsyncIterator[None]:
+    async def hold(self, owner: str) -> AsyncIterator[None]:
         """Have a turn within the block."""
-        end = await self.take(owner)
+        end = await self.acquire(owner)
         try:
             yield
         finally:
             end()
 
-    async def take(self, owner: str) -> Callable[[], None]:
+    async def acquire(self, owner: str) -> Callable[[], None]:
         """Wait for a turn; return what ends it, to be called once."""
         own = self._owners.get(owner)
         if own is None:

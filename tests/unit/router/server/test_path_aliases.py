@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 from yarl import URL
 
-from lmx.router.server.app import other_spellings
+from lmx.router.server.app import path_aliases
 from tests.support.rigs.router_rig import chat_body, router_rig
 
 
 def test_the_table() -> None:
-    assert set(other_spellings("/v1/models")) == {
+    assert set(path_aliases("/v1/models")) == {
         "/v1/models/", "//v1/models", "//v1/models/", "/v1//models", "/v1//models/",
         "/models", "/models/", "//models", "//models/",
     }  # fmt: skip
-    lm_studio = {one for one in other_spellings("/v1/completions") if "/api/" in one}
+    lm_studio = {one for one in path_aliases("/v1/completions") if "/api/" in one}
     assert lm_studio == {"/api/v0/completions", "/api/v0/completions/"}
-    assert set(other_spellings("/health")) == {"/health/", "//health", "//health/"}
-    assert other_spellings("/") == () == other_spellings("/v1/models/{id:.+}")
-    assert "/jobs" not in other_spellings("/v1/jobs")
+    assert set(path_aliases("/health")) == {"/health/", "//health", "//health/"}
+    assert path_aliases("/") == () == path_aliases("/v1/models/{id:.+}")
+    assert "/jobs" not in path_aliases("/v1/jobs")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 
-class Turn:
+class PhasedTimeout:
     """One request's turn at its worker. A deadline for the work begins when the turn comes: others
     that were served before count against the queue's limit alone."""
 

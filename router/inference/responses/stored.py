@@ -14,14 +14,15 @@ import orjson
 from aiohttp import web
 
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.router.http.bodies.json_body import parse_kept
+from lmx.router.event_loop import yield_to_loop
+from lmx.router.http.bodies.json_body import parse_stored
 from lmx.router.http.bodies.limits import MAX_NUMBERS, MAX_VALUES
 from lmx.router.http.outcome import CONTEXT
 from lmx.router.http.responses import Answer, json_text, json_value
 from lmx.router.inference.responses.background import follow_events
 from lmx.router.jobs.cancelling import cancel_job
 from lmx.router.jobs.live import LiveState
-from lmx.router.jobs.records import JobState, KeptResponse, Turn
+from lmx.router.jobs.records import JobState, StoredResponse, Turn
 from lmx.router.rendering.responses.items import (
     IN_PROGRESS,
     listed_items,
@@ -32,7 +33,6 @@ from lmx.router.schema.requests.responses.items import Item, ItemReference, chec
 from lmx.router.schema.requests.responses.queries import InputItemsQuery, RetrieveQuery
 from lmx.router.schema.validation import short, validated
 from lmx.router.services import SERVICES
-from lmx.router.steps import others_turn
 
 _MOST_RESPONSES: Final = 1_000
 """A conversation may go on with so many responses."""
@@ -65,14 +65,14 @@ class InputItemList(Answer):
 async def get_response(request: web.Request) -> web.StreamResponse:
     """Return a response: whole, or as it is until now, or its events."""
     query = validated(RetrieveQuery, dict(request.query))
-    kept = await _response(request, request.match_info["id"])
+    stored = await _response(request, request.match_info["id"])
     if not query.stream:
-        return json_text(await _shown(request, kept))
-    log = request.app[SERVICES].event_logs.get(kept.job.id)
+        return json_text(await _shown(request, stored))
+    log = request.app[SERVICES].event_logs.get(stored.job.id)
     if log is None:
         raise RequestError(
             ErrorCode.INVALID_VALUE,
-            f"There are no events of {kept.job.id}: only those of streams with `background` are "
+            f"There are no events of {stored.job.id}: only those of streams with `background` are "
             "kept, of the last ones, and until the router ends. Fetch the response without "
             "`stream`.",
             param="stream",
@@ -110,11 +110,11 @@ async def cancel_response(request: web.Request) -> web.Response:
     """Cancel a response that is under way, and return it. One that has ended stays as it is."""
     services = request.app[SERVICES]
     wanted = request.match_info["id"]
-    kept = await _response(request, wanted)
-    if kept.job.ended_s is None:
-        await cancel_job(services.live, services.jobs, kept.job)
-        kept = await _response(request, wanted)
-    return json_text(await _shown(request, kept))
+    stored = await _response(request, wanted)
+    if stored.job.ended_s is None:
+        await cancel_job(services.live, services.jobs, stored.job)
+        stored = await _response(request, wanted)
+    return json_text(await _shown(request, stored))
 
 
 async def input_items(request: web.Request) -> web.Response:
@@ -177,7 +177,7 @@ async def earlier_items(request: web.Request, previous_id: str) -> list[Item]:
     for items in await _parsed_items(request, turns, with_last_output=True):
         for begin in range(0, len(items), _CHECKED_AT_ONCE):
             earlier += checked_items(items[begin : begin + _CHECKED_AT_ONCE])
-            await others_turn()
+            await yield_to_loop()
     return earlier
 
 
@@ -191,8 +191,8 @@ async def with_referenced(request: web.Request, items: Sequence[Item]) -> Sequen
         response_id = response_of_item(item.id)
         if response_id is not None and response_id not in outputs:
             try:
-                kept = await _response(request, response_id)
-                outputs[response_id] = {one["id"]: one for one in await _output(request, kept)}
+                stored = await _response(request, response_id)
+                outputs[response_id] = {one["id"]: one for one in await _output(request, stored)}
             except RequestError:
                 outputs[response_id] = {}
         known = outputs.get(response_id or "", {}).get(item.id)
@@ -208,15 +208,15 @@ async def with_referenced(request: web.Request, items: Sequence[Item]) -> Sequen
     return found
 
 
-async def _response(request: web.Request, response_id: str) -> KeptResponse:
+async def _response(request: web.Request, response_id: str) -> StoredResponse:
     """Return a response. Raises NOT_FOUND, also for one of another key."""
-    kept = None
+    stored = None
     if _RESPONSE_ID.fullmatch(response_id):
         jobs = request.app[SERVICES].jobs
-        kept = await jobs.response(response_id, request[CONTEXT].owner)
-    if kept is None:
+        stored = await jobs.response(response_id, request[CONTEXT].owner)
+    if stored is None:
         raise _missing(response_id)
-    return kept
+    return stored
 
 
 def _missing(response_id: str) -> RequestError:
@@ -253,7 +253,7 @@ async def _parsed_items(
         if turn.output is not None and (with_last_output or turn is not turns[0]):
             pieces.append(turn.output)
     try:
-        found = await parse_kept(request, pieces)
+        found = await parse_stored(request, pieces)
     except RequestError as error:
         raise _too_large(
             turns[0].response_id,
@@ -272,29 +272,29 @@ def _too_large(response_id: str, what: str) -> RequestError:
     )
 
 
-async def _output(request: web.Request, kept: KeptResponse) -> list[dict[str, Any]]:
+async def _output(request: web.Request, stored: StoredResponse) -> list[dict[str, Any]]:
     """Return the items of a response's output."""
-    output = kept.response.output
+    output = stored.response.output
     if output is None:
-        output = kept.job.result  # of an earlier release
+        output = stored.job.result  # of an earlier release
     if output is None:
         return []
-    (found,) = await parse_kept(request, [output])
+    (found,) = await parse_stored(request, [output])
     items: list[dict[str, Any]] = found["output"] if isinstance(found, dict) else found
     return items
 
 
-async def _shown(request: web.Request, kept: KeptResponse) -> bytes:
+async def _shown(request: web.Request, stored: StoredResponse) -> bytes:
     """Return a response as JSON."""
-    row = kept.job
+    row = stored.job
     if row.state == JobState.COMPLETED and row.result is not None:
         return row.result
-    response: dict[str, Any] = orjson.loads(kept.response.head)
+    response: dict[str, Any] = orjson.loads(stored.response.head)
     response["model"] = row.model
-    if kept.response.output is not None:
-        response["output"] = orjson.Fragment(kept.response.output)
+    if stored.response.output is not None:
+        response["output"] = orjson.Fragment(stored.response.output)
     else:
-        response["output"] = await _output(request, kept)
+        response["output"] = await _output(request, stored)
     match row.state:
         case JobState.CANCELLED:
             response["status"] = CANCELLED

@@ -17,7 +17,7 @@ FIRST_WAIT_S: Final = 2.0
 LONGEST_WAIT_S: Final = 30.0
 
 
-class HeapPace:
+class TrimPolicy:
     """Says when a trim is due: while the process is larger than it was at its beginning. While
     trims bring little, the pauses between them grow."""
 
