@@ -10,10 +10,10 @@ from typing import Final
 _INTERVAL_S: Final = 0.1
 _WORTH_OBJECTS: Final = 2_000
 _IDLE_INTERVALS: Final = 50
-"""After so many intervals without a collection, all garbage is collected: few objects may hold much
-memory."""
+"""After this many intervals without a collection, all garbage is collected: few objects may hold
+much memory."""
 _OLDER_AFTER: Final = 10
-"""An older generation is collected after so many collections of the one before it, as Python does
+"""An older generation is collected after this many collections of the one before it, as Python does
 by itself."""
 
 

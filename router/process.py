@@ -1,8 +1,8 @@
 """The router process: reads a RouterSpec from stdin, serves HTTP on the socket it names.
 
-Exits 0 after a graceful end (SIGTERM, or no supervisor for long), 2 when the spec is no
-RouterSpec, else 1. SIGQUIT writes every thread's stack to the log; SIGUSR2 tells the
-clients of a loop that hangs before that.
+Exits 0 after a graceful end (SIGTERM, or no supervisor for long), 2 when the spec is no RouterSpec,
+else 1. SIGQUIT writes every thread's stack to the log; SIGUSR2 notifies the clients of a loop that
+hangs before that.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def knows_a_key(request: web.Request, spec: RouterSpec) -> bool:
 
 
 def key_name(key: str) -> str:
-    """Return a name that tells a key from all others, but does not reveal it."""
+    """Return a name that identifies a key, but does not reveal it."""
     return f"key_{hashlib.sha256(key.encode()).hexdigest()[:12]}"
 
 

@@ -50,7 +50,7 @@ _ANTHROPIC_REST: Final[dict[bool, AnthropicErrorType]] = {
 _ANTHROPIC_DETAILS: Final = {
     "thread": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 }
-"""What Anthropic's libraries look for in the error of a field that is not supported: they go on
+"""What Anthropic's libraries look for in the error of a field that is not supported: they continue
 without it then."""
 
 
@@ -93,7 +93,7 @@ class ApiFamily(Protocol):
         request_id: str | None = None,
     ) -> Mapping[str, Any]:
         """Return the body of an error that is sent with an HTTP status. ``operator`` is true on a
-        route for operators. ``job_id`` is the id of the job that goes on although its request has
+        route for operators. ``job_id`` is the id of the job that continues although its request has
         ended. ``request_id`` is shown where clients look for it in the body."""
 
     def error_event(self, error: LmxError, request_id: str | None) -> bytes:
@@ -117,7 +117,7 @@ class ErrorObject(Answer):
     code: Annotated[ErrorCode, Field(strict=False)]
     """What went wrong, for programs."""
     job_id: NotRequired[str | None]
-    """It is there with `sync_timeout`: the job goes on, and has the answer when it has ended."""
+    """It is there with `sync_timeout`: the job continues, and has the answer when it has ended."""
 
 
 class Error(Answer):
@@ -139,9 +139,9 @@ class AnthropicErrorObject(Answer):
     param: NotRequired[str | None]
     """The path of the field at fault, where one is."""
     details: NotRequired[dict[str, Any] | None]
-    """It is there where Anthropic's libraries go on by themselves without a field."""
+    """It is there where Anthropic's libraries continue by themselves without a field."""
     job_id: NotRequired[str | None]
-    """It is there with `sync_timeout`: the job goes on, and has the answer when it has ended."""
+    """It is there with `sync_timeout`: the job continues, and has the answer when it has ended."""
 
 
 class AnthropicError(Answer):
@@ -166,7 +166,7 @@ class OllamaError(Answer):
     param: NotRequired[str | None]
     """The path of the field at fault, where one is."""
     job_id: NotRequired[str | None]
-    """It is there with `sync_timeout`: the job goes on, and has the answer when it has ended."""
+    """It is there with `sync_timeout`: the job continues, and has the answer when it has ended."""
 
 
 class OpenAiFamily:
@@ -222,7 +222,7 @@ class ResponsesFamily(OpenAiFamily):
 class AnthropicFamily:
     """Anthropic's errors, and its event as pings.
 
-    Source: the "Errors" and "Streaming messages" pages of its API's documentation. Beside the type
+    Source: the "Errors" and "Streaming messages" pages of its API's documentation. Besides the type
     and the message, an error has lmx's code, and the field that it is about.
     """
 
@@ -269,9 +269,9 @@ class AnthropicFamily:
 class OllamaFamily:
     """Ollama's errors. Its streams are lines of JSON, all of which its clients read. They skip
     nothing but white space at the beginning of a line, which is part of JSON: so a space is the
-    ping, and comments can't be told.
+    ping, and comments can't be sent.
 
-    Source: the "Errors" page of its documentation. Beside the message an error has lmx's code, and
+    Source: the "Errors" page of its documentation. Besides the message an error has lmx's code, and
     the field that it is about.
     """
 

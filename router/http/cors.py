@@ -45,7 +45,7 @@ as it was sent."""
 
 
 class Cors:
-    """Judges the Origin of requests and tells browsers the result. ``methods`` are the methods of
+    """Judges the Origin of requests and sends browsers the result. ``methods`` are the methods of
     all routes."""
 
     def __init__(self, origins: Iterable[str], methods: Iterable[str]) -> None:

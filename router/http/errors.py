@@ -116,7 +116,7 @@ _FOR_OPERATORS: Final[dict[ErrorCode, tuple[int, ErrorType]]] = {
 
 _NOT_AGAIN: Final = frozenset(
     {
-        # The first one goes on: another beside it is the same work twice.
+        # The first one continues: a second one is the same work twice.
         ErrorCode.SYNC_TIMEOUT,
         # May be this very request's doing.
         ErrorCode.WORKER_CRASHED,
@@ -142,7 +142,7 @@ _TIMELY_STATUSES: Final = frozenset({408, 429})
 _RETRY_STATUSES: Final = frozenset({429, 503})
 _DEFAULT_RETRY_AFTER_S: Final = 2.0
 """The wait that is advised if nobody knows better: long enough not to hammer the server, short
-beside any model load."""
+compared with any model load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +169,8 @@ def error_type(code: ErrorCode, *, operator: bool = False) -> ErrorType:
 
 def shown_message(error: LmxError, *, operator: bool = False) -> str:
     """Return the message of an error as a client gets it. ``operator`` is true on a route for
-    operators: only they are told of the paths of this machine. What is wrong with a request itself
-    has no such paths."""
+    operators: only they see the paths of this machine. What is wrong with a request itself has no
+    such paths."""
     own = operator or http_status(error.code) < 500
     return error.message if own else without_paths(error.message)
 

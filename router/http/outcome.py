@@ -70,7 +70,7 @@ class Outcome:
     model: str | None = None
     """The model that answered, or the one that the client asked for."""
     stream: bool | None = None
-    """Whether the answer streams; None where that cannot be asked for."""
+    """Whether the answer streams; None where that cannot be requested."""
     job_id: str | None = None
     """The id of the request's job record, as long as it has one."""
     prompt_tokens: int | None = None
@@ -78,7 +78,7 @@ class Outcome:
     """How many of the prompt's tokens the worker did not have to compute."""
     completion_tokens: int | None = None
     audio_s: float | None = None
-    """The length of the sound that was written down."""
+    """The length of the sound that was transcribed."""
     load_s: float | None = None
     """How long the request waited for its model."""
     queue_s: float | None = None

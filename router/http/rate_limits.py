@@ -132,7 +132,7 @@ class Admission:
     """One request's way through the limits: :meth:`begin`, then :meth:`charge` once it is known
     what the request asks for, then :meth:`end`.
 
-    If ``held`` is true, the request goes on after its answer, and its job calls :meth:`end`.
+    If ``held`` is true, the request continues after its answer, and its job calls :meth:`end`.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class Admission:
             meter.add(tokens=tokens - self._booked[scope])
 
     def headers(self, now_s: float) -> dict[str, str]:
-        """Return the headers that tell clients their limits, as OpenAI's API does. Of each kind
+        """Return the headers that show clients their limits, as OpenAI's API does. Of each kind
         they show the limit of which the least is left."""
         headers: dict[str, str] = {}
         for meter in self._meters.values():
@@ -243,7 +243,7 @@ class RateLimiter:
         self._meters: dict[str, Meter] = {}
         self._full_at = _MOST_METERS
         self.changes = 0
-        """Grows with each request that limits apply to: there is something new to tell."""
+        """Grows with each request that limits apply to: there is something new to report."""
 
     def name_of(self, requester: str | None) -> str | None:
         """Return what the configuration calls a key."""
@@ -256,8 +256,7 @@ class RateLimiter:
         if limits != RateLimits():
             meters[requester] = self._meter(requester, limits, now_s)
         if self._total != RateLimits():
-            # A meter never makes room for itself; otherwise the requester's new meter might be
-            # dropped.
+            # A meter never evicts itself; otherwise the requester's new meter might be dropped.
             meters[TOTAL] = self._meters.setdefault(TOTAL, Meter(self._total, now_s))
         if not meters:
             return None

@@ -21,7 +21,7 @@ from lmx.router.event_loop import yield_to_loop
 @with_config(ConfigDict(strict=True, extra="forbid"))
 class Answer(TypedDict):
     """An object in an answer, described where it is built. Tests see to it that an answer has these
-    fields and no other; clients are told that more may be added."""
+    fields and no other; the documentation announces that more may be added."""
 
 
 _GIB: Final = 1024**3
@@ -75,8 +75,8 @@ def json_text(text: bytes, status: int = 200) -> web.Response:
 
 
 def add_vary(response: web.StreamResponse, *names: str) -> None:
-    """Say that the response depends on headers of the request, besides those that it named before.
-    A cache keeps one response for each of their values."""
+    """Declare that the response depends on headers of the request, besides those that it named
+    before. A cache keeps one response for each of their values."""
     known = [name.strip() for name in response.headers.get("Vary", "").split(",") if name.strip()]
     taken = {name.lower() for name in known}
     known += [name for name in names if name.lower() not in taken]

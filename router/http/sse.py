@@ -37,9 +37,9 @@ class EventStream:
     """Writes whole events. It knows nothing of what is in them; its pings are those of the
     route's API family.
 
-    A write returns once the data is on its way or in the connection's buffer (aiohttp's
-    64 KiB); a reader that has not made room in it for ``stall_timeout_s`` is dropped. Only one
-    task may write at a time.
+    A write returns once the data is on its way or in the connection's buffer (aiohttp's 64 KiB); a
+    reader that has not drained it for ``stall_timeout_s`` is dropped. Only one task may write at a
+    time.
     """
 
     def __init__(self, request: web.Request, stall_timeout_s: float) -> None:
@@ -47,7 +47,7 @@ class EventStream:
         """The API family of the route: the language of the stream."""
         headers = {**_HEADERS, "Content-Type": self.family.stream_type}
         self.response = web.StreamResponse(headers=headers)
-        # An error must end the connection, and a client that is not told so beforehand may send
+        # An error must end the connection, and a client that does not know so beforehand may send
         # its next request into the closing. It costs a stream one connection on a LAN.
         self.response.force_close()
         self._request = request

@@ -33,7 +33,7 @@ class Traffic:
         return self._under_way
 
     def close(self) -> None:
-        """Accept no more requests; those under way go on."""
+        """Accept no more requests; those under way continue."""
         self._closed = True
 
     @contextmanager
@@ -47,7 +47,7 @@ class Traffic:
             self._end()
 
     def track(self, task: asyncio.Task[Any]) -> None:
-        """Count ``task`` as under way until it ends: the work that goes on after its request was
+        """Count ``task`` as under way until it ends: the work that continues after its request was
         answered. It is not counted as a request of its own."""
         self._begin()
         task.add_done_callback(lambda _: self._end())

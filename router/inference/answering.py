@@ -154,7 +154,7 @@ async def _answer_complete(request: web.Request, reply: Reply) -> web.Response:
     """Wait for all output of a generation and return it.
 
     Raises if the generation is refused or lost, and SYNC_TIMEOUT if it takes longer than a client
-    may wait: the job goes on then. A client that leaves before that ends it.
+    may wait: the job continues then. A client that leaves before that ends it.
     """
     services, context, job = request.app[SERVICES], request[CONTEXT], reply.job
     task = asyncio.create_task(gather(reply), name=f"job {job.live.id}")
@@ -165,7 +165,7 @@ async def _answer_complete(request: web.Request, reply: Reply) -> web.Response:
         task.cancel()
         await asyncio.wait({task})
         if not task.cancelled():
-            task.exception()  # It was lost at the same moment; there is nobody to tell.
+            task.exception()  # It was lost at the same moment; nobody can be notified.
         raise
     note_ignored(request, job.beginning.ignored)
     if task.done():
@@ -183,7 +183,7 @@ async def _answer_complete(request: web.Request, reply: Reply) -> web.Response:
 
 
 def detach(request: web.Request, job: Job, task: asyncio.Task[Any]) -> None:
-    """Let the task of a job go on when its request has been answered."""
+    """Let the task of a job continue when its request has been answered."""
     services = request.app[SERVICES]
     job.live.detached = True
     counted_tokens = job.outcome().prompt_tokens or 0
@@ -254,7 +254,7 @@ async def _answer_stream(
         # Its traceback leads here: a circle that holds the whole answer.
         lost = error.with_traceback(None)
     except ConnectionError:
-        # The client has left, so there is nobody to tell.
+        # The client has left, so nobody can be notified.
         raise
     except Exception:
         if not events.is_open:

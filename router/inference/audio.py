@@ -1,5 +1,5 @@
-"""POST /v1/audio/transcriptions and /v1/audio/translations: speech to text. /v1/audio/speech is not
-there, and says so."""
+"""POST /v1/audio/transcriptions and /v1/audio/translations: speech to text. /v1/audio/speech is
+refused."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from lmx.router.workers.fallback import perform_on_first
 
 
 async def speech(request: web.Request) -> web.Response:
-    """Say that no text is read aloud here."""
+    """Refuse: no text is read aloud here."""
     raise RequestError(
         ErrorCode.NOT_FOUND,
         "lmx reads no text aloud: it has no models for speech. Ask another server for it; "
@@ -54,7 +54,7 @@ async def speech(request: web.Request) -> web.Response:
 
 
 async def transcriptions(request: web.Request) -> web.StreamResponse:
-    """Write down what is said, in the language that is spoken."""
+    """Transcribe speech in the language that is spoken."""
     form = await read_form(request, request.app[SERVICES].spec.media.max_item_bytes)
     wanted, task = parse_transcription(form)
     note_ignored(request, ignored_form_fields(form, TranscriptionRequest))
@@ -76,7 +76,7 @@ async def transcriptions(request: web.Request) -> web.StreamResponse:
 
 
 async def translations(request: web.Request) -> web.StreamResponse:
-    """Write down in English what is said."""
+    """Transcribe speech into English."""
     form = await read_form(request, request.app[SERVICES].spec.media.max_item_bytes)
     wanted, task = parse_translation(form)
     note_ignored(request, ignored_form_fields(form, TranslationRequest))
@@ -98,7 +98,7 @@ def _held(
 
 
 class _Transcription:
-    """One sound that is being written down."""
+    """One sound that is being transcribed."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ def generation(
     """Return what begins the generation on a model: see
     :meth:`lmx.router.workers.dispatch.Dispatcher.generate`. Media are read first.
 
-    Raises :class:`lmx.protocol.errors.RequestError` for what can be told of the media at once.
+    Raises :class:`lmx.protocol.errors.RequestError` for faults of the media that show at once.
     """
     if not sources:
         return lambda model: services.dispatcher.generate(model, generate)

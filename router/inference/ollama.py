@@ -78,7 +78,7 @@ async def ollama_chat(request: web.Request) -> web.StreamResponse:
 
 
 async def ollama_generate(request: web.Request) -> web.StreamResponse:
-    """Answer a prompt, or go on with it."""
+    """Answer a prompt, or continue it."""
     body = await read_object(request, request.app[SERVICES].spec.body_limit_bytes)
     wanted, generate, sources = parse_ollama_generate(body)
     ignored = ignored_fields(body, OllamaGenerateRequest, {})

@@ -31,7 +31,7 @@ class EventLog:
         self._notify()
 
     def end(self) -> None:
-        """Say that no more events come."""
+        """Mark the end: no more events come."""
         self.is_over = True
         self._notify()
 
@@ -70,7 +70,7 @@ class EventLogs:
         return made
 
     def end(self, job_id: str) -> None:
-        """Say that a job's stream is over. The oldest logs are dropped where there are too many."""
+        """Mark the end of a job's stream. The oldest logs are dropped where there are too many."""
         self._logs[job_id].end()
         over = [(one, log) for one, log in self._logs.items() if log.is_over]
         excess_bytes = sum(log.size_bytes for _, log in over) - _MOST_KEPT_BYTES

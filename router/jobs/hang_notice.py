@@ -1,4 +1,4 @@
-"""Tells clients when the event loop hangs and the process is about to be ended.
+"""Notifies clients when the event loop hangs and the process is about to be ended.
 
 The supervisor announces this with SIGUSR2. A handler in Python could not run then, because such
 handlers run where the loop hangs. So a thread waits for the signal instead, and if the loop does
@@ -75,7 +75,7 @@ def block_signal() -> None:
 def watch_in_thread(
     notice: HangNotice, loop: asyncio.AbstractEventLoop, end: Callable[[], object]
 ) -> None:
-    """Wait for the signal in a thread. If the loop lives, ``end`` is called in it. If it hangs, the
+    """Wait for the signal in a thread. If the loop runs, ``end`` is called in it. If it hangs, the
     thread sends the errors, writes the stacks of all threads into the log, and ends the process."""
 
     def watch() -> None:

@@ -56,10 +56,10 @@ class StoredInput:
     items: bytes
     """Its items, as a JSON array."""
     previous: str | None
-    """The id of the response that it goes on with."""
+    """The id of the response that it continues."""
     output: Callable[[str, AccumulatedChoice, ChoiceEnded | None], bytes]
-    """Returns the items of the response's output, as they are kept for the requests that go on
-    with it: of its id, what it has made, and how that ended."""
+    """Returns the items of the response's output, as they are kept for the requests that continue
+    it: of its id, what it has made, and how that ended."""
 
 
 class Job:
@@ -69,7 +69,7 @@ class Job:
     its end, however it ends. A generation that is refused before its client knows its id leaves no
     record.
 
-    It observes the generation and does nothing with it: whoever takes its output calls
+    It observes the generation and does nothing with it: the consumer of its output calls
     :meth:`began`, :meth:`collect` and :meth:`observe`. It keeps all output, so that the record has
     it too: of a stream, and of a generation that was cut. It is the only owner of the generation's
     figures: :meth:`outcome` gives them to the log, the metrics and the limits.
@@ -85,7 +85,7 @@ class Job:
         knows_id: Callable[[], bool],
         stored: StoredInput | None = None,
     ) -> None:
-        """``knows_id`` returns whether the client has been told the job's id; ``stored`` is the
+        """``knows_id`` returns whether the client has received the job's id; ``stored`` is the
         input that is kept with the record, of a response."""
         self.live = live
         self.beginning = Beginning()

@@ -67,7 +67,7 @@ class LiveRequest:
     made: Accumulator | None = None
     """What it has made until now."""
     detached: bool = False
-    """Whether no client waits on the connection any more, and the job goes on."""
+    """Whether no client waits on the connection any more, and the job continues."""
     error: LmxError | None = None
     """The error with which it was cancelled."""
     is_deleted: bool = False
@@ -121,7 +121,7 @@ class LiveRequest:
     def raise_if_interrupted(self, task: asyncio.Task[Any]) -> None:
         """Raise the error of :meth:`cancel` if it was :meth:`cancel` that has just cancelled
         ``task``, the request's own task. As with :func:`asyncio.timeout`, a cancellation by anybody
-        else goes on."""
+        else is raised."""
         if self.error is not None and task.uncancel() == 0:
             raise self.error from None
 
@@ -196,7 +196,7 @@ class LiveRequestShown(Answer):
     queue_position: int | None
     stream: bool
     detached: bool
-    """Whether its client was told to fetch the job's result later."""
+    """Whether its client was asked to fetch the job's result later."""
     cancelled: bool
     """Whether it ends as soon as it can."""
     owner: str | None

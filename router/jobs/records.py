@@ -40,14 +40,14 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ResponseRow:
-    """What is kept of a response beside its job's record, and as long as that."""
+    """What is stored of a response with its job's record, for as long as that."""
 
     items: bytes
     """The items of its input, as a JSON array."""
     head: bytes
     """The response as it was at its beginning, as JSON."""
     previous: str | None = None
-    """The id of the response that its input goes on with."""
+    """The id of the response that its input continues."""
     output: bytes | None = None
     """The items of its output without logprobs, as a JSON array, once it has ended. None also for
     one of an earlier release, which kept them in the job's result alone."""
@@ -67,7 +67,7 @@ class Turn:
 
     response_id: str
     previous: str | None
-    """The response that it goes on with."""
+    """The response that it continues."""
     is_over: bool
     items: bytes
     """The items of its input, as a JSON array."""
@@ -96,7 +96,7 @@ class JobRow:
     router_pid: int = 0
     """The pid of the router process that runs the job."""
     router_created_s: float = 0.0
-    """When that process was created: with the pid it tells the process from all others."""
+    """When that process was created: with the pid it identifies the process."""
     router_token: str = ""
     """The store within that process that writes the record."""
     usage: bytes | None = None
@@ -105,7 +105,7 @@ class JobRow:
     error: bytes | None = None
     result: bytes | None = None
     response: ResponseRow | None = None
-    """What is kept beside it of a response. It has a table of its own, and is written once."""
+    """What is stored with it of a response. It has a table of its own, and is written once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +150,9 @@ CREATE TABLE IF NOT EXISTS responses (
 CREATE TRIGGER IF NOT EXISTS responses_go_with_jobs AFTER DELETE ON jobs
   BEGIN DELETE FROM responses WHERE id = OLD.id; END;
 """
-"""The table beside the records. It is not in the file's version: an older release, which does not
-know it, uses the same file, and the trigger removes what that one lets go. It is no trigger for
-records that are replaced: SQLite runs none then."""
+"""The second table. It is not in the file's version: an older release, which does not know it, uses
+the same file, and the trigger removes what that one lets go. It is no trigger for records that are
+replaced: SQLite runs none then."""
 
 _SIZE_BYTES: Final = "length(items) + coalesce(length(output), length(result), 0)"
 _TURNS: Final = f"""
@@ -167,13 +167,13 @@ WITH RECURSIVE chain (id, previous, bytes, place) AS (
 SELECT id, bytes FROM chain ORDER BY place
 """  # noqa: S608
 """The responses of a conversation, the newest first. It looks at nothing behind a response that is
-not there or is none of that owner: how much there is, is told to nobody else."""
+not there or is none of that owner: nobody else learns how much there is."""
 
 _PUT: Final = f"INSERT OR REPLACE INTO jobs VALUES ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608
 
 
 _RECORD_BYTES: Final = 512
-"""What a record takes beside its result, about."""
+"""What a record takes besides its result, about."""
 
 _RESPONSE_COLUMNS: Final = frozenset({"id", "items", "head", "previous", "output"})
 _NAMED: Final = re.compile(r"(?:TABLE|INDEX|TRIGGER)(?: IF NOT EXISTS)? (\w+)")
@@ -249,7 +249,7 @@ def write(connection: sqlite3.Connection, rows: Mapping[str, JobRow | None]) -> 
 def response(
     connection: sqlite3.Connection, response_id: str, owner: str | None
 ) -> StoredResponse | None:
-    """Return a response with its result; None if there is none, or none of that owner."""
+    """Return a response with its result; None if it does not exist or belongs to another owner."""
     job = get(connection, response_id, owner)
     stored = connection.execute(
         "SELECT items, head, previous, output FROM responses WHERE id = ?", (response_id,)
@@ -264,7 +264,7 @@ def turns(
     most: int,
     max_bytes: int,
 ) -> list[Turn]:
-    """Return a response and those that it goes on with, the newest first: up to ``most``, and up to
+    """Return a response and those that it continues, the newest first: up to ``most``, and up to
     the first one that is not there, or is none of that owner. Raises ``OverflowError`` if their
     items have more than ``max_bytes``."""
     wanted = {"id": response_id, "owner": owner, "most": most}
@@ -284,7 +284,7 @@ def turns(
 
 
 def get(connection: sqlite3.Connection, job_id: str, owner: str | None) -> JobRow | None:
-    """Return a record with its result; None if there is none, or none of that owner."""
+    """Return a record with its result; None if it does not exist or belongs to another owner."""
     found = connection.execute(
         f"SELECT {', '.join(_COLUMNS)} FROM jobs WHERE id = ? AND (? IS NULL OR owner = ?)",  # noqa: S608
         (job_id, owner, owner),
@@ -394,8 +394,8 @@ def forget_old(connection: sqlite3.Connection, oldest_s: float, max_count: int) 
 
 
 def first_to_go(records: Iterable[tuple[str, str | None, int]], excess: int) -> list[str]:
-    """Return the ids of the records that make room for ``excess``. Each record is its id, its owner
-    and what it takes; they come the oldest first.
+    """Return the ids of the records that free ``excess``. Each record is its id, its owner and what
+    it takes; they come the oldest first.
 
     The owner who takes most gives its oldest record, again and again: nobody loses one to an owner
     who takes more.
@@ -454,7 +454,7 @@ def shrink(connection: sqlite3.Connection, max_bytes: int) -> int:
         # `execute` would take only one step of this statement, and so free one page.
         connection.executescript("PRAGMA incremental_vacuum")
     else:
-        # An earlier release made the file: this writes it anew, only once.
+        # An earlier release made the file: this rewrites it, only once.
         connection.execute(f"PRAGMA auto_vacuum = {INCREMENTAL}")
         connection.execute("VACUUM")
     connection.execute("PRAGMA wal_checkpoint(PASSIVE)")

@@ -79,7 +79,7 @@ class JobStore:
         self.dropped = 0
         self.failures = 0
         self.token = secrets.token_hex(4)
-        """Of this store's records: told from those of others, in other processes or in this."""
+        """Marks this store's records among those of others, in other processes or in this one."""
         self._router = own_process()
         self._path = path
         self._max_age_s = max_age_s
@@ -116,7 +116,7 @@ class JobStore:
             others_bytes = self._rows_bytes - _size_bytes(self._rows.get(row.id))
             if others_bytes + _size_bytes(row) > _RESULTS_LIMIT_BYTES and others_bytes:
                 # The record is kept and says how the job ended; its result is lost, and what other
-                # requests go on with only if it does not fit alone.
+                # requests continue only if it does not fit alone.
                 row.result = None
                 if others_bytes + _size_bytes(row) > _RESULTS_LIMIT_BYTES:
                     row.response = None
@@ -139,8 +139,8 @@ class JobStore:
     async def turns(
         self, response_id: str, owner: str | None, most: int, max_bytes: int
     ) -> list[Turn]:
-        """Return a response and those that it goes on with, the newest first: up to ``most``, and
-        up to the first one that is not there. Raises ``OverflowError`` if they have more than
+        """Return a response and those that it continues, the newest first: up to ``most``, and up
+        to the first one that is not there. Raises ``OverflowError`` if they have more than
         ``max_bytes``."""
         return await self._read(
             lambda connection: records.turns(connection, response_id, owner, most, max_bytes)
@@ -185,7 +185,7 @@ class JobStore:
         future: Future[_T] = Future()
         with self._changed:
             if len(self._reads) >= _READS_LIMIT or self._closing:
-                raise _unavailable("too many ask for them at once")
+                raise _unavailable("too many requests read them at once")
             self._reads.append((read, future))  # type: ignore[arg-type]  # each with its own type
             self._changed.notify()
         found = asyncio.wrap_future(future)
@@ -292,9 +292,8 @@ class JobStore:
     def _failed(
         self, connection: sqlite3.Connection | None, error: Exception
     ) -> sqlite3.Connection | None:
-        """Return the connection to go on with after an error; None to open a new one: a connection
-        that was opened, or used, while its disk was full or read-only may stay unusable for
-        ever."""
+        """Return the connection to use after an error; None to open a new one: a connection that
+        was opened, or used, while its disk was full or read-only may stay unusable for ever."""
         self.failures += 1
         _log.warning("jobs.failed", error=str(error), failures=self.failures)
         if connection is None or (isinstance(error, sqlite3.Error) and is_busy(error)):
@@ -403,7 +402,8 @@ def _kind(error: sqlite3.Error) -> int:
 
 
 def move_aside(path: Path, why: str) -> None:
-    """Move the file out of the way, with what SQLite keeps beside it. Raises ``OSError``."""
+    """Move the file out of the way, with the files that SQLite keeps next to it. Raises
+    ``OSError``."""
     aside = set_aside(path)
     _log.error("jobs.file_quarantined", path=str(path), to=str(aside), reason=why)
     for suffix in ("-wal", "-shm"):

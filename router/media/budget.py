@@ -28,7 +28,7 @@ class MediaBudget:
             share.release()
 
     def reserve(self, size_bytes: int) -> None:
-        """Count this many bytes more. Raises QUEUE_FULL if there is no room for them."""
+        """Count this many bytes more. Raises QUEUE_FULL if they exceed the limit."""
         if self.held_bytes + size_bytes > self._most_bytes:
             raise UnavailableError(
                 ErrorCode.QUEUE_FULL,
@@ -40,7 +40,7 @@ class MediaBudget:
 
 
 class MediaShare:
-    """The part of the room that one request takes."""
+    """The part of the budget that one request takes."""
 
     def __init__(self, budget: MediaBudget) -> None:
         self._budget = budget

@@ -125,7 +125,7 @@ class Fetcher:
         self, response: aiohttp.ClientResponse, param: str, share: MediaShare
     ) -> bytes:
         if response.status != 200:
-            raise _refused(param, f"could not be fetched: its server says {response.status}")
+            raise _refused(param, f"could not be fetched: its server answered {response.status}")
         encoding = response.headers.get("Content-Encoding", "").strip().lower()
         if encoding not in _PLAIN:
             raise _refused(param, f"comes compressed ({encoding[:40]!r}), which is not taken")
@@ -167,7 +167,7 @@ class Fetcher:
 
 def _checked(text: str, base: URL | None, param: str) -> URL:
     """Return the URL of a request (``base`` is None), or of a redirect that ``base`` gave. Raises
-    :class:`RequestError` if it may not be asked, and ``ValueError`` if it is none."""
+    :class:`RequestError` if it may not be asked, and ``ValueError`` if it is no URL."""
     if len(text) > _MOST_URL:
         raise _refused(param, f"is or leads to a URL of more than {_MOST_URL} characters")
     url = URL(text) if base is None else base.join(URL(text))

@@ -62,7 +62,7 @@ def _groups(text: str, *, is_last: bool) -> tuple[str, str]:
     """Return whole groups of base64 characters, and the text that belongs to the next ones."""
     late = 0
     if not is_last:
-        # What is replaced may go on in the next piece.
+        # What is replaced may continue in the next piece.
         ends = range(1, _LONGEST_REPLACED)
         late = next((size for size in ends if text[-size:].startswith("%")), 0)
     piece, rest = (text[:-late], text[-late:]) if late else (text, "")

@@ -1,4 +1,4 @@
-"""Makes bytes of the images, sounds and videos of a request: it fetches, decodes, and tells what
+"""Makes bytes of the images, sounds and videos of a request: it fetches, decodes, and detects what
 they are."""
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class MediaReader:
         return self._budget.held_bytes
 
     def check(self, sources: Sequence[MediaSource]) -> None:
-        """Raise :class:`RequestError` for what can be told before anything is fetched: too many
-        media, and a URL of a foreign scheme."""
+        """Raise :class:`RequestError` for what is wrong before anything is fetched: too many media,
+        and a URL of a foreign scheme."""
         most = self._limits.max_items
         if len(sources) > most:
             param = sources[most].param

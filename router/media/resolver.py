@@ -27,7 +27,7 @@ LOOKUP_OWNER: Final[ContextVar[str]] = ContextVar("lookup_owner", default="")
 """The client for whom a name is looked up: aiohttp does not pass it on."""
 
 _LOOKUP_THREADS: Final = 32
-"""A look-up can't be ended: one whose name service is silent holds its thread, and its client's
+"""A lookup can't be cancelled: one whose name service is silent holds its thread, and its client's
 turn, for half a minute, longer than its fetch may take. So they are more than fetches."""
 
 _NUMERIC: Final = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV

@@ -1,7 +1,7 @@
-"""Tells by its first bytes what an image, a sound or a video is. Pure.
+"""Detects by its first bytes what an image, a sound or a video is. Pure.
 
-Neither a header of HTTP nor the name in a URL is asked: both are what a stranger says. What the
-bytes say is checked by decoding them, which happens in a process of its own.
+Neither a header of HTTP nor the name in a URL is asked: both come from a stranger. What the bytes
+claim is checked by decoding them, which happens in a process of its own.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _BRANDS: Final = {
 """Main brands of ISO media files; any other is a video's."""
 
 _STILL_BRANDS: Final = frozenset({b"mif1", b"msf1", b"mif2", b"miaf"})
-"""Main brands of still pictures whose coding only a further brand tells."""
+"""Main brands of still pictures whose coding only a further brand shows."""
 
 _MOST_BRANDS: Final = 32
 _ATOMS: Final = frozenset({b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot"})
@@ -110,7 +110,7 @@ def form_of(content: bytes) -> MediaForm | None:
 
 
 def detected_form(content: bytes, kind: MediaKind, param: str) -> MediaForm:
-    """Return the container of what ``param`` has. Raises INVALID_MEDIA (400) if it is none of its
+    """Return the container of what ``param`` has. Raises INVALID_MEDIA (400) if it is not of its
     kind."""
     form = form_of(content)
     if form is None:
@@ -148,7 +148,7 @@ def _frame_form(content: bytes) -> MediaForm | None:
 
 
 def _foreign(content: bytes, kind: MediaKind) -> str:
-    """Return what content of no known form is, in words that go on after its name."""
+    """Return what content of no known form is, in words that follow its name."""
     if not content:
         return "is empty"
     head = content[:_TEXT_BYTES].lstrip(b"\xef\xbb\xbf \t\r\n").lower()

@@ -96,7 +96,7 @@ _MODEL_COUNTERS: Final[tuple[tuple[str, Callable[[ModelStatus], float], str], ..
     (
         "worker_restarts",
         lambda model: model.restarts,
-        "Workers that were started anew after one had ended.",
+        "Workers that were started again after one had ended.",
     ),
     (
         "watchdog_kills",
@@ -126,10 +126,10 @@ _MODEL_COUNTERS: Final[tuple[tuple[str, Callable[[ModelStatus], float], str], ..
     (
         "num_preemptions",
         lambda model: model.figures.preempted_total,
-        "How many times a request gave its memory back to others, to go on later.",
+        "How many times a request gave its memory back to others, to resume later.",
     ),
 )
-"""The counters of each model. Those of the caches, of speculation and of preemption begin anew with
+"""The counters of each model. Those of the caches, of speculation and of preemption begin at 0 with
 each worker."""
 
 _WANTED: Final = (ExitCause.UNLOADED, ExitCause.EVICTED, ExitCause.EXPIRED, ExitCause.SHUTDOWN)
@@ -176,9 +176,11 @@ def _of_processes(supervisor: SupervisorStatus, router: RouterStatus) -> Iterabl
     for name, value_of, help_text in _SUPERVISOR_GAUGES:
         yield GaugeMetricFamily(f"lmx_{name}", help_text, value=value_of(supervisor))
     yield CounterMetricFamily(
-        "lmx_evictions", "Models that gave way to another.", value=supervisor.swaps_total
+        "lmx_evictions", "Models that were evicted for another.", value=supervisor.swaps_total
     )
-    yield CounterMetricFamily("lmx_router_restarts", "Routers started anew.", value=router.restarts)
+    yield CounterMetricFamily(
+        "lmx_router_restarts", "Routers that were started again.", value=router.restarts
+    )
 
 
 def _of_models(models: Sequence[ModelStatus]) -> Iterable[Metric]:

@@ -112,7 +112,7 @@ MEASURES: Final = (
     ),
     Measure(
         "request_audio_seconds",
-        "The length of the sound that a request had written down.",
+        "The length of the sound that a request had transcribed.",
         _AUDIO_S,
         lambda outcome, _: outcome.audio_s,
     ),

@@ -221,8 +221,9 @@ class RequestMetrics:
         self._limited[scope, limit] += 1
 
     def job_ended(self, outcome: Outcome, counted_prompt_tokens: int) -> None:
-        """Count the tokens of a job that went on after its request was answered with a time-out; of
-        the prompt only those tokens that were not counted then. The request itself was counted."""
+        """Count the tokens of a job that continued after its request was answered with a time-out;
+        of the prompt only those tokens that were not counted then. The request itself was
+        counted."""
         self.changes += 1
         totals, tally = self._totals, self._tally(outcome.model or NONE)
         prompt_tokens = (outcome.prompt_tokens or 0) - counted_prompt_tokens

@@ -1,1 +1,1 @@
-"""The routes for operators, and those that only tell."""
+"""The routes for operators, and those that only show."""

@@ -24,7 +24,7 @@ from lmx.router.supervisor.directory import Directory
 from lmx.router.supervisor.routing import candidates, route_models, routes_by_leader
 
 _TOOL_OUTPUT_TOKENS: Final = 10_000
-"""So much of a tool's output is what Codex keeps for models that it knows."""
+"""This much of a tool's output is what Codex keeps for models that it knows."""
 
 _CODEX_TAKES: Final[tuple[Literal["image", "audio"], ...]] = ("image", "audio")
 """What Codex knows besides text: an entry with anything else makes it refuse the whole list."""
@@ -80,7 +80,7 @@ class ModelObject(Answer):
     """Seconds since 1970: when its files were written, else when lmx was started."""
     owned_by: str
     parent: str | None
-    """The model that it is an adapter of; null where it is none."""
+    """The model that it is an adapter of; null if it is no adapter."""
     state: str
     """The state of its worker where it has one, else what becomes of it."""
     aliases: list[str]
@@ -96,12 +96,13 @@ class ModelObject(Answer):
     chat_template: ChatTemplateInfo
     """How conversations are fitted to its chat template."""
     reasoning_efforts: list[str]
-    """The words for a reasoning effort that its template tells apart, the least first; with another
-    word it gets the nearest. Empty until it was loaded, and where its template knows no efforts."""
+    """The names of the reasoning efforts that its template distinguishes, the least first; another
+    one is replaced by the nearest. Empty until it was loaded, and where its template knows no
+    efforts."""
 
 
 class ReasoningLevel(Answer):
-    """An effort that a model can be told to make."""
+    """An effort that a model supports."""
 
     effort: str
     description: str
@@ -124,7 +125,7 @@ class CatalogEntry(Answer):
     description: str | None
     default_reasoning_level: str | None
     supported_reasoning_levels: list[ReasoningLevel]
-    """The efforts that the model's template tells apart."""
+    """The efforts that the model's template distinguishes."""
     shell_type: Literal["shell_command"]
     visibility: Literal["list", "hide"]
     """Ids are listed in its menu; other names are known, and hidden."""
@@ -146,7 +147,7 @@ class CatalogEntry(Answer):
     """The tokens that its context may have. Null until it is known."""
     experimental_supported_tools: list[str]
     input_modalities: list[Literal["text", "image", "audio"]]
-    """It refuses a list with any other word, such as `video`."""
+    """It refuses a list with any other value, such as `video`."""
 
 
 class ModelList(Answer):
@@ -180,7 +181,7 @@ class AnthropicModelList(Answer):
 
     data: list[AnthropicModel]
     has_more: bool
-    """Whether there are more after this page, or before it where `before_id` was asked for."""
+    """Whether there are more after this page, or before it where `before_id` was requested."""
     first_id: str | None
     """The id of the page's first one; null if there is none."""
     last_id: str | None
@@ -212,7 +213,7 @@ class LmStudioModel(Answer):
     """The name of its architecture. Null until its files are known."""
     compatibility_type: Literal["mlx"]
     quantization: None
-    """It is not told."""
+    """It is not reported."""
     state: Literal["loaded", "loading", "not-loaded"]
     max_context_length: int | None
     """The tokens that its context may have. Null until it is known."""
@@ -388,7 +389,7 @@ def _place(ids: Sequence[str], wanted: str, param: str) -> int:
     if wanted not in ids:
         raise RequestError(
             ErrorCode.INVALID_VALUE,
-            f"`{param}` is the id of none of the models: {short(wanted)}.",
+            f"`{param}` is not the id of one of the models: {short(wanted)}.",
             param=param,
         )
     return ids.index(wanted)
@@ -446,7 +447,7 @@ def chat_model_spec(
 
 
 def _modalities(model: ModelView) -> list[str]:
-    """Return what requests to a model may contain. Every model takes text but those that write down
+    """Return what requests to a model may contain. Every model takes text but those that transcribe
     speech."""
     if model.kind is ModelKind.TRANSCRIPTION:
         return [MediaKind.AUDIO.value]
@@ -465,7 +466,7 @@ def _family(model_id: str) -> str:
 
 
 def _owner(source: str) -> str:
-    # The owner of a hub repository. A path on this machine's disk is nobody's business.
+    # The owner of a hub repository. A path on this machine's disk is private.
     owner, slash, name = source.partition("/")
     is_repository = slash and owner and name and "/" not in name and owner[0] not in ".~"
     return owner if is_repository else "lmx"

@@ -58,7 +58,7 @@ _FIELDS: Final = {"source": "repo_id"}
 
 
 DownloadState = Literal["downloading", "completed", "failed", "cancelled", "interrupted"]
-"""``interrupted`` means that lmx ended while the download ran. It goes on where it stopped when it
+"""``interrupted`` means that lmx ended while the download ran. It resumes where it stopped when it
 is requested again, like a download that failed or was cancelled."""
 _STATES: Final[dict[DownloadStatus, DownloadState]] = {
     DownloadStatus.STARTING: "downloading",
@@ -127,7 +127,7 @@ class AvailableAnswer(Answer):
 async def start_download(request: web.Request) -> web.Response:
     """Begin a download, or return the one that is already running for the same files.
 
-    It goes on by itself. A download that fails at once is an error: 404 if the hub has no such
+    It continues by itself. A download that fails at once is an error: 404 if the hub has no such
     repository, revision or file, does not let lmx see it, or has nothing in it that lmx can load.
     """
     services = request.app[SERVICES]
@@ -243,7 +243,7 @@ _RUNS: Final = frozenset({DownloadStatus.STARTING, DownloadStatus.DOWNLOADING})
 
 async def download_progress(request: web.Request) -> web.StreamResponse:
     """Send an event at once, then one whenever the download has advanced (at most two per second),
-    and a last one at its end. Any number of clients may follow a download; it goes on without
+    and a last one at its end. Any number of clients may follow a download; it continues without
     them."""
     services, download_id = request.app[SERVICES], request.match_info["download_id"]
     view = await find_download(services, download_id)
@@ -253,7 +253,7 @@ async def download_progress(request: web.Request) -> web.StreamResponse:
         await stream.send_each(_progress(services, view), services.spec.ping_interval_s)
     except LmxError as error:
         if error.code is ErrorCode.CLIENT_STALLED:
-            # The client has been dropped, so there is nobody to tell.
+            # The client has been dropped, so nobody can be notified.
             return stream.response
         await stream.send(family_of(request).error_event(error, None))
     await stream.end()
@@ -275,7 +275,7 @@ async def _progress(services: Services, view: DownloadView) -> AsyncIterator[byt
             raise UnavailableError(
                 ErrorCode.SHUTTING_DOWN,
                 "lmx stops, or restarts its router: look at the download again in a moment. One "
-                "that is interrupted goes on when it is asked for again.",
+                "that is interrupted resumes when it is requested again.",
             )
         view = await _look(services, view.download_id)
 

@@ -111,7 +111,7 @@ class EngineMemory(Answer):
     model_size_mb: int
     """What the weights take. 0 until it is known."""
     context_size_mb: int
-    """What as many full contexts as `concurrency` says take together. 0 until it is known."""
+    """What as many full contexts as `concurrency` allows take together. 0 until it is known."""
 
 
 class EnginePerformance(Answer):
@@ -196,7 +196,7 @@ async def engine_status(request: web.Request) -> web.Response:
     status = await live_status(services.supervisor)
     found = status.model(model.model_id)
     if found is None:
-        raise unavailable(f"lmx's supervisor does not tell of {model.model_id!r}.")
+        raise unavailable(f"lmx's supervisor does not know {model.model_id!r}.")
     rate = services.metrics.last_tokens_per_s(model.model_id)
     return json_value(
         EngineStatusAnswer(
@@ -216,7 +216,7 @@ async def engine_status(request: web.Request) -> web.Response:
 
 
 def engine_state(model: ModelView) -> EngineState:
-    """Return Kolosal's word for the state of a model."""
+    """Return Kolosal's name for the state of a model."""
     if model.state.loaded:
         return "loaded"
     return "loading" if model.state in _ON_ITS_WAY else "unloaded"

@@ -60,7 +60,7 @@ async def stream_events(request: web.Request) -> web.StreamResponse:
         found = _last(found, query.last) if since is None else missed(found, *since)
         stream = EventStream(request, services.spec.stall_timeout_s)
         await stream.open()
-        # A client that reads nothing any more has been dropped, so there is nobody to tell.
+        # A client that reads nothing any more has been dropped, so nobody can be notified.
         with contextlib.suppress(GenerationError):
             batches = _batches(services, found, listener, wanted, follow=query.follow)
             await stream.send_each(batches, services.spec.ping_interval_s)

@@ -33,7 +33,7 @@ class EngineSummary(Answer):
     engine_id: str
     status: Literal["loaded", "unloaded"]
     state: str
-    """lmx's own word for its state, which tells more than `status`."""
+    """lmx's own name for its state, which is finer than `status`."""
 
 
 class SystemFigures(Answer):
@@ -61,8 +61,8 @@ class ServerHealth(Answer):
 
 
 async def health(request: web.Request) -> web.Response:
-    """Return 200 if the supervisor lives and some model can serve, else 503 with a reason. Degraded
-    means that the loaded models answer, and no other can be loaded."""
+    """Return 200 if the supervisor is alive and some model can serve, else 503 with a reason.
+    Degraded means that the loaded models answer, and no other can be loaded."""
     services = request.app[SERVICES]
     directory = services.supervisor.latest
     reason = unhealthy_reason(directory, supervisor_alive=services.supervisor.alive)
@@ -104,7 +104,7 @@ def current_health(
 def _shown_reason(directory: Directory | None, reason: str | None, *, names: bool) -> str | None:
     """Return why lmx is not healthy for who needs no key."""
     if reason is not None and reason.startswith(_NONE_SERVES) and not names:
-        return f"{_NONE_SERVES}: with an API key you are told why"
+        return f"{_NONE_SERVES}: send an API key to see why"
     shown = reason or no_loads(directory)
     models = () if directory is None else directory.models
     return None if shown is None else without_paths(shown, (model.source for model in models))
@@ -123,7 +123,7 @@ def unhealthy_reason(directory: Directory | None, *, supervisor_alive: bool) -> 
         return f"no model is loaded, and {hindrance}"
     if not directory.models:
         return "no model is configured"
-    # A model that somebody has to mend first has no chance either, though a request may try it.
+    # A model that somebody has to fix first has no chance either, though a request may try it.
     if not any(can_serve(one) and one.state is not ModelState.FAILED for one in directory.models):
         problems = [
             f"{progress_text(model)}{f': {model.problem}' if model.problem else ''}"

@@ -127,7 +127,7 @@ async def list_jobs(request: web.Request) -> web.Response:
     if page is None:
         raise RequestError(
             ErrorCode.INVALID_VALUE,
-            "`after` is the id of no job that there is: it may have been removed meanwhile. "
+            "`after` is not the id of a job: it may have been removed meanwhile. "
             "List the jobs again from the first.",
             param="after",
         )

@@ -173,7 +173,7 @@ async def stream_log(request: web.Request) -> web.StreamResponse:
     lines, place = await asyncio.to_thread(last_lines, path, query.lines)
     stream = EventStream(request, services.spec.stall_timeout_s)
     await stream.open()
-    # A client that reads nothing any more has been dropped, so there is nobody to tell.
+    # A client that reads nothing any more has been dropped, so nobody can be notified.
     with contextlib.suppress(GenerationError):
         batches = _batches(services, path, lines, place, follow=query.follow)
         await stream.send_each(batches, services.spec.ping_interval_s)

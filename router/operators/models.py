@@ -102,7 +102,7 @@ async def loaded(request: web.Request, name: str, context_length: int | None = N
     if not await supervisor.until(
         lambda now: known_model(now, asked) is not None, COMMAND_DEADLINE_S
     ):
-        raise unavailable(f"lmx's supervisor did not tell of {asked!r} in time.")
+        raise unavailable(f"lmx's supervisor did not report {asked!r} in time.")
     model_id = _model(services, asked).model_id
     set_outcome(request, Outcome(model=model_id))
     instance = await services.queues.acquire(

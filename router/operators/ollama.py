@@ -36,7 +36,7 @@ _NEVER_S: Final = 10_000_000_000
 
 
 _CAPABILITIES: Final[dict[str, Capability]] = {"tools": "tools", "reasoning": "thinking"}
-"""Ollama's words for what a chat model can."""
+"""Ollama's names for what a chat model can do."""
 
 _UNTIL_LOADED: Final = ("tools",)
 """What a chat model is taken to be capable of until it was loaded for the first time: with a chat
@@ -46,7 +46,7 @@ _SENSES: Final[dict[MediaKind, Capability]] = {
     MediaKind.IMAGE: "vision",
     MediaKind.AUDIO: "audio",
 }
-"""Ollama's words for what a chat model takes besides text."""
+"""Ollama's names for what a chat model takes besides text."""
 
 
 class OllamaDetails(Answer):
@@ -61,7 +61,7 @@ class OllamaDetails(Answer):
     parameter_size: str
     """It is not counted, and always empty."""
     quantization_level: str
-    """It is not told, and always empty."""
+    """It is not reported, and always empty."""
 
 
 Capability = Literal["completion", "tools", "thinking", "vision", "audio", "embedding"]
@@ -79,12 +79,12 @@ class OllamaModel(Answer):
     size: int
     """How much its files take on the disk; 0 until they are known."""
     digest: str
-    """It tells the model from others; it is not made of the files."""
+    """It identifies the model; it is not a hash of the files."""
     details: OllamaDetails
     context_length: int
     """In tokens; 0 where it is not known."""
     capabilities: list[Capability]
-    """What it can, as POST /api/show says it."""
+    """What it can do, as in POST /api/show."""
 
 
 class OllamaModels(Answer):
@@ -130,7 +130,7 @@ class OllamaModelDetails(Answer):
     model_info: dict[str, Any]
     """The architecture, and its `context_length`."""
     capabilities: list[Capability]
-    """What it can. Of a chat model that was never loaded, `tools` is taken for granted, and
+    """What it can do. Of a chat model that was never loaded, `tools` is taken for granted, and
     `thinking` is not known yet."""
     modified_at: str
 
@@ -197,7 +197,7 @@ async def ollama_show(request: web.Request) -> web.Response:
 
 
 async def ollama_pull(request: web.Request) -> web.Response:
-    """Say of a model that is served that it is there. Clients pull a model before they use it."""
+    """Report that a model that is served exists. Clients pull a model before they use it."""
     services = request.app[SERVICES]
     wanted = parse_ollama_pull(await read_object(request, services.spec.body_limit_bytes))
     directory = await services.supervisor.directory()
@@ -305,7 +305,7 @@ def _info(model: ModelView) -> dict[str, Any]:
 
 
 def capabilities_of(model: ModelView) -> list[Capability]:
-    """Return Ollama's words for what a model can. Clients offer no more than is named here."""
+    """Return Ollama's names for what a model can do. Clients offer no more than is named here."""
     if model.kind is ModelKind.EMBEDDING:
         return ["embedding"]
     if model.kind not in (ModelKind.CHAT, None):

@@ -35,8 +35,8 @@ class WorkerLine(Answer):
     memory_bytes: int
     peak_memory_bytes: int
     decoder_bytes: int
-    """What the process takes that decodes images, sounds and videos for the worker. 0 while there
-    is none."""
+    """What the process takes that decodes images, sounds and videos for the worker. 0 while none is
+    running."""
     reserved_bytes: int
     kv_bytes: int
     context_length: int | None

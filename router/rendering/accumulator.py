@@ -178,7 +178,7 @@ class Accumulator:
                     choice = choices[delta.index]
                     if choice.last is not _CONTENT and delta.text:
                         choice.begin(_CONTENT, len(choice.content))
-                    # While its stretch of text goes on, nothing is looked up.
+                    # While its stretch of text continues, nothing is looked up.
                     open_index = delta.index if choice.last is _CONTENT else -1
                 choice.content.append(delta.text)
             else:

@@ -1,6 +1,6 @@
 """What each API defines for its answers: how they look whole, and as the events of a stream. Pure.
 
-This is the seam for a further API family. The family has one file in this room with its
+This is the seam for a further API family. The family has one file in this package with its
 :class:`AnswerFormat` and its :class:`EventWriter`; its errors and pings are a
 :class:`lmx.router.http.api_family.ApiFamily`.
 """
@@ -23,7 +23,7 @@ class Beginning:
 
     prompt_tokens: int = 0
     warnings: Sequence[str] = ()
-    """What is done otherwise than the request asked for."""
+    """What is done otherwise than requested."""
     prompt_ids: Sequence[Sequence[int]] = ()
     """The tokens of each prompt, if the request asked for them."""
     ignored: Sequence[str] = ()
@@ -39,8 +39,8 @@ class Ending:
 
 
 def warnings_object(beginning: Beginning, ending: Ending | None) -> Warnings:
-    """Return the field with all that was done otherwise than the request asked for; empty if there
-    is nothing."""
+    """Return the field with all that was done otherwise than requested; empty if there is
+    nothing."""
     late = () if ending is None else ending.finished.remarks
     return {"warnings": [*beginning.warnings, *late]} if beginning.warnings or late else {}
 
@@ -61,8 +61,8 @@ class EventWriter(Protocol):
         path: it is called for every token."""
 
     def ends(self, ended: Sequence[ChoiceEnded]) -> Iterator[bytes]:
-        """Yield the events for the ends of choices, with their reasons; all of them are asked for
-        before :meth:`last`. Each may have megabytes, and is made when it is asked for."""
+        """Yield the events for the ends of choices, with their reasons; all of them are requested
+        before :meth:`last`. Each may have megabytes, and is made when it is requested."""
 
     def last(self, ending: Ending) -> bytes:
         """Return the usage, and whatever else ends a stream."""

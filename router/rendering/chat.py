@@ -62,7 +62,7 @@ class ChatChoice(AnswerChoice, ChoiceEnd):
     message: AnswerMessage
     """The model's turn."""
     logprobs: ChatLogprobs | None
-    """The tokens with their logprobs, where they were asked for."""
+    """The tokens with their logprobs, where they were requested."""
 
 
 class ChatCompletion(WholeAnswer):
@@ -72,9 +72,9 @@ class ChatCompletion(WholeAnswer):
     choices: list[ChatChoice]
     """The answers."""
     prompt_token_ids: NotRequired[list[int] | None]
-    """The tokens of the prompt, where they were asked for."""
+    """The tokens of the prompt, where they were requested."""
     prompt_logprobs: NotRequired[list[dict[str, PromptToken] | None] | None]
-    """The tokens of the prompt with their logprobs, where they were asked for: each with its
+    """The tokens of the prompt with their logprobs, where they were requested: each with its
     alternatives, by their ids. The first token has null."""
 
 
@@ -116,12 +116,12 @@ class ChatDelta(Answer):
 
 
 class ChatChunkChoice(AnswerChoice):
-    """What a chunk says of one choice. Its last one has the finish reason."""
+    """What a chunk has of one choice. Its last one has the finish reason."""
 
     delta: ChatDelta
     """What the chunk adds."""
     logprobs: ChatLogprobs | None
-    """The tokens with their logprobs, where they were asked for."""
+    """The tokens with their logprobs, where they were requested."""
     finish_reason: FinishWord | None
     """Why the answer ended; null before its end."""
     stop_reason: NotRequired[str | int | None]
@@ -129,14 +129,14 @@ class ChatChunkChoice(AnswerChoice):
 
 
 class ChatCompletionChunk(Chunk):
-    """The data of one event. The last one has the timings, and the usage where it is asked for;
+    """The data of one event. The last one has the timings, and the usage where it is requested;
     after it comes ``[DONE]``."""
 
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChunkChoice]
     """What is new of the answers. There are none in the chunk with the usage."""
     prompt_token_ids: NotRequired[list[int] | None]
-    """The tokens of the prompt, where they were asked for."""
+    """The tokens of the prompt, where they were requested."""
 
 
 class ChatShape:
@@ -183,7 +183,7 @@ class ChatShape:
         return choice
 
     def end(self, fact: ChoiceEnded) -> ChatChunkChoice:
-        """Return the choice that says why it ended."""
+        """Return the choice with the reason of its end."""
         return {**_chunk(fact.index, {}), **end_object(fact, self._form)}
 
     def complete_choice(self, fact: ChoiceEnded, gathered: AccumulatedChoice) -> ChatChoice:

@@ -47,7 +47,7 @@ class ChoiceShape(Protocol):
 
     @property
     def prompts_in_choices(self) -> bool:
-        """Whether the choices show what is told of their prompt."""
+        """Whether the choices show what is known of their prompt."""
 
     def first(self, index: int) -> Mapping[str, Any] | None:
         """Return the beginning of a choice; None if it has none."""
@@ -63,7 +63,7 @@ class ChoiceShape(Protocol):
         """Return the choice for a delta that is more than text."""
 
     def end(self, fact: ChoiceEnded) -> Mapping[str, Any]:
-        """Return the choice that says why it ended."""
+        """Return the choice with the reason of its end."""
 
     def complete_choice(self, fact: ChoiceEnded, gathered: AccumulatedChoice) -> Mapping[str, Any]:
         """Return a choice that does not stream."""

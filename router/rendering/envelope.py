@@ -51,7 +51,7 @@ class Form:
     logprobs: bool = False
     include_usage: bool = False
     stop: tuple[str, ...] = ()
-    """The stop strings. They tell a stop string that ended a choice from a token id."""
+    """The stop strings. They distinguish a stop string that ended a choice from a token id."""
     continuous_usage: bool = False
     """Whether every chunk of a stream has the usage until then."""
     token_ids: bool = False
@@ -76,11 +76,11 @@ def fingerprint(version: str, model_id: str, source: str) -> str:
 
 
 class Warnings(Answer):
-    """What was done otherwise than it was asked for."""
+    """What was done otherwise than requested."""
 
     warnings: NotRequired[list[str] | None]
-    """Sentences about what was done otherwise than it was asked for. They are there only when there
-    are some."""
+    """Sentences about what was done otherwise than requested. They are there only when there are
+    some."""
 
 
 class AnswerHead(Warnings):
@@ -106,11 +106,11 @@ class WholeAnswer(AnswerHead):
 
 
 class Chunk(AnswerHead):
-    """The data of one event. The last one has the timings, and the usage where it is asked for;
+    """The data of one event. The last one has the timings, and the usage where it is requested;
     after it comes ``[DONE]``."""
 
     usage: NotRequired[GenerationUsage | None]
-    """How many tokens it took, in the last chunk or in each, where it was asked for."""
+    """How many tokens it took, in the last chunk or in each, where it was requested."""
     timings: NotRequired[Timings | None]
     """Where the time went, in the last chunk."""
 
@@ -121,7 +121,7 @@ class AnswerChoice(Answer):
     index: int
     """Its place among the answers, from 0."""
     token_ids: NotRequired[Sequence[int] | None]
-    """The tokens, where they were asked for."""
+    """The tokens, where they were requested."""
 
 
 def head_object(identity: Identity, kind: str) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def _written(entry: dict[str, Any]) -> orjson.Fragment:
 
 def ollama_logprobs(tokens: Iterable[TokenLogprob]) -> list[Any]:
     """Return the logprobs of a text in Ollama's form, for ``orjson.dumps``: alternatives are there
-    only where they were asked for."""
+    only where they were requested."""
     return [_written(_ollama_entry(token)) for token in tokens]
 
 
@@ -176,8 +176,8 @@ class TextLogprobs:
         return TextEntry(text, logprob, _written(top), offset)
 
     def _offset_of(self, token: bytes) -> int:
-        # A character is counted with its first byte; a token that goes on with a character
-        # begins where that character does.
+        # A character is counted with its first byte; a token that continues a character begins
+        # where that character does.
         offset = self._begun_chars
         if token and offset and _is_continuation(token[0]):
             offset -= 1
@@ -197,7 +197,7 @@ def _entry(token: TokenLogprob | TopLogprob) -> dict[str, Any]:
 
 
 def _named(token: bytes) -> str:
-    # OpenAI's own way for a part of a character: the text is a key, so it must tell tokens apart.
+    # OpenAI's own way for a part of a character: the text is a key, so it must distinguish tokens.
     try:
         return token.decode()
     except UnicodeDecodeError:

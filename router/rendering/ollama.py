@@ -47,7 +47,7 @@ class OllamaCall(Answer):
 
 
 class OllamaReply(Answer):
-    """What the model says."""
+    """A message of the model."""
 
     role: Literal["assistant"]
     content: str
@@ -71,7 +71,7 @@ class OllamaLogprob(OllamaToken):
     """A token of the answer."""
 
     top_logprobs: NotRequired[list[OllamaToken] | None]
-    """The likeliest tokens in its place, where they were asked for."""
+    """The likeliest tokens in its place, where they were requested."""
 
 
 class OllamaProgress(Answer):
@@ -93,7 +93,7 @@ class OllamaProgress(Answer):
     prompt_eval_duration: NotRequired[int | None]
     eval_duration: NotRequired[int | None]
     logprobs: NotRequired[list[OllamaLogprob] | None]
-    """The tokens of the text, where they were asked for. In a stream each line has its own."""
+    """The tokens of the text, where they were requested. In a stream each line has its own."""
 
 
 class OllamaChatAnswer(OllamaProgress):
@@ -256,7 +256,7 @@ class OllamaWriter:
         yield self._complete_call()
 
     def last(self, ending: Ending) -> bytes:
-        """Return the line that says why the answer ended, and how long all took."""
+        """Return the line with the reason of the answer's end and its durations."""
         assert self._end is not None
         end = _end_object(self._end, ending, self._loaded)
         context = _context(self._turns, "".join(self._texts))

@@ -1,9 +1,8 @@
-"""Ollama's ``context``: a conversation as numbers, which a client sends back to go on with it.
-Pure.
+"""Ollama's ``context``: a conversation as numbers, which a client sends back to continue it. Pure.
 
 At Ollama the numbers are the tokens of the prompt and the answer. Clients do not look into them, so
 here they are the turns themselves: the model's template shows them as it shows any conversation,
-which a list of tokens in front of a new prompt would not be, and any model can go on with them.
+which a list of tokens in front of a new prompt would not be, and any model can continue them.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def context_of(turns: Sequence[Turn]) -> list[int]:
 
 
 def turns_of(context: Sequence[int]) -> list[Turn]:
-    """Return the conversation. Raises :class:`ValueError` for numbers that are none."""
+    """Return the conversation. Raises :class:`ValueError` for other numbers."""
     if len(context) < 2 or context[0] != _MARK:
         raise ValueError("it begins otherwise")
     try:

@@ -18,18 +18,18 @@ from lmx.router.rendering.logprobs import PromptToken, TextLogprobLists, TextLog
 
 
 class TextChunkChoice(AnswerChoice):
-    """What a chunk says of one choice. Its last one has the finish reason."""
+    """What a chunk has of one choice. Its last one has the finish reason."""
 
     text: str
     """More of the text."""
     logprobs: TextLogprobLists | None
-    """The tokens with their logprobs, where they were asked for."""
+    """The tokens with their logprobs, where they were requested."""
     finish_reason: Literal["stop", "length"] | None
     """Why the answer ended; null before its end."""
     stop_reason: NotRequired[str | int | None]
     """The stop string, or the stop token, that ended the answer. Null for the model's own end."""
     prompt_token_ids: NotRequired[list[int] | None]
-    """The tokens of its prompt, where they were asked for."""
+    """The tokens of its prompt, where they were requested."""
 
 
 class TextChoice(AnswerChoice):
@@ -38,15 +38,15 @@ class TextChoice(AnswerChoice):
     text: str
     """The text."""
     logprobs: TextLogprobLists | None
-    """The tokens with their logprobs, where they were asked for."""
+    """The tokens with their logprobs, where they were requested."""
     finish_reason: Literal["stop", "length"]
     """Why the answer ended."""
     stop_reason: str | int | None
     """The stop string, or the stop token, that ended the answer. Null for the model's own end."""
     prompt_token_ids: NotRequired[list[int] | None]
-    """The tokens of its prompt, where they were asked for."""
+    """The tokens of its prompt, where they were requested."""
     prompt_logprobs: NotRequired[list[dict[str, PromptToken] | None] | None]
-    """The tokens of its prompt with their logprobs, where they were asked for: each with its
+    """The tokens of its prompt with their logprobs, where they were requested: each with its
     alternatives, by their ids. The first token has null."""
 
 
@@ -59,7 +59,7 @@ class TextCompletion(WholeAnswer):
 
 
 class TextCompletionChunk(Chunk):
-    """The data of one event. The last one has the timings, and the usage where it is asked for;
+    """The data of one event. The last one has the timings, and the usage where it is requested;
     after it comes ``[DONE]``."""
 
     object: Literal["text_completion"]
@@ -101,7 +101,7 @@ class TextShape:
         return choice
 
     def end(self, fact: ChoiceEnded) -> dict[str, Any]:
-        """Return the choice that says why it ended."""
+        """Return the choice with the reason of its end."""
         return _choice(fact.index, "") | end_object(fact, self._form)
 
     def complete_choice(self, fact: ChoiceEnded, gathered: AccumulatedChoice) -> dict[str, Any]:

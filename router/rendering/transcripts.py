@@ -17,7 +17,7 @@ AUDIO_TOKENS_PER_SECOND: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class CompleteTranscript:
-    """All that was said in a sound."""
+    """All that was spoken in a sound."""
 
     segments: Sequence[SpokenSegment]
     language: str
@@ -34,12 +34,12 @@ class CompleteTranscript:
 
     @property
     def words(self) -> list[SpokenWord]:
-        """The words of all segments; none if they were not asked for."""
+        """The words of all segments; none if they were not requested."""
         return [word for segment in self.segments for word in segment.words]
 
 
 class AudioSeconds(Answer):
-    """How much was heard."""
+    """How much was transcribed."""
 
     type: Literal["duration"]
     seconds: int
@@ -47,12 +47,12 @@ class AudioSeconds(Answer):
 
 
 class Transcription(Answer):
-    """What is said in a sound."""
+    """What is spoken in a sound."""
 
     text: str
     """The text; empty if nobody speaks."""
     usage: AudioSeconds
-    """How much was heard."""
+    """How much was transcribed."""
 
 
 class TranscriptionSegment(Answer):
@@ -61,7 +61,7 @@ class TranscriptionSegment(Answer):
     id: int
     """Its place, from 0."""
     seek: int
-    """The beginning of the window in which the model heard it, in hundredths of a second."""
+    """The beginning of the window in which the model found it, in hundredths of a second."""
     start: float
     """When it begins, in seconds."""
     end: float
@@ -101,11 +101,11 @@ class VerboseTranscription(Answer):
     """The length of the sound, in seconds."""
     text: str
     words: NotRequired[list[TranscriptionWord] | None]
-    """The words, if they were asked for."""
+    """The words, if they were requested."""
     segments: NotRequired[list[TranscriptionSegment] | None]
-    """The segments, unless only words were asked for."""
+    """The segments, unless only words were requested."""
     usage: AudioSeconds
-    """How much was heard."""
+    """How much was transcribed."""
 
 
 class TranscriptDelta(Answer):

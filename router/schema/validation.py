@@ -1,7 +1,7 @@
 """The base of the request schemas, and their errors.
 
-It has strict models, bounds, and unions told apart by type. It turns the faults that pydantic finds
-into errors that say what is allowed and what the request had.
+It has strict models, bounds, and unions that are distinguished by type. It turns the faults that
+pydantic finds into errors that say what is allowed and what the request had.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The routes of the API families beside OpenAI's first one: Anthropic's, OpenAI's Responses, and
+"""The routes of the API families besides OpenAI's first one: Anthropic's, OpenAI's Responses, and
 Ollama's."""
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from lmx.router.schema.requests.responses.queries import InputItemsQuery, Retrie
 from lmx.router.schema.requests.responses.responses import InputTokensRequest, ResponsesRequest
 
 _CHAINED: Final = (ErrorCode.PREVIOUS_RESPONSE_NOT_FOUND, ErrorCode.JOBS_UNAVAILABLE)
-"""What becomes of a request that goes on with a response which is not there."""
+"""What becomes of a request that continues a response which does not exist."""
 
 
 def other_families() -> Iterator[Endpoint]:
@@ -98,7 +98,7 @@ def _responses() -> Iterator[Endpoint]:
         answer=InputTokenCount, errors=(*_CHAINED, ErrorCode.NOT_FOUND),
     )  # fmt: skip
     yield Endpoint(
-        "POST", f"{path}/compact", compact_response, use, tag, "Not there: a 404 says so",
+        "POST", f"{path}/compact", compact_response, use, tag, "Not supported: a 404",
         errors=(ErrorCode.NOT_FOUND,),
     )  # fmt: skip
     yield Endpoint(
@@ -157,7 +157,7 @@ def _ollama() -> Iterator[Endpoint]:
     )  # fmt: skip
     yield Endpoint(
         "POST", "/api/pull", ollama_pull, use, tag,
-        "Say whether a model is there, where Ollama would fetch it", request=OllamaPullRequest,
+        "Whether a model exists; Ollama would fetch it", request=OllamaPullRequest,
         answer=OllamaProgressLine, streams=True, event=OllamaProgressLine, family=OLLAMA,
     )  # fmt: skip
     for method, path, handler in (
@@ -167,7 +167,7 @@ def _ollama() -> Iterator[Endpoint]:
         ("POST", "/api/push", ollama_push),
     ):
         yield Endpoint(
-            method, path, handler, use, tag, "Not there: a 400 says what an operator does instead",
+            method, path, handler, use, tag, "Not supported: a 400 with the operator's way",
             errors=(ErrorCode.UNSUPPORTED_VALUE,), family=OLLAMA,
         )  # fmt: skip
     yield Endpoint(

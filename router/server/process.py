@@ -228,7 +228,7 @@ class Router:
                 if in_time and has_request_coming(one, self.traffic.used_connections)
             }
             for connection in left - asking:
-                # This alone would leave one that waits for a request open, and deaf.
+                # This alone would leave one that waits for a request open and unread.
                 connection.close()
                 self._last_answers.add(begin(connection.shutdown(None), "the end of a connection"))
             left = asking
@@ -257,7 +257,7 @@ class Router:
             await asyncio.sleep(_SWEEP_INTERVAL_S)
 
     def _measure(self) -> RouterBeat:
-        # A beat says above all that this router lives, whatever can be measured.
+        # A beat shows above all that this router is alive, whatever can be measured.
         with contextlib.suppress(psutil.Error, OSError):
             self._memory_bytes = self._process.memory_info().rss
         return RouterBeat(
@@ -321,8 +321,8 @@ async def serve(spec: RouterSpec) -> None:
     for task in waiting[:-1]:
         task.cancel()
     for task in done:
-        # Raises when a part failed, above all the link, without which the router is deaf: the
-        # process ends, and the supervisor starts another.
+        # Raises when a part failed, above all the link, without which the router receives nothing:
+        # the process ends, and the supervisor starts another.
         task.result()
     _log.info("router.stopping", requests=router.traffic.under_way)
     if unresponsive.is_set():

@@ -191,7 +191,7 @@ def _files() -> Iterator[Endpoint]:
         "GET", f"{path}/{{download_id}}", get_download, use, tag, "Show a download",
         answer=DownloadAnswer,
     )  # fmt: skip
-    # Quiet: whoever follows must hold up no router's end.
+    # Quiet: a follower must not hold up the end of a router.
     yield Endpoint(
         "GET", f"{path}/{{download_id}}/progress", download_progress, use, tag,
         "Follow a download", streams=True, event=DownloadProgress, quiet=True,
@@ -278,7 +278,7 @@ def _inference() -> Iterator[Endpoint]:
         answer=Transcription | VerboseTranscription, also="text/plain",
     )  # fmt: skip
     yield Endpoint(
-        "POST", "/v1/audio/speech", speech, use, "Audio", "Not there: a 404 says so",
+        "POST", "/v1/audio/speech", speech, use, "Audio", "Not supported: a 404",
         errors=(ErrorCode.NOT_FOUND,),
     )  # fmt: skip
     for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
@@ -348,7 +348,7 @@ def _front() -> Iterator[Endpoint]:
     yield Endpoint(
         "GET", "/version", version, use, tag, "lmx's version", answer=Version, quiet=True
     )
-    yield Endpoint("GET", "/ping", ping, use, tag, "Whether the router lives", quiet=True)
+    yield Endpoint("GET", "/ping", ping, use, tag, "Whether the router is alive", quiet=True)
     for path, handler, media in (
         ("/page.css", page_style, "text/css"),
         ("/attachments.js", page_attachments, "text/javascript"),
@@ -413,7 +413,7 @@ def _watching() -> Iterator[Endpoint]:
         "POST", "/admin/workers/{id:.+}/kill", kill_worker, use, tag, "Kill a model's process",
         answer=KillAnswer, errors=(ErrorCode.MODEL_NOT_FOUND, ErrorCode.MODEL_NOT_LOADED),
     )  # fmt: skip
-    # Quiet: whoever follows must hold up no router's end.
+    # Quiet: a follower must not hold up the end of a router.
     yield Endpoint(
         "GET", "/admin/logs/{model:.+}", stream_log, use, tag, "Follow a log",
         query=LogsQuery, streams=True, event=LogLine,

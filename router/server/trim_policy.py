@@ -1,7 +1,7 @@
 """Decides when to give freed memory back to the system. Pure.
 
 The output that slow readers left unread, and the objects made of large bodies, are freed with their
-requests; but the allocator keeps that memory (64 to 900 MiB were seen) until it is told to release
+requests; but the allocator keeps that memory (64 to 900 MiB were seen) until it is asked to release
 it.
 """
 

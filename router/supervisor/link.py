@@ -35,7 +35,7 @@ takes."""
 
 
 def unavailable(message: str) -> UnavailableError:
-    """Return the error for a request that needs a supervisor while there is none."""
+    """Return the error for a request that needs a supervisor while none is running."""
     return UnavailableError(ErrorCode.SUPERVISOR_UNAVAILABLE, message, retry_after_s=RECONNECT_S)
 
 
@@ -236,7 +236,7 @@ class SupervisorLink:
                 break
             await asyncio.sleep(_CONNECT_RETRY_S)
         while True:
-            # Not sent means not connected; the silence that follows says so.
+            # Not sent means not connected; the silence that follows shows it.
             send_nowait(self._control, encode(measure()))
             if not self.alive:
                 self._answers.clear()

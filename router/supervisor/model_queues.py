@@ -1,7 +1,7 @@
 """Where requests wait for a model that is not ready.
 
-The room asks the supervisor once for all requests that want the same model, and keeps them in
-order. It also says how far the model is on its way to being ready, in words and in seconds; that
+The queue of a model asks the supervisor once for all its requests, and keeps them in order. The
+module also describes how far the model is on its way to being ready, in words and in seconds; that
 part is pure.
 """
 
@@ -174,12 +174,12 @@ class ModelQueues:
     """Asks the supervisor once for all requests that want a model, and again while some wait.
 
     A line holds as many requests as its model's ``max_waiting``, and no owner may fill it so far
-    that others find no room (:mod:`lmx.protocol.fair_share`). Requests that come back from a worker
-    that is draining are always let in, because they stood in the line before. The line is released
-    in the order of arrival; each request waits until its own deadline.
+    that others find no place (:mod:`lmx.protocol.fair_share`). Requests that come back from a
+    worker that is draining are always let in, because they stood in the line before. The line is
+    released in the order of arrival; each request waits until its own deadline.
 
     A request that leaves frees its place. When the last one leaves, the question is withdrawn, so
-    that no other model is unloaded for nothing. A load that has begun goes on, because other
+    that no other model is unloaded for nothing. A load that has begun continues, because other
     requests may want the model. Used from one event loop only.
     """
 
@@ -218,7 +218,7 @@ class ModelQueues:
         Waits until ``load_wait_s`` after ``arrived_s``, which is on the monotonic clock. Raises
         QUEUE_FULL if too many requests wait already, of ``owner`` or of all; MODEL_LOADING if the
         load takes too long; the error with which the supervisor refuses it; SUPERVISOR_UNAVAILABLE
-        if there is no supervisor; or the error with which the room was closed.
+        if there is no supervisor; or the error with which the queues were closed.
         """
         if self._closed is not None:
             raise self._closed
@@ -317,7 +317,7 @@ class ModelQueues:
     def _check_capacity(self, queue: _Queue, owner: str, arrived_s: float) -> None:
         model = self._view(queue.model_id)
         if model is None:
-            return  # The supervisor will say that it is not there any more.
+            return  # The supervisor will answer that it does not exist any more.
         wait_s = queue.pace.remaining_s(model, time.monotonic())
         # A request that is older than the last one in line has come back: it had a place here
         # before.

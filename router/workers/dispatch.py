@@ -54,8 +54,8 @@ _MAY_BE_ITS_DOING: Final = frozenset(
 crash."""
 
 _PAUSES_S: Final = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
-"""The pause before each further attempt. The first attempt goes at once: a worker that gives way to
-another model refuses requests, and the supervisor knows when there is a worker again."""
+"""The pause before each further attempt. The first attempt goes at once: a worker that is being
+evicted refuses requests, and the supervisor knows when there is a worker again."""
 
 _log = structlog.get_logger()
 _T = TypeVar("_T")
@@ -126,9 +126,9 @@ class Generation:
     """A generation that a worker has accepted.
 
     ``queued`` is the number of requests before it when it was accepted. ``load_s`` is how long its
-    model was waited for. ``remarks`` say what is done otherwise than the request asked for.
-    ``prompt_ids`` are the tokens of its prompts, if the request asked for them. ``ignored`` are the
-    request's fields that change nothing.
+    model was waited for. ``remarks`` say what is done otherwise than requested. ``prompt_ids`` are
+    the tokens of its prompts, if the request asked for them. ``ignored`` are the request's fields
+    that change nothing.
     """
 
     def __init__(
@@ -240,7 +240,7 @@ def _turn_s(model: ModelView) -> float:
 
 
 def _lost(timeout: PhasedTimeout, model: ModelView, what: str, work_s: float) -> GenerationError:
-    """Return the error for a worker that lives and has not done ``what`` in time."""
+    """Return the error for a worker that is alive and has not done ``what`` in time."""
     if not timeout.begun:
         what, work_s = "begin with the request", _turn_s(model)
     return GenerationError(
@@ -271,7 +271,8 @@ class TaskDispatcher:
         blobs: Sequence[bytes] = (),
         on_part: Callable[[Transcript], None] | None = None,
     ) -> TaskAnswer:
-        """Have ``task`` done by a worker of ``model``, and cancel it when nobody waits any more.
+        """Have ``task`` done by a worker of ``model``, and cancel it when no request waits any
+        more.
 
         ``blobs`` are the bytes of its media. ``on_part`` is called with each part of a transcript
         as it comes. Raises the error with which it is refused. A task whose worker is draining or

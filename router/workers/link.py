@@ -50,7 +50,7 @@ while (a debugger, a sleeping laptop) must first read what has piled up."""
 
 _MOST_TOGETHER: Final = 8
 _MOST_BYTES_TOGETHER: Final = 64 * 1024
-"""So many messages that have come already are read before their text is delivered, and no more
+"""This many messages that have come already are read before their text is delivered, and no more
 after this many bytes: with logprobs, reading 64 KiB takes 3 ms."""
 
 _log = structlog.get_logger()
@@ -152,8 +152,8 @@ class WorkerLink:
         self._pending.clear()
 
     def give_up_all(self, error: LmxError) -> None:
-        """Do the same as :meth:`fail_all`, and also tell the worker, which may still live, to
-        cancel."""
+        """Do the same as :meth:`fail_all`, and also cancel on the worker, which may still be
+        running."""
         for stream in tuple(self._streams.values()):
             stream.fail(error)
             self.close_stream(stream)
@@ -187,7 +187,7 @@ class WorkerLink:
             self._deliver()
             if receiving.done():
                 # Others get their turn all the same: streams that are delivered at once get their
-                # credit at once, so this could go on for ever.
+                # credit at once, so this could continue for ever.
                 await asyncio.sleep(0)
 
     def _deliver(self) -> None:
@@ -291,7 +291,7 @@ class WorkerLink:
 
     def _send(self, message: Any) -> None:
         if not send_nowait(self._socket, encode(message)):
-            # The worker has gone or reads nothing any more; its exit or its silence will say so.
+            # The worker has gone or reads nothing any more; its exit or its silence will show it.
             _log.warning("worker.unreachable", worker=self.instance, message=type(message).__name__)
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:

@@ -42,16 +42,15 @@ _EXIT_TEXTS: Final[dict[ExitCause, str]] = {
     ExitCause.HANG: "made no progress and was ended{why}. It is started again; this request may "
     "be the cause",
     ExitCause.LOAD_FAILED: "could not load it{why}",
-    ExitCause.HOST: "could not go on{why}. Try again: it is not the request's fault",
+    ExitCause.HOST: "could not continue{why}. Try again: it is not the request's fault",
     ExitCause.KILLED: "was killed{why}. Try again: it is not the request's fault",
     ExitCause.UNLOADED: "was ended{why}. Try again, if the model is to be loaded again",
-    ExitCause.EVICTED: "gave way to another model{why}. Try again: it will be loaded again",
+    ExitCause.EVICTED: "was evicted for another model{why}. Try again: it will be loaded again",
     ExitCause.EXPIRED: "was unloaded after it had been idle{why}. Try again: it will be loaded "
     "again",
     ExitCause.SHUTDOWN: "was ended{why}: lmx is shutting down. Try again later",
 }
-"""What clients are told about the end of a worker, and whether they should send the request
-again."""
+"""What clients learn about the end of a worker, and whether they should send the request again."""
 
 _LAST_MESSAGES_S: Final = 0.05
 """The time between the news of a worker's end and the end of its streams. A message that is already

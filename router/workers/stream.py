@@ -52,7 +52,7 @@ class WorkerStream:
 
     It makes sure that all ``answers`` end, each once, before the stream does. It holds only few
     deltas more than ``CREDIT_DELTAS``: the last ones of an answer may come without credit. It knows
-    nothing of sockets; ``grant_due`` tells its link when to send credit.
+    nothing of sockets; ``grant_due`` shows its link when to send credit.
     """
 
     def __init__(self, stream_id: int, answers: int = 1) -> None:

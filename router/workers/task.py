@@ -34,7 +34,7 @@ class TaskAnswer:
 
 class WorkerTask:
     """Collects one task's answer. It makes sure that each of ``inputs`` comes exactly once, so it
-    never holds more than was asked for. ``on_part`` is called with each part of a transcript, at
+    never holds more than was requested. ``on_part`` is called with each part of a transcript, at
     once. It knows nothing of sockets."""
 
     def __init__(
@@ -66,7 +66,7 @@ class WorkerTask:
         elif isinstance(message, Vectors | Scores):
             indexes = set(message.indexes)
             if len(indexes) < len(message.indexes) or not indexes <= self._missing:
-                self._fail_of_protocol("sent what was not asked for")
+                self._fail_of_protocol("sent what was not requested")
             elif not _is_complete(message):
                 self._fail_of_protocol("sent a part that is not whole")
             else:

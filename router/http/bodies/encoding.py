@@ -1,7 +1,7 @@
 """Decodes the bodies of requests that come compressed.
 
 aiohttp would do it too: in steps that are as long as what comes of one piece that was received, up
-to a hundred megabytes, and with words of its own about encodings that it has no library for.
+to a hundred megabytes, and with error texts of its own about encodings that it has no library for.
 """
 
 from __future__ import annotations

@@ -20,10 +20,11 @@ _MOST_FIELD_BYTES: Final = 64 * 1024
 """The longest value of a field that is no file."""
 
 _OVERHEAD_BYTES: Final = 64 * 1024
-"""The room for names and boundaries in a body, beside the values."""
+"""The allowance for names and boundaries in a body, besides the values."""
 
 _MALFORMED: Final = (ValueError, AssertionError, HttpProcessingError)
-"""What aiohttp raises for a form that is none. The headers of a part are read as a request's."""
+"""What aiohttp raises for something that is no form. The headers of a part are read as a
+request's."""
 
 _PIECE_BYTES: Final = 256 * 1024
 _TYPE: Final = "multipart/form-data"

@@ -29,7 +29,7 @@ LARGE_BODIES: Final = web.AppKey("large_bodies", asyncio.Lock)
 gets its turn."""
 
 IS_LARGE: Final = web.RequestKey("is_large", bool)
-"""A request carries this if its body, or what it goes on with, is large."""
+"""A request carries this if its body, or what it continues, is large."""
 
 BODY_BUDGET: Final = web.AppKey("body_budget", BodyBudget)
 
@@ -90,8 +90,8 @@ async def checked_ahead(
     """Return a body whose list ``field`` is checked already, some values in a step, if it is large.
 
     The check of the whole body takes what was checked as it is. From the first value on that is not
-    right they are left to that check, which tells what the fault is: faults of other fields may
-    come before it. ``shaped`` is what puts a body into the shape that ``check`` knows.
+    right they are left to that check, which reports the fault: faults of other fields may come
+    before it. ``shaped`` is what puts a body into the shape that ``check`` knows.
     """
     if IS_LARGE not in request:
         return body
@@ -204,8 +204,8 @@ def parse_object(payload: bytes) -> dict[str, Any]:
     :class:`RequestError` (400).
 
     NaN and Infinity are not JSON and are refused. So are half of a surrogate pair and a key that an
-    object has twice, since nobody knows which of the two was meant. Numbers may have any size here;
-    the schema says what each field takes (:mod:`lmx.router.schema.validation`).
+    object has twice, since it is unknown which of the two was meant. Numbers may have any size
+    here; the schema says what each field takes (:mod:`lmx.router.schema.validation`).
 
     Parsing runs on the event loop, whatever the size: no parser releases the interpreter's lock, so
     a thread would hold the loop up as well. 1 KB takes 1 us, 16 MB in one string 2 ms, and the most

@@ -113,7 +113,7 @@ class BodyBudget:
             self.held_bytes -= share.held_bytes
 
     def reserve(self, size_bytes: int) -> None:
-        """Count this many bytes more. Raises QUEUE_FULL if there is no room for them."""
+        """Count this many bytes more. Raises QUEUE_FULL if they exceed the limit."""
         if self.held_bytes + size_bytes > self._most_bytes:
             raise UnavailableError(
                 ErrorCode.QUEUE_FULL,
@@ -125,7 +125,7 @@ class BodyBudget:
 
 
 class BodyShare:
-    """The part of the room that one body takes."""
+    """The part of the budget that one body takes."""
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget

@@ -51,8 +51,8 @@ async def begin_answer(
         work = gather(reply)
     task = asyncio.create_task(work, name=f"job {job.live.id}")
     detach(request, job, task)
-    # The task begins now, and its job has a record. A read comes behind its writing: whoever gets
-    # the id finds the job even if the router ends now.
+    # The task begins now, and its job has a record. A read comes behind its writing: a client that
+    # gets the id finds the job even if the router ends now.
     await asyncio.sleep(0)
     services = request.app[SERVICES]
     with suppress(UnavailableError):

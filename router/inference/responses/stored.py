@@ -35,10 +35,10 @@ from lmx.router.schema.validation import short, validated
 from lmx.router.services import SERVICES
 
 _MOST_RESPONSES: Final = 1_000
-"""A conversation may go on with so many responses."""
+"""The most responses that a conversation may continue."""
 
 _CHECKED_AT_ONCE: Final = 1_000
-"""So many stored items are checked within some milliseconds."""
+"""This many stored items are checked within some milliseconds."""
 
 _RESPONSE_ID: Final = re.compile(r"resp_[0-9a-f]{24}")
 
@@ -82,7 +82,7 @@ async def get_response(request: web.Request) -> web.StreamResponse:
 
 
 async def compact_response(request: web.Request) -> web.Response:
-    """Say that conversations are not compacted here."""
+    """Refuse: conversations are not compacted here."""
     raise RequestError(
         ErrorCode.NOT_FOUND,
         "lmx compacts no conversations: let the client summarize them, or send `truncation: "
@@ -118,8 +118,8 @@ async def cancel_response(request: web.Request) -> web.Response:
 
 
 async def input_items(request: web.Request) -> web.Response:
-    """List the items of a response's input, with those of the responses that it goes on with as
-    far as they are kept."""
+    """List the items of a response's input, with those of the responses that it continues, as far
+    as they are kept."""
     query = validated(InputItemsQuery, dict(request.query))
     wanted = request.match_info["id"]
     turns = await _turns(request, wanted)
@@ -135,7 +135,7 @@ async def input_items(request: web.Request) -> web.Response:
         if query.after not in ids:
             raise RequestError(
                 ErrorCode.INVALID_VALUE,
-                f"`after` is the id of none of the items: {short(query.after)}.",
+                f"`after` is not the id of one of the items: {short(query.after)}.",
                 param="after",
             )
         begin = ids.index(query.after) + 1
@@ -152,8 +152,8 @@ async def input_items(request: web.Request) -> web.Response:
 
 
 async def earlier_items(request: web.Request, previous_id: str) -> list[Item]:
-    """Return the items that a request goes on with: the input and the output of the response with
-    this id and of those before it.
+    """Return the items that a request continues: the input and the output of the response with this
+    id and of those before it.
 
     Raises PREVIOUS_RESPONSE_NOT_FOUND if one of them is not there, and INVALID_VALUE for one that
     is under way.
@@ -162,7 +162,7 @@ async def earlier_items(request: web.Request, previous_id: str) -> list[Item]:
     if not turns or turns[-1].previous is not None:
         raise RequestError(
             ErrorCode.PREVIOUS_RESPONSE_NOT_FOUND,
-            f"There is no response {short(previous_id)}, or not all that it goes on with: "
+            f"There is no response {short(previous_id)}, or not all that it continues: "
             "responses are kept as long as jobs are, and not with `store: false`. Send the whole "
             "conversation in `input`.",
             param="previous_response_id",
@@ -200,7 +200,7 @@ async def with_referenced(request: web.Request, items: Sequence[Item]) -> Sequen
             param = f"input[{index}].id"
             raise RequestError(
                 ErrorCode.NOT_FOUND,
-                f"`{param}` is the id of no item that is kept: {short(item.id)}. Responses are "
+                f"`{param}` is not the id of a stored item: {short(item.id)}. Responses are "
                 "kept as long as jobs are, and not with `store: false`: send the item itself.",
                 param=param,
             )
@@ -229,8 +229,8 @@ def _missing(response_id: str) -> RequestError:
 
 
 async def _turns(request: web.Request, response_id: str) -> list[Turn]:
-    """Return a response and those that it goes on with, the newest first, as far as they are kept
-    and the caller's own."""
+    """Return a response and those that it continues, the newest first, as far as they are kept and
+    the caller's own."""
     services = request.app[SERVICES]
     limit_bytes = services.spec.body_limit_bytes
     if not _RESPONSE_ID.fullmatch(response_id):

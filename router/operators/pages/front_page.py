@@ -1,8 +1,8 @@
 """GET /: what this server is and how it is, as a page for browsers and as JSON for programs.
 
-The page also has a chat with a model. Its files stand beside this one, and it needs no other server
-and no build step. Without scripts it shows the state and the models. Beside it are the small routes
-that programs ask before anything else.
+The page also has a chat with a model. Its files are next to this one, and it needs no other server
+and no build step. Without scripts it shows the state and the models. The module also has the small
+routes that programs ask before anything else.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ async def version(request: web.Request) -> web.Response:
 
 
 async def ping(request: web.Request) -> web.Response:
-    """Return 200: the router lives. It says nothing of the models."""
+    """Return 200: the router is alive. It says nothing about the models."""
     return web.Response(text="pong\n")
 
 

@@ -64,7 +64,7 @@ class ResponseAnswer:
     def stored_output(
         self, response_id: str, made: AccumulatedChoice, end: ChoiceEnded | None
     ) -> bytes:
-        """Return the items as JSON, without logprobs: what goes on with the response does not read
+        """Return the items as JSON, without logprobs: what continues the response does not read
         them, and they may be a hundred times the text."""
         return orjson.dumps(list(self._output(response_id, made, end, logprobs=False)))
 

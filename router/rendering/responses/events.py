@@ -90,7 +90,7 @@ class PartEvent(ItemPieceEvent):
 
 
 class SummaryPartEvent(ItemPieceEvent):
-    """The same for thoughts that were asked for as a summary."""
+    """The same for thoughts that were requested as a summary."""
 
     type: Literal["response.reasoning_summary_part.added", "response.reasoning_summary_part.done"]
     summary_index: int
@@ -104,7 +104,7 @@ class OutputTextDelta(ItemPieceEvent):
     content_index: int
     delta: str
     logprobs: list[ChosenToken]
-    """The tokens that end in it, if they were asked for."""
+    """The tokens that end in it, if they were requested."""
 
 
 class OutputTextDone(ItemPieceEvent):
@@ -122,7 +122,7 @@ class ThoughtDelta(ItemPieceEvent):
     type: Literal["response.reasoning_text.delta", "response.reasoning_summary_text.delta"]
     content_index: NotRequired[int | None]
     summary_index: NotRequired[int | None]
-    """It is there in the place of `content_index` where a summary was asked for."""
+    """It is there in the place of `content_index` where a summary was requested."""
     delta: str
 
 

@@ -53,7 +53,7 @@ class OutputText(Answer):
     annotations: list[Any]
     """Always empty."""
     logprobs: Sequence[ChosenToken]
-    """Its tokens, if they were asked for."""
+    """Its tokens, if they were requested."""
 
 
 class ThoughtText(Answer):
@@ -65,7 +65,7 @@ class ThoughtText(Answer):
 
 
 class OutputMessage(Answer):
-    """What the model said."""
+    """A message of the model."""
 
     id: str
     type: Literal["message"]
@@ -81,11 +81,11 @@ class OutputReasoning(Answer):
     id: str
     type: Literal["reasoning"]
     summary: list[ThoughtText]
-    """The thoughts, if a summary was asked for."""
+    """The thoughts, if a summary was requested."""
     content: NotRequired[list[ThoughtText] | None]
     """The thoughts otherwise."""
     encrypted_content: NotRequired[str | None]
-    """The thoughts as a token that brings them back, if that was asked for."""
+    """The thoughts as a token that brings them back, if that was requested."""
     status: ItemStatus
 
 
@@ -143,7 +143,7 @@ class ItemForm:
         logprobs: Sequence[Any],
         status: ItemStatus,
     ) -> OutputMessage:
-        """Return what the model said, with the entries of its logprobs. Without a text it has no
+        """Return a message of the model, with the entries of its logprobs. Without a text it has no
         part yet."""
         part = text_part(text, logprobs)
         begun = bool(text or logprobs)

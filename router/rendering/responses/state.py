@@ -104,7 +104,7 @@ class ResponseObject(ResponseState):
     model: str
     """The id of the model that answered."""
     output: list[OutputItem]
-    """What the model thought, said and called, in this order of time."""
+    """What the model thought, answered and called, in the order of time."""
     background: bool
     frequency_penalty: float
     instructions: str | None

@@ -18,7 +18,7 @@ _BEGINNING: Final = re.compile(r'\s*\{\s*"(?:[^"\\]|\\.)*"\s*:\s*"')
 """What comes before the input in the arguments of a custom tool's function."""
 
 _MOST_BEGINNING_CHARS: Final = 200
-"""Arguments that have no input within so many characters have another form."""
+"""Arguments that have no input within this many characters have another form."""
 
 _ESCAPE: Final = re.compile(r'\\(?:u[0-9a-fA-F]{4}|["\\/bfnrt])')
 _HIGH: Final = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}")

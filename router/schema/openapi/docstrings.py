@@ -2,7 +2,7 @@
 
 They are read from the source when somebody asks for them. Pydantic can read them itself
 (``use_attribute_docstrings``), but does so as it makes each class: that costs 0.1 s at every start
-of a router, which is rarely asked for its description.
+of a router, whose description is rarely requested.
 """
 
 from __future__ import annotations

@@ -186,7 +186,7 @@ def _answer(endpoint: Endpoint, status: int, schemas: Schemas) -> dict[str, Any]
     if endpoint.also is not None:
         content[endpoint.also] = {"schema": {"type": "string"}}
     if endpoint.streams:
-        # OpenAPI 3.1 has no word for the shape of an event, 3.2 has: `itemSchema`.
+        # OpenAPI 3.1 has no field for the shape of an event, 3.2 has: `itemSchema`.
         stream: dict[str, Any] = {"schema": {"description": _EVENTS}}
         if endpoint.event is not None:
             stream["x-event-data"] = schemas.of(endpoint.event)

@@ -36,7 +36,7 @@ class Schemas:
 
 
 class _Generator(GenerateJsonSchema):
-    # A title that repeats the field's name, and a default of null, would tell readers nothing.
+    # A title that repeats the field's name, and a default of null, would be of no use to readers.
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
 

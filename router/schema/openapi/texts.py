@@ -1,7 +1,7 @@
 """The parts of the API's description that belong to no field: its groups, headers and examples.
 
 The meaning of a field is its docstring: that of a request in :mod:`lmx.router.schema.requests`,
-that of an answer beside the code that builds it.
+that of an answer next to the code that builds it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TAGS: Final[dict[str, str]] = {
     "Rerank": "Documents ranked by relevance",
     "Audio": "Speech as text",
     "Tokens": "What a model's tokenizer makes of text",
-    "Models": "What can be asked for",
+    "Models": "What can be requested",
     "Jobs": "Every generation has a record, which outlives its connection",
     "Engines": "Kolosal's names for models, for operators",
     "Administration": "For operators",

@@ -45,13 +45,13 @@ class TranslationRequest(ResidencyFields):
     model: str | None = None
     """The id, an alias or the source of a transcription model. Default: the configured one."""
     prompt: Annotated[str, Field(max_length=8192)] | None = None
-    """What was said before, or a text in the style and with the names that the transcript is to
-    have. The model reads its end of 200 words or so."""
+    """The text before, or a text in the style and with the names that the transcript is to have.
+    The model reads its end of 200 words or so."""
     response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] | None = None
     """The form of the answer: JSON with the text, the text alone, subtitles, or JSON with all that
     is known. Default: json."""
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
-    """How freely the words are drawn. 0 takes the likeliest ones, and draws again at higher
+    """How freely the tokens are sampled. 0 takes the likeliest ones, and draws again at higher
     temperatures where these make no good text. Default: 0."""
 
     @property

@@ -53,9 +53,9 @@ class ChatRequest(GenerationFields, ToolFields, FunctionFields, VideoDefaults):
     """With how many alternatives each token is given. It needs `logprobs`. Default: 0."""
     reasoning_effort: _Effort | None = None
     """The model's template gets the nearest effort that it takes. `none` also switches thinking
-    off, where `enable_thinking` does not say otherwise. Default: the model's."""
+    off, unless `enable_thinking` is set. Default: the model's."""
     enable_thinking: bool | None = None
-    """Whether the model thinks before it answers, for models that can be told. It may also stand
+    """Whether the model thinks before it answers, for models that can switch it. It may also stand
     inside `chat_template_kwargs`. Default: the model's."""
     thinking_token_budget: Count | None = None
     """How many tokens the thinking has at most; then it is ended. The name is vLLM's. Default: no
@@ -74,8 +74,8 @@ class ChatRequest(GenerationFields, ToolFields, FunctionFields, VideoDefaults):
     """The prompt ends where the model's template lets an answer begin; else it ends with the last
     message. The name is vLLM's. Default: true, and false with `continue_final_message`."""
     continue_final_message: bool | None = None
-    """The answer goes on with the last message instead of being another one, and has only what is
-    new. That message must have a text and no calls. `add_generation_prompt: true` beside it is a
+    """The answer continues the last message instead of being another one, and has only what is
+    new. That message must have a text and no calls. `add_generation_prompt: true` with it is a
     400. The name is vLLM's. Default: false."""
 
 
@@ -119,7 +119,7 @@ def _check_continued(request: ChatRequest, messages: Sequence[dict[str, Any]]) -
         raise RequestError(
             ErrorCode.INVALID_VALUE,
             "`continue_final_message` can't be combined with `add_generation_prompt: true`: an "
-            "answer either goes on with the last message or begins after it.",
+            "answer either continues the last message or begins after it.",
             param="continue_final_message",
         )
     last = messages[-1]
@@ -128,7 +128,7 @@ def _check_continued(request: ChatRequest, messages: Sequence[dict[str, Any]]) -
         raise RequestError(
             ErrorCode.INVALID_VALUE,
             "With `continue_final_message` the last message must have a text, no calls and no "
-            "media: there is nothing to go on with.",
+            "media: there is nothing to continue.",
             param=f"messages[{len(messages) - 1}]",
         )
 

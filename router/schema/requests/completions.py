@@ -96,12 +96,12 @@ class CompletionRequest(GenerationFields):
     """The body of POST /v1/completions."""
 
     prompt: Prompt
-    """What the model goes on with: a text, or an array of texts, of tokens, or of arrays of tokens.
+    """What the model continues: a text, or an array of texts, of tokens, or of arrays of tokens.
     There may be up to 128 prompts, and 128 answers in all."""
     max_tokens: Limit | None = None
     """How many tokens the answer has at most. 0, which needs `echo` or `prompt_logprobs`, computes
-    nothing but the prompt: with `logprobs`, that is how a text is scored. -1: as many
-    as the context has room for. Default: 16."""
+    nothing but the prompt: with `logprobs`, that is how a text is scored. -1: as many as fit into
+    the context. Default: 16."""
     max_completion_tokens: Limit | None = None
     """The same as `max_tokens`. Both, different, are a 400."""
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
@@ -169,7 +169,7 @@ def _check_empty_answer(request: CompletionRequest, search: Search) -> None:
         raise RequestError(
             ErrorCode.INVALID_VALUE,
             f"`{param}` must be at least 1, got 0: 0 is for `echo: true` and for "
-            "`prompt_logprobs` alone, which tell something of the prompt.",
+            "`prompt_logprobs` alone, which say something about the prompt.",
             param=param,
         )
     if search.beam or search.best_of > search.n:

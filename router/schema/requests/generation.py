@@ -51,12 +51,12 @@ class LabelFields(Strict):
     """It is accepted, and changes nothing: prefixes are found by themselves, and `cache_salt` keeps
     them apart."""
     prompt_cache_retention: str | None = None
-    """It is accepted, and changes nothing: prefixes are kept while there is room."""
+    """It is accepted, and changes nothing: prefixes are cached while they fit."""
     store: bool | None = None
-    """It is accepted, and changes nothing: `jobs` in the configuration says what is kept of an
+    """It is accepted, and changes nothing: `jobs` in the configuration decides what is kept of an
     answer."""
     verbosity: Literal["low", "medium", "high"] | None = None
-    """It is accepted, and changes nothing: say in the system message how long answers are to be."""
+    """It is accepted, and changes nothing: set the length of answers in the system message."""
 
 
 def _seconds(value: Any) -> Any:
@@ -148,7 +148,7 @@ class AnswerFields(ResidencyFields):
 
     @property
     def token_limit(self) -> int | None:
-        """How many tokens the answer may have. None: no limit was asked for."""
+        """How many tokens the answer may have. None: no limit was requested."""
         return None
 
     @property
@@ -176,7 +176,7 @@ class SharingFields(Strict):
 
 
 class StreamOptions(Strict):
-    """What a stream tells beside the answer."""
+    """What a stream has besides the answer."""
 
     include_usage: bool | None = None
     """A last chunk has the usage, and all others `"usage": null`. Default: false."""
@@ -192,7 +192,7 @@ class GenerationFields(SamplingFields, StructureFields, AnswerFields, SharingFie
     """The id, an alias or the source of a model, or a name that routes (`auto` ...). A model that
     does not generate text is a 400 that names its route. Default: the configured one."""
     stream_options: StreamOptions | None = None
-    """What a stream tells beside the answer. It is allowed with `stream: true` only."""
+    """What a stream has besides the answer. It is allowed with `stream: true` only."""
     max_completion_tokens: _AnswerLimit | None = None
     """How many tokens the answer has at most, reasoning included. The model's `max_tokens_limit`
     caps it. -1 is the same as none. Default: the model's, else up to the context."""
@@ -217,7 +217,7 @@ class GenerationFields(SamplingFields, StructureFields, AnswerFields, SharingFie
     262,144 logprobs. The name is vLLM's. Default: none."""
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_COUNT)] | None = None
     """How many tokens at the end of the prompt are taken; those before them are cut off. -1: as
-    many as the model's context has room for beside the answer. 0 is a 400, and so is a text that is
+    many as fit into the model's context besides the answer. 0 is a 400, and so is a text that is
     far longer than the context. The name is vLLM's. Default: all."""
 
     @property

@@ -99,7 +99,7 @@ class JobsQuery(BaseModel):
     )
 
 
-_FOLLOW = "Whether the stream goes on with what comes, until the client leaves."
+_FOLLOW = "Whether the stream continues with what comes, until the client leaves."
 
 
 class LogsQuery(Strict):
@@ -126,6 +126,6 @@ class EventsQuery(Strict):
         ge=0,
         le=2000,
         strict=False,
-        description="How many of the last events are sent first, unless Last-Event-ID says which.",
+        description="How many of the last events are sent first, without Last-Event-ID.",
     )
     follow: bool = Field(True, strict=False, description=_FOLLOW)

@@ -120,7 +120,7 @@ class SamplingFields(ParameterFields):
 def only_value(what: str, given: Mapping[str, Any]) -> Any:
     """Return the value of what has several names; None if none of them is given.
 
-    ``what`` the names stand for is said in the error: :class:`RequestError` if two have different
+    The error names ``what`` the names stand for: :class:`RequestError` if two have different
     values.
     """
     named = [(name, value) for name, value in given.items() if value is not None]
@@ -172,7 +172,7 @@ def search_of(fields: SamplingFields, *, ovms: bool = False) -> Search:
         raise RequestError(
             ErrorCode.INVALID_VALUE,
             f"`best_of` ({made}) is less than `n` ({given}): the answers are chosen from as many "
-            "as `best_of` says. Raise it, or leave it out.",
+            "as `best_of` requires. Raise it, or leave it out.",
             param="best_of",
         )
     sampled = bool(fields.temperature) and fields.top_p != 0

@@ -43,7 +43,7 @@ class ResponseFormat(Strict):
     json_schema: JsonSchemaFormat | None = None
     """The schema of the type `json_schema`, in OpenAI's wrapping."""
     schema_: Annotated[FreeObject | None, Field(alias="schema")] = None
-    """A schema beside the type `json_object` or `json_schema`: Together's, Fireworks' and
+    """A schema next to the type `json_object` or `json_schema`: Together's, Fireworks' and
     llama.cpp's way."""
 
 

@@ -18,7 +18,7 @@ _COMMON: Final[dict[str, tuple[Any, ...]]] = {
     # Sampling.
     "early_stopping": (False,),
     "logits_processors": ([],),
-    # What comes beside the text, and how it is written.
+    # What comes besides the text, and how it is written.
     "detokenize": (True,),
     "return_tokens_as_token_ids": (False,),
     "skip_special_tokens": (True,),

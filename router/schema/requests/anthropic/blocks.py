@@ -56,7 +56,7 @@ class Base64Source(Strict):
     type: Literal["base64"]
     """The content itself."""
     media_type: str | None = None
-    """It is accepted, and changes nothing: the content says itself what it is."""
+    """It is accepted, and changes nothing: the type is detected from the content."""
     data: NonEmpty
     """The image in base64."""
 
@@ -78,8 +78,8 @@ _OF_OTHER_APIS: Final = frozenset(
 
 
 def _by_type(*types: str, others: Callable[[str], bool] = lambda kind: False) -> Discriminator:
-    """Return how the members of a union are told apart by their ``type``. Those of any other type
-    that ``others`` is true of are all of one member, ``<other>``."""
+    """Return how the members of a union are distinguished by their ``type``. Those of any other
+    type that ``others`` is true of are all of one member, ``<other>``."""
 
     def tag(value: object) -> str | None:
         kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
@@ -218,7 +218,7 @@ class ToolResultBlock(Strict):
     ) = None
     """The result: a text, or blocks of text, images and documents. Default: empty."""
     is_error: bool | None = None
-    """Whether the call failed. The model is told so before the result. Default: false."""
+    """Whether the call failed. The model is informed before the result. Default: false."""
 
 
 _Block = Annotated[

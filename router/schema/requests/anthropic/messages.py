@@ -28,8 +28,8 @@ class ThinkingConfig(Strict):
     """Whether and how long the model thinks before it answers."""
 
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
-    """`enabled`, `adaptive` and `between_tools`: the model thinks, where it can be told to.
-    `disabled`: it does not, where it can be told so."""
+    """`enabled`, `adaptive` and `between_tools`: the model thinks, where that can be switched.
+    `disabled`: it does not, where that can be switched."""
     budget_tokens: Positive | None = None
     """How many tokens the thinking has at most; then it is ended. It must be less than
     `max_tokens`. Default: no limit."""
@@ -61,8 +61,7 @@ class PromptFields(Strict):
     model: str
     """The id, an alias or the source of a model, or a name that routes (`auto` ...)."""
     messages: Turns
-    """The conversation until now. If its last turn is the assistant's, the answer goes on with
-    it."""
+    """The conversation until now. If its last turn is the assistant's, the answer continues it."""
     system: SystemText | None = None
     """The system prompt: a text, or blocks of text. A first line that begins with
     `x-anthropic-billing-header:` is left out, because it differs in each request: nothing would be
@@ -208,7 +207,7 @@ def parse_count(
 
 
 def _continues(messages: list[dict[str, Any]]) -> bool:
-    """Return whether the answer goes on with the last message."""
+    """Return whether the answer continues the last message."""
     last = messages[-1]
     if last["role"] != "assistant":
         return False
@@ -216,7 +215,7 @@ def _continues(messages: list[dict[str, Any]]) -> bool:
         raise RequestError(
             ErrorCode.INVALID_VALUE,
             "`messages` ends with a turn of the assistant that has calls or no text: the answer "
-            "can't go on with it. Add the results of the calls, or a turn of the user.",
+            "can't continue it. Add the results of the calls, or a turn of the user.",
             param="messages",
         )
     return True

@@ -109,7 +109,7 @@ def tool_use_of(
     if wanted is not None and wanted not in named:
         raise RequestError(
             ErrorCode.INVALID_VALUE,
-            f"`tool_choice.name` is none of the `tools` that lmx knows: {short(wanted)}.",
+            f"`tool_choice.name` is not one of the `tools` that lmx knows: {short(wanted)}.",
             param="tool_choice.name",
         )
     if not named:

@@ -12,7 +12,7 @@ from lmx.router.media.inline import decoded
 
 _MOST_CHARACTERS: Final = 12 * 2**20
 """How long a file may be as base64. It is decoded on the event loop, and hardly any model's context
-has room for a tenth of such a text."""
+holds a tenth of such a text."""
 
 _MOST_HEAD: Final = 256
 """How long the media type of a data URL may be."""
@@ -27,8 +27,7 @@ _ENCODINGS: Final = (
 
 
 def document_text(text: str, named: Sequence[tuple[str, str | None]]) -> str:
-    """Return a document as a model reads it. ``named`` is what is said of it, each with its
-    name."""
+    """Return a document as a model reads it. ``named`` is the notes on it, each with its name."""
     head = "".join(f"<{name}>{value}</{name}>\n" for name, value in named if value)
     return f"<document>\n{head}{text}\n</document>"
 
@@ -36,7 +35,7 @@ def document_text(text: str, named: Sequence[tuple[str, str | None]]) -> str:
 def file_text(data: str, param: str) -> str:
     """Return the text of a file that is in the request, as a data URL or in base64.
 
-    What a file is, its content says, and not its name or its media type. Raises
+    The type of a file is detected from its content, not its name or its media type. Raises
     :class:`RequestError` for a PDF, for what is no text, and for a file that is too large.
     """
     if len(data) > _MOST_CHARACTERS:

@@ -35,7 +35,7 @@ class Reference(Strict):
     data: NonEmpty | None = None
     """The content in base64. A URL is accepted here too."""
     format: str | None = None
-    """It is accepted, and changes nothing: the content says itself what it is."""
+    """It is accepted, and changes nothing: the type is detected from the content."""
 
 
 class ImageReference(Reference):
@@ -159,12 +159,13 @@ KINDS: Final = {
 
 
 class VideoDefaults(Strict):
-    """How the videos of a request are seen and heard."""
+    """How the frames and the sound of a request's videos are used."""
 
     fps: Fps | None = None
     """Frames a second that are taken from a video. The name is kiapi's. Default: 1."""
     use_audio_in_video: bool | None = None
-    """Whether a model that hears gets a video's sound too. The name is kiapi's. Default: true."""
+    """Whether a model with audio input gets a video's sound too. The name is kiapi's. Default:
+    true."""
 
 
 def source_of(part: MediaPart, path: str, defaults: VideoDefaults) -> MediaSource:

@@ -97,7 +97,7 @@ class Message(Strict):
     """One turn of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    """Who speaks. `developer` is a later word for `system`."""
+    """Who speaks. `developer` is a later name for `system`."""
     content: Content | None = None
     """A text, or parts: texts, images, sounds and videos, in any order. It is optional for the role
     `assistant` alone."""
@@ -116,7 +116,7 @@ class Message(Strict):
         Text parts that follow each other are joined by a line break into one string; the content of
         a message without media is one string. Media are numbered from ``first_media`` on. Missing
         content becomes "", because templates add it to other text; other absent fields are left
-        out. "developer" is OpenAI's later word for "system": templates know the older one, and some
+        out. "developer" is OpenAI's later name for "system": templates know the older one, and some
         silently drop roles that they don't know.
         """
         if isinstance(self.content, list):
@@ -157,7 +157,7 @@ def plain_messages(
     """Return messages as a worker takes them, and where their media come from: the number of each
     is its place there.
 
-    Raises :class:`RequestError` (400) for a part that names no content, or says it twice.
+    Raises :class:`RequestError` (400) for a part that names no content, or names it twice.
     """
     plain: list[dict[str, Any]] = []
     media: list[MediaSource] = []

@@ -26,7 +26,7 @@ def modernized(body: dict[str, Any]) -> dict[str, Any]:
     """Return the body of a chat request in today's shape; the body itself if it has it already.
 
     - ``functions`` and ``function_call`` become ``tools`` and ``tool_choice``.
-    - A tool, or the choice of one, whose name stands beside its type gets its ``function``.
+    - A tool, or the choice of one, whose name is next to its type gets its ``function``.
     - An assistant's ``function_call`` becomes its only tool call, and a message of the role
       ``function`` that call's result.
     - The ``arguments`` of a call that are an object become its JSON text.
@@ -53,7 +53,7 @@ def _tools_of(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _nested(tool: Any) -> Any:
-    """Return a tool, or a choice, with what stands beside its type inside ``function``."""
+    """Return a tool, or a choice, with what is next to its type inside ``function``."""
     if not isinstance(tool, dict) or "function" in tool or "name" not in tool:
         return tool
     if tool.get("type", "function") != "function":

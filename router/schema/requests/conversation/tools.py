@@ -26,7 +26,7 @@ _WORDS: Final[dict[str, ToolChoice]] = {
 
 
 class Function(Strict):
-    """What a model is told of a function."""
+    """What a model learns about a function."""
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
     """1 to 64 letters, digits, `_`, `.` and `-`; each name once."""
@@ -126,7 +126,7 @@ class FunctionFields(Strict):
 
     functions: Annotated[list[Function], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     """The functions of `tools`, by the older name. The answer then has one `function_call` at most,
-    and no `tool_calls`. Without effect beside `tools`. Default: none."""
+    and no `tool_calls`. Without effect together with `tools`. Default: none."""
     function_call: (
         Annotated[
             Annotated[Literal["none", "auto"], Tag(TEXT)] | Annotated[NamedFunction, Tag(OBJECT)],
@@ -185,7 +185,7 @@ def _known(name: str, names: Container[str], param: str) -> str:
     if name not in names:
         raise RequestError(
             ErrorCode.INVALID_VALUE,
-            f"`{param}` is none of the `tools`: {short(name)}.",
+            f"`{param}` is not one of the `tools`: {short(name)}.",
             param=param,
         )
     return name

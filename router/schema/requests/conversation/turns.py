@@ -1,5 +1,5 @@
 """Puts a conversation together of messages as workers take them: those of one role that follow each
-other are one turn, and results of calls that are not there are told as such. Pure.
+other are one turn, and results of unknown calls are marked as such. Pure.
 
 Each text is copied once: a conversation of thousands of messages that is joined one by one would be
 copied thousands of times.
@@ -34,8 +34,8 @@ def joined_texts(parts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def with_stray_results(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
-    """Return a conversation in which the results of calls that it does not have are said by the
-    user, with words about what they are; None if it has no such results.
+    """Return a conversation in which the results of calls that it does not have are shown as the
+    user's, with a note on what they are; None if it has no such results.
 
     Clients send them after they have cut off or summed up the beginning of a conversation. As
     messages of the role ``tool`` they would look like the results of other calls, and some

@@ -27,8 +27,8 @@ class Options(ParameterFields):
     nothing: above all `num_ctx`, since a model's context is configured."""
 
     num_predict: Annotated[int, Field(ge=-2, le=MAX_COUNT)] | None = None
-    """How many tokens the answer has at most. -1 and -2: as many as the context has room for.
-    Default: the model's, else up to the context."""
+    """How many tokens the answer has at most. -1 and -2: as many as fit into the context. Default:
+    the model's, else up to the context."""
     stop: Stops = None
     """Texts that end the answer, and are not in it: one, or up to 64. Default: none."""
     seed: Annotated[int, Field(ge=INT64_MIN, le=INT64_MAX)] | None = None
@@ -56,12 +56,12 @@ class OllamaFields(AnswerFields):
     options: Options | None = None
     """How the answer is made. Default: the model's."""
     think: bool | Literal["low", "medium", "high"] | None = None
-    """Whether, or with how much effort, the model thinks before it answers, for models that can be
-    told. Of a model that does not think, anything but false is a 400. Default: the model's."""
+    """Whether, or with how much effort, the model thinks before it answers, for models that can
+    switch it. Of a model that does not think, anything but false is a 400. Default: the model's."""
     logprobs: bool | None = None
     """The tokens of the answer come with their logprobs. Default: false."""
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    """With `logprobs`, so many of the likeliest tokens are named in the place of each. Default:
+    """With `logprobs`, how many of the likeliest tokens are shown in the place of each. Default:
     none."""
 
     @property

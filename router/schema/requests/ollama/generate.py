@@ -21,7 +21,7 @@ class OllamaGenerateRequest(OllamaFields):
     """The body of POST /api/generate."""
 
     prompt: str | None = None
-    """What the model answers; with `raw`, what it goes on with. None or an empty one: the model is
+    """What the model answers; with `raw`, what it continues. None or an empty one: the model is
     loaded, and with a `keep_alive` of 0 unloaded."""
     system: str | None = None
     """The system prompt. Default: none."""
@@ -32,7 +32,7 @@ class OllamaGenerateRequest(OllamaFields):
     images: Annotated[list[str], Field(max_length=MAX_CALLS)] | None = None
     """Pictures as base64, before the prompt."""
     context: Annotated[list[int], Field(max_length=MOST_NUMBERS, fail_fast=True)] | None = None
-    """The `context` of an earlier answer: the prompt goes on with that conversation, of any model.
+    """The `context` of an earlier answer: the prompt continues that conversation, of any model.
     Pictures are not in it. Default: none."""
     template: str | None = None
     """A text that is not empty is a 400: the prompt has the form of the model's own template."""
@@ -45,7 +45,7 @@ class OllamaGenerateRequest(OllamaFields):
     @cached_property
     def turns(self) -> list[Turn]:
         """The conversation with the prompt as its last turn. Raises :class:`RequestError` for a
-        `context` that is none."""
+        `context` that lmx did not make."""
         try:
             earlier = turns_of(self.context) if self.context else []
             if len(earlier) >= MAX_MESSAGES:
@@ -53,7 +53,7 @@ class OllamaGenerateRequest(OllamaFields):
         except ValueError as error:
             raise RequestError(
                 ErrorCode.INVALID_VALUE,
-                f"`context` is none that lmx has returned: {error}. Send it as it was, or the "
+                f"`context` is not one that lmx has returned: {error}. Send it as it was, or the "
                 "conversation as `messages` to /api/chat.",
                 param="context",
             ) from error
@@ -71,7 +71,7 @@ def parse_ollama_generate(
     if request.suffix:
         raise RequestError(
             ErrorCode.UNSUPPORTED_VALUE,
-            "`suffix` is not supported: write the whole of what the model goes on with into "
+            "`suffix` is not supported: write the whole of what the model continues into "
             "`prompt`, with `raw`.",
             param="suffix",
         )

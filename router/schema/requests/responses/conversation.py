@@ -47,8 +47,8 @@ def conversation_of(
 ) -> Conversation:
     """Return a conversation in the form of a chat request.
 
-    What the assistant said, thought and called between two others is one message, and so are the
-    messages of one other role that follow each other. The first ``earlier`` items are those of
+    What the assistant answered, thought and called between two others is one message, and so are
+    the messages of one other role that follow each other. The first ``earlier`` items are those of
     earlier responses. ``key`` is that of the tokens of thoughts. Items that are no part of a
     conversation are left out. Raises :class:`RequestError` for media that the assistant can't have
     sent, or that name no content.
@@ -156,8 +156,8 @@ def _text_of(part: Part) -> str | None:
 def _seen(
     content: str | Sequence[Part] | None, path: str, media: list[MediaSource]
 ) -> str | list[dict[str, Any]]:
-    """Return what a model reads, sees and hears: one string if that is all text. ``media`` gets
-    where the rest comes from."""
+    """Return the content for a model: one string if that is all text. ``media`` gets where the rest
+    comes from."""
     if content is None or isinstance(content, str):
         return content or ""
     parts: list[dict[str, Any]] = []

@@ -20,7 +20,7 @@ _DEEPEST: Final = 4
 """How often a rule may be within itself, if the regular expression is not too large then."""
 
 _MOST_NODES: Final = 20_000
-"""So many nodes are written in 0.1 s."""
+"""This many nodes are written in 0.1 s."""
 
 _MOST_PATTERN_CHARS: Final = 32_768
 

@@ -135,7 +135,7 @@ class ItemFile(Strict):
 
 
 class ItemAudio(InputAudioPart):
-    """A sound, for models that hear."""
+    """A sound, for models with audio input."""
 
     def media(self, path: str) -> MediaSource:
         """Return where the content of the part at ``path`` comes from. Raises
@@ -174,7 +174,7 @@ class MessageItem(Strict):
     id: str | None = None
     """The item's id."""
     role: Literal["user", "assistant", "system", "developer"]
-    """Who speaks. `developer` is a later word for `system`."""
+    """Who speaks. `developer` is a later name for `system`."""
     content: Content | None = None
     """A text, or parts: texts, and of the user also images, sounds and files."""
 
@@ -188,7 +188,7 @@ class ReasoningItem(Strict):
     id: str | None = None
     """The item's id."""
     summary: Annotated[list[Part], _PARTS] | None = None
-    """The thoughts, where they were asked for as a summary."""
+    """The thoughts, where they were requested as a summary."""
     content: Annotated[list[Part], _PARTS] | None = None
     """The thoughts. They go before those of `encrypted_content` and of `summary`."""
     encrypted_content: str | None = None
@@ -243,7 +243,7 @@ class CallOutputItem(Strict):
 
 
 class AdditionalToolsItem(Strict):
-    """Further tools that the model may call, beside the `tools` of the request."""
+    """Further tools that the model may call, in addition to the `tools` of the request."""
 
     type: Literal["additional_tools"]
     """Further tools."""

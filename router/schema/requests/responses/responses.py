@@ -46,7 +46,7 @@ class ReasoningConfig(Strict):
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     """The model's template gets the nearest effort that it takes. `none` also switches thinking
-    off, where the model can be told to. Default: the model's."""
+    off, where the model can switch it. Default: the model's."""
     summary: Literal["auto", "concise", "detailed", "none"] | None = None
     """With any but `none`, thoughts are sent as a summary: whole, because nothing makes them
     shorter. Default: they are the item's content."""
@@ -130,12 +130,12 @@ class ResponsePromptFields(Strict):
 
     @property
     def cut_tokens(self) -> int | None:
-        """How many tokens at the end of the prompt are taken, in the worker's words."""
+        """How many tokens at the end of the prompt are taken, in the worker's terms."""
         return -1 if self.truncation == "auto" else None
 
 
 class ResponseStreamOptions(Strict):
-    """What a stream has beside the answer."""
+    """What a stream has besides the answer."""
 
     include_obfuscation: bool | None = None
     """It is accepted, and changes nothing."""
@@ -147,7 +147,7 @@ class ResponsesRequest(
     """The body of POST /v1/responses."""
 
     stream_options: ResponseStreamOptions | None = None
-    """What a stream has beside the answer."""
+    """What a stream has besides the answer."""
     background: bool | None = None
     """The response is made whether or not its client waits, and is fetched by its id. It needs
     `store`. Default: false."""

@@ -334,7 +334,7 @@ def _named(
     if name not in called:
         raise RequestError(
             ErrorCode.INVALID_VALUE,
-            f"`{param}.name` is none of the `tools` that lmx knows: {short(tool.name)}.",
+            f"`{param}.name` is not one of the `tools` that lmx knows: {short(tool.name)}.",
             param=f"{param}.name",
         )
     return name
