@@ -100,7 +100,7 @@ class ToyAnswer:
     def writer(self, identity: Identity, beginning: Beginning) -> ToyWriter:
         return ToyWriter(identity, beginning)
 
-    def whole(
+    def complete_answer(
         self,
         identity: Identity,
         beginning: Beginning,
