@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 
-from lmx.router import steps
+from lmx.router import event_loop
 from lmx.router.event_loop import collect_between_steps, generation_due, yield_to_loop
 
 
@@ -63,8 +63,8 @@ async def test_garbage_is_collected_while_pythons_collector_is_off() -> None:
 async def test_the_garbage_of_few_objects_is_collected_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(steps, "_WORTH_OBJECTS", 10**9)
-    monkeypatch.setattr(steps, "_IDLE_INTERVALS", 1)
+    monkeypatch.setattr(event_loop, "_WORTH_OBJECTS", 10**9)
+    monkeypatch.setattr(event_loop, "_IDLE_INTERVALS", 1)
     collecting = asyncio.create_task(collect_between_steps())
     try:
         await asyncio.sleep(0)

@@ -160,7 +160,7 @@ def test_router_listeners_hear_on_after_a_bug(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(event_feed, "_POLL_S", 0.0)
         feed = EventFeed(SimpleNamespace())  # type: ignore[arg-type]
         async with feed.listen() as listener:
-            assert [one.event.seq for one in await listener.take(DEADLINE_S)] == [1]
+            assert [one.event.seq for one in await listener.next_batch(DEADLINE_S)] == [1]
 
     asyncio.run(run())
 

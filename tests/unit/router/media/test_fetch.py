@@ -338,7 +338,7 @@ async def test_one_client_takes_half_of_the_turns_and_no_more() -> None:
                 task.cancel()
             await asyncio.gather(*slow, return_exceptions=True)
             assert await made.fetch(f"{server.url}/", "p", share, "a") == BODY
-            assert made._turns._owners == {}
+            assert made._slots._owners == {}
 
 
 async def test_waiting_for_a_turn_takes_of_the_time() -> None:
