@@ -378,7 +378,7 @@ async def test_a_request_that_its_worker_was_preparing_is_not_tried_on_another(
         await until(lambda: len(first.streams) == 2)
         rig.supervisor.acquire_reply = partial(_always, Acquired("big", "00000101"))
         link = rig.router.workers.link_to("00000100")
-        await until(lambda: any(stream.turn.begun for stream in link._streams.values()))
+        await until(lambda: any(stream.timeout.begun for stream in link._streams.values()))
         await publish(rig, ready("big", "00000101"))
         await rig.supervisor.exited("00000100", "big", cause, "no token for 120 s")
         found, headers, body = await bad
