@@ -19,7 +19,7 @@ from lmx.protocol.host.memory import map_large_blocks
 from lmx.protocol.messages.specs import WorkerSpec
 from lmx.protocol.states import WorkerExit
 from lmx.protocol.wire.codec import decode
-from lmx.worker.life import WorkerLife
+from lmx.worker.lifecycle import WorkerLifecycle
 
 log = structlog.get_logger()
 
@@ -30,9 +30,9 @@ of 5 ms, decode steps of a tiny model took up to five times as long while a prom
 
 async def _serve(spec: WorkerSpec) -> int:
     try:
-        worker = WorkerLife(spec)
+        worker = WorkerLifecycle(spec)
     except (zmq.ZMQError, OSError):
-        log.exception("worker.no_socket", run_dir=spec.run_dir)
+        log.exception("worker.bind_failed", run_dir=spec.run_dir)
         return WorkerExit.HOST
     try:
         return await worker.run()

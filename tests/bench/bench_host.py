@@ -117,9 +117,9 @@ def _make_thin(model: Path, folder: Path) -> Path:
 
 def _measure_checkout(model: Path) -> dict[str, float]:
     try:
-        from lmx.worker.engine.values import ConstraintSource, RowSampling
+        from lmx.worker.engine.values import ConstraintSource, SequenceSampling
     except ModuleNotFoundError:  # An earlier checkout.
-        from lmx.worker.engine import ConstraintSource, RowSampling  # type: ignore[attr-defined,no-redef]
+        from lmx.worker.engine import ConstraintSource, SequenceSampling  # type: ignore[attr-defined,no-redef]
     from lmx.protocol.messages.data import Structure, Thinking
     from lmx.protocol.states import StructureKind
     from tests.support.rigs.engine_rig import EngineRunner, spec_of
@@ -132,17 +132,19 @@ def _measure_checkout(model: Path) -> dict[str, float]:
     figures = {}
     for count in ROWS:
         for way, parameters in _WAYS.items():
-            row_ids = [
+            sequence_ids = [
                 runner.admit(
                     [300 + (97 * row + 13 * place) % 40_000 for place in range(PROMPT_TOKENS)],
-                    RowSampling(**parameters, seed=row),
+                    SequenceSampling(**parameters, seed=row),
                     _ENDLESS,
                     constraint=grammar() if way == "a grammar" else None,
                     top_logprobs=5 if way == "5 logprobs" else None,
                 )
                 for row in range(count)
             ]
-            while min(len(runner.tokens[row_id]) for row_id in row_ids) < WARM_UP_STEPS:
+            while (
+                min(len(runner.tokens[sequence_id]) for sequence_id in sequence_ids) < WARM_UP_STEPS
+            ):
                 runner.step()
             began_s = time.thread_time()
             for _ in range(STEPS):

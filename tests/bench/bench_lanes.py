@@ -109,16 +109,16 @@ class _Rows:
 
         # No prompt is to be held back for the rows that decode.
         self._runner = EngineRunner(spec_of(model, max_decode_stall_s=10))
-        self._row_ids: list[int] = []
+        self._sequence_ids: list[int] = []
 
     def admit(self, prompt: Sequence[int]) -> None:
         """Add a row, and wait until it decodes."""
         from tests.support.rigs.engine_rig import GREEDY
 
-        row_id = self._runner.admit(prompt, GREEDY, _ENDLESS)
-        while not self._runner.tokens[row_id]:
+        sequence_id = self._runner.admit(prompt, GREEDY, _ENDLESS)
+        while not self._runner.tokens[sequence_id]:
             self._runner.step()
-        self._row_ids.append(row_id)
+        self._sequence_ids.append(sequence_id)
 
     def lengthen(self, times: int) -> None:
         """Make the only row so many times as long."""
@@ -136,11 +136,11 @@ class _Rows:
         """Step until the last row has made its tokens of a turn. Returns how long that took, how
         much of this the steps took in which the first row alone made a token, and how many it
         made."""
-        first, last = self._row_ids[0], self._runner.tokens[self._row_ids[-1]]
+        first, last = self._sequence_ids[0], self._runner.tokens[self._sequence_ids[-1]]
         until, took_s, first_s, first_tokens = len(last) + STEPS, 0.0, 0.0, 0
         while len(last) < until:
             began_s = time.perf_counter()
-            made = {token.row_id for token in self._runner.step().tokens}
+            made = {token.sequence_id for token in self._runner.step().tokens}
             step_s = time.perf_counter() - began_s
             took_s += step_s
             first_tokens += first in made

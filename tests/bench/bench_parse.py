@@ -161,7 +161,7 @@ def _prepared_us() -> tuple[float, float]:
             except Exception:
                 return None
 
-        fitting = learn(shown, speaks_of_tools=False)
+        fitting = learn(shown, mentions_tools=False)
 
         def prepare() -> Any:
             return fit(for_template(messages, PLAIN_HISTORY), _TOOLS, fitting)[0]

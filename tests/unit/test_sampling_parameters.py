@@ -14,7 +14,7 @@ from lmx.protocol.messages.specs import WorkerSpec
 from lmx.protocol.models.sampling import PARAMETERS, Parameter
 from lmx.router.schema.requests.sampling import SamplingFields
 from lmx.supervisor.config.model import ModelConfig
-from lmx.worker.engine.values import RowSampling
+from lmx.worker.engine.values import SequenceSampling
 
 
 def described(schema: type[Any], name: str) -> dict[str, Any]:
@@ -41,5 +41,5 @@ def test_it_is_the_same_in_requests_and_in_the_configuration(name: str, known: P
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_it_travels_to_the_worker_and_to_the_row(name: str) -> None:
-    for carrier in (Sampling, WorkerSpec, RowSampling):
+    for carrier in (Sampling, WorkerSpec, SequenceSampling):
         assert name in {field.name for field in fields(carrier)}, carrier

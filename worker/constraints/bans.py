@@ -44,7 +44,7 @@ def ban_rules(
 
 
 class BanConstraint:
-    """Takes banned tokens away from what ``inner`` allows; None: from all tokens.
+    """Removes banned tokens from what ``inner`` allows; None: from all tokens.
 
     Words are looked for in the answer alone: one that the prompt begins is not found. Raises
     ``LmxError`` where no token is left.

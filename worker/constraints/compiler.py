@@ -17,21 +17,21 @@ from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Structure, ToolUse
 from lmx.protocol.states import StructureKind, ToolChoice
 from lmx.worker.constraints.bans import BanConstraint, ban_rules
+from lmx.worker.constraints.error_texts import (
+    LONE_SURROGATE,
+    TOO_COMPLEX,
+    UNSPELLABLE,
+    explain_error,
+    has_lone_surrogate,
+    parts,
+)
 from lmx.worker.constraints.grammar import Form, GrammarConstraint
 from lmx.worker.constraints.probe import LIMITS, verdict
 from lmx.worker.constraints.thinking import ThinkingConstraint, ThinkingRules
 from lmx.worker.constraints.vocabulary import (
     GrammarVocabulary,
     read_vocabulary,
-    takes_grammars,
-)
-from lmx.worker.constraints.words import (
-    LONE_SURROGATE,
-    TOO_COMPLEX,
-    UNSPELLABLE,
-    has_half,
-    in_words,
-    parts,
+    supports_grammars,
 )
 from lmx.worker.engine.values import (
     AnswerCheck,
@@ -45,7 +45,7 @@ from lmx.worker.formats.families.table import family_of
 from lmx.worker.formats.family import Tool
 from lmx.worker.formats.free_text import free_text, never_enforced
 from lmx.worker.formats.grammar import tools_grammar
-from lmx.worker.schemas.cost import MOST_SCHEMA_CHARS, too_costly
+from lmx.worker.schemas.cost import MAX_SCHEMA_CHARS, too_costly
 from lmx.worker.schemas.dialects import SchemaFault
 from lmx.worker.schemas.form import SchemaForm, refused_place, schema_forms
 from lmx.worker.schemas.grammar import (
@@ -68,13 +68,13 @@ _UNKNOWN_FORM: Final = (
 )
 _IN_WORDS: Final = (
     "the model's chat template knows no tools, so that it is asked in words to mark its calls, and "
-    "one that it makes without the mark is not enforced"
+    "one that it makes without the marker is not enforced"
 )
-_MOST_VERDICTS: Final = 512
+_MAX_VERDICTS: Final = 512
 # For all forms of a request, in seconds of the processor: the prompts of others wait meanwhile.
 # Verdicts that are known by then are kept.
-_LONGEST_S: Final = 5.0
-_MOST_PATTERNS: Final = 64
+_MAX_S: Final = 5.0
+_MAX_PATTERNS: Final = 64
 _OF_STRINGS: Final = ("pattern", "minLength", "maxLength", "format")
 _ANY_OBJECT: Final[Mapping[str, Any]] = {"type": "object"}
 # This is what OpenAI means by a function without parameters.
@@ -121,7 +121,7 @@ class ConstraintCompiler:
         Raises ``RequestError`` for a form that is invalid, that can't be enforced, or that takes
         too long.
         """
-        self._until_s = time.thread_time() + _LONGEST_S
+        self._until_s = time.thread_time() + _MAX_S
         maker = self._form(source)
         if not source.allowed_token_ids and not source.bad_words:
             return maker
@@ -145,17 +145,17 @@ class ConstraintCompiler:
             forms.append(Form(matcher))
             remarks += schema.remarks if schema else ()
         if use and (required or (forms and use.choice is ToolChoice.AUTO)):
-            tools, said = self._tools(use, required, call_checks)
+            tools, notes = self._tools(use, required, call_checks)
             grammar = tools_grammar(tools, self._family, not use.one_call, self._vocabulary.special)
             matched = self._matcher([grammar], "tools")
             forms.append(Form(matched, open_end=not use.one_call))
-            remarks += said
+            remarks += notes
         marked = False
         if use and not forms and _asks_strictly(use):
-            matched, said, marked = self._strict_calls(use, call_checks)
+            matched, notes, marked = self._strict_calls(use, call_checks)
             if matched is not None:
                 forms.append(Form(matched))
-            remarks += said
+            remarks += notes
         limited = source.thinking.budget_tokens is not None
         rules = self._rules(source) if forms or limited else None
         if not forms and rules is None:
@@ -178,7 +178,7 @@ class ConstraintCompiler:
         if structure.kind is StructureKind.JSON_SCHEMA:
             return self._schema(structure)
         vocabulary = self._vocabulary
-        if not structure.text.isascii() and has_half(structure.text):
+        if not structure.text.isascii() and has_lone_surrogate(structure.text):
             raise invalid(structure.param, LONE_SURROGATE)
         if structure.kind is StructureKind.CHOICE:
             for index, choice in enumerate(choices_of(structure)):
@@ -194,7 +194,7 @@ class ConstraintCompiler:
         refused = None
         try:
             schema = read_schema(structure)
-            for form in schema_forms(schema, self._takes):
+            for form in schema_forms(schema, self._accepts):
                 grammar = schema_grammar(form.schema, space(structure))
                 try:
                     self._check_texts(form.schema, structure.param)
@@ -208,9 +208,9 @@ class ConstraintCompiler:
         assert refused is not None
         raise refused
 
-    def _takes(self, schema: Mapping[str, Any]) -> bool:
-        """Return whether llguidance accepts a small schema. It is asked for none after the time of
-        the request."""
+    def _accepts(self, schema: Mapping[str, Any]) -> bool:
+        """Return whether llguidance accepts a small schema. After the time of the request it
+        accepts none."""
         if time.thread_time() > self._until_s:
             return False
         grammar = json.dumps({"grammars": [schema_grammar(schema, ONE_LINE_SPACE)]})
@@ -238,10 +238,10 @@ class ConstraintCompiler:
     ) -> tuple[LLMatcher | None, list[str], bool]:
         """Compile the form of an answer that may be any text or call tools, some of them strict.
 
-        Returns None if the calls can't be enforced; what to tell people; and whether text is a call
-        only after a mark. Adds to ``checks``.
+        Returns None if the calls can't be enforced; the remarks for people; and whether text is a
+        call only after a marker. Adds to ``checks``.
         """
-        if not takes_grammars(self._tokenizer):
+        if not supports_grammars(self._tokenizer):
             return None, [self._lenient(_NO_GRAMMARS)], False
         if self._tool_parser is None and "tools" in str(self._tokenizer.chat_template):
             return None, [self._lenient(_UNKNOWN_FORM)], False
@@ -261,7 +261,7 @@ class ConstraintCompiler:
         return self._matcher([made.grammar], "tools"), remarks, marked
 
     def _lenient(self, reason: str) -> str:
-        """Return the sentence that says that not all strict calls are enforced, and log it once."""
+        """Return the remark that not all strict calls are enforced, and log it once."""
         if reason not in self._logged:
             self._logged.add(reason)
             log.warning("tool_calls.strict_not_enforced", reason=reason)
@@ -273,7 +273,7 @@ class ConstraintCompiler:
     def _tools(
         self, use: ToolUse, required: bool, checks: dict[str, AnswerCheck]
     ) -> tuple[list[Tool], list[str]]:
-        """Return the tools that may be called, and what to tell people. Arguments that can't be
+        """Return the tools that may be called, and the remarks for people. Arguments that can't be
         enforced are an error if a call is required or the function is strict; otherwise any object
         is allowed. Adds to ``checks``."""
         tools = []
@@ -288,8 +288,8 @@ class ConstraintCompiler:
                 remarks += [f"{param}: {one}" for one in form.remarks]
                 if form.check is not None:
                     checks[function["name"]] = form.check
-        if sum(len(json.dumps(tool.parameters)) for tool in tools) > MOST_SCHEMA_CHARS:
-            reason = f"their schemas have more than {MOST_SCHEMA_CHARS} characters together"
+        if sum(len(json.dumps(tool.parameters)) for tool in tools) > MAX_SCHEMA_CHARS:
+            reason = f"their schemas have more than {MAX_SCHEMA_CHARS} characters together"
             raise invalid("tools", reason)
         if not tools:
             raise RequestError(
@@ -305,7 +305,7 @@ class ConstraintCompiler:
         """Return the schema of a function's arguments, and its form if the schema was changed."""
         if parameters is None:
             return _NO_ARGUMENTS, None
-        # Arguments are always an object, whatever else the schema says.
+        # Arguments are always an object, whatever else the schema states.
         try:
             schema = {"type": "object", **without_prose(parameters)}
             if schema["type"] != "object":
@@ -330,7 +330,7 @@ class ConstraintCompiler:
         """Return a form that enforces arguments which llguidance can't express directly."""
         refused = None
         try:
-            for form in schema_forms(schema, self._takes):
+            for form in schema_forms(schema, self._accepts):
                 try:
                     self._check_arguments(form.schema, param, schema)
                 except RequestError as error:
@@ -357,18 +357,18 @@ class ConstraintCompiler:
         lark: bool = False,
     ) -> LLMatcher:
         """Return a matcher at its beginning. Raises ``RequestError``, with the place in ``schema``,
-        which the client wrote. ``lark`` as for :func:`in_words`."""
+        which the client wrote. ``lark`` as for :func:`explain_error`."""
         vocabulary = self._vocabulary
         text = json.dumps({"grammars": list(grammars)})
         if reason := self._verdict(text, lark=lark):
-            place = f", at {refused_place(schema, self._takes)}" if schema is not None else ""
+            place = f", at {refused_place(schema, self._accepts)}" if schema is not None else ""
             raise invalid(param, reason + place)
         matcher = LLMatcher(vocabulary.tokenizer, text, log_level=0, limits=LIMITS)
         # This is done here, once, and not for each row on the engine thread.
         mask = vocabulary.masks.new()
         matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if matcher.is_error():
-            raise invalid(param, in_words(matcher.get_error(), lark=lark))
+            raise invalid(param, explain_error(matcher.get_error(), lark=lark))
         return matcher
 
     def _verdict(self, grammars: str, *, lark: bool = False) -> str | None:
@@ -380,7 +380,7 @@ class ConstraintCompiler:
             found = verdict(grammars, self._vocabulary, lark=lark)
             if not found.counted:
                 return found.fault
-            if len(self._verdicts) >= _MOST_VERDICTS:
+            if len(self._verdicts) >= _MAX_VERDICTS:
                 self._verdicts.clear()
             self._verdicts[key] = found.fault
         return self._verdicts[key]
@@ -396,7 +396,7 @@ class ConstraintCompiler:
             for text in _texts(part):
                 if not self._vocabulary.spells(json.dumps(text, ensure_ascii=False)[1:-1]):
                     raise invalid(param + path, UNSPELLABLE)
-            if isinstance(part.get("pattern"), str) and patterns < _MOST_PATTERNS:
+            if isinstance(part.get("pattern"), str) and patterns < _MAX_PATTERNS:
                 patterns += 1
                 string = {key: part[key] for key in _OF_STRINGS if key in part}
                 grammar = schema_grammar({"type": "string", **string}, ONE_LINE_SPACE)
@@ -406,17 +406,17 @@ class ConstraintCompiler:
     def _rules(self, source: ConstraintSource) -> ThinkingRules | None:
         """Return how the model thinks before it answers; None if it doesn't. It reads the
         vocabulary."""
-        marks = self._reasoning
-        if marks is None or (source.thinking.enabled is False and not source.thinking_open):
+        markers = self._reasoning
+        if markers is None or (source.thinking.enabled is False and not source.thinking_open):
             return None
         budget = source.thinking.budget_tokens
         if self._thinking is None:
             vocabulary = self._vocabulary
-            start, end = vocabulary.marks(marks.start, marks.end)
+            start, end = vocabulary.markers(markers.start, markers.end)
             self._thinking = ThinkingRules(
                 start,
                 end,
-                self._end_tokens(marks.end),
+                self._end_tokens(markers.end),
                 vocabulary.token_bytes,
                 None,
                 # If whole answers have a form, the text between thinking and answer is a part of

@@ -15,7 +15,7 @@ from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from lmx.protocol.errors import ErrorCode, LmxError
-from lmx.worker.constraints.words import in_words
+from lmx.worker.constraints.error_texts import explain_error
 
 Mask = NDArray[np.uint32]
 
@@ -92,7 +92,7 @@ class GrammarConstraint:
 
     A form that is complete allows only EOS. With an open end it allows any token; a token that does
     not continue the form ends the answer, and after it only EOS is allowed. Raises ``LmxError`` for
-    a token that no form allows; and if a grammar turns out to be too complex to go on, or to ask
+    a token that no form allows; and if a grammar turns out to be too complex to continue, or to ask
     for text that the model can't spell. If that shows early, it is found before the answer begins.
     """
 
@@ -154,7 +154,7 @@ def _broken(matcher: LLMatcher) -> LmxError:
     return LmxError(
         ErrorCode.STRUCTURE_NOT_ENFORCEABLE,
         "The answer can't be held to its form any further: "
-        f"{in_words(matcher.get_error())}. Change the form, or leave it out.",
+        f"{explain_error(matcher.get_error())}. Change the form, or leave it out.",
     )
 
 

@@ -15,9 +15,9 @@ from typing import Final, NamedTuple
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits
 
+from lmx.worker.constraints.error_texts import TOO_COMPLEX, UNSPELLABLE, explain_error
 from lmx.worker.constraints.grammar import Mask
 from lmx.worker.constraints.vocabulary import GrammarVocabulary
-from lmx.worker.constraints.words import TOO_COMPLEX, UNSPELLABLE, in_words
 
 LIMITS: Final = LLParserLimits(
     max_grammar_size=50_000,
@@ -41,7 +41,7 @@ _STEPS: Final = 24
 _CLOSING_SHARE: Final = 0.3
 # For all of it, seconds of the processor: a busy machine does not make a grammar complex. The
 # engine thread pays such masks for each token, and stops everybody's streams meanwhile.
-_LONGEST_S: Final = 1.0
+_MAX_S: Final = 1.0
 
 
 class Verdict(NamedTuple):
@@ -56,14 +56,14 @@ class Verdict(NamedTuple):
 
 def verdict(grammars: str, vocabulary: GrammarVocabulary, *, lark: bool = False) -> Verdict:
     """Return whether answers can be held to llguidance's grammars, which are given as JSON.
-    ``lark`` as for :func:`in_words`."""
-    until_s = time.thread_time() + _LONGEST_S
+    ``lark`` as for :func:`explain_error`."""
+    until_s = time.thread_time() + _MAX_S
     matcher = LLMatcher(vocabulary.tokenizer, grammars, log_level=0, limits=_PROBED)
     if not matcher.is_error():
         # The first mask is where a grammar with too many alternatives fails.
         _fill(matcher, vocabulary.masks.new())
     if matcher.is_error():
-        return Verdict(in_words(matcher.get_error(), lark=lark))
+        return Verdict(explain_error(matcher.get_error(), lark=lark))
     for seed in range(_WALKS):
         found = _walk(matcher.deep_copy(), vocabulary, seed, until_s)
         if found.fault:
@@ -80,13 +80,13 @@ def _walk(matcher: LLMatcher, vocabulary: GrammarVocabulary, seed: int, until_s:
         mask = masks.new()
         _fill(matcher, mask)
         if matcher.is_error():
-            return Verdict(in_words(matcher.get_error()))
+            return Verdict(explain_error(matcher.get_error()))
         mask = masks.cut(mask)
         token = _drawn(mask & ~masks.end, vocabulary, draw)
         if token is None:
             return Verdict(None if mask.any() else UNSPELLABLE)
         if not matcher.consume_token(token):
-            return Verdict(in_words(matcher.get_error()))
+            return Verdict(explain_error(matcher.get_error()))
     return Verdict(None)
 
 

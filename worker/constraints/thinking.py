@@ -15,7 +15,7 @@ from lmx.worker.constraints.grammar import (
     allowed,
     forbidden,
 )
-from lmx.worker.constraints.marks import LINE_BREAKS, Mark, leading
+from lmx.worker.constraints.markers import LINE_BREAKS, Marker, leading
 
 # Models write a line break or two after their thinking, which no grammar contains. Without a
 # bound a row at a high temperature writes nothing else.
@@ -39,14 +39,14 @@ class _Phase(Enum):
 class ThinkingRules:
     """How a model thinks before its answer."""
 
-    start: Mark
+    start: Marker
     """What begins the thinking."""
-    end: Mark
+    end: Marker
     """What ends it."""
     end_tokens: tuple[int, ...]
     """The tokens that are written to end it when the budget is spent."""
     token_bytes: Callable[[int], bytes]
-    """Returns the bytes of a token, as the marks have them."""
+    """Returns the bytes of a token, as the markers have them."""
     budget_tokens: int | None
     line_breaks: bool = True
     """Whether line breaks may come between the thinking and the answer."""
@@ -84,11 +84,11 @@ class ThinkingConstraint:
         self._vocab = masks
         self._rules = rules
         self._phase = _Phase.THINKING if thinking_open else _Phase.BEFORE
-        # While opening: the constraint as if this was the answer; and how many bytes of the mark
+        # While opening: the constraint as if this was the answer; and how many bytes of the marker
         # were read.
         self._other: GrammarConstraint | None = None
         self._read = 0
-        # The last bytes of the thinking, in which the mark that ends it may have begun.
+        # The last bytes of the thinking, in which the marker that ends it may have begun.
         self._last = b""
         self._thought = 0
         # How many tokens of the end have been written because the budget is spent.
@@ -122,7 +122,7 @@ class ThinkingConstraint:
             case _Phase.AFTER if self._is_break(token):
                 self._breaks += 1
             case _:
-                self._go_on(self._answer, token)
+                self._continue_answer(self._answer, token)
 
     def fork(self) -> ThinkingConstraint:
         twin = ThinkingConstraint(
@@ -155,7 +155,7 @@ class ThinkingConstraint:
                 self._other.accept(token)
             self._opened(token, data)
         elif self._answer or not allowed(self._vocab.line_breaks, token):
-            self._go_on(self._answer, token)
+            self._continue_answer(self._answer, token)
 
     def _open(self, token: int) -> None:
         data = self._rules.token_bytes(token)
@@ -166,10 +166,10 @@ class ThinkingConstraint:
         else:
             if self._answer and not self._other:
                 raise forbidden(token)
-            self._go_on(self._other, token)
+            self._continue_answer(self._other, token)
 
     def _continues(self, data: bytes) -> bool:
-        """Return whether ``data`` goes on with the mark that begins the thinking."""
+        """Return whether ``data`` continues the marker that begins the thinking."""
         rest = self._rules.start.data[self._read :]
         return bool(data) and (rest.startswith(data) or data.startswith(rest))
 
@@ -187,7 +187,7 @@ class ThinkingConstraint:
         if self._read >= len(start):
             self._phase = _Phase.THINKING
             self._other = None
-            self._thinks(token, behind)
+            self._read_thinking(token, behind)
 
     def _think(self, token: int) -> None:
         if self._spent():
@@ -196,11 +196,11 @@ class ThinkingConstraint:
             self._forced += 1
         elif self._answer and token in self._vocab.eos_token_ids:
             raise forbidden(token)
-        if not self._thinks(token, self._rules.token_bytes(token)) and not self._forced:
+        if not self._read_thinking(token, self._rules.token_bytes(token)) and not self._forced:
             self._thought += 1
 
-    def _thinks(self, token: int, data: bytes) -> bool:
-        """Take bytes of the thinking. Returns whether they end it."""
+    def _read_thinking(self, token: int, data: bytes) -> bool:
+        """Read bytes of the thinking. Returns whether they end it."""
         end = self._rules.end.data
         thought, found, behind = (self._last + data).partition(end)
         if not found:
@@ -212,7 +212,7 @@ class ThinkingConstraint:
         self._breaks += bool(behind)
         return True
 
-    def _go_on(self, answer: GrammarConstraint | None, token: int) -> None:
+    def _continue_answer(self, answer: GrammarConstraint | None, token: int) -> None:
         self._answer = answer
         self._other = None
         self._phase = _Phase.ANSWER

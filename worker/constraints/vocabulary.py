@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.worker.constraints.grammar import TokenMasks, pack
-from lmx.worker.constraints.marks import Mark, find_tokens
+from lmx.worker.constraints.markers import Marker, marker_tokens
 from lmx.worker.formats.family import SpecialTokens
 
 _CLOSING: Final = ('"', "}", "]", ")", '"}', '"]')
@@ -41,13 +41,13 @@ class GrammarVocabulary:
         data: bytes = self.tokenizer.decode_bytes([token])
         return data
 
-    def marks(self, *texts: str) -> list[Mark]:
-        """Return marks, in whose texts special tokens have their names."""
+    def markers(self, *texts: str) -> list[Marker]:
+        """Return markers, in whose texts special tokens have their names."""
         tokens = range(self.tokenizer.vocab_size)
         listed = sorted((data, token) for token in tokens if (data := self.token_bytes(token)))
         ids = self.special.ids
         return [
-            find_tokens(
+            marker_tokens(
                 b"".join(
                     self.token_bytes(ids[part]) if part in ids else part.encode()
                     for part in self.special.split(text)
@@ -76,7 +76,7 @@ class GrammarVocabulary:
         return reached[-1]
 
 
-def takes_grammars(tokenizer: Any) -> bool:
+def supports_grammars(tokenizer: Any) -> bool:
     """Return whether a tokenizer is of a kind with which grammars work."""
     return isinstance(tokenizer, PreTrainedTokenizerFast)
 
@@ -86,7 +86,7 @@ def read_vocabulary(tokenizer: Any, size: int, eos_token_ids: frozenset[int]) ->
 
     Raises ``RequestError`` for a tokenizer that is not one of the ``tokenizers`` library.
     """
-    if not takes_grammars(tokenizer):
+    if not supports_grammars(tokenizer):
         raise RequestError(
             ErrorCode.UNSUPPORTED_VALUE,
             "This model's tokenizer is of a kind that structures, enforced tools and thinking "

@@ -1,12 +1,12 @@
 """What a worker needs of an engine: its interfaces.
 
 An engine is always loaded: a *factory*, named by a worker's spec, loads a model and returns an
-:class:`Engine`, which says what can be asked of it. There are four interfaces:
+:class:`Engine`, which has what can be asked of it. There are four interfaces:
 
 - :class:`Resident`: every engine. It is in memory, and can give some of that back.
 - :class:`TaskEngine`: every engine. It answers requests that are no generation.
 - :class:`Generator`: an engine of a model that writes. It decodes a batch of rows.
-- :class:`Transcriber`: an engine of a model that writes down what it hears.
+- :class:`Transcriber`: an engine of a model that transcribes speech.
 
 Two threads call an engine. An engine needs no lock as long as the calls of one thread touch nothing
 that the calls of the other write:
@@ -32,7 +32,7 @@ from lmx.worker.engine.values import (
     EncodedPrompt,
     ModelFacts,
     PromptSource,
-    RowRequest,
+    SequenceRequest,
     StepOutput,
     TaskPlan,
 )
@@ -69,7 +69,7 @@ class Generator(Protocol):
         """
 
     def constrain(self, source: ConstraintSource) -> ConstraintMaker | None:
-        """Compile what a request's rows must keep to; None: nothing. Prompt thread.
+        """Compile the constraint of a request's rows; None: nothing. Prompt thread.
 
         Raises ``RequestError`` for a structure that is invalid or can't be enforced.
         """
@@ -77,10 +77,9 @@ class Generator(Protocol):
     def detokenizer(
         self, markers: bool, after: Sequence[int] = (), *, special: bool = False
     ) -> Detokenizer:
-        """Return a fresh one for a new row, whose text goes on after the tokens ``after``.
-        Engine thread.
+        """Return a fresh one for a new row, whose text follows the tokens ``after``. Engine thread.
 
-        Special tokens are no text; with ``markers`` those are that tell tool calls and
+        Special tokens are no text; with ``markers`` those are that separate tool calls and
         reasoning from content, with ``special`` all.
         """
 
@@ -91,7 +90,7 @@ class Generator(Protocol):
         """Return whether ``admit`` may be called now; the caller keeps the number of rows.
         Engine thread."""
 
-    def admit(self, row: RowRequest) -> None:
+    def admit(self, row: SequenceRequest) -> None:
         """Begin a row. It may end by itself after ``max_tokens`` tokens, for no other reason.
         Engine thread."""
 
@@ -102,7 +101,7 @@ class Generator(Protocol):
         Blocks until the work is done, so that its progress is real. Called while a row lives.
         """
 
-    def remove(self, row_id: int) -> None:
+    def remove(self, sequence_id: int) -> None:
         """Forget a row wherever it is, and free its KV cache; ignores a row that has ended.
         Engine thread."""
 
@@ -110,11 +109,12 @@ class Generator(Protocol):
         """Return what is computed already and was not returned yet, and begin nothing. The caller
         handles it as the output of ``step``. Engine thread."""
 
-    def preempt(self, row_id: int) -> Sequence[int] | None:
-        """Remove a row that is to be admitted again later (:attr:`RowRequest.made_tokens`), and
-        return the tokens of its answer that ``step`` and ``flush`` have returned, of its whole
-        life. What it has computed is kept where there is room; after a ``flush``, all of it can be
-        used again. None: such a row can't come back, and it is left as it is. Engine thread."""
+    def preempt(self, sequence_id: int) -> Sequence[int] | None:
+        """Remove a row that is to be admitted again later
+        (:attr:`SequenceRequest.generated_tokens`), and return the tokens of its answer that
+        ``step`` and ``flush`` have returned, of its whole life. What it has computed is kept where
+        there is memory; after a ``flush``, all of it can be used again. None: such a row can't come
+        back, and it is left as it is. Engine thread."""
 
 
 class TaskEngine(Protocol):
@@ -132,7 +132,7 @@ class TaskEngine(Protocol):
 
 
 class Transcriber(Protocol):
-    """A model that writes down what it hears."""
+    """A model that transcribes speech."""
 
     def transcribe(self, task: Transcribe, sound: Sound) -> TaskPlan:
         """Check a task, and cut it into pieces. ``sound`` has the rate that the model's facts ask
@@ -168,10 +168,10 @@ class Resident(Protocol):
         ends. This is the last call, also after another method has raised."""
 
     def memory_bytes(self) -> int:
-        """Return the bytes that the engine holds, caches included; 0 if it can't tell."""
+        """Return the bytes that the engine holds, caches included; 0 if that is unknown."""
 
     def peak_memory_bytes(self) -> int:
-        """Return the most that it has held, also between two calls; 0 if it can't tell."""
+        """Return the most that it has held, also between two calls; 0 if that is unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningMarkers:
-    """The marks that a model writes before and after its thinking."""
+    """The markers that a model writes before and after its thinking."""
 
     start: str
     """The text that begins it."""
     end: str
     """The text that ends it."""
     only_first: bool = False
-    """Whether an answer can only begin with the thinking: marks that are words of a language may
+    """Whether an answer can only begin with the thinking: markers that are words of a language may
     stand in any text."""
     answer: tuple[str, str] = ("", "")
-    """The marks before and behind an answer that follows the thinking; "" where there is none. They
-    are no part of the answer."""
+    """The markers before and behind an answer that follows the thinking; "" if there are no such
+    markers. They are no part of the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +102,12 @@ def capabilities(facts: ModelFacts) -> tuple[str, ...]:
 
 _WRONG_KIND: Final[Mapping[ModelKind, str]] = {
     ModelKind.CHAT: "This model writes answers; it makes no embeddings, ranks no documents and "
-    "writes down no speech: name a model of the kind that does.",
+    "transcribes no speech: name a model of the kind that does.",
     ModelKind.EMBEDDING: "This model only makes vectors: use /v1/embeddings, or name another model "
     "here.",
     ModelKind.RERANK: "This model only ranks documents: use /v1/rerank, or name another model "
     "here.",
-    ModelKind.TRANSCRIPTION: "This model only writes down what it hears: use "
+    ModelKind.TRANSCRIPTION: "This model only transcribes speech: use "
     "/v1/audio/transcriptions, or name another model here.",
 }
 
@@ -140,7 +140,7 @@ class PromptSource:
     """Whether the prompt ends where an answer begins; otherwise it ends with the last message,
     which is useful for counting."""
     continue_final_message: bool = False
-    """Whether the prompt ends with the text of the last message, which the answer goes on with."""
+    """Whether the prompt ends with the text of the last message, which the answer continues."""
     media: Sequence[Media] = ()
     """The pictures, sounds and videos of ``messages``, whose parts name them by their numbers."""
     media_params: Sequence[str] = ()
@@ -171,8 +171,8 @@ class PromptMedia(Protocol):
         """Give back what only the reading of the prompt needs, which is nearly all of it."""
 
     def restore(self, again: PromptMedia) -> None:
-        """Take what was released from the media of the same prompt, which was encoded again. Raises
-        ``ValueError`` if they are not the same."""
+        """Restore what was released, from the media of the same prompt, which was encoded again.
+        Raises ``ValueError`` if they are not the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ class EncodedPrompt:
     """The fields of the request that change nothing, because this model can't do what they ask."""
 
 
-# --- What an answer must keep to ------------------------------------------------------------------
+# --- Constraints ----------------------------------------------------------------------------------
 
 
 class Constraint(Protocol):
@@ -207,7 +207,7 @@ class Constraint(Protocol):
         """
 
     def accept(self, token: int) -> None:
-        """Take the token that the row got."""
+        """Note the token that the row got."""
 
     def fork(self) -> Constraint:
         """Return a copy in the same state that develops on its own: for the beams of a search."""
@@ -241,7 +241,7 @@ class AnswerCheck(Protocol):
 
     def __call__(self, text: str, left_s: Callable[[], float] | None = ..., /) -> str | None:
         """Return what is wrong with an answer; None if nothing is. Raises :class:`Unchecked` when
-        ``left_s`` says that no seconds are left for it."""
+        ``left_s`` returns that no seconds are left for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +259,7 @@ class ConstraintMaker:
     """Check the part of functions' arguments that the constraint does not enforce, by function
     name."""
     marked_calls: bool = False
-    """Whether text is a call only after the mark with which the family's calls begin."""
+    """Whether text is a call only after the marker with which the family's calls begin."""
 
     def __call__(self) -> Constraint:
         """Return a row's constraint, at its beginning; there must be something to enforce. Prompt
@@ -272,7 +272,7 @@ class ConstraintMaker:
 
 
 @dataclass(frozen=True, slots=True)
-class RowSampling:
+class SequenceSampling:
     """How one row draws its tokens.
 
     :mod:`lmx.protocol.models.sampling` describes the parameters; the defaults here are the values
@@ -311,16 +311,16 @@ class BeamSearch:
 
 
 @dataclass(frozen=True, slots=True)
-class RowRequest:
-    """One sequence to generate."""
+class SequenceRequest:
+    """One sequence to generate, which takes a row of the batch."""
 
-    row_id: int
+    sequence_id: int
     """Unique for the life of the engine; a row that was preempted comes back under its own."""
     prompt: Sequence[int]
     """At least one token."""
     max_tokens: int
     """The row ends after this many tokens; with 0, which no search has, when its prompt is read."""
-    sampling: RowSampling
+    sampling: SequenceSampling
     constraint: Constraint | None = None
     """None: every token is allowed."""
     top_logprobs: int | None = None
@@ -335,10 +335,10 @@ class RowRequest:
     """How tokens may be drafted ahead."""
     cache_salt: str = ""
     """Rows share cached prefixes only with rows of the same salt and the same adapter."""
-    made_tokens: int = 0
-    """How many of the last tokens of ``prompt`` belong to the row's own answer, which it goes on
-    with after it was preempted: draws, penalties and ``min_tokens`` take them for that,
-    ``max_tokens`` does not count them, and ``constraint`` has accepted them already."""
+    generated_tokens: int = 0
+    """How many of the last tokens of ``prompt`` belong to the row's own answer, which it continues
+    after it was preempted: draws, penalties and ``min_tokens`` take them for that, ``max_tokens``
+    does not count them, and ``constraint`` has accepted them already."""
     adapter: str = ""
     """The adapter that is applied to the model for this row: one of those in
     :attr:`ModelFacts.adapters` that can be used. Empty: none."""
@@ -348,9 +348,9 @@ class RowRequest:
     """Prompts of rows of a lower value are read first."""
 
     @property
-    def made(self) -> Sequence[int]:
-        """The tokens of its answer that it had made when it was preempted."""
-        return self.prompt[len(self.prompt) - self.made_tokens :]
+    def generated(self) -> Sequence[int]:
+        """The tokens of its answer that it had generated when it was preempted."""
+        return self.prompt[len(self.prompt) - self.generated_tokens :]
 
     @property
     def places(self) -> int:
@@ -370,10 +370,10 @@ class TokenScores(NamedTuple):
     alone."""
 
 
-class RowToken(NamedTuple):
-    """A token that a row made."""
+class GeneratedToken(NamedTuple):
+    """A token that a row generated."""
 
-    row_id: int
+    sequence_id: int
     token: int
     scores: TokenScores | None = None
     """None where the row asked for no logprobs."""
@@ -390,20 +390,20 @@ class Hypothesis(NamedTuple):
     """One for each token; empty where the row asked for no logprobs."""
 
 
-class RowStarted(NamedTuple):
+class PrefillFinished(NamedTuple):
     """A row's prefill is done."""
 
-    row_id: int
+    sequence_id: int
     cached_tokens: int
     """How many tokens of its prompt needed no computing."""
     prompt_scores: Sequence[TokenScores] = ()
     """Where asked for, one for each prompt token but the first."""
 
 
-class RowDrafts(NamedTuple):
+class DraftCounts(NamedTuple):
     """What became of the tokens that were drafted for a row in one step."""
 
-    row_id: int
+    sequence_id: int
     drafted_tokens: int
     """How many tokens were drafted."""
     accepted_tokens: int
@@ -415,17 +415,17 @@ class StepOutput:
     """The output of one step, which the engine fills on the way. If all of it is empty, the step
     made no progress."""
 
-    tokens: list[RowToken] = field(default_factory=list)
+    tokens: list[GeneratedToken] = field(default_factory=list)
     """A row has no token in a step, or one, or with speculation several, in order."""
     prefill_tokens: int = 0
     """How many prompt tokens were processed."""
-    started: list[RowStarted] = field(default_factory=list)
+    started: list[PrefillFinished] = field(default_factory=list)
     """A row is listed here before or with its first token."""
     failed: list[tuple[int, Exception]] = field(default_factory=list)
     """Rows that ended with an error; they have been removed."""
     found: list[tuple[int, Sequence[Hypothesis]]] = field(default_factory=list)
     """Rows whose beam search has ended; they have been removed."""
-    drafts: list[RowDrafts] = field(default_factory=list)
+    drafts: list[DraftCounts] = field(default_factory=list)
     search_tokens: int = 0
     """By how many tokens beam searches became longer; they show no tokens before they end."""
     media_tokens: int = 0

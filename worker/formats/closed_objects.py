@@ -34,7 +34,7 @@ class _Place(NamedTuple):
 
 def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return a schema in which each object with ``properties`` accepts only those, unless its
-    ``additionalProperties`` says otherwise.
+    ``additionalProperties`` allows others.
 
     An object that several schemas describe together (``allOf`` and the like) stays as it is:
     closing one of them would forbid members that the others require. Raises ``RecursionError``.

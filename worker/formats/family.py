@@ -74,23 +74,23 @@ Reader = Callable[[TextFeed, PartSink], Steps[bool]]
 call. Returns False if no part of the text is a call."""
 
 AnswerReader = Callable[[TextFeed, PartSink, bool], Steps[None]]
-"""Reads a whole answer. The last argument says whether it begins inside the thinking."""
+"""Reads a whole answer. The last argument is whether it begins inside the thinking."""
 
 CallWriter = Callable[[Rules, Tool, SpecialTokens], str | None]
 """Returns the grammar of a call as Lark; None if the family's form can't express the call."""
 
 
 class CallForm(NamedTuple):
-    """A way to write calls, with a mark with which they begin."""
+    """A way to write calls, with a marker with which they begin."""
 
     start: str
-    """The mark that begins a call or several of them."""
+    """The marker that begins a call or several of them."""
     end: str
-    """The mark that ends them. If it is "", they end by themselves."""
+    """The marker that ends them. If it is "", they end by themselves."""
     read: Reader
     """Reads on after ``start``, up to and including ``end``."""
     tokens: tuple[str, ...] = ()
-    """Special tokens between the two marks."""
+    """Special tokens between the two markers."""
 
 
 class CallGrammar(NamedTuple):
@@ -110,7 +110,7 @@ class CallGrammar(NamedTuple):
 
 
 class UnmarkedForm(NamedTuple):
-    """How a call without any mark is written. It is all of an answer."""
+    """How a call without any marker is written. It is all of an answer."""
 
     before: str
     """The regular expression of the text up to the object of arguments, with ``{}`` in place of
@@ -153,16 +153,16 @@ class Family:
     """A special token, and the grammar for vocabularies that don't have it."""
 
     read_bare: Reader | None = None
-    """Reads calls without any mark at the beginning of an answer, if the family writes such
+    """Reads calls without any marker at the beginning of an answer, if the family writes such
     calls."""
 
     unmarked: UnmarkedForm | None = None
-    """How the model itself writes calls, if it puts no mark before them."""
+    """How the model itself writes calls, if it puts no marker before them."""
 
     answer: AnswerForm | None = None
     """How whole answers are written. None: as content, with marked reasoning and calls in it."""
 
-    template_marks: tuple[tuple[str, ...], ...] = ()
+    template_markers: tuple[tuple[str, ...], ...] = ()
     """Texts by which a chat template is recognised: all texts of one group must be in it. Empty for
     a family that mlx-vlm's registry recognises by its template."""
 

@@ -1,7 +1,7 @@
 """The grammar of an answer of any text, in which tool calls are held to their form. Pure.
 
-The text is free until a call begins: by a special token, by a mark that is ordinary text and may
-come in any number of tokens, or, for a family without marks, by the call's own first characters.
+The text is free until a call begins: by a special token, by a marker that is ordinary text and may
+come in any number of tokens, or, for a family without markers, by the call's own first characters.
 From there on the grammar of the calls holds (:mod:`lmx.worker.formats.grammar`).
 """
 
@@ -37,7 +37,7 @@ class FreeText(NamedTuple):
     """Why some calls, or all, are not held to their form: a part of a sentence for people. Empty:
     all are."""
     marked: bool = True
-    """Whether text is a call only after the mark with which the family's calls begin."""
+    """Whether text is a call only after the marker with which the family's calls begin."""
 
 
 def free_text(
@@ -46,8 +46,8 @@ def free_text(
     """Return the grammar of an answer of any text with calls of these tools in it.
 
     The answer may end at any place outside a call. Without ``parallel`` it ends after the first
-    call. The marks of other forms of calls are no part of its text, so that no call is made in one
-    of those.
+    call. The markers of other forms of calls are no part of its text, so that no call is made in
+    one of those.
     """
     rules = Rules()
     if fault := never_enforced(family, special):
@@ -57,18 +57,18 @@ def free_text(
     if family.unmarked is not None:
         start = _unmarked(rules, tools, family, family.unmarked, special)
         remark = (
-            "this model puts no mark before its calls, so that only a call with which an answer "
+            "this model puts no marker before its calls, so that only a call with which an answer "
             f"begins in exactly this form is enforced: {family.unmarked.enforced}"
         )
         return FreeText(lark_grammar(rules, start), remark, marked=False)
     _, form, _ = written_calls(tools, family, special)
-    mark = (JSON_TOOLS if form is JSON_CALLS else family).calls[0]
-    if mark.start != family.calls[0].start:
+    marker = (JSON_TOOLS if form is JSON_CALLS else family).calls[0]
+    if marker.start != family.calls[0].start:
         return FreeText(
             None,
             "the form of this model's calls can't express the arguments of one of the functions",
         )
-    return FreeText(_marked(tools, family, parallel, special, form, mark))
+    return FreeText(_marked(tools, family, parallel, special, form, marker))
 
 
 def never_enforced(family: Family, special: SpecialTokens) -> str:
@@ -89,18 +89,18 @@ def _marked(
     parallel: bool,
     special: SpecialTokens,
     form: CallGrammar,
-    mark: CallForm,
+    marker: CallForm,
 ) -> Grammar:
-    begun = SpecialTokens(special.ids, special.ends, begun=mark.start)
+    begun = SpecialTokens(special.ids, special.ends, begun=marker.start)
     rules, _, call = written_calls(tools, family, begun)
     free = _Free.write(rules, family, special)
     more = ""
     if form.close and form.several and parallel:
         more = f" ({special.lark(form.between)} {call})*"
-    head = free.before(rules, mark.start, special)
+    head = free.before(rules, marker.start, special)
     block = f"{head} {begun.lark(form.open)} {call}{more} {special.lark(form.close)}"
-    if not parallel or (mark.end == "" and form.close):
-        # After an array without an end mark the reader takes further objects for calls too.
+    if not parallel or (marker.end == "" and form.close):
+        # After an array without an end marker the reader takes further objects for calls too.
         return lark_grammar(rules, f"{free.rest} | {block}")
     return lark_grammar(rules, f"({block})* {free.rest}")
 
@@ -140,14 +140,14 @@ class _Free(NamedTuple):
         """Add the rules. ``without`` is a regular expression that matches none of the text."""
         forms = call_forms(family)
         starts = {form.start for form in forms}
-        marks = {text for form in forms for text in (form.start, form.end, *form.tokens)}
+        markers = {text for form in forms for text in (form.start, form.end, *form.tokens)}
         unwanted = f"{_ANY}({'|'.join(map(escaped, sorted(starts)))}){_ANY}"
         unwanted += f"|{without}" if without else ""
         text = rules.terminal(f"/{_ANY}/ & ~/{unwanted}/")
-        tokens = _other_tokens(special, marks)
+        tokens = _other_tokens(special, markers)
         if not tokens:
             return cls(text, "", "")
-        # The reader sees no token between two pieces of text: together they must be no mark.
+        # The reader sees no token between two pieces of text: together they must be no marker.
         begun = {start[:length] for start in starts for length in range(1, len(start))}
         cut = rules.terminal(f"{text} & ~/{_ANY}({'|'.join(map(escaped, sorted(begun)))})/")
         return cls(text, f"({cut} {tokens})*", f"({tokens})*")
@@ -157,26 +157,26 @@ class _Free(NamedTuple):
         """Lark for text up to the end of the answer."""
         return f"{self.lead} {self.text}"
 
-    def before(self, rules: Rules, mark: str, special: SpecialTokens) -> str:
+    def before(self, rules: Rules, marker: str, special: SpecialTokens) -> str:
         """Return Lark for text up to and including ``mark``."""
-        parts = special.split(mark)
+        parts = special.split(marker)
         if parts[0] in special.ids:
-            return f"{self.rest} {special.lark(mark)}"
+            return f"{self.rest} {special.lark(marker)}"
         text = rules.terminal(f"{self.text} {quoted(parts[0])}")
         if len(parts) == 1:
-            # The text ends as soon as it has the mark.
+            # The text ends as soon as it has the marker.
             text = rules.rule(text, "[lazy]")
-        return " ".join([self.lead, text, special.lark(mark.removeprefix(parts[0]))])
+        return " ".join([self.lead, text, special.lark(marker.removeprefix(parts[0]))])
 
 
-def _other_tokens(special: SpecialTokens, marks: Iterable[str]) -> str:
+def _other_tokens(special: SpecialTokens, markers: Iterable[str]) -> str:
     """Return Lark for a special token that neither ends an answer nor is a part of one of
-    ``marks``; "" if there is none."""
-    marks = tuple(marks)
+    ``marks``; "" if no token is left."""
+    markers = tuple(markers)
     ids = sorted(
         number
         for name, number in special.ids.items()
-        if number not in special.ends and not any(name in mark for mark in marks)
+        if number not in special.ends and not any(name in marker for marker in markers)
     )
     ranges: list[list[int]] = []
     for number in ids:

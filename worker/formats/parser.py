@@ -26,31 +26,31 @@ _QUOTES: Final = ("`", '"', "'")
 class OutputParser:
     """Splits text that comes in pieces; the joined parts don't depend on how the text is cut.
 
-    Reasoning is the text between the model's two marks; without an end mark it extends to the end
-    of the text. Once there is content behind a thought, the marks are content too, until a call: an
-    answer may be about them. A mark in quotes does not end a thought. Line breaks right inside the
-    marks, and between the last mark and the content, are dropped: models write them around the
-    marks, not for the reader. An end mark without a start mark is dropped, and so are the marks
-    around an answer that follows the thinking. If the marks are words, only an answer that begins
-    with them begins with reasoning.
+    Reasoning is the text between the model's two markers; without an end marker it extends to the
+    end of the text. Once there is content behind a thought, the markers are content too, until a
+    call: an answer may be about them. A marker in quotes does not end a thought. Line breaks right
+    inside the markers, and between the last marker and the content, are dropped: models write them
+    around the markers, not for the reader. An end marker without a start marker is dropped, and so
+    are the markers around an answer that follows the thinking. If the markers are words, only an
+    answer that begins with them begins with reasoning.
 
     The parser looks for calls only with ``tools``. Arguments come in fragments if the form allows
     it, otherwise whole. White space before, after and between calls is dropped, except before
     further content. A call that the end of the text cuts off is dropped, except for the part that
     was passed on already. A malformed call, or one of an unknown tool, becomes content, with its
-    marks; if its arguments go wrong only after their beginning was passed on, they are closed so
+    markers; if its arguments go wrong only after their beginning was passed on, they are closed so
     that they are JSON, and the rest is content. Calls in a thought are a part of it, unless nothing
     follows them and the thought has no end: the model forgot it (``open_calls``). Without
     ``parallel`` everything after the first call is dropped. If the family writes such calls,
-    content may also begin with calls without marks: JSON or Python, bare or fenced, that names one
-    of the tools.
+    content may also begin with calls without markers: JSON or Python, bare or fenced, that names
+    one of the tools.
 
     With ``calls_only``, which is used if a grammar enforces a call, there is no content: text that
     is neither reasoning nor a call is a call that was cut off, or the end of the answer. A first
     call that was cut off before its name is one of ``only``, the single tool that may be called,
     without arguments; if several may be, its text is content after all. ``either`` means that an
     answer is content or calls, and that everything after calls is dropped. With ``marked_calls``
-    there are no calls without marks.
+    there are no calls without markers.
     """
 
     __slots__ = (
@@ -106,7 +106,7 @@ class OutputParser:
         self._read_bare: Reader | None = None if marked_calls or not tools else family.read_bare
         self._space = ""
         self._holds_space = False
-        # The mark behind the answer, and white space: no part of it if nothing else follows.
+        # The marker behind the answer, and white space: no part of it if nothing else follows.
         self._tail = ""
         self._trim = False
         self._wrote = False
@@ -136,7 +136,7 @@ class OutputParser:
 
     @property
     def undecided(self) -> bool:
-        """Whether text is held back that may be the beginning of a mark."""
+        """Whether text is held back that may be the beginning of a marker."""
         return not self._feed.is_read
 
     @property
@@ -179,10 +179,10 @@ class OutputParser:
         if self._only is None:
             return [Part(DeltaKind.CONTENT, text)]
         self._sink.begin_call(self._only)
-        return self._sink.take()
+        return self._sink.next_parts()
 
     def _parts(self) -> list[Part]:
-        parts = self._sink.take()
+        parts = self._sink.next_parts()
         if self._calls_only or (self._either and self.called):
             return [part for part in parts if part.kind is not DeltaKind.CONTENT]
         return parts
@@ -196,49 +196,52 @@ class OutputParser:
         ends = {form.end for form in self._forms if form.end}
         thinking = (self._reasoning.start, self._reasoning.end) if self._reasoning else ("", "")
         opening, closing = self._reasoning.answer if self._reasoning else ("", "")
-        marks = tuple(mark for mark in (*thinking, opening, closing, *starts, *ends) if mark)
+        markers = tuple(
+            marker for marker in (*thinking, opening, closing, *starts, *ends) if marker
+        )
         thought = opened = False
         if thinking_open and self._reasoning:
             thought = yield from self._think(self._reasoning)
         while True:
             if self._read_bare is not None and not self._wrote:
                 yield from self._bare_calls(self._read_bare)
-            mark = yield from self._feed.until(marks, self._write)
-            if mark is None:
+            marker = yield from self._feed.until(markers, self._write)
+            if marker is None:
                 break
-            if self._reasoning and mark == self._reasoning.start and self._may_think:
+            if self._reasoning and marker == self._reasoning.start and self._may_think:
                 self._space = ""
                 thought = yield from self._think(self._reasoning)
-            elif mark in starts:
-                yield from self._read_calls(starts[mark])
-            elif mark == opening and thought and not self._wrote:
+            elif marker in starts:
+                yield from self._read_calls(starts[marker])
+            elif marker == opening and thought and not self._wrote:
                 self._trim = self._holds_space = opened = True
-            elif mark == closing and opened:
+            elif marker == closing and opened:
                 tail, self._tail = self._tail, ""
                 if tail:
                     self._write(tail)
-                self._tail, self._space = self._space + mark, ""
-            elif mark in ends and (mark == self._kept_end or not self.called):
+                self._tail, self._space = self._space + marker, ""
+            elif marker in ends and (marker == self._kept_end or not self.called):
                 self._kept_end = ""
-                self._write(mark)
-            elif mark not in ends and (mark not in thinking or not self._may_think):
-                self._write(mark)
+                self._write(marker)
+            elif marker not in ends and (marker not in thinking or not self._may_think):
+                self._write(marker)
         if not self._after_call and not self._tail:
             self._sink.content(self._space)
 
     @property
     def _may_think(self) -> bool:
-        """Whether a mark of the thinking is one here, and not a part of the content."""
+        """Whether a marker of the thinking is one here, and not a part of the content."""
         assert self._reasoning is not None
         return not (self._answering or (self._reasoning.only_first and self._wrote))
 
-    def _think(self, marks: ReasoningMarkers) -> Steps[bool]:
-        """Read from after the start mark until after the end mark. Returns whether there is one."""
+    def _think(self, markers: ReasoningMarkers) -> Steps[bool]:
+        """Read from after the start marker until after the end marker. Returns whether there is
+        one."""
         thought = _Thought(self._sink.reasoning)
         trial: _Trial | None = None
         starts = {form.start for form in self._forms if self._tries_calls}
 
-        def give(text: str) -> None:
+        def emit(text: str) -> None:
             nonlocal trial
             if trial is not None and trial.add(text):
                 return
@@ -247,23 +250,23 @@ class OutputParser:
 
         self._sink.kind = DeltaKind.REASONING
         while True:
-            mark = yield from self._feed.until((marks.start, marks.end, *starts), give)
-            if mark is None:
+            marker = yield from self._feed.until((markers.start, markers.end, *starts), emit)
+            if marker is None:
                 break
-            if mark == marks.end:
+            if marker == markers.end:
                 quote = trial.text[-1:] if trial is not None else thought.last
                 if quote in _QUOTES and (yield from self._feed.char()) == quote:
-                    give(mark)
+                    emit(marker)
                     continue
                 if trial is not None:
                     thought.add(trial.text)
                 self._sink.kind = DeltaKind.CONTENT
                 self._trim = self._thought = True
                 return True
-            if mark in starts and trial is None:
+            if marker in starts and trial is None:
                 trial = _Trial(self._open_calls())
-            if mark in starts or trial is not None:
-                give(mark)
+            if marker in starts or trial is not None:
+                emit(marker)
         if trial is not None and trial.finish():
             for part in trial.parts:
                 if part.call is not None and part.call.name is not None:
@@ -276,7 +279,7 @@ class OutputParser:
         return False
 
     def _bare_calls(self, read: Reader) -> Steps[None]:
-        """Read calls without any mark at the beginning of content."""
+        """Read calls without any marker at the beginning of content."""
         self._feed.mark()
         if (yield from read(self._feed, self._sink)):
             self._read_bare = None
@@ -286,7 +289,7 @@ class OutputParser:
         self._calls_end()
 
     def _read_calls(self, form: CallForm) -> Steps[None]:
-        """Read from after the form's start mark until after its end mark."""
+        """Read from after the form's start marker until after its end marker."""
         feed, sink = self._feed, self._sink
         calls = sink.calls
         self._kept_end = ""
@@ -298,7 +301,7 @@ class OutputParser:
         if whole or sink.calls > calls:
             self._space = ""
         self._calls_end()
-        # The reader may have gone on behind an end mark, in what looked like a string.
+        # The reader may have gone on behind an end marker, in what looked like a string.
         if not whole and feed.ended and not (form.end and form.end in rest):
             # A limit or a stop string has cut the text off: the text of a call is no content.
             log.debug("tool_call.cut_off", characters=len(rest))
@@ -310,12 +313,12 @@ class OutputParser:
                 self._kept_end = form.end
             self._write(rest)
 
-    def _skip_doubled(self, mark: str) -> Steps[None]:
-        """Read the mark that was just read as often as it comes again."""
+    def _skip_doubled(self, marker: str) -> Steps[None]:
+        """Read the marker that was just read as often as it comes again."""
         while True:
             space = yield from self._feed.skip()
-            if not (yield from self._feed.starts((mark,))):
-                self._feed.untake(len(space))
+            if not (yield from self._feed.starts((marker,))):
+                self._feed.unread(len(space))
                 return
 
     def _calls_end(self) -> None:
@@ -326,9 +329,9 @@ class OutputParser:
             self._trim = not self._wrote
 
     def _write(self, text: str) -> None:
-        """Add content. White space at its end is held back if a call, or a mark, may follow."""
+        """Add content. White space at its end is held back if a call, or a marker, may follow."""
         if self._tail:
-            # The answer goes on behind what looked like its end, or it has ended.
+            # The answer continues behind what looked like its end, or it has ended.
             if not text.strip():
                 self._tail += text
                 return
@@ -347,12 +350,12 @@ class OutputParser:
 
 
 class _Thought:
-    """The text of a thought, without the line breaks right inside its marks."""
+    """The text of a thought, without the line breaks right inside its markers."""
 
-    __slots__ = ("_blank", "_give", "_held", "last")
+    __slots__ = ("_blank", "_emit", "_held", "last")
 
-    def __init__(self, give: Callable[[str], None]) -> None:
-        self._give = give
+    def __init__(self, emit: Callable[[str], None]) -> None:
+        self._emit = emit
         self._held = ""
         self._blank = True
         self.last = ""
@@ -364,11 +367,11 @@ class _Thought:
         self._blank = self._blank and not text
         body = text.rstrip(_BREAKS)
         self._held = text[len(body) :]
-        self._give(body)
+        self._emit(body)
 
     def finish(self) -> None:
-        """Add the line breaks at the end: no mark follows them."""
-        self._give(self._held)
+        """Add the line breaks at the end: no marker follows them."""
+        self._emit(self._held)
 
 
 class _Trial:
@@ -385,11 +388,11 @@ class _Trial:
     def add(self, text: str) -> bool:
         """Return whether all text up to here may be calls and nothing else."""
         self.text += text
-        return self._take(self._parser.add(text))
+        return self._add_parts(self._parser.add(text))
 
     def finish(self) -> bool:
         """Return whether all text was whole calls."""
-        if not self._take(self._parser.finish()) or not self._parser.called:
+        if not self._add_parts(self._parser.finish()) or not self._parser.called:
             return False
         arguments: list[str] = []
         for part in self.parts:
@@ -398,7 +401,7 @@ class _Trial:
             arguments[-1] += part.text
         return all(map(_is_json, arguments))
 
-    def _take(self, parts: Sequence[Part]) -> bool:
+    def _add_parts(self, parts: Sequence[Part]) -> bool:
         self.parts += parts
         return all(part.kind is DeltaKind.TOOL_CALL for part in parts)
 

@@ -1,4 +1,4 @@
-"""The marks with which families of models enclose their thinking."""
+"""The markers with which families of models enclose their thinking."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lmx.worker.formats.families import harmony
 
 
 class ThinkingForm(NamedTuple):
-    """The marks of a family."""
+    """The markers of a family."""
 
     start: str
     end: str
@@ -17,7 +17,7 @@ class ThinkingForm(NamedTuple):
     """The special token with which ``start`` begins, if it is not all of ``start``. Models whose
     vocabulary has no such token don't have this form."""
     only_first: bool = False
-    """Whether the marks are words, which may also stand in any answer."""
+    """Whether the markers are words, which may also stand in any answer."""
 
 
 FORMS: Final = (
@@ -52,8 +52,8 @@ FORMS: Final = (
     ThinkingForm("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", only_first=True),
 )
 
-# The marks around an answer that follows the thinking: Hunyuan and GLM-4.1V; Granite 3.3 and ERNIE;
-# OpenThinker.
+# The markers around an answer that follows the thinking: Hunyuan and GLM-4.1V; Granite 3.3 and
+# ERNIE; OpenThinker.
 _ANSWERS: Final = (
     ("<answer>", "</answer>"),
     ("<response>", "</response>"),
@@ -62,9 +62,9 @@ _ANSWERS: Final = (
 
 
 def find_markers(tokenizer: Any) -> ReasoningMarkers | None:
-    """Return the marks of the model's thinking; None if it doesn't think.
+    """Return the markers of the model's thinking; None if it doesn't think.
 
-    Both marks are tokens that occur in the chat template or were added to the vocabulary on
+    Both markers are tokens that occur in the chat template or were added to the vocabulary on
     purpose; or else they are ordinary text, of any number of tokens, and the template has one of
     them, or both if they are words. For gpt-oss and Gemma 4 ``start`` is longer than its token, and
     after gpt-oss's ``end`` comes the header of another message, not the answer.
@@ -74,7 +74,7 @@ def find_markers(tokenizer: Any) -> ReasoningMarkers | None:
     template = str(tokenizer.chat_template or "")
     for form in FORMS:
         tokens = {form.token or form.start, form.end}
-        shown = [mark in template for mark in (form.start, form.end)]
+        shown = [marker in template for marker in (form.start, form.end)]
         if tokens <= vocabulary.keys():
             found = any(shown) or tokens <= added.keys()
         elif form.only_first:
@@ -87,5 +87,5 @@ def find_markers(tokenizer: Any) -> ReasoningMarkers | None:
 
 
 def _answer_marks(template: str) -> tuple[str, str]:
-    found = (pair for pair in _ANSWERS if all(mark in template for mark in pair))
+    found = (pair for pair in _ANSWERS if all(marker in template for marker in pair))
     return next(found, ("", ""))

@@ -28,21 +28,21 @@ log = structlog.get_logger()
 
 _T = TypeVar("_T")
 
-_FIRST_LOOK_S: Final = 0.05
+_FIRST_CHECK_S: Final = 0.05
 """Requests that take no longer are never checked: only broken ones take longer."""
 
-_LOOK_INTERVAL_S: Final = 0.02
+_CHECK_INTERVAL_S: Final = 0.02
 _KILL_WAIT_S: Final = 5.0
 
-MOST_TIMES: Final = 2.0
-"""On a busy machine an exchange may take up to so many times as long as its time-out says."""
+MAX_SLOWDOWN: Final = 2.0
+"""On a busy machine an exchange may take this many times its time-out."""
 
-_OUTSIDE: Final = frozenset({-signal.SIGKILL, -signal.SIGTERM})
+_KILLED_FROM_OUTSIDE: Final = frozenset({-signal.SIGKILL, -signal.SIGTERM})
 """What nothing in the process itself ends it with: somebody, or the system, which is out of
 memory."""
 
 _OWN_LIMITS: Final = frozenset({-signal.SIGALRM, -signal.SIGXCPU})
-_LAST_MOMENT_S: Final = 0.2
+_EXIT_WAIT_S: Final = 0.2
 
 _SOCKET_BYTES: Final = 1 << 20
 """How much of a reply the system holds at a time. By default macOS holds 8 KiB, which would make
@@ -57,7 +57,7 @@ class ChildEndedError(Exception):
 
     @property
     def died(self) -> bool:
-        """Whether a signal ended it that is none of its own limits."""
+        """Whether a signal ended it that is not one of its own limits."""
         return self.status is not None and self.status < 0 and self.status not in _OWN_LIMITS
 
 
@@ -77,13 +77,13 @@ class ChildProcess:
         self,
         module: str,
         arguments: tuple[str, ...],
-        most_memory_bytes: int,
+        max_memory_bytes: int,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """The module is started with ``arguments``, with a socket as its stdin and with the
         ``environment``; None: that of this process."""
         self._command = (sys.executable, "-P", "-m", module, *arguments)
-        self._most_memory_bytes = most_memory_bytes
+        self._max_memory_bytes = max_memory_bytes
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
@@ -91,12 +91,12 @@ class ChildProcess:
 
     @property
     def pid(self) -> int | None:
-        """The process; None while there is none."""
+        """The process; None if it is not running."""
         return self._process.pid if self._process is not None else None
 
     @property
     def memory_bytes(self) -> int:
-        """What the process takes now; 0 while there is none. From any thread."""
+        """What the process takes now; 0 if it is not running. From any thread."""
         pid = self.pid
         return 0 if pid is None else _memory_bytes(pid)
 
@@ -126,7 +126,7 @@ class ChildProcess:
         """Return what ``talk`` returns, which sends one request and reads its reply, and has
         ``timeout_s`` for that.
 
-        If a signal ends the process that is none of its own limits, ``talk`` is called once more
+        If a signal ends the process that is not one of its own limits, ``talk`` is called once more
         with a new one. Raises :class:`ChildEndedError`, ``OSError`` if no process can be started,
         and INSUFFICIENT_MEMORY if the second one was killed from outside.
         """
@@ -136,12 +136,12 @@ class ChildProcess:
         except ChildEndedError as error:
             if not error.died or self._is_over:
                 raise
-            log.warning("child.died", program=self._command[3], status=error.status)
+            log.warning("child.crashed", program=self._command[3], status=error.status)
         try:
             with self._exchange(timeout_s) as exchange:
                 return talk(exchange)
         except ChildEndedError as error:
-            if error.status not in _OUTSIDE or self._is_over:
+            if error.status not in _KILLED_FROM_OUTSIDE or self._is_over:
                 raise
             log.error("child.killed", program=self._command[3], status=error.status)
             raise UnavailableError(
@@ -164,11 +164,11 @@ class ChildProcess:
                 self._socket,
                 self._process.pid,
                 timeout_s,
-                self._most_memory_bytes,
+                self._max_memory_bytes,
             )
         except ChildEndedError as error:
             if not isinstance(error, ChildTimeoutError | ChildMemoryError):
-                error.status = self._own_end()
+                error.status = self._exit_status()
             self.close()
             raise
         except BaseException:
@@ -182,13 +182,13 @@ class ChildProcess:
         if process is not None:
             process.kill()
 
-    def _own_end(self) -> int | None:
+    def _exit_status(self) -> int | None:
         """Return how the process ended; None if it has not. Its socket may be closed a moment
         before it has ended."""
         if self._process is None:
             return None
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return self._process.wait(_LAST_MOMENT_S)
+            return self._process.wait(_EXIT_WAIT_S)
         return None
 
     def close(self) -> None:
@@ -209,7 +209,7 @@ class Exchange:
     """One request to a process and its reply. The methods block until the time is over at most, and
     raise :class:`ChildEndedError`.
 
-    The time in which the process waits for a processor does not count, up to ``MOST_TIMES`` the
+    The time in which the process waits for a processor does not count, up to ``MAX_SLOWDOWN`` the
     time-out in all: on a busy machine the request is not to blame for it.
     """
 
@@ -218,14 +218,14 @@ class Exchange:
         stream: socket.socket,
         pid: int,
         timeout_s: float,
-        most_memory_bytes: int,
+        max_memory_bytes: int,
     ) -> None:
         self._socket = stream
         self._pid = pid
         self._timeout_s = timeout_s
-        self._most_memory_bytes = most_memory_bytes
-        self._wait_s = _FIRST_LOOK_S
-        self._began_s = self._looked_s = time.monotonic()
+        self._max_memory_bytes = max_memory_bytes
+        self._wait_s = _FIRST_CHECK_S
+        self._began_s = self._checked_s = time.monotonic()
         self._processor_wait: ProcessorWait | None = None
         self._waited_s = 0.0
 
@@ -242,7 +242,7 @@ class Exchange:
             try:
                 rest = rest[self._socket.send(rest) :]
             except TimeoutError:
-                self._look()
+                self._check()
             except OSError as error:
                 raise ChildEndedError from error
 
@@ -259,7 +259,7 @@ class Exchange:
             try:
                 count = self._socket.recv_into(rest)
             except TimeoutError:
-                self._look()
+                self._check()
                 continue
             except OSError as error:
                 raise ChildEndedError from error
@@ -267,29 +267,29 @@ class Exchange:
                 raise ChildEndedError
             rest = rest[count:]
 
-    def _look(self) -> None:
-        """Look after the process, which makes us wait."""
-        self._wait_s = _LOOK_INTERVAL_S
+    def _check(self) -> None:
+        """Check the process, which takes long."""
+        self._wait_s = _CHECK_INTERVAL_S
         now = time.monotonic()
         if self._processor_wait is None:
             self._processor_wait = ProcessorWait(self._pid)
             return
-        if now - self._looked_s >= LOOK_EVERY_S or self.spent_s >= self._timeout_s:
-            self._looked_s = now
+        if now - self._checked_s >= LOOK_EVERY_S or self.spent_s >= self._timeout_s:
+            self._checked_s = now
             self._waited_s += self._processor_wait.more_s()
-            _wake(self._pid)
-        if max(self.spent_s, (now - self._began_s) / MOST_TIMES) >= self._timeout_s:
+            _resume_stopped(self._pid)
+        if max(self.spent_s, (now - self._began_s) / MAX_SLOWDOWN) >= self._timeout_s:
             raise ChildTimeoutError
-        if _memory_bytes(self._pid) > self._most_memory_bytes:
+        if _memory_bytes(self._pid) > self._max_memory_bytes:
             raise ChildMemoryError
 
 
-def _wake(pid: int) -> None:
-    """Let a process go on that something else has stopped (SIGSTOP)."""
+def _resume_stopped(pid: int) -> None:
+    """Resume a process that something else has stopped (SIGSTOP)."""
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
         if process.status() == psutil.STATUS_STOPPED:
-            log.warning("child.woken", pid=pid)
+            log.warning("child.resumed", pid=pid)
             process.resume()
 
 
@@ -300,4 +300,4 @@ def _memory_bytes(pid: int) -> int:
     try:
         return int(psutil.Process(pid).memory_info().rss)
     except psutil.Error:
-        return 0  # It has ended; its socket says so.
+        return 0  # It has ended, which its socket shows.

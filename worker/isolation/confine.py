@@ -16,16 +16,16 @@ def ignore_terminal() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def limit_memory(most_bytes: int) -> None:
-    """Make allocations of more than ``most_bytes`` beyond what is there already fail at once. Not
-    on macOS, which counts other mappings too: there the worker watches the process."""
+def limit_memory(max_bytes: int) -> None:
+    """Make allocations of more than ``max_bytes`` beyond what is there already fail at once. Not on
+    macOS, which counts other mappings too: there the worker watches the process."""
     if sys.platform != "linux":
         return
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
     except OSError:
-        return  # A sandbox without /proc: the worker's eye is left.
-    limit_bytes = pages * resource.getpagesize() + most_bytes
+        return  # A sandbox without /proc: the worker's checks are left.
+    limit_bytes = pages * resource.getpagesize() + max_bytes
     resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
 
 

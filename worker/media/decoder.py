@@ -18,7 +18,7 @@ from lmx.protocol.messages.media import MediaItem
 from lmx.protocol.models.decode_limits import DecodeLimits
 from lmx.protocol.states import MediaKind
 from lmx.worker.isolation.child import (
-    MOST_TIMES,
+    MAX_SLOWDOWN,
     ChildEndedError,
     ChildMemoryError,
     ChildProcess,
@@ -36,14 +36,14 @@ log = structlog.get_logger()
 
 _DEFAULT_FPS: Final = 1.0
 _ALARM_GRACE_S: Final = 2.0
-_LONGEST_REASON: Final = 4096
+_MAX_REASON: Final = 4096
 
 _NOUNS: Final = {MediaKind.IMAGE: "image", MediaKind.AUDIO: "sound", MediaKind.VIDEO: "video"}
 
-_PASSED_ON: Final = (
+_INHERITED_VARIABLES: Final = (
     *("DYLD_", "LANG", "LC_", "LD_", "LMX_HOME", "PATH", "PYTHON", "TMPDIR", "VIRTUAL_ENV"),
 )
-"""How the variables begin that a Python program needs, and the one that tells whose process it is.
+"""How the variables begin that a Python program needs, and the one that shows whose process it is.
 The others, which may be secrets, stay where no file of a stranger is read."""
 
 
@@ -63,7 +63,9 @@ class MediaDecoder:
     def __init__(self, limits: DecodeLimits | None = None) -> None:
         self._limits = limits or DecodeLimits()
         environment = {
-            name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)
+            name: value
+            for name, value in os.environ.items()
+            if name.startswith(_INHERITED_VARIABLES)
         }
         self._child = ChildProcess(
             "lmx.worker.media.decoding.main",
@@ -76,12 +78,12 @@ class MediaDecoder:
 
     @property
     def pid(self) -> int | None:
-        """The process that decodes; None while there is none."""
+        """The process that decodes; None if it is not running."""
         return self._child.pid
 
     @property
     def memory_bytes(self) -> int:
-        """What the process takes now; 0 while there is none. From any thread."""
+        """What the process takes now; 0 if it is not running. From any thread."""
         return self._child.memory_bytes
 
     def start(self) -> None:
@@ -91,16 +93,17 @@ class MediaDecoder:
     def decode(
         self, items: Sequence[MediaItem], blobs: Sequence[Any], needs: MediaNeeds
     ) -> tuple[Media, ...]:
-        """Return what a model sees and hears of ``items``, whose files are ``blobs``: objects that
-        have a buffer.
+        """Return the decoded media of ``items``, whose files are ``blobs``: objects that have a
+        buffer.
 
-        Whether the model takes those kinds, and so many, is not checked here. Blocks, but no longer
-        than the deadline of a request, or ``MOST_TIMES`` as long where the machine is busy. Raises
-        ``RequestError`` that names the item's ``param``: for a file that can't be decoded, one that
-        has more than is taken, and when the time is over. Raises ``OSError`` if no process can be
-        started, or if it can't begin, and INSUFFICIENT_MEMORY if it was killed from outside, twice.
+        Whether the model takes those kinds, and that many, is not checked here. Blocks, but no
+        longer than the deadline of a request, or ``MAX_SLOWDOWN`` as long where the machine is
+        busy. Raises ``RequestError`` that names the item's ``param``: for a file that can't be
+        decoded, one that has more than is taken, and when the time is over. Raises ``OSError`` if
+        no process can be started, or if it can't begin, and INSUFFICIENT_MEMORY if it was killed
+        from outside, twice.
         """
-        until_s = time.monotonic() + MOST_TIMES * self._limits.deadline_s
+        until_s = time.monotonic() + MAX_SLOWDOWN * self._limits.deadline_s
         left_s, left_bytes = self._limits.deadline_s, self._limits.request_bytes
         found: list[Media] = []
         for item, blob in zip(items, blobs, strict=True):
@@ -122,7 +125,7 @@ class MediaDecoder:
     def _decode(
         self, item: MediaItem, blob: Any, needs: MediaNeeds, timeout_s: float, left_bytes: int
     ) -> _Done:
-        order = self._order(item, needs, MOST_TIMES * timeout_s + _ALARM_GRACE_S)
+        order = self._order(item, needs, MAX_SLOWDOWN * timeout_s + _ALARM_GRACE_S)
         began_s = time.monotonic()
         try:
             reply = self._child.ask(
@@ -156,14 +159,14 @@ class MediaDecoder:
         )
 
     def _order(self, item: MediaItem, needs: MediaNeeds, timeout_s: float) -> DecodeOrder:
-        heard = item.kind is MediaKind.AUDIO or (
-            item.kind is MediaKind.VIDEO and needs.hears_video and item.use_audio_in_video
+        wants_sound = item.kind is MediaKind.AUDIO or (
+            item.kind is MediaKind.VIDEO and needs.audio_in_video and item.use_audio_in_video
         )
         limits = (item.max_frames, needs.max_frames, self._limits.frames)
         return DecodeOrder(
             item.kind,
             item.form,
-            rate_hz=needs.sample_rate_hz if heard else None,
+            rate_hz=needs.sample_rate_hz if wants_sound else None,
             fps=item.fps or _DEFAULT_FPS,
             max_frames=min(limit for limit in limits if limit is not None),
             min_pixels=item.min_pixels,
@@ -180,7 +183,7 @@ class MediaDecoder:
         exchange.send(payload)
         exchange.send(blob)
         number, length = REPLY_HEAD.unpack(exchange.read(REPLY_HEAD.size))
-        if length > _LONGEST_REASON:
+        if length > _MAX_REASON:
             raise ChildEndedError
         data = exchange.read(length)
         try:
@@ -188,7 +191,7 @@ class MediaDecoder:
             if outcome is Outcome.DECODED:
                 return self._result(exchange, order, item, ResultHead.decode(data), left_bytes)
         except (ValueError, struct.error) as error:
-            # A file has taken the process over: it would not say such a thing itself.
+            # A file has taken the process over: it would not send this itself.
             raise ChildEndedError from error
         match outcome:
             case Outcome.REFUSED:

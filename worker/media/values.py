@@ -78,7 +78,7 @@ class Sound:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Video:
-    """Frames of a video, and its sound where the model hears it. Raises ``ValueError`` for an array
+    """Frames of a video, and its sound where the model takes it. Raises ``ValueError`` for an array
     of another form, and if there is not one time for each frame."""
 
     frames: npt.NDArray[np.uint8]
@@ -88,7 +88,7 @@ class Video:
     duration_s: float
     """How long the whole video takes, which is longer than the time of the last frame."""
     sound: Sound | None = None
-    """Its sound from its beginning; None if it has none, or if nobody hears it."""
+    """Its sound from its beginning; None if it has none, or if the model doesn't take it."""
     digest: bytes = field(init=False)
     """The SHA-256 of the size, the frames, the times, the duration and the sound."""
 
@@ -119,13 +119,13 @@ class MediaNeeds:
     kinds: frozenset[MediaKind]
     """The kinds that it takes; the others are refused."""
     sample_rate_hz: int | None = None
-    """The rate of the sounds that it hears; None for a model that hears none."""
+    """The rate of the sounds that it takes; None for a model that takes none."""
     max_items: Mapping[MediaKind, int] = field(default_factory=dict)
     """How many items of a kind one request may have; a kind that is not listed has no limit of the
     model's own."""
     max_frames: int | None = None
     """How many frames of a video it takes at most; None: no limit of the model's own."""
-    hears_video: bool = False
+    audio_in_video: bool = False
     """Whether it takes the sound of a video together with its frames."""
 
 

@@ -28,8 +28,8 @@ from lmx.worker.engine.values import (
     EncodedPrompt,
     ModelFacts,
     PromptSource,
-    RowRequest,
-    RowSampling,
+    SequenceRequest,
+    SequenceSampling,
     StepOutput,
     wrong_kind,
 )
@@ -173,7 +173,7 @@ class MlxGenerator:
         each other, only while no other one does."""
         return self._rows.can_admit()
 
-    def admit(self, row: RowRequest) -> None:
+    def admit(self, row: SequenceRequest) -> None:
         """Begin a row."""
         # Rows share what is computed of their prompts if they have the same salt.
         salt = self._adapters.prefix_salt(row.adapter, row.cache_salt)
@@ -187,20 +187,20 @@ class MlxGenerator:
         with mx.stream(generation_stream):
             return self._rows.step()
 
-    def remove(self, row_id: int) -> None:
+    def remove(self, sequence_id: int) -> None:
         """Remove the row, wherever it is."""
         with mx.stream(generation_stream):
-            self._rows.remove(row_id)
+            self._rows.remove(sequence_id)
 
     def flush(self) -> StepOutput:
         """Return the tokens that are drawn and not returned."""
         with mx.stream(generation_stream):
             return self._rows.flush()
 
-    def preempt(self, row_id: int) -> Sequence[int] | None:
+    def preempt(self, sequence_id: int) -> Sequence[int] | None:
         """Take the row out, and keep what it has computed in the prefix cache."""
         with mx.stream(generation_stream):
-            return self._rows.preempt(row_id)
+            return self._rows.preempt(sequence_id)
 
     def rest(self) -> None:
         """Give back the buffers of ended rows."""
@@ -333,7 +333,7 @@ def _warm_up(rows: RowSet, facts: ModelFacts) -> None:
     most_tokens = _GPU_WARM_UP_PROMPT_TOKENS if on_gpu else _WARM_UP_PROMPT_TOKENS
     prompt_tokens = min(most_tokens, facts.context_tokens // 2)
     prompt = [min(facts.eos_token_ids, default=0)] * max(1, prompt_tokens)
-    rows.admit(RowRequest(0, prompt, _WARM_UP_TOKENS, RowSampling(1.0, 0.9)))
+    rows.admit(SequenceRequest(0, prompt, _WARM_UP_TOKENS, SequenceSampling(1.0, 0.9)))
     while not rows.idle:
         for _, error in rows.step().failed:
             raise error

@@ -1,4 +1,4 @@
-"""Holds the ends of a job's answers back until they have been checked against its schema."""
+"""Holds the ends of a request's answers back until they have been checked against its schema."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Final
 from lmx.protocol.messages.data import Delta
 from lmx.protocol.states import DeltaKind, FinishReason
 from lmx.worker.engine.values import AnswerCheck, Unchecked
-from lmx.worker.scheduling.jobs import AnswerEnded
+from lmx.worker.scheduling.requests import ChoiceFinished
 
-_LONGEST_S: Final = 1.0
+_MAX_S: Final = 1.0
 """How long the check of all answers to a request may take, in seconds of the processor: no answer
 stays unchecked because the machine is busy. Most of it holds the GIL."""
 
 
 class AnswerReview:
-    """The answers of one job that are not known to satisfy its schema.
+    """The answers of one request that are not known to satisfy its schema.
 
-    With ``whole`` the text is held back too, so that nobody has seen it and another answer may be
-    made in its place. Only answers that the model itself ended are checked: the arguments of their
-    calls, or their text if there are no calls.
+    With ``hold_text`` the text is held back too, so that nobody has seen it and another answer may
+    be made in its place. Only answers that the model itself ended are checked: the arguments of
+    their calls, or their text if there are no calls.
     """
 
     __slots__ = (
@@ -30,9 +30,9 @@ class AnswerReview:
         "_check",
         "_ends",
         "_held",
+        "_hold_text",
         "_texts",
-        "_whole",
-        "again",
+        "is_retry",
         "remarks",
     )
 
@@ -41,33 +41,35 @@ class AnswerReview:
         check: AnswerCheck | None,
         call_checks: Mapping[str, AnswerCheck],
         *,
-        whole: bool,
-        again: bool = False,
+        hold_text: bool,
+        is_retry: bool = False,
     ) -> None:
         self._check = check
         self._call_checks = call_checks
-        self._whole = whole
-        self.again = again
+        self._hold_text = hold_text
+        self.is_retry = is_retry
         self.remarks: tuple[str, ...] = ()
         """What could not be checked, in sentences for people."""
         self._texts: dict[int, list[str]] = {}
         # By answer and call, the function and the pieces of its arguments.
         self._calls: dict[int, dict[int, tuple[str | None, list[str]]]] = {}
-        self._ends: list[AnswerEnded] = []
-        self._held: list[Delta | AnswerEnded] = []
+        self._ends: list[ChoiceFinished] = []
+        self._held: list[Delta | ChoiceFinished] = []
 
     @property
-    def may_repeat(self) -> bool:
+    def may_retry(self) -> bool:
         """Whether other answers may be made in place of these."""
-        return self._whole and not self.again
+        return self._hold_text and not self.is_retry
 
-    def next(self) -> AnswerReview:
+    def retry(self) -> AnswerReview:
         """Return the review of the answers that are made in place of these."""
-        return AnswerReview(self._check, self._call_checks, whole=self._whole, again=True)
+        return AnswerReview(
+            self._check, self._call_checks, hold_text=self._hold_text, is_retry=True
+        )
 
-    def take(self, output: Delta | AnswerEnded) -> Sequence[Delta | AnswerEnded]:
-        """Take an answer's output; return what may be sent now."""
-        if isinstance(output, AnswerEnded):
+    def receive(self, output: Delta | ChoiceFinished) -> Sequence[Delta | ChoiceFinished]:
+        """Note an answer's output; return what may be sent now."""
+        if isinstance(output, ChoiceFinished):
             self._ends.append(output)
             self._held.append(output)
             return ()
@@ -77,7 +79,7 @@ class AnswerReview:
             call[1].append(output.text)
         elif output.kind is DeltaKind.CONTENT:
             self._texts.setdefault(output.index, []).append(output.text)
-        if self._whole:
+        if self._hold_text:
             self._held.append(output)
             return ()
         return (output,)
@@ -85,19 +87,18 @@ class AnswerReview:
     def fault(self) -> str | None:
         """Return what is wrong with one of the answers; None if nothing is known to be. All answers
         together get a second of the processor; what does not fit into it becomes a remark."""
-        until_s = time.thread_time() + _LONGEST_S
+        until_s = time.thread_time() + _MAX_S
         for end in self._ends:
             if end.reason is FinishReason.LENGTH or end.stop is not None:
                 continue
-            for check, text in self._parts(end.answer):
+            for check, text in self._parts(end.index):
                 if check is None:
                     continue
                 try:
                     fault = check(text, lambda: until_s - time.thread_time())
                 except Unchecked as parts:
                     self.remarks = (
-                        f"This was not checked, because it takes more than {_LONGEST_S:g} s: "
-                        f"{parts}.",
+                        f"This was not checked, because it takes more than {_MAX_S:g} s: {parts}.",
                     )
                     return None
                 if fault is not None:
@@ -110,6 +111,6 @@ class AnswerReview:
         if answer not in self._calls:
             yield self._check, "".join(self._texts.get(answer, ()))
 
-    def held(self) -> Sequence[Delta | AnswerEnded]:
+    def held(self) -> Sequence[Delta | ChoiceFinished]:
         """Return the output that was held back, in its order."""
         return self._held

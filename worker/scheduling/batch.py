@@ -1,8 +1,8 @@
-"""The jobs that wait and the rows that run: it admits rows, steps them, and cancels jobs. Engine
-thread.
+"""The requests that wait and the rows that run: it admits rows, steps them, and cancels requests.
+Engine thread.
 
-A job's rows share one :class:`LiveJob`. :class:`Batch` decides which job is next; the engine
-decides nothing about order.
+A request's rows share one :class:`RunningRequest`. :class:`Batch` decides which request is next;
+the engine decides nothing about order.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from lmx.protocol.models.memory import KvLayers
 from lmx.protocol.states import DeltaKind
 from lmx.worker.engine.interfaces import Generator
 from lmx.worker.engine.values import (
+    DraftCounts,
     Hypothesis,
+    PrefillFinished,
     PromptMedia,
-    RowDrafts,
-    RowRequest,
-    RowStarted,
+    SequenceRequest,
     StepOutput,
     TokenScores,
 )
+from lmx.worker.scheduling.choice import PIECE_TOKENS, Choice
 from lmx.worker.scheduling.device_failure import is_device_failure
 from lmx.worker.scheduling.fair_queue import FairQueue
-from lmx.worker.scheduling.jobs import (
-    Job,
-    JobCancelled,
-    JobFailed,
-    JobFinished,
-    JobOutput,
-    MediaReleased,
-    MediaWanted,
-)
 from lmx.worker.scheduling.kv_admission import KvAdmission
 from lmx.worker.scheduling.logprobs import describe_prompt
 from lmx.worker.scheduling.out_of_memory import is_out_of_memory
-from lmx.worker.scheduling.row import PIECE_TOKENS, Row
+from lmx.worker.scheduling.requests import (
+    EngineRequest,
+    MediaReleased,
+    MediaWanted,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+    RequestOutput,
+)
 
 
 class MediaState(Enum):
-    """Where the media of a job's prompt are."""
+    """Where the media of a request's prompt are."""
 
     HERE = "here"
     """In its rows; or it has none."""
@@ -59,59 +59,59 @@ class MediaState(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class LiveJob:
-    """A job of which a row has begun."""
+class RunningRequest:
+    """A request of which a row has begun."""
 
-    job: Job
+    request: EngineRequest
     started_s: float
-    waiting: deque[tuple[int, RowRequest]]
-    """Its rows that have not begun, and those that will come back, with their places among its
-    answers."""
-    rows: dict[int, Row] = field(default_factory=dict)
-    """The text of the rows that the engine has."""
-    preempted: dict[int, Row] = field(default_factory=dict)
-    """The text of the rows that will come back."""
+    waiting: deque[tuple[int, SequenceRequest]]
+    """Its sequences that have not begun, and those that will come back, with the numbers of their
+    choices."""
+    choices: dict[int, Choice] = field(default_factory=dict)
+    """The choices whose sequences the engine has, by sequence."""
+    preempted: dict[int, Choice] = field(default_factory=dict)
+    """The choices whose sequences will come back."""
     preempted_s: float | None = None
     """Since when it waits to come back because the machine's memory was short. None: it does not
     wait for that, or one of its rows has come back."""
     preemptions: int = 0
-    """How often it had to give way because the machine's memory was short."""
+    """How often it was preempted because the machine's memory was short."""
     read: set[int] = field(default_factory=set)
     """The rows whose prompts have been read, and echoed if the request wants that."""
     reading: set[int] = field(default_factory=set)
     """The rows whose prompts the engine has not read since it got them."""
     media: MediaState = MediaState.HERE
     first_token_s: float | None = None
-    started: RowStarted | None = None
+    started: PrefillFinished | None = None
     _completion_tokens: int = 0
     _reasoning_tokens: int = 0
     _drafted_tokens: int = 0
     _accepted_tokens: int = 0
 
     @classmethod
-    def begin(cls, job: Job, now: float) -> LiveJob:
+    def begin(cls, request: EngineRequest, now: float) -> RunningRequest:
         """Return a new one."""
-        return cls(job, now, deque(enumerate(job.rows)))
+        return cls(request, now, deque(enumerate(request.sequences)))
 
-    def drafted(self, drafts: RowDrafts) -> None:
+    def drafted(self, drafts: DraftCounts) -> None:
         """Count the tokens that were drafted."""
         self._drafted_tokens += drafts.drafted_tokens
         self._accepted_tokens += drafts.accepted_tokens
 
-    def count(self, row: Row) -> None:
+    def count(self, choice: Choice) -> None:
         """Count the tokens of an answer that has ended."""
-        self._completion_tokens += row.tokens
-        self._reasoning_tokens += row.reasoning_tokens
+        self._completion_tokens += choice.tokens
+        self._reasoning_tokens += choice.reasoning_tokens
 
-    def finished(self, now: float) -> JobFinished:
-        """Return the job's end, once all its answers have been counted."""
-        job = self.job
+    def finished(self, now: float) -> RequestFinished:
+        """Return the request's end, once all its answers have been counted."""
+        request = self.request
         first_s = now if self.first_token_s is None else self.first_token_s
-        media = job.rows[0].media
-        return JobFinished(
-            job.job_id,
+        media = request.sequences[0].media
+        return RequestFinished(
+            request.run_id,
             Usage(
-                len(job.rows[0].prompt),
+                len(request.sequences[0].prompt),
                 self._completion_tokens,
                 self.started.cached_tokens if self.started else 0,
                 self._reasoning_tokens,
@@ -120,7 +120,7 @@ class LiveJob:
                 video_tokens=media.video_tokens if media else 0,
             ),
             Timings(
-                queue_s=self.started_s - job.arrived_s,
+                queue_s=self.started_s - request.arrived_s,
                 prefill_s=first_s - self.started_s,
                 decode_s=now - first_s,
                 drafted_tokens=self._drafted_tokens,
@@ -129,47 +129,53 @@ class LiveJob:
         )
 
 
-# Text that continues a prompt is decoded with so many of its last tokens: a tokenizer joins
+# Text that continues a prompt is decoded with this many of its last tokens: a tokenizer joins
 # tokens differently at the start of a text.
 _TAIL_TOKENS: Final = 8
 
 
-def begin_answer(generator: Generator, job: Job, index: int) -> Row:
-    """Return the row that turns an answer's tokens into text."""
-    rules = job.rules
-    tail = job.rows[0].prompt[-_TAIL_TOKENS:] if rules.continues else ()
+def begin_choice(generator: Generator, request: EngineRequest, index: int) -> Choice:
+    """Return the choice that turns a sequence's tokens into text."""
+    rules = request.rules
+    tail = request.sequences[0].prompt[-_TAIL_TOKENS:] if rules.continues else ()
     detokenizer = generator.detokenizer(rules.make_parser is not None, tail)
-    return Row(job, index, detokenizer, generator.token_bytes)
+    return Choice(request, index, detokenizer, generator.token_bytes)
 
 
 def echo_prompt(
-    generator: Generator, job: Job, row: Row, started: RowStarted | None, out: list[JobOutput]
+    generator: Generator,
+    request: EngineRequest,
+    choice: Choice,
+    started: PrefillFinished | None,
+    out: list[RequestOutput],
 ) -> None:
     """Begin an answer with its prompt, and with the prompt's logprobs if the request wants them.
 
     Special tokens in the prompt are text, as the client wrote them; only those that the tokenizer
-    puts before a text are none.
+    puts before a text are not.
     """
-    prompt = job.rows[0].prompt
-    added = _added(generator, prompt, job.rules.prompt)
+    prompt = request.sequences[0].prompt
+    added = _added(generator, prompt, request.rules.prompt)
     entries: list[TokenLogprob] = []
-    if job.rules.logprobs and started is not None:
-        top = job.rows[0].top_logprobs or 0
+    if request.rules.logprobs and started is not None:
+        top = request.sequences[0].top_logprobs or 0
         entries = describe_prompt(prompt, started.prompt_scores, top, generator.token_bytes)
     entries[:added] = [replace(entry, token=b"") for entry in entries[:added]]
-    row.echo(entries, list(prompt), added, generator.detokenizer(False, special=True), out)
+    choice.echo(entries, list(prompt), added, generator.detokenizer(False, special=True), out)
 
 
-def show_prompt(generator: Generator, job: Job, started: RowStarted, out: list[JobOutput]) -> None:
-    """Output the logprobs of the prompt beside the answers, if the request wants that."""
-    top = job.rules.prompt_logprobs
+def show_prompt(
+    generator: Generator, request: EngineRequest, started: PrefillFinished, out: list[RequestOutput]
+) -> None:
+    """Output the logprobs of the prompt in addition to the answers, if the request wants that."""
+    top = request.rules.prompt_logprobs
     if top is None:
         return
-    prompt = job.rows[0].prompt
+    prompt = request.sequences[0].prompt
     entries = describe_prompt(prompt, started.prompt_scores, top, generator.token_bytes)
     for start in range(0, len(entries), PIECE_TOKENS):
         part = tuple(entries[start : start + PIECE_TOKENS])
-        out.append(Delta(job.job_id, "", 0, 0, DeltaKind.PROMPT, logprobs=part))
+        out.append(Delta(request.run_id, "", 0, 0, DeltaKind.PROMPT, logprobs=part))
 
 
 def _added(generator: Generator, prompt: Sequence[int], text: str | None) -> int:
@@ -186,32 +192,35 @@ def _added(generator: Generator, prompt: Sequence[int], text: str | None) -> int
 
 
 def emit_hypotheses(
-    generator: Generator, live: LiveJob, hypotheses: Sequence[Hypothesis], out: list[JobOutput]
+    generator: Generator,
+    running: RunningRequest,
+    hypotheses: Sequence[Hypothesis],
+    out: list[RequestOutput],
 ) -> None:
     """Output all answers of a beam search, from their beginning to their end."""
-    job = live.job
-    for index, hypothesis in enumerate(hypotheses[: job.answers]):
-        row = begin_answer(generator, job, index)
-        if job.rules.echo:
-            echo_prompt(generator, job, row, live.started, out)
+    request = running.request
+    for index, hypothesis in enumerate(hypotheses[: request.answers]):
+        choice = begin_choice(generator, request, index)
+        if request.rules.echo:
+            echo_prompt(generator, request, choice, running.started, out)
         unknown: Sequence[TokenScores | None] = [None] * len(hypothesis.tokens)
         scores = hypothesis.scores or unknown
         for token, score in zip(hypothesis.tokens, scores, strict=True):
-            if row.advance(token, score, out):
+            if choice.advance(token, score, out):
                 break
         else:
-            row.finish(out)
-        live.count(row)
+            choice.finish(out)
+        running.count(choice)
     # A grammar may allow fewer answers than the request wants: the others are empty.
-    for index in range(len(hypotheses), job.answers):
-        begin_answer(generator, job, index).finish(out)
+    for index in range(len(hypotheses), request.answers):
+        begin_choice(generator, request, index).finish(out)
 
 
 log = structlog.get_logger()
 
-_MOST_PREEMPTIONS: Final = 3
-"""A job that had to give way this often does not come back: if memory is short again and again, it
-is too short for this job."""
+_MAX_PREEMPTIONS: Final = 3
+"""A request that was preempted this often does not come back: if memory is short again and again,
+it is too short for this request."""
 
 _NOT_BEGUN = "The model's worker broke on another request before it began with this one: try again."
 _ROW_FAILED = "The model failed on this request: its log has the reason under the request id."
@@ -219,7 +228,7 @@ _TOO_LARGE = (
     "There was not enough memory for this request: send a shorter one, or ask for fewer tokens "
     "or answers."
 )
-_GIVEN_UP = (
+_RAN_OUT_OF_MEMORY = (
     "The machine's memory ran out, and this was the largest of the requests that ran: try again "
     "later, with a shorter prompt or for fewer tokens or answers."
 )
@@ -232,7 +241,7 @@ class BatchLimits:
     max_places: int
     """How many rows may run at a time; a beam search counts with its width."""
     max_queue_s: float
-    """How long a job may wait for its first row."""
+    """How long a request may wait for its first row."""
     kv_cache_bytes: int | None = None
     """What the KV caches of all rows may take. None: they are not counted."""
     kv_layers: Sequence[KvLayers] = ()
@@ -240,40 +249,40 @@ class BatchLimits:
 
 
 class Batch:
-    """Jobs of a lower priority value come first. Among those of the same value the owners of jobs
-    take turns, and each owner's jobs are served in the order of arrival. A job's rows are admitted
-    in order, and no job passes the one whose turn it is, however small it is. A job that was
-    preempted comes back before others of its priority value begin, unless its media have to be
-    encoded again: while they are, others begin.
+    """Requests of a lower priority value come first. Among those of the same value the owners of
+    requests take turns, and each owner's requests are served in the order of arrival. A request's
+    rows are admitted in order, and no request passes the one whose turn it is, however small it is.
+    A request that was preempted comes back before others of its priority value begin, unless its
+    media have to be encoded again: while they are, others begin.
 
-    ``outputs`` collects final output; the caller takes it. Every job that was added gets exactly
-    one end in it, unless the engine breaks. An exception of the engine that concerns one row fails
-    its job; other exceptions are passed on, and so is a failure of the device, wherever it shows:
-    it may have spoiled every row. While the batch is ``paused``, a row begins only when no other
-    row runs.
+    ``outputs`` collects final output; the caller takes it. Every request that was added gets
+    exactly one end in it, unless the engine breaks. An exception of the engine that concerns one
+    row fails its request; other exceptions are passed on, and so is a failure of the device,
+    wherever it shows: it may have spoiled every row. While the batch is ``paused``, a row begins
+    only when no other row runs.
     """
 
     def __init__(self, limits: BatchLimits) -> None:
         self._limits = limits
         self._kv = KvAdmission(limits.kv_layers, limits.kv_cache_bytes)
-        self._waiting: FairQueue[Job] = FairQueue()
-        self._live: dict[int, LiveJob] = {}
-        self._job_of: dict[int, LiveJob] = {}
-        self._unfilled: list[LiveJob] = []
+        self._waiting: FairQueue[EngineRequest] = FairQueue()
+        self._running: dict[int, RunningRequest] = {}
+        self._request_of: dict[int, RunningRequest] = {}
+        self._unfilled: list[RunningRequest] = []
         self._places: dict[int, int] = {}
         self._searching: set[int] = set()
-        self.outputs: list[JobOutput] = []
+        self.outputs: list[RequestOutput] = []
         self.urgent = False
-        """Whether an output should be delivered at once, such as a job's first token or an answer's
-        end. The caller resets it."""
+        """Whether an output should be delivered at once, such as a request's first token or an
+        answer's end. The caller resets it."""
         self.paused = False
         self.preempted_total = 0
-        """How many times a job had to give way to others, and was to come back."""
+        """How many times a request was preempted, to come back later."""
 
     @property
     def rows(self) -> int:
         """How many rows the engine has."""
-        return len(self._job_of)
+        return len(self._request_of)
 
     @property
     def kv_bytes(self) -> int:
@@ -282,166 +291,173 @@ class Batch:
 
     @property
     def busy(self) -> bool:
-        """Whether there is something to do: a row runs, a job waits for a place, or there is output
-        to take."""
+        """Whether there is something to do: a row runs, a request waits for a place, or there is
+        output to take."""
         return bool(
-            self._job_of
+            self._request_of
             or self._waiting
             or self.outputs
-            or any(live.media is not MediaState.WANTED for live in self._unfilled)
+            or any(running.media is not MediaState.WANTED for running in self._unfilled)
         )
 
     @property
     def wants_media(self) -> bool:
-        """Whether a job waits for its media."""
-        return any(live.media is MediaState.WANTED for live in self._unfilled)
+        """Whether a request waits for its media."""
+        return any(running.media is MediaState.WANTED for running in self._unfilled)
 
-    def add(self, job: Job) -> None:
-        """Queue a job."""
-        self._waiting.add(job.owner, job, job.priority)
+    def add(self, request: EngineRequest) -> None:
+        """Queue a request."""
+        self._waiting.add(request.owner, request, request.priority)
 
     def expire(self, now: float) -> None:
-        """Fail the jobs that have waited too long for their first row, or to come back."""
+        """Fail the requests that have waited too long for their first row, or to come back."""
         limit_s = self._limits.max_queue_s
-        # The first job of each owner has waited the longest of that owner's: no job passes another.
-        for job in self._waiting.take_first(lambda one: now - one.arrived_s >= limit_s):
+        # The first request of each owner has waited the longest of that owner's: no request passes
+        # another.
+        for request in self._waiting.remove_leading(lambda one: now - one.arrived_s >= limit_s):
             message = (
-                f"The request waited {now - job.arrived_s:.0f} s for its turn, and the limit is "
-                f"{limit_s:g} s (max_queue_s): nothing was made. Try again when the model has "
+                f"The request waited {now - request.arrived_s:.0f} s for its turn, and the limit "
+                f"is {limit_s:g} s (max_queue_s): nothing was made. Try again when the model has "
                 "less to do."
             )
-            self.outputs.append(JobFailed(job.job_id, ErrorCode.QUEUE_TIMEOUT, message))
-        for live in list(self._unfilled):
-            if live.preempted_s is not None and (
-                now - live.preempted_s >= limit_s
-                or (self.paused and _outwaited(live.job, live.preempted_s, now))
+            self.outputs.append(RequestFailed(request.run_id, ErrorCode.QUEUE_TIMEOUT, message))
+        for running in list(self._unfilled):
+            if running.preempted_s is not None and (
+                now - running.preempted_s >= limit_s
+                or (self.paused and _waited_too_long(running.request, running.preempted_s, now))
             ):
-                self._unfilled.remove(live)
-                del self._live[live.job.job_id]
-                self._give_up(live)
+                self._unfilled.remove(running)
+                del self._running[running.request.run_id]
+                self._fail_for_memory(running)
         if not self.paused:
             return
-        for job in self._waiting.take_out(lambda one: _outwaited(one, one.arrived_s, now)):
+        for request in self._waiting.remove_if(
+            lambda one: _waited_too_long(one, one.arrived_s, now)
+        ):
             message = (
-                f"The machine is short of memory, and the request waited {now - job.arrived_s:.0f} "
-                "s for it to get better: nothing was made. It waits no longer than for a model "
-                "that is to be loaded (server.load_wait_s). Try again later."
+                "The machine is short of memory, and the request waited "
+                f"{now - request.arrived_s:.0f} s for it to get better: nothing was made. It waits "
+                "no longer than for a model that is to be loaded (server.load_wait_s). Try again "
+                "later."
             )
-            self.outputs.append(JobFailed(job.job_id, ErrorCode.INSUFFICIENT_MEMORY, message))
+            self.outputs.append(
+                RequestFailed(request.run_id, ErrorCode.INSUFFICIENT_MEMORY, message)
+            )
 
-    def give_up_waiting(self) -> None:
-        """Fail the jobs that have no row: the engine is broken, and none of them has broken it."""
-        for job in self._waiting.take_out(lambda _: True):
-            self.outputs.append(JobFailed(job.job_id, ErrorCode.WORKER_LOST, _NOT_BEGUN))
+    def fail_waiting(self) -> None:
+        """Fail the requests that have no row: the engine is broken, and none of them has broken
+        it."""
+        for request in self._waiting.remove_if(lambda _: True):
+            self.outputs.append(RequestFailed(request.run_id, ErrorCode.WORKER_LOST, _NOT_BEGUN))
 
     def admit(self, generator: Generator) -> None:
-        """Give the engine the rows that it has room for now."""
+        """Give the engine the rows that it can take now."""
         while generator.can_admit():
-            # The job that began first comes back first, so that later ones don't keep it out.
-            live = min(
+            # The request that began first comes back first, so that later ones don't keep it out.
+            running = min(
                 (one for one in self._unfilled if one.media is not MediaState.WANTED),
-                key=lambda one: (one.job.priority, one.started_s),
+                key=lambda one: (one.request.priority, one.started_s),
                 default=None,
             )
-            if live is None or (
-                self._waiting and self._waiting.peek().priority < live.job.priority
+            if running is None or (
+                self._waiting and self._waiting.peek().priority < running.request.priority
             ):
                 if not self._waiting or not self._fits(self._waiting.peek().rows[0]):
                     return
-                job = self._waiting.pop()
-                live = LiveJob.begin(job, time.monotonic())
-                self._live[job.job_id] = live
-                self._unfilled.append(live)
-            index, row = live.waiting[0]
+                request = self._waiting.pop()
+                running = RunningRequest.begin(request, time.monotonic())
+                self._running[request.run_id] = running
+                self._unfilled.append(running)
+            index, row = running.waiting[0]
             if not self._fits(row):
                 return
-            if live.media is MediaState.RELEASED:
-                live.media = MediaState.WANTED
-                self.outputs.append(MediaWanted(live.job.job_id))
+            if running.media is MediaState.RELEASED:
+                running.media = MediaState.WANTED
+                self.outputs.append(MediaWanted(running.request.run_id))
                 self.urgent = True
                 continue
-            live.waiting.popleft()
-            if not live.waiting:
-                self._unfilled.remove(live)
+            running.waiting.popleft()
+            if not running.waiting:
+                self._unfilled.remove(running)
             try:
-                self._begin(generator, live, index, row)
+                self._begin(generator, running, index, row)
             except Exception as error:
-                self._fail(generator, live, error)
+                self._fail(generator, running, error)
 
-    def restore(self, generator: Generator, job_id: int, media: PromptMedia) -> None:
-        """Take the media that a job has asked for; one that has ended is left alone."""
-        live = self._live.get(job_id)
-        if live is None:
+    def restore(self, generator: Generator, run_id: int, media: PromptMedia) -> None:
+        """Restore the media that a request has asked for; one that has ended is left alone."""
+        running = self._running.get(run_id)
+        if running is None:
             return
-        held = live.job.rows[0].media
-        assert held is not None and live.media is MediaState.WANTED
+        held = running.request.sequences[0].media
+        assert held is not None and running.media is MediaState.WANTED
         try:
             held.restore(media)
         except ValueError as error:
-            self._fail(generator, live, error)
+            self._fail(generator, running, error)
         else:
-            live.media = MediaState.HERE
+            running.media = MediaState.HERE
 
     def step(self, generator: Generator) -> StepOutput:
         """Advance every row; return the engine's output."""
         result = generator.step()
-        self._take(generator, result)
-        while self._kv.exceeded and self._make_room(generator):
+        self._process(generator, result)
+        while self._kv.exceeded and self._preempt_for_kv(generator):
             pass
         return result
 
-    def _take(self, generator: Generator, result: StepOutput) -> None:
-        """Give the rows what the engine has made."""
+    def _process(self, generator: Generator, result: StepOutput) -> None:
+        """Hand the engine's output to the choices."""
         for _, reason in result.failed:
             # Before any token of this step is shown: it may be garbage.
             if is_device_failure(reason):
                 raise reason
         now = time.monotonic()
         if result.search_tokens:
-            for row_id in self._searching:  # Each of them, by a token.
-                self._kv.made(row_id)
+            for sequence_id in self._searching:  # Each of them, by a token.
+                self._kv.advance(sequence_id)
         for started in result.started:
-            if (live := self._job_of.get(started.row_id)) is not None:
+            if (running := self._request_of.get(started.sequence_id)) is not None:
                 try:
-                    self._started(generator, live, started, now)
+                    self._started(generator, running, started, now)
                 except Exception as error:
-                    self._fail(generator, live, error)
+                    self._fail(generator, running, error)
         for drafts in result.drafts:
-            if (live := self._job_of.get(drafts.row_id)) is not None:
-                live.drafted(drafts)
-        for row_id, token, scores in result.tokens:
-            live = self._job_of.get(row_id)
-            if live is None:
+            if (running := self._request_of.get(drafts.sequence_id)) is not None:
+                running.drafted(drafts)
+        for sequence_id, token, scores in result.tokens:
+            running = self._request_of.get(sequence_id)
+            if running is None:
                 continue  # It ended with an earlier token of this step.
-            if live.first_token_s is None:
-                live.first_token_s = now
+            if running.first_token_s is None:
+                running.first_token_s = now
                 self.urgent = True
-            self._kv.made(row_id)
-            row = live.rows[row_id]
+            self._kv.advance(sequence_id)
+            choice = running.choices[sequence_id]
             try:
-                ended = row.advance(token, scores, self.outputs)
+                ended = choice.advance(token, scores, self.outputs)
             except Exception as error:
-                self._fail(generator, live, error)
+                self._fail(generator, running, error)
                 continue
             if ended:
                 self.urgent = True
-                self._row_ended(generator, live, row_id, row, now)
-        for row_id, hypotheses in result.found:
-            if (live := self._job_of.get(row_id)) is not None:
-                self._found(generator, live, row_id, hypotheses, now)
-        for row_id, reason in result.failed:
-            if (live := self._job_of.get(row_id)) is not None:
-                self._fail(generator, live, reason)
+                self._choice_ended(generator, running, sequence_id, choice, now)
+        for sequence_id, hypotheses in result.found:
+            if (running := self._request_of.get(sequence_id)) is not None:
+                self._found(generator, running, sequence_id, hypotheses, now)
+        for sequence_id, reason in result.failed:
+            if (running := self._request_of.get(sequence_id)) is not None:
+                self._fail(generator, running, reason)
 
-    def cancel(self, generator: Generator, job_id: int, step_at_cancel: int, step: int) -> None:
-        """End a job wherever it is; one that has ended already is left alone."""
-        live = self._live.get(job_id)
-        if live is not None:
-            where = "prefill" if live.first_token_s is None else "decode"
-            request_id = live.job.request_id
-            self._drop(generator, live)
+    def cancel(self, generator: Generator, run_id: int, step_at_cancel: int, step: int) -> None:
+        """End a request wherever it is; one that has ended already is left alone."""
+        running = self._running.get(run_id)
+        if running is not None:
+            where = "prefill" if running.first_token_s is None else "decode"
+            request_id = running.request.request_id
+            self._drop(generator, running)
         else:
-            waiting = self._waiting.take_out(lambda one: one.job_id == job_id)
+            waiting = self._waiting.remove_if(lambda one: one.run_id == run_id)
             if not waiting:
                 return  # It ended by itself while the cancellation was under way.
             where, request_id = "queued", waiting[0].request_id
@@ -452,51 +468,51 @@ class Batch:
             step_at_cancel=step_at_cancel,
             step_when_freed=step,
         )
-        self.outputs.append(JobCancelled(job_id))
+        self.outputs.append(RequestCancelled(run_id))
 
     def preempt_largest(self, generator: Generator, now: float) -> None:
-        """Let the newest of the largest running jobs of the highest priority value give its memory
-        back and come back later. Does nothing if none runs.
+        """Let the newest of the largest running requests of the highest priority value give its
+        memory back and come back later. Does nothing if none runs.
 
-        The job fails instead if that would be useless: its only row runs alone and would begin
+        The request fails instead if that would be useless: its only row runs alone and would begin
         again at once; it has come back often enough; or the engine can't let it come back.
         """
-        self._take(generator, generator.flush())
-        running = self._least_important()
-        if not running:
+        self._process(generator, generator.flush())
+        candidates = self._least_important()
+        if not candidates:
             return
-        live = running[0]
-        kv_bytes, tokens = self._kv.size(live.rows)
-        may_return = len(self._job_of) > 1 and live.preemptions < _MOST_PREEMPTIONS
-        if may_return and self._preempt(generator, live):
-            live.preempted_s = now
-            live.preemptions += 1
+        running = candidates[0]
+        kv_bytes, tokens = self._kv.size(running.choices)
+        may_return = len(self._request_of) > 1 and running.preemptions < _MAX_PREEMPTIONS
+        if may_return and self._preempt(generator, running):
+            running.preempted_s = now
+            running.preemptions += 1
             event = "row.preempted"
         else:
-            event = "row.given_up"
-            self._drop(generator, live)
-            self._give_up(live)
-        log.warning(event, request_id=live.job.request_id, kv_bytes=kv_bytes, tokens=tokens)
+            event = "row.aborted"
+            self._drop(generator, running)
+            self._fail_for_memory(running)
+        log.warning(event, request_id=running.request.request_id, kv_bytes=kv_bytes, tokens=tokens)
 
-    def _make_room(self, generator: Generator) -> bool:
-        """Let a job give its memory back and come back later, because the rows have outgrown the
-        limit of the KV caches. Return whether that has changed anything.
+    def _preempt_for_kv(self, generator: Generator) -> bool:
+        """Let a request give its memory back and come back later, because the rows have outgrown
+        the limit of the KV caches. Return whether that has changed anything.
 
-        No job fails for this. It comes back when there is room, at the latest when the others have
-        ended, however long that takes. A row that runs alone stays, and so do beam searches: they
-        grow past the limit.
+        No request fails for this. It comes back when there is memory for it, at the latest when the
+        others have ended, however long that takes. A row that runs alone stays, and so do beam
+        searches: they grow past the limit.
         """
-        if len(self._job_of) < 2 or self._searching.issuperset(self._job_of):
+        if len(self._request_of) < 2 or self._searching.issuperset(self._request_of):
             return False
-        self._take(generator, generator.flush())
+        self._process(generator, generator.flush())
         if not self._kv.exceeded:
             return True
-        for live in self._least_important():
-            kv_bytes, tokens = self._kv.size(live.rows)
-            if live.job.rows[0].beam is None and self._preempt(generator, live):
+        for running in self._least_important():
+            kv_bytes, tokens = self._kv.size(running.choices)
+            if running.request.sequences[0].beam is None and self._preempt(generator, running):
                 log.info(
                     "row.preempted",
-                    request_id=live.job.request_id,
+                    request_id=running.request.request_id,
                     kv_bytes=kv_bytes,
                     tokens=tokens,
                     reason="the KV caches would have taken more than their limit",
@@ -504,170 +520,186 @@ class Batch:
                 return True
         return False
 
-    def _least_important(self) -> list[LiveJob]:
-        """Return the jobs that run: first those of the highest priority value, of these the
+    def _least_important(self) -> list[RunningRequest]:
+        """Return the requests that run: first those of the highest priority value, of these the
         largest, of equal ones the newest."""
-        newest_first = [live for live in reversed(self._live.values()) if live.rows]
+        newest_first = [running for running in reversed(self._running.values()) if running.choices]
         return sorted(
             newest_first,
-            key=lambda one: (-one.job.priority, *(-size for size in self._kv.size(one.rows))),
+            key=lambda one: (
+                -one.request.priority,
+                *(-size for size in self._kv.size(one.choices)),
+            ),
         )
 
-    def _preempt(self, generator: Generator, live: LiveJob) -> bool:
-        """Remove all rows of a job from the engine, to come back later with the tokens that they
-        have made. The engine has been flushed: for a row whose next token is drawn already, a
+    def _preempt(self, generator: Generator, running: RunningRequest) -> bool:
+        """Remove all rows of a request from the engine, to come back later with the tokens that
+        they have made. The engine has been flushed: for a row whose next token is drawn already, a
         recurrent state could not be used again, because it is that after all of the tokens.
 
         Returns whether that has changed anything: if no row can come back, the caller handles the
-        job. One of which only some rows can fails here, because the others are lost.
+        request. One of which only some rows can fails here, because the others are lost.
         """
-        back: list[tuple[int, RowRequest]] = []
-        for row_id, row in list(live.rows.items()):
-            made = generator.preempt(row_id)
+        back: list[tuple[int, SequenceRequest]] = []
+        for sequence_id, choice in list(running.choices.items()):
+            made = generator.preempt(sequence_id)
             if made is None and not back:
                 return False
             if made is None:
-                for _, request in back:
-                    self._forget(request.row_id)
-                    del live.rows[request.row_id]
-                log.error("row.not_preempted", request_id=live.job.request_id, lost=len(back))
-                self._drop(generator, live)
-                self._give_up(live)
+                for _, resumed in back:
+                    self._forget(resumed.sequence_id)
+                    del running.choices[resumed.sequence_id]
+                log.error(
+                    "row.preemption_failed", request_id=running.request.request_id, lost=len(back)
+                )
+                self._drop(generator, running)
+                self._fail_for_memory(running)
                 return True
-            asked = live.job.rows[row.index]
-            request = replace(
+            asked = running.request.sequences[choice.index]
+            resumed = replace(
                 asked,
                 prompt=[*asked.prompt, *made],
                 max_tokens=asked.max_tokens - len(made),
-                made_tokens=len(made),
+                generated_tokens=len(made),
             )
-            back.append((row.index, request))
-        for row_id in live.rows:
-            self._forget(row_id)
-        live.preempted |= live.rows
-        live.rows.clear()
-        live.reading.clear()
-        live.waiting.extendleft(reversed(back))
-        if live not in self._unfilled:
-            self._unfilled.append(live)
+            back.append((choice.index, resumed))
+        for sequence_id in running.choices:
+            self._forget(sequence_id)
+        running.preempted |= running.choices
+        running.choices.clear()
+        running.reading.clear()
+        running.waiting.extendleft(reversed(back))
+        if running not in self._unfilled:
+            self._unfilled.append(running)
         self.preempted_total += 1
         return True
 
-    def _give_up(self, live: LiveJob) -> None:
-        end = JobFailed(live.job.job_id, ErrorCode.INSUFFICIENT_MEMORY, _GIVEN_UP)
+    def _fail_for_memory(self, running: RunningRequest) -> None:
+        end = RequestFailed(
+            running.request.run_id, ErrorCode.INSUFFICIENT_MEMORY, _RAN_OUT_OF_MEMORY
+        )
         self.outputs.append(end)
 
-    def _fits(self, row: RowRequest) -> bool:
-        if self.paused and self._job_of:
+    def _fits(self, row: SequenceRequest) -> bool:
+        if self.paused and self._request_of:
             return False
         places = sum(self._places.values()) + row.places
         return places <= self._limits.max_places and self._kv.fits(row)
 
-    def _begin(self, generator: Generator, live: LiveJob, index: int, row: RowRequest) -> None:
+    def _begin(
+        self, generator: Generator, running: RunningRequest, index: int, row: SequenceRequest
+    ) -> None:
         # This comes before the place is taken: a request whose row can't be made must not keep a
         # place.
-        answer = live.preempted.pop(row.row_id, None) or begin_answer(generator, live.job, index)
-        live.rows[row.row_id] = answer
-        live.reading.add(row.row_id)
-        live.preempted_s = None
-        self._job_of[row.row_id] = live
-        self._places[row.row_id] = row.places
+        choice = running.preempted.pop(row.sequence_id, None) or begin_choice(
+            generator, running.request, index
+        )
+        running.choices[row.sequence_id] = choice
+        running.reading.add(row.sequence_id)
+        running.preempted_s = None
+        self._request_of[row.sequence_id] = running
+        self._places[row.sequence_id] = row.places
         self._kv.begin(row)
-        if live.started is not None and row.prompt_logprobs is not None:
-            # An earlier row of the job has scored the prompt.
+        if running.started is not None and row.prompt_logprobs is not None:
+            # An earlier row of the request has scored the prompt.
             row = replace(row, prompt_logprobs=None)
         generator.admit(row)
 
     def _started(
-        self, generator: Generator, live: LiveJob, started: RowStarted, now: float
+        self, generator: Generator, running: RunningRequest, started: PrefillFinished, now: float
     ) -> None:
-        live.reading.discard(started.row_id)
-        self._release_media(live)
-        if started.row_id in live.read:
+        running.reading.discard(started.sequence_id)
+        self._release_media(running)
+        if started.sequence_id in running.read:
             return  # It was preempted, and has come back.
-        live.read.add(started.row_id)
-        if live.started is None:
-            live.started = started
-            show_prompt(generator, live.job, started, self.outputs)
-        if live.job.rows[0].beam is not None:
-            self._searching.add(started.row_id)
+        running.read.add(started.sequence_id)
+        if running.started is None:
+            running.started = started
+            show_prompt(generator, running.request, started, self.outputs)
+        if running.request.sequences[0].beam is not None:
+            self._searching.add(started.sequence_id)
             # A beam search shows no token before its end, but it makes tokens from here on.
-            live.first_token_s = now
+            running.first_token_s = now
             return
         # The answers of a beam search begin when they are found.
-        row = live.rows[started.row_id]
-        if live.job.rules.echo:
-            echo_prompt(generator, live.job, row, live.started, self.outputs)
-        if live.job.rows[0].max_tokens == 0:
-            row.finish(self.outputs)
-            self._row_ended(generator, live, started.row_id, row, now)
+        choice = running.choices[started.sequence_id]
+        if running.request.rules.echo:
+            echo_prompt(generator, running.request, choice, running.started, self.outputs)
+        if running.request.sequences[0].max_tokens == 0:
+            choice.finish(self.outputs)
+            self._choice_ended(generator, running, started.sequence_id, choice, now)
 
-    def _release_media(self, live: LiveJob) -> None:
-        """Give back what only prompts need, once every row of a job has read its own."""
-        media = live.job.rows[0].media
-        if media is not None and not live.reading and not live.waiting:
+    def _release_media(self, running: RunningRequest) -> None:
+        """Give back what only prompts need, once every row of a request has read its own."""
+        media = running.request.sequences[0].media
+        if media is not None and not running.reading and not running.waiting:
             media.release()
-            live.media = MediaState.RELEASED
-            self.outputs.append(MediaReleased(live.job.job_id))
+            running.media = MediaState.RELEASED
+            self.outputs.append(MediaReleased(running.request.run_id))
 
     def _found(
         self,
         generator: Generator,
-        live: LiveJob,
-        row_id: int,
+        running: RunningRequest,
+        sequence_id: int,
         hypotheses: Sequence[Hypothesis],
         now: float,
     ) -> None:
-        live.rows.pop(row_id)
-        self._forget(row_id)
+        running.choices.pop(sequence_id)
+        self._forget(sequence_id)
         try:
-            emit_hypotheses(generator, live, hypotheses, self.outputs)
+            emit_hypotheses(generator, running, hypotheses, self.outputs)
         except Exception as error:
-            self._fail(generator, live, error)
+            self._fail(generator, running, error)
         else:
-            self._finish(live, now)
+            self._finish(running, now)
 
-    def _row_ended(
-        self, generator: Generator, live: LiveJob, row_id: int, row: Row, now: float
+    def _choice_ended(
+        self,
+        generator: Generator,
+        running: RunningRequest,
+        sequence_id: int,
+        choice: Choice,
+        now: float,
     ) -> None:
-        generator.remove(row_id)
-        self._forget(row_id)
-        del live.rows[row_id]
-        live.count(row)
-        if not live.rows and not live.waiting:
-            self._finish(live, now)
+        generator.remove(sequence_id)
+        self._forget(sequence_id)
+        del running.choices[sequence_id]
+        running.count(choice)
+        if not running.choices and not running.waiting:
+            self._finish(running, now)
 
-    def _finish(self, live: LiveJob, now: float) -> None:
-        del self._live[live.job.job_id]
-        self.outputs.append(live.finished(now))
+    def _finish(self, running: RunningRequest, now: float) -> None:
+        del self._running[running.request.run_id]
+        self.outputs.append(running.finished(now))
 
-    def _fail(self, generator: Generator, live: LiveJob, error: Exception) -> None:
+    def _fail(self, generator: Generator, running: RunningRequest, error: Exception) -> None:
         if is_device_failure(error):
             raise error
-        log.error("row.failed", request_id=live.job.request_id, exc_info=error)
-        self._drop(generator, live)
+        log.error("row.failed", request_id=running.request.request_id, exc_info=error)
+        self._drop(generator, running)
         code, message = ErrorCode.ENGINE_ERROR, _ROW_FAILED
         if isinstance(error, LmxError):
             code, message = error.code, error.message
         if is_out_of_memory(error):
             code, message = ErrorCode.INSUFFICIENT_MEMORY, _TOO_LARGE
-        self.outputs.append(JobFailed(live.job.job_id, code, message))
+        self.outputs.append(RequestFailed(running.request.run_id, code, message))
 
-    def _drop(self, generator: Generator, live: LiveJob) -> None:
-        for row_id in live.rows:
-            generator.remove(row_id)
-            self._forget(row_id)
-        live.rows.clear()
-        if live in self._unfilled:
-            self._unfilled.remove(live)
-        del self._live[live.job.job_id]
+    def _drop(self, generator: Generator, running: RunningRequest) -> None:
+        for sequence_id in running.choices:
+            generator.remove(sequence_id)
+            self._forget(sequence_id)
+        running.choices.clear()
+        if running in self._unfilled:
+            self._unfilled.remove(running)
+        del self._running[running.request.run_id]
 
-    def _forget(self, row_id: int) -> None:
-        self._job_of.pop(row_id, None)
-        self._places.pop(row_id, None)
-        self._searching.discard(row_id)
-        self._kv.end(row_id)
+    def _forget(self, sequence_id: int) -> None:
+        self._request_of.pop(sequence_id, None)
+        self._places.pop(sequence_id, None)
+        self._searching.discard(sequence_id)
+        self._kv.end(sequence_id)
 
 
-def _outwaited(job: Job, since_s: float, now: float) -> bool:
-    return job.memory_wait_s is not None and now - since_s >= job.memory_wait_s
+def _waited_too_long(request: EngineRequest, since_s: float, now: float) -> bool:
+    return request.memory_wait_s is not None and now - since_s >= request.memory_wait_s

@@ -63,25 +63,26 @@ class FairQueue(Generic[_T]):
         self._forget_turns()
         return item
 
-    def take_out(self, is_meant: Callable[[_T], bool]) -> list[_T]:
-        """Remove and return all items for which ``is_meant`` is true. This is nobody's turn."""
+    def remove_if(self, matches: Callable[[_T], bool]) -> list[_T]:
+        """Remove and return all items for which ``matches`` is true. This does not count as a
+        turn."""
         taken: list[_T] = []
         for level in self._levels.values():
             for owner, items in level.items():
-                found = [item for _, item in items if is_meant(item)]
+                found = [item for _, item in items if matches(item)]
                 if found:
                     taken += found
-                    level[owner] = deque(entry for entry in items if not is_meant(entry[1]))
+                    level[owner] = deque(entry for entry in items if not matches(entry[1]))
         self._forget_empty()
         return taken
 
-    def take_first(self, is_meant: Callable[[_T], bool]) -> list[_T]:
+    def remove_leading(self, matches: Callable[[_T], bool]) -> list[_T]:
         """Remove and return the first items of each owner and priority value for as long as
-        ``is_meant`` is true. This is nobody's turn."""
+        ``matches`` is true. This does not count as a turn."""
         taken: list[_T] = []
         for level in self._levels.values():
             for items in level.values():
-                while items and is_meant(items[0][1]):
+                while items and matches(items[0][1]):
                     taken.append(items.popleft()[1])
         if taken:
             self._forget_empty()
@@ -102,8 +103,8 @@ class FairQueue(Generic[_T]):
                 del self._levels[priority]
 
     def _forget_turns(self) -> None:
-        # A turn before those of all who wait is as good as none. Without anybody waiting the last
-        # turn alone tells who has just had one.
+        # A turn before those of all who wait does not matter. If nobody waits, only the last turn
+        # does.
         waiting = {owner for level in self._levels.values() for owner in level}
         oldest = min((self._turns.get(owner, 0) for owner in waiting), default=self._turn)
         if len(self._turns) > len(waiting):

@@ -6,7 +6,7 @@ them.
 
 Rows that decode together have one array for all of them, as long as the longest of them. So each
 row is counted with the length of the longest row that it may decode together with
-(:mod:`lmx.worker.scheduling.length_groups`). A beam search is a batch of its own, of its width.
+(:mod:`lmx.worker.scheduling.length_buckets`). A beam search is a batch of its own, of its width.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from lmx.protocol.models.memory import KvLayers, kv_bytes
-from lmx.worker.engine.values import RowRequest
-from lmx.worker.scheduling.length_groups import RowLength, padded_tokens
+from lmx.worker.engine.values import SequenceRequest
+from lmx.worker.scheduling.length_buckets import SequenceLength, padded_tokens
 
 ANSWER_TOKENS: Final = 1024
 """How much of an answer is counted at its beginning: most answers that may be longer never are."""
@@ -40,28 +40,28 @@ class _Counted:
     max_tokens: int
     width: int | None
     """The width of its beam search; None for a row of the batch."""
-    made_tokens: int = 0
+    generated_tokens: int = 0
     changes_at_tokens: int = sys.maxsize
-    """The sum over all rows stays as it is until the row has made so many tokens."""
+    """The sum over all rows stays as it is until the row has this many tokens."""
 
     @property
     def tokens(self) -> int:
         """The estimated length of each of its sequences."""
-        answer_tokens = max(ANSWER_TOKENS, self.made_tokens + AHEAD_TOKENS)
+        answer_tokens = max(ANSWER_TOKENS, self.generated_tokens + AHEAD_TOKENS)
         return self.prompt_tokens + min(self.max_tokens, answer_tokens)
 
     @property
     def present_tokens(self) -> int:
         """The present length of each of its sequences."""
-        return self.prompt_tokens + self.made_tokens
+        return self.prompt_tokens + self.generated_tokens
 
     def next_change_tokens(self, step_tokens: int) -> int:
         """Return how many tokens it will have made when its present length, or the estimated one,
         next begins a step of a cache."""
-        made_tokens = self.made_tokens + 1
-        changes_at = _step_begin(self.prompt_tokens, made_tokens, step_tokens)
+        generated_tokens = self.generated_tokens + 1
+        changes_at = _step_begin(self.prompt_tokens, generated_tokens, step_tokens)
         estimated_at = _step_begin(
-            self.prompt_tokens + AHEAD_TOKENS, max(made_tokens, _FIRST_TOKENS + 1), step_tokens
+            self.prompt_tokens + AHEAD_TOKENS, max(generated_tokens, _FIRST_TOKENS + 1), step_tokens
         )
         return min(changes_at, estimated_at)
 
@@ -106,37 +106,37 @@ class KvAdmission:
             self._present_bytes = self._sum(self._rows.values(), present=True)
         return self._present_bytes > self._limit_bytes
 
-    def fits(self, row: RowRequest) -> bool:
+    def fits(self, row: SequenceRequest) -> bool:
         """Return whether a row may begin now: it fits, or no other row runs."""
         if self._limit_bytes is None or not self._rows:
             return True
         return self._sum([*self._rows.values(), _counted(row)]) <= self._limit_bytes
 
-    def begin(self, row: RowRequest) -> None:
+    def begin(self, row: SequenceRequest) -> None:
         """Count a row from now on."""
-        counted = self._rows[row.row_id] = _counted(row)
+        counted = self._rows[row.sequence_id] = _counted(row)
         if self._step_tokens:
             counted.changes_at_tokens = counted.next_change_tokens(self._step_tokens)
         self._total_bytes = self._present_bytes = None
 
-    def made(self, row_id: int) -> None:
-        """Note that a row became longer by a token."""
-        counted = self._rows[row_id]
-        counted.made_tokens += 1
+    def advance(self, sequence_id: int) -> None:
+        """Count one more generated token of a row."""
+        counted = self._rows[sequence_id]
+        counted.generated_tokens += 1
         # For every token of every row: only one that begins a step of a cache changes the sum.
-        if counted.made_tokens >= counted.changes_at_tokens:
+        if counted.generated_tokens >= counted.changes_at_tokens:
             counted.changes_at_tokens = counted.next_change_tokens(self._step_tokens)
             self._total_bytes = self._present_bytes = None
 
-    def end(self, row_id: int) -> None:
-        """Count a row no more; ignores a row that isn't counted."""
-        if self._rows.pop(row_id, None) is not None:
+    def end(self, sequence_id: int) -> None:
+        """Stop counting a row; ignores a row that isn't counted."""
+        if self._rows.pop(sequence_id, None) is not None:
             self._total_bytes = self._present_bytes = None
 
-    def size(self, row_ids: Iterable[int]) -> tuple[int, int]:
+    def size(self, sequence_ids: Iterable[int]) -> tuple[int, int]:
         """Return what the rows of a request need by themselves, so that requests can be compared:
         bytes, then tokens, which decide if nothing is known of the cache."""
-        counted = [self._rows[row_id] for row_id in row_ids]
+        counted = [self._rows[sequence_id] for sequence_id in sequence_ids]
         return (
             sum((one.width or 1) * kv_bytes(self._layers, one.tokens) for one in counted),
             sum((one.width or 1) * one.tokens for one in counted),
@@ -150,8 +150,8 @@ class KvAdmission:
             tokens = row.present_tokens if present else row.tokens
             if row.width is None:
                 # In whole steps, so that it holds until the sum is made again.
-                most_tokens = -(-row.present_tokens // step_tokens) * step_tokens
-                lengths.append(RowLength(most_tokens - step_tokens + 1, most_tokens, tokens))
+                max_tokens = -(-row.present_tokens // step_tokens) * step_tokens
+                lengths.append(SequenceLength(max_tokens - step_tokens + 1, max_tokens, tokens))
             else:
                 total_bytes += row.width * kv_bytes(self._layers, tokens)
         return total_bytes + sum(
@@ -159,7 +159,7 @@ class KvAdmission:
         )
 
 
-def most_tokens(
+def fitting_tokens(
     layers: Sequence[KvLayers], limit_bytes: int, sequences: int, asked_tokens: int
 ) -> int:
     """Return how many of ``asked_tokens`` fit for each of ``sequences`` sequences."""
@@ -168,5 +168,5 @@ def most_tokens(
     return max(0, fitting - 1)
 
 
-def _counted(row: RowRequest) -> _Counted:
+def _counted(row: SequenceRequest) -> _Counted:
     return _Counted(len(row.prompt), row.max_tokens, row.beam.width if row.beam else None)

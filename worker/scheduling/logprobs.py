@@ -1,4 +1,4 @@
-"""Keeps tokens' logprobs until their text is sent. Pure."""
+"""Holds tokens' logprobs until their text is sent. Pure."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class LogprobTrack:
         self._ended: deque[tuple[int, TokenLogprob]] = deque()
 
     def add(self, entry: TokenLogprob, end: int | None) -> None:
-        """Take a token; ``end`` is where its text ends, None if no text is final yet."""
+        """Add a token; ``end`` is where its text ends, None if no text is final yet."""
         self._open.append(entry)
         if end is not None:
             self._ended.extend((end, waiting) for waiting in self._open)

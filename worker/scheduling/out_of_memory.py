@@ -8,7 +8,7 @@ from typing import Final
 
 from lmx.protocol.errors import ErrorCode, LmxError
 
-_SAYINGS: Final = (
+_PHRASES: Final = (
     "std::bad_alloc",
     # The words of mlx and of numpy for a malloc that failed.
     "unable to allocate",
@@ -18,22 +18,22 @@ _SAYINGS: Final = (
     # Metal's words for a command buffer that could not be run.
     "insufficient memory",
     "kiogpucommandbuffercallbackerroroutofmemory",
-    # macOS lets a process have so many buffers of the GPU (``iogpu.rsrc_limit``).
+    # macOS limits how many buffers of the GPU a process has (``iogpu.rsrc_limit``).
     "[metal::malloc] resource limit",
 )
 """Phrases, in lower case, of libraries whose exceptions have no type of their own for this."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error, or one of its causes, says that there was no memory left.
+    """Return whether an error, or one of its causes, means that no memory was left.
 
     A single buffer that is larger than the device accepts at all ("greater than the maximum allowed
     buffer size") does not count: there may be plenty of memory.
     """
-    return any(_says_so(one) for one in causes(error))
+    return any(_is_allocation_failure(one) for one in causes(error))
 
 
-def _says_so(error: BaseException) -> bool:
+def _is_allocation_failure(error: BaseException) -> bool:
     match error:
         case MemoryError():
             return True
@@ -43,7 +43,7 @@ def _says_so(error: BaseException) -> bool:
             return error.errno == errno.ENOMEM
         case _:
             text = str(error).lower()
-            return any(saying in text for saying in _SAYINGS)
+            return any(phrase in text for phrase in _PHRASES)
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:

@@ -1,4 +1,5 @@
-"""Turns a Generate into a job for the engine. It runs on the prompt thread, where it may take long.
+"""Turns a Generate into a request for the engine. It runs on the prompt thread, where it may take
+long.
 
 Each parameter has the first value that is set by: the request, the model's configuration (the
 spec), its generation_config.json, the default of :data:`lmx.protocol.models.sampling.PARAMETERS`.
@@ -24,23 +25,23 @@ from lmx.worker.engine.values import (
     EncodedPrompt,
     ModelFacts,
     PromptSource,
-    RowRequest,
-    RowSampling,
+    SequenceRequest,
+    SequenceSampling,
 )
 from lmx.worker.formats.parser import OutputParser
 from lmx.worker.media.values import Media
-from lmx.worker.scheduling.jobs import Job, TextRules
-from lmx.worker.scheduling.kv_admission import most_tokens
+from lmx.worker.scheduling.kv_admission import fitting_tokens
+from lmx.worker.scheduling.requests import EngineRequest, TextRules
 from lmx.worker.scheduling.seeds import answer_seed
 
-_MOST_PROMPT_SCORES: Final = 1 << 18
+_MAX_PROMPT_SCORES: Final = 1 << 18
 """The logprobs of a prompt's tokens and of their alternatives that one answer may have. They are
 20 MB of JSON, which the router makes in one go."""
 
 
 def resolve_sampling(
     asked: Sampling, spec: WorkerSpec, facts: ModelFacts, random_seed: int
-) -> RowSampling:
+) -> SequenceSampling:
     """Return how a row is sampled. ``random_seed`` is used if the request has no seed. Pure.
 
     Raises :class:`RequestError` for a token id that the model doesn't have.
@@ -60,7 +61,7 @@ def resolve_sampling(
     if parameters["top_p"] == 0:
         parameters |= {"temperature": 0.0, "top_p": 1.0}
     parameters["top_k"] = max(0, parameters["top_k"])
-    return RowSampling(
+    return SequenceSampling(
         **parameters,
         logit_bias=tuple((bias.token, bias.bias) for bias in asked.logit_bias),
         min_tokens=asked.min_tokens,
@@ -75,13 +76,13 @@ def resolve_max_tokens(
 ) -> int:
     """Return how many tokens an answer may have: at least 1, unless the request wants none.
 
-    Raises :class:`RequestError` (``context_length_exceeded``) if the prompt leaves no room for a
-    single token, or does not fit itself. A limit that is too high is lowered, not refused.
+    Raises :class:`RequestError` (``context_length_exceeded``) if the prompt leaves no token for the
+    answer, or does not fit itself. A limit that is too high is lowered, not refused.
     """
-    room = facts.context_tokens - prompt_tokens
-    if asked == 0 and room >= 0:
+    left_tokens = facts.context_tokens - prompt_tokens
+    if asked == 0 and left_tokens >= 0:
         return 0
-    if room < 1:
+    if left_tokens < 1:
         raise RequestError(
             ErrorCode.CONTEXT_LENGTH_EXCEEDED,
             f"The {param} {'is' if param == 'prompt' else 'are'} {prompt_tokens} tokens long, and "
@@ -90,7 +91,7 @@ def resolve_max_tokens(
             param=param,
         )
     wanted = asked if asked is not None else spec.default_max_tokens
-    limits = [room, wanted, spec.max_tokens_limit]
+    limits = [left_tokens, wanted, spec.max_tokens_limit]
     return max(1, min(limit for limit in limits if limit is not None))
 
 
@@ -122,7 +123,7 @@ def _check_token(token: int, facts: ModelFacts, param: str) -> None:
         )
 
 
-_AGAIN_TEMPERATURE: Final = 0.7
+_RETRY_TEMPERATURE: Final = 0.7
 _SEEDS: Final = 2**63 - 1
 
 
@@ -160,25 +161,25 @@ def prepare(
     facts: ModelFacts,
     spec: WorkerSpec,
     request: Generate,
-    job_id: int,
-    next_row_id: Callable[[], int],
+    run_id: int,
+    next_sequence_id: Callable[[], int],
     arrived_s: float,
     media: Sequence[Media] = (),
     *,
-    again: bool = False,
-) -> Job:
+    is_retry: bool = False,
+) -> EngineRequest:
     """Render, tokenize, compile and check a request. Raises ``RequestError`` if it can't be met.
 
     ``media`` as for :func:`encode_prompt`.
 
-    ``again`` means that the answers must differ from earlier ones: they are drawn with other seeds,
-    even if the request wants the likeliest tokens. The logprobs of the prompt have been given out
-    with the earlier ones.
+    ``is_retry`` means that the answers must differ from earlier ones: they are drawn with other
+    seeds, even if the request wants the likeliest tokens. The logprobs of the prompt were sent with
+    the earlier ones.
     """
-    if again:
+    if is_retry:
         request = replace(request, prompt_logprobs=None)
     encoded = encode_prompt(generator, facts, spec, request, media)
-    limited = _limited(facts, spec, request, encoded, again=again)
+    limited = _limited(facts, spec, request, encoded, is_retry=is_retry)
     constraint = generator.constrain(
         ConstraintSource(
             request.structure,
@@ -191,10 +192,10 @@ def prepare(
     ) or ConstraintMaker(None)
     asked = _Asked(request, encoded, limited, constraint)
     _check_combinations(asked)
-    return Job(
-        job_id,
+    return EngineRequest(
+        run_id,
         request.request_id,
-        _rows(asked, next_row_id),
+        _rows(asked, next_sequence_id),
         _text_rules(asked, facts),
         request.search.n,
         arrived_s,
@@ -212,20 +213,25 @@ class _Limited(NamedTuple):
 
     prompt: Sequence[int]
     max_tokens: int
-    sampling: RowSampling
+    sampling: SequenceSampling
     beam: BeamSearch | None
 
 
 def _limited(
-    facts: ModelFacts, spec: WorkerSpec, request: Generate, encoded: EncodedPrompt, *, again: bool
+    facts: ModelFacts,
+    spec: WorkerSpec,
+    request: Generate,
+    encoded: EncodedPrompt,
+    *,
+    is_retry: bool,
 ) -> _Limited:
     """Hold a request against what the model and its worker have."""
     prompt = truncated(encoded.tokens, request, spec, facts.context_tokens)
     param = "prompt" if request.messages is None else "messages"
     max_tokens = resolve_max_tokens(request.max_tokens, spec, len(prompt), facts, param)
     sampling = resolve_sampling(request.sampling, spec, facts, secrets.randbits(63))
-    if again:
-        warmer = max(sampling.temperature, _AGAIN_TEMPERATURE)
+    if is_retry:
+        warmer = max(sampling.temperature, _RETRY_TEMPERATURE)
         sampling = replace(sampling, temperature=warmer, seed=~sampling.seed & _SEEDS)
     beam = _beam(request, spec, sampling)
     _check_assist(request.assist, spec.speculation)
@@ -284,14 +290,14 @@ def _check_combinations(asked: _Asked) -> None:
             )
 
 
-def _rows(asked: _Asked, next_row_id: Callable[[], int]) -> tuple[RowRequest, ...]:
+def _rows(asked: _Asked, next_sequence_id: Callable[[], int]) -> tuple[SequenceRequest, ...]:
     """Return a row for each answer, or one for a beam search."""
     request, encoded, limited, constraint = asked
     search, sampling = request.search, limited.sampling
     ranked = limited.beam is None and search.best_of > search.n
     return tuple(
-        RowRequest(
-            row_id=next_row_id(),
+        SequenceRequest(
+            sequence_id=next_sequence_id(),
             prompt=limited.prompt,
             max_tokens=limited.max_tokens,
             sampling=replace(sampling, seed=answer_seed(sampling.seed, index)),
@@ -361,7 +367,7 @@ def _check_assist(assist: Assist, speculation: SpeculationSpec | None) -> None:
             )
 
 
-def _beam(request: Generate, spec: WorkerSpec, sampling: RowSampling) -> BeamSearch | None:
+def _beam(request: Generate, spec: WorkerSpec, sampling: SequenceSampling) -> BeamSearch | None:
     search = request.search
     if not search.beam:
         return None
@@ -383,7 +389,7 @@ def _check_memory(spec: WorkerSpec, prompt_tokens: int, sequences: int, param: s
     if spec.kv_cache_bytes is None:
         return
     needed = prompt_tokens + 1
-    most = most_tokens(spec.kv_layers, spec.kv_cache_bytes, sequences, needed)
+    most = fitting_tokens(spec.kv_layers, spec.kv_cache_bytes, sequences, needed)
     if most == needed:
         return
     beams = f" for each of {sequences} beams" if sequences > 1 else ""
@@ -406,12 +412,12 @@ def _prompt_top(request: Generate) -> int | None:
 
 
 def _check_scores(top: int | None, prompt_tokens: int) -> None:
-    if top is None or prompt_tokens * (1 + top) <= _MOST_PROMPT_SCORES:
+    if top is None or prompt_tokens * (1 + top) <= _MAX_PROMPT_SCORES:
         return
     raise RequestError(
         ErrorCode.INVALID_VALUE,
         f"The prompt has {prompt_tokens} tokens, which with {top} alternatives each are more than "
-        f"the {_MOST_PROMPT_SCORES} logprobs that an answer may have of its prompt: ask for fewer "
+        f"the {_MAX_PROMPT_SCORES} logprobs that an answer may have of its prompt: ask for fewer "
         "alternatives, or send a shorter prompt.",
         param="prompt_logprobs",
     )

@@ -1,4 +1,4 @@
-"""Measures how long work has been in flight without progress: this tells a hang from a long
+"""Measures how long work has been in flight without progress: this distinguishes a hang from a long
 step."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The engine thread, the only caller of the engine: it admits rows (owners take turns), runs steps,
-and cancels jobs.
+and cancels requests.
 
-The event loop puts jobs and orders into the thread's inbox. The thread sends the outputs of its
+The event loop puts requests and orders into the thread's inbox. The thread sends the outputs of its
 steps back to the loop, with one wake-up for many steps.
 """
 
@@ -26,9 +26,9 @@ from lmx.worker.engine.values import PromptMedia, TaskPiece
 from lmx.worker.scheduling.batch import Batch, BatchLimits
 from lmx.worker.scheduling.device_failure import is_device_failure
 from lmx.worker.scheduling.fair_queue import FairQueue
-from lmx.worker.scheduling.jobs import Job, JobOutput
 from lmx.worker.scheduling.outbox import Outbox
 from lmx.worker.scheduling.progress import ProgressClock
+from lmx.worker.scheduling.requests import EngineRequest, RequestOutput
 
 PieceResult = TaskPart | Exception | None
 """The result of a task's piece: the message that it made, an exception if it failed, or None if it
@@ -53,18 +53,18 @@ class EngineEvents(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """The order to end a job."""
+    """The order to end a request."""
 
-    job_id: int
+    run_id: int
     step: int
-    """The number of the step that ran when the job was cancelled."""
+    """The number of the step that ran when the request was cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreMedia:
-    """The order to let a job that has asked for its media come back."""
+    """The order to let a request that has asked for its media come back."""
 
-    job_id: int
+    run_id: int
     media: PromptMedia
 
 
@@ -85,11 +85,11 @@ class DropPiece:
 
 
 @dataclass(frozen=True, slots=True)
-class Press:
-    """The order to look at the memory pressure, which is kept beside the inbox."""
+class PressureChanged:
+    """The order to look at the memory pressure, which is kept next to the inbox."""
 
 
-Order = Job | Cancel | RestoreMedia | RunPiece | DropPiece | Press | None
+Order = EngineRequest | Cancel | RestoreMedia | RunPiece | DropPiece | PressureChanged | None
 """An item of the inbox. None means: end."""
 
 
@@ -104,10 +104,10 @@ _MEMORY_INTERVAL_S: Final = 0.5
 class EngineThread:
     """Runs an engine on a thread of its own. Methods are called on the event loop.
 
-    Every submitted job gets exactly one output that is its end, and every piece of a task exactly
-    one result, unless the engine breaks. The caller limits how much is in flight, and so the length
-    of the inbox: a job or a piece adds at most itself and one cancellation. If ``press`` is called
-    several times during a step, the last call counts.
+    Every submitted request gets exactly one output that is its end, and every piece of a task
+    exactly one result, unless the engine breaks. The caller limits how much is in flight, and so
+    the length of the inbox: a request or a piece adds at most itself and one cancellation. If
+    ``set_memory_pressure`` is called several times during a step, the last call counts.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class EngineThread:
         self._outbox = Outbox(loop)
         self._computed: Callable[[int, PieceResult], None] | None = None
         self._inbox: queue.SimpleQueue[Order] = queue.SimpleQueue()
-        self._pressing = threading.Lock()
+        self._pressure_lock = threading.Lock()
         self._pressure: MemoryPressure | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.clock = ProgressClock()
@@ -148,25 +148,25 @@ class EngineThread:
 
     def report_to(
         self,
-        deliver: Callable[[list[JobOutput]], None],
+        deliver: Callable[[list[RequestOutput]], None],
         computed: Callable[[int, PieceResult], None],
     ) -> None:
         """Call ``deliver`` on the loop with the outputs of one or more steps, and ``computed`` with
-        the result of a task's piece. Before the first job."""
+        the result of a task's piece. Before the first request."""
         self._outbox.deliver, self._computed = deliver, computed
 
-    def submit(self, job: Job) -> None:
-        """Queue a job; its end comes through ``deliver``."""
+    def submit(self, request: EngineRequest) -> None:
+        """Queue a request; its end comes through ``deliver``."""
         self.clock.begin(time.monotonic())
-        self._inbox.put(job)
+        self._inbox.put(request)
 
-    def cancel(self, job_id: int) -> None:
-        """End a job before the next step; a job that has ended already is left alone."""
-        self._inbox.put(Cancel(job_id, self.steps))
+    def cancel(self, run_id: int) -> None:
+        """End a request before the next step; a request that has ended already is left alone."""
+        self._inbox.put(Cancel(run_id, self.steps))
 
-    def restore_media(self, job_id: int, media: PromptMedia) -> None:
-        """Give a job the media that it has asked for, encoded again."""
-        self._inbox.put(RestoreMedia(job_id, media))
+    def restore_media(self, run_id: int, media: PromptMedia) -> None:
+        """Give a request the media that it has asked for, encoded again."""
+        self._inbox.put(RestoreMedia(run_id, media))
 
     def submit_piece(self, task_id: int, piece: TaskPiece, owner: str) -> None:
         """Queue a piece of a task. One piece, or a part of one, is computed between two steps, and
@@ -179,14 +179,14 @@ class EngineThread:
         call that runs is left alone."""
         self._inbox.put(DropPiece(task_id))
 
-    def press(self, level: MemoryPressure) -> None:
+    def set_memory_pressure(self, level: MemoryPressure) -> None:
         """Set how short the machine is of memory; the thread reacts before the next step. SOFT: the
-        engine shrinks, and no row begins while another one runs. HARD: in addition, one job gives
-        its memory back and comes back later, or fails."""
-        with self._pressing:
+        engine shrinks, and no row begins while another one runs. HARD: in addition, one request
+        gives its memory back and comes back later, or fails."""
+        with self._pressure_lock:
             waits, self._pressure = self._pressure is not None, level
         if not waits:
-            self._inbox.put(Press())
+            self._inbox.put(PressureChanged())
 
     def stop(self, timeout_s: float, close_timeout_s: float = 1.0) -> bool:
         """Ask the thread to end and wait; return False if it is stuck.
@@ -215,7 +215,7 @@ class EngineThread:
         except BaseException as error:
             log.exception("engine.broke", rows=self._batch.rows, steps=self.steps)
             failure = _as_exception(error)
-            self._batch.give_up_waiting()
+            self._batch.fail_waiting()
             self._post()
             self._closing.set()
             self._outbox.call(lambda: self._events.engine_broke(failure))
@@ -223,7 +223,7 @@ class EngineThread:
             engine.resident.release()
         except Exception:
             # The process ends. On a device that has failed, this can fail too.
-            log.exception("engine.not_released")
+            log.exception("engine.release_failed")
 
     def _load(self) -> Engine:
         started_s = time.monotonic()
@@ -243,7 +243,7 @@ class EngineThread:
 
     def _serve(self, engine: Engine) -> None:
         while True:
-            self._take_inbox(engine)
+            self._read_inbox(engine)
             if self._stopping:
                 return
             if self._begun is not None or self._pieces:
@@ -268,7 +268,7 @@ class EngineThread:
             self._outbox.post(self._batch.outputs, urgent=self._batch.urgent)
             self._batch.outputs, self._batch.urgent = [], False
 
-    def _take_inbox(self, engine: Engine) -> None:
+    def _read_inbox(self, engine: Engine) -> None:
         rested = False
         while not self._stopping:
             busy = self._batch.busy or bool(self._pieces) or self._begun is not None
@@ -291,26 +291,26 @@ class EngineThread:
                 rested = True
                 continue
             match item:
-                case Job():
+                case EngineRequest():
                     self._batch.add(item)
-                case Cancel(job_id, step):
+                case Cancel(run_id, step):
                     if engine.generator is not None:
-                        self._batch.cancel(engine.generator, job_id, step, self.steps)
+                        self._batch.cancel(engine.generator, run_id, step, self.steps)
                         self._count()
-                case RestoreMedia(job_id, media):
+                case RestoreMedia(run_id, media):
                     if engine.generator is not None:
-                        self._batch.restore(engine.generator, job_id, media)
+                        self._batch.restore(engine.generator, run_id, media)
                 case RunPiece():
                     self._pieces.add(item.owner, item)
                 case DropPiece(task_id):
                     self._drop_piece(task_id)
-                case Press():
-                    self._take_pressure(engine)
+                case PressureChanged():
+                    self._apply_pressure(engine)
                 case None:
                     self._stopping = True
 
-    def _take_pressure(self, engine: Engine) -> None:
-        with self._pressing:
+    def _apply_pressure(self, engine: Engine) -> None:
+        with self._pressure_lock:
             level, self._pressure = self._pressure, None
         assert level is not None
         self._batch.paused = level is not MemoryPressure.NONE
@@ -349,7 +349,7 @@ class EngineThread:
         begun = self._begun is not None and self._begun.task_id == task_id
         if begun:
             self._begun = None
-        if begun or self._pieces.take_out(lambda order: order.task_id == task_id):
+        if begun or self._pieces.remove_if(lambda order: order.task_id == task_id):
             # Code that waits for the thread to be idle must learn of this end too.
             self._outbox.call(lambda: self._end_piece(task_id, None))
 

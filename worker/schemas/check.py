@@ -18,7 +18,7 @@ from lmx.worker.engine.values import Unchecked
 from lmx.worker.schemas.dialects import ROOT, Schema, SchemaFault, Standalone, short
 from lmx.worker.schemas.disjoint import equal_text, type_of
 
-_MOST_DIGITS: Final = 400
+_MAX_DIGITS: Final = 400
 _NO_CIRCLE: Final = 1 << 30
 
 
@@ -47,7 +47,7 @@ class SchemaCheck:
     def __call__(self, text: str, left_s: Callable[[], float] | None = None) -> str | None:
         """Return why an answer doesn't satisfy the schema; None if it does.
 
-        Raises :class:`Unchecked` when ``left_s``, which is asked again and again, says that no
+        Raises :class:`Unchecked` when ``left_s``, which is called repeatedly, returns that no
         seconds are left.
         """
         try:
@@ -100,7 +100,7 @@ _NOTHING: Final = _Seen()
 
 
 class _Evaluation:
-    """The evaluation of one value. The value must live as long, because its parts are known by
+    """The evaluation of one value. The value must outlive it, because its parts are known by
     identity."""
 
     def __init__(
@@ -169,7 +169,7 @@ class _Evaluation:
         return self._rest(schema, value, exact, seen)
 
     def _left_s(self) -> float | None:
-        """Return how long the check may still take; None: as long as it likes."""
+        """Return how long the check may still take; None: without a limit."""
         if self._clock is None:
             return None
         left_s = self._clock()
@@ -321,7 +321,7 @@ _RULES: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
 
 def _number(text: str) -> Decimal:
     number = Decimal(text)
-    if not number.is_finite() or abs(number.adjusted()) > _MOST_DIGITS:
+    if not number.is_finite() or abs(number.adjusted()) > _MAX_DIGITS:
         raise ValueError("a number is too large")
     return number
 

@@ -12,13 +12,13 @@ from decimal import Decimal
 from typing import Any, Final
 
 # Rules that all name each other cost n^4: 1 s for a schema of this size.
-MOST_SCHEMA_CHARS: Final = 65_536
+MAX_SCHEMA_CHARS: Final = 65_536
 # An intersection of n regular expressions costs 2^n: 0.2 s for 16, 3 s for 20.
-MOST_INTERSECTIONS: Final = 16
+MAX_INTERSECTIONS: Final = 16
 # Each one is compared with every other: 3 s for 300.
-_MOST_PATTERN_PROPERTIES: Final = 64
+_MAX_PATTERN_PROPERTIES: Final = 64
 # A state for each remainder: 0.5 s for 100,000.
-_MOST_REMAINDERS: Final = 100_000
+_MAX_REMAINDERS: Final = 100_000
 
 VALUES: Final = frozenset({"const", "enum", "default", "examples"})
 _APPLICATORS: Final = ("$ref", "anyOf", "oneOf")
@@ -31,21 +31,21 @@ def too_costly(schema: Mapping[str, Any]) -> str | None:
     """Return why a schema, without its descriptions, would take too long; None if it doesn't.
 
     References are not resolved, so some harmless schemas are refused too: those with many patterns
-    beside an ``allOf`` about something else.
+    next to an ``allOf`` about something else.
     """
-    if len(json.dumps(schema)) > MOST_SCHEMA_CHARS:
-        return f"the schema has more than {MOST_SCHEMA_CHARS} characters without descriptions"
+    if len(json.dumps(schema)) > MAX_SCHEMA_CHARS:
+        return f"the schema has more than {MAX_SCHEMA_CHARS} characters without descriptions"
     parts = list(_parts(schema))
     patterns = sum(
         isinstance(part.get(key), str) for part in parts for key in ("pattern", "format")
     )
-    if patterns > MOST_INTERSECTIONS and any(map(_intersects, parts)):
-        return f"it combines schemas that have more than {MOST_INTERSECTIONS} patterns"
+    if patterns > MAX_INTERSECTIONS and any(map(_intersects, parts)):
+        return f"it combines schemas that have more than {MAX_INTERSECTIONS} patterns"
     of_names = [part.get("patternProperties") for part in parts]
-    if sum(len(one) for one in of_names if isinstance(one, dict)) > _MOST_PATTERN_PROPERTIES:
-        return f"it has more than {_MOST_PATTERN_PROPERTIES} patternProperties"
-    if sum(_remainders(part.get("multipleOf")) for part in parts) > _MOST_REMAINDERS:
-        return f"its multipleOf are more than {_MOST_REMAINDERS} together"
+    if sum(len(one) for one in of_names if isinstance(one, dict)) > _MAX_PATTERN_PROPERTIES:
+        return f"it has more than {_MAX_PATTERN_PROPERTIES} patternProperties"
+    if sum(_remainders(part.get("multipleOf")) for part in parts) > _MAX_REMAINDERS:
+        return f"its multipleOf are more than {_MAX_REMAINDERS} together"
     return None
 
 
@@ -76,7 +76,7 @@ def _remainders(multiple: Any) -> int:
     if isinstance(multiple, bool) or not isinstance(multiple, int | float):
         return 0
     _, digits, exponent = Decimal(str(multiple)).normalize().as_tuple()
-    if not isinstance(exponent, int) or len(digits) + exponent > len(str(_MOST_REMAINDERS)):
-        return _MOST_REMAINDERS + 1
+    if not isinstance(exponent, int) or len(digits) + exponent > len(str(_MAX_REMAINDERS)):
+        return _MAX_REMAINDERS + 1
     scaled: int = int("".join(map(str, digits))) * 10 ** max(exponent, 0)
     return scaled

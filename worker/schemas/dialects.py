@@ -34,7 +34,7 @@ _SHORT: Final = 60
 # The place of an item in a JSON pointer.
 _PLACE: Final = re.compile(r"0|[1-9][0-9]{0,9}")
 # llguidance can't count much further. No answer has more of anything.
-_MOST_COUNT: Final = 2**31 - 1
+_MAX_COUNT: Final = 2**31 - 1
 
 
 class SchemaFault(Exception):
@@ -217,7 +217,7 @@ class _Reader:
                 if found is not True:
                     made["$ref"] = found
                 if self._old and key == "$ref":
-                    # In those drafts everything beside a reference is ignored.
+                    # In those drafts everything next to a reference is ignored.
                     return made
         for key, value in node.items():
             read = _READERS.get(key)
@@ -294,16 +294,16 @@ class _Reader:
 
     def _value(self, made: dict[str, Any], key: str, value: Any, place: str, base: str) -> None:
         if not _is_writable(value):
-            raise SchemaFault(place, "a number in it is too large, or is none")
+            raise SchemaFault(place, "a number in it is too large, or is not finite")
         made[key] = value
 
     def _count(self, made: dict[str, Any], key: str, value: Any, place: str, base: str) -> None:
         if not _is_number(value) or value < 0 or value % 1:
             raise SchemaFault(place, f"`{key}` is a whole number, 0 or more")
-        if value <= _MOST_COUNT:
+        if value <= _MAX_COUNT:
             made[key] = int(value)
         elif key.startswith("min"):
-            raise SchemaFault(place, f"no answer is so long: `{key}` is more than {_MOST_COUNT}")
+            raise SchemaFault(place, f"no answer is that long: `{key}` is more than {_MAX_COUNT}")
 
     def _number(self, made: dict[str, Any], key: str, value: Any, place: str, base: str) -> None:
         if isinstance(value, bool) and key.startswith("exclusive"):

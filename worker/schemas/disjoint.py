@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from lmx.worker.schemas.dialects import IN_PLACE, TYPES, Schema, Standalone
 
-_MOST_STEPS: Final = 20_000
+_MAX_STEPS: Final = 20_000
 
 
 class Lookup:
@@ -20,7 +20,7 @@ class Lookup:
 
     def __init__(self, source: Standalone) -> None:
         self.resolve = source.resolve
-        self._left = _MOST_STEPS
+        self._left = _MAX_STEPS
 
     def spend(self) -> bool:
         """Count one step; return whether there was one left."""
@@ -28,7 +28,7 @@ class Lookup:
         return self._left >= 0
 
 
-_DEEPEST: Final = 6
+_MAX_DEPTH: Final = 6
 _SINGLE: Final = frozenset(TYPES - {"integer"})
 
 
@@ -39,7 +39,7 @@ def disjoint(
     False does not prove the opposite."""
     if one is False or other is False:
         return True
-    if one is True or other is True or depth > _DEEPEST or not look.spend():
+    if one is True or other is True or depth > _MAX_DEPTH or not look.spend():
         return False
     assert isinstance(one, dict)
     assert isinstance(other, dict)
@@ -59,7 +59,7 @@ def disjoint(
         texts = {equal_text(value) for value in first}
         return not any(equal_text(value) in texts for value in second)
     if types <= {"number"}:
-        return _least(one) > _most(other) or _least(other) > _most(one)
+        return _lower_bound(one) > _upper_bound(other) or _lower_bound(other) > _upper_bound(one)
     if types <= {"object"}:
         names = {*one.get("required", ()), *other.get("required", ())}
         return any(
@@ -69,7 +69,7 @@ def disjoint(
     return False
 
 
-def meeting(
+def overlaps(
     options: Sequence[Schema], look: Lookup, around: Schema, most: int
 ) -> dict[int, list[int]] | None:
     """Return which of the schemas may have a value in common: for each that may, the numbers of the
@@ -123,7 +123,7 @@ def types_of(schema: Schema, look: Lookup, depth: int = 0) -> frozenset[str]:
     if named is not None:
         listed = named if isinstance(named, list) else [named]
         types = frozenset("number" if one == "integer" else one for one in listed)
-    if depth == _DEEPEST or (depth and not look.spend()):
+    if depth == _MAX_DEPTH or (depth and not look.spend()):
         return types
     if "$ref" in schema:
         types &= types_of(look.resolve(schema["$ref"]), look, depth + 1)
@@ -173,27 +173,27 @@ def property_of(schema: dict[str, Any], name: str) -> Schema:
 def equal_text(value: Any) -> str:
     """Return a text that is the same for two values that are equal in a schema: 1 equals 1.0, but
     not true."""
-    return json.dumps(_whole(value), sort_keys=True)
+    return json.dumps(_normalized(value), sort_keys=True)
 
 
-def _whole(value: Any) -> Any:
+def _normalized(value: Any) -> Any:
     if isinstance(value, float | Decimal):
         return int(value) if value == int(value) else float(value)
     if isinstance(value, list):
-        return [_whole(one) for one in value]
+        return [_normalized(one) for one in value]
     if isinstance(value, dict):
-        return {key: _whole(one) for key, one in value.items()}
+        return {key: _normalized(one) for key, one in value.items()}
     return value
 
 
-def _least(schema: dict[str, Any]) -> float:
+def _lower_bound(schema: dict[str, Any]) -> float:
     least: float = schema.get("minimum", -math.inf)
     exclusive = schema.get("exclusiveMinimum", -math.inf)
     # Just above: two schemas that meet in a limit that one of them excludes are disjoint.
     return max(least, math.nextafter(exclusive, math.inf))
 
 
-def _most(schema: dict[str, Any]) -> float:
+def _upper_bound(schema: dict[str, Any]) -> float:
     most: float = schema.get("maximum", math.inf)
     exclusive = schema.get("exclusiveMaximum", math.inf)
     return min(most, math.nextafter(exclusive, -math.inf))

@@ -18,9 +18,9 @@ from lmx.worker.schemas.dialects import (
     in_place,
     standalone,
 )
-from lmx.worker.schemas.rewrite import Takes, rewrite
+from lmx.worker.schemas.rewrite import Accepts, rewrite
 
-_MOST_TRIES: Final = 64
+_MAX_TRIES: Final = 64
 _INNER: Final = (
     "additionalProperties",
     "items",
@@ -45,7 +45,7 @@ class SchemaForm:
     """What is enforced differently, in words, with the places."""
 
 
-def schema_forms(schema: Mapping[str, Any], takes: Takes) -> Iterator[SchemaForm]:
+def schema_forms(schema: Mapping[str, Any], accepts: Accepts) -> Iterator[SchemaForm]:
     """Yield the possible forms of a schema: first the one that enforces the most, then simpler
     ones.
 
@@ -55,10 +55,10 @@ def schema_forms(schema: Mapping[str, Any], takes: Takes) -> Iterator[SchemaForm
     source = standalone(schema)
     if reason := too_costly(source.schema):
         raise SchemaFault("#", reason)
-    made = rewrite(source, takes)
+    made = rewrite(source, accepts)
     candidates = [made]
     if made.expanded:
-        candidates.append(rewrite(source, takes, expand=False))
+        candidates.append(rewrite(source, accepts, expand=False))
     for made in candidates:
         if reason := too_costly(made.schema):
             if made is not candidates[-1]:
@@ -68,20 +68,20 @@ def schema_forms(schema: Mapping[str, Any], takes: Takes) -> Iterator[SchemaForm
         yield SchemaForm(made.schema, check, made.checked, made.remarks)
 
 
-def refused_place(schema: Mapping[str, Any], takes: Takes) -> str:
+def refused_place(schema: Mapping[str, Any], accepts: Accepts) -> str:
     """Return the place of the innermost part of a schema that llguidance refuses by itself, as far
     as a few tries find it. llguidance refuses the whole schema."""
     source = standalone(schema)
     definitions = source.schema.get("$defs", {})
     node: dict[str, Any] = source.schema
     tried = {id(node)}
-    while len(tried) <= _MOST_TRIES:
+    while len(tried) <= _MAX_TRIES:
         for part in _inner(node, source):
             if not isinstance(part, dict) or id(part) in tried:
                 continue
             tried.add(id(part))
             alone = Standalone({**part, "$defs": definitions}, source.places)
-            if not takes(rewrite(alone, takes).schema):
+            if not accepts(rewrite(alone, accepts).schema):
                 node = part
                 break
         else:

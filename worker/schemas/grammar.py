@@ -13,23 +13,23 @@ from llguidance.gbnf_to_lark import any_to_lark
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Structure
 from lmx.protocol.states import StructureKind
-from lmx.worker.schemas.cost import MOST_INTERSECTIONS, VALUES
+from lmx.worker.schemas.cost import MAX_INTERSECTIONS, VALUES
 from lmx.worker.schemas.dialects import FORMATS
 
 Grammar = dict[str, Any]
 """One of llguidance's grammars: ``{"json_schema": ...}`` or ``{"lark_grammar": ...}``."""
 
-# One space, or a line break with its indentation: all that models write, and bounded, so that
-# no model at a high temperature goes on with white space for ever.
+# One space, or a line break with its indentation: all that models write, and bounded, so that no
+# model at a high temperature writes white space for ever.
 _JSON_SPACE: Final = r"\x20|\n\x20{0,32}"
 # Calls are written in one line, as chat templates do.
 ONE_LINE_SPACE: Final = r"\x20"
 
-# Rules that all name each other: 1 s for so many characters of Lark.
-_MOST_GRAMMAR_CHARS: Final = 16_384
-_MOST_PATTERN_CHARS: Final = 262_144
-# What must come next is worked out to its end for each token: 30 ms for so many characters.
-_MOST_CHOICE_CHARS: Final = 16_384
+# Rules that all name each other: 1 s for this many characters of Lark.
+_MAX_GRAMMAR_CHARS: Final = 16_384
+_MAX_PATTERN_CHARS: Final = 262_144
+# What must come next is worked out to its end for each token: 30 ms for this many characters.
+_MAX_CHOICE_CHARS: Final = 16_384
 
 _CLOCKS: Final = ("date-time", "time")
 _SECOND_BELOW_60: Final = r"T?\d\d:\d\d:[0-5]\d"
@@ -52,7 +52,7 @@ def structure_grammar(structure: Structure) -> Grammar:
         case StructureKind.JSON_SCHEMA:
             return schema_grammar(read_schema(structure), space(structure))
         case StructureKind.REGEX:
-            pattern = _at_most(structure, _MOST_PATTERN_CHARS)
+            pattern = _at_most(structure, _MAX_PATTERN_CHARS)
             return {"lark_grammar": f"start: /{regex_to_lark(_unanchored(pattern), '')}/"}
         case StructureKind.CHOICE:
             return _choice(structure)
@@ -101,7 +101,7 @@ def _is_remark(key: str, value: str) -> bool:
 
 
 def read_schema(structure: Structure) -> dict[str, Any]:
-    """Return the schema of a form. Raises ``RequestError`` if it is none."""
+    """Return the schema of a form. Raises ``RequestError`` if it is not one."""
     try:
         schema = json.loads(structure.text)
     except json.JSONDecodeError as error:
@@ -123,13 +123,13 @@ def space(structure: Structure) -> str:
 
 def _choice(structure: Structure) -> Grammar:
     choices = choices_of(structure)
-    # This is one terminal, because a rule with so many alternatives is slow.
+    # This is one terminal, because a rule with many alternatives is slow.
     return {"lark_grammar": f"start: CHOICE\nCHOICE: {' | '.join(map(quoted, choices))}"}
 
 
 def choices_of(structure: Structure) -> list[str]:
     """Return the choices of a form. Raises ``RequestError``."""
-    text = _at_most(structure, _MOST_PATTERN_CHARS)
+    text = _at_most(structure, _MAX_PATTERN_CHARS)
     try:
         choices = json.loads(text)
     except ValueError as error:
@@ -138,8 +138,8 @@ def choices_of(structure: Structure) -> list[str]:
         raise invalid(structure.param, "choices are an array of strings")
     if not choices:
         raise invalid(structure.param, "there is nothing to choose from")
-    if max(map(len, choices)) > _MOST_CHOICE_CHARS:
-        raise invalid(structure.param, f"a choice has more than {_MOST_CHOICE_CHARS} characters")
+    if max(map(len, choices)) > _MAX_CHOICE_CHARS:
+        raise invalid(structure.param, f"a choice has more than {_MAX_CHOICE_CHARS} characters")
     return choices
 
 
@@ -155,7 +155,7 @@ def escaped(text: str) -> str:
 
 
 def _grammar(structure: Structure) -> Grammar:
-    text = _at_most(structure, _MOST_GRAMMAR_CHARS)
+    text = _at_most(structure, _MAX_GRAMMAR_CHARS)
     try:
         lark = any_to_lark(text)
     except Exception as error:
@@ -164,16 +164,16 @@ def _grammar(structure: Structure) -> Grammar:
     intersections = _LITERAL.sub("", lark).count("&")
     if "%json" in lark:
         intersections += lark.count('"pattern"') + lark.count('"format"')
-    if intersections > MOST_INTERSECTIONS:
+    if intersections > MAX_INTERSECTIONS:
         raise invalid(
-            structure.param, f"it has more than {MOST_INTERSECTIONS} intersections or patterns"
+            structure.param, f"it has more than {MAX_INTERSECTIONS} intersections or patterns"
         )
     return {"lark_grammar": f"{_UNFORCED}\n{_OPTIONS.sub('', lark)}"}
 
 
-def _at_most(structure: Structure, most_chars: int) -> str:
-    if len(structure.text) > most_chars:
-        raise invalid(structure.param, f"it has more than {most_chars} characters")
+def _at_most(structure: Structure, max_chars: int) -> str:
+    if len(structure.text) > max_chars:
+        raise invalid(structure.param, f"it has more than {max_chars} characters")
     return structure.text
 
 

@@ -17,13 +17,13 @@ from lmx.worker.schemas.disjoint import (
     values_of,
 )
 
-_DEEPEST: Final = 6
-_MOST_VALUES: Final = 64
+_MAX_DEPTH: Final = 6
+_MAX_VALUES: Final = 64
 # Keywords whose value `true` forbids nothing.
 _FREE: Final = ("additionalProperties", "items", "propertyNames")
 _TYPES: Final = ("null", "boolean", "number", "string", "array", "object")
 # The keyword for the opposite, the type that it is about, and what is added to its limit.
-_OPPOSITES: Final = {
+_NEGATIONS: Final = {
     "minimum": ("exclusiveMaximum", "number", 0),
     "maximum": ("exclusiveMinimum", "number", 0),
     "exclusiveMinimum": ("maximum", "number", 0),
@@ -35,20 +35,21 @@ _OPPOSITES: Final = {
 }
 
 
-def opposite(schema: Schema, around: Schema, look: Lookup, depth: int = 0) -> Schema | None:
-    """Return a schema for the values that don't satisfy ``schema``; None if there is none.
+def negated(schema: Schema, around: Schema, look: Lookup, depth: int = 0) -> Schema | None:
+    """Return a schema for the values that don't satisfy ``schema``; None if that can't be
+    expressed.
 
     ``around`` is satisfied in any case. This makes the opposite of a value known if only a few
     values are possible.
     """
     if isinstance(schema, bool):
         return not schema
-    if depth > _DEEPEST or not look.spend():
+    if depth > _MAX_DEPTH or not look.spend():
         return None
     around = _resolved(around, look)
     parts: list[Schema] = []
     for key, value in schema.items():
-        made = _opposite_of(key, value, schema, around, look, depth + 1)
+        made = _negated_keyword(key, value, schema, around, look, depth + 1)
         if made is None:
             return None
         parts += made
@@ -80,7 +81,7 @@ def without(name: str) -> Schema:
     return {"properties": {name: False}}
 
 
-def _opposite_of(
+def _negated_keyword(
     key: str, value: Any, schema: dict[str, Any], around: Schema, look: Lookup, depth: int
 ) -> list[Schema] | None:
     """Return schemas for the values that don't satisfy one keyword; None if that can't be
@@ -101,17 +102,17 @@ def _opposite_of(
         case "properties":
             return _other_properties(value, around, look, depth)
         case "$ref":
-            made = opposite(look.resolve(value), around, look, depth)
+            made = negated(look.resolve(value), around, look, depth)
         case "not":
             made = value
         case "anyOf" | "allOf":
-            several = [opposite(one, around, look, depth) for one in value]
+            several = [negated(one, around, look, depth) for one in value]
             if None in several:
                 return None
             known = [one for one in several if one is not None]
             made = all_of(known) if key == "anyOf" else any_of(known)
-        case _ if key in _OPPOSITES:
-            other, type_, added = _OPPOSITES[key]
+        case _ if key in _NEGATIONS:
+            other, type_, added = _NEGATIONS[key]
             limit = value + added
             # Nothing is shorter than nothing.
             made = {"type": type_, other: limit} if type_ == "number" or limit >= 0 else False
@@ -133,7 +134,7 @@ def _other_properties(
     parts: list[Schema] = []
     for name, one in properties.items():
         known = property_of(around, name) if isinstance(around, dict) else True
-        made = opposite(one, known, look, depth)
+        made = negated(one, known, look, depth)
         if made is None:
             return None
         if made is not False:
@@ -148,7 +149,7 @@ def _other_values(excluded: Sequence[Any], around: Schema) -> Schema | None:
         texts = {equal_text(one) for one in excluded}
         left = [one for one in possible if equal_text(one) not in texts]
         return {"enum": left} if left else False
-    if any(isinstance(one, list | dict) for one in excluded) or len(excluded) > _MOST_VALUES:
+    if any(isinstance(one, list | dict) for one in excluded) or len(excluded) > _MAX_VALUES:
         return None
     parts: list[Schema] = []
     for type_ in _TYPES:
@@ -196,7 +197,7 @@ _ANY: Final = r"[\s\S]*"
 
 
 def _resolved(schema: Schema, look: Lookup) -> Schema:
-    for _ in range(_DEEPEST):
+    for _ in range(_MAX_DEPTH):
         if not isinstance(schema, dict) or "$ref" not in schema:
             return schema
         schema = look.resolve(schema["$ref"])

@@ -17,22 +17,22 @@ from typing import Any, Final
 import regex
 
 from lmx.worker.schemas.dialects import FORMATS, IN_PLACE, ROOT, Schema, SchemaFault, Standalone
-from lmx.worker.schemas.disjoint import Lookup, meeting, type_of, types_of, values_of
-from lmx.worker.schemas.negation import all_of, any_of, opposite, without
+from lmx.worker.schemas.disjoint import Lookup, overlaps, type_of, types_of, values_of
+from lmx.worker.schemas.negation import all_of, any_of, negated, without
 
-Takes = Callable[[Mapping[str, Any]], bool]
+Accepts = Callable[[Mapping[str, Any]], bool]
 """Returns whether llguidance accepts a small schema."""
 
-# Each alternative is combined with every other one beside it.
-_MOST_ALTERNATIVES: Final = 96
-_MOST_BESIDE: Final = 24
-_MOST_DISTINCT: Final = 4
-_MOST_REMARKS: Final = 16
+# Each alternative is combined with every other one of the same schema.
+_MAX_ALTERNATIVES: Final = 96
+_MAX_COMBINATIONS: Final = 24
+_MAX_DISTINCT: Final = 4
+_MAX_REMARKS: Final = 16
 _TEXT: Final = ("pattern", "minLength", "maxLength", "format")
 _NUMBER: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 # For the search of all names, and of one of them.
-_LONGEST_S: Final = 0.1
-_SHORTEST_S: Final = 0.001
+_MAX_S: Final = 0.1
+_MIN_S: Final = 0.001
 _AHEAD: Final = re.compile(r"\^\(\?=")
 _FORMAT_INSIDE: Final = re.compile(r'"format": "(?:' + "|".join(sorted(FORMATS)) + ')"')
 
@@ -52,29 +52,29 @@ class Rewritten:
     """The schemas of the source, by their identity, whose `oneOf` is taken as `anyOf`."""
 
 
-def rewrite(source: Standalone, takes: Takes, *, expand: bool = True) -> Rewritten:
+def rewrite(source: Standalone, accepts: Accepts, *, expand: bool = True) -> Rewritten:
     """Return a schema of which llguidance knows all keywords. llguidance may refuse it all the
     same.
 
     Without ``expand`` nothing becomes alternatives, which may be too many together. Raises
     :class:`SchemaFault` for a schema that can neither be enforced nor checked.
     """
-    return _Rewriter(source, takes, expand).whole()
+    return _Rewriter(source, accepts, expand).rewrite()
 
 
 class _Rewriter:
-    def __init__(self, source: Standalone, takes: Takes, expand: bool) -> None:
+    def __init__(self, source: Standalone, accepts: Accepts, expand: bool) -> None:
         self._source = source
-        self._ask = takes
+        self._ask = accepts
         self._look = Lookup(source)
-        self._left = _MOST_ALTERNATIVES if expand else 0
+        self._left = _MAX_ALTERNATIVES if expand else 0
         self._expanded = False
         self._asked: dict[str, bool] = {}
         self._remarks: dict[str, None] = {}
         self._checked: dict[str, None] = {}
         self._loose: set[int] = set()
 
-    def whole(self) -> Rewritten:
+    def rewrite(self) -> Rewritten:
         schema = self._schema(self._source.schema)
         if schema is False:
             raise SchemaFault(ROOT, "nothing satisfies it")
@@ -91,28 +91,28 @@ class _Rewriter:
             frozenset(self._loose),
         )
 
-    # What is said.
+    # Remarks.
 
     def _place(self, node: Mapping[str, Any]) -> str:
         return self._source.places.get(id(node), ROOT)
 
-    def _leave(self, node: Mapping[str, Any], key: str) -> None:
+    def _defer(self, node: Mapping[str, Any], key: str) -> None:
         """Leave a keyword out of the grammar, and let it be checked later."""
         inside = json.dumps(node[key])
         if key not in ("pattern", "format") and _FORMAT_INSIDE.search(inside):
             reason = f"`{key}` has a `format` in it, which can't be checked"
             raise SchemaFault(self._place(node), reason)
-        if len(self._checked) < _MOST_REMARKS:
+        if len(self._checked) < _MAX_REMARKS:
             self._checked[f"`{key}` at {self._place(node)}"] = None
 
-    def _may_expand(self, alternatives: int, beside: int) -> bool:
-        if alternatives > self._left or beside > _MOST_BESIDE:
+    def _may_expand(self, alternatives: int, combinations: int) -> bool:
+        if alternatives > self._left or combinations > _MAX_COMBINATIONS:
             return False
         self._expanded = True
         self._left -= alternatives
         return True
 
-    def _takes(self, schema: Mapping[str, Any]) -> bool:
+    def _accepts(self, schema: Mapping[str, Any]) -> bool:
         key = json.dumps(schema)
         known = self._asked.get(key)
         if known is None:
@@ -143,65 +143,67 @@ class _Rewriter:
         self._distinct(node, made, parts)
         self._contains(node, made)
         self._unevaluated(node, made)
-        beside = 1
+        combinations = 1
         for alternatives in self._alternatives(node):
-            beside *= len(alternatives)
-            if self._may_expand(len(alternatives), beside):
+            combinations *= len(alternatives)
+            if self._may_expand(len(alternatives), combinations):
                 parts.append(any_of(alternatives.schemas))
             else:
-                beside //= len(alternatives)
-                self._leave(node, alternatives.key)
+                combinations //= len(alternatives)
+                self._defer(node, alternatives.key)
         self._one_of(node, made, parts)
         return _joined(parts)
 
     def _text(self, node: dict[str, Any], made: dict[str, Any], parts: list[Schema]) -> None:
-        said: dict[str, Any] = {key: node[key] for key in _TEXT if key in node}
-        if not said:
+        keywords: dict[str, Any] = {key: node[key] for key in _TEXT if key in node}
+        if not keywords:
             return
-        if not self._takes({"type": "string", **said}) and "pattern" in said:
-            pieces = _pieces(said["pattern"])
+        if not self._accepts({"type": "string", **keywords}) and "pattern" in keywords:
+            pieces = _pieces(keywords["pattern"])
             if len(pieces) > 1 and all(
-                self._takes({"type": "string", "pattern": piece}) for piece in pieces
+                self._accepts({"type": "string", "pattern": piece}) for piece in pieces
             ):
                 parts += [{"pattern": piece} for piece in pieces]
-                del said["pattern"]
-            elif self._takes({"type": "string", "pattern": said["pattern"]}):
+                del keywords["pattern"]
+            elif self._accepts({"type": "string", "pattern": keywords["pattern"]}):
                 for key in ("minLength", "maxLength"):
-                    if said.pop(key, None) is not None:
-                        self._leave(node, key)
+                    if keywords.pop(key, None) is not None:
+                        self._defer(node, key)
             else:
-                self._leave(node, "pattern")
-                del said["pattern"]
-        made.update(said)
+                self._defer(node, "pattern")
+                del keywords["pattern"]
+        made.update(keywords)
 
     def _numbers(self, node: dict[str, Any], made: dict[str, Any]) -> None:
-        said: dict[str, Any] = {key: node[key] for key in _NUMBER if key in node}
-        if not said:
+        keywords: dict[str, Any] = {key: node[key] for key in _NUMBER if key in node}
+        if not keywords:
             return
         type_ = "integer" if node.get("type") == "integer" else "number"
-        least = max(said.get("minimum", -1e400), said.get("exclusiveMinimum", -1e400))
-        most = min(said.get("maximum", 1e400), said.get("exclusiveMaximum", 1e400))
-        if least <= most and not self._takes({"type": type_, **said}):
-            for key in said:
-                self._leave(node, key)
+        least = max(keywords.get("minimum", -1e400), keywords.get("exclusiveMinimum", -1e400))
+        most = min(keywords.get("maximum", 1e400), keywords.get("exclusiveMaximum", 1e400))
+        if least <= most and not self._accepts({"type": type_, **keywords}):
+            for key in keywords:
+                self._defer(node, key)
             return
-        made.update(said)
+        made.update(keywords)
 
     def _names(self, node: dict[str, Any], made: dict[str, Any]) -> None:
         patterns = node.get("patternProperties")
         if patterns:
-            if self._takes({"type": "object", "patternProperties": dict.fromkeys(patterns, True)}):
+            if self._accepts(
+                {"type": "object", "patternProperties": dict.fromkeys(patterns, True)}
+            ):
                 made["patternProperties"] = {
                     name: self._schema(one) for name, one in patterns.items()
                 }
             else:
                 made["additionalProperties"] = True
-                self._leave(node, "patternProperties")
+                self._defer(node, "patternProperties")
         if "propertyNames" not in node:
             return
         names = node["propertyNames"]
         rest = made.get("additionalProperties", True)
-        # What is said of other names here must not be replaced by `_unevaluated`, and a pattern for
+        # What holds for other names here must not be replaced by `_unevaluated`, and a pattern for
         # names concerns those in `properties` too.
         alone = not patterns and "unevaluatedProperties" not in node
         if alone and _allows_no_name(names):
@@ -212,12 +214,12 @@ class _Rewriter:
         pattern = self._name_pattern(names) if alone else None
         if pattern is None:
             if names is not True:
-                self._leave(node, "propertyNames")
+                self._defer(node, "propertyNames")
             return
         try:
             fitting = _fitting(pattern, made.get("properties", ()))
         except TimeoutError:
-            self._leave(node, "propertyNames")
+            self._defer(node, "propertyNames")
             return
         made["properties"] = {
             name: one if name in fitting else False
@@ -231,17 +233,17 @@ class _Rewriter:
         """Return a regular expression for the names that a schema allows."""
         if not isinstance(names, dict):
             return None
-        said = names.keys() - {"type"}
+        keywords = names.keys() - {"type"}
         values = values_of(names)
         pattern = None
-        if values is not None and len(said) == 1:
+        if values is not None and len(keywords) == 1:
             texts = [re.escape(one) for one in values if isinstance(one, str)]
             pattern = f"^(?:{'|'.join(texts)})$"
-        elif said == {"pattern"}:
+        elif keywords == {"pattern"}:
             pattern = names["pattern"]
-        elif said and said <= {"minLength", "maxLength"}:
+        elif keywords and keywords <= {"minLength", "maxLength"}:
             pattern = f"^[\\s\\S]{{{names.get('minLength', 0)},{names.get('maxLength', '')}}}$"
-        if pattern is None or not self._takes({"patternProperties": {pattern: True}}):
+        if pattern is None or not self._accepts({"patternProperties": {pattern: True}}):
             return None
         try:
             regex.compile(pattern)
@@ -269,7 +271,7 @@ class _Rewriter:
                 made["maxProperties"] = most
             # Names that are not listed may come twice, and then count once.
             if least > 1 and not closed:
-                self._leave(node, "minProperties")
+                self._defer(node, "minProperties")
             return
         if closed:
             for key, limit in (("minProperties", least), ("maxProperties", most)):
@@ -278,11 +280,11 @@ class _Rewriter:
                     if options and self._may_expand(len(options), len(options)):
                         parts.append(any_of(options))
                     else:
-                        self._leave(node, key)
+                        self._defer(node, key)
             return
         for key, limit in (("minProperties", least), ("maxProperties", most)):
             if limit or (key == "maxProperties" and limit == 0):
-                self._leave(node, key)
+                self._defer(node, key)
 
     def _distinct(self, node: dict[str, Any], made: dict[str, Any], parts: list[Schema]) -> None:
         if not node.get("uniqueItems") or node.get("maxItems", 2) < 2:
@@ -293,11 +295,11 @@ class _Rewriter:
         values = _all_values(items)
         if (
             values is None
-            or len(values) > _MOST_DISTINCT
+            or len(values) > _MAX_DISTINCT
             or "prefixItems" in node
             or types_of(node, self._look) != {"array"}
         ):
-            self._leave(node, "uniqueItems")
+            self._defer(node, "uniqueItems")
             return
         lengths = range(node.get("minItems", 0), min(len(values), node.get("maxItems", 99)) + 1)
         arrays = [list(one) for size in lengths for one in itertools.permutations(values, size)]
@@ -313,7 +315,7 @@ class _Rewriter:
         made["minItems"] = max(made.get("minItems", 0), least)
         if node["contains"] is True and "maxContains" not in node:
             return
-        self._leave(node, "contains")
+        self._defer(node, "contains")
 
     def _unevaluated(self, node: dict[str, Any], made: dict[str, Any]) -> None:
         applied = [key for key in ("$ref", "if", "dependentSchemas", *IN_PLACE) if key in node]
@@ -334,7 +336,7 @@ class _Rewriter:
                 }
                 made[own] = False
             if names is None or set(applied) - {"$ref", "allOf"} or node[key] is not False:
-                self._leave(node, key)
+                self._defer(node, key)
 
     def _evaluated(self, node: Schema, depth: int = 0) -> list[str] | None:
         """Return the names of all properties that a schema may evaluate; None for any name."""
@@ -358,19 +360,20 @@ class _Rewriter:
             names += more
         return names
 
-    def _opposite(self, schema: Schema, around: Schema) -> Schema | None:
-        made = opposite(schema, around, self._look)
+    def _negated(self, schema: Schema, around: Schema) -> Schema | None:
+        made = negated(schema, around, self._look)
         return None if made is None else self._schema(made)
 
     def _alternatives(self, node: dict[str, Any]) -> Iterable[_Alternatives]:
-        """Yield the keywords of a schema that are alternatives, beside the rest of the schema."""
+        """Yield the keywords of a schema that are alternatives, in addition to the rest of the
+        schema."""
         around = {key: value for key, value in node.items() if key in _AROUND}
         if "not" in node:
-            made = self._opposite(node["not"], around)
+            made = self._negated(node["not"], around)
             yield _Alternatives("not", None if made is None else _options(made))
         if "if" in node and ("then" in node or "else" in node):
             condition = node["if"]
-            other = self._opposite(condition, around)
+            other = self._negated(condition, around)
             then, otherwise = node.get("then", True), node.get("else", True)
             yield _Alternatives(
                 "if",
@@ -397,7 +400,7 @@ class _Rewriter:
             return
         options = node["oneOf"]
         around = {key: value for key, value in node.items() if key in _AROUND}
-        meets = meeting(options, self._look, around, self._left)
+        meets = overlaps(options, self._look, around, self._left)
         exact = self._exactly_one(options, meets, around) if meets else None
         if meets != {} and exact is None:
             text = (
@@ -405,7 +408,7 @@ class _Rewriter:
                 "an answer may fit more than one of its schemas"
             )
             self._loose.add(id(node))
-            if len(self._remarks) < _MOST_REMARKS:
+            if len(self._remarks) < _MAX_REMARKS:
                 self._remarks[text] = None
         alternatives = exact or [self._schema(one) for one in options]
         if "anyOf" in made:
@@ -418,22 +421,22 @@ class _Rewriter:
     ) -> list[Schema] | None:
         """Return each option without the values that it shares with another one; None if that has
         no short form."""
-        opposites: dict[int, Schema] = {}
+        negations: dict[int, Schema] = {}
         for at in meets:
-            made = self._opposite(options[at], around)
+            made = self._negated(options[at], around)
             if made is None or len(_options(made)) > 3:
                 return None
-            opposites[at] = made
+            negations[at] = made
         alternatives = []
         for at, option in enumerate(options):
             others = meets.get(at, ())
             several = 1
             for other in others:
-                several *= len(_options(opposites[other]))
+                several *= len(_options(negations[other]))
             if not self._may_expand(several, several):
                 return None
             alternatives.append(
-                all_of([self._schema(option), *(opposites[other] for other in others)])
+                all_of([self._schema(option), *(negations[other] for other in others)])
             )
         return alternatives
 
@@ -444,8 +447,9 @@ _AROUND: Final = frozenset(
 
 
 def _fitting(pattern: str, names: Collection[str]) -> frozenset[str]:
-    """Return the names in which a pattern is found. Raises ``TimeoutError`` if that takes long."""
-    fits, timeout_s = regex.compile(pattern), max(_SHORTEST_S, _LONGEST_S / max(1, len(names)))
+    """Return the names in which a pattern is found. Raises ``TimeoutError`` if that accepts
+    long."""
+    fits, timeout_s = regex.compile(pattern), max(_MIN_S, _MAX_S / max(1, len(names)))
     return frozenset(name for name in names if fits.search(name, timeout=timeout_s))
 
 
@@ -488,7 +492,7 @@ class _Alternatives:
 
     def __len__(self) -> int:
         # This is more than any number that is allowed.
-        return _MOST_ALTERNATIVES + 1 if self.options is None else max(1, len(self.options))
+        return _MAX_ALTERNATIVES + 1 if self.options is None else max(1, len(self.options))
 
     @property
     def schemas(self) -> Sequence[Schema]:
@@ -520,13 +524,13 @@ def _of_count(key: str, names: Sequence[str], count: int) -> list[Schema] | None
     if count > len(names):
         return []
     if key == "minProperties":
-        chosen = itertools.islice(itertools.combinations(names, count), _MOST_BESIDE + 1)
+        chosen = itertools.islice(itertools.combinations(names, count), _MAX_COMBINATIONS + 1)
         options: list[Schema] = [{"required": list(one)} for one in chosen]
     else:
         gone = len(names) - max(0, count)
-        chosen = itertools.islice(itertools.combinations(names, gone), _MOST_BESIDE + 1)
+        chosen = itertools.islice(itertools.combinations(names, gone), _MAX_COMBINATIONS + 1)
         options = [{"properties": dict.fromkeys(one, False)} for one in chosen]
-    return options if len(options) <= _MOST_BESIDE else None
+    return options if len(options) <= _MAX_COMBINATIONS else None
 
 
 def _pieces(pattern: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a worker knows of its load: why it accepts no request now, when a full queue may have room
+"""What a worker knows of its load: why it accepts no request now, when a full queue may accept one
 again, since when it is idle, and what it has done in its life. Pure; times are seconds of one
 monotonic clock."""
 
@@ -17,7 +17,7 @@ class Refusal(NamedTuple):
     code: ErrorCode
     message: str
     retry_after_s: float | None
-    """When to try again; None if nobody can tell."""
+    """When to try again; None if that is unknown."""
 
     def message_for(self, stream_id: int) -> Refused:
         """Return the message to the router."""
@@ -56,8 +56,8 @@ class IdleClock:
 
 
 _WEIGHT: Final = 0.2  # of the latest stream in the running mean
-_SHORTEST_S: Final = 1.0
-_LONGEST_S: Final = 60.0
+_MIN_S: Final = 1.0
+_MAX_S: Final = 60.0
 
 
 class QueueEstimate:
@@ -76,7 +76,7 @@ class QueueEstimate:
     def retry_after_s(self, rows: int) -> float:
         """Return when one of the ``rows`` that run now is likely to end: 1 to 60 s. If memory for
         KV caches is short, fewer rows run than could."""
-        return min(_LONGEST_S, max(_SHORTEST_S, self._mean_s / max(1, rows)))
+        return min(_MAX_S, max(_MIN_S, self._mean_s / max(1, rows)))
 
 
 @dataclass(slots=True)

@@ -29,7 +29,7 @@ class ControlOrders(Protocol):
         """The supervisor has accepted Hello: load the model, unless that has begun."""
 
     def identify(self) -> None:
-        """This supervisor is new: say Hello."""
+        """This supervisor is new: send Hello."""
 
     def drain(self, if_idle: bool) -> None:
         """Accept no new stream. With ``if_idle`` only if nothing is in flight."""
@@ -41,7 +41,7 @@ class ControlOrders(Protocol):
 class ControlLink:
     """A DEALER socket that outlives supervisors: it reconnects by itself. Event loop only.
 
-    ``heard_s`` is when a supervisor last sent anything (monotonic clock).
+    ``last_received_s`` is when a supervisor last sent anything (monotonic clock).
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class ControlLink:
         orders: ControlOrders,
     ) -> None:
         self._orders = orders
-        self.heard_s = time.monotonic()
+        self.last_received_s = time.monotonic()
         self._socket = open_socket(context, Role.CONTROL_CLIENT, f"w:{instance}".encode())
         self._socket.connect(directory.control)
 
@@ -61,26 +61,26 @@ class ControlLink:
 
         A message that can't be sent is not kept: beats repeat themselves, and a new supervisor
         learns the rest from the Hello that it asks for. Nothing is sent after :meth:`close`,
-        because a load may go on longer than the link.
+        because a load may outlast the link.
         """
         return not self._socket.closed and send_nowait(self._socket, encode(message))
 
     async def listen(self) -> None:
         """Carry out orders until cancelled. A frame that is no message is logged and dropped."""
         while True:
-            self._take(await self._socket.recv())
+            self._handle(await self._socket.recv())
 
     def close(self) -> None:
         """Close the socket; messages that were sent get a moment to leave."""
         self._socket.close(linger=_LINGER_MS)
 
-    def _take(self, payload: bytes) -> None:
+    def _handle(self, payload: bytes) -> None:
         try:
             message = decode(payload).message
         except ProtocolError as error:
             log.warning("control.bad_frame", reason=error.message)
             return
-        self.heard_s = time.monotonic()
+        self.last_received_s = time.monotonic()
         match message:
             case Welcome():
                 self._orders.welcome()

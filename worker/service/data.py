@@ -20,7 +20,7 @@ from lmx.worker.service.serving import RouterMessage
 
 log = structlog.get_logger()
 
-Take = Callable[[bytes, RouterMessage, Sequence[bytes]], None]
+Handler = Callable[[bytes, RouterMessage, Sequence[bytes]], None]
 """Takes a router, its message and the bytes of the message's media."""
 
 # This is for a stream's last messages when the process ends: a local peer takes them at once.
@@ -38,12 +38,12 @@ class DataService:
         self._socket.bind(directory.worker(instance))
         self._path.chmod(0o700)
 
-    async def listen(self, take: Take) -> None:
-        """Call ``take`` with each router, its message and the bytes of the message's media until
+    async def listen(self, handle: Handler) -> None:
+        """Call ``handle`` with each router, its message and the bytes of the message's media until
         cancelled. A frame that is no message is logged and dropped; so is a message whose media are
-        not those that it announces, and its router is told."""
+        not those that it announces, and its router gets a refusal."""
         while True:
-            self._take(take, await self._socket.recv_multipart())
+            self._receive(handle, await self._socket.recv_multipart())
 
     def send(self, router: bytes, message: Any) -> bool:
         """Send one message. Returns False if its router can't be reached: it is gone, or its queue
@@ -58,7 +58,7 @@ class DataService:
         self._socket.close(linger=_LINGER_MS)
         self._path.unlink(missing_ok=True)
 
-    def _take(self, take: Take, frames: list[bytes]) -> None:
+    def _receive(self, handle: Handler, frames: list[bytes]) -> None:
         try:
             if len(frames) < 2:
                 raise ProtocolError("a message has an identity and a payload")
@@ -77,7 +77,7 @@ class DataService:
             if isinstance(message, Generate | Task):
                 self.send(router, Refused(message.stream_id, error.code, error.message))
             return
-        take(router, message, blobs)
+        handle(router, message, blobs)
 
 
 def check_media(message: RouterMessage, blobs: Sequence[bytes]) -> None:

@@ -25,7 +25,7 @@ class LoadFailure(NamedTuple):
 
 _PERMANENT_CODES: Final = frozenset({ErrorCode.CONFIG_INVALID, ErrorCode.MODEL_SOURCE_INVALID})
 
-_PERMANENT_SAYINGS: Final[tuple[tuple[type[Exception], re.Pattern[str]], ...]] = (
+_PERMANENT_ERRORS: Final[tuple[tuple[type[Exception], re.Pattern[str]], ...]] = (
     # mlx-vlm 0.7.10: an architecture that it doesn't have, a config.json that names none.
     (ValueError, re.compile(r"Model type \S+ not supported")),
     (KeyError, re.compile("^'model_type'$")),
@@ -71,8 +71,8 @@ def load_failure(error: BaseException, kind: ModelKind) -> LoadFailure:
             )
     text = str(error)
     permanent = any(
-        isinstance(error, kind_of_error) and saying.search(text)
-        for kind_of_error, saying in _PERMANENT_SAYINGS
+        isinstance(error, kind_of_error) and pattern.search(text)
+        for kind_of_error, pattern in _PERMANENT_ERRORS
     )
     return LoadFailure(
         ErrorCode.MODEL_SOURCE_INVALID if permanent else ErrorCode.MODEL_LOAD_FAILED,

@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 class _Call(NamedTuple):
     """One call for the thread."""
 
-    begins: Callable[[], None]
+    on_start: Callable[[], None]
     function: Callable[[], Any]
     done: Callable[[asyncio.Future[Any]], None]
 
@@ -31,34 +31,34 @@ class FairThread:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._waiting: FairQueue[_Call] = FairQueue()
         self._busy = False
-        self._held: set[str] = set()
+        self._pauses: set[str] = set()
         self.clock = ProgressClock()
 
     def run(
         self,
         owner: str,
-        begins: Callable[[], None],
+        on_start: Callable[[], None],
         function: Callable[[], _T],
         done: Callable[[asyncio.Future[_T]], None],
     ) -> None:
-        """When the turn has come, call ``begins`` on the loop right before ``function`` on the
+        """When the turn has come, call ``on_start`` on the loop right before ``function`` on the
         thread; then ``done`` on the loop. The caller limits how many calls wait."""
         self.clock.begin(time.monotonic())
-        self._waiting.add(owner, _Call(begins, function, done))
+        self._waiting.add(owner, _Call(on_start, function, done))
         self._next()
 
-    def hold(self, reason: str) -> None:
-        """Begin no further call until :meth:`let_go` for the same reason: there is no room yet for
-        what it makes."""
-        self._held.add(reason)
+    def pause(self, reason: str) -> None:
+        """Begin no further call until :meth:`resume` for the same reason: there is no memory yet
+        for what it makes."""
+        self._pauses.add(reason)
 
-    def let_go(self, reason: str) -> None:
+    def resume(self, reason: str) -> None:
         """Begin calls again, unless there is another reason not to."""
-        self._held.discard(reason)
+        self._pauses.discard(reason)
         self._next()
 
     def _next(self) -> None:
-        if self._busy or self._held or not self._waiting:
+        if self._busy or self._pauses or not self._waiting:
             return
         call = self._waiting.pop()
         self._busy = True
@@ -66,7 +66,7 @@ class FairThread:
         try:
             # This comes before the thread starts: code that holds the GIL would also delay this
             # call.
-            call.begins()
+            call.on_start()
         finally:
             future = loop.run_in_executor(self._executor, call.function)
             future.add_done_callback(lambda done: self._finished(call, done))

@@ -1,7 +1,7 @@
 """Generations, from their requests to their ends. Event loop only.
 
-They pass through the prompt thread, which makes a job of a request, and the engine thread, which
-runs it. This module does not know how either does its work.
+They pass through the prompt thread, which prepares them, and the engine thread, which runs it. This
+module does not know how either does its work.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from lmx.worker.media.check import check_media
 from lmx.worker.media.decoder import MediaDecoder
 from lmx.worker.media.values import Media
 from lmx.worker.scheduling.answer_review import AnswerReview
-from lmx.worker.scheduling.jobs import (
-    AnswerEnded,
-    Job,
-    JobFailed,
-    JobFinished,
-    JobOutput,
-    MediaReleased,
-    MediaWanted,
-)
 from lmx.worker.scheduling.out_of_memory import is_out_of_memory
 from lmx.worker.scheduling.prepare import encode_prompt, prepare
+from lmx.worker.scheduling.requests import (
+    ChoiceFinished,
+    EngineRequest,
+    MediaReleased,
+    MediaWanted,
+    RequestFailed,
+    RequestFinished,
+    RequestOutput,
+)
 from lmx.worker.scheduling.thread import EngineThread
 from lmx.worker.service.admission import IdleClock, LifetimeCounts, Refusal
 from lmx.worker.service.open_requests import OpenRequest, OpenRequests
@@ -44,11 +44,11 @@ from lmx.worker.service.stream import Ranking, Stream
 
 log = structlog.get_logger()
 
-_MOST_MEDIA_BYTES: Final = 512 << 20
+_MAX_MEDIA_BYTES: Final = 512 << 20
 """How many bytes the files of all requests take together. They are kept until a request has ended:
 one that is preempted, or whose answer is made again, needs them again."""
 
-_MOST_ENCODED_BYTES: Final = 1 << 30
+_MAX_ENCODED_BYTES: Final = 1 << 30
 """How much memory the media of all prompts take that are not read yet, but no more than is reserved
 for decoding. Beyond it no further ones are decoded until a prompt has been read. A picture of 12
 million pixels takes up to 300 MB in the form that a model's encoder wants."""
@@ -56,7 +56,7 @@ million pixels takes up to 300 MB in the form that a model's encoder wants."""
 _TOO_MUCH_MEDIA: Final = Refusal(
     ErrorCode.QUEUE_FULL,
     "The files of images, sounds and videos that this model's requests hold take "
-    f"{_MOST_MEDIA_BYTES >> 20} MiB: try again later.",
+    f"{_MAX_MEDIA_BYTES >> 20} MiB: try again later.",
     2.0,
 )
 
@@ -67,7 +67,7 @@ class Generation(OpenRequest):
 
     request: Generate
     generations: Generations
-    job_id: int
+    run_id: int
     stream: Stream
     ranking: Ranking | None
     """Holds the answers back if only some of them are returned."""
@@ -89,7 +89,7 @@ class Generation(OpenRequest):
         request: Generate,
         blobs: Sequence[bytes],
         generations: Generations,
-        job_id: int,
+        run_id: int,
     ) -> Generation:
         """Return a new one."""
         search = request.search
@@ -98,7 +98,7 @@ class Generation(OpenRequest):
             router,
             request,
             generations,
-            job_id,
+            run_id,
             Stream(request.stream_id, request.credit_deltas),
             Ranking(search.n, search.best_of) if ranked else None,
             blobs,
@@ -116,21 +116,21 @@ class Generation(OpenRequest):
         """Send the output that waits, and then the error."""
         self.generations.fail(self, code, message)
 
-    def prepared(self, job: Job) -> None:
-        """Note that its prompt has been made and that it waits for the engine."""
+    def prepared(self, engine_request: EngineRequest) -> None:
+        """Note that its prompt was made and that it waits for the engine."""
         self.preparing = False
-        if job.check is not None or job.call_checks:
+        if engine_request.check is not None or engine_request.call_checks:
             self.review = AnswerReview(
-                job.check,
-                job.call_checks,
-                whole=self.request.whole and not self.request.search.beam,
+                engine_request.check,
+                engine_request.call_checks,
+                hold_text=self.request.whole and not self.request.search.beam,
             )
 
-    def repeat(self, job_id: int) -> None:
+    def retry(self, run_id: int) -> None:
         """Forget its answers, because new ones are made."""
         assert self.review is not None
-        self.job_id = job_id
-        self.review = self.review.next()
+        self.run_id = run_id
+        self.review = self.review.retry()
         if self.ranking is not None:
             self.ranking = Ranking(self.request.search.n, self.request.search.best_of)
 
@@ -139,34 +139,34 @@ class Generation(OpenRequest):
         fault."""
         assert self.review is not None
         for item in self.review.held():
-            self._give(item, part)
+            self._emit(item, part)
 
-    def take(self, output: Delta | AnswerEnded, part: RouterOutputs) -> None:
+    def receive(self, output: Delta | ChoiceFinished, part: RouterOutputs) -> None:
         """Add the part of ``output``, and of earlier output, that may be sent now to ``part``."""
         if self.ranking is None and self.review is None:
-            self._give(output, part)
+            self._emit(output, part)
             return
         if isinstance(output, Delta) and output.kind is DeltaKind.PROMPT:
             # It is no part of an answer, so it waits for no other answer and for no review.
-            self._give(output, part)
+            self._emit(output, part)
             return
         for item in (output,) if self.ranking is None else self.ranking.add(output):
             if self.review is None:
-                self._give(item, part)
+                self._emit(item, part)
             else:
-                for reviewed in self.review.take(item):
-                    self._give(reviewed, part)
+                for reviewed in self.review.receive(item):
+                    self._emit(reviewed, part)
 
     def flush(self, part: RouterOutputs) -> None:
         """Add all waiting output of every answer, because the stream was lost."""
         for index in range(self.request.search.n):
             part.deltas += self.stream.end(index)
 
-    def _give(self, item: Delta | AnswerEnded, part: RouterOutputs) -> None:
-        if isinstance(item, AnswerEnded):
-            part.deltas += self.stream.end(item.answer)
+    def _emit(self, item: Delta | ChoiceFinished, part: RouterOutputs) -> None:
+        if isinstance(item, ChoiceFinished):
+            part.deltas += self.stream.end(item.index)
             part.ended.append(
-                ChoiceEnded(self.request.stream_id, item.answer, item.reason, item.stop)
+                ChoiceEnded(self.request.stream_id, item.index, item.reason, item.stop)
             )
         # Tokens without text are counted in the usage; an empty delta has no reader.
         elif item.text or item.call or item.logprobs or item.token_ids:
@@ -174,11 +174,11 @@ class Generation(OpenRequest):
             if delta is not None:
                 part.deltas.append(delta)
 
-    def log_end(self, end: JobFinished | JobFailed) -> None:
+    def log_end(self, end: RequestFinished | RequestFailed) -> None:
         """Log how the generation ended."""
         request_id = self.request.request_id
         match end:
-            case JobFinished(_, usage, timings):
+            case RequestFinished(_, usage, timings):
                 log.info(
                     "stream.finished",
                     request_id=request_id,
@@ -189,11 +189,11 @@ class Generation(OpenRequest):
                     prefill_s=round(timings.prefill_s, 4),
                     decode_s=round(timings.decode_s, 4),
                 )
-            case JobFailed(_, code, _):
+            case RequestFailed(_, code, _):
                 log.warning("stream.failed", request_id=request_id, code=code)
 
     def log_cancelled(self, step: int) -> None:
-        """Log that the generation was cancelled before it had a job."""
+        """Log that the generation was cancelled before the engine thread had it."""
         log.info(
             "stream.cancelled",
             request_id=self.request.request_id,
@@ -223,23 +223,23 @@ class Generations:
         self._open = open_requests
         self._counts = counts
         self._idle_clock = idle_clock
-        self._by_job: dict[int, Generation] = {}
+        self._by_run: dict[int, Generation] = {}
         self._decoder = decoder
         self._media_bytes = 0
         self._encoded_bytes = 0
-        self._job_ids = itertools.count(1)
-        self._row_ids = itertools.count(1)
+        self._run_ids = itertools.count(1)
+        self._sequence_ids = itertools.count(1)
 
-    def take(self, router: bytes, request: Generate, blobs: Sequence[bytes] = ()) -> None:
+    def submit(self, router: bytes, request: Generate, blobs: Sequence[bytes] = ()) -> None:
         """Begin a generation, or refuse it. ``blobs`` are the bytes of its media."""
         if not self._open.admits(router, request, self._thread.rows):
             return
         size_bytes = sum(map(len, blobs))
-        if self._media_bytes + size_bytes > _MOST_MEDIA_BYTES:
+        if self._media_bytes + size_bytes > _MAX_MEDIA_BYTES:
             self._open.send(router, _TOO_MUCH_MEDIA.message_for(request.stream_id))
             return
         self._media_bytes += size_bytes
-        opened = Generation.begin(router, request, blobs, self, next(self._job_ids))
+        opened = Generation.begin(router, request, blobs, self, next(self._run_ids))
         arrived_s = time.monotonic()
         self._open.begin(
             opened,
@@ -259,7 +259,7 @@ class Generations:
 
     def released(self, opened: Generation) -> None:
         """Wait no longer for the engine's output for this generation."""
-        self._by_job.pop(opened.job_id, None)
+        self._by_run.pop(opened.run_id, None)
         self._drop_blobs(opened)
         self._count_encoded(opened, 0)
 
@@ -267,31 +267,31 @@ class Generations:
         """Free its rows before the next step."""
         if not opened.preparing:
             self._idle_clock.ended(opened.request.keep_alive_s, time.monotonic())
-            self._thread.cancel(opened.job_id)
+            self._thread.cancel(opened.run_id)
 
     def fail(self, opened: Generation, code: ErrorCode, message: str) -> None:
         """End the generation with an error, without waiting for its rows."""
         if opened.preparing:
             self._open.refuse(opened, code, message)
         else:
-            self._thread.cancel(opened.job_id)
-            self._end_alone(opened, JobFailed(opened.job_id, code, message))
+            self._thread.cancel(opened.run_id)
+            self._end_alone(opened, RequestFailed(opened.run_id, code, message))
 
-    def deliver(self, outputs: list[JobOutput]) -> None:
+    def deliver(self, outputs: list[RequestOutput]) -> None:
         """Send final output, in one message for each router."""
         outgoing = Outgoing()
         for output in outputs:
-            # The job was cancelled, so it is not in the table any more.
-            opened = self._by_job.get(output.stream_id)
+            # A request that was cancelled is not in the table any more.
+            opened = self._by_run.get(output.stream_id)
             # Nearly every output is a piece.
             if isinstance(output, Delta):
                 self._counts.tokens += output.tokens
                 if opened is not None:
-                    opened.take(output, outgoing.to(opened.router))
+                    opened.receive(output, outgoing.to(opened.router))
                 continue
-            if isinstance(output, AnswerEnded):
+            if isinstance(output, ChoiceFinished):
                 if opened is not None:
-                    opened.take(output, outgoing.to(opened.router))
+                    opened.receive(output, outgoing.to(opened.router))
                 continue
             if isinstance(output, MediaReleased):
                 if opened is not None:
@@ -301,16 +301,18 @@ class Generations:
                 if opened is not None:
                     self._restore_media(opened)
                 continue
-            if opened is not None and isinstance(output, JobFinished | JobFailed):
-                if isinstance(output, JobFinished) and opened.review is not None:
+            if opened is not None and isinstance(output, RequestFinished | RequestFailed):
+                if isinstance(output, RequestFinished) and opened.review is not None:
                     self._review(opened, opened.review, output)
                 else:
                     self._end(opened, output, outgoing.to(opened.router))
             self._thread.clock.end()
         outgoing.send(self._open.send)
-        self._open.tell_if_idle()
+        self._open.report_if_idle()
 
-    def _prepare(self, opened: Generation, arrived_s: float, *, again: bool = False) -> Job:
+    def _prepare(
+        self, opened: Generation, arrived_s: float, *, is_retry: bool = False
+    ) -> EngineRequest:
         # This runs on the prompt thread.
         media, opened.media = opened.media, ()
         return prepare(
@@ -318,14 +320,14 @@ class Generations:
             self._facts,
             self._spec,
             opened.request,
-            opened.job_id,
-            self._row_ids.__next__,
+            opened.run_id,
+            self._sequence_ids.__next__,
             arrived_s,
             media,
-            again=again,
+            is_retry=is_retry,
         )
 
-    def _encode_again(self, opened: Generation) -> PromptMedia | None:
+    def _encode_media(self, opened: Generation) -> PromptMedia | None:
         # This runs on the prompt thread.
         media, opened.media = opened.media, ()
         return encode_prompt(self._writer, self._facts, self._spec, opened.request, media).media
@@ -348,30 +350,30 @@ class Generations:
             opened.media = self._decoder.decode(items, opened.blobs, needs)
         return sum(one.size_bytes for one in opened.media)
 
-    def _prepared(self, opened: Generation, future: asyncio.Future[Job | None]) -> None:
+    def _prepared(self, opened: Generation, future: asyncio.Future[EngineRequest | None]) -> None:
         error = future.exception()
         opened.preparing = False
         if opened.gone:
             opened.log_cancelled(self._thread.steps)
-        elif error is None and (job := future.result()) is not None:
-            self._submit(opened, job)
-            opened.prepared(job)
+        elif error is None and (engine_request := future.result()) is not None:
+            self._submit(opened, engine_request)
+            opened.prepared(engine_request)
             self._counts.requests += 1
             queued = max(0, self._thread.clock.in_flight - self._spec.max_rows)
             self._open.send(
                 opened.router,
                 Accepted(
                     opened.request.stream_id,
-                    len(job.rows[0].prompt),
+                    len(engine_request.sequences[0].prompt),
                     queued,
-                    job.remarks,
-                    tuple(job.rows[0].prompt) if opened.request.token_ids else (),
-                    job.ignored,
+                    engine_request.remarks,
+                    tuple(engine_request.sequences[0].prompt) if opened.request.token_ids else (),
+                    engine_request.ignored,
                 ),
             )
         else:
             self._refuse(opened, error)
-        self._open.tell_if_idle()
+        self._open.report_if_idle()
 
     def _drop_blobs(self, opened: Generation) -> None:
         self._media_bytes -= sum(map(len, opened.blobs))
@@ -381,24 +383,24 @@ class Generations:
         if size_bytes != opened.encoded_bytes:
             self._encoded_bytes += size_bytes - opened.encoded_bytes
             opened.encoded_bytes = size_bytes
-            most_bytes = min(_MOST_ENCODED_BYTES, self._spec.decode.memory_bytes)
-            self._open.hold_media(self._encoded_bytes >= most_bytes)
+            max_bytes = min(_MAX_ENCODED_BYTES, self._spec.decode.memory_bytes)
+            self._open.limit_media(self._encoded_bytes >= max_bytes)
 
-    def _submit(self, opened: Generation, job: Job) -> None:
-        media = job.rows[0].media
+    def _submit(self, opened: Generation, engine_request: EngineRequest) -> None:
+        media = engine_request.sequences[0].media
         self._count_encoded(opened, media.size_bytes if media is not None else 0)
-        self._by_job[opened.job_id] = opened
-        self._thread.submit(job)
+        self._by_run[opened.run_id] = opened
+        self._thread.submit(engine_request)
 
-    def _restore_media(self, opened: Generation, *, may_repeat: bool = True) -> None:
+    def _restore_media(self, opened: Generation, *, may_retry: bool = True) -> None:
         """Decode and encode the media of a request that was preempted, and has released them. It
         has begun, so that it does not expire. What was decoded once fails for want of time or
-        memory: with ``may_repeat`` it is tried once more."""
+        memory: with ``may_retry`` it is tried once more."""
         self._open.queue(
             opened,
-            _told_nothing,
-            lambda: self._encode_again(opened),
-            lambda future: self._media_restored(opened, future, may_repeat=may_repeat),
+            _report_nothing,
+            lambda: self._encode_media(opened),
+            lambda future: self._media_restored(opened, future, may_retry=may_retry),
             self._decoding(opened),
             expires=False,
         )
@@ -408,7 +410,7 @@ class Generations:
         opened: Generation,
         future: asyncio.Future[PromptMedia | None],
         *,
-        may_repeat: bool,
+        may_retry: bool,
     ) -> None:
         error = future.exception()
         media = None if error else future.result()
@@ -416,23 +418,23 @@ class Generations:
             pass
         elif media is not None:
             self._count_encoded(opened, media.size_bytes)
-            self._thread.restore_media(opened.job_id, media)
-        elif may_repeat:
+            self._thread.restore_media(opened.run_id, media)
+        elif may_retry:
             log.warning(
-                "media.restored_again", request_id=opened.request.request_id, reason=str(error)
+                "media.restore_retried", request_id=opened.request.request_id, reason=str(error)
             )
-            self._restore_media(opened, may_repeat=False)
+            self._restore_media(opened, may_retry=False)
         else:
-            log.error("media.not_restored", request_id=opened.request.request_id, exc_info=error)
+            log.error("media.restore_failed", request_id=opened.request.request_id, exc_info=error)
             code, message = ErrorCode.INTERNAL, "The media could not be read again; see the log."
             if isinstance(error, RequestError | UnavailableError):
                 code, message = error.code, error.message
             self.fail(opened, code, message)
-        self._open.tell_if_idle()
+        self._open.report_if_idle()
 
-    def _review(self, opened: Generation, review: AnswerReview, end: JobFinished) -> None:
+    def _review(self, opened: Generation, review: AnswerReview, end: RequestFinished) -> None:
         """Check whole answers before their ends are sent."""
-        del self._by_job[opened.job_id]
+        del self._by_run[opened.run_id]
         # The engine has given its media back. If the answer is made once more, it needs the media
         # thread, which must not wait for this very request.
         self._count_encoded(opened, 0)
@@ -446,7 +448,7 @@ class Generations:
         self,
         opened: Generation,
         review: AnswerReview,
-        end: JobFinished,
+        end: RequestFinished,
         future: asyncio.Future[str | None],
     ) -> None:
         error = future.exception()
@@ -455,49 +457,51 @@ class Generations:
         elif error is not None:
             log.error("review.failed", request_id=opened.request.request_id, exc_info=error)
             message = "The answer could not be checked; see the log."
-            self._end_alone(opened, JobFailed(opened.job_id, ErrorCode.INTERNAL, message))
+            self._end_alone(opened, RequestFailed(opened.run_id, ErrorCode.INTERNAL, message))
         elif (fault := future.result()) is None:
             self._end_alone(opened, end)
-        elif review.may_repeat:
-            log.info("review.repeated", request_id=opened.request.request_id, reason=fault)
-            opened.repeat(next(self._job_ids))
+        elif review.may_retry:
+            log.info("review.retried", request_id=opened.request.request_id, reason=fault)
+            opened.retry(next(self._run_ids))
             # It waits for a new turn: the time that the first answer took does not count as
             # waiting.
             arrived_s = time.monotonic()
             self._open.queue(
                 opened,
-                _told_nothing,
-                lambda: self._prepare(opened, arrived_s, again=True),
-                lambda again: self._prepared_again(opened, again),
+                _report_nothing,
+                lambda: self._prepare(opened, arrived_s, is_retry=True),
+                lambda future: self._retry_prepared(opened, future),
                 self._decoding(opened),
             )
         else:
-            twice = " twice" if review.again else ""
+            twice = " twice" if review.is_retry else ""
             message = (
                 f"The model's answer was no good{twice}: {fault}. Ask again with another prompt, "
                 "or with a schema that is easier to satisfy."
             )
             code = ErrorCode.SCHEMA_NOT_MET
-            self._end_alone(opened, JobFailed(opened.job_id, code, message))
-        self._open.tell_if_idle()
+            self._end_alone(opened, RequestFailed(opened.run_id, code, message))
+        self._open.report_if_idle()
 
-    def _prepared_again(self, opened: Generation, future: asyncio.Future[Job | None]) -> None:
+    def _retry_prepared(
+        self, opened: Generation, future: asyncio.Future[EngineRequest | None]
+    ) -> None:
         error = future.exception()
-        job = None if error else future.result()
+        engine_request = None if error else future.result()
         if opened.gone:
             pass
-        elif job is not None:
-            self._submit(opened, job)
+        elif engine_request is not None:
+            self._submit(opened, engine_request)
         else:
             log.error("prompt.failed", request_id=opened.request.request_id, exc_info=error)
             message = "The prompt could not be made once more; see the log."
-            self._end_alone(opened, JobFailed(opened.job_id, ErrorCode.INTERNAL, message))
-        self._open.tell_if_idle()
+            self._end_alone(opened, RequestFailed(opened.run_id, ErrorCode.INTERNAL, message))
+        self._open.report_if_idle()
 
-    def _end_alone(self, opened: Generation, end: JobFinished | JobFailed) -> None:
+    def _end_alone(self, opened: Generation, end: RequestFinished | RequestFailed) -> None:
         outgoing = Outgoing()
         part = outgoing.to(opened.router)
-        if isinstance(end, JobFinished):
+        if isinstance(end, RequestFinished):
             opened.send_reviewed(part)
         self._end(opened, end, part)
         outgoing.send(self._open.send)
@@ -513,21 +517,23 @@ class Generations:
             message = "There was not enough memory for this prompt: send a shorter one."
         self._open.refuse(opened, code, message)
 
-    def _end(self, opened: Generation, end: JobFinished | JobFailed, part: RouterOutputs) -> None:
+    def _end(
+        self, opened: Generation, end: RequestFinished | RequestFailed, part: RouterOutputs
+    ) -> None:
         stream_id = opened.request.stream_id
         self._open.forget(opened)
         self._idle_clock.ended(opened.request.keep_alive_s, time.monotonic())
         match end:
-            case JobFinished(_, usage, timings):
+            case RequestFinished(_, usage, timings):
                 self._open.estimate.ended(timings.prefill_s + timings.decode_s)
                 self._counts.finished(usage, timings)
                 remarks = () if opened.review is None else opened.review.remarks
                 part.finished.append(Finished(stream_id, usage, timings, remarks))
-            case JobFailed(_, code, message):
+            case RequestFailed(_, code, message):
                 opened.flush(part)
                 part.failed.append(Failed(stream_id, code, message))
         opened.log_end(end)
 
 
-def _told_nothing() -> None:
+def _report_nothing() -> None:
     """Do nothing: only the first turn on the prompt thread is reported to the router."""

@@ -28,8 +28,7 @@ _DECODED, _FULL = "decoded", "full"
 """Why no further media are decoded."""
 
 _LARGE_BYTES: Final = 64 << 20
-"""Decoded media of this size are not held beside others: 22 million pixels, or 17 minutes of
-sound."""
+"""Decoded media of this size are held alone: 22 million pixels, or 17 minutes of sound."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,8 +41,8 @@ class OpenRequest(ABC):
     gone: bool = field(default=False, init=False)
     """Whether it has left the table: nothing is sent for it any more."""
 
-    def begun(self) -> None:
-        """Take note that its first turn on the prompt thread has come."""
+    def turn_came(self) -> None:
+        """Note that its first turn on the prompt thread has come."""
         return
 
     @abstractmethod
@@ -64,8 +63,8 @@ class OpenRequests:
     only.
 
     It holds at most ``max_rows + max_queue`` requests, and no owner may fill it so far that others
-    find no room (:mod:`lmx.protocol.fair_share`). Cancelled requests that still have their row take
-    a place too. ``send`` sends a message to a router, and returns whether it can be reached.
+    find no place (:mod:`lmx.protocol.fair_share`). Cancelled requests that still have their row
+    take a place too. ``send`` sends a message to a router, and returns whether it can be reached.
     ``became_idle`` is called each time the last request has ended.
     """
 
@@ -115,12 +114,12 @@ class OpenRequests:
         thread, and then ``prepared`` with the result; with None if the request was gone by then.
         ``decode`` as for :meth:`prepare`."""
         self._open[opened.router, opened.request.stream_id] = opened
-        self.queue(opened, lambda: self._tell_preparing(opened), prepare, prepared, decode)
+        self.queue(opened, lambda: self._report_preparing(opened), prepare, prepared, decode)
 
     def queue(
         self,
         opened: OpenRequest,
-        begins: Callable[[], None],
+        on_start: Callable[[], None],
         prepare: Callable[[], _T],
         prepared: Callable[[asyncio.Future[_T | None]], None],
         decode: Callable[[], int] | None = None,
@@ -128,7 +127,7 @@ class OpenRequests:
         expires: bool = True,
     ) -> None:
         """Give a request a turn on the prompt thread, for which it waits ``max_queue_s`` at most if
-        it ``expires``; ``begins`` is called right before.
+        it ``expires``; ``on_start`` is called right before.
 
         ``decode`` makes what ``prepare`` needs of the request's media, and returns how many bytes
         that takes. It is called first, on the media thread: the prompts of other requests don't
@@ -136,7 +135,7 @@ class OpenRequests:
         """
         until_s = time.monotonic() + self._spec.max_queue_s if expires else None
         if decode is None:
-            self._run(self._prompts, opened, begins, prepare, prepared, until_s)
+            self._run(self._prompts, opened, on_start, prepare, prepared, until_s)
             return
 
         def decoded(future: asyncio.Future[Any]) -> None:
@@ -146,19 +145,19 @@ class OpenRequests:
             # Decoded media are large: those of one request at most wait for the prompt thread. The
             # largest are alone until the prompt is made, which makes further copies of them.
             alone = (future.result() or 0) >= _LARGE_BYTES
-            self._media.hold(_DECODED)
+            self._media.pause(_DECODED)
 
             def begin_prompt() -> None:
                 if not alone:
-                    self._media.let_go(_DECODED)
-                begins()
+                    self._media.resume(_DECODED)
+                on_start()
 
             def made(prompt: asyncio.Future[_T | None]) -> None:
                 try:
                     prepared(prompt)
                 finally:
                     if alone:
-                        self._media.let_go(_DECODED)
+                        self._media.resume(_DECODED)
 
             self._run(self._prompts, opened, begin_prompt, prepare, made, until_s)
 
@@ -177,7 +176,7 @@ class OpenRequests:
         self,
         thread: FairThread,
         opened: OpenRequest,
-        begins: Callable[[], None],
+        on_start: Callable[[], None],
         function: Callable[[], Any],
         done: Callable[[asyncio.Future[Any]], None],
         until_s: float | None = None,
@@ -190,7 +189,7 @@ class OpenRequests:
         def begin() -> None:
             if timer is not None:
                 timer.cancel()
-            begins()
+            on_start()
 
         # A request that was cancelled meanwhile is not worked on.
         thread.run(opened.request.owner, begin, lambda: None if opened.gone else function(), done)
@@ -206,14 +205,14 @@ class OpenRequests:
             "again when the model has less to do.",
         )
 
-    def hold_media(self, full: bool) -> None:
+    def limit_media(self, full: bool) -> None:
         """Begin to decode no further media while ``full``: those that are decoded already take as
         much memory as they may. Whoever sets this lets it go by itself: no request that holds media
         may wait for the media thread."""
         if full:
-            self._media.hold(_FULL)
+            self._media.pause(_FULL)
         else:
-            self._media.let_go(_FULL)
+            self._media.resume(_FULL)
 
     def send(self, router: bytes, message: Any) -> None:
         """Send a message. A router that can't be reached loses all its requests."""
@@ -260,21 +259,21 @@ class OpenRequests:
                 opened.fail(code, message)
 
     def pulse(self) -> None:
-        """Tell every router with an open request that this event loop lives."""
+        """Send every router with an open request a sign that this event loop runs."""
         counts: dict[bytes, int] = {}
         for router, _ in self._open:
             counts[router] = counts.get(router, 0) + 1
         for router, requests in counts.items():
             self.send(router, Pulse(self._spec.instance, requests))
 
-    def tell_if_idle(self) -> None:
+    def report_if_idle(self) -> None:
         """Call ``became_idle`` if nothing is in flight any more."""
         if self._in_flight.count == 0:
             self._became_idle()
 
-    def _tell_preparing(self, opened: OpenRequest) -> None:
+    def _report_preparing(self, opened: OpenRequest) -> None:
         if not opened.gone:
-            opened.begun()
+            opened.turn_came()
             self.send(opened.router, Preparing(opened.request.stream_id))
 
     def _refusal(self, owner: str, rows: int) -> Refusal | None:
@@ -297,4 +296,4 @@ class OpenRequests:
 
 
 def _nothing() -> None:
-    """Nobody is told that media are being decoded: that can't end the worker."""
+    """Decoding is not reported to the router: it can't end the worker."""

@@ -17,7 +17,7 @@ one step makes is smaller, but answers of which only the best are returned come 
 prompt's logprobs do."""
 
 _DELTA_BYTES: Final = 64
-"""The size of a delta beside its text, and of one token with its logprob or one alternative to
+"""The size of a delta without its text, and of one token with its logprob or one alternative to
 it."""
 
 

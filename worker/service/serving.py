@@ -53,14 +53,14 @@ class Serving:
         thread.report_to(self._generations.deliver, self._tasks.computed)
         idle_clock.loaded(time.monotonic())
 
-    def take(self, router: bytes, message: RouterMessage, blobs: Sequence[bytes] = ()) -> None:
+    def receive(self, router: bytes, message: RouterMessage, blobs: Sequence[bytes] = ()) -> None:
         """Handle a router's message. ``blobs`` are the bytes of its media."""
         match message:
             case Generate():
-                self._generations.take(router, message, blobs)
+                self._generations.submit(router, message, blobs)
             case Credit(stream_id, deltas):
                 self._generations.credit(router, stream_id, deltas)
             case Cancel(stream_id):
                 self.open.cancel(router, stream_id)
             case _:
-                self._tasks.take(router, message, blobs)
+                self._tasks.submit(router, message, blobs)

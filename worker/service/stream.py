@@ -9,10 +9,10 @@ from typing import Final
 
 from lmx.protocol.messages.data import Delta, TokenLogprob, ToolCallPart
 from lmx.protocol.states import DeltaKind
-from lmx.worker.scheduling.jobs import AnswerEnded
+from lmx.worker.scheduling.requests import ChoiceFinished
 
 # With twenty alternatives each, four megabytes: well within one message.
-_MOST_LOGPROBS: Final = 4096
+_MAX_LOGPROBS: Final = 4096
 
 
 @dataclass(slots=True)
@@ -27,9 +27,9 @@ class _Waiting:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
 
-    def takes(self, piece: Delta) -> bool:
+    def accepts(self, piece: Delta) -> bool:
         """Return whether a piece of the same answer can be joined to it."""
-        if piece.kind is not self.kind or len(self.logprobs) >= _MOST_LOGPROBS:
+        if piece.kind is not self.kind or len(self.logprobs) >= _MAX_LOGPROBS:
             return False
         if self.call is None or piece.call is None:
             return True
@@ -43,7 +43,7 @@ class _Waiting:
 
 
 class Stream:
-    """Turns text into deltas while there is credit, and joins it while there is none.
+    """Turns text into deltas while there is credit, and joins it otherwise.
 
     For each answer and kind, the joined texts of all deltas are the joined texts that were added,
     in their order. There are never more deltas than credit, except those that go with an answer's
@@ -58,20 +58,20 @@ class Stream:
         self._waiting: list[_Waiting] = []
 
     def add(self, piece: Delta) -> Delta | None:
-        """Take a piece; return what may be sent now."""
+        """Add a piece; return what may be sent now."""
         if self._credit_deltas > 0 and not self._waiting:
             self._credit_deltas -= 1
             piece.stream_id = self._stream_id
             return piece
         last = next((part for part in reversed(self._waiting) if part.index == piece.index), None)
-        if last is None or not last.takes(piece):
+        if last is None or not last.accepts(piece):
             last = _Waiting(piece.index, piece.kind, piece.call)
             self._waiting.append(last)
         last.add(piece)
         return None
 
     def grant(self, deltas: int) -> list[Delta]:
-        """Take credit for ``deltas`` more; return what may be sent now. Ignores numbers below 1."""
+        """Add credit for ``deltas`` more; return what may be sent now. Ignores numbers below 1."""
         self._credit_deltas += max(0, deltas)
         ready = max(0, min(self._credit_deltas, len(self._waiting)))
         self._credit_deltas -= ready
@@ -99,10 +99,10 @@ class Stream:
 
 
 class Ranking:
-    """Holds ``best_of`` answers back until all have ended, then passes the best ``n`` on.
+    """Holds ``best_of`` answers back until all have ended, then relays the best ``n``.
 
     The best answers have the highest mean logprob per token, as in OpenAI's ``best_of``; of equal
-    ones the first wins. They are numbered anew, from 0 for the best.
+    ones the first wins. They get new numbers, from 0 for the best.
     """
 
     __slots__ = ("_best_of", "_ended", "_n", "_pieces")
@@ -111,10 +111,10 @@ class Ranking:
         self._n = n
         self._best_of = best_of
         self._pieces: dict[int, list[Delta]] = {}
-        self._ended: list[AnswerEnded] = []
+        self._ended: list[ChoiceFinished] = []
 
-    def add(self, output: Delta | AnswerEnded) -> Sequence[Delta | AnswerEnded]:
-        """Take an answer's output; return what may be sent: nothing at first, and everything at the
+    def add(self, output: Delta | ChoiceFinished) -> Sequence[Delta | ChoiceFinished]:
+        """Add an answer's output; return what may be sent: nothing at first, and everything at the
         end."""
         if isinstance(output, Delta):
             self._pieces.setdefault(output.index, []).append(output)
@@ -122,14 +122,14 @@ class Ranking:
         self._ended.append(output)
         if len(self._ended) < self._best_of:
             return ()
-        best = sorted(self._ended, key=lambda end: (-_mean(end), end.answer))[: self._n]
-        going: list[Delta | AnswerEnded] = []
+        best = sorted(self._ended, key=lambda end: (-_mean(end), end.index))[: self._n]
+        going: list[Delta | ChoiceFinished] = []
         for place, end in enumerate(best):
-            pieces = self._pieces.get(end.answer, [])
+            pieces = self._pieces.get(end.index, [])
             going += [replace(piece, index=place) for piece in pieces]
-            going.append(end._replace(answer=place))
+            going.append(end._replace(index=place))
         return going
 
 
-def _mean(end: AnswerEnded) -> float:
+def _mean(end: ChoiceFinished) -> float:
     return end.logprob / max(1, end.tokens)

@@ -34,16 +34,16 @@ from lmx.worker.service.open_requests import OpenRequest, OpenRequests
 
 log = structlog.get_logger()
 
-_MOST_BLOB_BYTES: Final = 512 << 20
+_MAX_BLOB_BYTES: Final = 512 << 20
 """How many bytes of media wait to be decoded, for all tasks together."""
 
-_MOST_HELD_BYTES: Final = 512 << 20
+_MAX_HELD_BYTES: Final = 512 << 20
 """How much decoded media of all tasks take before no further ones are decoded: more than two hours
 of sound."""
 
 _TOO_MUCH: Final = Refusal(
     ErrorCode.QUEUE_FULL,
-    f"The images, sounds and videos that wait for this model take {_MOST_BLOB_BYTES >> 20} MiB: "
+    f"The images, sounds and videos that wait for this model take {_MAX_BLOB_BYTES >> 20} MiB: "
     "try again later.",
     2.0,
 )
@@ -72,9 +72,9 @@ class OpenTask(OpenRequest):
     held_bytes: int = 0
     """What its plan keeps of its media."""
 
-    def begun(self) -> None:
+    def turn_came(self) -> None:
         """Begin its deadline: what others took before its turn does not count."""
-        self.tasks.begun(self)
+        self.tasks.turn_came(self)
 
     def release(self) -> None:
         """Compute no further piece of it; a piece that runs is left alone."""
@@ -116,12 +116,12 @@ class Tasks:
         self._by_id: dict[int, OpenTask] = {}
         self._ids = itertools.count(1)
 
-    def take(self, router: bytes, request: Task, blobs: Sequence[bytes] = ()) -> None:
+    def submit(self, router: bytes, request: Task, blobs: Sequence[bytes] = ()) -> None:
         """Begin a task, or refuse it. ``blobs`` are the bytes of its media."""
         if not self._open.admits(router, request, self._thread.rows):
             return
         blob_bytes = sum(map(len, blobs))
-        if blob_bytes and self._blob_bytes + blob_bytes > _MOST_BLOB_BYTES:
+        if blob_bytes and self._blob_bytes + blob_bytes > _MAX_BLOB_BYTES:
             self._open.send(router, _TOO_MUCH.message_for(request.stream_id))
             return
         task_id = next(self._ids)
@@ -137,7 +137,7 @@ class Tasks:
         )
 
     def computed(self, task_id: int, result: PieceResult) -> None:
-        """Take the result of a piece."""
+        """Process the result of a piece."""
         task = self._by_id.get(task_id)
         if task is not None:
             task.computing = False
@@ -146,9 +146,9 @@ class Tasks:
                 self._advance(task)
             else:
                 self._fail_for(task, result)
-        self._open.tell_if_idle()
+        self._open.report_if_idle()
 
-    def begun(self, task: OpenTask) -> None:
+    def turn_came(self, task: OpenTask) -> None:
         """Give a task up when its deadline has passed from now on."""
         left_s = max(0.0, task.request.deadline_s)
         task.deadline = asyncio.get_running_loop().call_later(left_s, self._expire, task.task_id)
@@ -207,7 +207,7 @@ class Tasks:
         if size_bytes != task.held_bytes:
             self._held_bytes += size_bytes - task.held_bytes
             task.held_bytes = size_bytes
-            self._open.hold_media(self._held_bytes >= _MOST_HELD_BYTES)
+            self._open.limit_media(self._held_bytes >= _MAX_HELD_BYTES)
 
     def _planned(self, task: OpenTask, future: asyncio.Future[TaskPlan | TaskReply | None]) -> None:
         error = future.exception()
@@ -223,7 +223,7 @@ class Tasks:
                     self._end(task, plan)
             else:
                 self._fail_for(task, error)
-        self._open.tell_if_idle()
+        self._open.report_if_idle()
 
     def _advance(self, task: OpenTask) -> None:
         if task.gone:

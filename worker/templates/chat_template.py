@@ -19,12 +19,11 @@ class ChatTemplate:
     compares the two.
     """
 
-    def __init__(self, tokenizer: Any, renderer: Renderer, most_bytes: int) -> None:
-        """``most_bytes`` is the limit for the text in UTF-8: a longer text is not wanted, whatever
-        it says."""
+    def __init__(self, tokenizer: Any, renderer: Renderer, max_bytes: int) -> None:
+        """``max_bytes`` is the limit for the text in UTF-8: a longer text is refused."""
         self._tokenizer = tokenizer
         self._renderer = renderer
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._special_tokens = {
             name: str(token) for name, token in tokenizer.special_tokens_map.items()
         }
@@ -52,7 +51,7 @@ class ChatTemplate:
             "tools": shown,
             "documents": None,
         }
-        return self._renderer.render(self._source(shown), variables, self._most_bytes)
+        return self._renderer.render(self._source(shown), variables, self._max_bytes)
 
     def _source(self, tools: Sequence[Any] | None) -> str:
         """Return the template's source; a model may have a template for tools only."""

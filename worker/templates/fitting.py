@@ -3,7 +3,7 @@
 Clients send shapes of conversations that many templates refuse, or from which they silently drop a
 text: a system message in the middle, two user messages in a row, several calls in one turn.
 ``SHAPES`` is the table of these shapes, each with a small conversation that shows whether a
-template takes it, and with the remedies that may help. :func:`learn` tries them once for a
+template takes it, and with the remedies that may help. :func:`probe` tries them once for a
 template; :func:`fit` applies what was learned.
 
 No text is dropped, and texts keep their order. What is made of a message depends only on what comes
@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 import jiter
 
-from lmx.worker.templates.hermes import with_calls_as_text, with_tools_in_words
+from lmx.worker.templates.hermes import with_calls_as_text, with_tools_as_text
 from lmx.worker.templates.history import Message, joined, with_calls, with_text_arguments
 
 Remedy = Callable[[Sequence[Message]], list[Message]]
@@ -39,7 +39,7 @@ RESULT_WORD: Final = "lmxresultword"
 LATER_WORD: Final = "lmxlaterword"
 
 _OPENING: Final = "Continue."
-"""What a user says in front of a conversation that a user does not begin."""
+"""The user message in front of a conversation that does not begin with one."""
 
 PROBE_TOOL: Final[dict[str, Any]] = {
     "type": "function",
@@ -69,7 +69,7 @@ class Shape(NamedTuple):
 class Fitting(NamedTuple):
     """What was learned of a template."""
 
-    tools_in_words: bool
+    tools_as_text: bool
     """Whether it knows no tools: they, calls and results are described to the model in words."""
     remedies: Mapping[str, Remedy] = {}
     """By the names of the shapes that the template does not take as they are."""
@@ -77,14 +77,14 @@ class Fitting(NamedTuple):
     """The names of the shapes that it refuses, or drops a text of, whatever is done."""
 
 
-def learn(render: Render, *, speaks_of_tools: bool) -> Fitting:
+def probe(render: Render, *, mentions_tools: bool) -> Fitting:
     """Return how conversations are fitted to a template.
 
     ``render`` is called for each sample, and for each remedy that is tried; what it raises ends the
-    trial. Twice, because a remedy may make a shape that needs another one. ``speaks_of_tools`` is
+    trial. Twice, because a remedy may make a shape that needs another one. ``mentions_tools`` is
     whether the template has the word at all: it counts where it refuses the simplest conversation.
     """
-    fitting = Fitting(not _knows_tools(render, speaks_of_tools))
+    fitting = Fitting(not _knows_tools(render, mentions_tools))
     refused: set[str] = set()
     for _ in range(2):
         refused.clear()
@@ -104,8 +104,8 @@ def learn(render: Render, *, speaks_of_tools: bool) -> Fitting:
 def fit(messages: Sequence[Message], tools: Tools, fitting: Fitting) -> tuple[list[Message], Tools]:
     """Return the conversation and the tools as the template takes them."""
     result = list(messages)
-    if fitting.tools_in_words and (tools or any(m["role"] == "tool" or _calls(m) for m in result)):
-        result, tools = with_tools_in_words(result, tools), ()
+    if fitting.tools_as_text and (tools or any(m["role"] == "tool" or _calls(m) for m in result)):
+        result, tools = with_tools_as_text(result, tools), ()
     for shape in SHAPES:
         remedy = fitting.remedies.get(shape.name)
         if remedy is not None and shape.matches(result):
@@ -113,11 +113,11 @@ def fit(messages: Sequence[Message], tools: Tools, fitting: Fitting) -> tuple[li
     return result, tools
 
 
-def _knows_tools(render: Render, speaks_of_tools: bool) -> bool:
+def _knows_tools(render: Render, mentions_tools: bool) -> bool:
     shown = render((_USER,), (PROBE_TOOL,))
     if shown is not None:
         return str(PROBE_TOOL["function"]["name"]) in shown
-    return speaks_of_tools and render((_USER,), ()) is None
+    return mentions_tools and render((_USER,), ()) is None
 
 
 def _shows(render: Render, shape: Shape, fitting: Fitting) -> bool:
@@ -318,12 +318,12 @@ def _answers(result: Message, call: Mapping[str, Any], results: Sequence[Message
     return named == call.get("id") if named else result is results[0]
 
 
-def _with_whole_arguments(messages: Sequence[Message]) -> list[Message]:
+def _with_complete_arguments(messages: Sequence[Message]) -> list[Message]:
     """Arguments that are no object (a limit has cut them) become one."""
-    return with_calls(messages, _whole)
+    return with_calls(messages, _completed)
 
 
-def _whole(call: Mapping[str, Any]) -> Mapping[str, Any]:
+def _completed(call: Mapping[str, Any]) -> Mapping[str, Any]:
     if not _is_broken(call):
         return call
     function = call["function"]
@@ -337,7 +337,7 @@ def _whole(call: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**call, "function": {**function, "arguments": value}}
 
 
-def _in_words(applies: Callable[[Message], bool]) -> Remedy:
+def _as_text(applies: Callable[[Message], bool]) -> Remedy:
     """Return the remedy that writes the calls of some turns, and their results, as text. The others
     stay as they are, so that a turn does not change what came before it."""
 
@@ -346,13 +346,13 @@ def _in_words(applies: Callable[[Message], bool]) -> Remedy:
         chosen: list[Message] = []
         for message in messages:
             if message["role"] != "tool":
-                result += with_tools_in_words(chosen, ())
+                result += with_tools_as_text(chosen, ())
                 chosen = []
             if chosen or (_calls(message) and applies(message)):
                 chosen.append(message)
             else:
                 result.append(message)
-        return [*result, *with_tools_in_words(chosen, ())]
+        return [*result, *with_tools_as_text(chosen, ())]
 
     return remedy
 
@@ -407,7 +407,7 @@ SHAPES: Final[tuple[Shape, ...]] = (
         _has_calls,
         (_USER, *_turn(_CALL)),
         (USER_WORD, CALL_WORD, _RESULT),
-        (with_text_arguments, with_calls_as_text, _in_words(lambda message: True)),
+        (with_text_arguments, with_calls_as_text, _as_text(lambda message: True)),
         with_tools=True,
     ),
     Shape(
@@ -415,7 +415,7 @@ SHAPES: Final[tuple[Shape, ...]] = (
         lambda messages: any(map(_calls_brokenly, messages)),
         (_USER, *_turn(f'{{"text": "{CALL_WORD}')),
         (USER_WORD, CALL_WORD, _RESULT),
-        (_with_whole_arguments, _in_words(_calls_brokenly)),
+        (_with_complete_arguments, _as_text(_calls_brokenly)),
         with_tools=True,
     ),
     Shape(
@@ -423,7 +423,7 @@ SHAPES: Final[tuple[Shape, ...]] = (
         lambda messages: any(map(_calls_several, messages)),
         (_USER, *_turn(_CALL, {"text": LATER_WORD})),
         (USER_WORD, CALL_WORD, LATER_WORD, _RESULT, f"{RESULT_WORD}lmxcall01"),
-        (_with_one_call_a_turn, _in_words(_calls_several)),
+        (_with_one_call_a_turn, _as_text(_calls_several)),
         with_tools=True,
     ),
     Shape(

@@ -15,7 +15,7 @@ from typing import Any
 from lmx.worker.templates.history import Message, joined
 
 
-def with_tools_in_words(
+def with_tools_as_text(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
 ) -> list[Message]:
     """Return the messages with calls and results as text, and with the tools in the system message.
@@ -36,7 +36,7 @@ def with_tools_in_words(
 
 
 def with_calls_as_text(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages with calls as text, behind what their turn says."""
+    """Return the messages with calls as text, behind the text of their turn."""
     result: list[Message] = []
     for message in messages:
         kept = {key: value for key, value in message.items() if key != "tool_calls"}
@@ -58,8 +58,8 @@ def _instructed(messages: list[Message], tools: Sequence[Mapping[str, Any]]) -> 
         "Answer in plain words when no function is needed."
     )
     if messages and messages[0]["role"] == "system":
-        said = messages[0]["content"]
-        first = messages[0] | {"content": joined(said, f"\n\n{text}") if said else text}
+        content = messages[0]["content"]
+        first = messages[0] | {"content": joined(content, f"\n\n{text}") if content else text}
         return [first, *messages[1:]]
     return [{"role": "system", "content": text}, *messages]
 

@@ -1,7 +1,7 @@
 """``python -m lmx.worker.templates.render_main``: renders chat templates for one worker, over the
 socket on stdin.
 
-It is a process of its own, because a template is code that came with a model: it may go on for ever
+It is a process of its own, because a template is code that came with a model: it may run for ever
 or fill the memory, and then only the end of its process stops it.
 """
 
@@ -27,7 +27,7 @@ from lmx.worker.templates.render_wire import (
     decode_request,
 )
 
-_LONGEST_REASON: Final = 2000
+_MAX_REASON: Final = 2000
 
 
 def main() -> None:
@@ -62,8 +62,8 @@ def _render(request: RenderRequest) -> tuple[Outcome, bytes]:
         return Outcome.OUT_OF_MEMORY, b""
     except Exception as error:
         # A template is the model's code with a stranger's values: it may raise anything.
-        return Outcome.REFUSED, str(error)[:_LONGEST_REASON].encode(errors="replace")
-    if len(data) > request.most_bytes:
+        return Outcome.REFUSED, str(error)[:_MAX_REASON].encode(errors="replace")
+    if len(data) > request.max_bytes:
         return Outcome.TOO_LONG, str(len(data)).encode()
     return Outcome.TEXT, data
 

@@ -25,7 +25,7 @@ class RenderRequest(NamedTuple):
 
     source: str
     variables: dict[str, Any]
-    most_bytes: int
+    max_bytes: int
     """A text with more bytes in UTF-8 is not sent."""
     timeout_s: float
     """After this time the renderer ends, if nobody has ended it before."""

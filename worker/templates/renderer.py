@@ -15,7 +15,7 @@ from typing import Any, Final
 import structlog
 
 from lmx.worker.isolation.child import (
-    MOST_TIMES,
+    MAX_SLOWDOWN,
     ChildEndedError,
     ChildMemoryError,
     ChildProcess,
@@ -26,7 +26,7 @@ from lmx.worker.templates.render_wire import REPLY_HEAD, REQUEST_HEAD, Outcome, 
 
 log = structlog.get_logger()
 
-MOST_BYTES: Final = 1 << 30
+MAX_BYTES: Final = 1 << 30
 """The most memory that rendering may take. The largest body that a router accepts by default, with
 its copies in Python and its text, is half of it."""
 
@@ -54,32 +54,32 @@ class Renderer:
     """Renders one template at a time, for one thread. It has at most one process, which ends with
     this process."""
 
-    def __init__(self, timeout_s: float, most_memory_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, timeout_s: float, max_memory_bytes: int = MAX_BYTES) -> None:
         self._timeout_s = timeout_s
-        self._most_memory_bytes = most_memory_bytes
+        self._max_memory_bytes = max_memory_bytes
         self._child = ChildProcess(
-            "lmx.worker.templates.render_main", (str(most_memory_bytes),), most_memory_bytes
+            "lmx.worker.templates.render_main", (str(max_memory_bytes),), max_memory_bytes
         )
 
     @property
     def pid(self) -> int | None:
-        """The process that renders; None while there is none."""
+        """The process that renders; None if it is not running."""
         return self._child.pid
 
     def start(self) -> None:
         """Start the process, unless it runs. Doesn't wait for it. Raises ``OSError``."""
         self._child.start()
 
-    def render(self, source: str, variables: Mapping[str, Any], most_bytes: int) -> str:
-        """Return the text that a template makes, at most ``most_bytes`` of UTF-8.
+    def render(self, source: str, variables: Mapping[str, Any], max_bytes: int) -> str:
+        """Return the text that a template makes, at most ``max_bytes`` of UTF-8.
 
         ``variables`` are values of Python's own types. Blocks, but no longer than the time-out.
         Raises :class:`TemplateRefusedError`, also for variables that are nested too deeply,
         :class:`TextTooLongError`, :class:`RenderingEndedError`, ``OSError`` if no process can be
         started, and INSUFFICIENT_MEMORY if the process was killed from outside, twice.
         """
-        alarm_s = MOST_TIMES * self._timeout_s + _ALARM_GRACE_S
-        request = RenderRequest(source, dict(variables), most_bytes, alarm_s)
+        alarm_s = MAX_SLOWDOWN * self._timeout_s + _ALARM_GRACE_S
+        request = RenderRequest(source, dict(variables), max_bytes, alarm_s)
         try:
             payload = request.encode()
         except RecursionError as error:
@@ -143,5 +143,5 @@ class Renderer:
 
     def _too_large(self) -> RenderingEndedError:
         return RenderingEndedError(
-            f"took more than {self._most_memory_bytes >> 20} MiB of memory and was stopped"
+            f"took more than {self._max_memory_bytes >> 20} MiB of memory and was stopped"
         )

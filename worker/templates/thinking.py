@@ -1,4 +1,4 @@
-"""How a chat template is told to think: the variables, and the words for an effort. Pure."""
+"""The variables with which a chat template controls thinking, and the words for an effort. Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 # Qwen3, GLM, Gemma 4, SmolLM3 and others; DeepSeek V3.1, Granite, Kimi K2; Command A.
 _SWITCHES: Final = ("enable_thinking", "thinking", "reasoning")
-# Seed-OSS. Its template tells the model how many tokens its thinking may have.
+# Seed-OSS. Its template writes how many tokens the thinking may have.
 _BUDGET: Final = "thinking_budget"
 
 
 def thinking_variables(thinking: Thinking) -> dict[str, Any]:
-    """Return the variables that tell a template how to think; a template ignores names that it
-    doesn't know."""
+    """Return the variables that control how a template thinks; it ignores names that it doesn't
+    know."""
     variables: dict[str, Any] = {}
     effort, enabled = thinking.effort, thinking.enabled
     if effort is not None:

@@ -15,16 +15,16 @@ _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 # A character is at most four bytes, so at most four tokens. Text that still ends in U+FFFD
 # after this many is not a character being completed; waiting on would decode an ever longer
 # window at each token.
-_LONGEST_WAIT_TOKENS: Final = 16
+_MAX_WAIT_TOKENS: Final = 16
 
 
 class ByteDetokenizer:
     """Decodes tokens whose bytes, one after the other, are the text.
 
-    An incomplete character is held back; bytes that are none become U+FFFD, as when all are decoded
-    at once. ``token_bytes`` are the bytes of each token. ``skip`` are the special tokens, which are
-    no text. ``after`` are tokens that come before, and are no part of the text; a character that
-    they begin is a part of it.
+    An incomplete character is held back; bytes that are not UTF-8 become U+FFFD, as when all are
+    decoded at once. ``token_bytes`` are the bytes of each token. ``skip`` are the special tokens,
+    which are no text. ``after`` are tokens that come before, and are no part of the text; a
+    character that they begin is a part of it.
     """
 
     __slots__ = ("_decode", "_skip", "_token_bytes")
@@ -82,7 +82,7 @@ class IncrementalDetokenizer:
             return ""
         self._new.append(token)
         text = self._decode(self._context + self._new)
-        if text.endswith(_REPLACEMENT) and len(self._new) < _LONGEST_WAIT_TOKENS:
+        if text.endswith(_REPLACEMENT) and len(self._new) < _MAX_WAIT_TOKENS:
             return ""
         return self._emit(text)
 

@@ -55,12 +55,12 @@ class TextFeed:
         """Whether all text that has come is read."""
         return self._at == len(self._text)
 
-    def take(self, length: int) -> str:
+    def read(self, length: int) -> str:
         """Read ``length`` characters, which must have come."""
         self._at += length
         return self._text[self._at - length : self._at]
 
-    def untake(self, length: int) -> None:
+    def unread(self, length: int) -> None:
         """Put back the marker that was read last. Only that is certainly still in the buffer."""
         self._at -= length
 
@@ -103,7 +103,7 @@ class TextFeed:
         skipped: list[str] = []
         while True:
             rest = self.rest
-            skipped.append(self.take(len(rest) - len(rest.lstrip(characters))))
+            skipped.append(self.read(len(rest) - len(rest.lstrip(characters))))
             if self._at < len(self._text) or self.ended:
                 return "".join(skipped)
             yield
@@ -121,9 +121,9 @@ class TextFeed:
             yield
 
     def until(
-        self, markers: Sequence[str], give: Callable[[str], Any], whole: bool = True
+        self, markers: Sequence[str], emit: Callable[[str], Any], whole: bool = True
     ) -> Steps[str | None]:
-        """Pass the text before the first marker to ``give``, piece by piece; read and return the
+        """Pass the text before the first marker to ``emit``, piece by piece; read and return the
         marker.
 
         Returns None if the text ended. If several markers begin in one place, the longest counts.
@@ -140,7 +140,7 @@ class TextFeed:
                     if begun <= end:
                         end, marker = begun, ""
             if end > self._at:
-                give(self._text[self._at : end])
+                emit(self._text[self._at : end])
                 self._at = end
             if marker:
                 self._at += len(marker)
@@ -233,8 +233,8 @@ class PartSink:
         """Add to the arguments of the call that was begun last."""
         self._add(DeltaKind.TOOL_CALL, text, ToolCallPart(self._index))
 
-    def take(self) -> list[Part]:
-        """Return what has come since the last time."""
+    def next_parts(self) -> list[Part]:
+        """Return the parts since the last call."""
         parts, self._parts = self._parts, []
         return parts
 

@@ -21,8 +21,8 @@ _VALID_WORD: Final = re.compile(r"true|false|null|-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[
 _PYTHON_WORDS: Final = {"True": "true", "False": "false", "None": "null"}
 _HEX: Final = frozenset("0123456789abcdefABCDEF")
 # Python's own parser refuses values that are deeper, or have more digits.
-_DEEPEST: Final = 200
-_LONGEST_WORD: Final = 400
+_MAX_DEPTH: Final = 200
+_MAX_WORD: Final = 400
 _ESCAPES: Final = frozenset('"\\/bfnrt')
 
 
@@ -120,7 +120,7 @@ class JsonScanner:
                 self._release(out)
             self._pass(out, '"')
             return at + 1
-        if char in "{[" and self._state in _VALUES and len(self._stack) < _DEEPEST:
+        if char in "{[" and self._state in _VALUES and len(self._stack) < _MAX_DEPTH:
             self._release(out)
             out.append(char)
             self._stack.append("}" if char == "{" else "]")
@@ -229,7 +229,7 @@ class JsonScanner:
             self._word += more.group()
             return more.end()
         word = _PYTHON_WORDS.get(self._word, self._word)
-        if len(word) <= _LONGEST_WORD and _VALID_WORD.fullmatch(word):
+        if len(word) <= _MAX_WORD and _VALID_WORD.fullmatch(word):
             self._release(out)
             out.append(word)
             self._value_ended()
@@ -243,7 +243,7 @@ class JsonScanner:
 
 
 def read_json(
-    feed: TextFeed, give: Callable[[str], Any], spill: Callable[[str], Any] = discard
+    feed: TextFeed, emit: Callable[[str], Any], spill: Callable[[str], Any] = discard
 ) -> Steps[bool]:
     """Pass on the next JSON value, piece by piece; return whether it is complete.
 
@@ -255,13 +255,13 @@ def read_json(
     begun = False
     while True:
         text, length = scanner.scan(feed.rest)
-        feed.take(length)
+        feed.read(length)
         if text:
-            give(text)
+            emit(text)
             begun = True
         if scanner.failed:
             if begun:
-                give(scanner.closing)
+                emit(scanner.closing)
             spill(scanner.held)
         if scanner.done or scanner.failed or feed.ended:
             return scanner.done

@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 
 from lmx.protocol.messages.specs import PrefixCacheSpec
-from lmx.worker.engine.values import BeamSearch, RowSampling
+from lmx.worker.engine.values import BeamSearch, SequenceSampling
 from tests.support.models.tiny_models import CONFIGS, VOCABULARY, make_tiny_model
 from tests.support.rigs.engine_rig import GREEDY, HOT, WARM_TOP_P, EngineRunner, Plain, spec_of
 
@@ -75,7 +75,7 @@ def test_greedy_rows_of_a_mixed_batch_equal_the_model_alone(
 
 
 def test_sampled_rows_are_what_they_are_alone(runner: EngineRunner) -> None:
-    samplings = [RowSampling(1.0, seed=seed, top_k=seed % 3 * 20) for seed in range(4)]
+    samplings = [SequenceSampling(1.0, seed=seed, top_k=seed % 3 * 20) for seed in range(4)]
     expected = [runner.alone(prompt_of(20, n), one, 10) for n, one in enumerate(samplings)]
     rows = [runner.admit(prompt_of(20, n), one, 10) for n, one in enumerate(samplings)]
     runner.finish()

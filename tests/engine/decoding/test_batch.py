@@ -15,8 +15,8 @@ from lmx.protocol.errors import ErrorCode, OperationError, RequestError
 from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
 from lmx.protocol.messages.tasks import Detokenize, Detokenized, Rerank
 from lmx.protocol.states import LoadPhase
-from lmx.worker.engine.values import PromptSource, RowRequest, RowSampling
-from lmx.worker.life import load_engine
+from lmx.worker.engine.values import PromptSource, SequenceRequest, SequenceSampling
+from lmx.worker.lifecycle import load_engine
 from lmx.worker.mlx import engine as mlx_batch
 from lmx.worker.mlx.decoding import rows as mlx_rows
 from lmx.worker.mlx.decoding.batching import can_batch
@@ -224,7 +224,7 @@ def test_after_the_last_chunk_every_row_has_its_token_in_one_step(tiny: EngineRu
     long = tiny.admit("x" * 50, GREEDY, 20)
     while long not in tiny.started:
         tiny.step()
-    assert {token.row_id for token in tiny.step().tokens} == {row, long}
+    assert {token.sequence_id for token in tiny.step().tokens} == {row, long}
     made = [len(tiny.step().tokens) for _ in range(4)]
     assert made == [0, 2, 2, 2]
     tiny.remove(row)
@@ -293,7 +293,7 @@ def test_answers_to_one_prompt_fork_its_prefill(tiny_dir: Path, cached: bool) ->
     cache_spec = PrefixCacheSpec(1 << 26) if cached else None
     runner = EngineRunner(spec_of(tiny_dir, prefix_cache=cache_spec))
     prompt = runner.encode("one prompt for all of them " * 5)
-    samplings = [RowSampling(1.0, seed=seed) for seed in (1, 2, 3)]
+    samplings = [SequenceSampling(1.0, seed=seed) for seed in (1, 2, 3)]
     expected = [runner.alone(prompt, sampling, 12) for sampling in samplings]
     fresh = EngineRunner(spec_of(tiny_dir, prefix_cache=cache_spec))
     rows = [fresh.admit(prompt, sampling, 12) for sampling in samplings]
@@ -324,7 +324,7 @@ def test_a_prompts_embeddings_are_not_kept(tiny_dir: Path) -> None:
     assert part["inputs_embeds"].shape[1] == 20
     assert mx.array_equal(part["inputs_embeds"], whole["inputs_embeds"][:, 40:60])
     del whole
-    row = RowRequest(0, [7] * 20_000, 1, GREEDY)
+    row = SequenceRequest(0, [7] * 20_000, 1, GREEDY)
     before = mx.get_active_memory()
     prefill = PromptPrefill(forward, row, forward.new_cache(), 0)
     prefill.advance(64, ())
@@ -360,15 +360,15 @@ def test_the_last_row_is_served_while_all_others_decode(tiny: EngineRunner) -> N
 
 def test_a_row_ends_by_itself_after_its_tokens(tiny: EngineRunner) -> None:
     """Nobody removes it here."""
-    tiny.generator.admit(RowRequest(999, tiny.encode("a"), 3, GREEDY))
+    tiny.generator.admit(SequenceRequest(999, tiny.encode("a"), 3, GREEDY))
     made = [token for _ in range(10) for token in tiny.generator.step().tokens]
-    assert [row_id for row_id, _, _ in made] == [999] * 3
+    assert [sequence_id for sequence_id, _, _ in made] == [999] * 3
     tiny.generator.remove(999)
 
 
 def test_seeds_decide(tiny: EngineRunner) -> None:
     def draw(seed: int) -> list[int]:
-        return tiny.alone(QUESTION, RowSampling(1.0, 1.0, seed), 16)
+        return tiny.alone(QUESTION, SequenceSampling(1.0, 1.0, seed), 16)
 
     assert draw(5) == draw(5)
     assert len({tuple(draw(seed)) for seed in range(5)}) == 5
@@ -388,7 +388,7 @@ def test_a_removed_row_frees_its_place(tiny: EngineRunner, steps: int) -> None:
         tiny.remove(row)
         assert tiny.generator.can_admit()
         if other is not None:
-            made = [token.row_id for _ in range(3) for token in tiny.step().tokens]
+            made = [token.sequence_id for _ in range(3) for token in tiny.step().tokens]
             assert set(made) == {other}
             tiny.remove(other)
         assert not tiny.generator.step().tokens
@@ -447,7 +447,7 @@ def test_a_row_whose_prefill_raises_fails_alone(
 
     monkeypatch.setattr(Forward, "prompt", lambda *given: next(results, too_large)(*given))
     while row not in tiny.failed:
-        assert {token.row_id for token in tiny.step().tokens} <= {beside}
+        assert {token.sequence_id for token in tiny.step().tokens} <= {beside}
     monkeypatch.undo()
     assert str(tiny.failed.pop(row)) == "too large"
     assert row not in tiny.started

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 from mlx_vlm.utils import load
 
-from lmx.worker.engine.values import BeamSearch, Constraint, Hypothesis, RowSampling
+from lmx.worker.engine.values import BeamSearch, Constraint, Hypothesis, SequenceSampling
 from lmx.worker.mlx.decoding.beam import BeamGroup, score
 from lmx.worker.mlx.model.forward import Forward
 from lmx.worker.mlx.model.library import open_checkpoint
@@ -28,7 +28,7 @@ Logprobs = Callable[[tuple[int, ...]], npt.NDArray[np.float64]]
 Allowed = Callable[[tuple[int, ...]], set[int] | None]
 VOCABULARY = 12
 END = 0
-PLAIN = RowSampling(1.0)
+PLAIN = SequenceSampling(1.0)
 
 
 class History:
@@ -85,7 +85,7 @@ def table_search(
     max_tokens: int,
     constraint: Constraint | None = None,
     top_logprobs: int | None = None,
-    sampling: RowSampling = PLAIN,
+    sampling: SequenceSampling = PLAIN,
     prompt: Sequence[int] = (),
     *,
     together: bool = True,
@@ -307,7 +307,7 @@ EDITS: dict[str, dict[str, Any]] = {
 def test_each_beam_is_penalised_by_its_own_text(
     name: str, width: int, length_penalty: float
 ) -> None:
-    sampling = RowSampling(1.0, end_ids=frozenset({END}), **EDITS[name])
+    sampling = SequenceSampling(1.0, end_ids=frozenset({END}), **EDITS[name])
 
     def logprobs(answer: tuple[int, ...]) -> npt.NDArray[np.float64]:
         return log_softmax(
@@ -328,7 +328,7 @@ def test_each_beam_is_penalised_by_its_own_text(
 
 
 def test_penalties_go_with_a_grammar() -> None:
-    sampling = RowSampling(1.0, presence_penalty=1.0, repetition_penalty=1.2)
+    sampling = SequenceSampling(1.0, presence_penalty=1.0, repetition_penalty=1.2)
     beam = BeamSearch(3, 1.0, frozenset({END}))
     expected = reference_search(
         lambda answer: log_softmax(
@@ -371,7 +371,7 @@ def test_a_model_s_caches_follow_the_beams(
     prompt = [(7 * n) % 250 for n in range(21)]
     sampling = PLAIN
     if penalised:
-        sampling = RowSampling(1.0, repetition_penalty=1.3, frequency_penalty=0.5)
+        sampling = SequenceSampling(1.0, repetition_penalty=1.3, frequency_penalty=0.5)
 
     def whole(answer: tuple[int, ...]) -> npt.NDArray[np.float64]:
         logits = tiny.decode(mx.array([[*prompt, *answer]]), tiny.new_cache(), None)

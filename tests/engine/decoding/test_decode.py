@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from lmx.worker.engine.values import RowSampling
+from lmx.worker.engine.values import SequenceSampling
 from lmx.worker.mlx.sampling import penalties
 from lmx.worker.mlx.sampling.sampler import RowSampler
 from tests.support.models.tiny_models import VOCABULARY, make_tiny_model
@@ -19,8 +19,8 @@ from tests.support.rigs.engine_rig import EngineRunner, spec_of
 
 pytestmark = pytest.mark.engine
 
-BIASED = RowSampling(0.0, logit_bias=((3, 1.0),), min_tokens=5, end_ids=frozenset({4}))
-PENALISED = RowSampling(1.0, top_p=0.9, seed=4, repetition_penalty=1.2, frequency_penalty=0.3)
+BIASED = SequenceSampling(0.0, logit_bias=((3, 1.0),), min_tokens=5, end_ids=frozenset({4}))
+PENALISED = SequenceSampling(1.0, top_p=0.9, seed=4, repetition_penalty=1.2, frequency_penalty=0.3)
 
 
 class Anything:
@@ -51,23 +51,23 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         seen.append("draw")
         return sample(self, *arguments)
 
-    def accepted(self: RowSampler, row_id: int, token: int) -> None:
+    def accepted(self: RowSampler, sequence_id: int, token: int) -> None:
         seen.append("read")
-        accept(self, row_id, token)
+        accept(self, sequence_id, token)
 
     monkeypatch.setattr(RowSampler, "sample", sampled)
     monkeypatch.setattr(RowSampler, "accept", accepted)
     return seen
 
 
-@pytest.mark.parametrize("rows", [[PENALISED], [PENALISED, RowSampling(0.0), BIASED]])
+@pytest.mark.parametrize("rows", [[PENALISED], [PENALISED, SequenceSampling(0.0), BIASED]])
 def test_no_token_is_read_before_the_next_draw_is_queued(
-    folder: Path, events: list[str], rows: Sequence[RowSampling]
+    folder: Path, events: list[str], rows: Sequence[SequenceSampling]
 ) -> None:
     runner = EngineRunner(spec_of(folder, max_decode_stall_s=10))
-    row_ids = [runner.admit([5, 6, 7 + row], way, 40) for row, way in enumerate(rows)]
+    sequence_ids = [runner.admit([5, 6, 7 + row], way, 40) for row, way in enumerate(rows)]
     # The first token of a row that joined others is read at once.
-    while not all(len(runner.tokens[row_id]) > 1 for row_id in row_ids):
+    while not all(len(runner.tokens[sequence_id]) > 1 for sequence_id in sequence_ids):
         runner.step()
     events.clear()
     for _ in range(5):
@@ -78,12 +78,12 @@ def test_no_token_is_read_before_the_next_draw_is_queued(
 
 def test_only_a_grammar_needs_the_tokens_first(folder: Path, events: list[str]) -> None:
     runner = EngineRunner(spec_of(folder, max_decode_stall_s=10))
-    row_ids = [
+    sequence_ids = [
         runner.admit([5, 6, 7], PENALISED, 40),
-        runner.admit([5, 6, 8], RowSampling(0.0), 40, constraint=Anything()),
+        runner.admit([5, 6, 8], SequenceSampling(0.0), 40, constraint=Anything()),
     ]
     # The first token of a row that joined others is read at once.
-    while not all(len(runner.tokens[row_id]) > 1 for row_id in row_ids):
+    while not all(len(runner.tokens[sequence_id]) > 1 for sequence_id in sequence_ids):
         runner.step()
     events.clear()
     for _ in range(5):
@@ -104,7 +104,7 @@ def test_penalised_rows_in_company_that_changes_make_what_they_make_alone(
     while row in runner.live:
         if len(runner.live) < 3:
             other = len(others)
-            way_of_other = (BIASED, PENALISED, RowSampling(0.0))[other % 3]
+            way_of_other = (BIASED, PENALISED, SequenceSampling(0.0))[other % 3]
             others.append(runner.admit([5, 20 + other], way_of_other, 3 + 8 * (other % 4)))
         runner.step()
     assert runner.tokens[row] == alone

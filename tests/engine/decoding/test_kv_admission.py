@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from lmx.protocol.models.memory import KvLayers
-from lmx.worker.engine.values import BeamSearch, RowRequest, RowSampling
+from lmx.worker.engine.values import BeamSearch, SequenceRequest, SequenceSampling
 from lmx.worker.scheduling.kv_admission import KvAdmission
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.rigs.engine_rig import EngineRunner, spec_of
@@ -37,11 +37,13 @@ def test_each_row_of_a_batch_takes_what_the_longest_takes(
     make_tiny_model(tmp_path / "model", "llama")
     runner = EngineRunner(spec_of(tmp_path / "model"))
     admission = KvAdmission(LAYERS, None)
-    for row_id, length in enumerate(PROMPTS if beam is None else PROMPTS[1:2], start=1):
+    for sequence_id, length in enumerate(PROMPTS if beam is None else PROMPTS[1:2], start=1):
         prompt = [5 + place % 50 for place in range(length)]
         runner.admit(prompt, max_tokens=MAX_TOKENS, beam=beam)
-        admission.begin(RowRequest(row_id, prompt, MAX_TOKENS, RowSampling(0.0), beam=beam))
-        while row_id not in runner.started:
+        admission.begin(
+            SequenceRequest(sequence_id, prompt, MAX_TOKENS, SequenceSampling(0.0), beam=beam)
+        )
+        while sequence_id not in runner.started:
             runner.step()
     for _ in range(20):
         runner.step()

@@ -15,7 +15,7 @@ from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
 from lmx.worker.mlx.decoding import lanes
 from lmx.worker.mlx.decoding.decode import DecodeBatch, DecodeStep
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
-from lmx.worker.scheduling import length_groups
+from lmx.worker.scheduling import length_buckets
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.rigs.engine_rig import GREEDY, HOT, EngineRunner, spec_of
 from tests.support.rigs.matrices import combinations
@@ -116,7 +116,7 @@ def test_a_prompt_is_read_though_the_longer_rows_are_always_due(
 ) -> None:
     """Where a step of the long row costs less than half of one of the short rows, it is due after
     each of those: prompts and longer rows take turns."""
-    monkeypatch.setattr(length_groups, "_SHARE", 1e9)
+    monkeypatch.setattr(length_buckets, "_SHARE", 1e9)
     runner = EngineRunner(spec_of(make_tiny_model(tmp_path / "model", "llama")))
     long = runner.admit(LONG, GREEDY, 1000)
     while not runner.tokens[long]:
@@ -141,7 +141,7 @@ def test_short_rows_wait_for_one_step_of_others_and_read_nothing_of_theirs(
 ) -> None:
     """Though longer rows are always due, and a prompt is being read. A step of the short rows reads
     as many entries of the caches as without the others, but for the room of a row that left."""
-    monkeypatch.setattr(length_groups, "_SHARE", 1e9)
+    monkeypatch.setattr(length_buckets, "_SHARE", 1e9)
     runner = EngineRunner(spec_of(make_tiny_model(tmp_path / "model", "llama")))
     long = runner.admit(LONG, GREEDY, 1000)
     while not runner.tokens[long]:

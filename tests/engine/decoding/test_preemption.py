@@ -12,7 +12,7 @@ import pytest
 from lmx.protocol.messages.data import Structure, Thinking
 from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
 from lmx.protocol.states import StructureKind
-from lmx.worker.engine.values import BeamSearch, ConstraintSource, RowSampling
+from lmx.worker.engine.values import BeamSearch, ConstraintSource, SequenceSampling
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.models.vlm_models import make_vlm_model
 from tests.support.rigs.conformance import without_processors
@@ -25,8 +25,10 @@ OTHER = list(range(1, 40))
 SAMPLINGS = [
     GREEDY,
     HOT,
-    RowSampling(1.0, 0.95, 77, repetition_penalty=1.3, presence_penalty=0.7, frequency_penalty=0.4),
-    RowSampling(0.0, repetition_penalty=1.2, frequency_penalty=0.5),
+    SequenceSampling(
+        1.0, 0.95, 77, repetition_penalty=1.3, presence_penalty=0.7, frequency_penalty=0.4
+    ),
+    SequenceSampling(0.0, repetition_penalty=1.2, frequency_penalty=0.5),
 ]
 
 
@@ -44,24 +46,24 @@ def runner(request: pytest.FixtureRequest, folder: Path) -> Iterator[EngineRunne
     yield EngineRunner(spec_of(folder, max_decode_stall_s=10, **kinds[request.param]))
 
 
-def preempt(runner: EngineRunner, row_id: int) -> Callable[[], None]:
+def preempt(runner: EngineRunner, sequence_id: int) -> Callable[[], None]:
     """Take a row out; returns what brings it back."""
-    asked = runner.requests[row_id]
+    asked = runner.requests[sequence_id]
     runner.flush()
-    made = runner.generator.preempt(row_id)
+    made = runner.generator.preempt(sequence_id)
     assert made is not None
-    assert list(made) == runner.tokens[row_id], "what it has returned, and no more"
+    assert list(made) == runner.tokens[sequence_id], "what it has returned, and no more"
     back = replace(
         asked,
         prompt=[*asked.prompt, *made],
         max_tokens=asked.max_tokens - len(made),
-        made_tokens=len(made),
+        generated_tokens=len(made),
     )
     return lambda: runner.generator.admit(back)
 
 
-def run_until(runner: EngineRunner, row_id: int, tokens: int) -> None:
-    while len(runner.tokens[row_id]) < tokens:
+def run_until(runner: EngineRunner, sequence_id: int, tokens: int) -> None:
+    while len(runner.tokens[sequence_id]) < tokens:
         runner.step()
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lmx.protocol.messages.specs import PrefixCacheSpec
-from lmx.worker.engine.values import RowRequest, RowStarted
+from lmx.worker.engine.values import PrefillFinished, SequenceRequest
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.rigs.device import near
 from tests.support.rigs.engine_rig import GREEDY, EngineRunner, Plain, spec_of
@@ -23,19 +23,19 @@ def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("tiny"), "llama")
 
 
-def read(runner: EngineRunner, prompts: list[list[int]], first_id: int) -> list[RowStarted]:
+def read(runner: EngineRunner, prompts: list[list[int]], first_id: int) -> list[PrefillFinished]:
     """Return what becomes of prompts that nothing follows, all at once if they may be."""
     left = [
-        RowRequest(first_id + place, prompt, 0, GREEDY, prompt_logprobs=1)
+        SequenceRequest(first_id + place, prompt, 0, GREEDY, prompt_logprobs=1)
         for place, prompt in enumerate(prompts)
     ]
-    started: dict[int, RowStarted] = {}
+    started: dict[int, PrefillFinished] = {}
     for _ in range(1000):
         while left and runner.generator.can_admit():
             runner.generator.admit(left.pop(0))
         output = runner.step()
-        assert not [token for token in output.tokens if token.row_id >= first_id]
-        started |= {one.row_id: one for one in output.started if one.row_id >= first_id}
+        assert not [token for token in output.tokens if token.sequence_id >= first_id]
+        started |= {one.sequence_id: one for one in output.started if one.sequence_id >= first_id}
         if len(started) == len(prompts):
             return [started[first_id + place] for place in range(len(prompts))]
     raise AssertionError("the prompts are not through")

@@ -143,7 +143,7 @@ def test_a_preempted_row_goes_on(runner: EngineRunner) -> None:
     asked = runner.requests[row]
     back = [*prompt, *made]
     runner.generator.admit(
-        replace(asked, prompt=back, max_tokens=30 - len(made), made_tokens=len(made))
+        replace(asked, prompt=back, max_tokens=30 - len(made), generated_tokens=len(made))
     )
     runner.finish_row(row)
     runner.remove(other)

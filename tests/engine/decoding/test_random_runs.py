@@ -21,14 +21,14 @@ from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
 from lmx.worker.engine.values import (
     BeamSearch,
     Hypothesis,
-    RowRequest,
-    RowSampling,
-    RowStarted,
+    PrefillFinished,
+    SequenceRequest,
+    SequenceSampling,
     StepOutput,
     TokenScores,
 )
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
-from lmx.worker.scheduling import length_groups
+from lmx.worker.scheduling import length_buckets
 from tests.support.models.text_models import make_text_model
 from tests.support.models.tiny_models import CONFIGS as TINY
 from tests.support.models.tiny_models import VOCABULARY, make_tiny_model
@@ -49,9 +49,9 @@ SAMPLINGS: Final = (
     GREEDY,
     HOT,
     WARM_TOP_P,
-    RowSampling(0.0, repetition_penalty=1.3),
-    RowSampling(1.0, seed=5, presence_penalty=0.5, frequency_penalty=0.2),
-    RowSampling(0.0, min_tokens=4, end_ids=frozenset(range(0, 256, 3))),
+    SequenceSampling(0.0, repetition_penalty=1.3),
+    SequenceSampling(1.0, seed=5, presence_penalty=0.5, frequency_penalty=0.2),
+    SequenceSampling(0.0, min_tokens=4, end_ids=frozenset(range(0, 256, 3))),
 )
 
 
@@ -88,7 +88,7 @@ class Residues:
 @dataclasses.dataclass(frozen=True)
 class Asked:
     prompt: tuple[int, ...]
-    sampling: RowSampling
+    sampling: SequenceSampling
     max_tokens: int
     constraint: tuple[int, ...]
     top_logprobs: int | None
@@ -132,13 +132,13 @@ class Alone:
         asked = dataclasses.replace(asked, constraint=asked.constraint[:1], cache_salt="")
         if asked not in self._made:
             runner = self._runner
-            row_id = asked.admit(runner)
+            sequence_id = asked.admit(runner)
             runner.finish()
             self._made[asked] = Made(
-                runner.tokens[row_id],
-                runner.scores[row_id],
-                runner.started[row_id].prompt_scores,
-                runner.found.get(row_id, ()),
+                runner.tokens[sequence_id],
+                runner.scores[sequence_id],
+                runner.started[sequence_id].prompt_scores,
+                runner.found.get(sequence_id, ()),
             )
         return self._made[asked]
 
@@ -151,16 +151,16 @@ class RandomRun:
         self,
         runner: EngineRunner,
         seed: int,
-        samplings: Sequence[RowSampling] = SAMPLINGS,
+        samplings: Sequence[SequenceSampling] = SAMPLINGS,
         *,
         preempts: bool = False,
     ) -> None:
         self.runner = runner
         self.samplings = samplings
         self.preempts = preempts
-        self.away: dict[int, RowRequest] = {}
+        self.away: dict[int, SequenceRequest] = {}
         """The rows that were preempted, as they come back."""
-        self.read: dict[int, RowStarted] = {}
+        self.read: dict[int, PrefillFinished] = {}
         """How those began that were preempted after that."""
         self.random = random.Random(seed)
         self.asked: dict[int, Asked] = {}
@@ -181,9 +181,9 @@ class RandomRun:
                 for _ in range(self.random.randrange(1, 12)):
                     self._step()
             elif here := self._here():
-                row_id = self.random.choice(here)
-                self.runner.remove(row_id)
-                self.removed.add(row_id)
+                sequence_id = self.random.choice(here)
+                self.runner.remove(sequence_id)
+                self.removed.add(sequence_id)
             if self.preempts:
                 self._preempt()
         self._come_back()
@@ -196,32 +196,35 @@ class RandomRun:
     def check(self, alone: Callable[[Asked], Made]) -> None:
         runner = self.runner
         all_read = True
-        for row_id, asked in self.asked.items():
-            failed = row_id in runner.failed
+        for sequence_id, asked in self.asked.items():
+            failed = sequence_id in runner.failed
             assert not failed or asked.may_fail, runner.failed
-            if row_id not in runner.started:
+            if sequence_id not in runner.started:
                 all_read = False
-                assert failed or row_id in self.removed
+                assert failed or sequence_id in self.removed
                 continue
             if asked.beam is not None and failed:
                 continue
-            expected, started = alone(asked), self.read.get(row_id, runner.started[row_id])
+            expected, started = (
+                alone(asked),
+                self.read.get(sequence_id, runner.started[sequence_id]),
+            )
             assert 0 <= started.cached_tokens < len(asked.prompt)
             assert_near(started.prompt_scores, expected.prompt_scores)
             if asked.beam is not None:
-                if row_id in runner.found:
-                    found = [one.tokens for one in runner.found[row_id]]
+                if sequence_id in runner.found:
+                    found = [one.tokens for one in runner.found[sequence_id]]
                     assert found == [one.tokens for one in expected.found]
                 continue
-            made = runner.tokens[row_id]
+            made = runner.tokens[sequence_id]
             assert made == expected.tokens[: len(made)]
-            assert len(made) == len(expected.tokens) or failed or row_id in self.removed
+            assert len(made) == len(expected.tokens) or failed or sequence_id in self.removed
             if asked.top_logprobs is not None:
-                assert_near(runner.scores[row_id], expected.scores[: len(made)])
+                assert_near(runner.scores[sequence_id], expected.scores[: len(made)])
         if all_read and not self.preempts:
             assert self.prefill_tokens == sum(
-                len(asked.prompt) - runner.started[row_id].cached_tokens
-                for row_id, asked in self.asked.items()
+                len(asked.prompt) - runner.started[sequence_id].cached_tokens
+                for sequence_id, asked in self.asked.items()
             )
         inner: Any = runner.generator
         rows = inner._rows
@@ -235,7 +238,7 @@ class RandomRun:
     def _step(self) -> StepOutput:
         made = self.runner.step()
         self.prefill_tokens += made.prefill_tokens
-        told = [row_id for row_id, *_ in [*made.tokens, *made.started, *made.failed]]
+        told = [sequence_id for sequence_id, *_ in [*made.tokens, *made.started, *made.failed]]
         assert not self.removed.intersection(told)
         return made
 
@@ -245,7 +248,7 @@ class RandomRun:
             self._step()
 
     def _here(self) -> list[int]:
-        return [row_id for row_id in self.runner.live if row_id not in self.away]
+        return [sequence_id for sequence_id in self.runner.live if sequence_id not in self.away]
 
     def _preempt(self) -> None:
         if self.random.random() < 0.5:
@@ -253,21 +256,21 @@ class RandomRun:
         self.runner.flush()
         if not (here := self._here()) or self.random.random() < 0.5:
             return
-        row_id = self.random.choice(here)
-        made = self.runner.generator.preempt(row_id)
+        sequence_id = self.random.choice(here)
+        made = self.runner.generator.preempt(sequence_id)
         if made is None:
-            assert self.asked[row_id].beam is not None
+            assert self.asked[sequence_id].beam is not None
             return
-        assert list(made) == self.runner.tokens[row_id]
-        row = self.runner.requests[row_id]
-        if (started := self.runner.started.get(row_id)) is not None:
-            self.read.setdefault(row_id, started)
+        assert list(made) == self.runner.tokens[sequence_id]
+        row = self.runner.requests[sequence_id]
+        if (started := self.runner.started.get(sequence_id)) is not None:
+            self.read.setdefault(sequence_id, started)
             row = dataclasses.replace(row, prompt_logprobs=None)
-        self.away[row_id] = dataclasses.replace(
+        self.away[sequence_id] = dataclasses.replace(
             row,
             prompt=[*row.prompt, *made],
             max_tokens=row.max_tokens - len(made),
-            made_tokens=len(made),
+            generated_tokens=len(made),
         )
 
     def _come_back(self) -> None:
@@ -281,10 +284,10 @@ class RandomRun:
 
     def _prompt(self) -> list[int]:
         pick = self.random
-        ended = [row_id for row_id in self.asked if row_id not in self.runner.live]
+        ended = [sequence_id for sequence_id in self.asked if sequence_id not in self.runner.live]
         if ended and pick.random() < 0.3:  # The next turn.
-            row_id = pick.choice(ended)
-            turn = [*self.asked[row_id].prompt, *self.runner.tokens[row_id]]
+            sequence_id = pick.choice(ended)
+            turn = [*self.asked[sequence_id].prompt, *self.runner.tokens[sequence_id]]
             return turn[:420] + self._tokens(pick.randrange(1, 20))
         if pick.random() < 0.6:
             base = pick.choice(self.bases)
@@ -330,13 +333,13 @@ def faults_and_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     advance = PromptPrefill.advance
 
     def advance_or_raise(self: PromptPrefill, most_tokens: int, stops: Sequence[int]) -> int:
-        asked = self.row.prompt[: len(self.row.prompt) - self.row.made_tokens]
+        asked = self.row.prompt[: len(self.row.prompt) - self.row.generated_tokens]
         if BAD in asked[self.done_tokens : self.done_tokens + most_tokens]:
             raise RuntimeError("a bad prompt")
         return advance(self, most_tokens, stops)
 
     monkeypatch.setattr(PromptPrefill, "advance", advance_or_raise)
-    monkeypatch.setattr(length_groups, "_MOST_MORE_TOKENS", 32)
+    monkeypatch.setattr(length_buckets, "_MAX_MORE_TOKENS", 32)
 
 
 @pytest.mark.parametrize(

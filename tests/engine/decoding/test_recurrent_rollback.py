@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 
 from lmx.protocol.messages.specs import SpeculationSpec
-from lmx.worker.engine.values import RowDrafts, RowSampling
+from lmx.worker.engine.values import DraftCounts, SequenceSampling
 from lmx.worker.mlx.decoding.decode_row import DecodeRow
 from lmx.worker.mlx.decoding.rollback import Blocks, Undo
 from tests.support.models.text_models import make_text_model
@@ -27,24 +27,24 @@ QUICK = ("falcon_h1", "kimi_linear", "recurrent_gemma")
 PROMPTS = ([40, 41, 42, 43, 44, 45, 46] * 5, [90, 91, 92] * 6)
 SAMPLINGS = (
     GREEDY,
-    RowSampling(0.3, seed=5),
-    RowSampling(0.5, seed=7, repetition_penalty=1.1, frequency_penalty=0.2),
+    SequenceSampling(0.3, seed=5),
+    SequenceSampling(0.5, seed=7, repetition_penalty=1.1, frequency_penalty=0.2),
 )
 
 
-Rows = Sequence[tuple[list[int], RowSampling]]
+Rows = Sequence[tuple[list[int], SequenceSampling]]
 Said = list[tuple[list[int], list[float]]]
 
 
-def said(runner: EngineRunner, rows: Rows, told: Said) -> tuple[Said, list[Sequence[RowDrafts]]]:
+def said(runner: EngineRunner, rows: Rows, told: Said) -> tuple[Said, list[Sequence[DraftCounts]]]:
     """Return what rows say together, with their logprobs, and what was guessed in each step: what
     is ``told``, but for some tokens."""
     answers = {runner._next_row + place: tokens for place, (tokens, _) in enumerate(told)}
 
     def guess(row: DecodeRow, _: int, count: int) -> mx.array | None:
-        begin = row.made_tokens + (not row.known)
+        begin = row.generated_tokens + (not row.known)
         places = range(begin, min(begin + count, 30))
-        right = answers[row.row_id]
+        right = answers[row.sequence_id]
         # Right once, twice, six times, ...: every pattern of acceptance.
         guesses = [right[at] ^ (at**2 % 23 in (1, 6, 13, 18)) for at in places]
         return mx.array(guesses) if guesses else None
@@ -55,7 +55,7 @@ def said(runner: EngineRunner, rows: Rows, told: Said) -> tuple[Said, list[Seque
         speculation._clock = lambda: 0.0
         speculation._guess = guess
     admitted = [runner.admit(prompt, sampling, 30, top_logprobs=0) for prompt, sampling in rows]
-    drafts: list[Sequence[RowDrafts]] = []
+    drafts: list[Sequence[DraftCounts]] = []
     while runner.live:
         drafts.append(runner.step().drafts)
     return [

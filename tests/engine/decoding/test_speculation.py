@@ -20,10 +20,10 @@ from lmx.protocol.messages.data import Assist
 from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
 from lmx.worker.engine.values import (
     Constraint,
-    RowDrafts,
-    RowRequest,
-    RowSampling,
-    RowToken,
+    DraftCounts,
+    GeneratedToken,
+    SequenceRequest,
+    SequenceSampling,
     StepOutput,
 )
 from lmx.worker.mlx.decoding.decode import DecodeBatch, Joining
@@ -41,7 +41,7 @@ from tests.support.rigs.engine_rig import EngineRunner, spec_of
 
 pytestmark = pytest.mark.engine
 
-GREEDY = RowSampling(0.0)
+GREEDY = SequenceSampling(0.0)
 KINDS = ["llama", "qwen3", "gemma3"]
 RECURRENT = ["qwen3_5", "qwen3_next", "lfm2"]
 # Says itself over and over, and so do tiny models.
@@ -61,8 +61,8 @@ class Rig:
 
     forward: Forward
     speculation: Callable[[RowSampler], Speculation] | None = None
-    made: dict[int, list[RowToken]] = field(default_factory=dict)
-    drafts: list[RowDrafts] = field(default_factory=list)
+    made: dict[int, list[GeneratedToken]] = field(default_factory=dict)
+    drafts: list[DraftCounts] = field(default_factory=list)
     steps: int = 0
     shared_steps: int = 0
 
@@ -71,17 +71,19 @@ class Rig:
         self.batch = DecodeBatch(self.forward, self.sampler, blocks(self.forward))
         self.ahead = self.speculation(self.sampler) if self.speculation else None
 
-    def begin(self, row: RowRequest) -> None:
+    def begin(self, row: SequenceRequest) -> None:
         """Prefill a row, and let it join."""
         cache = self.forward.new_cache()
         prefill = PromptPrefill(self.forward, row, cache, 0)
-        self.sampler.add(row.row_id, row.sampling, row.prompt, row.constraint, row.top_logprobs)
+        self.sampler.add(
+            row.sequence_id, row.sampling, row.prompt, row.constraint, row.top_logprobs
+        )
         if self.ahead:
-            self.ahead.add(row.row_id, row.assist)
-        decode_row = DecodeRow(row.row_id, list(row.prompt), row.max_tokens, "")
+            self.ahead.add(row.sequence_id, row.assist)
+        decode_row = DecodeRow(row.sequence_id, list(row.prompt), row.max_tokens, "")
         logits = prefill.finish()
         assert not self.batch.join(Joining(decode_row, cache, logits, prefill.rope_deltas()))
-        self.made[row.row_id] = []
+        self.made[row.sequence_id] = []
 
     def step(self) -> None:
         """Step once; rows without tokens left leave."""
@@ -89,25 +91,25 @@ class Rig:
         step = self.ahead.step(self.batch, alone=True) if self.ahead else self.batch.step()
         assert not step.failed
         for token in step.tokens:
-            self.made[token.row_id].append(token)
+            self.made[token.sequence_id].append(token)
         self.drafts += step.drafts
         self.shared_steps += len(step.drafts) > 1
-        self.leave([row.row_id for row in self.batch.rows if row.left_tokens == 0])
+        self.leave([row.sequence_id for row in self.batch.rows if row.left_tokens == 0])
         assert all(row.left_tokens > 0 for row in self.batch.rows)
 
-    def leave(self, row_ids: Sequence[int]) -> None:
-        for row_id in row_ids:
-            self.sampler.remove(row_id)
+    def leave(self, sequence_ids: Sequence[int]) -> None:
+        for sequence_id in sequence_ids:
+            self.sampler.remove(sequence_id)
             if self.ahead:
-                self.ahead.remove(row_id)
-        self.batch.leave(row_ids)
+                self.ahead.remove(sequence_id)
+        self.batch.leave(sequence_ids)
 
     def finish(self) -> None:
         while self.batch.rows:
             self.step()
 
-    def tokens(self, row_id: int) -> list[int]:
-        return [token.token for token in self.made[row_id]]
+    def tokens(self, sequence_id: int) -> list[int]:
+        return [token.token for token in self.made[sequence_id]]
 
 
 @pytest.fixture(scope="module")
@@ -155,12 +157,12 @@ def compare(
     right at most times."""
     request: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 40, "sampling": GREEDY} | row
     plain = Rig(forward)
-    plain.begin(RowRequest(1, constraint=constrain() if constrain else None, **request))
+    plain.begin(SequenceRequest(1, constraint=constrain() if constrain else None, **request))
     plain.finish()
     if told:
         speculation = guessing(Told([[*request["prompt"], *plain.tokens(1), 0]]))
     ahead = Rig(forward, speculation)
-    ahead.begin(RowRequest(1, constraint=constrain() if constrain else None, **request))
+    ahead.begin(SequenceRequest(1, constraint=constrain() if constrain else None, **request))
     ahead.finish()
     assert ahead.tokens(1) == plain.tokens(1)
     assert len(ahead.tokens(1)) == request["max_tokens"]
@@ -202,7 +204,7 @@ class TestGreedyIsIdentical:
         rig = compare(forward(kind), told=True, max_tokens=60)
         assert {drafts.accepted_tokens for drafts in rig.drafts} >= {0, 1, 2, 3, 4}
         # Tiny models repeat themselves, but for when they draw.
-        compare(forward(kind), told=True, sampling=RowSampling(1.0, seed=2), max_tokens=60)
+        compare(forward(kind), told=True, sampling=SequenceSampling(1.0, seed=2), max_tokens=60)
 
 
 class Told(DraftModel):
@@ -256,14 +258,14 @@ class EvenOnly:
 
 
 SAMPLINGS = {
-    "temperature": RowSampling(1.0, seed=5),
-    "filters": RowSampling(0.8, top_p=0.9, top_k=20, min_p=0.01, seed=6),
-    "penalties": RowSampling(
+    "temperature": SequenceSampling(1.0, seed=5),
+    "filters": SequenceSampling(0.8, top_p=0.9, top_k=20, min_p=0.01, seed=6),
+    "penalties": SequenceSampling(
         0.7, seed=7, repetition_penalty=1.2, frequency_penalty=0.4, presence_penalty=0.2
     ),
-    "greedy penalties": RowSampling(0.0, repetition_penalty=1.3, frequency_penalty=0.5),
-    "min_tokens": RowSampling(1.0, seed=8, min_tokens=12, end_ids=frozenset(range(0, 200, 3))),
-    "bias": RowSampling(1.0, seed=9, logit_bias=((70, 3.0), (71, -100.0))),
+    "greedy penalties": SequenceSampling(0.0, repetition_penalty=1.3, frequency_penalty=0.5),
+    "min_tokens": SequenceSampling(1.0, seed=8, min_tokens=12, end_ids=frozenset(range(0, 200, 3))),
+    "bias": SequenceSampling(1.0, seed=9, logit_bias=((70, 3.0), (71, -100.0))),
 }
 
 
@@ -284,8 +286,10 @@ def test_draws_are_identical(forward: Callable[[str], Forward], name: str, looku
     assert lookup or acceptance(rig) > 0.25
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, RowSampling(1.0, seed=3)])
-def test_a_constraint_is_kept_to(forward: Callable[[str], Forward], sampling: RowSampling) -> None:
+@pytest.mark.parametrize("sampling", [GREEDY, SequenceSampling(1.0, seed=3)])
+def test_a_constraint_is_kept_to(
+    forward: Callable[[str], Forward], sampling: SequenceSampling
+) -> None:
     compare(forward("llama"), guessing(), sampling=sampling, constrain=EvenOnly)
     rig = compare(forward("llama"), told=True, sampling=sampling, constrain=EvenOnly)
     assert acceptance(rig) > 0.25
@@ -293,14 +297,14 @@ def test_a_constraint_is_kept_to(forward: Callable[[str], Forward], sampling: Ro
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLINGS["penalties"]])
 def test_every_token_has_its_logprobs(
-    forward: Callable[[str], Forward], sampling: RowSampling
+    forward: Callable[[str], Forward], sampling: SequenceSampling
 ) -> None:
     rig = compare(forward("llama"), told=True, sampling=sampling, top_logprobs=2)
     assert all(token.scores is not None for token in rig.made[1])
 
 
 def test_a_seed_draws_the_same_guesses(forward: Callable[[str], Forward]) -> None:
-    sampling = RowSampling(1.0, seed=11)
+    sampling = SequenceSampling(1.0, seed=11)
     rig = compare(forward("llama"), guessing(drafting(forward("llama"))), sampling=sampling)
     assert acceptance(rig) == 1.0
 
@@ -312,7 +316,7 @@ def test_no_row_gets_more_than_it_asked_for(
     plain = Rig(forward("llama"))
     ahead = Rig(forward("llama"), guessing(drafting(forward("llama"))))
     for rig in (plain, ahead):
-        rig.begin(RowRequest(1, PROMPT, max_tokens, GREEDY))
+        rig.begin(SequenceRequest(1, PROMPT, max_tokens, GREEDY))
         rig.finish()
     assert ahead.tokens(1) == plain.tokens(1)
     assert len(ahead.tokens(1)) == max_tokens
@@ -323,18 +327,18 @@ def test_no_row_gets_more_than_it_asked_for(
 def test_rows_join_and_leave(forward: Callable[[str], Forward], kind: str, max_rows: int) -> None:
     model = forward(kind)
     rows = [
-        RowRequest(1, PROMPT, 30, GREEDY, top_logprobs=1),
-        RowRequest(2, [90, 91, 92] * 3, 25, RowSampling(0.9, seed=4)),
-        RowRequest(3, list(range(100, 150)), 12, GREEDY),
-        RowRequest(4, [7], 30, SAMPLINGS["penalties"]),
+        SequenceRequest(1, PROMPT, 30, GREEDY, top_logprobs=1),
+        SequenceRequest(2, [90, 91, 92] * 3, 25, SequenceSampling(0.9, seed=4)),
+        SequenceRequest(3, list(range(100, 150)), 12, GREEDY),
+        SequenceRequest(4, [7], 30, SAMPLINGS["penalties"]),
     ]
     alone: dict[int, list[int]] = {}
     for row in rows:
         rig = Rig(model)
         rig.begin(row)
         rig.finish()
-        alone[row.row_id] = rig.tokens(row.row_id)
-    texts = [[*row.prompt, *alone[row.row_id], 0] for row in rows]
+        alone[row.sequence_id] = rig.tokens(row.sequence_id)
+    texts = [[*row.prompt, *alone[row.sequence_id], 0] for row in rows]
     together = Rig(model, guessing(Told(texts), max_rows=max_rows))
     for row, pause in zip(rows, (7, 4, 2, 5), strict=True):
         together.begin(row)
@@ -345,9 +349,9 @@ def test_rows_join_and_leave(forward: Callable[[str], Forward], kind: str, max_r
     together.leave([2])
     together.finish()
     for row in rows:
-        made = together.tokens(row.row_id)
-        assert made == alone[row.row_id][: len(made)]
-        assert row.row_id == 2 or len(made) == row.max_tokens
+        made = together.tokens(row.sequence_id)
+        assert made == alone[row.sequence_id][: len(made)]
+        assert row.sequence_id == 2 or len(made) == row.max_tokens
     assert together.drafts
     # In a batch, Qwen 3.5 is wrong after several tokens.
     able = max_rows == 2 and kind != "qwen3_5"
@@ -375,7 +379,7 @@ def test_a_recurrent_state_is_taken_back(
 
 
 def test_nothing_is_returned_behind_an_end(forward: Callable[[str], Forward]) -> None:
-    row = RowRequest(1, PROMPT, 30, RowSampling(1.0, seed=2))
+    row = SequenceRequest(1, PROMPT, 30, SequenceSampling(1.0, seed=2))
     plain = Rig(forward("llama"))
     plain.begin(row)
     plain.finish()
@@ -396,7 +400,7 @@ def test_unlikely_guesses_are_kept_back(forward: Callable[[str], Forward]) -> No
     median = chances[len(chances) // 2]
     unsure = compare(forward("llama"), guessing(draft, assistant_confidence_threshold=median))
     never = Rig(forward("llama"), guessing(draft))
-    never.begin(RowRequest(1, PROMPT, 9, GREEDY, assist=Assist(None, chances[-1] + 0.01)))
+    never.begin(SequenceRequest(1, PROMPT, 9, GREEDY, assist=Assist(None, chances[-1] + 0.01)))
     never.finish()
     assert not never.drafts
     assert sure.steps < unsure.steps < 40
@@ -427,7 +431,7 @@ def test_a_long_prompt_is_read_by_the_draft_model_a_chunk_a_step(
     forward: Callable[[str], Forward],
 ) -> None:
     rig = Rig(forward("llama"), guessing(drafting(forward("llama"))))
-    rig.begin(RowRequest(1, PROMPT * 10, 60, GREEDY))
+    rig.begin(SequenceRequest(1, PROMPT * 10, 60, GREEDY))
     read = []
     for _ in range(6):
         rig.step()
@@ -492,12 +496,12 @@ class Raising(EvenOnly):
 
 
 def test_a_constraint_that_raises_ends_its_row_alone(forward: Callable[[str], Forward]) -> None:
-    other = RowRequest(2, [50, 51] * 9, 25, GREEDY)
+    other = SequenceRequest(2, [50, 51] * 9, 25, GREEDY)
     alone = Rig(forward("llama"))
     alone.begin(other)
     alone.finish()
     rig = Rig(forward("llama"), guessing())
-    rig.begin(RowRequest(1, PROMPT, 25, GREEDY, constraint=Raising()))
+    rig.begin(SequenceRequest(1, PROMPT, 25, GREEDY, constraint=Raising()))
     rig.begin(other)
     assert rig.ahead is not None
     failed: list[tuple[int, Exception]] = []
@@ -505,10 +509,10 @@ def test_a_constraint_that_raises_ends_its_row_alone(forward: Callable[[str], Fo
         step = rig.ahead.step(rig.batch, alone=True)
         failed += step.failed
         for token in step.tokens:
-            rig.made[token.row_id].append(token)
-        over = [row.row_id for row in rig.batch.rows if row.left_tokens == 0]
-        rig.leave([*over, *(row_id for row_id, _ in step.failed)])
-    assert [row_id for row_id, _ in failed] == [1]
+            rig.made[token.sequence_id].append(token)
+        over = [row.sequence_id for row in rig.batch.rows if row.left_tokens == 0]
+        rig.leave([*over, *(sequence_id for sequence_id, _ in step.failed)])
+    assert [sequence_id for sequence_id, _ in failed] == [1]
     assert len(rig.made[1]) < 6
     assert rig.tokens(2) == alone.tokens(2)
 

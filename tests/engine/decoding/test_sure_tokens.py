@@ -21,22 +21,22 @@ from lmx.worker.constraints.grammar import allowed
 from lmx.worker.engine.values import (
     ConstraintMaker,
     ConstraintSource,
+    DraftCounts,
     PromptSource,
-    RowDrafts,
-    RowSampling,
+    SequenceSampling,
     TokenScores,
 )
 from lmx.worker.mlx.decoding import rollback
 from lmx.worker.mlx.decoding.decode import DecodeBatch
 from lmx.worker.mlx.sampling.mask import only_token
-from lmx.worker.scheduling import length_groups
+from lmx.worker.scheduling import length_buckets
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.rigs.engine_rig import GREEDY, HOT, EngineRunner, spec_of
 
 pytestmark = pytest.mark.engine
 
 PROMPT = [40, 41, 42, 43]
-PENALTIES = RowSampling(
+PENALTIES = SequenceSampling(
     0.8, seed=7, repetition_penalty=1.2, frequency_penalty=0.4, presence_penalty=0.2
 )
 SCHEMA = {
@@ -130,7 +130,7 @@ KINDS = ["llama", "gemma3", "qwen3_5", "qwen3_next", "lfm2"]
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sampling", [GREEDY, HOT, PENALTIES], ids=["greedy", "hot", "penalties"])
 def test_a_row_is_the_same_in_fewer_steps(
-    runner: Callable[[str], EngineRunner], kind: str, sampling: RowSampling
+    runner: Callable[[str], EngineRunner], kind: str, sampling: SequenceSampling
 ) -> None:
     def rows() -> Sequence[dict[str, Any]]:
         row = {"prompt": PROMPT, "sampling": sampling, "max_tokens": 50, "top_logprobs": 2}
@@ -181,7 +181,7 @@ def test_no_row_gets_more_than_it_asked_for(
 def test_nothing_is_fed_behind_an_end(runner: Callable[[str], EngineRunner]) -> None:
     end = Bursts(10, 2, 5).mask()
     token = int(np.flatnonzero(np.unpackbits(end.view(np.uint8), bitorder="little"))[0])
-    sampling = RowSampling(0.0, end_ids=frozenset({token}))
+    sampling = SequenceSampling(0.0, end_ids=frozenset({token}))
     row = runner("llama").admit(PROMPT, sampling, 50, constraint=Bursts(10, 2))
     while token not in runner("llama").tokens[row]:
         runner("llama").step()
@@ -206,7 +206,7 @@ def test_they_come_before_any_guess(tmp_path: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(DecodeBatch, "_foreseen", lambda _: ())
             expected = run(plain, [row | fresh(row) for row in company], 0)[0]
-        drafts: list[RowDrafts] = []
+        drafts: list[DraftCounts] = []
         admitted = [guessing.admit(**(row | fresh(row))) for row in company]
         while guessing.live:
             drafts += guessing.step().drafts
@@ -226,8 +226,8 @@ def test_rows_that_decode_together_stay_alike_in_length(
 ) -> None:
     """Each takes as much memory as the longest, which is what is counted."""
     llama = runner("llama")
-    monkeypatch.setattr(length_groups, "_MOST_TIMES", 1)
-    monkeypatch.setattr(length_groups, "_MOST_MORE_TOKENS", 12)
+    monkeypatch.setattr(length_buckets, "_MAX_TIMES", 1)
+    monkeypatch.setattr(length_buckets, "_MAX_MORE_TOKENS", 12)
     monkeypatch.setattr(rollback, "MOST_PADDING_TOKENS", 2)
     expected = llama.alone(PROMPT, GREEDY, 150, constraint=Bursts(10, 2))
     other = llama.alone(PROMPT, HOT, 40)
@@ -286,7 +286,7 @@ def test_a_preempted_row_goes_on_as_it_was(runner: Callable[[str], EngineRunner]
         assert list(made) == expected[: len(made)]
         assert constraint.taken == len(made)
         rest = llama.admit(
-            [*PROMPT, *made], HOT, 40 - len(made), constraint=constraint, made_tokens=len(made)
+            [*PROMPT, *made], HOT, 40 - len(made), constraint=constraint, generated_tokens=len(made)
         )
         llama.finish()
         assert [*made, *llama.tokens[rest]] == expected
@@ -318,7 +318,7 @@ def test_a_schema_with_long_keys_takes_few_forwards(
     make = schema_maker(llama)
 
     def rows() -> Sequence[dict[str, Any]]:
-        sampling = RowSampling(1.0, seed=3, end_ids=llama.facts.eos_token_ids)
+        sampling = SequenceSampling(1.0, seed=3, end_ids=llama.facts.eos_token_ids)
         return [{"prompt": PROMPT, "sampling": sampling, "max_tokens": 90, "constraint": make()}]
 
     steps, plain = both(llama, rows)
@@ -354,11 +354,11 @@ ASKED = "Where is the parcel of customer 47? Answer in JSON."
 
 @pytest.mark.parametrize(
     "samplings",
-    [[PENALTIES], [RowSampling(1.5, seed=5), GREEDY, HOT]],
+    [[PENALTIES], [SequenceSampling(1.5, seed=5), GREEDY, HOT]],
     ids=["alone", "in company"],
 )
 def test_where_a_text_has_many_spellings_the_answer_is_that_of_single_draws(
-    real: EngineRunner, samplings: list[RowSampling]
+    real: EngineRunner, samplings: list[SequenceSampling]
 ) -> None:
     make, ends = schema_maker(real), real.facts.eos_token_ids
 

@@ -29,7 +29,7 @@ from lmx.protocol.models.kind import read_kind
 from lmx.protocol.states import ModelKind
 from lmx.worker.engine.interfaces import Engine
 from lmx.worker.engine.values import TaskPlan
-from lmx.worker.life import load_engine
+from lmx.worker.lifecycle import load_engine
 from lmx.worker.mlx.encoders.encoder import CPU_PIECE_TOKENS, cut
 from tests.support.models.tiny_encoders import (
     CLS,

@@ -17,7 +17,7 @@ from lmx.protocol.messages.tasks import Embed, Rerank, Scores, Tokenize
 from lmx.protocol.states import ModelKind
 from lmx.worker.engine.interfaces import Engine
 from lmx.worker.engine.values import TaskPlan
-from lmx.worker.life import load_engine
+from lmx.worker.lifecycle import load_engine
 from tests.support.models.tiny_encoders import (
     CLS,
     SEP,

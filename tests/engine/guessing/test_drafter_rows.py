@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmx.protocol.messages.specs import SpeculationSpec
-from lmx.worker.engine.values import RowSampling
+from lmx.worker.engine.values import SequenceSampling
 from lmx.worker.mlx.guessing.drafter import DrafterRow, _OneByOne
 from lmx.worker.mlx.memory.drafters import HEARD_TOKENS
 from lmx.worker.mlx.model.forward import Forward
@@ -141,7 +141,7 @@ def test_rows_hear_what_one_pass_over_the_whole_text_computes(
     generator: Any = runner.generator
     # Time stands still, so that guessing never seems not to pay.
     monkeypatch.setattr(generator._rows._speculation, "_clock", lambda: 0.0)
-    text = [*PROMPT, *runner.alone(PROMPT, RowSampling(1.0, seed=5), 30)]
+    text = [*PROMPT, *runner.alone(PROMPT, SequenceSampling(1.0, seed=5), 30)]
     model = load_text_model(target)
     forward = Forward(model)
     forward.tap = HiddenTap(layer_modules(model.language_model.inner, [0, 1, 2]))

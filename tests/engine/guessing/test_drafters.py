@@ -15,7 +15,7 @@ from mlx_vlm.utils import load_model
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
-from lmx.worker.engine.values import RowSampling
+from lmx.worker.engine.values import SequenceSampling
 from lmx.worker.mlx.model.hidden import HiddenTap, last_norm, layer_modules
 from tests.support.models.tiny_drafters import (
     add_heads,
@@ -29,7 +29,7 @@ from tests.support.rigs.engine_rig import EngineRunner, spec_of
 
 pytestmark = pytest.mark.engine
 
-GREEDY = RowSampling(0.0)
+GREEDY = SequenceSampling(0.0)
 PROMPT: Final = [40, 41, 42, 43, 90, 91, 7, 8, 9, 10]
 STALL_S: Final = 10.0
 
@@ -106,9 +106,9 @@ def _case(name: str, root: Path) -> Case:
 KINDS = ["own heads", "heads", "eagle", "dflash"]
 SAMPLINGS = {
     "greedy": GREEDY,
-    "temperature": RowSampling(1.0, seed=11),
-    "filters": RowSampling(0.8, top_p=0.9, top_k=20, min_p=0.01, seed=6),
-    "penalties": RowSampling(0.7, seed=7, repetition_penalty=1.2, frequency_penalty=0.4),
+    "temperature": SequenceSampling(1.0, seed=11),
+    "filters": SequenceSampling(0.8, top_p=0.9, top_k=20, min_p=0.01, seed=6),
+    "penalties": SequenceSampling(0.7, seed=7, repetition_penalty=1.2, frequency_penalty=0.4),
 }
 
 
@@ -151,7 +151,7 @@ class EvenOnly:
 def test_rows_that_join_leave_and_come_back_are_as_alone(
     case: Callable[[str], Case], kind: str
 ) -> None:
-    rows: list[tuple[list[int], RowSampling, int]] = [
+    rows: list[tuple[list[int], SequenceSampling, int]] = [
         (PROMPT, GREEDY, 30),
         ([90, 91, 92] * 3, SAMPLINGS["temperature"], 25),
         (list(range(100, 150)), SAMPLINGS["penalties"], 12),
@@ -174,14 +174,14 @@ def test_rows_that_join_leave_and_come_back_are_as_alone(
     run.finish()
     back = [*rows[3][0], *made]
     again = replace(
-        run.requests[ids[3]], row_id=99, prompt=back, max_tokens=30 - len(made),
-        made_tokens=len(made),
+        run.requests[ids[3]], sequence_id=99, prompt=back, max_tokens=30 - len(made),
+        generated_tokens=len(made),
     )  # fmt: skip
     run.requests[99], run.tokens[99], run.scores[99] = again, [], []
     run.live[99] = again.max_tokens
     run.generator.admit(again)
     run.finish()
-    assert [run.tokens[row_id] for row_id in ids[:3]] == alone[:3]
+    assert [run.tokens[sequence_id] for sequence_id in ids[:3]] == alone[:3]
     assert [*made, *run.tokens[99]] == alone[3]
     assert run.alone(PROMPT, GREEDY, 20, constraint=EvenOnly()) == constrained
     assert run.accepted > 0
@@ -207,8 +207,8 @@ def test_a_drafter_begins_behind_what_was_found(case: Callable[[str], Case], kin
 def test_answers_to_one_prompt_share_what_was_heard(case: Callable[[str], Case]) -> None:
     run = Run(case("eagle"))
     plain = Run(case("eagle"), plain=True)
-    expected = [plain.alone(PROMPT, RowSampling(1.0, seed=seed), 20) for seed in (1, 2)]
-    rows = [run.admit(PROMPT, RowSampling(1.0, seed=seed), 20) for seed in (1, 2)]
+    expected = [plain.alone(PROMPT, SequenceSampling(1.0, seed=seed), 20) for seed in (1, 2)]
+    rows = [run.admit(PROMPT, SequenceSampling(1.0, seed=seed), 20) for seed in (1, 2)]
     run.finish()
     assert [run.tokens[row] for row in rows] == expected
     assert run.shared > 0

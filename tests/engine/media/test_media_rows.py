@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lmx.protocol.messages.specs import PrefixCacheSpec
-from lmx.worker.engine.values import RowSampling
+from lmx.worker.engine.values import SequenceSampling
 from lmx.worker.mlx.media.spans import MediaSpans
 from tests.support.models.media_models import make_media_model
 from tests.support.rigs.engine_rig import spec_of
@@ -98,7 +98,7 @@ def test_answers_to_one_prompt_share_what_was_seen(engine: Seeing) -> None:
 def test_a_row_that_was_preempted_answers_as_it_would_have(engine: Seeing, is_kept: bool) -> None:
     """Its picture was released when it had been seen, and is encoded again; of what was computed
     all is found, or nothing. Two answers share the picture."""
-    more: dict[str, Any] = {"sampling": RowSampling(1.0, seed=3)}
+    more: dict[str, Any] = {"sampling": SequenceSampling(1.0, seed=3)}
     prompt = engine.prompt(WHAT, picture(17))
     alone = engine.ask(prompt, 10, cache_salt="alone", **more)
     engine.finish()
@@ -124,7 +124,7 @@ def test_a_row_that_was_preempted_answers_as_it_would_have(engine: Seeing, is_ke
             [*prompt.tokens, *part],
             max_tokens=10 - len(part),
             media=prompt.media,
-            made_tokens=len(part),
+            generated_tokens=len(part),
             cache_salt=salts[1],
             **more,
         )

@@ -74,7 +74,7 @@ def test_how_many_items_a_model_takes() -> None:
     assert found.kinds == {MediaKind.IMAGE, MediaKind.AUDIO}
     assert found.max_items == {MediaKind.AUDIO: 1}
     assert found.sample_rate_hz == 16_000
-    assert not found.hears_video
+    assert not found.audio_in_video
     found = media_needs(OneSound(), "paligemma", frozenset({MediaKind.IMAGE}))
     assert found is not None
     assert found.max_items == {MediaKind.IMAGE: 1}

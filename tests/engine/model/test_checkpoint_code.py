@@ -12,7 +12,7 @@ import pytest
 
 from lmx.protocol.errors import OperationError
 from lmx.protocol.messages.specs import SpeculationSpec
-from lmx.worker.life import load_engine
+from lmx.worker.lifecycle import load_engine
 from lmx.worker.mlx.model.library import open_checkpoint
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.rigs.engine_rig import spec_of
@@ -37,7 +37,7 @@ import sys
 from pathlib import Path
 from tests.support.rigs.engine_rig import spec_of
 from lmx.protocol.messages.specs import SpeculationSpec
-from lmx.worker.life import load_engine
+from lmx.worker.lifecycle import load_engine
 spec = spec_of(Path(sys.argv[1]), speculation=SpeculationSpec(draft_path=sys.argv[1]))
 load_engine(dataclasses.replace(spec, allow_checkpoint_code=True), lambda *_: None)
 print("loaded")

@@ -12,10 +12,10 @@ from transformers import AutoTokenizer
 
 from lmx.protocol.messages.data import Delta
 from lmx.router.rendering.logprobs import TextLogprobs, text_lists
-from lmx.worker.engine.values import RowRequest, RowSampling, RowStarted, TokenScores
+from lmx.worker.engine.values import PrefillFinished, SequenceRequest, SequenceSampling, TokenScores
 from lmx.worker.mlx.model.token_text import TokenText
 from lmx.worker.scheduling.batch import begin_answer, echo_prompt
-from lmx.worker.scheduling.jobs import Job, TextRules
+from lmx.worker.scheduling.requests import EngineRequest, TextRules
 
 ASKED = "<|im_start|>user\nWie heißt du? 🌍<|im_end|>\n<|im_start|>assistant\n"
 BOS = 1
@@ -39,12 +39,12 @@ def echoed(
     )
     end = frozenset({tokenizer.eos_token_id})
     rules = TextRules(end, logprobs=True, echo=True, prompt=prompt)
-    row = RowRequest(1, tokens, 99, RowSampling(0.0), prompt_logprobs=0)
-    job = Job(1, "req", (row,), rules, 1, 0.0)
+    row = SequenceRequest(1, tokens, 99, SequenceSampling(0.0), prompt_logprobs=0)
+    job = EngineRequest(1, "req", (row,), rules, 1, 0.0)
     made = begin_answer(engine, job, 0)
     out: list[Any] = []
     scores = TokenScores(-0.5, ())
-    echo_prompt(engine, job, made, RowStarted(1, 0, [scores] * (len(tokens) - 1)), out)
+    echo_prompt(engine, job, made, PrefillFinished(1, 0, [scores] * (len(tokens) - 1)), out)
     if not any(made.advance(token, scores, out) for token in tokenizer.encode(answer)):
         made.finish(out)
     pieces = [piece for piece in out if isinstance(piece, Delta)]

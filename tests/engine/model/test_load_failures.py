@@ -16,7 +16,7 @@ import pytest
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.states import ModelKind
-from lmx.worker.life import load_engine
+from lmx.worker.lifecycle import load_engine
 from lmx.worker.mlx.model.library import open_checkpoint
 from lmx.worker.service.failures import LoadFailure, load_failure
 from tests.support.models.media_models import make_media_model

@@ -127,7 +127,7 @@ def test_the_efforts_that_a_template_takes(
     template: str | None, family: str | None, taken: tuple[str, ...], heeds: bool
 ) -> None:
     abilities = encoder(template, tool_parser=family).abilities
-    assert (abilities.efforts, abilities.heeds_efforts) == (taken, heeds)
+    assert (abilities.efforts, abilities.distinguishes_efforts) == (taken, heeds)
 
 
 @pytest.mark.parametrize(

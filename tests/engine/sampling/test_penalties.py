@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmx.worker.engine.values import RowSampling
+from lmx.worker.engine.values import SequenceSampling
 from lmx.worker.mlx.sampling import penalties
 from lmx.worker.mlx.sampling.penalties import BatchEdits, RowEdits
 from lmx.worker.mlx.sampling.sampler import RowSampler
@@ -31,7 +31,7 @@ tokens = st.integers(0, VOCABULARY - 1)
 factors = st.sampled_from([1.0, 1.0, 1.1, 0.7])
 offsets = st.sampled_from([0.0, 0.0, 0.3, -0.7, 1.9])
 samplings = st.builds(
-    RowSampling,
+    SequenceSampling,
     st.just(0.0),
     repetition_penalty=factors,
     presence_penalty=offsets,
@@ -48,7 +48,7 @@ def some_logits(random: np.random.Generator, rows: int) -> Floats:
 
 
 def expected(
-    logits: Floats, sampling: RowSampling, prompt: Sequence[int], answer: Sequence[int]
+    logits: Floats, sampling: SequenceSampling, prompt: Sequence[int], answer: Sequence[int]
 ) -> Floats:
     """The reference, with the roundings of float32."""
     one = np.float32
@@ -77,7 +77,7 @@ def expected(
     st.integers(0, 2**32),
 )
 def test_edits_are_those_of_the_reference(
-    rows: list[tuple[RowSampling, list[int], list[int]]], steps: int, seed: int
+    rows: list[tuple[SequenceSampling, list[int], list[int]]], steps: int, seed: int
 ) -> None:
     random = np.random.default_rng(seed)
     edits = BatchEdits([RowEdits(*row) for row in rows], range(len(rows)), VOCABULARY)
@@ -112,7 +112,7 @@ def test_beams_count_the_tokens_of_their_own_past(
     chosen: list[list[int]], prompt: list[int], seed: int
 ) -> None:
     random = np.random.default_rng(seed)
-    sampling = RowSampling(
+    sampling = SequenceSampling(
         0.0,
         repetition_penalty=1.3,
         frequency_penalty=0.3,
@@ -141,7 +141,7 @@ def test_beams_count_the_tokens_of_their_own_past(
 class Life:
     """A row between its beginning and its end."""
 
-    sampling: RowSampling
+    sampling: SequenceSampling
     prompt: list[int]
     answer: list[int]
     unread: bool = False
@@ -159,28 +159,28 @@ class Lives:
     def step(self, batch: list[int], random: np.random.Generator) -> None:
         """Draw a token for each row of a batch, and compare."""
         logits = some_logits(random, len(batch))
-        rows = [self.rows[row_id] for row_id in batch]
+        rows = [self.rows[sequence_id] for sequence_id in batch]
         last = mx.array([row.answer[-1] if row.answer else 0 for row in rows])
         drawn = self.sampler.sample(
             mx.array(logits), batch, [len(row.answer) for row in rows], last
         )
-        for row_id, row, of_row, token in zip(
+        for sequence_id, row, of_row, token in zip(
             batch, rows, logits, cast("list[int]", drawn.tolist()), strict=True
         ):
             assert token == expected(of_row, row.sampling, row.prompt, row.answer).argmax()
-            self.read(row_id)
+            self.read(sequence_id)
             row.answer.append(token)
             row.unread = True
 
-    def read(self, row_id: int) -> None:
-        row = self.rows[row_id]
+    def read(self, sequence_id: int) -> None:
+        row = self.rows[sequence_id]
         if row.unread:
-            self.sampler.accept(row_id, row.answer[-1])
+            self.sampler.accept(sequence_id, row.answer[-1])
             row.unread = False
 
 
 rows_to_add = st.tuples(
-    st.just(RowSampling(0.0)) | samplings,
+    st.just(SequenceSampling(0.0)) | samplings,
     st.lists(tokens, max_size=6),
     st.lists(tokens, max_size=3),
     st.integers(0, 1),
@@ -220,35 +220,35 @@ def _live(acts: list[tuple[str, Any]], random: np.random.Generator) -> None:
             case "force":
                 # As guesses are that turn out to be right.
                 if lives.rows:
-                    row_id = list(lives.rows)[what[0] % len(lives.rows)]
-                    lives.read(row_id)
-                    lives.rows[row_id].answer += what[1]
+                    sequence_id = list(lives.rows)[what[0] % len(lives.rows)]
+                    lives.read(sequence_id)
+                    lives.rows[sequence_id].answer += what[1]
                     for token in what[1]:
-                        lives.sampler.accept(row_id, token)
+                        lives.sampler.accept(sequence_id, token)
             case "remove" | "read":
                 if what >= len(lives.rows):
                     continue
-                row_id = list(lives.rows)[what]
+                sequence_id = list(lives.rows)[what]
                 if act == "read":
-                    lives.read(row_id)
+                    lives.read(sequence_id)
                     continue
-                del lives.rows[row_id]
-                lives.sampler.remove(row_id)
+                del lives.rows[sequence_id]
+                lives.sampler.remove(sequence_id)
                 for batch in lives.batches:
-                    if row_id in batch:
-                        batch.remove(row_id)
+                    if sequence_id in batch:
+                        batch.remove(sequence_id)
             case "step":
                 if lives.batches[what]:
                     lives.step(lives.batches[what], random)
-    for row_id in lives.rows:
-        lives.sampler.remove(row_id)
+    for sequence_id in lives.rows:
+        lives.sampler.remove(sequence_id)
     assert not lives.sampler._edits
 
 
 def test_nothing_is_kept_for_rows_without_edits() -> None:
     sampler = RowSampler()
     for row in range(2):
-        sampler.add(row, RowSampling(1.0, top_p=0.9), [1, 2], None, None)
+        sampler.add(row, SequenceSampling(1.0, top_p=0.9), [1, 2], None, None)
     sampler.sample(mx.zeros((2, VOCABULARY)), [0, 1], [0, 0])
     assert not sampler._edits
     assert all(row.edits is None for row in sampler._rows.values())
@@ -257,7 +257,7 @@ def test_nothing_is_kept_for_rows_without_edits() -> None:
 def test_tokens_that_were_not_drawn_count_too() -> None:
     """As guesses are that turn out to be right."""
     sampler = RowSampler()
-    sampler.add(0, RowSampling(0.0, presence_penalty=1.0), [], None, None)
+    sampler.add(0, SequenceSampling(0.0, presence_penalty=1.0), [], None, None)
     logits = mx.array([[0.4, 0.3, 0.2, 0.1, 0.0]])
     assert sampler.sample(logits, [0], [0]).item() == 0
     for token in (0, 1):

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from lmx.worker.engine.values import RowSampling
+from lmx.worker.engine.values import SequenceSampling
 from lmx.worker.mlx.sampling.sampler import RowSampler
 from tests.support.references.sampling_reference import chi_square, distribution, edited
 
@@ -35,7 +35,7 @@ def some_logits(seed: int, rows: int = 1, columns: int = VOCABULARY) -> npt.NDAr
 
 
 def drawn_counts(
-    logits: npt.NDArray[np.float32], sampling: RowSampling, dtype: mx.Dtype = mx.float32
+    logits: npt.NDArray[np.float32], sampling: SequenceSampling, dtype: mx.Dtype = mx.float32
 ) -> npt.NDArray[np.int_]:
     """Return how often each token comes, over many positions of one seed."""
     sampler = RowSampler()
@@ -52,30 +52,30 @@ def drawn_counts(
 @pytest.mark.parametrize(
     "sampling",
     [
-        RowSampling(0.5, seed=1),
-        RowSampling(1.0, seed=2),
-        RowSampling(2.0, seed=3),
-        RowSampling(1.0, top_p=0.7, seed=4),
-        RowSampling(1.5, top_p=0.999, seed=5),
-        RowSampling(1.0, top_k=1, seed=6),
-        RowSampling(1.0, top_k=5, seed=7),
-        RowSampling(1.0, top_k=64, seed=8),
-        RowSampling(1.5, top_k=65, seed=9),
-        RowSampling(1.5, top_k=299, seed=10),
-        RowSampling(1.5, top_k=5000, seed=11),
-        RowSampling(1.0, min_p=0.1, seed=12),
-        RowSampling(1.0, min_p=1.0, seed=13),
-        RowSampling(1.0, typical_p=0.3, seed=14),
-        RowSampling(1.5, typical_p=0.95, seed=15),
-        RowSampling(1.0, top_k=40, top_p=0.8, seed=16),
-        RowSampling(1.3, top_k=40, top_p=0.8, min_p=0.05, typical_p=0.9, seed=17),
-        RowSampling(1.3, top_p=0.8, min_p=0.05, typical_p=0.9, seed=18),
+        SequenceSampling(0.5, seed=1),
+        SequenceSampling(1.0, seed=2),
+        SequenceSampling(2.0, seed=3),
+        SequenceSampling(1.0, top_p=0.7, seed=4),
+        SequenceSampling(1.5, top_p=0.999, seed=5),
+        SequenceSampling(1.0, top_k=1, seed=6),
+        SequenceSampling(1.0, top_k=5, seed=7),
+        SequenceSampling(1.0, top_k=64, seed=8),
+        SequenceSampling(1.5, top_k=65, seed=9),
+        SequenceSampling(1.5, top_k=299, seed=10),
+        SequenceSampling(1.5, top_k=5000, seed=11),
+        SequenceSampling(1.0, min_p=0.1, seed=12),
+        SequenceSampling(1.0, min_p=1.0, seed=13),
+        SequenceSampling(1.0, typical_p=0.3, seed=14),
+        SequenceSampling(1.5, typical_p=0.95, seed=15),
+        SequenceSampling(1.0, top_k=40, top_p=0.8, seed=16),
+        SequenceSampling(1.3, top_k=40, top_p=0.8, min_p=0.05, typical_p=0.9, seed=17),
+        SequenceSampling(1.3, top_p=0.8, min_p=0.05, typical_p=0.9, seed=18),
         # The most typical tokens without the likeliest: min_p measures by what is left.
-        RowSampling(2.0, typical_p=0.2, min_p=0.9, seed=19),
+        SequenceSampling(2.0, typical_p=0.2, min_p=0.9, seed=19),
     ],
     ids=str,
 )
-def test_draws_agree_with_the_parameters(sampling: RowSampling) -> None:
+def test_draws_agree_with_the_parameters(sampling: SequenceSampling) -> None:
     logits = some_logits(0)[0]
     expected = distribution(logits.astype(np.float64), sampling)
     assert chi_square(drawn_counts(logits, sampling), expected) < FAR
@@ -84,8 +84,8 @@ def test_draws_agree_with_the_parameters(sampling: RowSampling) -> None:
 @pytest.mark.parametrize("columns", [MANY, MANY + 1])
 def test_draws_from_many_tokens_agree_with_their_chances(columns: int) -> None:
     logits = some_logits(9, columns=columns)[0]
-    expected = distribution(logits.astype(np.float64), RowSampling(1.0))
-    assert chi_square(drawn_counts(logits, RowSampling(1.0, seed=4)), expected) < FAR
+    expected = distribution(logits.astype(np.float64), SequenceSampling(1.0))
+    assert chi_square(drawn_counts(logits, SequenceSampling(1.0, seed=4)), expected) < FAR
 
 
 @pytest.mark.parametrize(
@@ -95,29 +95,29 @@ def test_draws_from_many_tokens_agree_with_their_chances(columns: int) -> None:
 )
 def test_the_statistic_tells_slightly_wrong_parameters(other: dict[str, Any]) -> None:
     logits = some_logits(0)[0]
-    sampling = RowSampling(1.0, seed=2)
+    sampling = SequenceSampling(1.0, seed=2)
     expected = distribution(logits.astype(np.float64), replace(sampling, **other))
     assert chi_square(drawn_counts(logits, sampling), expected) > FAR
 
 
 def test_sixteen_bit_logits_are_drawn_in_32() -> None:
     logits = np.array(mx.array(some_logits(1)[0]).astype(mx.bfloat16).astype(mx.float32))
-    expected = distribution(logits.astype(np.float64), RowSampling(0.7))
-    counts = drawn_counts(logits, RowSampling(0.7, seed=3), mx.bfloat16)
+    expected = distribution(logits.astype(np.float64), SequenceSampling(0.7))
+    counts = drawn_counts(logits, SequenceSampling(0.7, seed=3), mx.bfloat16)
     assert chi_square(counts, expected) < FAR
 
 
 @pytest.mark.parametrize("top_p", [0.0, 1e-9, 0.01])
 def test_the_likeliest_token_is_always_kept(top_p: float) -> None:
     logits = some_logits(2)[0]
-    counts = drawn_counts(logits, RowSampling(1.0, top_p=top_p, seed=1))
+    counts = drawn_counts(logits, SequenceSampling(1.0, top_p=top_p, seed=1))
     assert counts[logits.argmax()] == DRAWS
 
 
 def test_a_temperature_near_zero_is_greedy_and_a_small_one_nearly() -> None:
     logits = some_logits(3)[0]
     for temperature in (0.0, 9e-6, 1e-5):
-        counts = drawn_counts(logits, RowSampling(temperature, seed=1))
+        counts = drawn_counts(logits, SequenceSampling(temperature, seed=1))
         assert counts[logits.argmax()] == DRAWS
 
 
@@ -127,7 +127,7 @@ def test_unlikely_tokens_of_a_large_vocabulary_are_drawn_as_often_as_they_should
     logits = np.zeros((1, columns), np.float32)
     logits[0, 0] = np.log(columns - 1)
     sampler = RowSampler()
-    sampler.add(0, RowSampling(1.0, seed=5), [], None, None)
+    sampler.add(0, SequenceSampling(1.0, seed=5), [], None, None)
     tokens: list[int] = []
     for start in range(0, 600, 50):
         rows = mx.broadcast_to(mx.array(logits), (50, columns))
@@ -137,18 +137,20 @@ def test_unlikely_tokens_of_a_large_vocabulary_are_drawn_as_often_as_they_should
     assert chi_square(counts, np.array([0.5] + [0.05] * 10)) < FAR
 
 
-def mixed_rows() -> list[RowSampling]:
+def mixed_rows() -> list[SequenceSampling]:
     """32 rows that all differ, in every parameter that there is."""
     ends = frozenset({3, 4})
     kinds = [
-        RowSampling(0.0),
-        RowSampling(1.0),
-        RowSampling(0.8, top_p=0.9),
-        RowSampling(0.8, top_k=20),
-        RowSampling(1.2, top_k=100, top_p=0.9, min_p=0.02),
-        RowSampling(1.2, typical_p=0.8),
-        RowSampling(0.0, repetition_penalty=1.3, logit_bias=((5, 4.0), (6, -100.0))),
-        RowSampling(1.0, presence_penalty=0.7, frequency_penalty=0.4, min_tokens=3, end_ids=ends),
+        SequenceSampling(0.0),
+        SequenceSampling(1.0),
+        SequenceSampling(0.8, top_p=0.9),
+        SequenceSampling(0.8, top_k=20),
+        SequenceSampling(1.2, top_k=100, top_p=0.9, min_p=0.02),
+        SequenceSampling(1.2, typical_p=0.8),
+        SequenceSampling(0.0, repetition_penalty=1.3, logit_bias=((5, 4.0), (6, -100.0))),
+        SequenceSampling(
+            1.0, presence_penalty=0.7, frequency_penalty=0.4, min_tokens=3, end_ids=ends
+        ),
     ]
     return [
         replace(
@@ -217,17 +219,17 @@ def test_batches_of_one_kind_draw_what_a_mixed_batch_does() -> None:
 
 def test_a_row_that_goes_or_comes_changes_nothing_for_the_others() -> None:
     sampler = RowSampler()
-    sampler.add(1, RowSampling(1.0, seed=1), [], None, None)
-    sampler.add(2, RowSampling(1.0, top_p=0.9, seed=2), [], None, None)
+    sampler.add(1, SequenceSampling(1.0, seed=1), [], None, None)
+    sampler.add(2, SequenceSampling(1.0, top_p=0.9, seed=2), [], None, None)
     logits = mx.array(some_logits(0, 3))
     first, second = as_list(sampler.sample(logits[:2], [1, 2], [0, 0]))
-    sampler.add(3, RowSampling(0.0), [], None, None)
+    sampler.add(3, SequenceSampling(0.0), [], None, None)
     three = as_list(sampler.sample(logits, [1, 2, 3], [0, 0, 0]))
     assert three[:2] == [first, second]
     sampler.remove(1)
     sampler.remove(99)
     # A row that takes a used number is another row.
-    sampler.add(1, RowSampling(0.0), [], None, None)
+    sampler.add(1, SequenceSampling(0.0), [], None, None)
     assert as_list(sampler.sample(logits[:2], [1, 2], [0, 0])) == [
         as_list(mx.argmax(logits[0])),
         second,
@@ -238,7 +240,7 @@ def test_other_seeds_and_positions_draw_other_tokens() -> None:
     logits = mx.zeros((40, 1280))
     sampler = RowSampler()
     for seed in (0, 1, -1, 2**64, 2**70 + 5):
-        sampler.add(seed, RowSampling(1.0, seed=seed), [], None, None)
+        sampler.add(seed, SequenceSampling(1.0, seed=seed), [], None, None)
     runs = {
         seed: tuple(as_list(sampler.sample(logits, [seed] * 40, range(40))))
         for seed in (0, 1, -1, 2**64, 2**70 + 5)
@@ -250,7 +252,7 @@ def test_other_seeds_and_positions_draw_other_tokens() -> None:
 
 
 def test_many_positions_of_a_row_at_once_are_those_one_by_one() -> None:
-    sampling = RowSampling(1.0, top_p=0.9, seed=3, min_tokens=4, end_ids=frozenset(range(150)))
+    sampling = SequenceSampling(1.0, top_p=0.9, seed=3, min_tokens=4, end_ids=frozenset(range(150)))
     sampler = RowSampler()
     sampler.add(0, sampling, [], None, None)
     # More than are made at once for the steps that follow each other.
@@ -272,14 +274,14 @@ def test_many_positions_of_a_row_at_once_are_those_one_by_one() -> None:
 @pytest.mark.parametrize(
     "sampling",
     [
-        RowSampling(0.0, repetition_penalty=1.5),
-        RowSampling(0.0, repetition_penalty=0.7),
-        RowSampling(0.0, presence_penalty=1.5),
-        RowSampling(0.0, frequency_penalty=0.3),
-        RowSampling(0.0, frequency_penalty=-0.2, presence_penalty=0.5),
-        RowSampling(0.0, logit_bias=((220, -100.0), (3, 2.0), (0, 1.5))),
-        RowSampling(0.0, min_tokens=150, end_ids=frozenset(range(150, 300))),
-        RowSampling(
+        SequenceSampling(0.0, repetition_penalty=1.5),
+        SequenceSampling(0.0, repetition_penalty=0.7),
+        SequenceSampling(0.0, presence_penalty=1.5),
+        SequenceSampling(0.0, frequency_penalty=0.3),
+        SequenceSampling(0.0, frequency_penalty=-0.2, presence_penalty=0.5),
+        SequenceSampling(0.0, logit_bias=((220, -100.0), (3, 2.0), (0, 1.5))),
+        SequenceSampling(0.0, min_tokens=150, end_ids=frozenset(range(150, 300))),
+        SequenceSampling(
             0.0,
             repetition_penalty=1.2,
             presence_penalty=0.4,
@@ -291,11 +293,11 @@ def test_many_positions_of_a_row_at_once_are_those_one_by_one() -> None:
     ],
     ids=str,
 )
-def test_penalties_over_300_tokens(sampling: RowSampling) -> None:
+def test_penalties_over_300_tokens(sampling: SequenceSampling) -> None:
     prompt = [0, 5, 5, 17, 200]
     sampler = RowSampler()
     sampler.add(0, sampling, prompt, None, None)
-    sampler.add(1, RowSampling(0.0), prompt, None, None)
+    sampler.add(1, SequenceSampling(0.0), prompt, None, None)
     answer: list[int] = []
     plain: list[int] = []
     # The same logits at all times but for some noise: what is likely comes again and again. The
@@ -314,7 +316,7 @@ def test_penalties_over_300_tokens(sampling: RowSampling) -> None:
 
 
 def test_penalised_draws_agree_with_penalised_logits() -> None:
-    sampling = RowSampling(
+    sampling = SequenceSampling(
         1.0, top_p=0.9, seed=4, repetition_penalty=1.4, frequency_penalty=0.5, presence_penalty=0.2
     )
     logits = some_logits(6)[0]
@@ -334,7 +336,9 @@ def test_penalised_draws_agree_with_penalised_logits() -> None:
 def test_edits_of_tokens_outside_the_vocabulary_are_ignored() -> None:
     logits = mx.array(some_logits(7))
     for bias in ((5000, 100.0), (-1, 100.0), (VOCABULARY, 100.0)):
-        sampling = RowSampling(0.0, logit_bias=(bias,), min_tokens=5, end_ids=frozenset({9999}))
+        sampling = SequenceSampling(
+            0.0, logit_bias=(bias,), min_tokens=5, end_ids=frozenset({9999})
+        )
         sampler = RowSampler()
         sampler.add(0, sampling, [], None, None)
         assert as_list(sampler.sample(logits, [0], [0])) == [as_list(mx.argmax(logits))]
@@ -344,8 +348,8 @@ def test_sampling_leaves_the_logits_as_they_are() -> None:
     logits = mx.array(some_logits(8, 2))
     before = np.array(logits)
     sampler = RowSampler()
-    sampler.add(0, RowSampling(1.0, logit_bias=((1, 5.0),)), [], OddTokens(), None)
-    sampler.add(1, RowSampling(1.0), [], None, None)
+    sampler.add(0, SequenceSampling(1.0, logit_bias=((1, 5.0),)), [], OddTokens(), None)
+    sampler.add(1, SequenceSampling(1.0), [], None, None)
     mx.eval(sampler.sample(logits, [0, 1], [0, 0]))
     assert (np.array(logits) == before).all()
 
@@ -353,18 +357,18 @@ def test_sampling_leaves_the_logits_as_they_are() -> None:
 def test_only_rows_with_a_constraint_need_their_tokens_on_the_host() -> None:
     sampler = RowSampler()
     free = [
-        RowSampling(0.0),
-        RowSampling(1.0, top_p=0.5, logit_bias=((1, 1.0),)),
-        RowSampling(0.0, min_tokens=5, end_ids=frozenset({1})),
+        SequenceSampling(0.0),
+        SequenceSampling(1.0, top_p=0.5, logit_bias=((1, 1.0),)),
+        SequenceSampling(0.0, min_tokens=5, end_ids=frozenset({1})),
     ]
     counting = [
-        RowSampling(0.0, repetition_penalty=1.1),
-        RowSampling(0.0, presence_penalty=0.1),
-        RowSampling(0.0, frequency_penalty=-0.1),
+        SequenceSampling(0.0, repetition_penalty=1.1),
+        SequenceSampling(0.0, presence_penalty=0.1),
+        SequenceSampling(0.0, frequency_penalty=-0.1),
     ]
     for row, sampling in enumerate([*free, *counting]):
         sampler.add(row, sampling, [], None, None)
-    sampler.add(6, RowSampling(0.0), [], OddTokens(), None)
+    sampler.add(6, SequenceSampling(0.0), [], OddTokens(), None)
     assert not sampler.needs_tokens(range(6))
     assert sampler.needs_tokens([0, 6])
     assert not sampler.depends_on_tokens([0, 1, 2])

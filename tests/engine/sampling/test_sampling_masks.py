@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from lmx.worker.engine.values import RowSampling
+from lmx.worker.engine.values import SequenceSampling
 from lmx.worker.mlx.sampling.mask import allows_other_than, fit_mask, mask_rows
 from lmx.worker.mlx.sampling.sampler import RowSampler
 
@@ -86,10 +86,10 @@ def test_only_allowed_tokens_are_drawn_and_other_rows_are_free(temperature: floa
     sampler = RowSampler()
     for row in range(4):
         constraint = {1: Scripted(lambda: mask), 2: Scripted(lambda: None)}.get(row)
-        sampler.add(row, RowSampling(temperature, seed=row), [], constraint, None)
+        sampler.add(row, SequenceSampling(temperature, seed=row), [], constraint, None)
     free = RowSampler()
     for row in range(4):
-        free.add(row, RowSampling(temperature, seed=row), [], None, None)
+        free.add(row, SequenceSampling(temperature, seed=row), [], None, None)
     seen = set()
     for step in range(60):
         tokens = drawn(sampler, logits, step)
@@ -118,9 +118,9 @@ def raising(*_: Any) -> Any:
 def test_a_row_whose_mask_is_broken_fails_alone(mask: Callable[[], Any]) -> None:
     logits = mx.random.normal((3, 100), key=mx.random.key(2))
     sampler = RowSampler()
-    sampler.add(0, RowSampling(0.0), [], Scripted(lambda: packed([5], 4)), None)
-    sampler.add(1, RowSampling(0.0), [], Scripted(mask), None)
-    sampler.add(2, RowSampling(0.0), [], None, None)
+    sampler.add(0, SequenceSampling(0.0), [], Scripted(lambda: packed([5], 4)), None)
+    sampler.add(1, SequenceSampling(0.0), [], Scripted(mask), None)
+    sampler.add(2, SequenceSampling(0.0), [], None, None)
     expected = [5, *cast("list[int]", mx.argmax(logits[1:], axis=-1).tolist())]
     assert drawn(sampler, logits) == expected
     ((row, error),) = sampler.take_failed()
@@ -132,8 +132,8 @@ def test_a_row_whose_mask_is_broken_fails_alone(mask: Callable[[], Any]) -> None
 def test_a_row_whose_constraint_refuses_a_token_fails_alone() -> None:
     taken: list[int] = []
     sampler = RowSampler()
-    sampler.add(0, RowSampling(0.0), [], Scripted(lambda: packed([5], 4), taken.append), None)
-    sampler.add(1, RowSampling(0.0), [], Scripted(lambda: packed([6], 4), raising), None)
+    sampler.add(0, SequenceSampling(0.0), [], Scripted(lambda: packed([5], 4), taken.append), None)
+    sampler.add(1, SequenceSampling(0.0), [], Scripted(lambda: packed([6], 4), raising), None)
     logits = mx.zeros((2, 100))
     assert drawn(sampler, logits) == [5, 6]
     sampler.accept(0, 5)
@@ -146,7 +146,7 @@ def test_a_row_whose_constraint_refuses_a_token_fails_alone() -> None:
 
 
 def test_a_complete_answer_may_end_before_min_tokens() -> None:
-    sampling = RowSampling(1.0, min_tokens=10, end_ids=frozenset({8, 9}))
+    sampling = SequenceSampling(1.0, min_tokens=10, end_ids=frozenset({8, 9}))
     logits = mx.zeros((1, 100))
     for allowed, expected in (([8], {8}), ([8, 9], {8, 9}), ([8, 20], {20})):
         sampler = RowSampler()

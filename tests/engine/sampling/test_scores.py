@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from lmx.worker.engine.values import RowSampling, TokenScores
+from lmx.worker.engine.values import SequenceSampling, TokenScores
 from lmx.worker.mlx.sampling.sampler import RowSampler, prompt_scores
 
 pytestmark = pytest.mark.engine
@@ -34,7 +34,7 @@ def test_each_row_gets_as_many_as_it_asked_for(vocabulary: int) -> None:
     tops = [3, None, 0, 20, 1]
     logits = 3 * mx.random.normal((5, vocabulary), key=mx.random.key(1))
     # Raw logits count: not the temperature, not a bias.
-    sampling = RowSampling(1.7, top_k=1, logit_bias=((4, 50.0),))
+    sampling = SequenceSampling(1.7, top_k=1, logit_bias=((4, 50.0),))
     sampler = RowSampler()
     for row, top in enumerate(tops):
         sampler.add(row, sampling, [], None, top)
@@ -52,13 +52,13 @@ def test_each_row_gets_as_many_as_it_asked_for(vocabulary: int) -> None:
 
 def test_nothing_is_made_where_nobody_asked() -> None:
     sampler = RowSampler()
-    sampler.add(0, RowSampling(0.0), [], None, None)
+    sampler.add(0, SequenceSampling(0.0), [], None, None)
     assert sampler.scores(mx.zeros((1, 10)), mx.zeros((1,), mx.uint32), [0]) is None
 
 
 def test_logprobs_without_alternatives() -> None:
     sampler = RowSampler()
-    sampler.add(0, RowSampling(0.0), [], None, 0)
+    sampler.add(0, SequenceSampling(0.0), [], None, 0)
     pending = sampler.scores(mx.zeros((1, 10)), mx.array([3]), [0])
     assert pending is not None and len(pending.arrays) == 1
     assert_close(pending.read()[0], TokenScores(-float(np.log(10)), ()))
@@ -66,7 +66,7 @@ def test_logprobs_without_alternatives() -> None:
 
 def test_equally_likely_tokens_come_in_the_order_of_their_ids() -> None:
     sampler = RowSampler()
-    sampler.add(0, RowSampling(0.0), [], None, 5)
+    sampler.add(0, SequenceSampling(0.0), [], None, 5)
     pending = sampler.scores(mx.array([[0.0, 2.0, 0.0, 2.0, 2.0]]), mx.array([0]), [0])
     assert pending is not None
     assert [token for token, _ in pending.read()[0].top] == [1, 3, 4, 0, 2]

@@ -19,7 +19,7 @@ from lmx.protocol.models.kind import read_kind
 from lmx.protocol.states import ModelKind
 from lmx.worker.engine.interfaces import Engine
 from lmx.worker.engine.values import TaskPiece
-from lmx.worker.life import load_engine
+from lmx.worker.lifecycle import load_engine
 from lmx.worker.media.values import Sound
 from tests.support.models.speech_samples import espeak, word_errors
 from tests.support.models.whisper_models import (

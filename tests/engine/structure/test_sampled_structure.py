@@ -8,7 +8,7 @@ from jsonschema import Draft202012Validator
 
 from lmx.protocol.messages.data import Structure, Thinking
 from lmx.protocol.states import StructureKind
-from lmx.worker.engine.values import ConstraintSource, PromptSource, RowSampling
+from lmx.worker.engine.values import ConstraintSource, PromptSource, SequenceSampling
 from tests.support.models.tiny_models import CONTEXT_TOKENS, make_tiny_model
 from tests.support.references.json_schemas import SCHEMAS
 from tests.support.rigs.engine_rig import EngineRunner, spec_of
@@ -27,10 +27,10 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineRunner]:
     made.resident.close()
 
 
-def hot(runner: EngineRunner, seed: int) -> RowSampling:
+def hot(runner: EngineRunner, seed: int) -> SequenceSampling:
     """Temperature 1.5. A model with random weights would never think of closing a string."""
     closing = [runner.generator.encode(source).tokens[-1] for source in map(_text, CLOSING)]
-    return RowSampling(1.5, seed=seed, logit_bias=tuple((token, 4.0) for token in closing))
+    return SequenceSampling(1.5, seed=seed, logit_bias=tuple((token, 4.0) for token in closing))
 
 
 def _text(char: str) -> PromptSource:

@@ -325,7 +325,7 @@ def test_the_forms_of_one_request_have_one_time(monkeypatch: pytest.MonkeyPatch)
         return verdict(grammars, *arguments, **options)
 
     monkeypatch.setattr(module, "verdict", counted)
-    monkeypatch.setattr(module, "_LONGEST_S", 0.5)
+    monkeypatch.setattr(module, "_MAX_S", 0.5)
     with pytest.raises(RequestError, match="too complex"):
         compiled({"type": "object", "properties": properties})
     assert 0 < len(judged) < len(properties)

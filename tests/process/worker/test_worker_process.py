@@ -611,7 +611,7 @@ def test_a_hang_shows_its_stacks_are_written_and_its_streams_hear_of_it(start: S
     peer.fact(WorkerBeat, lambda beat: beat.stalled_for_s > 0.5)
     assert peer.text(1) == "word " * 2
     worker.process.send_signal(signal.SIGQUIT)
-    assert worker.event("worker.found_hung")
+    assert worker.event("worker.unresponsive")
     log = worker.log.read_text()
     assert "scripted_engine.py" in log
     assert "_hang" in log

@@ -30,14 +30,14 @@ from lmx.worker.engine.values import (
     ConstraintMaker,
     ConstraintSource,
     EncodedPrompt,
+    GeneratedToken,
     ModelFacts,
+    PrefillFinished,
     PromptSource,
-    RowRequest,
-    RowStarted,
-    RowToken,
+    SequenceRequest,
     StepOutput,
 )
-from lmx.worker.templates.hermes import with_tools_in_words
+from lmx.worker.templates.hermes import with_tools_as_text
 from lmx.worker.text.detokenize import IncrementalDetokenizer
 from tests.support.fakes.call_writers import json_tools
 from tests.support.fakes.scripted_engine import ScriptedEngine
@@ -80,7 +80,7 @@ class Script(Constraint):
 
 @dataclass
 class _Row:
-    request: RowRequest
+    request: SequenceRequest
     script: Script
     made: int = 0
 
@@ -89,14 +89,14 @@ class _Row:
         """How many tokens it makes in all."""
         return min(len(self.script.tokens), self.request.max_tokens)
 
-    def advance(self) -> list[RowToken]:
+    def advance(self) -> list[GeneratedToken]:
         """Return the next tokens."""
         end = min(self.made + _TOKENS_A_STEP, self.most)
         tokens = self.script.tokens[self.made : end]
         for token in tokens:
             self.script.accept(token)
         self.made = end
-        return [RowToken(self.request.row_id, token) for token in tokens]
+        return [GeneratedToken(self.request.sequence_id, token) for token in tokens]
 
 
 class GoodModel(ScriptedEngine):
@@ -128,7 +128,7 @@ class GoodModel(ScriptedEngine):
         if source.messages is None:
             return EncodedPrompt(source.tokens or self._tokenizer.encode(source.text))
         tools = source.tool_use.known if source.tool_use else ()
-        conversation = with_tools_in_words([dict(one) for one in source.messages], tools)
+        conversation = with_tools_as_text([dict(one) for one in source.messages], tools)
         return EncodedPrompt(
             self._tokenizer.encode(
                 self._tokenizer.apply_chat_template(
@@ -151,26 +151,26 @@ class GoodModel(ScriptedEngine):
     def can_admit(self) -> bool:
         return True
 
-    def admit(self, row: RowRequest) -> None:
+    def admit(self, row: SequenceRequest) -> None:
         assert isinstance(row.constraint, Script)
-        self._good[row.row_id] = _Row(row, row.constraint)
+        self._good[row.sequence_id] = _Row(row, row.constraint)
 
-    def remove(self, row_id: int) -> None:
-        self._good.pop(row_id, None)
+    def remove(self, sequence_id: int) -> None:
+        self._good.pop(sequence_id, None)
 
     def step(self) -> StepOutput:
-        tokens: list[RowToken] = []
+        tokens: list[GeneratedToken] = []
         failed: list[tuple[int, Exception]] = []
         fresh = [row.request for row in self._good.values() if not row.made]
-        for row_id, row in list(self._good.items()):
+        for sequence_id, row in list(self._good.items()):
             try:
                 tokens += row.advance()
             except RuntimeError as error:
-                failed.append((row_id, error))
-                self.remove(row_id)
+                failed.append((sequence_id, error))
+                self.remove(sequence_id)
             if row.made == row.most:
-                self.remove(row_id)
-        started = [RowStarted(request.row_id, 0) for request in fresh]
+                self.remove(sequence_id)
+        started = [PrefillFinished(request.sequence_id, 0) for request in fresh]
         return StepOutput(tokens, sum(len(one.prompt) for one in fresh), started, failed)
 
 

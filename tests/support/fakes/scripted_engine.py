@@ -88,14 +88,14 @@ from lmx.worker.engine.values import (
     ConstraintMaker,
     ConstraintSource,
     EncodedPrompt,
+    GeneratedToken,
     Hypothesis,
     ModelFacts,
+    PrefillFinished,
     PromptMedia,
     PromptSource,
     ReasoningMarkers,
-    RowRequest,
-    RowStarted,
-    RowToken,
+    SequenceRequest,
     StepOutput,
     TokenScores,
 )
@@ -112,7 +112,7 @@ DEVICE_FAILURE = (
 SENTENCE = "The quick brown fox jumps over the lazy dog."
 
 _CHILD = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(9999)"
-_MEDIA = MediaNeeds(frozenset(MediaKind), sample_rate_hz=16_000, hears_video=True)
+_MEDIA = MediaNeeds(frozenset(MediaKind), sample_rate_hz=16_000, audio_in_video=True)
 _EOS = 0
 _RAISES = 1
 _CHUNK_S = 0.05
@@ -171,7 +171,7 @@ def _count_load(loads: Path) -> int:
 
 @dataclass
 class _Row:
-    request: RowRequest
+    request: SequenceRequest
     tokens: list[int]
     max_tokens: int
     step_s: float
@@ -305,9 +305,9 @@ class ScriptedEngine:
     def can_admit(self) -> bool:
         return not any(row.prefill_tokens for row in self._rows.values())
 
-    def admit(self, row: RowRequest) -> None:
+    def admit(self, row: SequenceRequest) -> None:
         assert not isinstance(row.media, ScriptedMedia) or row.media.is_here
-        asked = row.prompt[: len(row.prompt) - row.made_tokens]
+        asked = row.prompt[: len(row.prompt) - row.generated_tokens]
         last = _text_of(asked).split("\0")[-1]
         directive = _directive(last)
         if last in self._answered and "again" in directive:
@@ -315,66 +315,68 @@ class ScriptedEngine:
         self._answered.add(last)
         if row.adapter:
             directive = {**directive, "pieces": [f"[{row.adapter}] ", *directive["pieces"]]}
-        self._rows[row.row_id] = _Row(
+        self._rows[row.sequence_id] = _Row(
             request=row,
             tokens=self._script(directive),
-            max_tokens=row.made_tokens + row.max_tokens,
+            max_tokens=row.generated_tokens + row.max_tokens,
             step_s=directive.get("step_s", self._options.get("step_s", 0)),
             prefill_s=directive.get("prefill_s", 0),
             grow_mib=directive.get("grow_mib", 0),
             prefill_tokens=len(row.prompt),
             directive=directive,
-            made=row.made_tokens,
+            made=row.generated_tokens,
         )
 
     def step(self) -> StepOutput:
         self.calls["step"] += 1
-        decoding = {row_id: row for row_id, row in self._rows.items() if row.prefill_tokens == 0}
+        decoding = {
+            sequence_id: row for sequence_id, row in self._rows.items() if row.prefill_tokens == 0
+        }
         time.sleep(max((row.step_s for row in decoding.values()), default=0))
-        tokens: list[RowToken] = []
+        tokens: list[GeneratedToken] = []
         found: list[tuple[int, Sequence[Hypothesis]]] = []
         failed: list[tuple[int, Exception]] = []
-        for row_id, row in decoding.items():
+        for sequence_id, row in decoding.items():
             if row.made == row.directive.get("fail_at"):
-                failed.append((row_id, RuntimeError("the script says so")))
-                del self._rows[row_id]
+                failed.append((sequence_id, RuntimeError("the script says so")))
+                del self._rows[sequence_id]
             elif row.made == row.directive.get("device_at"):
-                failed.append((row_id, RuntimeError(DEVICE_FAILURE)))
-                del self._rows[row_id]
+                failed.append((sequence_id, RuntimeError(DEVICE_FAILURE)))
+                del self._rows[sequence_id]
             elif row.made == row.directive.get("form_at"):
                 code = ErrorCode.STRUCTURE_NOT_ENFORCEABLE
-                failed.append((row_id, LmxError(code, "the script says so")))
-                del self._rows[row_id]
+                failed.append((sequence_id, LmxError(code, "the script says so")))
+                del self._rows[sequence_id]
             elif row.request.beam is not None:
-                found.append((row_id, _hypotheses(row)))
-                del self._rows[row_id]
+                found.append((sequence_id, _hypotheses(row)))
+                del self._rows[sequence_id]
             else:
                 tokens.append(self._next(row))
-        for row_id, row in decoding.items():
+        for sequence_id, row in decoding.items():
             if row.made >= row.max_tokens:
-                self._rows.pop(row_id, None)
+                self._rows.pop(sequence_id, None)
         spoiled = [one for one, row in self._rows.items() if row.directive.get("device_in_prefill")]
-        failed += [(row_id, RuntimeError(DEVICE_FAILURE)) for row_id in spoiled]
+        failed += [(sequence_id, RuntimeError(DEVICE_FAILURE)) for sequence_id in spoiled]
         prefill_tokens, started = self._prefill()
         for read in started:
-            if self._rows[read.row_id].max_tokens == 0:
-                del self._rows[read.row_id]
+            if self._rows[read.sequence_id].max_tokens == 0:
+                del self._rows[read.sequence_id]
         return StepOutput(tokens, prefill_tokens, started, failed, found)
 
-    def remove(self, row_id: int) -> None:
+    def remove(self, sequence_id: int) -> None:
         self.calls["remove"] += 1
-        self._rows.pop(row_id, None)
+        self._rows.pop(sequence_id, None)
 
     def flush(self) -> StepOutput:
         self.calls["flush"] += 1
         return StepOutput()
 
-    def preempt(self, row_id: int) -> Sequence[int] | None:
+    def preempt(self, sequence_id: int) -> Sequence[int] | None:
         self.calls["preempt"] += 1
-        row = self._rows.get(row_id)
+        row = self._rows.get(sequence_id)
         if row is None or row.request.beam is not None:
             return None
-        del self._rows[row_id]
+        del self._rows[sequence_id]
         return row.tokens[: row.made]
 
     def plan(self, task: Task, media: Sequence[Media] = ()) -> TaskReply:
@@ -425,11 +427,11 @@ class ScriptedEngine:
             self._texts.append(text)
         return token
 
-    def _prefill(self) -> tuple[int, list[RowStarted]]:
+    def _prefill(self) -> tuple[int, list[PrefillFinished]]:
         found = next(((i, row) for i, row in self._rows.items() if row.prefill_tokens), None)
         if found is None:
             return 0, []
-        row_id, row = found
+        sequence_id, row = found
         if row.grow_mib > 0:
             time.sleep(_CHUNK_S)
             self._grown.append(b"x" * min(row.grow_mib, 4) * 1024**2)
@@ -442,9 +444,9 @@ class ScriptedEngine:
         done, row.prefill_tokens = row.prefill_tokens, 0
         top = row.request.prompt_logprobs
         scores = [] if top is None else [_prompt_scores(place, top) for place in range(1, done)]
-        return done, [RowStarted(row_id, 0, scores)]
+        return done, [PrefillFinished(sequence_id, 0, scores)]
 
-    def _next(self, row: _Row) -> RowToken:
+    def _next(self, row: _Row) -> GeneratedToken:
         at = row.made
         if "until" in row.directive and Path(row.directive["until"]).exists():
             del row.tokens[at:-1]
@@ -461,7 +463,9 @@ class ScriptedEngine:
         row.made += 1
         self._grown_bytes += int(self._options.get("grow_bytes_per_token", 0))
         self._peak_bytes = max(self._peak_bytes, self.memory_bytes())
-        return RowToken(row.request.row_id, row.tokens[at], _scores(at, row.request.top_logprobs))
+        return GeneratedToken(
+            row.request.sequence_id, row.tokens[at], _scores(at, row.request.top_logprobs)
+        )
 
 
 class _Texts:

@@ -5,14 +5,14 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from lmx.worker.engine.values import RowSampling
+from lmx.worker.engine.values import SequenceSampling
 
 Floats = npt.NDArray[np.float64]
 
 
 def edited(
     logits: Sequence[float] | Floats,
-    sampling: RowSampling,
+    sampling: SequenceSampling,
     prompt: Sequence[int],
     answer: Sequence[int],
     allowed: Collection[int] | None = None,
@@ -40,7 +40,7 @@ def softmax(logits: Floats, temperature: float = 1.0) -> Floats:
     return chances
 
 
-def distribution(logits: Floats, sampling: RowSampling) -> Floats:
+def distribution(logits: Floats, sampling: SequenceSampling) -> Floats:
     """Return each token's chance to be drawn from edited logits."""
     chances = softmax(logits, sampling.temperature)
     if sampling.top_k > 0:

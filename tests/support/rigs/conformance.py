@@ -23,7 +23,7 @@ from lmx.protocol.messages.specs import PrefixCacheSpec
 from lmx.protocol.models.checkpoint import read_checkpoint_config
 from lmx.protocol.models.memory import kv_bytes
 from lmx.protocol.states import ModelKind
-from lmx.worker.engine.values import RowRequest, RowSampling
+from lmx.worker.engine.values import SequenceRequest, SequenceSampling
 from lmx.worker.mlx.decoding.batching import can_batch, can_take_turns
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
 from lmx.worker.mlx.decoding.rollback import (
@@ -241,7 +241,7 @@ def _prefill(
     cached: int = 0,
     chunk_tokens: int = CHUNK_TOKENS,
 ) -> _Row:
-    row = RowRequest(0, prompt, 1, RowSampling(0.0))
+    row = SequenceRequest(0, prompt, 1, SequenceSampling(0.0))
     prefill = PromptPrefill(forward, row, forward.new_cache() if cache is None else cache, cached)
     while not prefill.ready:
         prefill.advance(chunk_tokens, ())
@@ -331,7 +331,7 @@ def _in_turns(forward: Forward) -> float:
         for prompt, tokens in zip(prompts, following, strict=True)
     ]
     begun = PromptPrefill(
-        forward, RowRequest(0, PROMPT, 1, RowSampling(0.0)), forward.new_cache(), 0
+        forward, SequenceRequest(0, PROMPT, 1, SequenceSampling(0.0)), forward.new_cache(), 0
     )
     if not begun.ready:
         begun.advance(CHUNK_TOKENS, ())

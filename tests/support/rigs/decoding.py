@@ -11,7 +11,7 @@ from lmx.worker.media.decoder import MediaDecoder
 from lmx.worker.media.values import MediaNeeds, Picture, Sound, Video
 
 RATE_HZ = 16_000
-EVERYTHING = MediaNeeds(frozenset(MediaKind), sample_rate_hz=RATE_HZ, hears_video=True)
+EVERYTHING = MediaNeeds(frozenset(MediaKind), sample_rate_hz=RATE_HZ, audio_in_video=True)
 PARAM = "messages[0].content[1]"
 
 

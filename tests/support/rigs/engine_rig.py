@@ -23,21 +23,21 @@ from lmx.worker.engine.interfaces import Generator, Resident, TaskEngine
 from lmx.worker.engine.values import (
     Hypothesis,
     ModelFacts,
+    PrefillFinished,
     PromptSource,
-    RowRequest,
-    RowSampling,
-    RowStarted,
+    SequenceRequest,
+    SequenceSampling,
     StepOutput,
     TokenScores,
 )
-from lmx.worker.life import load_engine
+from lmx.worker.lifecycle import load_engine
 from lmx.worker.mlx import engine as generators
 from lmx.worker.mlx.device import cpu
 from tests.support.rigs.one_renderer import renderer
 
-GREEDY = RowSampling(0.0)
-HOT = RowSampling(1.0, seed=1234)
-WARM_TOP_P = RowSampling(0.8, 0.7, 77)
+GREEDY = SequenceSampling(0.0)
+HOT = SequenceSampling(1.0, seed=1234)
+WARM_TOP_P = SequenceSampling(0.8, 0.7, 77)
 
 # So short that a chunk beside decoding rows is always of the least size.
 NO_STALL_S = 1e-6
@@ -92,11 +92,11 @@ class EngineRunner:
         self.resident: Resident = engine.resident
         self.tasks: TaskEngine = engine.tasks
         self.generator: Generator = engine.generator
-        self.requests: dict[int, RowRequest] = {}
+        self.requests: dict[int, SequenceRequest] = {}
         self.live: dict[int, int] = {}
         self.tokens: dict[int, list[int]] = {}
         self.scores: dict[int, list[TokenScores]] = {}
-        self.started: dict[int, RowStarted] = {}
+        self.started: dict[int, PrefillFinished] = {}
         self.failed: dict[int, Exception] = {}
         self.found: dict[int, Sequence[Hypothesis]] = {}
         self._next_row = 1
@@ -108,19 +108,21 @@ class EngineRunner:
     def admit(
         self,
         prompt: str | Sequence[int],
-        sampling: RowSampling = GREEDY,
+        sampling: SequenceSampling = GREEDY,
         max_tokens: int = 8,
         **more: Any,
     ) -> int:
         while not self.generator.can_admit():
             self.step()
-        row_id, self._next_row = self._next_row, self._next_row + 1
+        sequence_id, self._next_row = self._next_row, self._next_row + 1
         tokens = self.encode(prompt) if isinstance(prompt, str) else prompt
-        self.requests[row_id] = RowRequest(row_id, tokens, max_tokens, sampling, **more)
-        self.generator.admit(self.requests[row_id])
-        self.tokens[row_id], self.scores[row_id] = [], []
-        self.live[row_id] = max_tokens
-        return row_id
+        self.requests[sequence_id] = SequenceRequest(
+            sequence_id, tokens, max_tokens, sampling, **more
+        )
+        self.generator.admit(self.requests[sequence_id])
+        self.tokens[sequence_id], self.scores[sequence_id] = [], []
+        self.live[sequence_id] = max_tokens
+        return sequence_id
 
     def step(self) -> StepOutput:
         """EOS is a token like any other here."""
@@ -131,48 +133,48 @@ class EngineRunner:
 
     def _take(self, output: StepOutput) -> StepOutput:
         for started in output.started:
-            self.started[started.row_id] = started
-        for row_id, token, scores in output.tokens:
-            self.tokens[row_id].append(token)
+            self.started[started.sequence_id] = started
+        for sequence_id, token, scores in output.tokens:
+            self.tokens[sequence_id].append(token)
             if scores is not None:
-                self.scores[row_id].append(scores)
-            if len(self.tokens[row_id]) == self.live[row_id]:
-                self.remove(row_id)
-        for row_id, error in output.failed:
-            self.failed[row_id] = error
-            del self.live[row_id]
-        for row_id, found in output.found:
-            self.found[row_id] = found
-            del self.live[row_id]
+                self.scores[sequence_id].append(scores)
+            if len(self.tokens[sequence_id]) == self.live[sequence_id]:
+                self.remove(sequence_id)
+        for sequence_id, error in output.failed:
+            self.failed[sequence_id] = error
+            del self.live[sequence_id]
+        for sequence_id, found in output.found:
+            self.found[sequence_id] = found
+            del self.live[sequence_id]
         return output
 
-    def remove(self, row_id: int) -> None:
-        self.generator.remove(row_id)
-        del self.live[row_id]
+    def remove(self, sequence_id: int) -> None:
+        self.generator.remove(sequence_id)
+        del self.live[sequence_id]
 
     def finish(self) -> None:
         while self.live:
             self.step()
 
-    def finish_row(self, row_id: int) -> None:
-        while row_id in self.live:
+    def finish_row(self, sequence_id: int) -> None:
+        while sequence_id in self.live:
             self.step()
 
     def alone(
         self,
         prompt: str | Sequence[int],
-        sampling: RowSampling = GREEDY,
+        sampling: SequenceSampling = GREEDY,
         max_tokens: int = 8,
         **more: Any,
     ) -> list[int]:
-        row_id = self.admit(prompt, sampling, max_tokens, **more)
+        sequence_id = self.admit(prompt, sampling, max_tokens, **more)
         self.finish()
-        return self.tokens[row_id]
+        return self.tokens[sequence_id]
 
     def clear(self) -> None:
         """Remove what a failed test left behind."""
-        for row_id in list(self.live):
-            self.remove(row_id)
+        for sequence_id in list(self.live):
+            self.remove(sequence_id)
 
     def text(self, tokens: Iterable[int]) -> str:
         detokenizer = self.generator.detokenizer(False)

@@ -18,8 +18,8 @@ from lmx.worker.engine.values import (
     EncodedPrompt,
     ModelFacts,
     PromptSource,
-    RowRequest,
-    RowSampling,
+    SequenceRequest,
+    SequenceSampling,
 )
 from lmx.worker.media.values import Media, Picture, Sound, Video
 from lmx.worker.mlx.decoding.batching import can_batch
@@ -117,7 +117,7 @@ class MediaModel:
         self, prompt: EncodedPrompt, cache: PromptCache | None = None, cached: int = 0
     ) -> PromptPrefill:
         """Return a prompt's prefill, behind what is cached."""
-        row = RowRequest(0, prompt.tokens, 1, RowSampling(0.0), media=prompt.media)
+        row = SequenceRequest(0, prompt.tokens, 1, SequenceSampling(0.0), media=prompt.media)
         return PromptPrefill(self.forward, row, cache or self.forward.new_cache(), cached)
 
     def advance(self, prefill: PromptPrefill, chunk: int) -> None:

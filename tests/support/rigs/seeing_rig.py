@@ -24,9 +24,9 @@ class Seeing(EngineRunner):
     def ask(self, prompt: EncodedPrompt, max_tokens: int = 12, **more: Any) -> int:
         return self.admit(prompt.tokens, max_tokens=max_tokens, media=prompt.media, **more)
 
-    def answer(self, row_id: int) -> str:
-        assert row_id not in self.failed
-        return self.text(self.tokens[row_id])
+    def answer(self, sequence_id: int) -> str:
+        assert sequence_id not in self.failed
+        return self.text(self.tokens[sequence_id])
 
     @property
     def encoded(self) -> int:

@@ -73,9 +73,11 @@ def _read_message(feed: TextFeed, sink: PartSink) -> Steps[None]:
     is_thought = channels[-1:] == ["analysis"]
     sink.kind = DeltaKind.REASONING if is_thought else DeltaKind.CONTENT
     # A second header in a message begins another one.
-    mark = yield from feed.until((*_ENDS, CHANNEL), sink.reasoning if is_thought else sink.content)
-    if mark == CHANNEL:
-        feed.untake(len(mark))
+    marker = yield from feed.until(
+        (*_ENDS, CHANNEL), sink.reasoning if is_thought else sink.content
+    )
+    if marker == CHANNEL:
+        feed.unread(len(marker))
 
 
 def _read_call(feed: TextFeed, sink: PartSink, name: str) -> Steps[None]:
@@ -107,8 +109,8 @@ def _call(rules: Rules, tool: Tool, special: SpecialTokens) -> str:
 
 
 def _free(rules: Rules, tools: Sequence[Tool], special: SpecialTokens) -> str:
-    """Return Lark for messages of any text. One to a recipient (``to=``), wherever its header says
-    so, must be a call, and it is the last."""
+    """Return Lark for messages of any text. One to a recipient (``to=``), wherever that stands in
+    its header, must be a call, and it is the last."""
     text = rules.terminal("/(?s:.*)/")
     name = rules.terminal("/(?s:.*)/ & ~/(?s:.*)to=(?s:.*)/")
     to = rules.rule(rules.terminal('/(?s:.*)/ "to="'), "[lazy]")

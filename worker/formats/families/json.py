@@ -88,7 +88,7 @@ _APERTUS: Final = Family(
         close="]<|tools_suffix|>",
     ),
     read_bare=read_bare_calls,
-    template_marks=(("<|tools_prefix|>",),),
+    template_markers=(("<|tools_prefix|>",),),
 )
 
 
@@ -157,7 +157,7 @@ _DEEPSEEK_V3: Final = Family(
         close=_DEEPSEEK.end,
     ),
     read_bare=read_bare_calls,
-    template_marks=((_DEEPSEEK_START, "```json"),),
+    template_markers=((_DEEPSEEK_START, "```json"),),
 )
 
 _DEEPSEEK_V31: Final = Family(
@@ -169,7 +169,7 @@ _DEEPSEEK_V31: Final = Family(
         close=_DEEPSEEK.end,
     ),
     read_bare=read_bare_calls,
-    template_marks=((_DEEPSEEK_START,),),
+    template_markers=((_DEEPSEEK_START,),),
 )
 
 
@@ -183,7 +183,7 @@ _GIGACHAT: Final = Family(
         several=False,
     ),
     read_bare=read_bare_calls,
-    template_marks=(("function call", "<|role_sep|>"),),
+    template_markers=(("function call", "<|role_sep|>"),),
 )
 
 
@@ -209,7 +209,7 @@ _GLM4: Final = Family(
     unmarked=UnmarkedForm(
         before=r"\s*{}\n\s*", after="", enforced="the name on a line, then an object"
     ),
-    template_marks=(("[gMASK]", "metadata"),),
+    template_markers=(("[gMASK]", "metadata"),),
 )
 
 
@@ -237,7 +237,7 @@ _HUNYUAN: Final = Family(
         close="</tool_calls>",
     ),
     read_bare=read_bare_calls,
-    template_marks=(("<tool_calls>", "<tool_call>", "```json"),),
+    template_markers=(("<tool_calls>", "<tool_call>", "```json"),),
 )
 
 _JAMBA: Final = Family(
@@ -245,7 +245,7 @@ _JAMBA: Final = Family(
     calls=_HUNYUAN.calls,
     grammar=json_array("<tool_calls>", "</tool_calls>")[1],
     read_bare=read_bare_calls,
-    template_marks=(("<tool_calls>",),),
+    template_markers=(("<tool_calls>",),),
 )
 
 
@@ -267,12 +267,12 @@ _INTERNLM: Final = Family(
         between="\n",
     ),
     read_bare=read_bare_calls,
-    template_marks=(("<|action_start|>",),),
+    template_markers=(("<|action_start|>",),),
 )
 
 
 # Kimi K2: a section of calls, each with its name and its number in a header. Models write the
-# section's marks in the singular now and then.
+# section's markers in the singular now and then.
 
 _KIMI_CALL: Final = "<|tool_call_begin|>"
 _KIMI_ARGUMENTS: Final = "<|tool_call_argument_begin|>"
@@ -334,7 +334,7 @@ _KIMI_K2: Final = Family(
 )
 
 
-# Llama 3.1 to 3.3: an answer is one call as a JSON object, without a mark. Source: their chat
+# Llama 3.1 to 3.3: an answer is one call as a JSON object, without a marker. Source: their chat
 # templates, which ask for this form, and refuse a second call in a message.
 
 _LLAMA3: Final = Family(
@@ -350,7 +350,7 @@ _LLAMA3: Final = Family(
         after=r"\s*\}",
         enforced='{"name": "...", "parameters": {...}}',
     ),
-    template_marks=(("<|python_tag|>",), ("dictionary of argument name and its value",)),
+    template_markers=(("<|python_tag|>",), ("dictionary of argument name and its value",)),
 )
 
 
@@ -368,7 +368,7 @@ def _read_mistral(feed: TextFeed, sink: PartSink) -> Steps[bool]:
     if marker == "[CALL_ID]":
         marker = yield from feed.until(("[ARGS]", "{", "\n"), discard)
     if marker == "{":
-        feed.untake(1)
+        feed.unread(1)
     return (yield from read_arguments(feed, sink, "".join(name).strip(), ""))
 
 
@@ -396,12 +396,12 @@ _MISTRAL: Final = Family(
 )
 
 
-# One array of calls between two marks. Sources: the chat templates of Nemotron (Nano v2, Super
+# One array of calls between two markers. Sources: the chat templates of Nemotron (Nano v2, Super
 # v1.5) and Granite 3 (Granite 4 writes JSON_TOOLS), the tokenizer and the model card of Phi-4-mini.
 
 
 def _array(
-    name: str, start: str, end: str, *marks: str, others: tuple[CallForm, ...] = ()
+    name: str, start: str, end: str, *markers: str, others: tuple[CallForm, ...] = ()
 ) -> Family:
     form, grammar = json_array(start, end)
     return Family(
@@ -409,7 +409,7 @@ def _array(
         calls=(form, *others),
         grammar=grammar,
         read_bare=read_bare_calls,
-        template_marks=(marks,),
+        template_markers=(markers,),
     )
 
 

@@ -11,8 +11,8 @@ from lmx.worker.formats.forms.bare import read_bare_calls
 from lmx.worker.formats.forms.braces import BraceForm, brace_call, read_brace_call
 from lmx.worker.formats.forms.python import python_call, read_python_calls
 
-# Gemma 4 and FunctionGemma: the same form with different marks. Source: Google's documentation
-# of FunctionGemma's formatting.
+# Gemma 4 and FunctionGemma: the same form with different markers. Source: Google's documentation of
+# FunctionGemma's formatting.
 
 
 def _brace_calls(form: BraceForm) -> tuple[CallForm, ...]:
@@ -27,7 +27,7 @@ _FUNCTIONGEMMA: Final = Family(
     calls=_brace_calls(_FUNCTIONGEMMA_FORM),
     grammar=CallGrammar(brace_call(_FUNCTIONGEMMA_FORM)),
     read_bare=read_bare_calls,
-    template_marks=(("<start_function_call>",),),
+    template_markers=(("<start_function_call>",),),
 )
 
 _GEMMA4_FORM: Final = BraceForm(start="<|tool_call>", end="<tool_call|>", quote='<|"|>')
@@ -53,13 +53,13 @@ def _python(name: str, start: str, end: str, between: str = ", ", is_list: bool 
             python_call, open=start + opening, between=between, close=closing + end
         ),
         read_bare=read_bare_calls,
-        template_marks=((start,),),
+        template_markers=((start,),),
     )
 
 
 _LLAMA4: Final = _python("llama4", "<|python_start|>", "<|python_end|>")
 _PYTHONIC: Final = replace(
-    _python("pythonic", "<|tool_call_start|>", "<|tool_call_end|>"), template_marks=()
+    _python("pythonic", "<|tool_call_start|>", "<|tool_call_end|>"), template_markers=()
 )
 _OLMO3: Final = _python("olmo3", "<function_calls>", "</function_calls>", "\n", is_list=False)
 

@@ -26,7 +26,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
 }
 
 _GENERAL: Final = {JSON_TOOLS.calls[0].start, JSON_TOOLS.calls[0].end}
-# An added token " " or "name" is a part of some mark, but no mark itself.
+# An added token " " or "name" is a part of some marker, but no marker itself.
 _MARK_BEGINS: Final = ("<", "[", "]", "◁", "｜")
 
 
@@ -52,14 +52,16 @@ def parser_for(
     if best is not None and best.name != JSON_TOOLS.name:
         return str(best.name)
     for family in FAMILIES.values():
-        if any(all(mark in text for mark in group) for group in family.template_marks):
+        if any(all(marker in text for marker in group) for group in family.template_markers):
             return family.name
     if best is not None:
         return str(best.name)
     for family in FAMILIES.values():
-        marks = {mark for form in family.calls[:1] for mark in (form.start, form.end) if mark}
-        # The general marks show no family in particular.
-        if marks and marks != _GENERAL and marks.issubset(added_tokens):
+        markers = {
+            marker for form in family.calls[:1] for marker in (form.start, form.end) if marker
+        }
+        # The general markers show no family in particular.
+        if markers and markers != _GENERAL and markers.issubset(added_tokens):
             return family.name
     return None
 
@@ -69,8 +71,8 @@ def family_of(tool_parser: str | None, reasoning: ReasoningMarkers | None = None
 
     For a name of mlx-vlm's registry that is not in the table (a later release of the library may
     add one), the library's parser reads calls, each when it is complete. lmx has no grammar of it,
-    so enforced calls are JSON. If the library has no such parser, or one that doesn't say how its
-    calls begin and end, only JSON is read.
+    so enforced calls are JSON. If the library has no such parser, or one without the markers of its
+    calls, only JSON is read.
     """
     if reasoning is not None and reasoning.start == THINKING:
         return HARMONY
@@ -89,7 +91,7 @@ def marker_ids(
 ) -> frozenset[int]:
     """Return the special tokens that must stay text, so that an answer can be parsed.
 
-    A mark that is not one token may consist of several, so parts of marks count too.
+    A marker that is not one token may consist of several, so parts of markers count too.
     """
     family = family_of(tool_parser, reasoning)
     texts: list[str] = []
@@ -114,7 +116,7 @@ def _unknown(name: str) -> Family:
         parser = family_parser(name)
         start, end = parser.tool_call_start, parser.tool_call_end
         if not start or not callable(parser.parse_tool_call):
-            raise AttributeError("it does not say how calls begin")
+            raise AttributeError("the parser does not define how calls begin")
     except (ImportError, OSError, AttributeError) as error:
         remark = (
             f"{unknown} and the engine's library has no parser for ({error}): only calls in JSON "
@@ -126,7 +128,7 @@ def _unknown(name: str) -> Family:
             f"{unknown}: calls are read by the engine's library, and not enforced in that form; "
             "where a call must be made, it is held to JSON."
         )
-        # To the library, a call without an end mark ends with its line.
+        # To the library, a call without an end marker ends with its line.
         form = CallForm(start, end, partial(read_block, parser=name, end=end or "\n"))
         family = Family(name, calls=(form,), remark=remark)
     log.warning("tool_calls.family_unknown", family=name, remark=remark)

@@ -38,8 +38,8 @@ _ATEM: Final = Family(
 )
 
 
-# DeepSeek V3.2 and V4: tags that say whether a value is text or JSON ("DSML"). Each reads the
-# other's mark of a section too. Source: the encoding that DeepSeek publishes with V3.2, which has
+# DeepSeek V3.2 and V4: tags that show whether a value is text or JSON ("DSML"). Each reads the
+# other's marker of a section too. Source: the encoding that DeepSeek publishes with V3.2, which has
 # no chat template of its own, and V4's template.
 
 _V32_FORM: Final = XmlForm(
@@ -72,7 +72,7 @@ _DEEPSEEK_V32: Final = Family(
     calls=(*_V32_CALLS, _V4_CALLS[0]),
     grammar=CallGrammar(_DSML_CALL, open="<｜DSML｜function_calls>\n", close=_V32_FORM.end),
     read_bare=read_bare_calls,
-    template_marks=(("｜DSML｜",),),
+    template_markers=(("｜DSML｜",),),
 )
 
 _DEEPSEEK_V4: Final = Family(
@@ -80,7 +80,7 @@ _DEEPSEEK_V4: Final = Family(
     calls=(*_V4_CALLS, _V32_CALLS[0]),
     grammar=CallGrammar(_DSML_CALL, open="<｜DSML｜tool_calls>\n", close=_V4_FORM.end),
     read_bare=read_bare_calls,
-    template_marks=(("｜DSML｜", "tool_calls>"),),
+    template_markers=(("｜DSML｜", "tool_calls>"),),
 )
 
 
@@ -128,7 +128,7 @@ _MINICPM5: Final = Family(
 )
 
 
-# MiniMax M2: ``<invoke name="..."><parameter name="...">``, several calls in one mark.
+# MiniMax M2: ``<invoke name="..."><parameter name="...">``, several calls in one marker.
 
 _MINIMAX_M2_FORM: Final = XmlForm(
     end="</minimax:tool_call>",
@@ -170,9 +170,9 @@ _MINIMAX_M3: Final = Family(
 )
 
 
-# Qwen3-Coder and Qwen3.5: ``<function=name><parameter=key>value</parameter></function>``.
-# Seed-OSS: the same with a mark of its own, and values without line breaks around them. Source: its
-# chat template.
+# Qwen3-Coder and Qwen3.5: ``<function=name><parameter=key>value</parameter></function>``. Seed-OSS:
+# the same with a marker of its own, and values without line breaks around them. Source: its chat
+# template.
 
 _QWEN_FORM: Final = XmlForm(
     end="</tool_call>",
@@ -210,7 +210,7 @@ _SEED_OSS: Final = Family(
         between="\n",
     ),
     read_bare=read_bare_calls,
-    template_marks=(("<seed:tool_call>",),),
+    template_markers=(("<seed:tool_call>",),),
 )
 
 
@@ -243,7 +243,7 @@ _STEP3: Final = Family(
         close=_STEP_FORM.end,
     ),
     read_bare=read_bare_calls,
-    template_marks=(("steptml",),),
+    template_markers=(("steptml",),),
 )
 
 

@@ -1,4 +1,4 @@
-"""Tool calls that mlx-vlm's own parsers read. They are passed on whole, when their end mark has
+"""Tool calls that mlx-vlm's own parsers read. Each is passed to them when its end marker has
 come."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Tool calls as Gemma 4 and FunctionGemma write them: ``call:name{key:value,...}``, with special
-marks around strings.
+markers around strings.
 
 They are read here and not by mlx-vlm's parser: that one ends a call at the first brace that seems
 to match, even inside a string, and returns the text before it as if it were everything.
@@ -29,25 +29,25 @@ from lmx.worker.text.json_scan import read_json
 
 # The name begins with no space: otherwise a long row of spaces takes quadratic time.
 _NAME: Final = re.compile(r"(?:call)?:?\s*(\S.*)")
-_DEEPEST: Final = 100
+_MAX_DEPTH: Final = 100
 _SCALARS: Final = ("string", "integer", "number", "boolean", "null")
 
 _Text = Callable[[str], str]
 
 
 class BraceForm(NamedTuple):
-    """The marks in which the families with this form differ."""
+    """The markers in which the families with this form differ."""
 
     start: str
-    """The mark before a call."""
+    """The marker before a call."""
     end: str
-    """The mark behind it."""
+    """The marker behind it."""
     quote: str
-    """The mark before and behind a string."""
+    """The marker before and behind a string."""
 
 
 def read_brace_call(feed: TextFeed, sink: PartSink, form: BraceForm) -> Steps[bool]:
-    """Read one call up to and including its end mark. Arguments are passed on as JSON, as they
+    """Read one call up to and including its end marker. Arguments are passed on as JSON, as they
     come. The feed must be marked. Returns False if it is no call of a known tool."""
     pieces: list[str] = []
     brace = yield from feed.until(("{", "(", form.end), pieces.append)
@@ -58,7 +58,7 @@ def read_brace_call(feed: TextFeed, sink: PartSink, form: BraceForm) -> Steps[bo
         name = name.rpartition(":")[2]
     if brace not in ("{", "(") or name not in sink.names:
         return False
-    feed.untake(1)
+    feed.unread(1)
     feed.unmark()
     sink.begin_call(name)
     if not (yield from _Values(feed, sink, form).read()):
@@ -95,7 +95,7 @@ class _Values:
             self._sink.write(self._held)
         return whole
 
-    def _give(self, text: str) -> None:
+    def _emit(self, text: str) -> None:
         if text:
             self._sink.arguments(self._held + text)
             self._held = ""
@@ -105,47 +105,48 @@ class _Values:
         yield from feed.skip()
         char = yield from feed.char()
         if char in ("{", "["):
-            return len(self._open) <= _DEEPEST and (yield from self._members())
+            return len(self._open) <= _MAX_DEPTH and (yield from self._members())
         if char == '"':
-            return (yield from read_json(feed, self._give, self._sink.write))
+            return (yield from read_json(feed, self._emit, self._sink.write))
         if (yield from feed.starts((form.quote,))):
             return (yield from self._quoted())
         if char == "'" and (text := (yield from self._single_quoted())) is not None:
-            self._give(f'"{_escaped(text)}"')
+            self._emit(f'"{_escaped(text)}"')
             return True
         word: list[str] = []
-        mark = yield from feed.until((",", "}", "]", ")", form.end), word.append)
-        feed.untake(len(mark or ""))
+        marker = yield from feed.until((",", "}", "]", ")", form.end), word.append)
+        feed.unread(len(marker or ""))
         text = "".join(word).strip()
-        if mark is None or not text or mark == form.end:
+        if marker is None or not text or marker == form.end:
             self._held += text
             return False
-        self._give(_literal(text))
+        self._emit(_literal(text))
         return True
 
     def _quoted(self) -> Steps[bool]:
-        """Pass on a text up to the mark behind it, which is one where a value may end."""
+        """Pass on a text up to the marker behind it, which is one where a value may end."""
         feed, form = self._feed, self._form
-        self._give('"')
+        self._emit('"')
         self._open.append('"')
         while (yield from feed.until((form.quote,), self._text, False)):
             space = yield from feed.skip()
             following = yield from feed.starts((",", "}", "]", ")", form.end))
-            feed.untake(len(following or ""))
+            feed.unread(len(following or ""))
             if following or not (yield from feed.char()):
-                self._give(self._open.pop())
+                self._emit(self._open.pop())
                 return True
             self._text(form.quote + space)
         return False
 
     def _text(self, text: str) -> None:
-        self._give(_escaped(text))
+        self._emit(_escaped(text))
 
     def _single_quoted(self) -> Steps[str | None]:
-        """Return a text in single quotes, which end where a value may end; None if it is none."""
+        """Return a text in single quotes, which end where a value may end; None if there is no such
+        text."""
         feed = self._feed
         feed.mark()
-        feed.take(1)
+        feed.read(1)
         pieces: list[str] = []
         while (yield from feed.until(("'", self._form.end), pieces.append)) == "'":
             space = yield from feed.skip()
@@ -160,29 +161,29 @@ class _Values:
     def _members(self) -> Steps[bool]:
         """Pass on an object or an array, whose first character is next."""
         feed, form = self._feed, self._form
-        opening = feed.take(1)
+        opening = feed.read(1)
         closing = _CLOSING[opening]
         is_object = opening != "["
-        self._give("{" if is_object else "[")
+        self._emit("{" if is_object else "[")
         self._open.append("}" if is_object else "]")
         separator = ""
         while True:
             yield from feed.skip(", \t\r\n")
             char = yield from feed.char()
             if char in ("", closing):
-                feed.take(len(char))
+                feed.read(len(char))
                 if char:
-                    self._give(self._open.pop())
+                    self._emit(self._open.pop())
                 return bool(char)
             self._held = separator
             separator = ", "
             if is_object:
                 key: list[str] = []
-                mark = yield from feed.until((":", "{", "}", form.end), key.append)
+                marker = yield from feed.until((":", "{", "}", form.end), key.append)
                 name = "".join(key).strip()
-                if mark != ":":
+                if marker != ":":
                     self._held = name
-                    feed.untake(len(mark or ""))
+                    feed.unread(len(marker or ""))
                     return False
                 name = name.removeprefix(form.quote).removesuffix(form.quote)
                 if len(name) > 1 and name[0] == name[-1] and name[0] in "\"'":

@@ -61,7 +61,7 @@ def read_json_calls(
         yield from feed.until(("\n",), discard)
         yield from feed.skip()
     if (yield from feed.char()) == "[":
-        feed.take(1)
+        feed.read(1)
     while True:
         yield from feed.skip()
         char = yield from feed.char()
@@ -79,7 +79,7 @@ def read_json_calls(
             return False
         elif char and char in ",;]}`":
             # Small models often write one closing brace too many, or a fence.
-            feed.take(1)
+            feed.read(1)
             feed.mark()
         else:
             feed.rewind()
@@ -87,7 +87,7 @@ def read_json_calls(
 
 
 def read_bare_json_calls(feed: TextFeed, sink: PartSink) -> Steps[bool]:
-    """Read calls without any mark before them, with or without a fence of three backticks."""
+    """Read calls without any marker before them, with or without a fence of three backticks."""
     yield from feed.skip()
     char = yield from feed.char()
     if not char or char not in "{[`":
@@ -106,7 +106,7 @@ def read_bare_json_calls(feed: TextFeed, sink: PartSink) -> Steps[bool]:
 
 def json_array(start: str, end: str) -> tuple[CallForm, CallGrammar]:
     """Return how calls are read and written as one array of objects with a name and arguments,
-    between two marks. If ``end`` is "", the array ends by itself."""
+    between two markers. If ``end`` is "", the array ends by itself."""
     call = json_call('{"name": $json_name, "arguments": ', "}")
     return (
         CallForm(start, end, partial(read_json_calls, end=end)),
@@ -138,8 +138,8 @@ def read_arguments(feed: TextFeed, sink: PartSink, name: str, end: str) -> Steps
     fenced = yield from feed.starts((_FENCE,))
     if fenced:
         # A language may follow.
-        mark = yield from feed.until(("\n", "{"), discard)
-        feed.untake(len(mark or ""))
+        marker = yield from feed.until(("\n", "{"), discard)
+        feed.unread(len(marker or ""))
         yield from feed.skip()
     if name not in sink.names or (yield from feed.char()) != "{":
         return False
@@ -164,12 +164,12 @@ def skip_stray(feed: TextFeed, end: str) -> Steps[None]:
         if found is None:
             feed.rewind()
         else:
-            feed.untake(len(found))
+            feed.unread(len(found))
     feed.unmark()
 
 
 def spill_rest(feed: TextFeed, sink: PartSink, end: str) -> Steps[None]:
-    """Read what follows arguments that went wrong, up to and including the mark ``end``.
+    """Read what follows arguments that went wrong, up to and including the marker ``end``.
 
     The call's beginning was passed on and can't be taken back. Arguments that are no JSON would end
     many a client, so they were closed; the rest is content, so that nothing is lost.
@@ -180,14 +180,14 @@ def spill_rest(feed: TextFeed, sink: PartSink, end: str) -> Steps[None]:
 
 def _read_call(feed: TextFeed, sink: PartSink, keys: CallKeys, bare: bool) -> Steps[_Outcome]:
     """Read an object. Arguments are passed on as they come if the name came before them."""
-    feed.take(1)
+    feed.read(1)
     name: str | None = None
     members: dict[str, Any] = {}
     outcome = _Outcome.NO_CALL
     while True:
         yield from feed.skip(", \t\r\n")
         if (yield from feed.char()) == "}":
-            feed.take(1)
+            feed.read(1)
             break
         key = yield from read_key(feed)
         if key is None or (bare and key not in (*keys.name, *keys.arguments, *_HARMLESS)):
@@ -222,7 +222,7 @@ def _read_call(feed: TextFeed, sink: PartSink, keys: CallKeys, bare: bool) -> St
 
 
 def read_key(feed: TextFeed) -> Steps[str | None]:
-    """Return the key of a member and read its colon, None when there is none."""
+    """Return the key of a member and read its colon, None if there is no key."""
     if (yield from feed.char()) not in ('"', "'"):
         return None
     text = yield from read_json_text(feed)

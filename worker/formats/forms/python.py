@@ -35,7 +35,7 @@ _CLOSING: Final = {"(": ")", "[": "]", "{": "}"}
 
 
 def read_python_calls(feed: TextFeed, sink: PartSink, end: str) -> Steps[bool]:
-    """Read calls up to and including the mark ``end``: a list of them, or one after the other.
+    """Read calls up to and including the marker ``end``: a list of them, or one after the other.
 
     They are passed on when all are complete: a call that is cut off is no call. JSON is read too.
     The feed must be marked. Returns False if there is no call, or one of an unknown tool.
@@ -45,13 +45,13 @@ def read_python_calls(feed: TextFeed, sink: PartSink, end: str) -> Steps[bool]:
     space = yield from feed.skip()
     if (yield from feed.char()) == "{":
         return (yield from read_json_calls(feed, sink, end))
-    feed.untake(len(opening or "") + len(space))
+    feed.unread(len(opening or "") + len(space))
     text = yield from read_code(feed, end)
-    return text is not None and _give(text, sink)
+    return text is not None and _emit(text, sink)
 
 
 def read_code(feed: TextFeed, end: str) -> Steps[str | None]:
-    """Read up to and including the mark ``end``, which may also stand inside strings. Returns the
+    """Read up to and including the marker ``end``, which may also stand inside strings. Returns the
     text before it; None if it does not come."""
     text: list[str] = []
     scanned = 0
@@ -85,7 +85,7 @@ def _quote_after(code: str, quote: str) -> str:
 
 
 def read_bare_python_calls(feed: TextFeed, sink: PartSink) -> Steps[bool]:
-    """Read a list of calls without any mark, or calls in a fence ``tool_code``."""
+    """Read a list of calls without any marker, or calls in a fence ``tool_code``."""
     yield from feed.skip()
     opening = yield from feed.starts((f"{_FENCE}tool_code", "["))
     if opening is None:
@@ -97,18 +97,18 @@ def read_bare_python_calls(feed: TextFeed, sink: PartSink) -> Steps[bool]:
     if name is None:
         return False
     text = yield from _balanced(feed, ["]", ")"])
-    return text is not None and _give(f"[{name}{text}", sink)
+    return text is not None and _emit(f"[{name}{text}", sink)
 
 
 def _balanced(feed: TextFeed, awaited: list[str]) -> Steps[str | None]:
     """Read up to and including the bracket that closes the first open one; ``awaited`` are the
-    closing brackets of all open ones. Returns None if there is none, or a wrong one comes first."""
+    closing brackets of all open ones. Returns None if it is missing, or a wrong one comes first."""
     text: list[str] = []
     while awaited:
         char = yield from feed.char()
         if not char:
             return None
-        text.append(feed.take(1))
+        text.append(feed.read(1))
         if char in "\"'":
             if not (yield from _string(feed, char, text.append)):
                 return None
@@ -119,24 +119,24 @@ def _balanced(feed: TextFeed, awaited: list[str]) -> Steps[str | None]:
     return "".join(text)
 
 
-def _string(feed: TextFeed, quote: str, give: Callable[[str], Any]) -> Steps[bool]:
+def _string(feed: TextFeed, quote: str, emit: Callable[[str], Any]) -> Steps[bool]:
     while True:
-        mark = yield from feed.until((quote, "\\", "\n"), give)
-        if mark is None or mark == "\n":
+        marker = yield from feed.until((quote, "\\", "\n"), emit)
+        if marker is None or marker == "\n":
             return False
-        give(mark)
-        if mark == quote:
+        emit(marker)
+        if marker == quote:
             return True
         yield from feed.char()
-        give(feed.take(min(1, len(feed.rest))))
+        emit(feed.read(min(1, len(feed.rest))))
 
 
-def _give(text: str, sink: PartSink) -> bool:
+def _emit(text: str, sink: PartSink) -> bool:
     code, names = _with_identifiers(text, sink)
     try:
         found = list(_calls(code, names))
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-        return False  # The last two are what Python's parser says of deep nesting.
+        return False  # The last two are what Python's parser raises for deep nesting.
     if not found or any(name not in sink.names for name, _ in found):
         return False
     for name, arguments in found:
@@ -151,8 +151,8 @@ _STRINGS: Final = (
 
 
 def _with_identifiers(text: str, sink: PartSink) -> tuple[str, Mapping[str, str]]:
-    """Return the code with identifiers in place of names that are none (``read-file``, ``from``),
-    and the names by these identifiers."""
+    """Return the code with identifiers in place of names that are not identifiers (``read-file``,
+    ``from``), and the names by these identifiers."""
     called = sorted(sink.names, key=len, reverse=True)
     given = {key for tool in sink.tools for key in tool["function"]["parameters"]["properties"]}
     odd = [
@@ -185,16 +185,16 @@ def _calls(text: str, names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         lines = ast.parse(text.strip()).body
     for line in lines:
         if not isinstance(line, ast.Expr):
-            raise TypeError("a line that is no expression")
+            raise TypeError("a line is not an expression")
         listed = line.value.elts if isinstance(line.value, ast.List | ast.Tuple) else [line.value]
         for call in listed:
             if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
-                raise TypeError("no call with keywords alone")
+                raise TypeError("a line that is not a call with keyword arguments only")
             arguments = {
                 names.get(str(one.arg), str(one.arg)): _value(one.value) for one in call.keywords
             }
             if len(arguments) < len(call.keywords) or "None" in arguments:
-                raise TypeError("an argument twice, or without a name")
+                raise TypeError("an argument is given twice, or has no name")
             yield names.get(call.func.id, call.func.id), json_text(arguments)
 
 
@@ -207,7 +207,7 @@ def _value(node: ast.expr) -> Any:
         case ast.Dict(keys=keys, values=values):
             names = [ast.literal_eval(key) if key else None for key in keys]
             if not all(isinstance(name, str) for name in names):
-                raise TypeError("a key that is no text")
+                raise TypeError("a key is not a string")
             return dict(zip(names, map(_value, values), strict=True))
     return ast.literal_eval(node)
 

@@ -1,4 +1,4 @@
-"""Tool calls in a section: each call is between marks, with its name before a JSON object, which
+"""Tool calls in a section: each call is between markers, with its name before a JSON object, which
 may be fenced with backticks."""
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ _FENCE: Final = "```"
 
 
 class SectionForm(NamedTuple):
-    """The marks of a family."""
+    """The markers of a family."""
 
     end: str
-    """The mark that ends the section."""
+    """The marker that ends the section."""
     call: str
-    """The mark that begins a call."""
+    """The marker that begins a call."""
     call_end: str
-    """The mark that ends a call."""
+    """The marker that ends a call."""
     separator: str = ""
-    """The mark after the name, or after the word "function" before the name. If it is "", a line
+    """The marker after the name, or after the word "function" before the name. If it is "", a line
     break follows the name."""
 
 
@@ -42,11 +42,11 @@ def read_section_calls(feed: TextFeed, sink: PartSink, form: SectionForm) -> Ste
         feed.mark()
 
 
-def unread(mark: str, read: Reader) -> Reader:
-    """Return a reader of calls without the section around them: the first one's mark was read."""
+def unread(marker: str, read: Reader) -> Reader:
+    """Return a reader of calls without the section around them: the first one's marker was read."""
 
     def read_on(feed: TextFeed, sink: PartSink) -> Steps[bool]:
-        feed.untake(len(mark))
+        feed.unread(len(marker))
         return (yield from read(feed, sink))
 
     return read_on
@@ -60,7 +60,7 @@ def _read_name(feed: TextFeed, form: SectionForm) -> Steps[str]:
         if found == form.call_end or (yield from feed.char()) == "{":
             return "".join(name).strip()
         name.clear()
-    mark = yield from feed.until(("\n", "{", _FENCE, form.call_end), name.append)
-    if mark in ("{", _FENCE):
-        feed.untake(len(mark or ""))
+    marker = yield from feed.until(("\n", "{", _FENCE, form.call_end), name.append)
+    if marker in ("{", _FENCE):
+        feed.unread(len(marker or ""))
     return "".join(name).strip()

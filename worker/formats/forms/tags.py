@@ -1,7 +1,7 @@
 """Tool calls that are tags with one parameter each.
 
-A parameter is text; which type it has is for the tool's schema to say. A value that may be a string
-is the text as it stands, and is passed on as it comes, unless it is the word "null" and null is
+A parameter is text; the tool's schema decides which type it has. A value that may be a string is
+the text as it stands, and is passed on as it comes, unless it is the word "null" and null is
 allowed. Other values are read as JSON, or as Python's literals, when they are complete.
 """
 
@@ -25,7 +25,7 @@ from lmx.worker.formats.forms.json import (
 from lmx.worker.schemas.disjoint import type_of
 from lmx.worker.text.feed import PartSink, Steps, TextFeed, discard
 
-_LONGEST_WORDS: Final = 200
+_MAX_WORDS: Final = 200
 # A parameter's name, and whether its value is text.
 _TYPED: Final = re.compile(r'"([^"]*)"\s+string="(true|false)"')
 
@@ -110,7 +110,7 @@ def read_xml_calls(feed: TextFeed, sink: PartSink, form: XmlForm) -> Steps[bool]
         if name not in sink.names:
             if not form.function_end:
                 return False
-            # The calls beside it may be good.
+            # The calls next to it may be good.
             closed_by = yield from feed.until((form.function_end, form.end), discard)
             if closed_by != form.function_end:
                 return False
@@ -124,10 +124,10 @@ def read_xml_calls(feed: TextFeed, sink: PartSink, form: XmlForm) -> Steps[bool]
 
 
 def read_functions(feed: TextFeed, sink: PartSink, form: XmlForm) -> Steps[bool]:
-    """Read calls without the marks of a section, from behind the tag of the first function.
+    """Read calls without the markers of a section, from behind the tag of the first function.
 
-    Only what names a known tool and goes on as a call does is a call: the tag may stand in any
-    text. The feed must be marked. Returns False if there is no call.
+    Only what names a known tool and continues like a call is a call: the tag may stand in any text.
+    The feed must be marked. Returns False if there is no call.
     """
     while True:
         names = [f"{one}{form.name_end}" for name in sink.names for one in (name, f'"{name}"')]
@@ -139,7 +139,7 @@ def read_functions(feed: TextFeed, sink: PartSink, form: XmlForm) -> Steps[bool]
         opening = yield from feed.starts((form.parameter, form.function_end, "{"))
         if opening is None:
             return False
-        feed.untake(len(opening))
+        feed.unread(len(opening))
         yield from _read_call(feed, sink, form, name)
         feed.mark()
         yield from feed.skip()
@@ -173,15 +173,15 @@ def _read_name(feed: TextFeed, form: XmlForm, names: Collection[str]) -> Steps[s
     if form.name_end:
         yield from feed.until((form.name_end,), name.append)
     else:
-        marks = (form.parameter, form.end, "{", *form.key_close)
-        marker = yield from feed.until(marks, name.append)
+        markers = (form.parameter, form.end, "{", *form.key_close)
+        marker = yield from feed.until(markers, name.append)
         if marker in form.key_close:
             # It closes the name of a parameter, which follows the function's name.
             text = "".join(name)
             begun = (one for one in names if re.match(rf"{re.escape(one)}[\s<]", text))
             name = [next(begun, text)]
-            feed.untake(len(text) - len(name[0]))
-        feed.untake(len(marker or ""))
+            feed.unread(len(text) - len(name[0]))
+        feed.unread(len(marker or ""))
     return _unquoted("".join(name))
 
 
@@ -193,16 +193,16 @@ def _read_parameters(feed: TextFeed, sink: PartSink, form: XmlForm, name: str) -
         # Models write a word between the parameters now and then.
         key: list[str] = []
         tag = yield from feed.until((*form.tags, *form.key_close), key.append)
-        give: Callable[[str], Any] = discard
+        emit: Callable[[str], Any] = discard
         if tag == form.parameter:
             key.clear()
-            give = key.append
+            emit = key.append
         elif tag not in form.key_close:
             return tag
         for part in form.key_end if tag == form.parameter else form.key_end[1:]:
-            if not (yield from feed.until((part,), give)):
+            if not (yield from feed.until((part,), emit)):
                 return None
-            give = discard
+            emit = discard
         # The name may have another tag before it than its own.
         written = "".join(key).rpartition(">")[2] if form.key_close else "".join(key)
         value = _Value(sink, form, name, written.strip(), separator)
@@ -224,12 +224,12 @@ def _read_value(
         tag = yield from feed.starts(form.tags)
         # The whole text may end within the tag.
         if tag or (feed.ended and any(one.startswith(feed.rest) for one in form.tags)):
-            feed.untake(len(tag or ""))
+            feed.unread(len(tag or ""))
             return True
         if form.key_close and parameters:
             keys = "|".join(map(re.escape, parameters))
             slip = rf"(?:<[^<>]*>)?\s*(?:{keys})\s*{re.escape(form.key_close[0])}"
-            if re.match(slip, (yield from feed.peek(_LONGEST_WORDS))):
+            if re.match(slip, (yield from feed.peek(_MAX_WORDS))):
                 return True
         value.add(form.parameter_end + space)
     return False
@@ -237,11 +237,11 @@ def _read_value(
 
 def _words_follow(feed: TextFeed, form: XmlForm, parameters: Collection[str]) -> Steps[bool]:
     """Return whether a few words come next, which models write between the tags now and then, and
-    behind them the call goes on or ends."""
+    the call continues or ends behind them."""
     feed.mark()
     yield from feed.skip()
     after = yield from feed.char()
-    rest = (yield from feed.peek(_LONGEST_WORDS)) if after not in ("", "<") else ""
+    rest = (yield from feed.peek(_MAX_WORDS)) if after not in ("", "<") else ""
     feed.rewind()
     if not rest:
         return False
@@ -320,7 +320,7 @@ class _Value:
             self._sink.arguments(f"{self._separator}{json_text(self._key)}: {value}")
 
     def _converted(self) -> str:
-        """Return the value as JSON: as a string if it is none of the types that are allowed."""
+        """Return the value as JSON: as a string if its type is not allowed."""
         text = self._held.strip()
         if not self._streams:
             return literal(text, self._types) or json_text(text)
@@ -330,8 +330,8 @@ class _Value:
 
 
 def literal(text: str, types: frozenset[str] = frozenset()) -> str | None:
-    """Return a value of JSON, or of Python's literals, as JSON; None if ``text`` is none, or if it
-    is none of these types. No types: any will do."""
+    """Return a value of JSON, or of Python's literals, as JSON; None if ``text`` is not a value, or
+    not of these types. No types: any will do."""
     for read in (value_of, ast.literal_eval, _word):
         try:
             value = read(text)
@@ -339,7 +339,7 @@ def literal(text: str, types: frozenset[str] = frozenset()) -> str | None:
                 continue
             return json_text(value)
         except (ValueError, TypeError, LookupError, SyntaxError, RecursionError, MemoryError):
-            continue  # The last two are what Python's parser says of deep nesting.
+            continue  # The last two are what Python's parser raises for deep nesting.
     return None
 
 

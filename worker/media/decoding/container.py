@@ -62,7 +62,7 @@ VIDEO_CODECS: Final = frozenset(
 """What cameras and programs of today make. FFmpeg reads four hundred more, most of which nobody
 has looked at for years."""
 
-_MOST_THREADS: Final = 4
+_MAX_THREADS: Final = 4
 
 
 def prepare() -> None:
@@ -98,7 +98,7 @@ def prepare_stream(stream: Stream, codecs: frozenset[str], options: Mapping[str,
         raise RefusedError(f"has a track of the codec {name}, which is not taken")
     context.options = dict(options)
     # The worker computes on most processors, or on none that this could take.
-    context.thread_count = max(1, min(_MOST_THREADS, (os.cpu_count() or 1) // 2))
+    context.thread_count = max(1, min(_MAX_THREADS, (os.cpu_count() or 1) // 2))
 
 
 def _open_nothing(*_: Any, **__: Any) -> Any:

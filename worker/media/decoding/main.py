@@ -43,7 +43,7 @@ _DECODERS: Final[Mapping[MediaKind, tuple[_Decoder, frozenset[MediaForm]]]] = {
     MediaKind.VIDEO: (decode_video, frozenset(DEMUXERS)),
 }
 
-_LONGEST_REASON: Final = 200
+_MAX_REASON: Final = 200
 
 
 def main() -> None:
@@ -87,9 +87,9 @@ def _serve(limits: DecodeLimits) -> None:
             gc.collect()
 
 
-def _limit_processor(most_s: float) -> None:
+def _limit_processor(max_s: float) -> None:
     used = resource.getrusage(resource.RUSAGE_SELF)
-    limit_s = int(used.ru_utime + used.ru_stime + most_s) + 1
+    limit_s = int(used.ru_utime + used.ru_stime + max_s) + 1
     _, most = resource.getrlimit(resource.RLIMIT_CPU)
     if most == resource.RLIM_INFINITY or limit_s < most:
         resource.setrlimit(resource.RLIMIT_CPU, (limit_s, most))
@@ -125,7 +125,7 @@ def _reason(error: Exception) -> str:
         text = str(error)
     else:
         text = ""
-    return f": {text[:_LONGEST_REASON]}" if text and "<" not in text else ""
+    return f": {text[:_MAX_REASON]}" if text and "<" not in text else ""
 
 
 def _reply(worker: socket.socket, result: Decoded | tuple[Outcome, bytes]) -> None:

@@ -47,7 +47,7 @@ FORMATS: Final[Mapping[MediaForm, tuple[str, ...]]] = {
 """Pillow's formats that are tried for a form: no others, whatever the file looks like."""
 
 _ORIENTATION: Final = 0x0112
-_TURNS: Final = {
+_TRANSPOSES: Final = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -76,7 +76,7 @@ def decode_picture(data: bytes | bytearray, order: DecodeOrder, limits: DecodeLi
         with Image.open(BytesIO(data), formats=FORMATS[order.form]) as image:
             check_shape(*image.size, limits.picture_pixels, limits.side_ratio)
             image.load()
-            upright = _colours(_turned(image))
+            upright = _colours(_upright(image))
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         raise TooLargeError(
             f"has more than {limits.picture_pixels / 1e6:g} million pixels"
@@ -91,15 +91,15 @@ def decode_picture(data: bytes | bytearray, order: DecodeOrder, limits: DecodeLi
     return Decoded(frames=np.asarray(upright)[None])
 
 
-def _turned(image: Image.Image) -> Image.Image:
+def _upright(image: Image.Image) -> Image.Image:
     try:
         orientation = image.getexif().get(_ORIENTATION)
     except Exception:
         # Broken remarks about a picture are no reason to refuse it: as programs that show pictures
         # do, take it as it is.
         orientation = None
-    turn = _TURNS.get(orientation) if isinstance(orientation, int) else None
-    return image if turn is None else image.transpose(turn)
+    transpose = _TRANSPOSES.get(orientation) if isinstance(orientation, int) else None
+    return image if transpose is None else image.transpose(transpose)
 
 
 def _colours(image: Image.Image) -> Image.Image:

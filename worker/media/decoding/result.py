@@ -61,13 +61,13 @@ def fitted_size(
     return -int(-sides[0] // 1), -int(-sides[1] // 1)
 
 
-def check_shape(width: int, height: int, most_pixels: int, side_ratio: int) -> None:
+def check_shape(width: int, height: int, max_pixels: int, side_ratio: int) -> None:
     """Refuse a picture or a frame of a size that is not taken."""
     if width <= 0 or height <= 0:
         raise RefusedError("has no pixels")
-    if width * height > most_pixels:
+    if width * height > max_pixels:
         raise TooLargeError(
-            f"has {width} x {height} pixels, and at most {most_pixels / 1e6:g} million are taken"
+            f"has {width} x {height} pixels, and at most {max_pixels / 1e6:g} million are taken"
         )
     if max(width, height) > side_ratio * min(width, height):
         raise RefusedError(

@@ -1,4 +1,4 @@
-"""Sounds, of sound files and of videos: one channel, at the rate that the model hears."""
+"""Sounds, of sound files and of videos: one channel, at the rate that the model takes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def decode_sound(data: bytes | bytearray, order: DecodeOrder, limits: DecodeLimi
 
 
 def limited(packets: Iterable[Packet[Any]], most: int) -> Iterator[Packet[Any]]:
-    """Pass the packets on that have data, at most that many."""
+    """Relay the packets that have data, at most that many."""
     for count, packet in enumerate(packets):
         if count >= most:
             raise TooLargeError(f"has more than {most} packets")
@@ -97,11 +97,11 @@ def decoded(
 class _Track:
     """Collects frames as one channel at one rate."""
 
-    def __init__(self, rate_hz: int, most_s: float, start_s: float | None) -> None:
+    def __init__(self, rate_hz: int, max_s: float, start_s: float | None) -> None:
         self._rate_hz = rate_hz
-        self._most_s = most_s
+        self._max_s = max_s
         self._next_s = start_s
-        """When the next sample is to be heard; None: whenever the first frame begins."""
+        """When the next sample is played; None: whenever the first frame begins."""
         self._floats: AudioResampler | None = None
         self._source_hz = 0
         self._waiting: list[npt.NDArray[np.float32]] = []
@@ -129,14 +129,14 @@ class _Track:
         """Return all of it."""
         self._resample()
         if self._count:
-            self._take(self._mono.resample(None))
+            self._append(self._mono.resample(None))
         if not self._count:
             raise RefusedError("has no sound")
         return np.concatenate(self._parts)
 
     def _place(self, frame: AudioFrame) -> int:
         """Make silence up to the frame's time, and return how many of its samples come too early to
-        be heard."""
+        be played."""
         skipped = 0
         time_s: float | None = frame.time
         if time_s is not None:
@@ -152,7 +152,7 @@ class _Track:
         return skipped
 
     def _silence(self, length_s: float) -> None:
-        if length_s > self._most_s:
+        if length_s > self._max_s:
             raise self._too_long()
         left = round(length_s * self._source_hz)
         while left:
@@ -182,15 +182,15 @@ class _Track:
         np.clip(samples, -1, 1, out=samples)
         frame = AudioFrame.from_ndarray(samples[None], format="flt", layout="mono")
         frame.sample_rate = self._source_hz
-        self._take(self._mono.resample(frame))
+        self._append(self._mono.resample(frame))
 
-    def _take(self, frames: list[AudioFrame]) -> None:
+    def _append(self, frames: list[AudioFrame]) -> None:
         for frame in frames:
             part = frame.to_ndarray()[0]
             self._parts.append(part)
             self._count += part.size
-            if self._count > self._most_s * self._rate_hz:
+            if self._count > self._max_s * self._rate_hz:
                 raise self._too_long()
 
     def _too_long(self) -> TooLargeError:
-        return TooLargeError(f"takes longer than the {self._most_s:g} s that are taken of a sound")
+        return TooLargeError(f"takes longer than the {self._max_s:g} s that are taken of a sound")

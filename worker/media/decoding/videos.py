@@ -132,7 +132,7 @@ def _timeline(stream: VideoStream, packets: Sequence[Packet[Any]]) -> _Timeline:
         return _Timeline(float(pts[0] * clock), times_s[-1] + last_s, times_s, pts)
     rate = float(stream.average_rate or stream.guessed_rate or 0)
     if not 0 < rate <= 1000:
-        raise RefusedError("does not tell when its frames are shown")
+        raise RefusedError("does not have the times of its frames")
     times_s = [place / rate for place in range(len(shown))]
     return _Timeline(0.0, len(shown) / rate, times_s, None)
 
@@ -215,7 +215,7 @@ def _joined(
                 return
 
 
-class _Turn(NamedTuple):
+class _Orientation(NamedTuple):
     """What makes a frame upright."""
 
     sideways: bool = False
@@ -231,19 +231,19 @@ class _Turn(NamedTuple):
         return pixels[:: -1 if self.upside_down else 1, :: -1 if self.left_right else 1]
 
 
-def _turn(frame: VideoFrame) -> _Turn:
+def _orientation(frame: VideoFrame) -> _Orientation:
     """Return how a camera was held, from the matrix that takes the place of a pixel in the file to
     its place on the screen."""
     remarks: Any = frame.side_data  # Its type in PyAV's stubs lacks most of the names.
     try:
         matrix = bytes(remarks[_MATRIX])
     except (KeyError, ValueError):
-        # There is none; or PyAV does not know the kind of another remark that comes with the frame.
-        return _Turn()
+        # There is no matrix; or PyAV does not know the kind of other side data of the frame.
+        return _Orientation()
     a, b, _, c, d, *_ = struct.unpack("=9i", matrix[:36])
     if abs(a) + abs(d) >= abs(b) + abs(c):
-        return _Turn(False, a < 0, d < 0)
-    return _Turn(True, c < 0, b < 0)
+        return _Orientation(False, a < 0, d < 0)
+    return _Orientation(True, c < 0, b < 0)
 
 
 class _Frames:
@@ -267,21 +267,21 @@ class _Frames:
     def put(self, place: int, frame: VideoFrame) -> None:
         """Keep a frame in its place."""
         check_shape(frame.width, frame.height, self._limits.frame_pixels, self._limits.side_ratio)
-        turn = _turn(frame)
+        orientation = _orientation(frame)
         if self._pixels is None:
             most = self._limits.video_bytes // (3 * self._count)
             if self._order.max_pixels is not None:
                 most = min(most, self._order.max_pixels)
             width, height = fitted_size(frame.width, frame.height, self._order.min_pixels, most)
-            size = (width, height) if turn.sideways else (height, width)
+            size = (width, height) if orientation.sideways else (height, width)
             self._pixels = np.empty((self._count, *size, 3), np.uint8)
         height, width = self._pixels.shape[1:3]
-        if turn.sideways:
+        if orientation.sideways:
             height, width = width, height
         picture = self._reformatter.reformat(
             frame, width, height, "rgb24", interpolation="BICUBIC", threads=1
         )
-        self._pixels[place] = turn.upright(picture.to_ndarray().astype(np.uint8, copy=False))
+        self._pixels[place] = orientation.upright(picture.to_ndarray().astype(np.uint8, copy=False))
 
     def pixels(self) -> npt.NDArray[np.uint8]:
         """Return all of them."""

@@ -12,7 +12,7 @@ from typing import Final, cast
 import mlx.core as mx
 import structlog
 
-from lmx.worker.engine.values import RowRequest, RowSampling
+from lmx.worker.engine.values import SequenceRequest, SequenceSampling
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
 from lmx.worker.mlx.model.batch_slots import join
 from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states
@@ -141,7 +141,7 @@ def without_forbidden(logits: mx.array, right: mx.array) -> tuple[mx.array, mx.a
 
 
 def _begun(forward: Forward, prompt: Sequence[int]) -> PromptPrefill:
-    row = RowRequest(0, prompt, 1, RowSampling(0.0))
+    row = SequenceRequest(0, prompt, 1, SequenceSampling(0.0))
     return PromptPrefill(forward, row, forward.new_cache(), 0)
 
 

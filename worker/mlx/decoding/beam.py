@@ -19,7 +19,13 @@ from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 
-from lmx.worker.engine.values import BeamSearch, Constraint, Hypothesis, RowSampling, TokenScores
+from lmx.worker.engine.values import (
+    BeamSearch,
+    Constraint,
+    Hypothesis,
+    SequenceSampling,
+    TokenScores,
+)
 from lmx.worker.mlx.model.forward import PromptCache, cache_states
 from lmx.worker.mlx.sampling.filters import candidates
 from lmx.worker.mlx.sampling.mask import fit_mask, mask_rows
@@ -129,7 +135,7 @@ class BeamGroup:
         max_tokens: int,
         constraint: Constraint | None,
         top_logprobs: int | None,
-        sampling: RowSampling,
+        sampling: SequenceSampling,
         prompt: Sequence[int],
         *,
         together: bool,

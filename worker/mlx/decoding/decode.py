@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple, cast
 import mlx.core as mx
 from mlx_vlm.generate.ar import _get_batch_cache_eval_interval
 
-from lmx.worker.engine.values import RowDrafts, RowToken, TokenScores
+from lmx.worker.engine.values import DraftCounts, GeneratedToken, TokenScores
 from lmx.worker.mlx.decoding.decode_row import DecodeRow
 from lmx.worker.mlx.decoding.rollback import (
     Blocks,
@@ -57,10 +57,10 @@ class Joining(NamedTuple):
 class DecodeStep(NamedTuple):
     """The output of a step: a token for each row, or more if tokens were drafted."""
 
-    tokens: Sequence[RowToken]
+    tokens: Sequence[GeneratedToken]
     failed: Sequence[tuple[int, Exception]] = ()
     """The rows whose constraints raised, which got no token. The caller removes them."""
-    drafts: Sequence[RowDrafts] = ()
+    drafts: Sequence[DraftCounts] = ()
     hidden: Sequence[mx.array] = ()
     """For each row that the batch had, the hidden states [1, tokens, width] of the tokens that it
     was fed and has kept. Empty: nobody listened."""
@@ -84,7 +84,7 @@ class DecodeBatch:
         self._sampler = sampler
         self._blocks = blocks
         self._sure = SureTokens(forward, sampler, blocks)
-        self._row_ids: list[int] = []
+        self._sequence_ids: list[int] = []
         self._shifted = False
         """Whether the rows have kept different numbers of tokens in this step."""
         self._taken: set[int] = set()
@@ -104,16 +104,16 @@ class DecodeBatch:
         Blocks until its prefill is done. If its constraint raised, the row has not joined and is
         returned.
         """
-        row, row_ids = joining.row, [joining.row.row_id]
+        row, sequence_ids = joining.row, [joining.row.sequence_id]
         new: list[PendingScores] = []
         if joining.logits is None:
             row.known = True
             first = mx.array([row.tokens[-1]], mx.uint32)
         else:
-            first = self._sampler.sample(joining.logits, row_ids, [row.made_tokens])
+            first = self._sampler.sample(joining.logits, sequence_ids, [row.generated_tokens])
             if failed := self._sampler.take_failed():
                 return failed
-            scores = self._sampler.scores(joining.logits, first, row_ids)
+            scores = self._sampler.scores(joining.logits, first, sequence_ids)
             new = [] if scores is None else [scores]
         # Else the first decode step would inherit the graph of the prefill, and the copy of the
         # caches that of the last step.
@@ -131,7 +131,7 @@ class DecodeBatch:
                 self._rope_deltas = mx.concatenate([self._rope_deltas, joining.rope_deltas])
         self._scores += new
         self.rows.append(row)
-        self._row_ids.append(row.row_id)
+        self._sequence_ids.append(row.sequence_id)
         return ()
 
     def step(self, *, listen: bool = False) -> DecodeStep:
@@ -144,11 +144,11 @@ class DecodeBatch:
         logits, hidden = self._decode(inputs[:, None], listen=listen)
         logits = logits.squeeze(1)
         tokens: list[int] | None = None
-        if self._sampler.needs_tokens(self._row_ids):
+        if self._sampler.needs_tokens(self._sequence_ids):
             # The host waits for the tokens while the device is busy with what comes of them.
             mx.async_eval(logits)  # type: ignore[no-untyped-call]
             tokens = self._accept(inputs)
-        positions = [row.made_tokens + (not row.known) for row in self.rows]
+        positions = [row.generated_tokens + (not row.known) for row in self.rows]
         self._draw(logits, positions, inputs)
         if tokens is None:
             tokens = self._accept(inputs)
@@ -205,11 +205,11 @@ class DecodeBatch:
         rollback = Rollback(self.prompt_cache, tokens.shape[1], self.undo)
         logits, hidden = self._decode(tokens, listen=listen)
         made = self._return(self._accept(inputs), scores)
-        positions = [row.made_tokens for row in self.rows]
+        positions = [row.generated_tokens for row in self.rows]
         drawn = draw(
             logits,
             guesses,
-            self._row_ids,
+            self._sequence_ids,
             positions,
             self._sampler,
             end_ids,
@@ -222,7 +222,7 @@ class DecodeBatch:
         kept = [1 + len(row.accepted) for row in drawn]
         rollback.keep(kept, replay)
         self._shifted = len(set(kept)) > 1
-        read, self._scores = score(logits, drawn, self._row_ids, self._sampler)
+        read, self._scores = score(logits, drawn, self._sequence_ids, self._sampler)
         for decoded in self.rows:
             decoded.known = False
         self._next = mx.array([row.following for row in drawn], inputs.dtype)
@@ -230,8 +230,10 @@ class DecodeBatch:
             made += _extended(row, accepted, read)
         self._clean_up()
         drafts = [
-            RowDrafts(row_id, length, len(row.accepted))
-            for row_id, length, row in zip(self._row_ids, guesses.lengths, drawn, strict=True)
+            DraftCounts(sequence_id, length, len(row.accepted))
+            for sequence_id, length, row in zip(
+                self._sequence_ids, guesses.lengths, drawn, strict=True
+            )
             if length
         ]
         return self._without_failed(made, drafts, _kept(hidden, kept))
@@ -254,36 +256,36 @@ class DecodeBatch:
             self._shifted = True
         mx.async_eval(logits)  # type: ignore[no-untyped-call]
         made = self._return(self._accept(inputs), scores)
-        read = score_known(logits, sure, self._row_ids, self._sampler)
+        read = score_known(logits, sure, self._sequence_ids, self._sampler)
         for row, following in zip(self.rows, sure, strict=True):
             row.known = False
             for token in following:
-                self._sampler.accept(row.row_id, token)
+                self._sampler.accept(row.sequence_id, token)
             made += _extended(row, following, read)
         last = (
             logits[:, -1]
             if rollback is None
             else logits[mx.arange(len(lengths)), mx.array(lengths) - 1]
         )
-        self._draw(last, [row.made_tokens for row in self.rows])
+        self._draw(last, [row.generated_tokens for row in self.rows])
         self._clean_up()
         return self._without_failed(made, hidden=_kept(hidden, lengths))
 
     def sure_after(self, row: DecodeRow, token: int) -> Sequence[int]:
         """Return the tokens that must follow ``token``, which a row feeds next according to
         ``drawn``."""
-        possible = self._sure.possible(self._row_ids)
+        possible = self._sure.possible(self._sequence_ids)
         return self._sure.after(row, token, self.rows) if possible else ()
 
     def _foreseen(self) -> Sequence[Sequence[int]]:
         """Return for each row the tokens that must follow the one that it feeds next, as far as
         that is known without waiting for the device; empty if it doesn't pay to feed them at once.
         """
-        if not self._sure.possible(self._row_ids):
+        if not self._sure.possible(self._sequence_ids):
             return ()
         sure: list[Sequence[int]] = []
         for row in self.rows:
-            token = row.tokens[-1] if row.known else self._sampler.only(row.row_id)
+            token = row.tokens[-1] if row.known else self._sampler.only(row.sequence_id)
             if token is None:
                 sure.append(())
                 continue
@@ -291,9 +293,13 @@ class DecodeBatch:
             sure.append(self._sure.after(row, token, self.rows))
         return sure if self._sure.pays(sure, self.prompt_cache) else ()
 
-    def leave(self, row_ids: Collection[int]) -> None:
+    def leave(self, sequence_ids: Collection[int]) -> None:
         """Remove rows, and free their caches; ignores those that are not here."""
-        gone = [index for index, row_id in enumerate(self._row_ids) if row_id in row_ids]
+        gone = [
+            index
+            for index, sequence_id in enumerate(self._sequence_ids)
+            if sequence_id in sequence_ids
+        ]
         if not gone:
             return
         keep = batch_slots.kept_places(len(self.rows), gone)
@@ -301,7 +307,7 @@ class DecodeBatch:
             if self._next is not None and mx.metal.is_available():
                 # The GPU still computes it: its buffer must not go to another array meanwhile.
                 mx.eval(self._next)
-            self.rows, self._row_ids = [], []
+            self.rows, self._sequence_ids = [], []
             self.prompt_cache, self._next, self._scores = [], None, []
             self._rope_deltas = None
             return
@@ -309,7 +315,7 @@ class DecodeBatch:
         # A cache that is cut before it is computed would hold on to all that it is cut from.
         mx.eval(self._next, cache_states(self.prompt_cache))
         self.rows = [self.rows[index] for index in keep]
-        self._row_ids = [row.row_id for row in self.rows]
+        self._sequence_ids = [row.sequence_id for row in self.rows]
         kept = mx.array(keep, mx.int32)
         if len(keep) == 1 and can_be_single(self.prompt_cache):
             # A single row needs no mask. For a mask, Qwen3.5 copies a batch's cache at every step.
@@ -326,12 +332,12 @@ class DecodeBatch:
         """Free the memory that is kept for rows that may join."""
         batch_slots.give_up_slots(self.prompt_cache)
 
-    def find(self, row_id: int) -> tuple[DecodeRow, int | None] | None:
+    def find(self, sequence_id: int) -> tuple[DecodeRow, int | None] | None:
         """Return a row and its place in ``prompt_cache``; the place is None if that cache is a
         single row's. None if the row isn't here."""
-        if row_id not in self._row_ids:
+        if sequence_id not in self._sequence_ids:
             return None
-        index = self._row_ids.index(row_id)
+        index = self._sequence_ids.index(sequence_id)
         return self.rows[index], index if self._batched else None
 
     def _decode(self, tokens: mx.array, *, listen: bool) -> tuple[mx.array, mx.array | None]:
@@ -344,8 +350,8 @@ class DecodeBatch:
         self, logits: mx.array, positions: Sequence[int], last: mx.array | None = None
     ) -> None:
         """Begin to draw what the next step feeds. ``last``: see :meth:`RowSampler.sample`."""
-        drawn = self._sampler.sample(logits, self._row_ids, positions, last)
-        drawn_scores = self._sampler.scores(logits, drawn, self._row_ids)
+        drawn = self._sampler.sample(logits, self._sequence_ids, positions, last)
+        drawn_scores = self._sampler.scores(logits, drawn, self._sequence_ids)
         self._next = drawn
         self._scores = [] if drawn_scores is None else [drawn_scores]
         arrays = [drawn, *(array for score in self._scores for array in score.arrays)]
@@ -353,31 +359,31 @@ class DecodeBatch:
 
     def _without_failed(
         self,
-        made: Sequence[RowToken],
-        drafts: Sequence[RowDrafts] = (),
+        made: Sequence[GeneratedToken],
+        drafts: Sequence[DraftCounts] = (),
         hidden: Sequence[mx.array] = (),
     ) -> DecodeStep:
         failed = self._sampler.take_failed()
-        gone = {row_id for row_id, _ in failed}
+        gone = {sequence_id for sequence_id, _ in failed}
         if gone:
-            made = [token for token in made if token.row_id not in gone]
+            made = [token for token in made if token.sequence_id not in gone]
         return DecodeStep(made, failed, drafts, hidden)
 
     def _accept(self, inputs: mx.array) -> list[int]:
         """Read the inputs, and give the sampler those that it doesn't know yet."""
         tokens = cast(list[int], inputs.tolist())
-        if self._sampler.depends_on_tokens(self._row_ids):
+        if self._sampler.depends_on_tokens(self._sequence_ids):
             for row, token in zip(self.rows, tokens, strict=True):
                 self._take(row, token)
         return tokens
 
     def _take(self, row: DecodeRow, token: int) -> None:
         """Give the sampler the token that a row feeds next, unless it knows that."""
-        if not row.known and row.row_id not in self._taken:
-            self._taken.add(row.row_id)
-            self._sampler.accept(row.row_id, token)
+        if not row.known and row.sequence_id not in self._taken:
+            self._taken.add(row.sequence_id)
+            self._sampler.accept(row.sequence_id, token)
 
-    def _return(self, tokens: list[int], scores: list[PendingScores]) -> list[RowToken]:
+    def _return(self, tokens: list[int], scores: list[PendingScores]) -> list[GeneratedToken]:
         self._taken.clear()
         read: dict[int, Any] = {}
         for pending in scores:
@@ -387,9 +393,9 @@ class DecodeBatch:
             if row.known:
                 continue
             row.tokens.append(token)
-            row.made_tokens += 1
+            row.generated_tokens += 1
             row.left_tokens -= 1
-            made.append(RowToken(row.row_id, token, read.get(row.row_id)))
+            made.append(GeneratedToken(row.sequence_id, token, read.get(row.sequence_id)))
         return made
 
     def _clean_up(self) -> None:
@@ -407,13 +413,13 @@ class DecodeBatch:
 
 def _extended(
     row: DecodeRow, tokens: Sequence[int], scores: Mapping[tuple[int, int], TokenScores]
-) -> list[RowToken]:
+) -> list[GeneratedToken]:
     """Append tokens to a row; return them, with their ``scores`` by (row, place)."""
     row.tokens += tokens
-    row.made_tokens += len(tokens)
+    row.generated_tokens += len(tokens)
     row.left_tokens -= len(tokens)
     return [
-        RowToken(row.row_id, token, scores.get((row.row_id, place)))
+        GeneratedToken(row.sequence_id, token, scores.get((row.sequence_id, place)))
         for place, token in enumerate(tokens)
     ]
 

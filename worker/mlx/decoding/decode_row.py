@@ -15,12 +15,12 @@ from lmx.worker.mlx.media.spans import MediaSpans
 class DecodeRow:
     """A row's place in the batch."""
 
-    row_id: int
+    sequence_id: int
     tokens: list[int]
     """Its prompt, and the tokens that it has returned so far."""
     left_tokens: int
     salt: str
-    made_tokens: int = 0
+    generated_tokens: int = 0
     """How many of ``tokens`` belong to its answer."""
     known: bool = False
     """Whether the next token to feed is the last one of ``tokens``, instead of one that was drawn

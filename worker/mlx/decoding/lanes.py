@@ -17,7 +17,7 @@ from lmx.worker.mlx.decoding.decode_row import DecodeRow
 from lmx.worker.mlx.decoding.rollback import Blocks
 from lmx.worker.mlx.model.forward import Forward, PromptCache
 from lmx.worker.mlx.sampling.sampler import RowSampler
-from lmx.worker.scheduling.length_groups import LaneTurns, are_alike
+from lmx.worker.scheduling.length_buckets import BucketScheduler, batchable
 
 
 class FoundRow(NamedTuple):
@@ -40,7 +40,7 @@ class DecodeLanes:
         self._forward = forward
         self._sampler = sampler
         self._lanes: list[DecodeBatch] = []
-        self._turns = LaneTurns()
+        self._turns = BucketScheduler()
         self._change_s = 0.0
         """How long the last change to a lane of longer rows took, if that lane has not stepped
         since."""
@@ -74,7 +74,7 @@ class DecodeLanes:
         tokens, adapter = len(joining.row.tokens), joining.row.adapter
         for lane in self._lanes if self._together else ():
             lengths = [tokens, *(len(row.tokens) for row in lane.rows)]
-            if lane.adapter == adapter and are_alike(min(lengths), max(lengths)):
+            if lane.adapter == adapter and batchable(min(lengths), max(lengths)):
                 return lane.join(joining)
         lane = DecodeBatch(self._forward.with_adapter(adapter), self._sampler, self._blocks)
         failed = lane.join(joining)
@@ -111,7 +111,7 @@ class DecodeLanes:
         took_s = time.perf_counter() - began_s
         if lane is not in_turn[0]:
             took_s, self._change_s = took_s + self._change_s, 0.0
-        self._turns.took(in_turn, lane, took_s)
+        self._turns.record(in_turn, lane, took_s)
         return made
 
     def flush(self) -> DecodeStep:
@@ -122,10 +122,10 @@ class DecodeLanes:
                 made = _both(made, lane.flush())
         return made
 
-    def leave(self, row_ids: Collection[int]) -> None:
+    def leave(self, sequence_ids: Collection[int]) -> None:
         """Let rows go; ignores those that are not here."""
         for lane in self._lanes:
-            lane.leave(row_ids)
+            lane.leave(sequence_ids)
         self._lanes = [lane for lane in self._lanes if lane.rows]
 
     def give_up_slots(self) -> None:
@@ -133,10 +133,10 @@ class DecodeLanes:
         for lane in self._lanes:
             lane.give_up_slots()
 
-    def find(self, row_id: int) -> FoundRow | None:
+    def find(self, sequence_id: int) -> FoundRow | None:
         """Return a row; None: it is not here."""
         for lane in self._lanes:
-            if (here := lane.find(row_id)) is not None:
+            if (here := lane.find(sequence_id)) is not None:
                 row, place = here
                 return FoundRow(row, lane.prompt_cache, place)
         return None
@@ -148,7 +148,7 @@ class DecodeLanes:
         found: dict[str | int, DecodeBatch] = {}
         for place, lane in enumerate(self._lanes):
             longest = _longest(lane)
-            if are_alike(min(least, longest), max(least, longest)):
+            if batchable(min(least, longest), max(least, longest)):
                 found.setdefault(lane.adapter if self._together else place, lane)
         return list(found.values())
 
@@ -164,9 +164,9 @@ def _longest(lane: DecodeBatch) -> int:
 
 
 def _both(one: DecodeStep, other: DecodeStep) -> DecodeStep:
-    failed = {row_id for row_id, _ in one.failed}
+    failed = {sequence_id for sequence_id, _ in one.failed}
     return DecodeStep(
-        [*one.tokens, *(token for token in other.tokens if token.row_id not in failed)],
+        [*one.tokens, *(token for token in other.tokens if token.sequence_id not in failed)],
         [*one.failed, *other.failed],
         [*one.drafts, *other.drafts],
     )

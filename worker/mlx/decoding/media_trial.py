@@ -20,7 +20,7 @@ import structlog
 
 from lmx.protocol.errors import RequestError
 from lmx.protocol.states import MediaKind
-from lmx.worker.engine.values import EncodedPrompt, PromptSource, RowRequest, RowSampling
+from lmx.worker.engine.values import EncodedPrompt, PromptSource, SequenceRequest, SequenceSampling
 from lmx.worker.media.values import Media, MediaNeeds, Picture, Sound, Video
 from lmx.worker.mlx.decoding.media import token_types
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
@@ -81,7 +81,7 @@ def _narrowed(needs: MediaNeeds, works: frozenset[MediaKind]) -> MediaNeeds:
         needs,
         kinds=works,
         sample_rate_hz=needs.sample_rate_hz if hears else None,
-        hears_video=needs.hears_video and hears and MediaKind.VIDEO in works,
+        audio_in_video=needs.audio_in_video and hears and MediaKind.VIDEO in works,
     )
 
 
@@ -94,7 +94,7 @@ def _off(forward: Forward, prompt: EncodedPrompt) -> float:
     assert isinstance(media, MediaSpans)
     prefill = PromptPrefill(
         forward,
-        RowRequest(0, prompt.tokens, 1, RowSampling(0.0), media=media),
+        SequenceRequest(0, prompt.tokens, 1, SequenceSampling(0.0), media=media),
         forward.new_cache(),
         0,
     )

@@ -19,7 +19,7 @@ from mlx_vlm.generate.ar import (
 )
 from mlx_vlm.generate.common import _chunked_prefill_enabled
 
-from lmx.worker.engine.values import RowRequest, TokenScores
+from lmx.worker.engine.values import SequenceRequest, TokenScores
 from lmx.worker.mlx.decoding.media import PromptMediaReading
 from lmx.worker.mlx.media.spans import media_of
 from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states, trim_windows
@@ -41,7 +41,7 @@ class PromptPrefill:
     def __init__(
         self,
         forward: Forward,
-        row: RowRequest,
+        row: SequenceRequest,
         prompt_cache: PromptCache,
         cached_tokens: int,
         heard_tokens: int = 0,
@@ -60,7 +60,7 @@ class PromptPrefill:
         media = media_of(row)
         self.media = PromptMediaReading(forward, self._tokens, media) if media else None
         """Its pictures, sounds and videos; None: it has none."""
-        self.uncut_tokens = len(row.prompt) - row.made_tokens if forward.whole_prompts else 0
+        self.uncut_tokens = len(row.prompt) - row.generated_tokens if forward.whole_prompts else 0
         """How many of the first tokens must be processed at once. Those of an answer, with which a
         row comes back, see none behind them: they follow one by one."""
         arguments = forward.embed(self._tokens)

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lmx.worker.engine.values import RowRequest
+from lmx.worker.engine.values import SequenceRequest
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
 from lmx.worker.mlx.media.spans import media_of
 
@@ -36,7 +36,7 @@ _LEAST_SHARED_TOKENS: Final = 64
 class Prompt:
     """A row whose prompt is being read, or waits for that."""
 
-    row: RowRequest
+    row: SequenceRequest
     arrived_s: float
     tokens: npt.NDArray[np.int32]
     """Its tokens, or for one with media the keys by which it is compared
@@ -76,10 +76,10 @@ lowest is read first."""
 def urgencies(standings: dict[int, Standing]) -> dict[int, Urgency]:
     """Return how urgent each prompt is, by row: as its own row makes it, or as a row that waits for
     it does. A prompt must stand behind those that it waits for. Pure."""
-    found = {row_id: (one.priority, one.left_tokens) for row_id, one in standings.items()}
-    for row_id, one in reversed(standings.items()):
+    found = {sequence_id: (one.priority, one.left_tokens) for sequence_id, one in standings.items()}
+    for sequence_id, one in reversed(standings.items()):
         # All that wait for this one stand behind it, and have been here.
-        priority, _ = found[row_id]
+        priority, _ = found[sequence_id]
         for leader, tokens in one.waits_for.items():
             found[leader] = min(found[leader], (priority, tokens))
     return found
@@ -106,7 +106,7 @@ class PromptQueue:
     def __bool__(self) -> bool:
         return bool(self._prompts)
 
-    def add(self, row: RowRequest) -> None:
+    def add(self, row: SequenceRequest) -> None:
         """Add a row."""
         media = media_of(row)
         tokens = np.asarray(row.prompt, np.int32) if media is None else media.keyed(row.prompt)
@@ -117,33 +117,33 @@ class PromptQueue:
                 continue
             common = _common_tokens(tokens, other.tokens)
             if twin is None and common == len(tokens) == len(other.tokens):
-                twin = other.row.row_id if _are_alike(row, other.row) else None
+                twin = other.row.sequence_id if _are_alike(row, other.row) else None
             if row.prompt_logprobs is None and common >= _LEAST_SHARED_TOKENS:
                 # The last token of a prompt is never taken from the cache.
-                shared[other.row.row_id] = min(common, len(tokens) - 1)
-        self._prompts[row.row_id] = Prompt(row, time.monotonic(), tokens, shared, twin)
+                shared[other.row.sequence_id] = min(common, len(tokens) - 1)
+        self._prompts[row.sequence_id] = Prompt(row, time.monotonic(), tokens, shared, twin)
         self._waiting = None
 
-    def remove(self, row_id: int) -> Prompt | None:
+    def remove(self, sequence_id: int) -> Prompt | None:
         """Remove a row and return its prompt; None: it is not here."""
         self._waiting = None
-        prompt = self._prompts.pop(row_id, None)
-        self._found_tokens.pop(row_id, None)
-        self._may_begin.discard(row_id)
-        orphans = [other for other in self._prompts.values() if other.twin == row_id]
+        prompt = self._prompts.pop(sequence_id, None)
+        self._found_tokens.pop(sequence_id, None)
+        self._may_begin.discard(sequence_id)
+        orphans = [other for other in self._prompts.values() if other.twin == sequence_id]
         for other in self._prompts.values():
             # The row may come back with the same id, and then waits for those that came before.
-            other.shared.pop(row_id, None)
+            other.shared.pop(sequence_id, None)
         for orphan in orphans:
-            orphan.twin = orphans[0].row.row_id if orphan is not orphans[0] else None
+            orphan.twin = orphans[0].row.sequence_id if orphan is not orphans[0] else None
         return prompt
 
-    def take_twins(self, prompt: Prompt) -> list[RowRequest]:
+    def take_twins(self, prompt: Prompt) -> list[SequenceRequest]:
         """Remove and return the rows with the same prompt as this one that have not begun."""
-        row_id = prompt.row.row_id
-        twins = [other.row for other in self._prompts.values() if other.twin == row_id]
+        sequence_id = prompt.row.sequence_id
+        twins = [other.row for other in self._prompts.values() if other.twin == sequence_id]
         for row in twins:
-            self.remove(row.row_id)
+            self.remove(row.sequence_id)
         return twins
 
     def next(self, can_begin: Callable[[Prompt], bool]) -> Prompt | None:
@@ -154,24 +154,24 @@ class PromptQueue:
         """
         waits = self._waits()
         ready: dict[int, Prompt] = {}
-        for row_id, prompt in self._prompts.items():
-            if prompt.prefill is None and row_id not in self._may_begin:
-                if waits[row_id] or not can_begin(prompt):
+        for sequence_id, prompt in self._prompts.items():
+            if prompt.prefill is None and sequence_id not in self._may_begin:
+                if waits[sequence_id] or not can_begin(prompt):
                     continue
-                self._may_begin.add(row_id)
-            ready[row_id] = prompt
+                self._may_begin.add(sequence_id)
+            ready[sequence_id] = prompt
         if not ready:
             return None
         if self._turn % _OLDEST_EVERY == _OLDEST_EVERY - 1:
             return next(iter(ready.values()))
         urgency = urgencies(
             {
-                row_id: Standing(
+                sequence_id: Standing(
                     prompt.row.priority,
-                    self._left_tokens(prompt) if row_id in ready else 0,
-                    self._left_for(prompt, waits[row_id]),
+                    self._left_tokens(prompt) if sequence_id in ready else 0,
+                    self._left_for(prompt, waits[sequence_id]),
                 )
-                for row_id, prompt in self._prompts.items()
+                for sequence_id, prompt in self._prompts.items()
             }
         )
         return ready[min(ready, key=urgency.__getitem__)]
@@ -186,11 +186,11 @@ class PromptQueue:
     def stops(self, prompt: Prompt) -> list[int]:
         """Return after how many tokens the prompt's cache is to be kept: for its next turn, and
         where a prompt that waits for it takes another way."""
-        row_id = prompt.row.row_id
+        sequence_id = prompt.row.sequence_id
         ends = {
-            self._prompts[other].shared[row_id]
+            self._prompts[other].shared[sequence_id]
             for other, leaders in self._waits().items()
-            if prompt in leaders and row_id in self._prompts[other].shared
+            if prompt in leaders and sequence_id in self._prompts[other].shared
         }
         return sorted({*prompt.checkpoints, *ends})
 
@@ -200,12 +200,12 @@ class PromptQueue:
         if self._waiting is not None:
             return self._waiting
         waits: dict[int, list[Prompt]] = {}
-        for row_id, prompt in self._prompts.items():
-            waits[row_id] = [
+        for sequence_id, prompt in self._prompts.items():
+            waits[sequence_id] = [
                 leader
                 for leader in self._leaders(prompt)
                 # With a twin it shares whatever that waits for.
-                if not waits[leader.row.row_id] or leader.row.row_id == prompt.twin
+                if not waits[leader.row.sequence_id] or leader.row.sequence_id == prompt.twin
             ]
         self._waiting = waits
         return waits
@@ -217,9 +217,9 @@ class PromptQueue:
         if prompt.twin is not None:
             return [self._prompts[prompt.twin]]
         here = [
-            (self._prompts[row_id], common)
-            for row_id, common in prompt.shared.items()
-            if row_id in self._prompts
+            (self._prompts[sequence_id], common)
+            for sequence_id, common in prompt.shared.items()
+            if sequence_id in self._prompts
         ]
         found = self._known_found(prompt) if here else None
         if found is None:
@@ -241,25 +241,29 @@ class PromptQueue:
         """Return how many tokens each of the leaders must read before the prompt need not wait for
         it, by row."""
         # Short twins share no part that is worth being kept, but the end.
-        ends = ((leader, prompt.shared.get(leader.row.row_id)) for leader in leaders)
+        ends = ((leader, prompt.shared.get(leader.row.sequence_id)) for leader in leaders)
         return {
-            leader.row.row_id: (len(prompt.tokens) - 1 if end is None else end) - leader.done_tokens
+            leader.row.sequence_id: (len(prompt.tokens) - 1 if end is None else end)
+            - leader.done_tokens
             for leader, end in ends
         }
 
     def _known_found(self, prompt: Prompt) -> int | None:
-        row_id = prompt.row.row_id
-        if row_id not in self._found_tokens:
-            self._found_tokens[row_id] = self._found(prompt)
-        return self._found_tokens[row_id]
+        sequence_id = prompt.row.sequence_id
+        if sequence_id not in self._found_tokens:
+            self._found_tokens[sequence_id] = self._found(prompt)
+        return self._found_tokens[sequence_id]
 
 
-def _are_alike(one: RowRequest, other: RowRequest) -> bool:
+def _are_alike(one: SequenceRequest, other: SequenceRequest) -> bool:
     """Return whether everything that is computed for one row's prompt is right for the other."""
     if one.beam is not None or other.beam is not None:
         return False
     # Where a prompt is read at once, it counts which of its tokens are of an answer.
-    return (one.prompt_logprobs, one.made_tokens) == (other.prompt_logprobs, other.made_tokens)
+    return (one.prompt_logprobs, one.generated_tokens) == (
+        other.prompt_logprobs,
+        other.generated_tokens,
+    )
 
 
 def _common_tokens(one: npt.NDArray[np.int32], other: npt.NDArray[np.int32]) -> int:

@@ -23,7 +23,7 @@ from mlx_vlm.models.cache import (
 )
 from mlx_vlm.speculative.cache_state import iter_leaf_caches, start_speculative_cache
 
-from lmx.worker.engine.values import RowRequest, RowSampling
+from lmx.worker.engine.values import SequenceRequest, SequenceSampling
 from lmx.worker.mlx.decoding.batching import difference, without_forbidden
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
 from lmx.worker.mlx.model.batch_slots import MOST_PADDING_TOKENS, SlottedKVCache, join
@@ -211,7 +211,7 @@ class _Rows(NamedTuple):
 
 
 def _read(forward: Forward, prompt: list[int], cache: PromptCache) -> _Rows:
-    prefill = PromptPrefill(forward, RowRequest(0, prompt, 1, RowSampling(0.0)), cache, 0)
+    prefill = PromptPrefill(forward, SequenceRequest(0, prompt, 1, SequenceSampling(0.0)), cache, 0)
     prefill.finish()
     mx.eval(cache_states(prefill.prompt_cache))
     return _Rows(prefill.prompt_cache, prefill.rope_deltas())

@@ -15,8 +15,8 @@ from typing import Final
 import mlx.core as mx
 
 from lmx.worker.engine.values import (
-    RowRequest,
-    RowStarted,
+    PrefillFinished,
+    SequenceRequest,
     StepOutput,
 )
 from lmx.worker.mlx.decoding.batching import Company
@@ -83,7 +83,7 @@ class RowSet:
         does."""
         return self._company is not Company.ALONE or self.idle
 
-    def admit(self, row: RowRequest) -> None:
+    def admit(self, row: SequenceRequest) -> None:
         """Add a row, which waits until its prompt is read."""
         self._enter(row)
         self._prompts.add(row)
@@ -107,14 +107,14 @@ class RowSet:
         self._shortest = standing.after(work)
         return made
 
-    def remove(self, row_id: int) -> None:
+    def remove(self, sequence_id: int) -> None:
         """Remove a row, wherever it is."""
-        if (prompt := self._prompts.remove(row_id)) is not None:
-            self._forget(row_id)
+        if (prompt := self._prompts.remove(sequence_id)) is not None:
+            self._forget(sequence_id)
             if prompt.prefill is not None:
                 mx.clear_cache()
-        elif self._searches.pop(row_id, None) is None:
-            self._end([row_id], keep=True)
+        elif self._searches.pop(sequence_id, None) is None:
+            self._end([sequence_id], keep=True)
 
     def flush(self) -> StepOutput:
         """Return the tokens that are drawn and not returned. A row's cache then lacks its last
@@ -124,22 +124,22 @@ class RowSet:
             self._take_step(self._lanes.flush(), made)
         return made
 
-    def preempt(self, row_id: int) -> Sequence[int] | None:
+    def preempt(self, sequence_id: int) -> Sequence[int] | None:
         """Remove a row, and return the tokens that it has made; None: it is a beam search, and
         stays."""
-        if row_id in self._searches:
+        if sequence_id in self._searches:
             return None
-        if (prompt := self._prompts.remove(row_id)) is not None:
-            self._forget(row_id)
+        if (prompt := self._prompts.remove(sequence_id)) is not None:
+            self._forget(sequence_id)
             if prompt.prefill is not None:
                 self._keep_prompt(prompt.prefill)
                 mx.clear_cache()
-            return prompt.row.made
-        here = self._lanes.find(row_id)
+            return prompt.row.generated
+        here = self._lanes.find(sequence_id)
         if here is None:
             return None
-        made = here.row.tokens[len(here.row.tokens) - here.row.made_tokens :]
-        self._end([row_id], keep=True)
+        made = here.row.tokens[len(here.row.tokens) - here.row.generated_tokens :]
+        self._end([sequence_id], keep=True)
         self.shrink()
         return made
 
@@ -184,8 +184,8 @@ class RowSet:
                 lambda batch: self._step_batch(batch, alone=alone), longer=longer
             )
             self._take_step(step, made)
-        for row_id in list(self._searches):
-            self._search(row_id, made)
+        for sequence_id in list(self._searches):
+            self._search(sequence_id, made)
         if not alone and self._lanes.ahead:
             self._take_step(self._lanes.flush(), made)
         self._pace.decoded(time.perf_counter() - began_s)
@@ -195,25 +195,25 @@ class RowSet:
         made.drafts += step.drafts
         if step.failed:
             made.failed += step.failed
-            self._end([row_id for row_id, _ in step.failed], keep=False)
-        self._end([row.row_id for row in self._lanes.rows if row.left_tokens <= 0], keep=True)
+            self._end([sequence_id for sequence_id, _ in step.failed], keep=False)
+        self._end([row.sequence_id for row in self._lanes.rows if row.left_tokens <= 0], keep=True)
 
     def _step_batch(self, batch: DecodeBatch, *, alone: bool) -> DecodeStep:
         if self._speculation is None:
             return batch.step()
         return self._speculation.step(batch, alone=alone and not self._searches)
 
-    def _search(self, row_id: int, made: StepOutput) -> None:
+    def _search(self, sequence_id: int, made: StepOutput) -> None:
         try:
-            found = self._searches[row_id].step()
+            found = self._searches[sequence_id].step()
         except Exception as error:  # Its constraint's: it concerns this row alone.
-            made.failed.append((row_id, error))
-            del self._searches[row_id]
+            made.failed.append((sequence_id, error))
+            del self._searches[sequence_id]
             return
         made.search_tokens += 1
         if found is not None:
-            made.found.append((row_id, found))
-            del self._searches[row_id]
+            made.found.append((sequence_id, found))
+            del self._searches[sequence_id]
 
     def _can_begin(self, prompt: Prompt) -> bool:
         """Return whether its prefix is in memory, as far as it will be. While other rows have work,
@@ -244,11 +244,11 @@ class RowSet:
         except Exception as error:  # Such as for a buffer that is too large for the device.
             # Until it joins, its arrays are its own, and nobody else is concerned. If it is the
             # device that failed, also what others compute, the batch sees that in the error.
-            made.failed.append((row.row_id, error))
-            self.remove(row.row_id)
+            made.failed.append((row.sequence_id, error))
+            self.remove(row.sequence_id)
             return
         twins = self._prompts.take_twins(prompt)
-        self._prompts.remove(row.row_id)
+        self._prompts.remove(row.sequence_id)
         # An update in place must not reach another row's cache.
         caches = [copy.deepcopy(prefill.prompt_cache) for _ in twins]
         self._join(row, prefill, prefill.cached_tokens, prefill.prompt_cache, logits, made)
@@ -276,7 +276,7 @@ class RowSet:
         forward = self._forward.with_adapter(row.adapter)
         heard_tokens = 0
         if self._speculation is not None and row.beam is None:
-            heard_tokens = self._speculation.heard_tokens(row.row_id)
+            heard_tokens = self._speculation.heard_tokens(row.sequence_id)
         return PromptPrefill(forward, row, prompt_cache, cached_tokens, heard_tokens)
 
     def _encode(self, prefill: PromptPrefill, decoding: bool, made: StepOutput) -> bool:
@@ -339,7 +339,7 @@ class RowSet:
 
     def _join(
         self,
-        row: RowRequest,
+        row: SequenceRequest,
         prefill: PromptPrefill,
         cached_tokens: int,
         prompt_cache: PromptCache,
@@ -347,10 +347,10 @@ class RowSet:
         made: StepOutput,
     ) -> None:
         """Let a row decode, with its own cache of its prompt."""
-        started = RowStarted(row.row_id, cached_tokens, prefill.scores)
+        started = PrefillFinished(row.sequence_id, cached_tokens, prefill.scores)
         if row.max_tokens == 0:
             # The prompt was all that had to be computed.
-            self._forget(row.row_id)
+            self._forget(row.sequence_id)
             made.started.append(started)
             return
         deltas = prefill.rope_deltas()
@@ -360,25 +360,29 @@ class RowSet:
             made.started.append(started)
             return
         decode_row = DecodeRow(
-            row.row_id,
+            row.sequence_id,
             list(row.prompt),
             row.max_tokens,
             row.cache_salt,
-            row.made_tokens,
+            row.generated_tokens,
             adapter=row.adapter,
             media=media_of(row),
         )
         failed = self._lanes.join(Joining(decode_row, prompt_cache, logits, deltas))
         if failed:
             made.failed += failed
-            self._forget(row.row_id)
+            self._forget(row.sequence_id)
             return
         if self._speculation is not None and prefill.hidden is not None:
-            self._speculation.hear(row.row_id, prefill.hidden)
+            self._speculation.hear(row.sequence_id, prefill.hidden)
         made.started.append(started)
 
     def _start_search(
-        self, row: RowRequest, prompt_cache: PromptCache, logits: mx.array, deltas: mx.array | None
+        self,
+        row: SequenceRequest,
+        prompt_cache: PromptCache,
+        logits: mx.array,
+        deltas: mx.array | None,
     ) -> None:
         assert row.beam is not None
         adapted = self._forward.with_adapter(row.adapter)
@@ -388,7 +392,7 @@ class RowSet:
             each = None if deltas is None else mx.broadcast_to(deltas, (rows, deltas.shape[1]))
             return adapted.decode(tokens, cache, each)[:, -1, :]
 
-        self._searches[row.row_id] = BeamGroup(
+        self._searches[row.sequence_id] = BeamGroup(
             forward,
             prompt_cache,
             logits,
@@ -405,28 +409,33 @@ class RowSet:
         if self._prefixes is not None:
             self._prefixes.store(prefill.keys, prefill.prompt_cache, prefill.row.cache_salt)
 
-    def _end(self, row_ids: Sequence[int], *, keep: bool) -> None:
+    def _end(self, sequence_ids: Sequence[int], *, keep: bool) -> None:
         """Remove decoding rows. With ``keep``, their caches are stored for the next turn."""
-        if not row_ids:
+        if not sequence_ids:
             return
-        for row_id in row_ids:
-            self._forget(row_id)
-            here = self._lanes.find(row_id)
+        for sequence_id in sequence_ids:
+            self._forget(sequence_id)
+            here = self._lanes.find(sequence_id)
             if keep and self._prefixes is not None and here is not None:
                 row = here.row
                 self._prefixes.store(row.keys, here.prompt_cache, row.salt, here.place)
-        self._lanes.leave(row_ids)
+        self._lanes.leave(sequence_ids)
 
-    def _enter(self, row: RowRequest) -> None:
+    def _enter(self, row: SequenceRequest) -> None:
         if row.beam is None:
-            prompt = row.prompt[: len(row.prompt) - row.made_tokens]
+            prompt = row.prompt[: len(row.prompt) - row.generated_tokens]
             self._sampler.add(
-                row.row_id, row.sampling, prompt, row.constraint, row.top_logprobs, row.made
+                row.sequence_id,
+                row.sampling,
+                prompt,
+                row.constraint,
+                row.top_logprobs,
+                row.generated,
             )
             if self._speculation is not None:
-                self._speculation.add(row.row_id, row.assist)
+                self._speculation.add(row.sequence_id, row.assist)
 
-    def _forget(self, row_id: int) -> None:
-        self._sampler.remove(row_id)
+    def _forget(self, sequence_id: int) -> None:
+        self._sampler.remove(sequence_id)
         if self._speculation is not None:
-            self._speculation.remove(row_id)
+            self._speculation.remove(sequence_id)

@@ -193,31 +193,31 @@ class Speculation:
         self._ended_s: float | None = None
         self._last_tried = False
 
-    def add(self, row_id: int, assist: Assist) -> None:
+    def add(self, sequence_id: int, assist: Assist) -> None:
         """Guess for this row once it decodes, with its own parameters if it has some."""
         tokens = assist.num_assistant_tokens or self._spec.num_assistant_tokens
         threshold = assist.assistant_confidence_threshold
         if threshold is None:
             threshold = self._spec.assistant_confidence_threshold
-        self._rows[row_id] = _Row(
+        self._rows[sequence_id] = _Row(
             SpeculationPace(self._experience, min(tokens, MAX_ASSISTANT_TOKENS)),
             threshold,
             self._guesser.open_row(assist),
         )
 
-    def heard_tokens(self, row_id: int) -> int:
+    def heard_tokens(self, sequence_id: int) -> int:
         """Return of how many of its prompt's last tokens a row wants to hear the hidden states. It
         is 0 while no guesses are made for it."""
-        mine = self._rows.get(row_id)
+        mine = self._rows.get(sequence_id)
         return 0 if mine is None or mine.pace.pausing else self._guesser.heard_tokens
 
-    def hear(self, row_id: int, hidden: HiddenStates) -> None:
+    def hear(self, sequence_id: int, hidden: HiddenStates) -> None:
         """Take the hidden states of a row's prompt."""
-        self._rows[row_id].guesser.hear(hidden)
+        self._rows[sequence_id].guesser.hear(hidden)
 
-    def remove(self, row_id: int) -> None:
+    def remove(self, sequence_id: int) -> None:
         """Forget a row, and free what its guesser holds; ignores one that is unknown."""
-        if self._rows.pop(row_id, None) is not None:
+        if self._rows.pop(sequence_id, None) is not None:
             self._ended_s = None
 
     def step(self, batch: DecodeBatch, *, alone: bool) -> DecodeStep:
@@ -247,7 +247,7 @@ class Speculation:
         for row, token, count in zip(rows, batch.drawn(), wanted, strict=True):
             sure = batch.sure_after(row, token)[: row.left_tokens - 1] if count else ()
             if sure:
-                certain.add(row.row_id)
+                certain.add(row.sequence_id)
             guessed.append(mx.array(list(sure)) if sure else self._guess(row, token, count))
         guesses = None
         if not batch.in_step or all(guess is not None for guess in guessed):
@@ -256,12 +256,12 @@ class Speculation:
             step = batch.step(listen=listen)
         else:
             step = batch.verify(guesses, self._end_ids, listen=listen)
-        accepted = {drafts.row_id: drafts.accepted_tokens for drafts in step.drafts}
+        accepted = {drafts.sequence_id: drafts.accepted_tokens for drafts in step.drafts}
         took_s = self._took_s(tried=True)
         for row, count, guess in zip(rows, wanted, guessed, strict=True):
-            right = accepted.get(row.row_id, 0)
-            mine = self._rows[row.row_id]
-            if row.row_id in certain:
+            right = accepted.get(row.sequence_id, 0)
+            mine = self._rows[row.sequence_id]
+            if row.sequence_id in certain:
                 mine.guesser.keep(0)  # It has guessed nothing.
                 continue
             mine.guesser.keep(right)
@@ -280,7 +280,7 @@ class Speculation:
             return
         for row, states in zip(rows, step.hidden, strict=True):
             begin = len(row.tokens) - states.shape[1]
-            self._rows[row.row_id].guesser.hear(HiddenStates(begin, states))
+            self._rows[row.sequence_id].guesser.hear(HiddenStates(begin, states))
 
     def _wanted(self, batch: DecodeBatch) -> list[int]:
         """Return for each row how many tokens to guess."""
@@ -289,7 +289,7 @@ class Speculation:
         return wanted if all(wanted) or not batch.in_step else []
 
     def _wanted_by(self, row: DecodeRow, rows: Sequence[DecodeRow]) -> int:
-        mine = self._rows[row.row_id]
+        mine = self._rows[row.sequence_id]
         # One token is drawn already.
         most = min(mine.pace.tokens(len(rows)), row.left_tokens - 1, room_tokens(row, rows))
         if mine.pace.pausing:
@@ -313,20 +313,20 @@ class Speculation:
     def _guess(self, row: DecodeRow, drawn: int, count: int) -> mx.array | None:
         if not count or drawn in self._end_ids:
             return None
-        guesser = self._rows[row.row_id].guesser
+        guesser = self._rows[row.sequence_id].guesser
         # With the noise of the row's own draw it is more often right than the likeliest token.
         # But penalties and grammars know only the tokens up to the first guess.
-        alike = not self._sampler.depends_on_tokens([row.row_id])
+        alike = not self._sampler.depends_on_tokens([row.sequence_id])
 
         def choose(logits: mx.array, guessed: int) -> mx.array:
             if not alike:
                 return mx.argmax(logits, axis=-1)
-            first = row.made_tokens + (not row.known) + guessed
+            first = row.generated_tokens + (not row.known) + guessed
             positions = list(range(first, first + logits.shape[0]))
-            return self._sampler.sample(logits, [row.row_id] * len(positions), positions)
+            return self._sampler.sample(logits, [row.sequence_id] * len(positions), positions)
 
         rest = _rest(row, drawn, guesser.read_tokens)
-        threshold = self._rows[row.row_id].confidence_threshold
+        threshold = self._rows[row.sequence_id].confidence_threshold
         return guesser.guess(rest, count, choose, threshold)
 
     def _step_plainly(self, batch: DecodeBatch, *, listen: bool) -> DecodeStep:
@@ -336,7 +336,7 @@ class Speculation:
         if took_s is not None:
             self._experience.measured(len(rows), took_s)
         for row in rows:
-            mine = self._rows[row.row_id]
+            mine = self._rows[row.sequence_id]
             if mine.pace.pausing:
                 _look_back(mine, row.tokens)
             mine.pace.rested()

@@ -13,7 +13,7 @@ from lmx.worker.mlx.decoding.decode_row import DecodeRow
 from lmx.worker.mlx.decoding.rollback import Blocks
 from lmx.worker.mlx.model.forward import Forward, PromptCache
 from lmx.worker.mlx.sampling.sampler import RowSampler
-from lmx.worker.scheduling.length_groups import most_alike
+from lmx.worker.scheduling.length_buckets import max_batchable_tokens
 
 _MOST_FED_TOKENS: Final = 32
 """How many tokens a step feeds at most, for all rows, where some are known in advance. Beyond some
@@ -28,14 +28,14 @@ class SureTokens:
         self._sampler = sampler
         self._blocks = blocks
 
-    def possible(self, row_ids: Sequence[int]) -> bool:
+    def possible(self, sequence_ids: Sequence[int]) -> bool:
         """Return whether there may be such tokens, and the caches may take them. Called at every
         step."""
         return (
             self._blocks.right
-            and self._sampler.needs_tokens(row_ids)
-            and _most_tokens(len(row_ids)) > 0
-            and (self._blocks.apart or len(row_ids) == 1)
+            and self._sampler.needs_tokens(sequence_ids)
+            and _most_tokens(len(sequence_ids)) > 0
+            and (self._blocks.apart or len(sequence_ids) == 1)
         )
 
     def after(self, row: DecodeRow, token: int, rows: Sequence[DecodeRow]) -> list[int]:
@@ -43,7 +43,7 @@ class SureTokens:
         knows."""
         most_tokens = min(_most_tokens(len(rows)), room_tokens(row, rows))
         vocabulary = self._forward.vocabulary_size
-        return self._sampler.foresee(row.row_id, token, vocabulary, most_tokens)
+        return self._sampler.foresee(row.sequence_id, token, vocabulary, most_tokens)
 
     def pays(self, sure: Sequence[Sequence[int]], prompt_cache: PromptCache) -> bool:
         """Return whether a step pays that makes so many more tokens of each row.
@@ -72,4 +72,4 @@ def room_tokens(row: DecodeRow, rows: Sequence[DecodeRow]) -> int:
     if len(rows) == 1:
         return left_tokens
     shortest_tokens = min(len(each.tokens) for each in rows)
-    return min(left_tokens, most_alike(shortest_tokens) - tokens)
+    return min(left_tokens, max_batchable_tokens(shortest_tokens) - tokens)

@@ -42,7 +42,7 @@ class Drawn(NamedTuple):
 def draw(
     logits: mx.array,
     guesses: Guesses,
-    row_ids: Sequence[int],
+    sequence_ids: Sequence[int],
     positions: Sequence[int],
     sampler: RowSampler,
     end_ids: Collection[int],
@@ -58,19 +58,19 @@ def draw(
     """
     rows, width, _ = logits.shape
     everything: list[list[int]] | None = None
-    if sampler.depends_on_tokens(row_ids):
+    if sampler.depends_on_tokens(sequence_ids):
         mx.async_eval(logits)  # type: ignore[no-untyped-call]
     else:
-        everything = _draw_everything(logits, row_ids, positions, sampler)
+        everything = _draw_everything(logits, sequence_ids, positions, sampler)
     guessed: Any = guesses.tokens.tolist()
-    drawn: list[list[int]] = [[] for _ in row_ids]
+    drawn: list[list[int]] = [[] for _ in sequence_ids]
     going = list(range(rows))
     for offset in range(width):
         tokens: Any
         if everything is None:
             tokens = sampler.sample(
                 logits[mx.array(going), offset],
-                [row_ids[row] for row in going],
+                [sequence_ids[row] for row in going],
                 [positions[row] + offset for row in going],
             ).tolist()
         else:
@@ -84,19 +84,19 @@ def draw(
         if not right or (in_step and len(right) < rows):
             break
         for row in right:
-            sampler.accept(row_ids[row], drawn[row][-1])
+            sampler.accept(sequence_ids[row], drawn[row][-1])
         going = right
     return [Drawn(tokens[:-1], tokens[-1]) for tokens in drawn]
 
 
 def _draw_everything(
-    logits: mx.array, row_ids: Sequence[int], positions: Sequence[int], sampler: RowSampler
+    logits: mx.array, sequence_ids: Sequence[int], positions: Sequence[int], sampler: RowSampler
 ) -> list[list[int]]:
     """Draw at all positions at once: no draw depends on the one before."""
     rows, width, vocabulary = logits.shape
     tokens = sampler.sample(
         logits.reshape(rows * width, vocabulary),
-        [row_id for row_id in row_ids for _ in range(width)],
+        [sequence_id for sequence_id in sequence_ids for _ in range(width)],
         [position + offset for position in positions for offset in range(width)],
     )
     return cast(list[list[int]], tokens.reshape(rows, width).tolist())
@@ -111,7 +111,7 @@ class DrawnScores(NamedTuple):
 
 
 def score(
-    logits: mx.array, drawn: Sequence[Drawn], row_ids: Sequence[int], sampler: RowSampler
+    logits: mx.array, drawn: Sequence[Drawn], sequence_ids: Sequence[int], sampler: RowSampler
 ) -> DrawnScores:
     """Score what was drawn from ``logits``. Blocks where a row wants scores."""
     following: list[PendingScores] = []
@@ -119,10 +119,10 @@ def score(
         last = [row for row, made in enumerate(drawn) if len(made.accepted) == offset]
         if last:
             tokens = [drawn[row].following for row in last]
-            scores = _score_some(logits, last, offset, tokens, row_ids, sampler)
+            scores = _score_some(logits, last, offset, tokens, sequence_ids, sampler)
             if scores is not None:
                 following.append(scores)
-    accepted = score_known(logits, [row.accepted for row in drawn], row_ids, sampler)
+    accepted = score_known(logits, [row.accepted for row in drawn], sequence_ids, sampler)
     mx.eval([scores.arrays for scores in following])
     return DrawnScores(accepted, following)
 
@@ -130,7 +130,7 @@ def score(
 def score_known(
     logits: mx.array,
     known: Sequence[Sequence[int]],
-    row_ids: Sequence[int],
+    sequence_ids: Sequence[int],
     sampler: RowSampler,
 ) -> dict[tuple[int, int], TokenScores]:
     """Return the scores of each row's ``known`` tokens by ``logits`` [rows, tokens, vocabulary], by
@@ -139,14 +139,14 @@ def score_known(
     for offset in range(max(map(len, known))):
         rows = [row for row, tokens in enumerate(known) if len(tokens) > offset]
         tokens = [known[row][offset] for row in rows]
-        scores = _score_some(logits, rows, offset, tokens, row_ids, sampler)
+        scores = _score_some(logits, rows, offset, tokens, sequence_ids, sampler)
         if scores is not None:
             pending[offset] = scores
     mx.eval([scores.arrays for scores in pending.values()])
     return {
-        (row_id, offset): scores
+        (sequence_id, offset): scores
         for offset, read in pending.items()
-        for row_id, scores in read.read().items()
+        for sequence_id, scores in read.read().items()
     }
 
 
@@ -155,8 +155,8 @@ def _score_some(
     rows: Sequence[int],
     offset: int,
     tokens: Sequence[int],
-    row_ids: Sequence[int],
+    sequence_ids: Sequence[int],
     sampler: RowSampler,
 ) -> PendingScores | None:
-    some = [row_ids[row] for row in rows]
+    some = [sequence_ids[row] for row in rows]
     return sampler.scores(logits[mx.array(list(rows)), offset], mx.array(list(tokens)), some)

@@ -209,7 +209,7 @@ def media_needs(processor: Any, model_type: str, kinds: frozenset[MediaKind]) ->
         sample_rate_hz=_sample_rate_hz(processor) if hears else None,
         max_items=_max_items(processor, model_type, taken),
         max_frames=_max_frames(processor) if MediaKind.VIDEO in taken else None,
-        hears_video=hears and MediaKind.VIDEO in taken,
+        audio_in_video=hears and MediaKind.VIDEO in taken,
     )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lmx.protocol.states import MediaKind
-from lmx.worker.engine.values import PromptMedia, RowRequest
+from lmx.worker.engine.values import PromptMedia, SequenceRequest
 
 _LEAST_WORDS: Final = 5
 """So many words of 31 bits are enough to tell any two media apart, whoever chose them."""
@@ -118,7 +118,7 @@ def _size_bytes(value: Any) -> int:
     return int(getattr(value, "nbytes", 0))
 
 
-def media_of(row: RowRequest) -> MediaSpans | None:
+def media_of(row: SequenceRequest) -> MediaSpans | None:
     """Return the media of a row's prompt; None: it has none."""
     media = row.media
     assert media is None or isinstance(media, MediaSpans)

@@ -15,7 +15,7 @@ from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages.specs import WorkerSpec
 from lmx.protocol.models.checkpoint import CheckpointConfig
 from lmx.protocol.states import LoadPhase, ModelKind
-from lmx.worker.constraints.vocabulary import takes_grammars
+from lmx.worker.constraints.vocabulary import supports_grammars
 from lmx.worker.engine.interfaces import LoadReporter
 from lmx.worker.engine.values import ModelFacts
 from lmx.worker.formats.families.table import parser_for
@@ -149,7 +149,7 @@ def load_model(spec: WorkerSpec, advanced: LoadReporter) -> LoadedModel:
         tool_parser=_tool_parser(tokenizer, spec.tool_parser),
         calls_in_open_thought=spec.calls_in_open_thought,
         converses=bool(tokenizer.chat_template),
-        grammars=takes_grammars(tokenizer),
+        grammars=supports_grammars(tokenizer),
         adapters=adapters.problems,
         media=checkpoint.media,
         remarks=checkpoint.remarks,

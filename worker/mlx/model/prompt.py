@@ -13,7 +13,7 @@ from lmx.protocol.messages.data import Thinking
 from lmx.worker.engine.values import EncodedPrompt, ModelFacts, PromptSource
 from lmx.worker.formats.families.table import family_of
 from lmx.worker.mlx.media.prompt import MediaPrompts
-from lmx.worker.templates.abilities import TemplateAbilities, find_abilities
+from lmx.worker.templates.capabilities import TemplateCapabilities, probe_capabilities
 from lmx.worker.templates.chat_template import ChatTemplate
 from lmx.worker.templates.fitting import Fitting, fit
 from lmx.worker.templates.history import for_template, joined
@@ -209,13 +209,13 @@ class PromptEncoder:
             raise self._hopeless(error.text_bytes, "messages") from error
 
     @functools.cached_property
-    def abilities(self) -> TemplateAbilities:
+    def abilities(self) -> TemplateCapabilities:
         """What the template takes. The first look finds it out; raises ``OSError`` as
         :meth:`Renderer.render` does."""
         source = self._tokenizer.chat_template
         if not source:
-            return TemplateAbilities(Fitting(tools_in_words=True))
-        return find_abilities(
+            return TemplateCapabilities(Fitting(tools_in_words=True))
+        return probe_capabilities(
             self._template, mentions_tools="tools" in str(source), efforts=self._family.efforts
         )
 

@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from lmx.worker.engine.values import RowSampling
+from lmx.worker.engine.values import SequenceSampling
 from lmx.worker.mlx.sampling.filters import (
     LANES,
     Filters,
@@ -158,7 +158,7 @@ class _Group:
 class DrawGroups:
     """The rows of a batch, sorted by kind once, for as long as the batch has these rows."""
 
-    def __init__(self, rows: Sequence[RowSampling]) -> None:
+    def __init__(self, rows: Sequence[SequenceSampling]) -> None:
         kinds: dict[_Kind, list[int]] = {}
         for index, row in enumerate(rows):
             kinds.setdefault(_kind(row), []).append(index)
@@ -188,16 +188,16 @@ def warm_up_draws(vocabulary: int) -> None:
     On a CPU, MLX runs a compiler for seconds if no process has done so since the machine was
     started; the first requests must not wait for that.
     """
-    ways = [RowSampling(1.0), RowSampling(1.0, top_k=1)]
+    ways = [SequenceSampling(1.0), SequenceSampling(1.0, top_k=1)]
     if mx.metal.is_available():
-        ways += [RowSampling(1.0, top_p=0.9), RowSampling(1.0, typical_p=0.9)]
+        ways += [SequenceSampling(1.0, top_p=0.9), SequenceSampling(1.0, typical_p=0.9)]
     for sampling in ways:
         for rows in (1, 2):
             group = DrawGroups([sampling] * rows)
             mx.eval(group.draw(mx.zeros((rows, vocabulary)), [0] * rows))
 
 
-def _kind(sampling: RowSampling) -> _Kind:
+def _kind(sampling: SequenceSampling) -> _Kind:
     if sampling.temperature < _GREEDY_BELOW:
         return _Kind(greedy=True)
     count = 0
@@ -208,7 +208,7 @@ def _kind(sampling: RowSampling) -> _Kind:
     return _Kind(False, count, costly_filters(sampling))
 
 
-def _make_group(kind: _Kind, batch: Sequence[RowSampling], places: list[int]) -> _Group:
+def _make_group(kind: _Kind, batch: Sequence[SequenceSampling], places: list[int]) -> _Group:
     rows = [batch[index] for index in places]
     return _Group(
         kind,

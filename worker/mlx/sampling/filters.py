@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, TypeVar, cast
 
 import mlx.core as mx
 
-from lmx.worker.engine.values import RowSampling
+from lmx.worker.engine.values import SequenceSampling
 
 LANES: Final = 128
 """Long rows are padded to a multiple of this, and summed in so many lanes at once: five times
@@ -42,10 +42,10 @@ class Filters(NamedTuple):
     min_p: mx.array | None
 
     @classmethod
-    def of(cls, rows: Sequence[RowSampling]) -> Filters:
+    def of(cls, rows: Sequence[SequenceSampling]) -> Filters:
         """Return the parameters of rows that have the same :func:`costly_filters`."""
 
-        def column(value: Callable[[RowSampling], float]) -> mx.array:
+        def column(value: Callable[[SequenceSampling], float]) -> mx.array:
             return mx.array([[value(row)] for row in rows])
 
         return cls(
@@ -55,7 +55,7 @@ class Filters(NamedTuple):
         )
 
 
-def costly_filters(row: RowSampling) -> tuple[bool, ...]:
+def costly_filters(row: SequenceSampling) -> tuple[bool, ...]:
     """Return which filters a row has that cost more than one operation. Rows without such a filter
     must not pay for it because others have it."""
     return row.typical_p < 1, row.top_p < 1

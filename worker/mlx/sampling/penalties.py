@@ -20,7 +20,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from lmx.worker.engine.values import RowSampling
+from lmx.worker.engine.values import SequenceSampling
 
 _MOST_TAKEN: Final = 256
 """After so many tokens, the edits of a batch are made anew."""
@@ -43,7 +43,9 @@ class _Slots(NamedTuple):
 class RowEdits:
     """The edits of one row, as the host knows them."""
 
-    def __init__(self, sampling: RowSampling, prompt: Sequence[int], made: Sequence[int]) -> None:
+    def __init__(
+        self, sampling: SequenceSampling, prompt: Sequence[int], made: Sequence[int]
+    ) -> None:
         """``made``: the tokens of its answer that the row has already."""
         self.sampling = sampling
         self.counts = (
@@ -62,7 +64,7 @@ class RowEdits:
         self._ends = sorted(sampling.end_ids) if sampling.min_tokens > 0 else []
 
     @staticmethod
-    def needed(sampling: RowSampling) -> bool:
+    def needed(sampling: SequenceSampling) -> bool:
         """Return whether such a row has edits at all."""
         return bool(
             sampling.repetition_penalty != 1

@@ -31,7 +31,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from lmx.worker.engine.values import Constraint, RowSampling, TokenScores
+from lmx.worker.engine.values import Constraint, SequenceSampling, TokenScores
 from lmx.worker.mlx.sampling.draw import DrawGroups
 from lmx.worker.mlx.sampling.filters import candidates
 from lmx.worker.mlx.sampling.mask import allows_other_than, fit_mask, mask_rows, only_token
@@ -46,7 +46,7 @@ _MOST_PLANS: Final = 64
 class _Row:
     """How one row samples."""
 
-    sampling: RowSampling
+    sampling: SequenceSampling
     top_logprobs: int | None
     edits: RowEdits | None
     constraint: Constraint | None
@@ -87,37 +87,37 @@ class RowSampler:
 
     def add(
         self,
-        row_id: int,
-        sampling: RowSampling,
+        sequence_id: int,
+        sampling: SequenceSampling,
         prompt: Sequence[int],
         constraint: Constraint | None,
         top_logprobs: int | None,
         made: Sequence[int] = (),
     ) -> None:
-        """Sample the row ``row_id`` in this way from now on. ``made``: the tokens of its answer
-        that it has already, of which ``constraint`` knows."""
+        """Sample the row ``sequence_id`` in this way from now on. ``made``: the tokens of its
+        answer that it has already, of which ``constraint`` knows."""
         edits = RowEdits(sampling, prompt, made) if RowEdits.needed(sampling) else None
-        self._rows[row_id] = _Row(sampling, top_logprobs, edits, constraint)
+        self._rows[sequence_id] = _Row(sampling, top_logprobs, edits, constraint)
         self._plans.clear()
 
-    def remove(self, row_id: int) -> None:
+    def remove(self, sequence_id: int) -> None:
         """Forget a row; ignores one that is unknown."""
-        row = self._rows.pop(row_id, None)
+        row = self._rows.pop(sequence_id, None)
         if row is not None and row.edits is not None:
-            self._forget_edits([row_id])
+            self._forget_edits([sequence_id])
 
-    def needs_tokens(self, row_ids: Sequence[int]) -> bool:
+    def needs_tokens(self, sequence_ids: Sequence[int]) -> bool:
         """Return whether ``accept`` must have got all tokens of all rows before ``sample``."""
-        return self._plan(row_ids).needs_tokens
+        return self._plan(sequence_ids).needs_tokens
 
-    def depends_on_tokens(self, row_ids: Sequence[int]) -> bool:
+    def depends_on_tokens(self, sequence_ids: Sequence[int]) -> bool:
         """Return whether some row's next draw depends on the tokens that it has made, so that
         several positions can't be drawn at once."""
-        return self._plan(row_ids).depends_on_tokens
+        return self._plan(sequence_ids).depends_on_tokens
 
-    def accept(self, row_id: int, token: int) -> None:
+    def accept(self, sequence_id: int, token: int) -> None:
         """Take a token that has become part of the row's answer."""
-        row = self._rows[row_id]
+        row = self._rows[sequence_id]
         if row.edits is not None and row.edits.counts:
             row.edits.made.append(token)
         if row.constraint is not None:
@@ -125,19 +125,19 @@ class RowSampler:
             try:
                 row.constraint.accept(token)
             except Exception as error:
-                self._fail(row_id, row, error)
+                self._fail(sequence_id, row, error)
 
-    def only(self, row_id: int) -> int | None:
+    def only(self, sequence_id: int) -> int | None:
         """Return the token of the row's last draw if its constraint allowed no other: so it is
         known before the draw is evaluated. None: it could have been another."""
-        return self._rows[row_id].only
+        return self._rows[sequence_id].only
 
-    def foresee(self, row_id: int, after: int, vocabulary: int, most_tokens: int) -> list[int]:
+    def foresee(self, sequence_id: int, after: int, vocabulary: int, most_tokens: int) -> list[int]:
         """Return the tokens that must follow ``after``, the last one that the row accepted, because
         its constraint allows no others: at most ``most_tokens``, and none behind an end token.
         Changes nothing. ``vocabulary`` is the width of the logits.
         """
-        row = self._rows[row_id]
+        row = self._rows[sequence_id]
         found: list[int] = []
         ahead = None if after in row.sampling.end_ids else row.constraint
         # An exception comes again when the token is accepted or its successor is drawn, and then
@@ -159,7 +159,7 @@ class RowSampler:
     def sample(
         self,
         logits: mx.array,
-        row_ids: Sequence[int],
+        sequence_ids: Sequence[int],
         positions: Sequence[int],
         last: mx.array | None = None,
     ) -> mx.array:
@@ -169,28 +169,28 @@ class RowSampler:
         last one of these, it is taken from ``last`` [rows]. A row may occur several times, at
         several positions, unless it depends on tokens.
         """
-        plan = self._plan(row_ids)
+        plan = self._plan(sequence_ids)
         masks: dict[int, npt.NDArray[np.uint32]] = {}
         if plan.constrained:
-            masks = self._masks(plan.constrained, row_ids, logits.shape[-1])
+            masks = self._masks(plan.constrained, sequence_ids, logits.shape[-1])
         if plan.edited:
-            logits = self._edit(logits, plan.edited, row_ids, positions, last, masks)
+            logits = self._edit(logits, plan.edited, sequence_ids, positions, last, masks)
         if masks:
             logits = mask_rows(logits, masks)
         return plan.draws.draw(logits, positions)
 
     def scores(
-        self, logits: mx.array, tokens: mx.array, row_ids: Sequence[int]
+        self, logits: mx.array, tokens: mx.array, sequence_ids: Sequence[int]
     ) -> PendingScores | None:
         """Return the scores of ``tokens`` [rows] by raw ``logits``, for the rows that want them;
         None if no row does. Not evaluated."""
-        scored = self._plan(row_ids).scored
+        scored = self._plan(sequence_ids).scored
         if not scored:
             return None
-        if len(scored) < len(row_ids):
+        if len(scored) < len(sequence_ids):
             indices = mx.array(scored)
             logits, tokens = logits[indices], tokens[indices]
-        asking = [row_ids[index] for index in scored]
+        asking = [sequence_ids[index] for index in scored]
         return score(logits, tokens, asking, [self._rows[row].top_logprobs or 0 for row in asking])
 
     def take_failed(self) -> list[tuple[int, Exception]]:
@@ -201,32 +201,34 @@ class RowSampler:
         failed, self._failed = self._failed, []
         return failed
 
-    def _fail(self, row_id: int, row: _Row, error: Exception) -> None:
+    def _fail(self, sequence_id: int, row: _Row, error: Exception) -> None:
         row.constraint, row.words, row.only = None, None, None
-        self._failed.append((row_id, error))
+        self._failed.append((sequence_id, error))
         self._plans.clear()
 
-    def _plan(self, row_ids: Sequence[int]) -> _Plan:
-        key = tuple(row_ids)
+    def _plan(self, sequence_ids: Sequence[int]) -> _Plan:
+        key = tuple(sequence_ids)
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.clear()
-            plan = self._plans[key] = _make_plan([self._rows[row_id] for row_id in row_ids])
+            plan = self._plans[key] = _make_plan(
+                [self._rows[sequence_id] for sequence_id in sequence_ids]
+            )
         return plan
 
     def _masks(
-        self, constrained: Sequence[int], row_ids: Sequence[int], vocabulary: int
+        self, constrained: Sequence[int], sequence_ids: Sequence[int], vocabulary: int
     ) -> dict[int, npt.NDArray[np.uint32]]:
         masks = {}
         for index in constrained:
-            row = self._rows[row_ids[index]]
+            row = self._rows[sequence_ids[index]]
             if row.constraint is None:
                 continue
             try:
                 words = row.allowed(vocabulary)
             except Exception as error:
-                self._fail(row_ids[index], row, error)
+                self._fail(sequence_ids[index], row, error)
                 continue
             row.only = None if words is None else only_token(words)
             if words is not None:
@@ -237,14 +239,14 @@ class RowSampler:
         self,
         logits: mx.array,
         edited: Sequence[int],
-        row_ids: Sequence[int],
+        sequence_ids: Sequence[int],
         positions: Sequence[int],
         last: mx.array | None,
         masks: dict[int, npt.NDArray[np.uint32]],
     ) -> mx.array:
         indices, bans = [], []
         for index in edited:
-            row = self._rows[row_ids[index]]
+            row = self._rows[sequence_ids[index]]
             assert row.edits is not None
             sampling = row.sampling
             banned = positions[index] < sampling.min_tokens and (
@@ -257,37 +259,41 @@ class RowSampler:
         if not indices:
             return logits
         made = [positions[index] for index in indices]
-        edits = self._batch_edits(row_ids, indices, made, logits.shape[-1])
+        edits = self._batch_edits(sequence_ids, indices, made, logits.shape[-1])
         if edits.counts and any(missing := edits.missing(made)):
             if last is None:
-                last = mx.array([self._last_accepted(row_ids[index]) for index in indices])
-            elif len(indices) < len(row_ids):
+                last = mx.array([self._last_accepted(sequence_ids[index]) for index in indices])
+            elif len(indices) < len(sequence_ids):
                 last = last[mx.array(indices)]
             edits.take(last, None if all(missing) else [length > 0 for length in missing])
         return edits.apply(logits, bans)
 
     def _batch_edits(
-        self, row_ids: Sequence[int], indices: Sequence[int], made: Sequence[int], vocabulary: int
+        self,
+        sequence_ids: Sequence[int],
+        indices: Sequence[int],
+        made: Sequence[int],
+        vocabulary: int,
     ) -> BatchEdits:
         """Return the edits of some of the rows; at most the last token of each is missing."""
-        key = tuple(row_ids), tuple(indices)
+        key = tuple(sequence_ids), tuple(indices)
         edits = self._edits.get(key)
         if edits is not None and not edits.full and set(edits.missing(made)) <= {0, 1}:
             return edits
-        self._forget_edits([row_ids[index] for index in indices])
-        rows = [self._rows[row_ids[index]].edits for index in indices]
+        self._forget_edits([sequence_ids[index] for index in indices])
+        rows = [self._rows[sequence_ids[index]].edits for index in indices]
         edits = BatchEdits([row for row in rows if row is not None], indices, vocabulary)
         self._edits[key] = edits
         return edits
 
-    def _forget_edits(self, row_ids: Sequence[int]) -> None:
-        gone = set(row_ids)
+    def _forget_edits(self, sequence_ids: Sequence[int]) -> None:
+        gone = set(sequence_ids)
         for key in [key for key in self._edits if not gone.isdisjoint(key[0])]:
             del self._edits[key]
 
-    def _last_accepted(self, row_id: int) -> int:
+    def _last_accepted(self, sequence_id: int) -> int:
         """Return the last token of a row that counts its tokens; of others, any token."""
-        edits = self._rows[row_id].edits
+        edits = self._rows[sequence_id].edits
         return edits.made[-1] if edits is not None and edits.made else 0
 
 
@@ -324,7 +330,7 @@ and with a copy of them, that is gigabytes for a large vocabulary."""
 class PendingScores(NamedTuple):
     """The scores of some rows' tokens; they may not be evaluated yet."""
 
-    row_ids: Sequence[int]
+    sequence_ids: Sequence[int]
     tops: Sequence[int]
     logprobs: mx.array
     top_tokens: mx.array | None
@@ -338,7 +344,7 @@ class PendingScores(NamedTuple):
 
     def read(self) -> dict[int, TokenScores]:
         """Return each row's scores; evaluates them."""
-        return dict(zip(self.row_ids, self.listed(), strict=True))
+        return dict(zip(self.sequence_ids, self.listed(), strict=True))
 
     def listed(self) -> list[TokenScores]:
         """Return the scores in the order of the rows; evaluates them."""
@@ -359,7 +365,7 @@ def _tolist(array: mx.array) -> list[Any]:
 
 
 def score(
-    logits: mx.array, tokens: mx.array, row_ids: Sequence[int], tops: Sequence[int]
+    logits: mx.array, tokens: mx.array, sequence_ids: Sequence[int], tops: Sequence[int]
 ) -> PendingScores:
     """Score ``tokens`` [rows] by raw ``logits`` [rows, vocabulary], with ``tops`` alternatives
     each: the likeliest tokens, whether the token is one of them or not. Not evaluated."""
@@ -367,10 +373,10 @@ def score(
     total = mx.logsumexp(logits, axis=-1, keepdims=True)
     chosen = mx.take_along_axis(logits, tokens[:, None], axis=-1) - total
     if not any(tops):
-        return PendingScores(row_ids, tops, chosen[:, 0], None, None)
+        return PendingScores(sequence_ids, tops, chosen[:, 0], None, None)
     # Every row gets the same number, so that its result doesn't depend on the other rows.
     values, top_tokens = candidates(logits, _MOST_TOP)
-    return PendingScores(row_ids, tops, chosen[:, 0], top_tokens, values - total)
+    return PendingScores(sequence_ids, tops, chosen[:, 0], top_tokens, values - total)
 
 
 def prompt_scores(logits: mx.array, next_tokens: mx.array, top: int) -> list[TokenScores]:

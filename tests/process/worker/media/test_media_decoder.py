@@ -145,7 +145,7 @@ def test_the_worker_looks_after_the_memory_where_the_system_does_not() -> None:
     try:
         picture(small, "png", PICTURE)
         # The process keeps the limit that it was started with.
-        small._child._most_memory_bytes = 8 << 20
+        small._child._max_memory_bytes = 8 << 20
         with pytest.raises(RequestError, match="of memory"):
             picture(small, "jpeg", ENDLESS)
     finally:
@@ -212,7 +212,7 @@ def test_a_decoder_that_gets_little_of_the_processor_has_more_time(
     """The picture is not to blame for what else the machine does. One that does nothing at all is
     ended all the same."""
     monkeypatch.setattr(ProcessorWait, "more_s", lambda _: 100.0)
-    monkeypatch.setattr("lmx.worker.isolation.child.MOST_TIMES", 1e6)
+    monkeypatch.setattr("lmx.worker.isolation.child.MAX_SLOWDOWN", 1e6)
     starved = MediaDecoder(DecodeLimits(deadline_s=0.01))
     try:
         assert picture(starved, "png", PICTURE).pixels.shape == (64, 64, 3)

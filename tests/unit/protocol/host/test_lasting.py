@@ -33,7 +33,7 @@ OWNED = {
     "router/supervisor/model_queues.py acquire": "it logs its failure, and fails who waits",
     "router/workers/link.py __init__": "their failure is logged, and another link is made",
     "supervisor/fetch/main.py _stop": "it is the last resort of a process that ends",
-    "worker/life.py run": "their failure ends the process",
+    "worker/lifecycle.py run": "their failure ends the process",
     "worker/scheduling/thread.py __init__": "it reports its own end, which ends the process",
 }
 """Who sees the end of the tasks and threads that lasting.py does not begin, and that the function

@@ -2,7 +2,13 @@
 
 import pytest
 
-from lmx.worker.constraints.words import TOO_COMPLEX, UNSPELLABLE, has_half, in_words, parts
+from lmx.worker.constraints.error_texts import (
+    TOO_COMPLEX,
+    UNSPELLABLE,
+    explain_error,
+    has_lone_surrogate,
+    parts,
+)
 
 ERRORS = {
     "lexer error: too many expressions constructed": TOO_COMPLEX,
@@ -36,7 +42,7 @@ ERRORS = {
 
 @pytest.mark.parametrize("error", ERRORS)
 def test_errors_are_in_words(error: str) -> None:
-    said = in_words(error)
+    said = explain_error(error)
     assert ERRORS[error] in said
     assert not {"fuel", "option", "lexeme", "Enable"} & set(said.replace("'", " ").split())
     assert "\n" not in said
@@ -52,7 +58,7 @@ def test_errors_are_in_words(error: str) -> None:
     ],
 )
 def test_what_is_said_of_a_client_s_own_lark_is_passed_on(error: str, said: str) -> None:
-    assert in_words(error, lark=True) == said
+    assert explain_error(error, lark=True) == said
 
 
 def test_parts_have_their_paths() -> None:
@@ -66,5 +72,5 @@ def test_parts_have_their_paths() -> None:
 
 
 def test_half_of_a_pair() -> None:
-    assert has_half("a\ud83d")
-    assert not has_half("a😀é")
+    assert has_lone_surrogate("a\ud83d")
+    assert not has_lone_surrogate("a😀é")

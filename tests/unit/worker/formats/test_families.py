@@ -19,7 +19,7 @@ from lmx.worker.formats.registry import family_parser, family_registry
 from tests.support.rigs.parsed_output import parse, tool
 
 TOOLS = [tool("now"), tool("save", path="string")]
-OWN = {name for name, family in FAMILIES.items() if family.template_marks}
+OWN = {name for name, family in FAMILIES.items() if family.template_markers}
 
 
 def test_every_family_of_the_library_has_a_line_in_the_table() -> None:
@@ -32,7 +32,7 @@ def test_every_family_of_the_library_has_a_line_in_the_table() -> None:
     )
     assert not gone, (
         f"{said} no longer tells these families by their chat templates: {sorted(gone)}. Each "
-        "needs `template_marks` of its own in worker/formats/families."
+        "needs `template_markers` of its own in worker/formats/families."
     )
 
 

@@ -18,8 +18,8 @@ from lmx.protocol.messages.data import (
 )
 from lmx.protocol.states import DeltaKind, FinishReason
 from lmx.protocol.wire.codec import MAX_MESSAGE_BYTES, encode
-from lmx.worker.scheduling.jobs import AnswerEnded
 from lmx.worker.scheduling.logprobs import LogprobTrack
+from lmx.worker.scheduling.requests import ChoiceFinished
 from lmx.worker.service.outgoing import Outgoing
 from lmx.worker.service.stream import Ranking, Stream
 from lmx.worker.text.detokenize import Decode, IncrementalDetokenizer
@@ -137,10 +137,10 @@ def flat(parts: Sequence[Delta]) -> list[tuple[Any, ...]]:
     return out
 
 
-def answer(index: int, logprob: float, tokens: int) -> list[Delta | AnswerEnded]:
+def answer(index: int, logprob: float, tokens: int) -> list[Delta | ChoiceFinished]:
     return [
         Delta(1, f"text {index}", tokens, index),
-        AnswerEnded(1, index, FinishReason.STOP, None, tokens, logprob),
+        ChoiceFinished(1, index, FinishReason.STOP, None, tokens, logprob),
     ]
 
 
@@ -156,7 +156,7 @@ def test_the_likeliest_answers_by_token_are_returned() -> None:
         (0, "text 1"),
         (1, "text 2"),
     ]
-    assert [item.answer for item in going if isinstance(item, AnswerEnded)] == [0, 1]
+    assert [item.index for item in going if isinstance(item, ChoiceFinished)] == [0, 1]
 
 
 def test_logprobs_go_out_with_the_end_of_their_text() -> None:

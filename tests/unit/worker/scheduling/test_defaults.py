@@ -25,7 +25,7 @@ from lmx.worker.engine.values import (
     ModelFacts,
     PromptSource,
     ReasoningMarkers,
-    RowSampling,
+    SequenceSampling,
 )
 from lmx.worker.media.values import Picture
 from lmx.worker.scheduling.prepare import (
@@ -59,7 +59,7 @@ def test_temperature_order(
 ) -> None:
     spec = dataclasses.replace(SPEC, temperature=configured)
     facts = dataclasses.replace(FACTS, sampling=SamplingParameters(temperature=file))
-    assert resolve_sampling(Sampling(temperature=asked), spec, facts, 9) == RowSampling(
+    assert resolve_sampling(Sampling(temperature=asked), spec, facts, 9) == SequenceSampling(
         expected, 1.0, 9, end_ids=ENDS
     )
 
@@ -68,13 +68,13 @@ def test_top_p_and_seed_order() -> None:
     spec = dataclasses.replace(SPEC, top_p=0.5)
     facts = dataclasses.replace(FACTS, sampling=SamplingParameters(top_p=0.6))
     asked = Sampling(temperature=1, top_p=0.4, seed=0)
-    assert resolve_sampling(asked, spec, facts, 9) == RowSampling(1, 0.4, 0, end_ids=ENDS)
+    assert resolve_sampling(asked, spec, facts, 9) == SequenceSampling(1, 0.4, 0, end_ids=ENDS)
     assert resolve_sampling(Sampling(), spec, facts, 9).top_p == 0.5
     assert resolve_sampling(Sampling(), SPEC, facts, 9).top_p == 0.6
 
 
 def test_no_share_at_all_is_the_likeliest_token_whoever_says_it() -> None:
-    greedy = RowSampling(0.0, 1.0, 9, end_ids=ENDS)
+    greedy = SequenceSampling(0.0, 1.0, 9, end_ids=ENDS)
     assert resolve_sampling(Sampling(temperature=1, top_p=0), SPEC, FACTS, 9) == greedy
     spec = dataclasses.replace(SPEC, top_p=0)
     assert resolve_sampling(Sampling(temperature=1), spec, FACTS, 9) == greedy
@@ -294,7 +294,7 @@ def test_what_is_not_enforced_is_told_without_a_constraint(
     request = Generate(1, "r", Sampling(), 1, prompt="x")
     job = prepare(engine, FACTS, SPEC, request, 1, lambda: 1, 0.0)
     assert job.remarks == ("Calls are not enforced.",)
-    assert [row.constraint for row in job.rows] == [None]
+    assert [row.constraint for row in job.sequences] == [None]
 
 
 def test_a_request_s_priority_is_its_job_s_and_its_rows() -> None:
@@ -302,8 +302,10 @@ def test_a_request_s_priority_is_its_job_s_and_its_rows() -> None:
         search = Search(n=2)
         request = Generate(1, "r", Sampling(), 1, prompt="x", priority=priority, search=search)
         for again in (False, True):
-            job = prepare(ScriptedEngine({}), FACTS, SPEC, request, 1, lambda: 1, 0.0, again=again)
-            assert [row.priority for row in job.rows] == [priority, priority]
+            job = prepare(
+                ScriptedEngine({}), FACTS, SPEC, request, 1, lambda: 1, 0.0, is_retry=again
+            )
+            assert [row.priority for row in job.sequences] == [priority, priority]
             assert job.priority == priority
 
 

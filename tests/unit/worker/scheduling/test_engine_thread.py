@@ -17,24 +17,30 @@ from lmx.protocol.messages.tasks import Vectors
 from lmx.protocol.models.memory import KvLayers
 from lmx.protocol.states import DeltaKind, FinishReason, LoadPhase, MemoryPressure
 from lmx.worker.engine.interfaces import Engine, LoadReporter
-from lmx.worker.engine.values import BeamSearch, ModelFacts, PromptSource, RowRequest, RowSampling
+from lmx.worker.engine.values import (
+    BeamSearch,
+    ModelFacts,
+    PromptSource,
+    SequenceRequest,
+    SequenceSampling,
+)
 from lmx.worker.scheduling.batch import BatchLimits
-from lmx.worker.scheduling.jobs import (
-    AnswerEnded,
-    Job,
-    JobCancelled,
-    JobEnd,
-    JobFailed,
-    JobFinished,
-    JobOutput,
+from lmx.worker.scheduling.choice import Choice
+from lmx.worker.scheduling.requests import (
+    ChoiceFinished,
+    EngineRequest,
+    RequestCancelled,
+    RequestEnd,
+    RequestFailed,
+    RequestFinished,
+    RequestOutput,
     TextRules,
 )
-from lmx.worker.scheduling.row import Row
 from lmx.worker.scheduling.thread import EngineThread
 from tests.support.fakes.scripted_engine import DEVICE_FAILURE, ScriptedEngine, load
 
 DEADLINE_S = 30.0
-GREEDY = RowSampling(0)
+GREEDY = SequenceSampling(0)
 ONE, TWO = Vectors(1, (0,), 1, b"1111"), Vectors(2, (0,), 1, b"2222")
 
 
@@ -43,7 +49,7 @@ class Recorder:
 
     def __init__(self, limits: BatchLimits, options: dict[str, Any]) -> None:
         self.engine = ScriptedEngine(options)
-        self.outputs: list[JobOutput] = []
+        self.outputs: list[RequestOutput] = []
         self.results: dict[int, Any] = {}
         self.batches = 0
         self.phases: list[LoadPhase] = []
@@ -68,11 +74,11 @@ class Recorder:
     def load_failed(self, error: Exception) -> None:
         self.error = error
 
-    def deliver(self, outputs: list[JobOutput]) -> None:
+    def deliver(self, outputs: list[RequestOutput]) -> None:
         self.batches += 1
         self.outputs += outputs
         for output in outputs:
-            if isinstance(output, JobEnd):
+            if isinstance(output, RequestEnd):
                 self.thread.clock.end()
 
     def computed(self, task_id: int, result: Any) -> None:
@@ -92,11 +98,11 @@ class Recorder:
         memory_wait_s: float | None = None,
         **script: Any,
     ) -> int:
-        job_id = next(self._ids)
+        run_id = next(self._ids)
         encoded = self.engine.encode(PromptSource(messages=[{"content": json.dumps(script)}]))
         rows = tuple(
-            RowRequest(
-                1000 * job_id + index,
+            SequenceRequest(
+                1000 * run_id + index,
                 encoded.tokens,
                 max_tokens,
                 GREEDY,
@@ -107,25 +113,27 @@ class Recorder:
         )
         rules = rules or TextRules(eos=frozenset({0}), stop=stop)
         now_s = time.monotonic()
-        job = Job(job_id, f"req-{job_id}", rows, rules, n, now_s, memory_wait_s=memory_wait_s)
+        job = EngineRequest(
+            run_id, f"req-{run_id}", rows, rules, n, now_s, memory_wait_s=memory_wait_s
+        )
         self.thread.submit(job)
-        return job_id
+        return run_id
 
-    def of(self, job_id: int) -> list[JobOutput]:
-        return [output for output in self.outputs if output.stream_id == job_id]
+    def of(self, run_id: int) -> list[RequestOutput]:
+        return [output for output in self.outputs if output.stream_id == run_id]
 
-    def pieces(self, job_id: int, index: int = 0) -> list[Delta]:
-        return [o for o in self.of(job_id) if isinstance(o, Delta) and o.index == index]
+    def pieces(self, run_id: int, index: int = 0) -> list[Delta]:
+        return [o for o in self.of(run_id) if isinstance(o, Delta) and o.index == index]
 
-    def text(self, job_id: int, index: int = 0) -> str:
-        return "".join(piece.text for piece in self.pieces(job_id, index))
+    def text(self, run_id: int, index: int = 0) -> str:
+        return "".join(piece.text for piece in self.pieces(run_id, index))
 
-    def reason(self, job_id: int) -> FinishReason:
-        (end,) = [o for o in self.of(job_id) if isinstance(o, AnswerEnded)]
+    def reason(self, run_id: int) -> FinishReason:
+        (end,) = [o for o in self.of(run_id) if isinstance(o, ChoiceFinished)]
         return end.reason
 
-    def ends(self, job_id: int) -> list[JobOutput]:
-        return [output for output in self.of(job_id) if isinstance(output, JobEnd)]
+    def ends(self, run_id: int) -> list[RequestOutput]:
+        return [output for output in self.of(run_id) if isinstance(output, RequestEnd)]
 
     async def until(self, condition: Callable[[], Any]) -> Any:
         async with asyncio.timeout(DEADLINE_S):
@@ -133,8 +141,8 @@ class Recorder:
                 await asyncio.sleep(0.002)
         return found
 
-    async def end(self, job_id: int) -> Any:
-        return (await self.until(lambda: self.ends(job_id)))[0]
+    async def end(self, run_id: int) -> Any:
+        return (await self.until(lambda: self.ends(run_id)))[0]
 
 
 Start = Callable[..., Any]
@@ -165,7 +173,7 @@ async def test_load_reports_and_then_rows_run(start: Start) -> None:
     assert recorder.phases[-1] is LoadPhase.WARMUP
     row = recorder.submit(tokens=5)
     end = await recorder.end(row)
-    assert isinstance(end, JobFinished)
+    assert isinstance(end, RequestFinished)
     assert recorder.reason(row) is FinishReason.STOP
     assert end.usage.completion_tokens == 5
     assert recorder.text(row) == "word " * 5
@@ -234,13 +242,13 @@ def test_what_the_detokenizer_held_may_complete_a_stop_string() -> None:
         def flush(self) -> str:
             return "abcd"
 
-    request = RowRequest(1, [0], 2, GREEDY)
+    request = SequenceRequest(1, [0], 2, GREEDY)
     rules = TextRules(eos=frozenset({9}), stop=("bc",))
-    out: list[JobOutput] = []
-    row = Row(Job(1, "req", (request,), rules, 1, 0.0), 0, Late(), lambda token: b"")
+    out: list[RequestOutput] = []
+    row = Choice(EngineRequest(1, "req", (request,), rules, 1, 0.0), 0, Late(), lambda token: b"")
     assert not row.advance(5, None, out)
     assert row.advance(5, None, out)
-    assert out == [Delta(1, "a", 2), AnswerEnded(1, 0, FinishReason.STOP, "bc", 2, 0.0)]
+    assert out == [Delta(1, "a", 2), ChoiceFinished(1, 0, FinishReason.STOP, "bc", 2, 0.0)]
 
 
 async def test_held_text_is_given_out_at_the_end(start: Start) -> None:
@@ -268,7 +276,7 @@ async def test_rows_are_admitted_in_order_of_arrival(start: Start) -> None:
     rows = [recorder.submit(tokens=length) for length in (30, 3, 20, 1)]
     for row in rows:
         await recorder.end(row)
-    assert [o.stream_id for o in recorder.outputs if isinstance(o, JobEnd)] == rows
+    assert [o.stream_id for o in recorder.outputs if isinstance(o, RequestEnd)] == rows
 
 
 async def test_timings_add_up(start: Start) -> None:
@@ -298,7 +306,7 @@ async def test_cancel_ends_a_row_before_the_next_step(start: Start, where: str) 
         if where == "decode":
             await recorder.until(lambda: recorder.text(row))
         recorder.thread.cancel(row)
-        assert isinstance(await recorder.end(row), JobCancelled)
+        assert isinstance(await recorder.end(row), RequestCancelled)
     (event,) = [entry for entry in logs if entry["event"] == "stream.cancelled"]
     assert event["where"] == where
     assert 0 <= event["step_when_freed"] - event["step_at_cancel"] <= 1
@@ -326,8 +334,8 @@ async def test_a_row_that_raises_fails_alone(start: Start) -> None:
     recorder = await start()
     good = recorder.submit(tokens=30, step_s=0.002)
     bad = recorder.submit(tokens=30, raise_at=2)
-    assert isinstance(await recorder.end(bad), JobFailed)
-    assert isinstance(await recorder.end(good), JobFinished)
+    assert isinstance(await recorder.end(bad), RequestFailed)
+    assert isinstance(await recorder.end(good), RequestFinished)
     assert recorder.text(good) == "word " * 30
     await recorder.until(lambda: recorder.thread.rows == 0)
 
@@ -335,8 +343,8 @@ async def test_a_row_that_raises_fails_alone(start: Start) -> None:
 async def test_a_row_that_cannot_be_admitted_fails_alone(start: Start) -> None:
     recorder = await start()
     bad = recorder.submit(tokens=2, raise_at=50)
-    assert isinstance(await recorder.end(bad), JobFailed)
-    assert isinstance(await recorder.end(recorder.submit(tokens=1)), JobFinished)
+    assert isinstance(await recorder.end(bad), RequestFailed)
+    assert isinstance(await recorder.end(recorder.submit(tokens=1)), RequestFinished)
 
 
 async def test_a_row_that_cannot_be_made_fails_alone_and_keeps_no_place(start: Start) -> None:
@@ -346,8 +354,8 @@ async def test_a_row_that_cannot_be_made_fails_alone_and_keeps_no_place(start: S
     recorder = await start(max_rows=1)
     rules = TextRules(frozenset({0}), make_parser=raises)
     for _ in range(2):
-        assert isinstance(await recorder.end(recorder.submit(rules=rules)), JobFailed)
-    assert isinstance(await recorder.end(recorder.submit(tokens=1)), JobFinished)
+        assert isinstance(await recorder.end(recorder.submit(rules=rules)), RequestFailed)
+    assert isinstance(await recorder.end(recorder.submit(tokens=1)), RequestFinished)
     await recorder.until(lambda: recorder.thread.rows == 0)
 
 
@@ -356,8 +364,8 @@ async def test_an_echo_that_raises_fails_alone(start: Start) -> None:
     good = recorder.submit(tokens=30, step_s=0.002)
     # Its row asks for no logprobs of the prompt, so that there are none to echo.
     bad = recorder.submit(rules=TextRules(frozenset({0}), logprobs=True, echo=True))
-    assert isinstance(await recorder.end(bad), JobFailed)
-    assert isinstance(await recorder.end(good), JobFinished)
+    assert isinstance(await recorder.end(bad), RequestFailed)
+    assert isinstance(await recorder.end(good), RequestFinished)
     assert recorder.text(good) == "word " * 30
 
 
@@ -378,7 +386,7 @@ async def test_a_prompt_is_scored_once_for_all_answers(start: Start) -> None:
     asked: list[int | None] = []
     admit = recorder.engine.admit
 
-    def noted(row: RowRequest) -> None:
+    def noted(row: SequenceRequest) -> None:
         asked.append(row.prompt_logprobs)
         admit(row)
 
@@ -386,7 +394,7 @@ async def test_a_prompt_is_scored_once_for_all_answers(start: Start) -> None:
     rules = TextRules(frozenset({0}), logprobs=True, echo=True, prompt_logprobs=1)
     job = recorder.submit(tokens=2, n=3, rules=rules, prompt_logprobs=2, long="x" * 5000)
     end = await recorder.end(job)
-    assert isinstance(end, JobFinished)
+    assert isinstance(end, RequestFinished)
     assert asked == [2, None, None]
     told = [piece for piece in recorder.pieces(job) if piece.kind is DeltaKind.PROMPT]
     entries = [entry for piece in told for entry in piece.logprobs]
@@ -415,7 +423,7 @@ async def test_an_answer_of_no_tokens_is_the_echo_alone(start: Start) -> None:
     job = recorder.submit(max_tokens=0, n=2, rules=rules, tokens=5)
     end = await recorder.end(job)
     assert [recorder.text(job, index) for index in (0, 1)] == ['{"tokens": 5}'] * 2
-    reasons = [one.reason for one in recorder.of(job) if isinstance(one, AnswerEnded)]
+    reasons = [one.reason for one in recorder.of(job) if isinstance(one, ChoiceFinished)]
     assert reasons == [FinishReason.LENGTH] * 2
     assert end.usage.completion_tokens == 0
     await recorder.end(beside)
@@ -448,8 +456,8 @@ async def test_a_device_that_fails_breaks_the_engine_whoever_finds_it(
         recorder.thread.submit_piece(1, piece, "")
     await recorder.until(lambda: recorder.error)
     assert recorder.thread.stop(1), "the thread is over"
-    for job_id in (runs, finds):
-        assert job_id is None or recorder.ends(job_id) == [], "its owner is told by engine_broke"
+    for run_id in (runs, finds):
+        assert run_id is None or recorder.ends(run_id) == [], "its owner is told by engine_broke"
     assert recorder.results == {}, "and so is the owner of the piece"
 
 
@@ -537,7 +545,7 @@ async def test_a_loop_that_lags_holds_up_the_engine_not_memory(
 async def test_first_tokens_and_ends_wait_for_no_other_steps(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lmx.worker.scheduling.outbox.GATHER_S", 2 * DEADLINE_S)
+    monkeypatch.setattr("lmx.worker.scheduling.outbox.COALESCE_S", 2 * DEADLINE_S)
     recorder = await start()
     long = recorder.submit(tokens=100_000, step_s=0.02)
     await recorder.until(lambda: recorder.text(long))
@@ -552,11 +560,11 @@ async def test_several_answers_are_rows_of_one_job(start: Start) -> None:
     recorder = await start(max_rows=2)
     job = recorder.submit(tokens=5, n=3)
     end = await recorder.end(job)
-    assert isinstance(end, JobFinished)
+    assert isinstance(end, RequestFinished)
     assert [recorder.text(job, index) for index in range(3)] == ["word " * 5] * 3
     assert end.usage.completion_tokens == 15
     assert end.usage.prompt_tokens == len(json.dumps({"tokens": 5}))
-    assert sorted(o.answer for o in recorder.of(job) if isinstance(o, AnswerEnded)) == [0, 1, 2]
+    assert sorted(o.index for o in recorder.of(job) if isinstance(o, ChoiceFinished)) == [0, 1, 2]
     assert recorder.of(job)[-1] is end
 
 
@@ -564,8 +572,8 @@ async def test_one_bad_answer_takes_the_whole_job(start: Start) -> None:
     recorder = await start(max_rows=4)
     other = recorder.submit(tokens=30, step_s=0.002)
     job = recorder.submit(tokens=10, n=3, fail_at=4)
-    assert isinstance(await recorder.end(job), JobFailed)
-    assert isinstance(await recorder.end(other), JobFinished)
+    assert isinstance(await recorder.end(job), RequestFailed)
+    assert isinstance(await recorder.end(other), RequestFinished)
     await recorder.until(lambda: recorder.thread.rows == 0)
     assert len(recorder.ends(job)) == 1
 
@@ -576,8 +584,8 @@ async def test_cancel_takes_all_rows_of_a_job(start: Start) -> None:
     after = recorder.submit(tokens=1)
     await recorder.until(lambda: recorder.text(job, 1))
     recorder.thread.cancel(job)
-    assert isinstance(await recorder.end(job), JobCancelled)
-    assert isinstance(await recorder.end(after), JobFinished)
+    assert isinstance(await recorder.end(job), RequestCancelled)
+    assert isinstance(await recorder.end(after), RequestFinished)
 
 
 async def test_a_beam_search_waits_for_its_places_and_is_not_passed(start: Start) -> None:
@@ -586,12 +594,12 @@ async def test_a_beam_search_waits_for_its_places_and_is_not_passed(start: Start
     beam = recorder.submit(tokens=4, n=2, beam=BeamSearch(3, 1.0, frozenset({0})))
     last = recorder.submit(tokens=1)
     for job in (first, beam, last):
-        assert isinstance(await recorder.end(job), JobFinished)
-    ends = [o.stream_id for o in recorder.outputs if isinstance(o, JobEnd)]
+        assert isinstance(await recorder.end(job), RequestFinished)
+    ends = [o.stream_id for o in recorder.outputs if isinstance(o, RequestEnd)]
     assert ends == [first, beam, last]
     assert recorder.text(beam, 0) == "word " * 4
     assert recorder.text(beam, 1) == "word " * 4
-    (usage,) = [o.usage for o in recorder.of(beam) if isinstance(o, JobFinished)]
+    (usage,) = [o.usage for o in recorder.of(beam) if isinstance(o, RequestFinished)]
     assert usage.completion_tokens == 8
 
 
@@ -603,7 +611,7 @@ async def test_a_beam_search_says_when_it_was_read_and_how_long_it_wrote(start: 
         tokens=10, step_s=0.2, prefill_s=0.3, beam=BeamSearch(2, 1.0, frozenset({0}))
     )
     end = await recorder.end(job)
-    assert isinstance(end, JobFinished)
+    assert isinstance(end, RequestFinished)
     assert end.timings.prefill_s >= 0.25 and end.timings.decode_s >= 0.15
 
 
@@ -620,7 +628,7 @@ async def test_tasks_run_between_steps_and_fail_alone(start: Start) -> None:
     assert not recorder.ends(job), "a task waits for no row"
     assert (recorder.results[0], recorder.results[2]) == (ONE, TWO)
     assert isinstance(recorder.results[1], ValueError)
-    assert isinstance(await recorder.end(job), JobFinished)
+    assert isinstance(await recorder.end(job), RequestFinished)
     assert recorder.thread.clock.in_flight == 0
 
 
@@ -641,7 +649,7 @@ async def test_a_piece_is_called_until_it_is_done_and_no_other_one_before(start:
     await recorder.until(lambda: len(recorder.results) == 2)
     assert calls == [1, 1, 1, 2, 2, 2]
     assert not recorder.ends(job), "steps are made between the parts"
-    assert isinstance(await recorder.end(job), JobFinished)
+    assert isinstance(await recorder.end(job), RequestFinished)
 
 
 async def test_a_piece_that_is_not_done_can_be_dropped(start: Start) -> None:
@@ -679,8 +687,8 @@ async def test_a_row_waits_for_memory_and_is_not_passed(start: Start) -> None:
     await recorder.until(lambda: recorder.text(first))
     assert recorder.thread.rows == 1
     for job in (first, large, small):
-        assert isinstance(await recorder.end(job), JobFinished)
-    ends = [o.stream_id for o in recorder.outputs if isinstance(o, JobEnd)]
+        assert isinstance(await recorder.end(job), RequestFinished)
+    ends = [o.stream_id for o in recorder.outputs if isinstance(o, RequestEnd)]
     assert ends[0] == first
     await recorder.until(lambda: recorder.thread.rows == 0)
     assert recorder.thread.kv_bytes == 0
@@ -701,11 +709,13 @@ async def test_a_job_that_waits_too_long_is_given_up_while_another_runs(start: S
     running = recorder.submit(tokens=100, step_s=0.005)
     waiting = recorder.submit(tokens=1)
     end = await recorder.end(waiting)
-    assert isinstance(end, JobFailed)
+    assert isinstance(end, RequestFailed)
     assert end.code is ErrorCode.QUEUE_TIMEOUT
     assert "max_queue_s" in end.message
-    assert isinstance(await recorder.end(running), JobFinished), "which took longer, but has a row"
-    ends = [output.stream_id for output in recorder.outputs if isinstance(output, JobEnd)]
+    assert isinstance(await recorder.end(running), RequestFinished), (
+        "which took longer, but has a row"
+    )
+    ends = [output.stream_id for output in recorder.outputs if isinstance(output, RequestEnd)]
     assert ends == [waiting, running]
     assert recorder.thread.clock.in_flight == 0
 
@@ -715,7 +725,7 @@ async def test_soft_pressure_shrinks_and_rows_run_alone_until_it_is_over(start: 
     thread = recorder.thread
     first = recorder.submit(tokens=100_000, step_s=0.005)
     await recorder.until(lambda: len(recorder.text(first)) > 20)
-    thread.press(MemoryPressure.SOFT)
+    thread.set_memory_pressure(MemoryPressure.SOFT)
     await recorder.until(lambda: recorder.engine.calls["shrink"] == 1)
     await recorder.until(lambda: 100 < thread.memory_bytes < thread.peak_memory_bytes)
     second = recorder.submit(tokens=100_000, step_s=0.005)
@@ -726,12 +736,12 @@ async def test_soft_pressure_shrinks_and_rows_run_alone_until_it_is_over(start: 
     thread.cancel(first)
     await recorder.until(lambda: recorder.text(second))
     assert (thread.rows, recorder.pieces(third)) == (1, [])
-    thread.press(MemoryPressure.NONE)
+    thread.set_memory_pressure(MemoryPressure.NONE)
     await recorder.end(third)
     assert not recorder.ends(second), "it runs beside it"
     assert recorder.engine.calls["regrow"] == 1
     thread.cancel(second)
-    assert isinstance(await recorder.end(second), JobCancelled)
+    assert isinstance(await recorder.end(second), RequestCancelled)
 
 
 async def test_what_waits_for_memory_waits_no_longer_than_it_would_for_a_model(
@@ -740,15 +750,15 @@ async def test_what_waits_for_memory_waits_no_longer_than_it_would_for_a_model(
     recorder = await start(max_rows=4)
     running = recorder.submit(tokens=400, step_s=0.005)
     await recorder.until(lambda: recorder.text(running))
-    recorder.thread.press(MemoryPressure.SOFT)
+    recorder.thread.set_memory_pressure(MemoryPressure.SOFT)
     patient = recorder.submit(tokens=3)
     other = recorder.submit(tokens=3, memory_wait_s=0.1)
     end = await recorder.end(other)
-    assert (type(end), end.code) == (JobFailed, ErrorCode.INSUFFICIENT_MEMORY)
+    assert (type(end), end.code) == (RequestFailed, ErrorCode.INSUFFICIENT_MEMORY)
     assert "load_wait_s" in end.message
     assert not recorder.ends(running)
-    recorder.thread.press(MemoryPressure.NONE)
-    assert isinstance(await recorder.end(patient), JobFinished)
+    recorder.thread.set_memory_pressure(MemoryPressure.NONE)
+    assert isinstance(await recorder.end(patient), RequestFinished)
 
 
 async def test_under_hard_pressure_the_newest_of_the_largest_gives_way_and_comes_back(
@@ -762,7 +772,7 @@ async def test_under_hard_pressure_the_newest_of_the_largest_gives_way_and_comes
     newer = recorder.submit(max_tokens=900, pieces=words, n=2, step_s=0.005)
     last = recorder.submit(max_tokens=100, tokens=90, step_s=0.005)
     await recorder.until(lambda: recorder.text(last))
-    thread.press(MemoryPressure.HARD)
+    thread.set_memory_pressure(MemoryPressure.HARD)
     await recorder.until(lambda: thread.preempted_total == 1)
     assert (thread.rows, calls["preempt"]) == (3, 2)
     made = recorder.text(newer)
@@ -770,9 +780,9 @@ async def test_under_hard_pressure_the_newest_of_the_largest_gives_way_and_comes
     steps = thread.steps
     await recorder.until(lambda: thread.steps > steps + 3)
     assert recorder.text(newer) == made, "it waits while others run"
-    thread.press(MemoryPressure.NONE)
+    thread.set_memory_pressure(MemoryPressure.NONE)
     for job in (small, older, newer, last):
-        assert isinstance(await recorder.end(job), JobFinished)
+        assert isinstance(await recorder.end(job), RequestFinished)
     assert [recorder.text(newer, index) for index in (0, 1)] == ["".join(words)] * 2
     assert recorder.text(older) == "".join(words)
     assert recorder.ends(newer)[0].usage.completion_tokens == 2 * len(words)
@@ -784,9 +794,9 @@ async def test_an_echoed_prompt_is_given_out_once(start: Start) -> None:
     other = recorder.submit(tokens=400, step_s=0.005)
     job = recorder.submit(tokens=90, step_s=0.005, rules=rules)
     await recorder.until(lambda: len(recorder.pieces(job)) > 3)
-    recorder.thread.press(MemoryPressure.HARD)
+    recorder.thread.set_memory_pressure(MemoryPressure.HARD)
     await recorder.until(lambda: recorder.thread.preempted_total)
-    recorder.thread.press(MemoryPressure.NONE)
+    recorder.thread.set_memory_pressure(MemoryPressure.NONE)
     await recorder.end(job)
     assert recorder.text(job).count("tokens") == 1
     assert recorder.text(job).endswith("word " * 90)
@@ -796,9 +806,9 @@ async def test_an_echoed_prompt_is_given_out_once(start: Start) -> None:
 async def test_pressure_on_an_idle_engine_fails_nothing_and_is_not_kept(start: Start) -> None:
     recorder = await start()
     for level in (MemoryPressure.HARD, MemoryPressure.NONE):
-        recorder.thread.press(level)
+        recorder.thread.set_memory_pressure(level)
     await recorder.until(lambda: recorder.engine.calls["regrow"])
-    assert isinstance(await recorder.end(recorder.submit(tokens=1)), JobFinished)
+    assert isinstance(await recorder.end(recorder.submit(tokens=1)), RequestFinished)
 
 
 async def test_pressure_told_many_times_in_one_step_preempts_one(start: Start) -> None:
@@ -806,9 +816,9 @@ async def test_pressure_told_many_times_in_one_step_preempts_one(start: Start) -
     jobs = [recorder.submit(tokens=4, step_s=0.3) for _ in range(3)]
     await recorder.until(lambda: recorder.text(jobs[-1]))
     for _ in range(3):
-        recorder.thread.press(MemoryPressure.HARD)
+        recorder.thread.set_memory_pressure(MemoryPressure.HARD)
     ends = [await recorder.end(job) for job in jobs]
-    assert [type(end) for end in ends] == [JobFinished] * 3
+    assert [type(end) for end in ends] == [RequestFinished] * 3
     assert (recorder.thread.preempted_total, recorder.engine.calls["preempt"]) == (1, 1)
 
 
@@ -823,7 +833,7 @@ async def test_a_row_without_memory_fails_alone_and_says_so(start: Start) -> Non
     detokenizer = recorder.engine.detokenizer
     recorder.engine.detokenizer = lambda markers, after=(): Short()
     bad = await recorder.end(recorder.submit(tokens=1))
-    assert isinstance(bad, JobFailed)
+    assert isinstance(bad, RequestFailed)
     assert bad.code is ErrorCode.INSUFFICIENT_MEMORY
     recorder.engine.detokenizer = detokenizer
-    assert isinstance(await recorder.end(recorder.submit(tokens=1)), JobFinished)
+    assert isinstance(await recorder.end(recorder.submit(tokens=1)), RequestFinished)

@@ -15,12 +15,30 @@ from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Generate, Sampling, Search
 from lmx.protocol.messages.specs import LogSpec, WorkerSpec
 from lmx.protocol.models.memory import KvLayers, kv_bytes
-from lmx.worker.engine.values import BeamSearch, ModelFacts, RowRequest, RowSampling, StepOutput
+from lmx.worker.engine.values import (
+    BeamSearch,
+    ModelFacts,
+    SequenceRequest,
+    SequenceSampling,
+    StepOutput,
+)
 from lmx.worker.scheduling.batch import Batch, BatchLimits
-from lmx.worker.scheduling.jobs import Job, JobCancelled, JobEnd, JobFailed, JobFinished, TextRules
-from lmx.worker.scheduling.kv_admission import AHEAD_TOKENS, ANSWER_TOKENS, KvAdmission, most_tokens
-from lmx.worker.scheduling.length_groups import RowLength, padded_tokens
+from lmx.worker.scheduling.kv_admission import (
+    AHEAD_TOKENS,
+    ANSWER_TOKENS,
+    KvAdmission,
+    fitting_tokens,
+)
+from lmx.worker.scheduling.length_buckets import SequenceLength, padded_tokens
 from lmx.worker.scheduling.prepare import prepare
+from lmx.worker.scheduling.requests import (
+    EngineRequest,
+    RequestCancelled,
+    RequestEnd,
+    RequestFailed,
+    RequestFinished,
+    TextRules,
+)
 from tests.support.fakes.scripted_engine import ScriptedEngine
 from tests.support.rigs.budgets import examples
 
@@ -34,12 +52,14 @@ LAYERS = [
 ]
 
 
-def row(row_id: int, prompt: int, max_tokens: int, width: int | None = None) -> RowRequest:
+def row(
+    sequence_id: int, prompt: int, max_tokens: int, width: int | None = None
+) -> SequenceRequest:
     beam = BeamSearch(width, 1.0, frozenset()) if width else None
-    return RowRequest(row_id, [7] * prompt, max_tokens, RowSampling(0.0), beam=beam)
+    return SequenceRequest(sequence_id, [7] * prompt, max_tokens, SequenceSampling(0.0), beam=beam)
 
 
-def counted(*rows: RowRequest, layers: Sequence[KvLayers] = PLAIN) -> KvAdmission:
+def counted(*rows: SequenceRequest, layers: Sequence[KvLayers] = PLAIN) -> KvAdmission:
     admission = KvAdmission(layers, 1)
     for one in rows:
         admission.begin(one)
@@ -66,7 +86,7 @@ def of(tokens: int, layers: Sequence[KvLayers] = PLAIN) -> int:
         ([row(1, 3000, 10, width=2), row(2, 10, 10)], 2 * of(3010) + of(20)),
     ],
 )
-def test_what_rows_are_counted_at(rows: list[RowRequest], expected: int) -> None:
+def test_what_rows_are_counted_at(rows: list[SequenceRequest], expected: int) -> None:
     assert counted(*rows).total_bytes == expected
 
 
@@ -74,7 +94,7 @@ def test_what_rows_are_counted_at(rows: list[RowRequest], expected: int) -> None
 def test_a_row_grows_with_what_it_makes_some_tokens_ahead(layers: Sequence[KvLayers]) -> None:
     admission = counted(row(1, 100, 5000), layers=layers)
     for made in range(1, 5001):
-        admission.made(1)
+        admission.advance(1)
         answer = min(5000, max(ANSWER_TOKENS, made + AHEAD_TOKENS))
         assert admission.total_bytes == of(100 + answer, layers)
     admission.end(1)
@@ -92,16 +112,16 @@ def test_requests_are_compared_by_bytes_then_by_tokens() -> None:
 
 def test_without_a_limit_or_a_shape_every_row_fits() -> None:
     for admission in (KvAdmission(PLAIN, None), KvAdmission((), 0)):
-        for row_id in range(5):
-            assert admission.fits(row(row_id, 10_000, 10_000))
-            admission.begin(row(row_id, 10_000, 10_000))
+        for sequence_id in range(5):
+            assert admission.fits(row(sequence_id, 10_000, 10_000))
+            admission.begin(row(sequence_id, 10_000, 10_000))
 
 
 @given(st.sampled_from(LAYERS), st.integers(0, 20_000), st.integers(1, 4), st.integers(0, 3000))
 def test_most_tokens_is_what_fits_and_no_more(
     layers: Sequence[KvLayers], limit: int, sequences: int, asked: int
 ) -> None:
-    most = most_tokens(layers, limit, sequences, asked)
+    most = fitting_tokens(layers, limit, sequences, asked)
     assert 0 <= most <= asked
     assert most == 0 or sequences * kv_bytes(layers, most) <= limit
     assert most == asked or sequences * kv_bytes(layers, most + 1) > limit
@@ -112,29 +132,29 @@ class Engine(ScriptedEngine):
 
     def __init__(self) -> None:
         super().__init__({})
-        self.running: dict[int, RowRequest] = {}
+        self.running: dict[int, SequenceRequest] = {}
         self.made: dict[int, int] = {}
         """How many tokens each row has made since it was admitted."""
 
     def can_admit(self) -> bool:
         return True
 
-    def admit(self, row: RowRequest) -> None:
-        self.running[row.row_id] = row
-        self.made[row.row_id] = 0
+    def admit(self, row: SequenceRequest) -> None:
+        self.running[row.sequence_id] = row
+        self.made[row.sequence_id] = 0
 
-    def remove(self, row_id: int) -> None:
-        self.running.pop(row_id, None)
+    def remove(self, sequence_id: int) -> None:
+        self.running.pop(sequence_id, None)
 
     def flush(self) -> StepOutput:
         return StepOutput()
 
-    def preempt(self, row_id: int) -> Sequence[int] | None:
-        row = self.running[row_id]
+    def preempt(self, sequence_id: int) -> Sequence[int] | None:
+        row = self.running[sequence_id]
         if row.beam is not None:
             return None
-        del self.running[row_id]
-        return [*row.made, *(1 for _ in range(self.made[row_id]))]
+        del self.running[sequence_id]
+        return [*row.generated, *(1 for _ in range(self.made[sequence_id]))]
 
 
 @settings(max_examples=examples(40), stateful_step_count=30)
@@ -149,8 +169,8 @@ class Admission(RuleBasedStateMachine):
         self.batch = Batch(BatchLimits(1000, 1e9, self.limit, layers))
         self.order: list[int] = []
         self.begun: list[int] = []
-        self.open: list[Job] = []
-        self.ends: dict[int, JobEnd] = {}
+        self.open: list[EngineRequest] = []
+        self.ends: dict[int, RequestEnd] = {}
         self.jobs = 0
 
     @rule(
@@ -162,8 +182,10 @@ class Admission(RuleBasedStateMachine):
     def come(self, prompt: int, max_tokens: int, n: int, beam: bool) -> None:
         self.jobs += 1
         ids = [10 * self.jobs + index for index in range(1 if beam else n)]
-        rows = tuple(row(row_id, prompt, max_tokens, n if beam else None) for row_id in ids)
-        job = Job(self.jobs, "r", rows, TextRules(frozenset({0})), n, 0.0)
+        rows = tuple(
+            row(sequence_id, prompt, max_tokens, n if beam else None) for sequence_id in ids
+        )
+        job = EngineRequest(self.jobs, "r", rows, TextRules(frozenset({0})), n, 0.0)
         self.order += ids
         self.open.append(job)
         self.batch.add(job)
@@ -180,27 +202,27 @@ class Admission(RuleBasedStateMachine):
     @precondition(lambda self: self.engine.running)
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
-        row_id = data.draw(st.sampled_from(sorted(self.engine.running)))
-        if self.engine.running[row_id].beam is None:
-            self.step(StepOutput(tokens=[(row_id, 0, None)]))  # type: ignore[list-item]
+        sequence_id = data.draw(st.sampled_from(sorted(self.engine.running)))
+        if self.engine.running[sequence_id].beam is None:
+            self.step(StepOutput(tokens=[(sequence_id, 0, None)]))  # type: ignore[list-item]
         else:
-            del self.engine.running[row_id]
-            self.step(StepOutput(found=[(row_id, ())]))
+            del self.engine.running[sequence_id]
+            self.step(StepOutput(found=[(sequence_id, ())]))
         self.admit()
 
     @precondition(lambda self: self.engine.running)
     @rule(data=st.data())
     def fail(self, data: st.DataObject) -> None:
-        row_id = data.draw(st.sampled_from(sorted(self.engine.running)))
-        del self.engine.running[row_id]
-        self.step(StepOutput(failed=[(row_id, ValueError())]))
+        sequence_id = data.draw(st.sampled_from(sorted(self.engine.running)))
+        del self.engine.running[sequence_id]
+        self.step(StepOutput(failed=[(sequence_id, ValueError())]))
         self.admit()
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         job = data.draw(st.sampled_from(self.open))
-        self.batch.cancel(self.engine, job.job_id, 0, 0)
+        self.batch.cancel(self.engine, job.run_id, 0, 0)
         self.admit()
 
     @precondition(lambda self: self.engine.running)
@@ -211,7 +233,7 @@ class Admission(RuleBasedStateMachine):
         gone = before - set(self.engine.running)
         assert gone
         # What comes back is not new, and passes who waits.
-        self.begun = [row_id for row_id in self.begun if row_id not in gone]
+        self.begun = [sequence_id for sequence_id in self.begun if sequence_id not in gone]
         self.admit()
 
     @invariant()
@@ -226,8 +248,8 @@ class Admission(RuleBasedStateMachine):
             assert self.batch.rows == len(self.engine.running)
 
     def step(self, output: StepOutput) -> None:
-        for row_id, _, _ in output.tokens:
-            self.engine.made[row_id] += 1
+        for sequence_id, _, _ in output.tokens:
+            self.engine.made[sequence_id] += 1
         self.engine.step = lambda: output  # type: ignore[method-assign]
         self.batch.step(self.engine)
 
@@ -235,37 +257,37 @@ class Admission(RuleBasedStateMachine):
         self.take()
         before = dict(self.engine.running)
         self.batch.admit(self.engine)
-        for row_id in list(self.engine.running)[len(before) :]:
-            before[row_id] = self.engine.running[row_id]
+        for sequence_id in list(self.engine.running)[len(before) :]:
+            before[sequence_id] = self.engine.running[sequence_id]
             assert len(before) == 1 or self.expected(before) <= self.limit
             # No other that waited longer is passed.
-            passed = [i for i in self.order[: self.order.index(row_id)] if i not in self.begun]
+            passed = [i for i in self.order[: self.order.index(sequence_id)] if i not in self.begun]
             ended = {i for i in passed if self.of_an_ended_job(i)}
             assert set(passed) == ended
-            self.begun.append(row_id)
+            self.begun.append(sequence_id)
         self.take()
 
     def take(self) -> None:
         for output in self.batch.outputs:
-            if isinstance(output, JobFinished | JobFailed | JobCancelled):
+            if isinstance(output, RequestFinished | RequestFailed | RequestCancelled):
                 assert output.stream_id not in self.ends
                 self.ends[output.stream_id] = output
-                self.open = [job for job in self.open if job.job_id != output.stream_id]
+                self.open = [job for job in self.open if job.run_id != output.stream_id]
         self.batch.outputs = []
 
-    def of_an_ended_job(self, row_id: int) -> bool:
-        return row_id // 10 in self.ends
+    def of_an_ended_job(self, sequence_id: int) -> bool:
+        return sequence_id // 10 in self.ends
 
-    def expected(self, running: dict[int, RowRequest]) -> int:
-        def tokens(one: RowRequest) -> int:
-            made = self.engine.made[one.row_id]
+    def expected(self, running: dict[int, SequenceRequest]) -> int:
+        def tokens(one: SequenceRequest) -> int:
+            made = self.engine.made[one.sequence_id]
             return len(one.prompt) + min(one.max_tokens, max(ANSWER_TOKENS, made + AHEAD_TOKENS))
 
         step = math.gcd(*(part.step_tokens for part in self.layers))
 
-        def length(one: RowRequest) -> RowLength:
-            steps = -(-(len(one.prompt) + self.engine.made[one.row_id]) // step)
-            return RowLength((steps - 1) * step + 1, steps * step, tokens(one))
+        def length(one: SequenceRequest) -> SequenceLength:
+            steps = -(-(len(one.prompt) + self.engine.made[one.sequence_id]) // step)
+            return SequenceLength((steps - 1) * step + 1, steps * step, tokens(one))
 
         alike = [length(one) for one in running.values() if one.beam is None]
         searches = sum(
@@ -286,7 +308,7 @@ SPEC = WorkerSpec(
 FACTS = ModelFacts(8192, frozenset({7}), 1_000_000)
 
 
-def prepared(spec: WorkerSpec, prompt_tokens: int, **search: object) -> Job:
+def prepared(spec: WorkerSpec, prompt_tokens: int, **search: object) -> EngineRequest:
     request = Generate(
         1, "r", Sampling(temperature=0), 0, prompt="x" * prompt_tokens,
         search=dataclasses.replace(Search(), **search),  # type: ignore[arg-type]

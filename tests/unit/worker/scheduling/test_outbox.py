@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from lmx.protocol.messages.data import Delta
-from lmx.worker.scheduling.jobs import JobOutput
-from lmx.worker.scheduling.outbox import GATHER_S, Outbox
+from lmx.worker.scheduling.outbox import COALESCE_S, Outbox
+from lmx.worker.scheduling.requests import RequestOutput
 
 
 class _Timer:
@@ -75,7 +75,7 @@ class _Rig:
         self.outbox = Outbox(loop)
         self.outbox.deliver = self._deliver
 
-    def _deliver(self, outputs: list[JobOutput]) -> None:
+    def _deliver(self, outputs: list[RequestOutput]) -> None:
         text = "".join(output.text for output in outputs if isinstance(output, Delta))
         self.delivered.append((round(1000 * (self.loop.now_s - 100)), text))
 
@@ -118,7 +118,7 @@ def test_no_step_waits_longer_than_it_may(rig: _Rig) -> None:
     assert "".join(text for _, text in rig.delivered) == "".join(made_ms)
     waits_ms = [at_ms - made_ms[one] for at_ms, text in rig.delivered for one in text]
     assert min(waits_ms) == 0
-    assert max(waits_ms) <= 1000 * GATHER_S
+    assert max(waits_ms) <= 1000 * COALESCE_S
 
 
 def test_what_is_urgent_takes_along_what_waits(rig: _Rig) -> None:

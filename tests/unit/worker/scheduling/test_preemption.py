@@ -11,20 +11,20 @@ import pytest
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.data import Delta
 from lmx.protocol.models.memory import KvLayers
-from lmx.worker.engine.values import BeamSearch, PromptSource, RowRequest, RowSampling
+from lmx.worker.engine.values import BeamSearch, PromptSource, SequenceRequest, SequenceSampling
 from lmx.worker.scheduling.batch import Batch, BatchLimits
-from lmx.worker.scheduling.jobs import (
-    Job,
-    JobEnd,
-    JobFailed,
-    JobFinished,
+from lmx.worker.scheduling.requests import (
+    EngineRequest,
     MediaReleased,
     MediaWanted,
+    RequestEnd,
+    RequestFailed,
+    RequestFinished,
     TextRules,
 )
 from tests.support.fakes.scripted_engine import ScriptedEngine, ScriptedMedia
 
-GREEDY = RowSampling(0.0)
+GREEDY = SequenceSampling(0.0)
 TEXT = "".join(f"{number} " for number in range(50))
 
 
@@ -35,7 +35,7 @@ class Rig:
         self.engine = ScriptedEngine({})
         layers = (KvLayers(1, 1),)  # So that a byte is a token.
         self.batch = Batch(BatchLimits(8, 60.0, kv_cache_bytes, layers))
-        self.ends: dict[int, JobEnd] = {}
+        self.ends: dict[int, RequestEnd] = {}
         self.texts: dict[tuple[int, int], str] = {}
         self.media: list[MediaReleased | MediaWanted] = []
         self.now = 0.0
@@ -57,7 +57,7 @@ class Rig:
             script = {"pieces": [f"{number} " for number in range(50)], **script}
         prompt = self.engine.encode(PromptSource(messages=[{"content": json.dumps(script)}]))
         rows = tuple(
-            RowRequest(
+            SequenceRequest(
                 10 * self._jobs + index,
                 prompt.tokens,
                 max_tokens,
@@ -70,7 +70,7 @@ class Rig:
         )
         rules = TextRules(frozenset({0}))
         self.batch.add(
-            Job(
+            EngineRequest(
                 self._jobs,
                 "r",
                 rows,
@@ -89,7 +89,7 @@ class Rig:
             if self.batch.rows:
                 self.batch.step(self.engine)
             for output in self.batch.outputs:
-                if isinstance(output, JobEnd):
+                if isinstance(output, RequestEnd):
                     self.ends[output.stream_id] = output
                 elif isinstance(output, MediaReleased | MediaWanted):
                     self.media.append(output)
@@ -102,9 +102,9 @@ class Rig:
         self.batch.paused = True
         self.batch.preempt_largest(self.engine, self.now)
 
-    def failed(self, job_id: int) -> ErrorCode | None:
-        end = self.ends.get(job_id)
-        return end.code if isinstance(end, JobFailed) else None
+    def failed(self, run_id: int) -> ErrorCode | None:
+        end = self.ends.get(run_id)
+        return end.code if isinstance(end, RequestFailed) else None
 
 
 def test_all_answers_of_a_job_leave_and_each_comes_back_where_it_was() -> None:
@@ -113,7 +113,7 @@ def test_all_answers_of_a_job_leave_and_each_comes_back_where_it_was() -> None:
     rig.step(12)
     before = {place: text for place, text in rig.texts.items() if place[0] == large}
     assert sorted(before) == [(large, 0), (large, 1), (large, 2)]
-    rig.press()
+    rig.set_memory_pressure()
     assert (rig.batch.rows, rig.batch.preempted_total) == (1, 1)
     rig.step(5)
     assert {place: rig.texts[place] for place in before} == before
@@ -122,7 +122,7 @@ def test_all_answers_of_a_job_leave_and_each_comes_back_where_it_was() -> None:
     rig.step(80)
     assert [rig.texts[large, index] for index in range(3)] == [TEXT] * 3
     end = rig.ends[large]
-    assert isinstance(end, JobFinished)
+    assert isinstance(end, RequestFinished)
     assert end.usage.completion_tokens == 3 * 50
     assert end.usage.prompt_tokens == rig.ends[small].usage.prompt_tokens  # type: ignore[union-attr]
 
@@ -139,7 +139,7 @@ def test_media_are_released_when_every_answer_has_read_them() -> None:
     rig.step(3)
     assert rig.media == [] and media.is_here, "four answers have not begun"
     rig.step(200)
-    assert rig.media == [MediaReleased(job)] and isinstance(rig.ends[job], JobFinished)
+    assert rig.media == [MediaReleased(job)] and isinstance(rig.ends[job], RequestFinished)
     assert not media.is_here
 
 
@@ -147,7 +147,7 @@ def test_who_comes_back_waits_for_its_media_and_nobody_else_does() -> None:
     rig, media = Rig(), picture()
     other, job = rig.add(max_tokens=20), rig.add(answers=2, media=media)
     rig.step(12)
-    rig.press()
+    rig.set_memory_pressure()
     assert rig.media == [MediaReleased(job)]
     rig.step(5)
     assert len(rig.media) == 1, "there is no place for it, so that nothing is decoded"
@@ -172,7 +172,7 @@ def test_who_waits_for_its_media_can_be_cancelled_or_wait_too_long() -> None:
         rig.add(max_tokens=20)
         job = rig.add(media=picture())
         rig.step(8)
-        rig.press()
+        rig.set_memory_pressure()
         rig.batch.paused = False
         rig.step(40)
         assert rig.media[1:] == [MediaWanted(job)]
@@ -188,7 +188,7 @@ def test_while_memory_is_short_it_waits_for_the_others_and_comes_before_new_ones
     rig = Rig()
     small, large = rig.add(max_tokens=20), rig.add()
     rig.step(6)
-    rig.press()
+    rig.set_memory_pressure()
     new = rig.add(max_tokens=5)
     while small not in rig.ends:
         rig.step()
@@ -204,7 +204,7 @@ def test_a_job_of_which_only_some_rows_have_begun_comes_back_whole() -> None:
     other, job = rig.add(answers=2, max_tokens=40), rig.add(answers=8)
     rig.step(20)
     assert 2 < rig.batch.rows <= 8
-    rig.press()
+    rig.set_memory_pressure()
     assert rig.batch.rows == 2
     rig.batch.paused = False
     rig.step(200)
@@ -216,7 +216,7 @@ def test_the_only_row_fails_as_it_would_take_the_same_again() -> None:
     rig = Rig()
     job = rig.add()
     rig.step(5)
-    rig.press()
+    rig.set_memory_pressure()
     rig.step()
     assert rig.failed(job) is ErrorCode.INSUFFICIENT_MEMORY
     assert rig.batch.preempted_total == 0
@@ -226,10 +226,10 @@ def test_a_beam_search_fails() -> None:
     rig = Rig()
     other, search = rig.add(max_tokens=20), rig.add(beam=BeamSearch(4, 1.0, frozenset({0})))
     rig.step(2)
-    rig.press()
+    rig.set_memory_pressure()
     rig.step(30)
     assert rig.failed(search) is ErrorCode.INSUFFICIENT_MEMORY
-    assert isinstance(rig.ends[other], JobFinished)
+    assert isinstance(rig.ends[other], RequestFinished)
     assert rig.batch.preempted_total == 0
 
 
@@ -242,14 +242,14 @@ def test_a_job_of_which_only_some_rows_can_come_back_ends(
     job = rig.add(answers=2, max_tokens=2000, tokens=2000, text="x")
     preempt, asked = rig.engine.preempt, []
 
-    def second_is_lost(row_id: int) -> Sequence[int] | None:
-        asked.append(row_id)
-        return None if len(asked) == 2 else preempt(row_id)
+    def second_is_lost(sequence_id: int) -> Sequence[int] | None:
+        asked.append(sequence_id)
+        return None if len(asked) == 2 else preempt(sequence_id)
 
     monkeypatch.setattr(rig.engine, "preempt", second_is_lost)
     rig.step(12)
     if not caches_full:
-        rig.press()
+        rig.set_memory_pressure()
     rig.step(3000)
     assert len(asked) == 2
     assert rig.failed(job) is ErrorCode.INSUFFICIENT_MEMORY
@@ -264,7 +264,7 @@ def test_who_gave_way_three_times_fails() -> None:
         rig.step(4)
         assert rig.batch.rows == 2
         assert not rig.ends
-        rig.press()
+        rig.set_memory_pressure()
         assert rig.batch.preempted_total == min(times + 1, 3)
     rig.step()
     assert rig.failed(job) is ErrorCode.INSUFFICIENT_MEMORY
@@ -277,8 +277,8 @@ def test_who_waits_too_long_to_come_back_fails() -> None:
     rig.add(max_tokens=40, pieces=["x"] * 60)
     patient, other = rig.add(), rig.add(memory_wait_s=5.0)
     rig.step(8)
-    rig.press()
-    rig.press()
+    rig.set_memory_pressure()
+    rig.set_memory_pressure()
     assert rig.batch.preempted_total == 2
     rig.now = 1004.9
     rig.step()
@@ -298,12 +298,12 @@ def test_one_that_waits_to_come_back_can_be_cancelled() -> None:
     rig = Rig()
     other, job = rig.add(max_tokens=20), rig.add()
     rig.step(6)
-    rig.press()
+    rig.set_memory_pressure()
     rig.batch.cancel(rig.engine, job, 0, 0)
     rig.batch.paused = False
     rig.step(40)
     assert set(rig.ends) == {other, job}
-    assert not isinstance(rig.ends[job], JobFinished | JobFailed)
+    assert not isinstance(rig.ends[job], RequestFinished | RequestFailed)
     assert not rig.batch.busy
 
 
@@ -311,7 +311,7 @@ def test_the_least_urgent_gives_way_first_however_small_it_is() -> None:
     rig = Rig()
     large, small = rig.add(), rig.add(max_tokens=10, priority=1)
     rig.step(4)
-    rig.press()
+    rig.set_memory_pressure()
     assert rig.batch.rows == 1
     rig.step(80)
     assert list(rig.ends) == [large, small]
@@ -321,7 +321,7 @@ def test_what_waits_with_a_lower_value_begins_before_what_comes_back_and_what_ca
     rig = Rig()
     running, gave_way = rig.add(max_tokens=20), rig.add(priority=3)
     rig.step(6)
-    rig.press()
+    rig.set_memory_pressure()
     late, later, urgent = rig.add(priority=4), rig.add(priority=5), rig.add(priority=-1)
     rig.step(300)
     assert list(rig.ends) == [running, urgent, gave_way, late, later]
@@ -351,7 +351,7 @@ def test_rows_that_outgrow_their_caches_give_way_and_come_back() -> None:
     rig.now = 1e6
     rig.step(2 * LONG)
     assert sorted(rig.ends) == jobs
-    assert all(isinstance(end, JobFinished) for end in rig.ends.values())
+    assert all(isinstance(end, RequestFinished) for end in rig.ends.values())
     assert [rig.texts[job, 0] for job in jobs] == ["x" * LONG] * 2
 
 
@@ -369,7 +369,7 @@ def test_the_answers_of_one_job_take_turns_when_the_caches_are_full() -> None:
     rig = Rig(kv_cache_bytes=2500)
     job = rig.add(answers=2, max_tokens=2000, tokens=2000, text="x")
     rig.step(6000)
-    assert isinstance(rig.ends[job], JobFinished)
+    assert isinstance(rig.ends[job], RequestFinished)
     assert rig.batch.preempted_total == 1
     assert rig.texts[job, 0] == rig.texts[job, 1] == "x" * 2000
 
@@ -378,5 +378,5 @@ def test_a_row_that_is_alone_and_searches_grow_past_the_limit() -> None:
     rig = Rig(kv_cache_bytes=500)
     job = rig.add(max_tokens=LONG, tokens=LONG, text="x")
     rig.step(LONG + 5)
-    assert isinstance(rig.ends[job], JobFinished)
+    assert isinstance(rig.ends[job], RequestFinished)
     assert (rig.batch.preempted_total, rig.engine.calls["flush"]) == (0, 0)

@@ -15,7 +15,7 @@ from lmx.worker.engine.values import Unchecked
 from lmx.worker.schemas.check import SchemaCheck
 from lmx.worker.schemas.dialects import SchemaFault, ecma, standalone
 from lmx.worker.schemas.disjoint import Lookup, equal_text
-from lmx.worker.schemas.negation import opposite
+from lmx.worker.schemas.negation import negated
 from lmx.worker.schemas.rewrite import Rewritten, rewrite
 from tests.support.references.schema_cases import SCHEMAS, VALUES
 from tests.support.rigs.budgets import examples
@@ -70,7 +70,7 @@ def test_what_is_rewritten_allows_all_that_is_valid(schema: Any, value: Any) -> 
 @given(SCHEMAS, VALUES)
 def test_an_opposite_is_one(schema: Any, value: Any) -> None:
     source = standalone({"not": schema})
-    made = opposite(schema, True, Lookup(source))
+    made = negated(schema, True, Lookup(source))
     if made is not None:
         assert valid(made, value) is not valid(schema, value), made
 
@@ -198,7 +198,7 @@ def test_a_check_ends() -> None:
     }
     source = standalone({"$defs": {**levels, "60": {"minimum": 5}}, "$ref": "#/$defs/0"})
     assert SchemaCheck(source, ())("5") is None
-    # The expression takes exponential time.
+    # The expression accepts exponential time.
     slow = SchemaCheck(standalone({"pattern": "^(a|a)*$", "not": {"const": 1}}), ("`not`",))
     with pytest.raises(Unchecked, match="`not`"):
         slow(json.dumps("a" * 60 + "b"), second())
@@ -207,7 +207,7 @@ def test_a_check_ends() -> None:
 
 
 def test_all_of_an_answer_has_one_time() -> None:
-    # Each match takes some time, and there are more of them than there is time for.
+    # Each match accepts some time, and there are more of them than there is time for.
     text, pattern = "a" * 30 + "!", "^(a|aa)+$"
     check = SchemaCheck(standalone({"not": {"contains": {"pattern": pattern}}}), ("`not`",))
     answer = json.dumps([f"{text}{n}" for n in range(10_000)])
@@ -247,7 +247,7 @@ def test_constants_of_which_there_are_thousands_are_known_to_differ() -> None:
 @pytest.mark.parametrize(
     "schema",
     [
-        # The name takes exponential time with the pattern.
+        # The name accepts exponential time with the pattern.
         {"properties": {"a" * 60 + "!": {}}, "propertyNames": {"pattern": "^(a|aa)+$"}},
         {"unevaluatedProperties": False, "allOf": [{"$ref": "#/$defs/0"}], "$defs":
          {str(n): {"allOf": [{"$ref": f"#/$defs/{n + 1}"}] * 400} for n in range(3)}

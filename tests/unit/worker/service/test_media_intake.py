@@ -70,7 +70,7 @@ async def test_a_message_comes_with_its_media_or_is_refused() -> None:
 
 
 def test_the_media_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_MEDIA_BYTES", 10)
+    monkeypatch.setattr(module, "_MAX_MEDIA_BYTES", 10)
     sent: list[Any] = []
     begun: list[Any] = []
     generations: Any = object.__new__(Generations)
@@ -80,16 +80,16 @@ def test_the_media_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
         begin=lambda opened, *_: begun.append(opened),
     )
     generations._thread = SimpleNamespace(rows=0)
-    generations._job_ids = iter(range(100))
-    generations._by_job = {}
+    generations._run_ids = iter(range(100))
+    generations._by_run = {}
     generations._media_bytes = generations._encoded_bytes = 0
-    generations.take(b"router", request(6), [b"abcdef"])
-    generations.take(b"router", request(5, stream_id=8), [b"abcde"])
+    generations.submit(b"router", request(6), [b"abcdef"])
+    generations.submit(b"router", request(5, stream_id=8), [b"abcde"])
     assert [(refused.stream_id, refused.code) for refused in sent] == [(8, ErrorCode.QUEUE_FULL)]
     # Text has nothing that could be too much.
-    generations.take(b"router", request(stream_id=9), [])
+    generations.submit(b"router", request(stream_id=9), [])
     generations.released(begun[0])
     generations.released(begun[0])
     assert (begun[0].blobs, generations._media_bytes) == ((), 0)
-    generations.take(b"router", request(5, stream_id=8), [b"abcde"])
+    generations.submit(b"router", request(5, stream_id=8), [b"abcde"])
     assert [one.request.stream_id for one in begun] == [7, 9, 8]

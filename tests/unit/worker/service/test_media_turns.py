@@ -213,18 +213,18 @@ async def test_nothing_is_decoded_while_what_is_decoded_takes_all_the_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Hundreds of requests may wait, and each picture takes hundreds of megabytes."""
-    monkeypatch.setattr(module, "_MOST_ENCODED_BYTES", 100)
+    monkeypatch.setattr(module, "_MAX_ENCODED_BYTES", 100)
     rig = _Rig()
     generations: Any = object.__new__(Generations)
     generations._open = rig.table
     generations._encoded_bytes = 0
     generations._spec = SPEC
-    generations._by_job = {}
+    generations._by_run = {}
     generations._thread = SimpleNamespace(submit=lambda job: None)
     generations._drop_blobs = lambda opened: None
     held: list[Any] = []
     for size_bytes in (60, 60):
-        opened: Any = SimpleNamespace(job_id=len(held), encoded_bytes=0)
+        opened: Any = SimpleNamespace(run_id=len(held), encoded_bytes=0)
         media = SimpleNamespace(size_bytes=size_bytes)
         generations._submit(opened, SimpleNamespace(rows=[SimpleNamespace(media=media)]))
         held.append(opened)

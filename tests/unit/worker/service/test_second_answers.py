@@ -17,15 +17,15 @@ from lmx.worker.service.generations import Generations
 def test_the_time_of_the_first_answer_is_no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     arrivals: list[float] = []
 
-    def turn(opened: Any, begins: Any, work: Any, done: Any, decode: Any) -> None:
+    def turn(opened: Any, on_start: Any, work: Any, done: Any, decode: Any) -> None:
         work()
 
     def prepare(opened: Any, arrived_s: float, *, again: bool = False) -> None:
         arrivals.append(arrived_s)
 
     generations: Any = object.__new__(Generations)
-    generations._open = SimpleNamespace(queue=turn, tell_if_idle=lambda: None)
-    generations._job_ids = itertools.count()
+    generations._open = SimpleNamespace(queue=turn, report_if_idle=lambda: None)
+    generations._run_ids = itertools.count()
     monkeypatch.setattr(generations, "_prepare", prepare)
     request = SimpleNamespace(request_id="r", owner="o", media=())
     opened = SimpleNamespace(gone=False, request=request, repeat=lambda _: None)

@@ -166,7 +166,7 @@ class Rig:
 
     def embed(self, stream_id: int, *texts: str, router: bytes = ROUTER, **fields: Any) -> None:
         values: dict[str, Any] = {"deadline_s": 30.0, "texts": texts, **fields}
-        self.serving.take(router, Embed(stream_id, f"r{stream_id}", **values))
+        self.serving.receive(router, Embed(stream_id, f"r{stream_id}", **values))
 
     def to(self, stream_id: int) -> list[Any]:
         return [message for _, message in self.sent if message.stream_id == stream_id]
@@ -210,7 +210,7 @@ async def test_pieces_are_sent_as_they_come_and_then_the_end(start: Start) -> No
 
 async def test_what_needs_no_computing_is_answered_at_once(start: Start) -> None:
     rig = await start()
-    rig.serving.take(ROUTER, Detokenize(1, "r", 30.0, (1,)))
+    rig.serving.receive(ROUTER, Detokenize(1, "r", 30.0, (1,)))
     assert await rig.end_of(1) == Detokenized(1, "text")
     assert rig.engine.computed == []
 
@@ -230,7 +230,7 @@ async def test_a_cancelled_task_ends_with_its_piece(start: Start) -> None:
     rig = await start()
     rig.embed(1, "slow", "a", "a")
     await until(lambda: rig.engine.computed)
-    rig.serving.take(ROUTER, Cancel(1))
+    rig.serving.receive(ROUTER, Cancel(1))
     rig.engine.go_on.set()
     await until(lambda: rig.in_flight.count == 0)
     await until(lambda: rig.idle)
@@ -244,7 +244,7 @@ async def test_a_cancelled_task_that_waits_is_never_computed(start: Start) -> No
     await until(lambda: rig.engine.computed)
     rig.embed(2, "a")
     await until(lambda: rig.thread.clock.in_flight == 2)
-    rig.serving.take(ROUTER, Cancel(2))
+    rig.serving.receive(ROUTER, Cancel(2))
     rig.engine.go_on.set()
     await until(lambda: rig.in_flight.count == 0 and rig.idle)
     assert rig.engine.computed == [(1, 0)]
@@ -345,14 +345,14 @@ async def test_tasks_say_how_long_the_model_is_to_stay_but_for_refused_ones(star
     assert last_use.keep_alive_s == 5
     # One that has no say in it leaves it, but is use all the same.
     since_s = time.monotonic()
-    rig.serving.take(ROUTER, Detokenize(3, "r", 30.0, (1,)))
+    rig.serving.receive(ROUTER, Detokenize(3, "r", 30.0, (1,)))
     await rig.end_of(3)
     assert last_use.keep_alive_s == 5
     now = time.monotonic()
     assert last_use.idle_for_s(0, now) <= now - since_s
     rig.embed(4, "slow", keep_alive_s=0.0)
     await until(lambda: len(rig.engine.computed) == 2)
-    rig.serving.take(ROUTER, Cancel(4))
+    rig.serving.receive(ROUTER, Cancel(4))
     assert last_use.keep_alive_s == 0
     assert last_use.idle_for_s(rig.in_flight.count, time.monotonic()) == 0
 
@@ -364,7 +364,7 @@ async def test_a_prompt_for_which_there_is_no_memory_is_told_so(start: Start) ->
         raise MemoryError
 
     rig.scripted.encode = encode
-    rig.serving.take(ROUTER, Generate(1, "r", Sampling(), 8, prompt="x"))
+    rig.serving.receive(ROUTER, Generate(1, "r", Sampling(), 8, prompt="x"))
     refused = await rig.end_of(1)
     assert isinstance(refused, Refused)
     assert refused.code is ErrorCode.INSUFFICIENT_MEMORY
@@ -384,10 +384,10 @@ async def test_a_request_is_told_of_before_it_is_prepared_and_no_sooner(start: S
     rig.scripted.encode = encode
     for number in (1, 2, 3):
         request = Generate(number, "r", Sampling(), 8, prompt=str(number))
-        rig.serving.take(ROUTER, request)
+        rig.serving.receive(ROUTER, request)
     await until(lambda: seen)
     assert (seen, rig.preparing) == ([("1", [1])], [1])
-    rig.serving.take(ROUTER, Cancel(2))
+    rig.serving.receive(ROUTER, Cancel(2))
     goes_on.set()
     await rig.end_of(3)
     assert seen == [("1", [1]), ("3", [1, 3])]
@@ -406,7 +406,7 @@ async def test_a_task_has_its_time_from_its_turn_on(start: Start) -> None:
         raise RequestError(ErrorCode.INVALID_VALUE, "no", param="prompt")
 
     rig.scripted.encode = encode
-    rig.serving.take(ROUTER, Generate(1, "r", Sampling(), 8, prompt="x"))
+    rig.serving.receive(ROUTER, Generate(1, "r", Sampling(), 8, prompt="x"))
     await until(begun.is_set)
     rig.embed(2, "slow", deadline_s=0.05)
     await asyncio.sleep(0.3)  # several times its deadline
@@ -438,13 +438,13 @@ async def test_whoever_waits_too_long_for_the_prompt_or_the_decoder_is_told(star
         raise RequestError(ErrorCode.INVALID_VALUE, "no", param="prompt")
 
     rig.scripted.encode = encode
-    rig.serving.take(ROUTER, Generate(1, "r", Sampling(), 8, prompt="x"))
+    rig.serving.receive(ROUTER, Generate(1, "r", Sampling(), 8, prompt="x"))
     await until(begun.is_set)
-    rig.serving.take(ROUTER, Generate(2, "r", Sampling(), 8, prompt="y"))
+    rig.serving.receive(ROUTER, Generate(2, "r", Sampling(), 8, prompt="y"))
     rig.embed(3, "a")
     # The first picture is decoded, and waits like the others.
     for number in (4, 5):
-        rig.serving.take(ROUTER, seeing(number, "z"), [b"p"])
+        rig.serving.receive(ROUTER, seeing(number, "z"), [b"p"])
     for number in (2, 3, 4, 5):
         end = await rig.end_of(number)
         assert isinstance(end, Refused) and end.code is ErrorCode.QUEUE_TIMEOUT, number
@@ -460,7 +460,7 @@ async def test_whatever_holds_the_media_thread_lets_it_go(
 ) -> None:
     """Every request comes to its end, also one that is made once more and needs the thread for
     that, while nothing more may be decoded."""
-    monkeypatch.setattr(generations, "_MOST_ENCODED_BYTES", 100)
+    monkeypatch.setattr(generations, "_MAX_ENCODED_BYTES", 100)
     rig = await start(max_queue=30)
     rig.picture_bytes = 60
     structure = Structure(StructureKind.JSON_SCHEMA, DISTINCT, "response_format")
@@ -470,9 +470,9 @@ async def test_whatever_holds_the_media_thread_lets_it_go(
         again = number % 3 == 1
         content = f"{checked} " + " " * number if again else json.dumps({"tokens": 2})
         fields: dict[str, Any] = {"structure": structure, "whole": True} if again else {}
-        rig.serving.take(ROUTER, seeing(number, content, **fields), [b"%d" % number])
+        rig.serving.receive(ROUTER, seeing(number, content, **fields), [b"%d" % number])
         if number % 5 == 0:
-            rig.serving.take(ROUTER, Cancel(number))
+            rig.serving.receive(ROUTER, Cancel(number))
     await until(lambda: rig.in_flight.count == 0)
     finished = {end.stream_id for one in rig.outputs for end in one.finished}
     assert finished == {number for number in numbers if number % 5}
@@ -484,17 +484,17 @@ async def test_media_are_decoded_while_earlier_answers_are_written(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the model has seen takes no memory any more, however long its answer is."""
-    monkeypatch.setattr(generations, "_MOST_ENCODED_BYTES", 100)
+    monkeypatch.setattr(generations, "_MAX_ENCODED_BYTES", 100)
     rig = await start(max_rows=8)
     rig.picture_bytes = 120
     long = json.dumps({"tokens": 3000, "step_s": 0.02})
     for number in range(1, 6):
-        rig.serving.take(ROUTER, seeing(number, long), [b"%d" % number])
+        rig.serving.receive(ROUTER, seeing(number, long), [b"%d" % number])
     await until(lambda: len(rig.decoded) == 5)
     await until(lambda: rig.thread.rows == 5 and not rig.media._held)
     assert not any(one.finished for one in rig.outputs)
     for number in range(1, 6):
-        rig.serving.take(ROUTER, Cancel(number))
+        rig.serving.receive(ROUTER, Cancel(number))
     await until(lambda: rig.in_flight.count == 0)
 
 
@@ -505,13 +505,15 @@ async def test_what_was_preempted_gets_its_media_again(start: Start, spoiled: bo
     pieces = [f"{number} " for number in range(200)]
     asked = json.dumps({"pieces": pieces, "step_s": 0.005})
     for number in (1, 2):
-        rig.serving.take(ROUTER, replace(seeing(number, asked), max_tokens=300), [b"%d" % number])
+        rig.serving.receive(
+            ROUTER, replace(seeing(number, asked), max_tokens=300), [b"%d" % number]
+        )
     await until(lambda: {one.stream_id for out in rig.outputs for one in out.deltas} == {1, 2})
     if spoiled:
         rig.picture_bytes = 121
-    rig.thread.press(MemoryPressure.HARD)
+    rig.thread.set_memory_pressure(MemoryPressure.HARD)
     await until(lambda: rig.thread.preempted_total)
-    rig.thread.press(MemoryPressure.NONE)
+    rig.thread.set_memory_pressure(MemoryPressure.NONE)
     await until(lambda: rig.in_flight.count == 0)
     assert sorted(rig.decoded) == [b"1", b"2", b"2"]
     texts = {
@@ -542,7 +544,9 @@ async def test_owners_take_turns_on_the_prompt_thread(start: Start) -> None:
     rig.scripted.encode = encode
     for number, owner in enumerate("aaaaab", start=1):
         prompt = f"{owner}{number}"
-        rig.serving.take(ROUTER, Generate(number, "r", Sampling(), 8, prompt=prompt, owner=owner))
+        rig.serving.receive(
+            ROUTER, Generate(number, "r", Sampling(), 8, prompt=prompt, owner=owner)
+        )
     await until(lambda: seen)
     goes_on.set()
     await rig.end_of(5)
@@ -551,7 +555,7 @@ async def test_owners_take_turns_on_the_prompt_thread(start: Start) -> None:
 
 async def test_a_model_that_does_not_write_says_what_it_does(start: Start) -> None:
     rig = await start(writes=False)
-    rig.serving.take(ROUTER, Generate(1, "r", Sampling(), 8, prompt="x"))
+    rig.serving.receive(ROUTER, Generate(1, "r", Sampling(), 8, prompt="x"))
     refused = await rig.end_of(1)
     assert isinstance(refused, Refused)
     assert (refused.code, refused.param) == (ErrorCode.UNSUPPORTED_VALUE, "model")
@@ -571,7 +575,7 @@ async def test_generations_and_tasks_of_an_owner_take_the_same_places(start: Sta
     for number in range(1, 18):
         if number % 2:
             request = Generate(number, "r", Sampling(), 8, prompt="x", owner="o")
-            rig.serving.take(ROUTER, request)
+            rig.serving.receive(ROUTER, request)
         else:
             rig.embed(number, "a", owner="o")
     # Two of eighteen places are kept for others.

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lmx.worker.templates.abilities import TemplateAbilities, find_abilities
+from lmx.worker.templates.capabilities import TemplateCapabilities, probe_capabilities
 from lmx.worker.templates.fitting import Fitting
 from lmx.worker.templates.renderer import RenderingEndedError, TextTooLongError
 from lmx.worker.templates.thinking import EFFORTS
@@ -24,19 +24,19 @@ class Failing:
         raise self._error
 
 
-def abilities_of(template: Any) -> TemplateAbilities:
-    return find_abilities(template, mentions_tools=True, efforts=None)
+def abilities_of(template: Any) -> TemplateCapabilities:
+    return probe_capabilities(template, mentions_tools=True, efforts=None)
 
 
 def test_a_template_that_does_not_end_is_tried_once() -> None:
     template = Failing(RenderingEndedError("had not come to an end"))
-    assert abilities_of(template) == TemplateAbilities(Fitting(tools_in_words=False))
+    assert abilities_of(template) == TemplateCapabilities(Fitting(tools_as_text=False))
     assert template.tries == 1
 
 
 def test_a_text_that_is_too_long_is_no_refusal_of_an_effort() -> None:
     found = abilities_of(Failing(TextTooLongError(9000)))
-    assert (found.efforts, found.heeds_efforts) == (EFFORTS, False)
+    assert (found.efforts, found.distinguishes_efforts) == (EFFORTS, False)
     assert found.fitting.remedies == {}
 
 

@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lmx.worker.templates.environment import render
-from lmx.worker.templates.fitting import SHAPES, Fitting, fit, learn
+from lmx.worker.templates.fitting import SHAPES, Fitting, fit, probe
 from lmx.worker.templates.history import Message
 
 ALTERNATING = """
@@ -112,7 +112,7 @@ def learned(template: str) -> Fitting:
         except Exception:
             return None
 
-    return learn(rendered, speaks_of_tools="tools" in template)
+    return probe(rendered, mentions_tools="tools" in template)
 
 
 TALKS: dict[str, tuple[list[Message], str]] = {
@@ -237,7 +237,7 @@ def test_a_long_row_of_results_is_joined_once() -> None:
     """Two at a time, these 10 MB would be copied ten thousand times, which takes minutes."""
     row = [{"role": "tool", "content": f"{number:0500}"} for number in range(20_000)]
     began_s = time.process_time()
-    fitted, _ = fit([{"role": "user", "content": "w"}, *row], (), Fitting(tools_in_words=True))
+    fitted, _ = fit([{"role": "user", "content": "w"}, *row], (), Fitting(tools_as_text=True))
     assert time.process_time() - began_s < 5
     assert [message["role"] for message in fitted] == ["user", "user"]
     assert fitted[1]["content"].count("<tool_response>") == len(row)

@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 from structlog.testing import capture_logs
 
-from lmx.worker.engine.values import RowRequest, RowSampling, StepOutput
+from lmx.worker.engine.values import SequenceRequest, SequenceSampling, StepOutput
 from lmx.worker.mlx import engine
 from lmx.worker.mlx.decoding import batching, decode, rows
 from lmx.worker.mlx.decoding.pace import LEAST_TOKENS, MOST_TOKENS, PrefillPace
@@ -93,13 +93,13 @@ class Prompts:
     """The rows of the warm-up."""
 
     def __init__(self) -> None:
-        self.admitted: list[RowRequest] = []
+        self.admitted: list[SequenceRequest] = []
 
     @property
     def idle(self) -> bool:
         return True
 
-    def admit(self, row: RowRequest) -> None:
+    def admit(self, row: SequenceRequest) -> None:
         self.admitted.append(row)
 
     def step(self) -> StepOutput:
@@ -147,14 +147,14 @@ def test_a_join_takes_no_buffers_from_the_rows_that_decode(
     joined: list[int] = []
     for name in ("_advance_prefill", "_finish_prefill"):
         monkeypatch.setattr(rows.RowSet, name, lambda *_: None)
-    monkeypatch.setattr(rows.RowSet, "_join", lambda _, row, *rest: joined.append(row.row_id))
+    monkeypatch.setattr(rows.RowSet, "_join", lambda _, row, *rest: joined.append(row.sequence_id))
     pace = PrefillPace(1.0, on_gpu=on_gpu)
     forward: Any = SimpleNamespace(adapter=None)
     nothing: Any = SimpleNamespace()
     row_set = rows.RowSet(
         forward, nothing, pace, None, None, nothing, company=batching.Company.TOGETHER
     )
-    row_set._prompts.add(RowRequest(7, [1, 2], 1, RowSampling(0.0)))
+    row_set._prompts.add(SequenceRequest(7, [1, 2], 1, SequenceSampling(0.0)))
     prompt = row_set._prompts._prompts[7]
     prompt.prefill = Read()  # type: ignore[assignment]
     row_set._read(prompt, decoding, StepOutput())
@@ -172,7 +172,7 @@ def test_what_the_gpu_still_computes_is_waited_for_before_it_is_dropped(
     monkeypatch.setattr(mx, "eval", lambda *arrays: waited.extend(arrays))
     decoding = batch()
     ahead = mx.array([5])
-    decoding.rows, decoding._row_ids = [SimpleNamespace()], [1]  # type: ignore[list-item]
+    decoding.rows, decoding._sequence_ids = [SimpleNamespace()], [1]  # type: ignore[list-item]
     decoding._next = ahead
     decoding.leave([1])
     assert decoding._next is None and not decoding.rows

@@ -9,7 +9,7 @@ from typing import Any, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmx.worker.engine.values import RowRequest, RowSampling
+from lmx.worker.engine.values import SequenceRequest, SequenceSampling
 from lmx.worker.mlx.decoding.prompts import (
     Prompt,
     PromptQueue,
@@ -21,8 +21,8 @@ from lmx.worker.mlx.decoding.prompts import (
 BASE = list(range(300))
 
 
-def row(row_id: int, prompt: Sequence[int], priority: int = 0) -> RowRequest:
-    return RowRequest(row_id, prompt, 5, RowSampling(0.0), priority=priority)
+def row(sequence_id: int, prompt: Sequence[int], priority: int = 0) -> SequenceRequest:
+    return SequenceRequest(sequence_id, prompt, 5, SequenceSampling(0.0), priority=priority)
 
 
 def read(prompt: Prompt, done_tokens: int) -> None:
@@ -36,15 +36,15 @@ def queue_of(
     *prompts: Sequence[int], found: Callable[[Prompt], int | None] = lambda _: 0
 ) -> PromptQueue:
     queue = PromptQueue(found)
-    for row_id, prompt in enumerate(prompts, start=1):
-        queue.add(row(row_id, prompt))
+    for sequence_id, prompt in enumerate(prompts, start=1):
+        queue.add(row(sequence_id, prompt))
     return queue
 
 
 def chosen(queue: PromptQueue) -> int:
     prompt = queue.next(lambda _: True)
     assert prompt is not None
-    return prompt.row.row_id
+    return prompt.row.sequence_id
 
 
 def test_a_prompt_waits_until_what_it_shares_is_kept_and_not_only_nearly_read() -> None:
@@ -71,13 +71,13 @@ def test_what_is_kept_is_asked_for_once_a_chunk_and_not_at_each_step() -> None:
     asked = []
 
     def found(prompt: Prompt) -> int:
-        asked.append(prompt.row.row_id)
+        asked.append(prompt.row.sequence_id)
         return 0
 
     begins: list[int] = []
 
     def can_begin(prompt: Prompt) -> bool:
-        begins.append(prompt.row.row_id)
+        begins.append(prompt.row.sequence_id)
         return True
 
     queue = queue_of(*([*BASE[:200], *[number] * 30] for number in range(5)), found=found)
@@ -94,7 +94,7 @@ def test_the_one_with_the_least_left_is_next_and_a_cached_one_before_all() -> No
     cached = {1: 0, 2: 0, 3: 980}
     queue = queue_of(
         list(range(1, 400)), list(range(500, 600)), list(range(700, 1700)),
-        found=lambda prompt: cached[prompt.row.row_id],
+        found=lambda prompt: cached[prompt.row.sequence_id],
     )  # fmt: skip
     assert chosen(queue) == 3
     queue.remove(3)
@@ -118,8 +118,8 @@ def test_the_one_that_has_waited_longest_goes_on_however_many_shorter_and_urgent
     prompts = iter(range(1, 10_000))
 
     def add(tokens: int, priority: int) -> None:
-        row_id = next(prompts)
-        queue.add(row(row_id, [row_id, *[0] * tokens], priority))
+        sequence_id = next(prompts)
+        queue.add(row(sequence_id, [sequence_id, *[0] * tokens], priority))
 
     for tokens, priority in first:
         add(tokens, priority)
@@ -132,11 +132,11 @@ def test_the_one_that_has_waited_longest_goes_on_however_many_shorter_and_urgent
         if left_tokens > chunk_tokens:
             read(prompt, prompt.done_tokens + chunk_tokens)
         else:
-            queue.remove(prompt.row.row_id)
+            queue.remove(prompt.row.sequence_id)
         queue.read()
-        waited = 0 if prompt.row.row_id == oldest else waited + 1
+        waited = 0 if prompt.row.sequence_id == oldest else waited + 1
         assert waited < 4
-        if left_tokens <= chunk_tokens and prompt.row.row_id == oldest:
+        if left_tokens <= chunk_tokens and prompt.row.sequence_id == oldest:
             oldest = next(iter(queue._prompts), oldest)
             waited = 0
 
@@ -150,8 +150,10 @@ def test_a_row_that_comes_back_does_not_wait_for_those_that_wait_for_it() -> Non
 
 def test_the_most_important_come_first_and_of_these_the_one_with_the_least_left() -> None:
     queue = PromptQueue(lambda _: 0)
-    for row_id, (tokens, priority) in enumerate([(100, 1), (900, 0), (400, 0), (50, 2)], start=1):
-        queue.add(row(row_id, [row_id] * tokens, priority))
+    for sequence_id, (tokens, priority) in enumerate(
+        [(100, 1), (900, 0), (400, 0), (50, 2)], start=1
+    ):
+        queue.add(row(sequence_id, [sequence_id] * tokens, priority))
     order = []
     while queue:
         queue._turn = 0  # The turns of the oldest are another test's.
@@ -167,7 +169,7 @@ def test_an_important_prompt_does_not_wait_for_one_that_nobody_reads() -> None:
     queue.add(row(2, [7] * 500, 1))
     queue.add(row(3, [*BASE[:200], 8, 9], 0))
     leader = queue.next(lambda _: True)
-    assert leader is not None and leader.row.row_id == 1
+    assert leader is not None and leader.row.sequence_id == 1
     assert queue.stops(leader) == [200]
     read(leader, 199)
     queue.read()
@@ -198,12 +200,12 @@ def test_an_important_twin_hurries_the_one_that_reads_for_it_and_what_that_waits
     queue.add(row(3, [4] * 50, 3))
     queue.add(row(4, [*BASE, 7], 0))
     leader = queue.next(lambda _: True)
-    assert leader is not None and leader.row.row_id == 1
+    assert leader is not None and leader.row.sequence_id == 1
     read(leader, 300)
     queue.read()
     second = queue.next(lambda _: True)
-    assert second is not None and second.row.row_id == 2
-    assert [twin.row_id for twin in queue.take_twins(second)] == [4]
+    assert second is not None and second.row.sequence_id == 2
+    assert [twin.sequence_id for twin in queue.take_twins(second)] == [4]
 
 
 def test_nobody_waits_for_one_that_waits_for_what_the_two_do_not_share() -> None:
@@ -231,24 +233,24 @@ def test_a_prompt_is_as_urgent_as_the_most_urgent_that_waits_for_it(
     made: list[tuple[int, int, dict[int, int]]],
 ) -> None:
     standings = {
-        row_id: Standing(
+        sequence_id: Standing(
             priority,
             left_tokens,
-            {leader: tokens for leader, tokens in waits_for.items() if leader < row_id},
+            {leader: tokens for leader, tokens in waits_for.items() if leader < sequence_id},
         )
-        for row_id, (priority, left_tokens, waits_for) in enumerate(made)
+        for sequence_id, (priority, left_tokens, waits_for) in enumerate(made)
     }
 
-    def urgency(row_id: int) -> Urgency:
-        own = standings[row_id]
+    def urgency(sequence_id: int) -> Urgency:
+        own = standings[sequence_id]
         waiting = [
-            (urgency(other)[0], one.waits_for[row_id])
+            (urgency(other)[0], one.waits_for[sequence_id])
             for other, one in standings.items()
-            if row_id in one.waits_for
+            if sequence_id in one.waits_for
         ]
         return min([(own.priority, own.left_tokens), *waiting])
 
-    assert urgencies(standings) == {row_id: urgency(row_id) for row_id in standings}
+    assert urgencies(standings) == {sequence_id: urgency(sequence_id) for sequence_id in standings}
 
 
 class Reading:
@@ -283,9 +285,9 @@ class Reading:
             self.kept.append(tokens)
         if end < last:
             return tokens, []
-        twins = [twin.row_id for twin in self.queue.take_twins(prompt)]
-        self.queue.remove(prompt.row.row_id)
-        return tokens, [prompt.row.row_id, *twins]
+        twins = [twin.sequence_id for twin in self.queue.take_twins(prompt)]
+        self.queue.remove(prompt.row.sequence_id)
+        return tokens, [prompt.row.sequence_id, *twins]
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
@@ -319,9 +321,11 @@ def test_beside_the_oldest_only_what_the_most_important_prompt_needs_is_read(
     """Whatever has been read when it comes, and whoever it waits for; and all come to their end."""
     reading = Reading(chunk_tokens)
     *others, important = prompts
-    for row_id, (prompt, priority) in enumerate(zip(others, priorities, strict=False), start=1):
-        reading.queue.add(row(row_id, prompt, priority))
-        for _ in range(before.count(row_id)):
+    for sequence_id, (prompt, priority) in enumerate(
+        zip(others, priorities, strict=False), start=1
+    ):
+        reading.queue.add(row(sequence_id, prompt, priority))
+        for _ in range(before.count(sequence_id)):
             if reading.queue:
                 reading.step()
     reading.queue.add(row(99, important, 0))

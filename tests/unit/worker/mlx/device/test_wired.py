@@ -12,7 +12,7 @@ import pytest
 from lmx.protocol.states import MemoryWiring, ModelKind
 from lmx.supervisor.config.schema import TimingConfig
 from lmx.supervisor.config.shutdown_timeout import term_grace_s
-from lmx.worker.life import close_bounds_s
+from lmx.worker.lifecycle import close_bounds_s
 from lmx.worker.mlx import factory
 from lmx.worker.mlx.device import metal_memory
 from lmx.worker.mlx.device.residency import VARIABLE, keep_resident

@@ -10,12 +10,12 @@ from types import ModuleType
 import mlx.core as mx
 import pytest
 
-from lmx.worker.engine.values import RowSampling
+from lmx.worker.engine.values import SequenceSampling
 from lmx.worker.mlx.sampling import filters
 
 VOCABULARY = 1280
-TOP_P = RowSampling(1.0, top_p=0.9)
-TYPICAL = RowSampling(1.0, typical_p=0.9, top_p=0.9)
+TOP_P = SequenceSampling(1.0, top_p=0.9)
+TYPICAL = SequenceSampling(1.0, typical_p=0.9, top_p=0.9)
 
 
 def module(monkeypatch: pytest.MonkeyPatch, metal: bool) -> ModuleType:
@@ -29,7 +29,7 @@ def module(monkeypatch: pytest.MonkeyPatch, metal: bool) -> ModuleType:
     return found
 
 
-def operations(found: ModuleType, sampling: RowSampling, folder: Path) -> int:
+def operations(found: ModuleType, sampling: SequenceSampling, folder: Path) -> int:
     """How many nodes the graph of a row's filters has."""
     kept = found.filter_all(mx.zeros((1, VOCABULARY)), found.Filters.of([sampling]))
     path = folder / "graph.dot"
@@ -39,7 +39,7 @@ def operations(found: ModuleType, sampling: RowSampling, folder: Path) -> int:
 
 @pytest.mark.parametrize("sampling", [TOP_P, TYPICAL], ids=["top_p", "typical_p"])
 def test_the_filters_are_fused_for_a_gpu_and_left_alone_on_a_cpu(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sampling: RowSampling
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sampling: SequenceSampling
 ) -> None:
     fused, plain = (
         operations(module(monkeypatch, metal), sampling, tmp_path) for metal in (True, False)

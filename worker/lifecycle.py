@@ -1,4 +1,4 @@
-"""A worker's life: its state, what its parts are told when the state changes, and the load of its
+"""A worker's lifecycle: its state, what each change of it means for the parts, and the load of its
 engine."""
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from lmx.worker.service.serving import RouterMessage, Serving
 log = structlog.get_logger()
 
 _HELLO_RETRY_S: Final = 0.02
-_LAST_WORD_S: Final = 2.0
+_EXIT_DELAY_S: Final = 2.0
 
-_TOLD_TO_END: Final = (ErrorCode.MODEL_UNLOADED, "The model's worker was told to end.")
+_TERMINATED: Final = (ErrorCode.MODEL_UNLOADED, "The model's worker was terminated.")
 _HUNG: Final = (
     ErrorCode.WORKER_HUNG,
     "The model's worker made no progress and was ended. It is started again; this request may be "
@@ -70,7 +70,7 @@ def close_bounds_s(platform: str = sys.platform) -> tuple[float, float]:
     return (4.0, 14.0) if platform == "darwin" else (0.3, 3.5)
 
 
-class WorkerLife:
+class WorkerLifecycle:
     """One worker on its event loop. It owns the worker's state; everything here runs on the
     loop."""
 
@@ -80,7 +80,7 @@ class WorkerLife:
         self._end: asyncio.Future[int] = self._loop.create_future()
         self._state = WorkerState.STARTING
         self._exit_status = 0
-        self._last_words = _TOLD_TO_END
+        self._end_error = _TERMINATED
         self._context = zmq.asyncio.Context()
         directory = RunDirectory(Path(spec.run_dir))
         self._data = DataService(self._context, directory, spec.instance)
@@ -100,7 +100,7 @@ class WorkerLife:
         self._counts, self._idle_clock = LifetimeCounts(), IdleClock()
         # This is None until the model is loaded.
         self._serving: Serving | None = None
-        self._signs = Heartbeat(
+        self._heartbeat = Heartbeat(
             spec, self._engine, self._in_flight, self._counts, self._idle_clock, self._decoder
         )
         self._control = ControlLink(self._context, directory, spec.instance, self)
@@ -108,12 +108,12 @@ class WorkerLife:
     async def run(self) -> int:
         """Serve until the end; return the exit status."""
         self._loop.add_signal_handler(signal.SIGTERM, self._terminate)
-        self._loop.add_signal_handler(STACKS, self._found_hung)
+        self._loop.add_signal_handler(STACKS, self._hang_found)
         write_stacks_when_told(chain=True)
         tasks = [
             self._loop.create_task(self._beat_forever()),
             self._loop.create_task(self._control.listen()),
-            self._loop.create_task(self._data.listen(self._take)),
+            self._loop.create_task(self._data.listen(self._receive)),
         ]
         for task in tasks:
             task.add_done_callback(self._task_ended)
@@ -126,7 +126,7 @@ class WorkerLife:
     def close(self) -> None:
         """End everything that can be ended within about a second, and let the engine close, which
         may take longer. An engine that stays in its step is left alone."""
-        self._fail_all(*self._last_words)
+        self._fail_all(*self._end_error)
         self._data.close()
         self._control.close()
         if not self._engine.stop(*close_bounds_s()):
@@ -142,10 +142,10 @@ class WorkerLife:
             self._engine.start()
 
     def identify(self) -> None:
-        """Say Hello with the present state. The last supervisor's memory pressure no longer counts:
-        the new one reports it again."""
-        self._engine.press(MemoryPressure.NONE)
-        self._control.send(self._signs.hello(self._state))
+        """Send Hello with the present state. The last supervisor's memory pressure no longer
+        counts: the new one reports it again."""
+        self._engine.set_memory_pressure(MemoryPressure.NONE)
+        self._control.send(self._heartbeat.hello(self._state))
 
     def drain(self, if_idle: bool) -> None:
         """Refuse new streams, and send Drained when the last one has ended."""
@@ -159,18 +159,18 @@ class WorkerLife:
             self._became_idle()
 
     def pressure(self, level: MemoryPressure) -> None:
-        """Pass the memory pressure on to the engine thread, which reacts before its next step."""
+        """Relay the memory pressure to the engine thread, which reacts before its next step."""
         log.info("worker.pressure", level=level.value, streams=self._in_flight.count)
-        self._engine.press(level)
+        self._engine.set_memory_pressure(level)
 
     # --- Reports from the engine thread
 
     def load_advanced(self, phase: LoadPhase, fraction: float | None, detail: str) -> None:
-        """Pass the load's progress on to the supervisor."""
+        """Relay the load's progress to the supervisor."""
         self._control.send(LoadAdvanced(self._spec.instance, phase, fraction, detail))
 
     def loaded(self, engine: Engine, load_s: float) -> None:
-        """Accept streams, unless the worker was told to drain meanwhile."""
+        """Accept streams, unless the worker is to drain meanwhile."""
         if self._state is WorkerState.LOADING:
             self._state = WorkerState.READY
             self._serving = Serving(
@@ -187,7 +187,7 @@ class WorkerLife:
                 self._data.send,
                 self._became_idle,
             )
-        loaded = self._signs.loaded(engine.facts, load_s)
+        loaded = self._heartbeat.loaded(engine.facts, load_s)
         self._control.send(loaded)
         log.info("worker.loaded", load_s=round(load_s, 3), memory_bytes=loaded.memory_bytes)
 
@@ -199,7 +199,7 @@ class WorkerLife:
         self._exit_status = WorkerExit.OUT_OF_MEMORY if out_of_memory else WorkerExit.LOAD_FAILED
         # SIGTERM is the answer. If the exit was seen before the message is read, it would look like
         # a crash without a reason.
-        self._loop.call_later(_LAST_WORD_S, self._exit, self._exit_status)
+        self._loop.call_later(_EXIT_DELAY_S, self._exit, self._exit_status)
 
     def engine_broke(self, error: Exception) -> None:
         """Fail every stream, and end the worker: the supervisor starts the model again."""
@@ -219,12 +219,12 @@ class WorkerLife:
             self._control.send(Drained(self._spec.instance))
         if self._idle_clock.keep_alive_s == 0:
             # The model is to be unloaded right after the answer, not a beat later.
-            self._control.send(self._signs.beat(self._state))
+            self._control.send(self._heartbeat.beat(self._state))
 
-    def _found_hung(self) -> None:
-        """Take it that the supervisor ends this worker next because it makes no progress."""
-        log.error("worker.found_hung", streams=self._in_flight.count)
-        self._last_words = _HUNG
+    def _hang_found(self) -> None:
+        """Note that the supervisor ends this worker next because it makes no progress."""
+        log.error("worker.unresponsive", streams=self._in_flight.count)
+        self._end_error = _HUNG
 
     def _terminate(self) -> None:
         log.info("worker.terminated", streams=self._in_flight.count)
@@ -235,40 +235,40 @@ class WorkerLife:
             self._end.set_result(status)
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
-        # A worker that hears nothing, or sends no beats, had better be started anew.
+        # A worker that receives nothing, or sends no beats, had better be restarted.
         if not task.cancelled() and (error := task.exception()) and not self._end.done():
             self._end.set_exception(error)
 
-    def _take(self, router: bytes, message: RouterMessage, blobs: Sequence[bytes]) -> None:
+    def _receive(self, router: bytes, message: RouterMessage, blobs: Sequence[bytes]) -> None:
         """Refuse requests that would begin something new in a state in which none is accepted."""
         refusal = _REFUSALS.get(self._state)
         if refusal is not None and isinstance(message, Generate | Task):
             self._data.send(router, refusal.message_for(message.stream_id))
         elif self._serving is not None:
-            self._serving.take(router, message, blobs)
+            self._serving.receive(router, message, blobs)
 
     def _fail_all(self, code: ErrorCode, message: str) -> None:
         if self._serving is not None:
             self._serving.open.fail_all(code, message)
 
     async def _beat_forever(self) -> None:
-        while not self._control.send(self._signs.hello(self._state)):
+        while not self._control.send(self._heartbeat.hello(self._state)):
             await asyncio.sleep(_HELLO_RETRY_S)
             self._check_orphaned()
         while True:
-            self._control.send(self._signs.beat(self._state))
+            self._control.send(self._heartbeat.beat(self._state))
             if self._serving is not None:
                 self._serving.open.pulse()
             self._check_orphaned()
             await asyncio.sleep(self._spec.beat_interval_s)
 
     def _check_orphaned(self) -> None:
-        """Drain, and then end, once no supervisor has been heard for the grace.
+        """Drain, and then end, once no supervisor has sent anything for the grace period.
 
         Without a supervisor nobody would end a stream that never ends by itself. So a drain that
-        takes as long as the grace again is cut short.
+        takes as long again is cut short.
         """
-        silent_s = time.monotonic() - self._control.heard_s
+        silent_s = time.monotonic() - self._control.last_received_s
         if silent_s < self._spec.orphan_grace_s:
             return
         if self._state is not WorkerState.DRAINING:

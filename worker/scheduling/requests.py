@@ -1,4 +1,4 @@
-"""The input and output of the engine thread: jobs, their text and their ends. Pure values."""
+"""The input and output of the engine thread: requests, their text and their ends. Pure values."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import NamedTuple
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.data import Delta, Timings, Usage
 from lmx.protocol.states import FinishReason
-from lmx.worker.engine.values import AnswerCheck, RowRequest
+from lmx.worker.engine.values import AnswerCheck, SequenceRequest
 from lmx.worker.formats.parser import OutputParser
 
 
 @dataclass(frozen=True, slots=True)
 class TextRules:
-    """How a job's tokens become text, and when an answer ends."""
+    """How a request's tokens become text, and when an answer ends."""
 
     eos: frozenset[int]
     """These tokens end an answer and are no text, but not before ``min_tokens``."""
@@ -34,27 +34,28 @@ class TextRules:
     echo: bool = False
     """Whether the answer begins with the prompt."""
     prompt_logprobs: int | None = None
-    """How many alternatives come with the logprob of each token of the prompt, which are given out
-    beside the answers. None: they are not given out."""
+    """How many alternatives come with the logprob of each token of the prompt, which are sent in
+    addition to the answers. None: they are not sent."""
     prompt: str | None = None
     """The text of the prompt. None: it was given as tokens, or not all of it was taken."""
     token_ids: bool = False
     """Whether the text comes with its tokens."""
     continues: bool = True
-    """Whether the text goes on with the prompt's."""
+    """Whether the text continues the prompt's."""
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """An accepted stream.
+class EngineRequest:
+    """A request that is ready for the engine.
 
-    It has a row for each answer, all with the same prompt; or one row with a beam search, which
+    It has a sequence for each answer, all with the same prompt; or one with a beam search, which
     finds ``answers`` of them.
     """
 
-    job_id: int
+    run_id: int
+    """Unique in the worker: a request whose answer is made again has a new one."""
     request_id: str
-    rows: tuple[RowRequest, ...]
+    sequences: tuple[SequenceRequest, ...]
     rules: TextRules
     answers: int
     arrived_s: float
@@ -62,11 +63,11 @@ class Job:
     owner: str = ""
     """Takes turns with other owners."""
     memory_wait_s: float | None = None
-    """How long it may wait for a row while the machine is short of memory."""
+    """How long it may wait for its first row while the machine is short of memory."""
     check: AnswerCheck | None = None
     """What an answer must satisfy besides its constraint."""
     remarks: tuple[str, ...] = ()
-    """What is done otherwise than the request asked for, in sentences for people."""
+    """What is done differently from what was requested, in sentences for people."""
     call_checks: Mapping[str, AnswerCheck] = field(default_factory=dict)
     """What the arguments of an answer's calls must satisfy, by the names of the functions."""
     ignored: tuple[str, ...] = ()
@@ -74,16 +75,16 @@ class Job:
 
     @property
     def priority(self) -> int:
-        """That of its rows. Jobs of a lower value begin first, and are preempted last."""
-        return self.rows[0].priority
+        """That of its sequences. Requests of a lower value begin first, and are preempted last."""
+        return self.sequences[0].priority
 
 
-class AnswerEnded(NamedTuple):
-    """An answer is whole."""
+class ChoiceFinished(NamedTuple):
+    """An answer is complete."""
 
     stream_id: int
-    """The job's number, as in all that a job puts out."""
-    answer: int
+    """The request's ``run_id``, as in all its output."""
+    index: int
     reason: FinishReason
     stop: str | None
     """The stop string that ended it, if one did."""
@@ -93,38 +94,38 @@ class AnswerEnded(NamedTuple):
 
 
 class MediaReleased(NamedTuple):
-    """The prompt of every row of a job has been read: its media take no more memory."""
+    """The prompt of every sequence of a request has been read: its media take no more memory."""
 
     stream_id: int
 
 
 class MediaWanted(NamedTuple):
-    """A job that was preempted has its turn, and needs the media that it has released."""
+    """A request that was preempted has its turn, and needs the media that it has released."""
 
     stream_id: int
 
 
-class JobFinished(NamedTuple):
-    """All answers are whole."""
+class RequestFinished(NamedTuple):
+    """All answers are complete."""
 
     stream_id: int
     usage: Usage
     timings: Timings
 
 
-class JobFailed(NamedTuple):
-    """The job was lost."""
+class RequestFailed(NamedTuple):
+    """The request failed."""
 
     stream_id: int
     code: ErrorCode
     message: str
 
 
-class JobCancelled(NamedTuple):
-    """The job was cancelled, and its places are free again."""
+class RequestCancelled(NamedTuple):
+    """The request was cancelled, and its places are free again."""
 
     stream_id: int
 
 
-JobEnd = JobFinished | JobFailed | JobCancelled
-JobOutput = Delta | AnswerEnded | MediaReleased | MediaWanted | JobEnd
+RequestEnd = RequestFinished | RequestFailed | RequestCancelled
+RequestOutput = Delta | ChoiceFinished | MediaReleased | MediaWanted | RequestEnd

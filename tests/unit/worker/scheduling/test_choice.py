@@ -7,10 +7,15 @@ import pytest
 
 from lmx.protocol.messages.data import Delta
 from lmx.protocol.states import DeltaKind, FinishReason
-from lmx.worker.engine.values import ReasoningMarkers, RowRequest, RowSampling, TokenScores
+from lmx.worker.engine.values import (
+    ReasoningMarkers,
+    SequenceRequest,
+    SequenceSampling,
+    TokenScores,
+)
 from lmx.worker.formats.parser import OutputParser
-from lmx.worker.scheduling.jobs import AnswerEnded, Job, JobOutput, TextRules
-from lmx.worker.scheduling.row import Row
+from lmx.worker.scheduling.choice import Choice
+from lmx.worker.scheduling.requests import ChoiceFinished, EngineRequest, RequestOutput, TextRules
 
 EOS = 0
 THINK = ReasoningMarkers("<think>", "</think>")
@@ -30,29 +35,29 @@ class Pieces:
         return ""
 
 
-def run(pieces: Sequence[str], *, max_tokens: int = 100, **rules: Any) -> list[JobOutput]:
+def run(pieces: Sequence[str], *, max_tokens: int = 100, **rules: Any) -> list[RequestOutput]:
     """Return what an answer of these pieces, and then EOS, gives out."""
     rules.setdefault("eos", frozenset({EOS}))
-    row_request = RowRequest(1, [9], max_tokens, RowSampling(0))
-    job = Job(1, "req", (row_request,), TextRules(**rules), 1, 0.0)
-    row = Row(job, 0, Pieces(pieces), lambda token: pieces[token - 1].encode())
-    out: list[JobOutput] = []
+    row_request = SequenceRequest(1, [9], max_tokens, SequenceSampling(0))
+    job = EngineRequest(1, "req", (row_request,), TextRules(**rules), 1, 0.0)
+    row = Choice(job, 0, Pieces(pieces), lambda token: pieces[token - 1].encode())
+    out: list[RequestOutput] = []
     for token in [*range(1, len(pieces) + 1), EOS]:
         if row.advance(token, TokenScores(-token / 10, ()), out):
             return out
     raise AssertionError("an answer that never ends")
 
 
-def texts(out: list[JobOutput]) -> list[tuple[DeltaKind, str]]:
+def texts(out: list[RequestOutput]) -> list[tuple[DeltaKind, str]]:
     return [(o.kind, o.text) for o in out if isinstance(o, Delta) and o.text]
 
 
-def end(out: list[JobOutput]) -> AnswerEnded:
-    assert isinstance(out[-1], AnswerEnded)
+def end(out: list[RequestOutput]) -> ChoiceFinished:
+    assert isinstance(out[-1], ChoiceFinished)
     return out[-1]
 
 
-def logprob_ids(out: list[JobOutput]) -> list[int]:
+def logprob_ids(out: list[RequestOutput]) -> list[int]:
     return [entry.token_id for o in out if isinstance(o, Delta) for entry in o.logprobs]
 
 
@@ -63,7 +68,7 @@ def parser(parallel: bool = True, thinking_open: bool = False) -> Any:
 def test_plain_text_ends_with_eos() -> None:
     out = run(["a", "b"])
     assert texts(out) == [(DeltaKind.CONTENT, "a"), (DeltaKind.CONTENT, "b")]
-    assert end(out)._replace(logprob=0) == AnswerEnded(1, 0, FinishReason.STOP, None, 2, 0)
+    assert end(out)._replace(logprob=0) == ChoiceFinished(1, 0, FinishReason.STOP, None, 2, 0)
     assert end(out).logprob == pytest.approx(-0.3)
 
 
@@ -89,10 +94,10 @@ def test_what_ends_an_answer(
 
 
 def test_without_eos_only_the_limit_ends_it() -> None:
-    row_request = RowRequest(1, [9], 5, RowSampling(0))
-    job = Job(1, "req", (row_request,), TextRules(eos=frozenset()), 1, 0.0)
-    row = Row(job, 0, Pieces(["", "x"]), lambda token: b"")
-    out: list[JobOutput] = []
+    row_request = SequenceRequest(1, [9], 5, SequenceSampling(0))
+    job = EngineRequest(1, "req", (row_request,), TextRules(eos=frozenset()), 1, 0.0)
+    row = Choice(job, 0, Pieces(["", "x"]), lambda token: b"")
+    out: list[RequestOutput] = []
     assert [row.advance(token, None, out) for token in (1, 2, 1, 2, 1)] == [False] * 4 + [True]
     assert end(out).reason is FinishReason.LENGTH
 
@@ -164,12 +169,12 @@ def test_tokens_of_a_stop_string_have_no_logprobs() -> None:
 
 
 def test_reasoning_tokens_are_counted() -> None:
-    row_request = RowRequest(1, [9], 50, RowSampling(0))
+    row_request = SequenceRequest(1, [9], 50, SequenceSampling(0))
     rules = TextRules(eos=frozenset({EOS}), make_parser=parser(thinking_open=True))
     pieces = ["one", " two", "</think>", "three"]
-    job = Job(1, "req", (row_request,), rules, 1, 0.0)
-    row = Row(job, 0, Pieces(pieces), lambda token: b"")
-    out: list[JobOutput] = []
+    job = EngineRequest(1, "req", (row_request,), rules, 1, 0.0)
+    row = Choice(job, 0, Pieces(pieces), lambda token: b"")
+    out: list[RequestOutput] = []
     for token in (1, 2, 3, 4, EOS):
         row.advance(token, None, out)
     assert (row.reasoning_tokens, row.tokens) == (3, 4)
@@ -188,10 +193,12 @@ def test_reasoning_tokens_are_counted() -> None:
 def test_the_tokens_of_marks_are_counted_with_the_reasoning(
     pieces: list[str], expected: int
 ) -> None:
-    row_request = RowRequest(1, [9], 50, RowSampling(0))
+    row_request = SequenceRequest(1, [9], 50, SequenceSampling(0))
     rules = TextRules(eos=frozenset({EOS}), make_parser=parser())
-    row = Row(Job(1, "req", (row_request,), rules, 1, 0.0), 0, Pieces(pieces), lambda token: b"")
-    out: list[JobOutput] = []
+    row = Choice(
+        EngineRequest(1, "req", (row_request,), rules, 1, 0.0), 0, Pieces(pieces), lambda token: b""
+    )
+    out: list[RequestOutput] = []
     for token in (*range(1, len(pieces) + 1), EOS):
         row.advance(token, None, out)
     assert row.reasoning_tokens == expected

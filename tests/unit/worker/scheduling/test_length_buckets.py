@@ -6,9 +6,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lmx.protocol.models.memory import KvLayers, kv_bytes
-from lmx.worker.engine.values import RowRequest, RowSampling
+from lmx.worker.engine.values import SequenceRequest, SequenceSampling
 from lmx.worker.scheduling.kv_admission import KvAdmission
-from lmx.worker.scheduling.length_groups import RowLength, are_alike, padded_tokens
+from lmx.worker.scheduling.length_buckets import SequenceLength, batchable, padded_tokens
 
 LLAMA_8B = (KvLayers(32, 4096, step_tokens=256),)
 """128 KiB for each token."""
@@ -17,9 +17,9 @@ GIB = 1 << 30
 
 @given(st.lists(st.integers(1, 200_000), max_size=40))
 def test_a_row_is_padded_to_the_longest_like_one(lengths: list[int]) -> None:
-    padded = padded_tokens([RowLength(length, length, length + 5) for length in lengths])
+    padded = padded_tokens([SequenceLength(length, length, length + 5) for length in lengths])
     for length, found in zip(lengths, padded, strict=True):
-        alike = [other for other in lengths if other <= length or are_alike(length, other)]
+        alike = [other for other in lengths if other <= length or batchable(length, other)]
         assert found == max(alike) + 5
 
 
@@ -40,18 +40,20 @@ def test_lanes_hold_no_more_than_their_rows_are_counted_at(
     """In whatever order they join, as the engine lets them, whatever they make in between."""
     admission = KvAdmission(LLAMA_8B, None)
     left: dict[int, int] = {}
-    for row_id, (prompt_tokens, max_tokens, _) in enumerate(asked):
-        admission.begin(RowRequest(row_id, [1] * prompt_tokens, max_tokens, RowSampling(0.0)))
-        left[row_id] = max_tokens
+    for sequence_id, (prompt_tokens, max_tokens, _) in enumerate(asked):
+        admission.begin(
+            SequenceRequest(sequence_id, [1] * prompt_tokens, max_tokens, SequenceSampling(0.0))
+        )
+        left[sequence_id] = max_tokens
     lanes: list[dict[int, int]] = []
-    for row_id, (length, _, steps) in enumerate(asked):
+    for sequence_id, (length, _, steps) in enumerate(asked):
         for lane in lanes:
             lengths = [length, *lane.values()]
-            if are_alike(min(lengths), max(lengths)):
-                lane[row_id] = length
+            if batchable(min(lengths), max(lengths)):
+                lane[sequence_id] = length
                 break
         else:
-            lanes.append({row_id: length})
+            lanes.append({sequence_id: length})
         for lane in lanes:
             for one in list(lane):
                 made = min(steps, left[one])
@@ -67,11 +69,11 @@ def test_lanes_hold_no_more_than_their_rows_are_counted_at(
         assert held <= admission.total_bytes
 
 
-def row(row_id: int, prompt_tokens: int) -> RowRequest:
-    return RowRequest(row_id, [1] * prompt_tokens, 24, RowSampling(0.0))
+def row(sequence_id: int, prompt_tokens: int) -> SequenceRequest:
+    return SequenceRequest(sequence_id, [1] * prompt_tokens, 24, SequenceSampling(0.0))
 
 
-def fitting(limit_bytes: int, first: list[RowRequest]) -> int:
+def fitting(limit_bytes: int, first: list[SequenceRequest]) -> int:
     """Return how many rows of 1,000 tokens fit beside the first ones."""
     admission = KvAdmission(LLAMA_8B, limit_bytes)
     for one in first:

@@ -1,5 +1,5 @@
-"""One answer on the engine thread: it takes tokens, and gives final text and the reason of its end.
-Pure."""
+"""One choice of a request, on the engine thread: its tokens become final text and the reason of its
+end. Pure."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from lmx.protocol.states import DeltaKind, FinishReason
 from lmx.worker.engine.interfaces import Detokenizer
 from lmx.worker.engine.values import TokenScores
 from lmx.worker.formats.parser import OutputParser
-from lmx.worker.scheduling.jobs import AnswerEnded, Job, JobOutput
 from lmx.worker.scheduling.logprobs import LogprobTrack, TokenBytes, describe
+from lmx.worker.scheduling.requests import ChoiceFinished, EngineRequest, RequestOutput
 from lmx.worker.text.stop_strings import StopMatcher
 
 PIECE_TOKENS: Final = 4096
-"""So many tokens of a prompt are given out in one piece. A long one with logprobs is too much for a
+"""How many tokens of a prompt are sent in one delta. A long one with logprobs is too much for a
 message."""
 
 
-class Row:
+class Choice:
     """Decides what an answer's tokens mean: text, EOS, a stop, the limit.
 
     EOS and stop tokens are never counted and are never text. Text inside a possible stop string or
@@ -32,13 +32,13 @@ class Row:
         "_detokenizer",
         "_held",
         "_ids",
-        "_job",
         "_kind",
         "_logprob",
         "_out_chars",
         "_parser",
         "_plain",
         "_raw_chars",
+        "_request",
         "_rules",
         "_stops",
         "_token_bytes",
@@ -51,13 +51,13 @@ class Row:
     )
 
     def __init__(
-        self, job: Job, index: int, detokenizer: Detokenizer, token_bytes: TokenBytes
+        self, request: EngineRequest, index: int, detokenizer: Detokenizer, token_bytes: TokenBytes
     ) -> None:
-        rules = job.rules
+        rules = request.rules
         self.index = index
         self.tokens = 0
         self.reasoning_tokens = 0
-        self._job = job
+        self._request = request
         self._rules = rules
         self._detokenizer = detokenizer
         self._token_bytes = token_bytes
@@ -84,7 +84,7 @@ class Row:
         tokens: list[int],
         silent: int,
         detokenizer: Detokenizer,
-        out: list[JobOutput],
+        out: list[RequestOutput],
     ) -> None:
         """Send the prompt as the beginning of the answer, before its first token.
 
@@ -96,10 +96,10 @@ class Row:
             texts = [detokenizer.add(token) for token in tokens[max(start, silent) : end]]
             text = "".join(texts) + (detokenizer.flush() if end >= len(tokens) else "")
             logprobs = tuple(entries[start:end])
-            out.append(Delta(self._job.job_id, text, 0, self.index, logprobs=logprobs))
+            out.append(Delta(self._request.run_id, text, 0, self.index, logprobs=logprobs))
 
-    def advance(self, token: int, scores: TokenScores | None, out: list[JobOutput]) -> bool:
-        """Take the answer's next token; add the output that became final to ``out``.
+    def advance(self, token: int, scores: TokenScores | None, out: list[RequestOutput]) -> bool:
+        """Process the answer's next token; add the output that became final to ``out``.
 
         Returns whether the answer has ended; its end is then the last item of ``out``.
         """
@@ -120,7 +120,7 @@ class Row:
         if self._plain:
             if text:
                 tokens, self._unreported_tokens = self._unreported_tokens, 0
-                out.append(Delta(self._job.job_id, text, tokens, self.index))
+                out.append(Delta(self._request.run_id, text, tokens, self.index))
             return self._ended_by_length(out)
         if self._track is not None:
             self._raw_chars += len(text)
@@ -138,8 +138,8 @@ class Row:
             return self._end(FinishReason.STOP, None, out)
         return self._ended_by_length(out)
 
-    def _ended_by_length(self, out: list[JobOutput]) -> bool:
-        if self.tokens < self._job.rows[0].max_tokens:
+    def _ended_by_length(self, out: list[RequestOutput]) -> bool:
+        if self.tokens < self._request.sequences[0].max_tokens:
             return False
         return self._finish(FinishReason.LENGTH, None, out)
 
@@ -153,17 +153,17 @@ class Row:
         self._undecided_tokens = 0
 
     def _score_end(self, token: int, scores: TokenScores | None) -> None:
-        """Let an end token's logprob be given out with an echo. Programs that score a text by one
-        have an answer of one token made, and take the last entry of the lists away."""
+        """Let an end token's logprob be sent with an echo. Programs that score a text by one have
+        an answer of one token made, and take the last entry of the lists away."""
         if self._track is not None and self._rules.echo:
             entry = describe(token, scores, self._token_bytes)
             self._track.add(replace(entry, token=b""), None)
 
-    def finish(self, out: list[JobOutput]) -> None:
+    def finish(self, out: list[RequestOutput]) -> None:
         """End the answer where it is: no token follows."""
         self._finish(FinishReason.LENGTH, None, out)
 
-    def _finish(self, reason: FinishReason, stop: str | None, out: list[JobOutput]) -> bool:
+    def _finish(self, reason: FinishReason, stop: str | None, out: list[RequestOutput]) -> bool:
         """Send the text that is held back, then the end."""
         text = self._detokenizer.flush()
         if self._track is not None:
@@ -178,18 +178,18 @@ class Row:
         self._emit(text, out)
         return self._end(reason, stop, out)
 
-    def _end(self, reason: FinishReason, stop: str | None, out: list[JobOutput]) -> bool:
-        job_id = self._job.job_id
+    def _end(self, reason: FinishReason, stop: str | None, out: list[RequestOutput]) -> bool:
+        run_id = self._request.run_id
         if self._parser is not None:
             for kind, text, call in self._parser.finish():
-                out.append(Delta(job_id, text, 0, self.index, kind, call))
+                out.append(Delta(run_id, text, 0, self.index, kind, call))
             if self._parser.called and reason is FinishReason.STOP:
                 reason = FinishReason.TOOL_CALLS
         if self._unreported_tokens or self._held:
             # Tokens that gave no text: those of a stop string, of a marker, or tokens without text.
             out.append(
                 Delta(
-                    job_id,
+                    run_id,
                     "",
                     self._unreported_tokens,
                     self.index,
@@ -197,11 +197,11 @@ class Row:
                     token_ids=self._unreported_ids(),
                 )
             )
-        out.append(AnswerEnded(job_id, self.index, reason, stop, self.tokens, self._logprob))
+        out.append(ChoiceFinished(run_id, self.index, reason, stop, self.tokens, self._logprob))
         return True
 
-    def _emit(self, text: str, out: list[JobOutput]) -> None:
-        """Give out what became final with ``text``, and note the kind of the present place."""
+    def _emit(self, text: str, out: list[RequestOutput]) -> None:
+        """Send what became final with ``text``, and note the kind of the present place."""
         if self._track is None:
             # The hot path: nothing waits for the text that it belongs to.
             if self._parser is not None:
@@ -215,7 +215,7 @@ class Row:
         self._out_chars += len(text)
         entries = self._track.release(self._out_chars)
         if self._parser is None:
-            self._give(DeltaKind.CONTENT, text, None, entries, out)
+            self._append_with_logprobs(DeltaKind.CONTENT, text, None, entries, out)
             return
         before = self._kind
         parts = self._parser.add(text)
@@ -227,7 +227,9 @@ class Row:
             entries = []
             self._held.clear()
         for kind, part, call in parts:
-            self._give(kind, part, call, entries if kind is DeltaKind.CONTENT else [], out)
+            self._append_with_logprobs(
+                kind, part, call, entries if kind is DeltaKind.CONTENT else [], out
+            )
             entries = [] if kind is DeltaKind.CONTENT else entries
         self._held += entries
 
@@ -238,15 +240,15 @@ class Row:
         self._ids.clear()
         return ids
 
-    def _give(
+    def _append_with_logprobs(
         self,
         kind: DeltaKind,
         text: str,
         call: ToolCallPart | None,
         entries: list[TokenLogprob],
-        out: list[JobOutput],
+        out: list[RequestOutput],
     ) -> None:
-        """Give out a text with its logprobs, and with those that were held back for it."""
+        """Send a text with its logprobs, and with those that were held back for it."""
         if not text and call is None and not entries:
             return
         if kind is DeltaKind.CONTENT and self._held:
@@ -260,8 +262,8 @@ class Row:
         text: str,
         call: ToolCallPart | None,
         entries: tuple[TokenLogprob, ...],
-        out: list[JobOutput],
+        out: list[RequestOutput],
     ) -> None:
         ids = () if self._ids is None else self._unreported_ids()
         tokens, self._unreported_tokens = self._unreported_tokens, 0
-        out.append(Delta(self._job.job_id, text, tokens, self.index, kind, call, entries, ids))
+        out.append(Delta(self._request.run_id, text, tokens, self.index, kind, call, entries, ids))

@@ -13,7 +13,7 @@ from typing import Any, Final
 from lmx.protocol.messages.data import Thinking
 from lmx.protocol.messages.template import TemplateFacts
 from lmx.worker.templates.chat_template import ChatTemplate
-from lmx.worker.templates.fitting import Fitting, learn
+from lmx.worker.templates.fitting import Fitting, probe
 from lmx.worker.templates.history import Message
 from lmx.worker.templates.renderer import (
     RenderingEndedError,
@@ -26,29 +26,29 @@ _TALK: Final = ({"role": "user", "content": "-"},)
 
 
 @dataclass(frozen=True, slots=True)
-class TemplateAbilities:
+class TemplateCapabilities:
     """What a template takes. A field's default is what is assumed where nothing is known."""
 
     fitting: Fitting
     """How conversations are fitted to it."""
     efforts: tuple[str, ...] = EFFORTS
     """The words for a reasoning effort that it does not refuse, the least first."""
-    heeds_efforts: bool = False
-    """Whether it tells one effort from another: it writes something else for it, or refuses it."""
+    distinguishes_efforts: bool = False
+    """Whether it distinguishes efforts: it writes something else for one, or refuses it."""
 
     @property
     def facts(self) -> TemplateFacts:
         """What others should know of it."""
         return TemplateFacts(
-            self.efforts if self.heeds_efforts else (),
+            self.efforts if self.distinguishes_efforts else (),
             tuple(sorted(self.fitting.remedies)),
             tuple(sorted(self.fitting.refused)),
         )
 
 
-def find_abilities(
+def probe_capabilities(
     template: ChatTemplate, *, mentions_tools: bool, efforts: tuple[str, ...] | None
-) -> TemplateAbilities:
+) -> TemplateCapabilities:
     """Return what ``template`` takes.
 
     ``mentions_tools`` is believed of a template that can't be tried with a tool. ``efforts`` are
@@ -56,13 +56,15 @@ def find_abilities(
     no process can be started to render it.
     """
     try:
-        found = TemplateAbilities(learn(partial(_shown, template), speaks_of_tools=mentions_tools))
+        found = TemplateCapabilities(
+            probe(partial(_shown, template), mentions_tools=mentions_tools)
+        )
         if efforts is not None:
-            return replace(found, efforts=efforts, heeds_efforts=True)
+            return replace(found, efforts=efforts, distinguishes_efforts=True)
         return _with_efforts(found, template)
     except RenderingEndedError:
         # Each further try would take as long, and end in the same way.
-        return TemplateAbilities(Fitting(tools_in_words=not mentions_tools))
+        return TemplateCapabilities(Fitting(tools_as_text=not mentions_tools))
 
 
 def _shown(
@@ -74,7 +76,7 @@ def _shown(
         return None
 
 
-def _with_efforts(found: TemplateAbilities, template: ChatTemplate) -> TemplateAbilities:
+def _with_efforts(found: TemplateCapabilities, template: ChatTemplate) -> TemplateCapabilities:
     if _text(template, {}) is None:
         return found  # It refuses so short a conversation, whatever the effort.
     texts = {
@@ -84,7 +86,7 @@ def _with_efforts(found: TemplateAbilities, template: ChatTemplate) -> TemplateA
     taken = tuple(effort for effort, text in texts.items() if text is not None)
     # "none" also switches the thinking off: its text may differ for that alone.
     heeds = len({text for effort, text in texts.items() if effort != "none"}) > 1
-    return replace(found, efforts=taken, heeds_efforts=heeds)
+    return replace(found, efforts=taken, distinguishes_efforts=heeds)
 
 
 def _text(template: ChatTemplate, variables: Mapping[str, Any]) -> str | None:

@@ -1,4 +1,4 @@
-"""Says why an answer can't be held to a form, in lmx's words instead of llguidance's. Pure.
+"""Explains why an answer can't be held to a form, in lmx's words instead of llguidance's. Pure.
 
 llguidance names its own options and limits, which a client can't set.
 """
@@ -19,7 +19,7 @@ LONE_SURROGATE: Final = "it has half of a character, a lone surrogate"
 _NOTHING_FITS: Final = "nothing that this model can write fits it"
 _NOT_ENFORCED: Final = "it has something that can't be enforced"
 
-_LONGEST_CHARS: Final = 200
+_MAX_CHARS: Final = 200
 
 # The first pattern that matches decides. {0} is the pattern's group.
 _WORDS: Final[Sequence[tuple[str, str]]] = (
@@ -51,32 +51,32 @@ _OF_LARK: Final[Sequence[tuple[str, str]]] = (
     (r"^(?:at )?(\d+)\((\d+)\): (.*)", "line {0}, column {1}: {2}"),
 )
 _UNKNOWN_KEYS: Final = re.compile(r"Unimplemented keys: (\[.*?\])")
-# A message with such words is not passed on: they name an option, or how llguidance works.
+# A message with such words is not shown: they name an option, or how llguidance works.
 _INTERNAL: Final = re.compile(r"option|[a-z]+_[a-z]+|lexeme|llguidance|avoid|serde|panic", re.I)
 
 
-def in_words(error: str, *, lark: bool = False) -> str:
+def explain_error(error: str, *, lark: bool = False) -> str:
     """Return the meaning of an llguidance error for the client that sent the form. If the client
-    wrote it in ``lark``, what llguidance says of its lines is passed on."""
+    wrote it in ``lark``, llguidance's message about its lines is kept."""
     error = error.replace("<non-verbose/>", "").strip()
     if keys := unenforced_keys(error):
         return f"{' and '.join(f'`{key}`' for key in keys)} can't be enforced"
     for pattern, words in (*_WORDS, *_OF_LARK) if lark else _WORDS:
         if found := re.search(pattern, error):
             text = words.format(*(group.splitlines()[0] for group in found.groups()))
-            return text[:_LONGEST_CHARS]
-    first = error.partition("\n")[0][:_LONGEST_CHARS]
+            return text[:_MAX_CHARS]
+    first = error.partition("\n")[0][:_MAX_CHARS]
     return first if lark and first and not _INTERNAL.search(first) else _NOT_ENFORCED
 
 
 def unenforced_keys(error: str) -> list[str]:
-    """Return the keywords of a JSON schema that an error says can't be enforced."""
+    """Return the keywords of a JSON schema that, by an error, can't be enforced."""
     found = _UNKNOWN_KEYS.search(error)
     keys: list[str] = json.loads(found[1]) if found else []
     return keys
 
 
-def has_half(text: str) -> bool:
+def has_lone_surrogate(text: str) -> bool:
     """Return whether a text has half of a surrogate pair, which UTF-8 can't express."""
     return any("\ud800" <= char <= "\udfff" for char in text)
 
