@@ -26,7 +26,7 @@ from lmx.protocol.wire.endpoints import RunDirectory
 from lmx.worker.engine.interfaces import Engine, EngineFactory, LoadReporter
 from lmx.worker.media.decoder import MediaDecoder
 from lmx.worker.scheduling.batch import BatchLimits
-from lmx.worker.scheduling.out_of_memory import is_out_of_memory
+from lmx.worker.scheduling.engine_errors import is_out_of_memory
 from lmx.worker.scheduling.progress import InFlight
 from lmx.worker.scheduling.thread import EngineThread
 from lmx.worker.service.admission import IdleClock, LifetimeCounts, Refusal
@@ -93,9 +93,7 @@ class WorkerLifecycle:
             lambda advanced: load_engine(spec, advanced), limits, self, self._loop
         )
         self._in_flight = InFlight(
-            self._prompts.clock,
-            self._engine.clock,
-            limited=(self._media.clock, self._checks.clock),
+            self._prompts.clock, self._engine.clock, limited=(self._media.clock, self._checks.clock)
         )
         self._counts, self._idle_clock = LifetimeCounts(), IdleClock()
         # This is None until the model is loaded.

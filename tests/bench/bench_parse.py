@@ -147,7 +147,7 @@ def _prepared_us() -> tuple[float, float]:
         return render(_TEMPLATE, {"messages": conversation, "tools": tools})
 
     try:
-        from lmx.worker.templates.fitting import fit, learn
+        from lmx.worker.templates.fitting import fit, probe
     except ImportError:  # An older checkout: it fitted nothing.
 
         def prepare() -> Any:
@@ -161,7 +161,7 @@ def _prepared_us() -> tuple[float, float]:
             except Exception:
                 return None
 
-        fitting = learn(shown, mentions_tools=False)
+        fitting = probe(shown, mentions_tools=False)
 
         def prepare() -> Any:
             return fit(for_template(messages, PLAIN_HISTORY), _TOOLS, fitting)[0]

@@ -50,8 +50,6 @@ class BanConstraint:
     ``LmxError`` where no token is left.
     """
 
-    __slots__ = ("_inner", "_last", "_rules")
-
     def __init__(self, rules: BanRules, inner: Constraint | None) -> None:
         self._rules = rules
         self._inner = inner

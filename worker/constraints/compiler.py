@@ -6,9 +6,9 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import structlog
 from llguidance import LLMatcher
@@ -28,11 +28,7 @@ from lmx.worker.constraints.error_texts import (
 from lmx.worker.constraints.grammar import Form, GrammarConstraint
 from lmx.worker.constraints.probe import LIMITS, verdict
 from lmx.worker.constraints.thinking import ThinkingConstraint, ThinkingRules
-from lmx.worker.constraints.vocabulary import (
-    GrammarVocabulary,
-    read_vocabulary,
-    supports_grammars,
-)
+from lmx.worker.constraints.vocabulary import GrammarVocabulary, read_vocabulary, supports_grammars
 from lmx.worker.engine.values import (
     AnswerCheck,
     Constraint,
@@ -43,8 +39,7 @@ from lmx.worker.engine.values import (
 from lmx.worker.formats.closed_objects import closed
 from lmx.worker.formats.families.table import family_of
 from lmx.worker.formats.family import Tool
-from lmx.worker.formats.free_text import free_text, never_enforced
-from lmx.worker.formats.grammar import tools_grammar
+from lmx.worker.formats.grammar import free_text, never_enforced, tools_grammar
 from lmx.worker.schemas.cost import MAX_SCHEMA_CHARS, too_costly
 from lmx.worker.schemas.dialects import SchemaFault
 from lmx.worker.schemas.form import SchemaForm, refused_place, schema_forms
@@ -61,6 +56,8 @@ from lmx.worker.schemas.grammar import (
 )
 
 log = structlog.get_logger()
+
+_T = TypeVar("_T")
 
 _NO_GRAMMARS: Final = "this model's tokenizer is of a kind that can't be held to a form"
 _UNKNOWN_FORM: Final = (
@@ -191,20 +188,32 @@ class ConstraintCompiler:
     def _schema(self, structure: Structure) -> tuple[LLMatcher, SchemaForm]:
         """Return the matcher of a schema, which enforces as much of it as possible, and the
         schema's form."""
+        schema = read_schema(structure)
+
+        def compiled(form: SchemaForm) -> LLMatcher:
+            self._check_texts(form.schema, structure.param)
+            grammar = schema_grammar(form.schema, space(structure))
+            return self._framed(grammar, structure.param, schema)
+
+        try:
+            return self._first_accepted(schema, structure.param, compiled)
+        except RecursionError as error:
+            raise invalid(structure.param, "it is nested too deeply") from error
+
+    def _first_accepted(
+        self, schema: Mapping[str, Any], param: str, attempt: Callable[[SchemaForm], _T]
+    ) -> tuple[_T, SchemaForm]:
+        """Return what ``attempt`` makes of the first form of a schema that it does not refuse, and
+        that form. If it refuses all of them, the first refusal is raised."""
         refused = None
         try:
-            schema = read_schema(structure)
             for form in schema_forms(schema, self._accepts):
-                grammar = schema_grammar(form.schema, space(structure))
                 try:
-                    self._check_texts(form.schema, structure.param)
-                    return self._framed(grammar, structure.param, schema), form
+                    return attempt(form), form
                 except RequestError as error:
                     refused = refused or error
         except SchemaFault as fault:
-            raise invalid(structure.param, str(fault)) from fault
-        except RecursionError as error:
-            raise invalid(structure.param, "it is nested too deeply") from error
+            raise invalid(param, str(fault)) from fault
         assert refused is not None
         raise refused
 
@@ -316,7 +325,10 @@ class ConstraintCompiler:
             try:
                 self._check_arguments(schema, param)
             except RequestError:
-                form = self._in_other_words(schema, param)
+                # llguidance can't express the schema as it is.
+                _, form = self._first_accepted(
+                    schema, param, lambda form: self._check_arguments(form.schema, param, schema)
+                )
                 return form.schema, form
         except RequestError:
             if strict:
@@ -325,22 +337,6 @@ class ConstraintCompiler:
         except RecursionError as error:
             raise invalid(param, "it is nested too deeply") from error
         return schema, None
-
-    def _in_other_words(self, schema: Mapping[str, Any], param: str) -> SchemaForm:
-        """Return a form that enforces arguments which llguidance can't express directly."""
-        refused = None
-        try:
-            for form in schema_forms(schema, self._accepts):
-                try:
-                    self._check_arguments(form.schema, param, schema)
-                except RequestError as error:
-                    refused = refused or error
-                else:
-                    return form
-        except SchemaFault as fault:
-            raise invalid(param, str(fault)) from fault
-        assert refused is not None
-        raise refused
 
     def _check_arguments(
         self, schema: Mapping[str, Any], param: str, written: Mapping[str, Any] | None = None

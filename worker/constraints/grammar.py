@@ -96,8 +96,6 @@ class GrammarConstraint:
     for text that the model can't spell. If that shows early, it is found before the answer begins.
     """
 
-    __slots__ = ("_ended", "_forms", "_mask", "_masks", "_more")
-
     def __init__(self, forms: Sequence[Form], masks: TokenMasks) -> None:
         self._forms = list(forms)
         self._masks = masks

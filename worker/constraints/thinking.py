@@ -60,19 +60,6 @@ class ThinkingConstraint:
     ends it has a part of the answer.
     """
 
-    __slots__ = (
-        "_answer",
-        "_breaks",
-        "_forced",
-        "_last",
-        "_other",
-        "_phase",
-        "_read",
-        "_rules",
-        "_thought",
-        "_vocab",
-    )
-
     def __init__(
         self,
         answer: GrammarConstraint | None,

@@ -58,7 +58,7 @@ class Generator(Protocol):
     It is not concerned with streams, stop strings, EOS, credit or queues: rows are removed by the
     caller. An exception out of ``encode``, ``constrain``, ``detokenizer``, ``token_bytes`` or
     ``admit`` concerns its request alone; one out of ``step`` or ``remove`` means that the engine is
-    broken, or that memory ran out (:func:`lmx.worker.scheduling.out_of_memory.is_out_of_memory`).
+    broken, or that memory ran out (:func:`lmx.worker.scheduling.engine_errors.is_out_of_memory`).
     """
 
     def encode(self, source: PromptSource) -> EncodedPrompt:

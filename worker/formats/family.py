@@ -141,38 +141,28 @@ class Family:
 
     name: str
     """What a model's ``tool_parser`` calls it: the name that mlx-vlm has for it, if it has one."""
-
     calls: tuple[CallForm, ...] = ()
     """The forms to look for in an answer. It is empty only if ``answer`` describes everything."""
-
     grammar: CallGrammar | None = None
     """The form of enforced calls. None: JSON in ``<tool_call>``, which is read with every
     family."""
-
     older: tuple[str, CallGrammar] | None = None
     """A special token, and the grammar for vocabularies that don't have it."""
-
     read_bare: Reader | None = None
     """Reads calls without any marker at the beginning of an answer, if the family writes such
     calls."""
-
     unmarked: UnmarkedForm | None = None
     """How the model itself writes calls, if it puts no marker before them."""
-
     answer: AnswerForm | None = None
     """How whole answers are written. None: as content, with marked reasoning and calls in it."""
-
     template_markers: tuple[tuple[str, ...], ...] = ()
     """Texts by which a chat template is recognised: all texts of one group must be in it. Empty for
     a family that mlx-vlm's registry recognises by its template."""
-
     history: HistoryForm = PLAIN_HISTORY
     """How its chat template wants the messages of a conversation."""
-
     efforts: tuple[str, ...] | None = None
     """The words for a reasoning effort that the model knows, the least first, of a family whose
     template refuses no others. None: those that the template does not refuse."""
-
     remark: str = ""
     """What people should know about how its calls are read or enforced."""
 

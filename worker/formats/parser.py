@@ -53,31 +53,6 @@ class OutputParser:
     there are no calls without markers.
     """
 
-    __slots__ = (
-        "_after_call",
-        "_answering",
-        "_calls_only",
-        "_either",
-        "_feed",
-        "_forms",
-        "_holds_space",
-        "_kept_end",
-        "_only",
-        "_open_calls",
-        "_parallel",
-        "_read_bare",
-        "_reasoning",
-        "_sink",
-        "_space",
-        "_steps",
-        "_tail",
-        "_thought",
-        "_tries_calls",
-        "_trim",
-        "_unnamed",
-        "_wrote",
-    )
-
     def __init__(
         self,
         reasoning: ReasoningMarkers | None,
@@ -352,8 +327,6 @@ class OutputParser:
 class _Thought:
     """The text of a thought, without the line breaks right inside its markers."""
 
-    __slots__ = ("_blank", "_emit", "_held", "last")
-
     def __init__(self, emit: Callable[[str], None]) -> None:
         self._emit = emit
         self._held = ""
@@ -377,8 +350,6 @@ class _Thought:
 class _Trial:
     """Reads what looks like calls in a thought, with a parser of its own, as long as it may be
     nothing else."""
-
-    __slots__ = ("_parser", "parts", "text")
 
     def __init__(self, parser: OutputParser) -> None:
         self._parser = parser

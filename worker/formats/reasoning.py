@@ -21,28 +21,17 @@ class ThinkingForm(NamedTuple):
 
 
 FORMS: Final = (
-    # gpt-oss
-    ThinkingForm(harmony.THINKING, harmony.END, harmony.CHANNEL),
-    # Gemma 4
-    ThinkingForm("<|channel>thought", "<channel|>", "<|channel>"),
-    # Command A, Command R
-    ThinkingForm("<|START_THINKING|>", "<|END_THINKING|>"),
-    # Apertus
-    ThinkingForm("<|inner_prefix|>", "<|inner_suffix|>"),
-    # Magistral, Ministral
-    ThinkingForm("[THINK]", "[/THINK]"),
-    # Seed-OSS
-    ThinkingForm("<seed:think>", "</seed:think>"),
-    # MiniMax M3
-    ThinkingForm("<mm:think>", "</mm:think>"),
-    # LongCat
-    ThinkingForm("<longcat_think>", "</longcat_think>"),
-    # Kimi-VL
-    ThinkingForm("◁think▷", "◁/think▷"),
-    # OpenThinker, Sky-T1
-    ThinkingForm("<|begin_of_thought|>", "<|end_of_thought|>"),
-    # EXAONE 3.5 and 4
-    ThinkingForm("<thought>", "</thought>"),
+    ThinkingForm(harmony.THINKING, harmony.END, harmony.CHANNEL),  # gpt-oss
+    ThinkingForm("<|channel>thought", "<channel|>", "<|channel>"),  # Gemma 4
+    ThinkingForm("<|START_THINKING|>", "<|END_THINKING|>"),  # Command A, Command R
+    ThinkingForm("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
+    ThinkingForm("[THINK]", "[/THINK]"),  # Magistral, Ministral
+    ThinkingForm("<seed:think>", "</seed:think>"),  # Seed-OSS
+    ThinkingForm("<mm:think>", "</mm:think>"),  # MiniMax M3
+    ThinkingForm("<longcat_think>", "</longcat_think>"),  # LongCat
+    ThinkingForm("◁think▷", "◁/think▷"),  # Kimi-VL
+    ThinkingForm("<|begin_of_thought|>", "<|end_of_thought|>"),  # OpenThinker, Sky-T1
+    ThinkingForm("<thought>", "</thought>"),  # EXAONE 3.5 and 4
     # Qwen3, DeepSeek, GLM, MiniMax M2, Kimi K2, SmolLM3 and most others; as ordinary text Nemotron,
     # Olmo 3, Hunyuan A13B, Granite 3.3 and the earlier Magistral
     ThinkingForm("<think>", "</think>"),

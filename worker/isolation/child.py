@@ -160,12 +160,7 @@ class ChildProcess:
         self.start()
         assert self._socket is not None and self._process is not None
         try:
-            yield Exchange(
-                self._socket,
-                self._process.pid,
-                timeout_s,
-                self._max_memory_bytes,
-            )
+            yield Exchange(self._socket, self._process.pid, timeout_s, self._max_memory_bytes)
         except ChildEndedError as error:
             if not isinstance(error, ChildTimeoutError | ChildMemoryError):
                 error.status = self._exit_status()
@@ -214,11 +209,7 @@ class Exchange:
     """
 
     def __init__(
-        self,
-        stream: socket.socket,
-        pid: int,
-        timeout_s: float,
-        max_memory_bytes: int,
+        self, stream: socket.socket, pid: int, timeout_s: float, max_memory_bytes: int
     ) -> None:
         self._socket = stream
         self._pid = pid

@@ -25,7 +25,7 @@ from lmx.worker.isolation.child import (
     ChildTimeoutError,
     Exchange,
 )
-from lmx.worker.media.values import Media, MediaNeeds, Picture, Sound, Video
+from lmx.worker.media.values import NOUNS, Media, MediaNeeds, Picture, Sound, Video
 from lmx.worker.media.wire import REPLY_HEAD, REQUEST_HEAD, DecodeOrder, Outcome, ResultHead
 
 if TYPE_CHECKING:
@@ -37,8 +37,6 @@ log = structlog.get_logger()
 _DEFAULT_FPS: Final = 1.0
 _ALARM_GRACE_S: Final = 2.0
 _MAX_REASON: Final = 4096
-
-_NOUNS: Final = {MediaKind.IMAGE: "image", MediaKind.AUDIO: "sound", MediaKind.VIDEO: "video"}
 
 _INHERITED_VARIABLES: Final = (
     *("DYLD_", "LANG", "LC_", "LD_", "LMX_HOME", "PATH", "PYTHON", "TMPDIR", "VIRTUAL_ENV"),
@@ -56,7 +54,7 @@ class _Done(NamedTuple):
     """How much of the request's time it took."""
 
 
-class MediaDecoder:
+class MediaDecoder(ChildProcess):
     """Decodes the media of one request at a time, for one thread. It has at most one process, which
     ends with this process."""
 
@@ -67,7 +65,7 @@ class MediaDecoder:
             for name, value in os.environ.items()
             if name.startswith(_INHERITED_VARIABLES)
         }
-        self._child = ChildProcess(
+        super().__init__(
             "lmx.worker.media.decoding.main",
             (json.dumps(asdict(self._limits)),),
             # It is measured from here with all that it takes at rest.
@@ -75,20 +73,6 @@ class MediaDecoder:
             # Its threads would only take memory.
             {**environment, "OPENBLAS_NUM_THREADS": "1"},
         )
-
-    @property
-    def pid(self) -> int | None:
-        """The process that decodes; None if it is not running."""
-        return self._child.pid
-
-    @property
-    def memory_bytes(self) -> int:
-        """What the process takes now; 0 if it is not running. From any thread."""
-        return self._child.memory_bytes
-
-    def start(self) -> None:
-        """Start the process, unless it runs. Doesn't wait for it. Raises ``OSError``."""
-        self._child.start()
 
     def decode(
         self, items: Sequence[MediaItem], blobs: Sequence[Any], needs: MediaNeeds
@@ -114,22 +98,14 @@ class MediaDecoder:
             found.append(done.media)
         return tuple(found)
 
-    def kill(self) -> None:
-        """End the process for good, from any thread. A decoding that is under way fails."""
-        self._child.kill()
-
-    def close(self) -> None:
-        """End the process, whatever it does, and wait for its end."""
-        self._child.close()
-
     def _decode(
         self, item: MediaItem, blob: Any, needs: MediaNeeds, timeout_s: float, left_bytes: int
     ) -> _Done:
         order = self._order(item, needs, MAX_SLOWDOWN * timeout_s + _ALARM_GRACE_S)
         began_s = time.monotonic()
         try:
-            reply = self._child.ask(
-                timeout_s, lambda exchange: self._exchange(exchange, order, blob, item, left_bytes)
+            reply = self.ask(
+                timeout_s, lambda exchange: self._converse(exchange, order, blob, item, left_bytes)
             )
         except ChildTimeoutError as error:
             raise self._too_slow(item) from error
@@ -175,7 +151,7 @@ class MediaDecoder:
             timeout_s=timeout_s,
         )
 
-    def _exchange(
+    def _converse(
         self, exchange: Exchange, order: DecodeOrder, blob: Any, item: MediaItem, left_bytes: int
     ) -> _Done | RequestError:
         payload = order.encode()
@@ -215,7 +191,7 @@ class MediaDecoder:
 
         size_bytes = head.pixel_bytes + head.sample_bytes
         if size_bytes > left_bytes:
-            self._child.close()
+            self.close()
             raise _refusal(
                 item,
                 ErrorCode.MEDIA_TOO_LARGE,
@@ -268,5 +244,5 @@ def _value(
 
 def _refusal(item: MediaItem, code: ErrorCode, reason: str) -> RequestError:
     return RequestError(
-        code, f"The {_NOUNS[item.kind]} in `{item.param}` {reason}.", param=item.param
+        code, f"The {NOUNS[item.kind]} in `{item.param}` {reason}.", param=item.param
     )

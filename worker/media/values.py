@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.messages.media import MediaItem
 from lmx.protocol.states import MediaKind
 
 if TYPE_CHECKING:
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _CHANNELS: Final = 3
+
+NOUNS: Final = {MediaKind.IMAGE: "image", MediaKind.AUDIO: "sound", MediaKind.VIDEO: "video"}
+"""What errors call the kinds, in the order in which they are listed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,6 +133,37 @@ class MediaNeeds:
     """How many frames of a video it takes at most; None: no limit of the model's own."""
     audio_in_video: bool = False
     """Whether it takes the sound of a video together with its frames."""
+
+
+def check_media(items: Sequence[MediaItem], needs: MediaNeeds | None) -> None:
+    """Raise ``RequestError`` for the first item of a kind that the model does not take, or of which
+    it takes fewer. ``needs``: what the model takes; None: text only."""
+    found: Counter[MediaKind] = Counter()
+    for item in items:
+        if needs is None or item.kind not in needs.kinds:
+            raise RequestError(
+                ErrorCode.UNSUPPORTED_VALUE,
+                f"This model takes {_taken(needs)}, and no {NOUNS[item.kind]}s: leave the "
+                f"{NOUNS[item.kind]} out, or name another model.",
+                param=item.param,
+            )
+        found[item.kind] += 1
+        most = needs.max_items.get(item.kind)
+        if most is not None and found[item.kind] > most:
+            noun = NOUNS[item.kind] + ("" if most == 1 else "s")
+            raise RequestError(
+                ErrorCode.UNSUPPORTED_VALUE,
+                f"This model takes at most {most} {noun} in a request, earlier messages "
+                "included: send fewer, or name another model.",
+                param=item.param,
+            )
+
+
+def _taken(needs: MediaNeeds | None) -> str:
+    if needs is None:
+        return "text only"
+    *names, last = ["text", *(f"{noun}s" for kind, noun in NOUNS.items() if kind in needs.kinds)]
+    return f"{', '.join(names)} and {last}"
 
 
 def _fixed(array: npt.NDArray[Any], kind: str, dimensions: int) -> npt.NDArray[Any]:

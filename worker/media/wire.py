@@ -66,11 +66,7 @@ class DecodeOrder:
         """Return the order that :meth:`encode` has encoded."""
         values: dict[str, Any] = json.loads(payload)
         return cls(
-            **{
-                **values,
-                "kind": MediaKind(values["kind"]),
-                "form": MediaForm(values["form"]),
-            }
+            **{**values, "kind": MediaKind(values["kind"]), "form": MediaForm(values["form"])}
         )
 
 

@@ -24,18 +24,6 @@ class AnswerReview:
     their calls, or their text if there are no calls.
     """
 
-    __slots__ = (
-        "_call_checks",
-        "_calls",
-        "_check",
-        "_ends",
-        "_held",
-        "_hold_text",
-        "_texts",
-        "is_retry",
-        "remarks",
-    )
-
     def __init__(
         self,
         check: AnswerCheck | None,
@@ -91,7 +79,7 @@ class AnswerReview:
         for end in self._ends:
             if end.reason is FinishReason.LENGTH or end.stop is not None:
                 continue
-            for check, text in self._parts(end.index):
+            for check, text in self._parts(end.choice):
                 if check is None:
                     continue
                 try:

@@ -31,11 +31,10 @@ from lmx.worker.engine.values import (
     TokenScores,
 )
 from lmx.worker.scheduling.choice import PIECE_TOKENS, Choice
-from lmx.worker.scheduling.device_failure import is_device_failure
+from lmx.worker.scheduling.engine_errors import is_device_failure, is_out_of_memory
 from lmx.worker.scheduling.fair_queue import FairQueue
 from lmx.worker.scheduling.kv_admission import KvAdmission
 from lmx.worker.scheduling.logprobs import describe_prompt
-from lmx.worker.scheduling.out_of_memory import is_out_of_memory
 from lmx.worker.scheduling.requests import (
     EngineRequest,
     MediaReleased,
@@ -362,7 +361,7 @@ class Batch:
             if running is None or (
                 self._waiting and self._waiting.peek().priority < running.request.priority
             ):
-                if not self._waiting or not self._fits(self._waiting.peek().rows[0]):
+                if not self._waiting or not self._fits(self._waiting.peek().sequences[0]):
                     return
                 request = self._waiting.pop()
                 running = RunningRequest.begin(request, time.monotonic())

@@ -28,28 +28,6 @@ class Choice:
     text.
     """
 
-    __slots__ = (
-        "_detokenizer",
-        "_held",
-        "_ids",
-        "_kind",
-        "_logprob",
-        "_out_chars",
-        "_parser",
-        "_plain",
-        "_raw_chars",
-        "_request",
-        "_rules",
-        "_stops",
-        "_token_bytes",
-        "_track",
-        "_undecided_tokens",
-        "_unreported_tokens",
-        "index",
-        "reasoning_tokens",
-        "tokens",
-    )
-
     def __init__(
         self, request: EngineRequest, index: int, detokenizer: Detokenizer, token_bytes: TokenBytes
     ) -> None:

@@ -36,8 +36,6 @@ class LogprobTrack:
     it ends where that character does; a token without text is sent with the text after it.
     """
 
-    __slots__ = ("_ended", "_open")
-
     def __init__(self) -> None:
         self._open: list[TokenLogprob] = []
         self._ended: deque[tuple[int, TokenLogprob]] = deque()

@@ -14,8 +14,6 @@ class ProgressClock:
     is a single store. It can be read at any time, even while the working thread is stuck.
     """
 
-    __slots__ = ("_in_flight", "_mark_s")
-
     def __init__(self) -> None:
         self._in_flight = 0
         self._mark_s = 0.0
@@ -46,8 +44,6 @@ class ProgressClock:
 
 class InFlight:
     """The work of several clocks together. It can be read at any time, as they can."""
-
-    __slots__ = ("_clocks", "_limited")
 
     def __init__(self, *clocks: ProgressClock, limited: Sequence[ProgressClock] = ()) -> None:
         """The work of the ``limited`` ones counts, but can't stall: it has a deadline of its own,

@@ -84,7 +84,7 @@ class ChoiceFinished(NamedTuple):
 
     stream_id: int
     """The request's ``run_id``, as in all its output."""
-    index: int
+    choice: int
     reason: FinishReason
     stop: str | None
     """The stop string that ended it, if one did."""

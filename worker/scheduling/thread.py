@@ -13,8 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import structlog
 
@@ -24,7 +23,7 @@ from lmx.protocol.states import LoadPhase, MemoryPressure
 from lmx.worker.engine.interfaces import Engine, Generator, LoadReporter, Resident
 from lmx.worker.engine.values import PromptMedia, TaskPiece
 from lmx.worker.scheduling.batch import Batch, BatchLimits
-from lmx.worker.scheduling.device_failure import is_device_failure
+from lmx.worker.scheduling.engine_errors import is_device_failure
 from lmx.worker.scheduling.fair_queue import FairQueue
 from lmx.worker.scheduling.outbox import Outbox
 from lmx.worker.scheduling.progress import ProgressClock
@@ -51,46 +50,15 @@ class EngineEvents(Protocol):
         """A step raised. No running row will end, and no new one will be accepted."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    """The order to end a request."""
-
-    run_id: int
-    step: int
-    """The number of the step that ran when the request was cancelled."""
+Order = Callable[[Engine], None]
+"""What the event loop wants of the engine thread, which calls it between two steps."""
 
 
-@dataclass(frozen=True, slots=True)
-class RestoreMedia:
-    """The order to let a request that has asked for its media come back."""
-
-    run_id: int
-    media: PromptMedia
-
-
-@dataclass(frozen=True, slots=True)
-class RunPiece:
-    """The order to compute a piece of a task when its ``owner`` has its turn."""
+class _Piece(NamedTuple):
+    """A piece of a task that is to be computed when its owner has its turn."""
 
     task_id: int
-    piece: TaskPiece
-    owner: str
-
-
-@dataclass(frozen=True, slots=True)
-class DropPiece:
-    """The order to forget the piece of a task that still waits, or that is not done."""
-
-    task_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class PressureChanged:
-    """The order to look at the memory pressure, which is kept next to the inbox."""
-
-
-Order = EngineRequest | Cancel | RestoreMedia | RunPiece | DropPiece | PressureChanged | None
-"""An item of the inbox. None means: end."""
+    compute: TaskPiece
 
 
 log = structlog.get_logger()
@@ -135,8 +103,8 @@ class EngineThread:
         self.preempted_total = 0
         # Only the engine thread uses these.
         self._batch = Batch(limits)
-        self._pieces: FairQueue[RunPiece] = FairQueue()
-        self._begun: RunPiece | None = None
+        self._pieces: FairQueue[_Piece] = FairQueue()
+        self._begun: _Piece | None = None
         """The piece that is not done yet: no other one is computed before its end."""
         self._memory_read_s = 0.0
         self._stopping = False
@@ -158,26 +126,32 @@ class EngineThread:
     def submit(self, request: EngineRequest) -> None:
         """Queue a request; its end comes through ``deliver``."""
         self.clock.begin(time.monotonic())
-        self._inbox.put(request)
+        self._inbox.put(lambda _: self._batch.add(request))
 
     def cancel(self, run_id: int) -> None:
         """End a request before the next step; a request that has ended already is left alone."""
-        self._inbox.put(Cancel(run_id, self.steps))
+        step = self.steps
+
+        def cancel(generator: Generator) -> None:
+            self._batch.cancel(generator, run_id, step, self.steps)
+            self._count()
+
+        self._order(cancel)
 
     def restore_media(self, run_id: int, media: PromptMedia) -> None:
         """Give a request the media that it has asked for, encoded again."""
-        self._inbox.put(RestoreMedia(run_id, media))
+        self._order(lambda generator: self._batch.restore(generator, run_id, media))
 
     def submit_piece(self, task_id: int, piece: TaskPiece, owner: str) -> None:
         """Queue a piece of a task. One piece, or a part of one, is computed between two steps, and
         owners take turns. Its result comes through ``computed``."""
         self.clock.begin(time.monotonic())
-        self._inbox.put(RunPiece(task_id, piece, owner))
+        self._inbox.put(lambda _: self._pieces.add(owner, _Piece(task_id, piece)))
 
     def drop_piece(self, task_id: int) -> None:
         """Forget the piece of a task that still waits, or that is not done; its result is None. A
         call that runs is left alone."""
-        self._inbox.put(DropPiece(task_id))
+        self._inbox.put(lambda _: self._drop_piece(task_id))
 
     def set_memory_pressure(self, level: MemoryPressure) -> None:
         """Set how short the machine is of memory; the thread reacts before the next step. SOFT: the
@@ -186,7 +160,7 @@ class EngineThread:
         with self._pressure_lock:
             waits, self._pressure = self._pressure is not None, level
         if not waits:
-            self._inbox.put(PressureChanged())
+            self._inbox.put(self._apply_pressure)
 
     def stop(self, timeout_s: float, close_timeout_s: float = 1.0) -> bool:
         """Ask the thread to end and wait; return False if it is stuck.
@@ -194,7 +168,7 @@ class EngineThread:
         The thread has ``timeout_s`` to leave its step, and then ``close_timeout_s`` more to close
         the engine.
         """
-        self._inbox.put(None)
+        self._inbox.put(lambda _: self._stop())
         if self._thread.is_alive() and self._closing.wait(timeout_s):
             self._thread.join(close_timeout_s)
         return not self._thread.is_alive()
@@ -275,10 +249,10 @@ class EngineThread:
             wants_media = self._batch.wants_media
             try:
                 if busy:
-                    item = self._inbox.get_nowait()
+                    order = self._inbox.get_nowait()
                 else:
                     forever = rested and not wants_media
-                    item = self._inbox.get(timeout=None if forever else _REST_AFTER_S)
+                    order = self._inbox.get(timeout=None if forever else _REST_AFTER_S)
             except queue.Empty:
                 if wants_media and not busy:
                     # This thread does not hang: the decoding has a deadline of its own.
@@ -290,24 +264,14 @@ class EngineThread:
                 self._measure(engine.resident)
                 rested = True
                 continue
-            match item:
-                case EngineRequest():
-                    self._batch.add(item)
-                case Cancel(run_id, step):
-                    if engine.generator is not None:
-                        self._batch.cancel(engine.generator, run_id, step, self.steps)
-                        self._count()
-                case RestoreMedia(run_id, media):
-                    if engine.generator is not None:
-                        self._batch.restore(engine.generator, run_id, media)
-                case RunPiece():
-                    self._pieces.add(item.owner, item)
-                case DropPiece(task_id):
-                    self._drop_piece(task_id)
-                case PressureChanged():
-                    self._apply_pressure(engine)
-                case None:
-                    self._stopping = True
+            order(engine)
+
+    def _order(self, change: Callable[[Generator], None]) -> None:
+        """Let the engine thread change the batch: an engine whose model does not write has none."""
+        self._inbox.put(lambda engine: change(engine.generator) if engine.generator else None)
+
+    def _stop(self) -> None:
+        self._stopping = True
 
     def _apply_pressure(self, engine: Engine) -> None:
         with self._pressure_lock:
@@ -324,10 +288,10 @@ class EngineThread:
         trim_heap()
         self._measure(engine.resident)
 
-    def _compute(self, resident: Resident, order: RunPiece) -> None:
+    def _compute(self, resident: Resident, piece: _Piece) -> None:
         result: PieceResult
         try:
-            result = order.piece()
+            result = piece.compute()
         except Exception as error:
             if is_device_failure(error):
                 raise
@@ -336,9 +300,9 @@ class EngineThread:
         now = time.monotonic()
         self.clock.advance(now)
         self._read_memory(resident, now)
-        self._begun = order if result is None else None
+        self._begun = piece if result is None else None
         if result is not None:
-            self._outbox.call(lambda: self._end_piece(order.task_id, result))
+            self._outbox.call(lambda: self._end_piece(piece.task_id, result))
 
     def _end_piece(self, task_id: int, result: PieceResult) -> None:
         self.clock.end()
@@ -349,7 +313,7 @@ class EngineThread:
         begun = self._begun is not None and self._begun.task_id == task_id
         if begun:
             self._begun = None
-        if begun or self._pieces.remove_if(lambda order: order.task_id == task_id):
+        if begun or self._pieces.remove_if(lambda piece: piece.task_id == task_id):
             # Code that waits for the thread to be idle must learn of this end too.
             self._outbox.call(lambda: self._end_piece(task_id, None))
 

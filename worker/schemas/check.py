@@ -25,8 +25,6 @@ _NO_CIRCLE: Final = 1 << 30
 class SchemaCheck:
     """Checks answers. One thread uses it at a time."""
 
-    __slots__ = ("_checked", "_loose", "_patterns", "_source", "_texts")
-
     def __init__(
         self, source: Standalone, checked: tuple[str, ...], loose: frozenset[int] = frozenset()
     ) -> None:

@@ -10,14 +10,7 @@ from typing import Any, Final
 from lmx.worker.engine.values import AnswerCheck
 from lmx.worker.schemas.check import SchemaCheck
 from lmx.worker.schemas.cost import too_costly
-from lmx.worker.schemas.dialects import (
-    ROOT,
-    Schema,
-    SchemaFault,
-    Standalone,
-    in_place,
-    standalone,
-)
+from lmx.worker.schemas.dialects import ROOT, Schema, SchemaFault, Standalone, in_place, standalone
 from lmx.worker.schemas.rewrite import Accepts, rewrite
 
 _MAX_TRIES: Final = 64

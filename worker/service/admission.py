@@ -31,8 +31,6 @@ class IdleClock:
     the wish of the last request that could have one; see ``Generate``.
     """
 
-    __slots__ = ("_since_s", "keep_alive_s")
-
     def __init__(self) -> None:
         self._since_s: float | None = None
         self.keep_alive_s: float | None = None
@@ -63,8 +61,6 @@ _MAX_S: Final = 60.0
 class QueueEstimate:
     """A running mean of how long streams hold a row. It is only a hint: it knows nothing of
     lengths."""
-
-    __slots__ = ("_mean_s",)
 
     def __init__(self) -> None:
         self._mean_s = 0.0

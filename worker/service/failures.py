@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.states import ModelKind
-from lmx.worker.scheduling.out_of_memory import is_out_of_memory
+from lmx.worker.scheduling.engine_errors import is_out_of_memory
 
 
 class LoadFailure(NamedTuple):

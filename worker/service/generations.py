@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import structlog
 
@@ -21,11 +20,8 @@ from lmx.protocol.messages.specs import WorkerSpec
 from lmx.protocol.states import DeltaKind
 from lmx.worker.engine.interfaces import Engine, Generator
 from lmx.worker.engine.values import PromptMedia, wrong_kind
-from lmx.worker.media.check import check_media
-from lmx.worker.media.decoder import MediaDecoder
-from lmx.worker.media.values import Media
 from lmx.worker.scheduling.answer_review import AnswerReview
-from lmx.worker.scheduling.out_of_memory import is_out_of_memory
+from lmx.worker.scheduling.engine_errors import is_out_of_memory
 from lmx.worker.scheduling.prepare import encode_prompt, prepare
 from lmx.worker.scheduling.requests import (
     ChoiceFinished,
@@ -37,28 +33,12 @@ from lmx.worker.scheduling.requests import (
     RequestOutput,
 )
 from lmx.worker.scheduling.thread import EngineThread
-from lmx.worker.service.admission import IdleClock, LifetimeCounts, Refusal
+from lmx.worker.service.admission import IdleClock, LifetimeCounts
 from lmx.worker.service.open_requests import OpenRequest, OpenRequests
 from lmx.worker.service.outgoing import Outgoing, RouterOutputs
 from lmx.worker.service.stream import Ranking, Stream
 
 log = structlog.get_logger()
-
-_MAX_MEDIA_BYTES: Final = 512 << 20
-"""How many bytes the files of all requests take together. They are kept until a request has ended:
-one that is preempted, or whose answer is made again, needs them again."""
-
-_MAX_ENCODED_BYTES: Final = 1 << 30
-"""How much memory the media of all prompts take that are not read yet, but no more than is reserved
-for decoding. Beyond it no further ones are decoded until a prompt has been read. A picture of 12
-million pixels takes up to 300 MB in the form that a model's encoder wants."""
-
-_TOO_MUCH_MEDIA: Final = Refusal(
-    ErrorCode.QUEUE_FULL,
-    "The files of images, sounds and videos that this model's requests hold take "
-    f"{_MAX_MEDIA_BYTES >> 20} MiB: try again later.",
-    2.0,
-)
 
 
 @dataclass(slots=True, eq=False)
@@ -71,12 +51,6 @@ class Generation(OpenRequest):
     stream: Stream
     ranking: Ranking | None
     """Holds the answers back if only some of them are returned."""
-    blobs: Sequence[bytes] = ()
-    """The files of its media, until it has ended."""
-    media: Sequence[Media] = ()
-    """What they are once they are decoded, until the prompt is made."""
-    encoded_bytes: int = 0
-    """What they take in the prompt, until it has been read."""
     preparing: bool = True
     """Whether its prompt is still being made."""
     review: AnswerReview | None = None
@@ -84,12 +58,7 @@ class Generation(OpenRequest):
 
     @classmethod
     def begin(
-        cls,
-        router: bytes,
-        request: Generate,
-        blobs: Sequence[bytes],
-        generations: Generations,
-        run_id: int,
+        cls, router: bytes, request: Generate, generations: Generations, run_id: int
     ) -> Generation:
         """Return a new one."""
         search = request.search
@@ -101,7 +70,6 @@ class Generation(OpenRequest):
             run_id,
             Stream(request.stream_id, request.credit_deltas),
             Ranking(search.n, search.best_of) if ranked else None,
-            blobs,
         )
 
     def release(self) -> None:
@@ -164,9 +132,9 @@ class Generation(OpenRequest):
 
     def _emit(self, item: Delta | ChoiceFinished, part: RouterOutputs) -> None:
         if isinstance(item, ChoiceFinished):
-            part.deltas += self.stream.end(item.index)
+            part.deltas += self.stream.end(item.choice)
             part.ended.append(
-                ChoiceEnded(self.request.stream_id, item.index, item.reason, item.stop)
+                ChoiceEnded(self.request.stream_id, item.choice, item.reason, item.stop)
             )
         # Tokens without text are counted in the usage; an empty delta has no reader.
         elif item.text or item.call or item.logprobs or item.token_ids:
@@ -213,7 +181,6 @@ class Generations:
         engine: Engine,
         thread: EngineThread,
         open_requests: OpenRequests,
-        decoder: MediaDecoder,
         counts: LifetimeCounts,
         idle_clock: IdleClock,
     ) -> None:
@@ -224,28 +191,21 @@ class Generations:
         self._counts = counts
         self._idle_clock = idle_clock
         self._by_run: dict[int, Generation] = {}
-        self._decoder = decoder
-        self._media_bytes = 0
-        self._encoded_bytes = 0
         self._run_ids = itertools.count(1)
         self._sequence_ids = itertools.count(1)
 
     def submit(self, router: bytes, request: Generate, blobs: Sequence[bytes] = ()) -> None:
         """Begin a generation, or refuse it. ``blobs`` are the bytes of its media."""
-        if not self._open.admits(router, request, self._thread.rows):
+        if not self._open.admits(router, request, blobs, self._thread.rows):
             return
-        size_bytes = sum(map(len, blobs))
-        if self._media_bytes + size_bytes > _MAX_MEDIA_BYTES:
-            self._open.send(router, _TOO_MUCH_MEDIA.message_for(request.stream_id))
-            return
-        self._media_bytes += size_bytes
-        opened = Generation.begin(router, request, blobs, self, next(self._run_ids))
+        opened = Generation.begin(router, request, self, next(self._run_ids))
         arrived_s = time.monotonic()
         self._open.begin(
             opened,
             lambda: self._prepare(opened, arrived_s),
             lambda future: self._prepared(opened, future),
-            self._decoding(opened),
+            blobs,
+            decodes=bool(request.media),
         )
 
     def credit(self, router: bytes, stream_id: int, deltas: int) -> None:
@@ -260,8 +220,6 @@ class Generations:
     def released(self, opened: Generation) -> None:
         """Wait no longer for the engine's output for this generation."""
         self._by_run.pop(opened.run_id, None)
-        self._drop_blobs(opened)
-        self._count_encoded(opened, 0)
 
     def cancelled(self, opened: Generation) -> None:
         """Free its rows before the next step."""
@@ -295,7 +253,7 @@ class Generations:
                 continue
             if isinstance(output, MediaReleased):
                 if opened is not None:
-                    self._count_encoded(opened, 0)
+                    self._open.hold(opened, 0)
                 continue
             if isinstance(output, MediaWanted):
                 if opened is not None:
@@ -338,18 +296,6 @@ class Generations:
             raise wrong_kind(self._spec.kind)
         return self._generator
 
-    def _decoding(self, opened: Generation) -> Callable[[], int] | None:
-        """Return what decodes its media, and returns their size; None if it has none."""
-        return (lambda: self._decode(opened)) if opened.request.media else None
-
-    def _decode(self, opened: Generation) -> int:
-        # This runs on the media thread.
-        items, needs = opened.request.media, self._facts.media
-        check_media(items, needs)
-        if needs is not None:
-            opened.media = self._decoder.decode(items, opened.blobs, needs)
-        return sum(one.size_bytes for one in opened.media)
-
     def _prepared(self, opened: Generation, future: asyncio.Future[EngineRequest | None]) -> None:
         error = future.exception()
         opened.preparing = False
@@ -375,20 +321,9 @@ class Generations:
             self._refuse(opened, error)
         self._open.report_if_idle()
 
-    def _drop_blobs(self, opened: Generation) -> None:
-        self._media_bytes -= sum(map(len, opened.blobs))
-        opened.blobs = opened.media = ()
-
-    def _count_encoded(self, opened: Generation, size_bytes: int) -> None:
-        if size_bytes != opened.encoded_bytes:
-            self._encoded_bytes += size_bytes - opened.encoded_bytes
-            opened.encoded_bytes = size_bytes
-            max_bytes = min(_MAX_ENCODED_BYTES, self._spec.decode.memory_bytes)
-            self._open.limit_media(self._encoded_bytes >= max_bytes)
-
     def _submit(self, opened: Generation, engine_request: EngineRequest) -> None:
         media = engine_request.sequences[0].media
-        self._count_encoded(opened, media.size_bytes if media is not None else 0)
+        self._open.hold(opened, media.size_bytes if media is not None else 0)
         self._by_run[opened.run_id] = opened
         self._thread.submit(engine_request)
 
@@ -398,10 +333,9 @@ class Generations:
         memory: with ``may_retry`` it is tried once more."""
         self._open.queue(
             opened,
-            _report_nothing,
             lambda: self._encode_media(opened),
             lambda future: self._media_restored(opened, future, may_retry=may_retry),
-            self._decoding(opened),
+            decodes=True,
             expires=False,
         )
 
@@ -417,7 +351,7 @@ class Generations:
         if opened.gone:
             pass
         elif media is not None:
-            self._count_encoded(opened, media.size_bytes)
+            self._open.hold(opened, media.size_bytes)
             self._thread.restore_media(opened.run_id, media)
         elif may_retry:
             log.warning(
@@ -437,11 +371,9 @@ class Generations:
         del self._by_run[opened.run_id]
         # The engine has given its media back. If the answer is made once more, it needs the media
         # thread, which must not wait for this very request.
-        self._count_encoded(opened, 0)
+        self._open.hold(opened, 0)
         self._open.review(
-            opened,
-            review.fault,
-            lambda future: self._reviewed(opened, review, end, future),
+            opened, review.fault, lambda future: self._reviewed(opened, review, end, future)
         )
 
     def _reviewed(
@@ -468,10 +400,9 @@ class Generations:
             arrived_s = time.monotonic()
             self._open.queue(
                 opened,
-                _report_nothing,
                 lambda: self._prepare(opened, arrived_s, is_retry=True),
                 lambda future: self._retry_prepared(opened, future),
-                self._decoding(opened),
+                decodes=bool(opened.request.media),
             )
         else:
             twice = " twice" if review.is_retry else ""
@@ -533,7 +464,3 @@ class Generations:
                 opened.flush(part)
                 part.failed.append(Failed(stream_id, code, message))
         opened.log_end(end)
-
-
-def _report_nothing() -> None:
-    """Do nothing: only the first turn on the prompt thread is reported to the router."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import structlog
@@ -15,7 +16,11 @@ from lmx.protocol.errors import ErrorCode
 from lmx.protocol.fair_share import has_room
 from lmx.protocol.messages.data import Generate, Preparing, Pulse, Refused
 from lmx.protocol.messages.specs import WorkerSpec
-from lmx.protocol.messages.tasks import Task
+from lmx.protocol.messages.speech import Transcribe
+from lmx.protocol.messages.tasks import Task, Tokenize
+from lmx.protocol.states import ModelKind
+from lmx.worker.media.decoder import MediaDecoder
+from lmx.worker.media.values import Media, MediaNeeds, check_media
 from lmx.worker.scheduling.progress import InFlight
 from lmx.worker.service.admission import QueueEstimate, Refusal
 from lmx.worker.service.fair_thread import FairThread
@@ -31,6 +36,25 @@ _LARGE_BYTES: Final = 64 << 20
 """Decoded media of this size are held alone: 22 million pixels, or 17 minutes of sound."""
 
 
+_MAX_FILE_BYTES: Final = 512 << 20
+"""How many bytes the files of all requests' media take together."""
+
+_MAX_HELD_BYTES: Final = 1 << 30
+"""How much memory the media of all prompts take that are not read yet, but no more than is reserved
+for decoding. Beyond it no further ones are decoded until a prompt has been read. A picture of 12
+million pixels takes up to 300 MB in the form that a model's encoder wants."""
+
+_MAX_SOUND_BYTES: Final = 512 << 20
+"""The same for the sounds that are being transcribed: more than two hours of them."""
+
+_TOO_MUCH_MEDIA: Final = Refusal(
+    ErrorCode.QUEUE_FULL,
+    "The files of images, sounds and videos that this model's requests hold take "
+    f"{_MAX_FILE_BYTES >> 20} MiB: try again later.",
+    2.0,
+)
+
+
 @dataclass(slots=True, eq=False)
 class OpenRequest(ABC):
     """One such request, until its end has been sent. Event loop only."""
@@ -38,6 +62,12 @@ class OpenRequest(ABC):
     router: bytes
     """The router that sent it and gets the answer."""
     request: Generate | Task
+    blobs: Sequence[bytes] = field(default=(), init=False)
+    """The files of its media, for as long as they may be decoded."""
+    media: Sequence[Media] = field(default=(), init=False)
+    """What they are once they are decoded, until the prompt thread takes them."""
+    held_bytes: int = field(default=0, init=False)
+    """What its decoded media take, until the model has read them."""
     gone: bool = field(default=False, init=False)
     """Whether it has left the table: nothing is sent for it any more."""
 
@@ -74,6 +104,8 @@ class OpenRequests:
         prompts: FairThread,
         media: FairThread,
         checks: FairThread,
+        decoder: MediaDecoder,
+        needs: MediaNeeds | None,
         in_flight: InFlight,
         send: Callable[[bytes, Any], bool],
         became_idle: Callable[[], None],
@@ -82,6 +114,10 @@ class OpenRequests:
         self._prompts = prompts
         self._media = media
         self._checks = checks
+        self._decoder = decoder
+        self._needs = needs
+        self._file_bytes = 0
+        self._held_bytes = 0
         self._in_flight = in_flight
         self._send = send
         self._became_idle = became_idle
@@ -92,13 +128,17 @@ class OpenRequests:
         """Return the request with that number; None if it has ended."""
         return self._open.get((router, stream_id))
 
-    def admits(self, router: bytes, request: Generate | Task, rows: int) -> bool:
+    def admits(
+        self, router: bytes, request: Generate | Task, blobs: Sequence[bytes], rows: int
+    ) -> bool:
         """Return whether a request may begin. If not, the reason has been sent to its router.
-        ``rows`` is how many rows run now."""
+        ``blobs`` are the files of its media; ``rows`` is how many rows run now."""
         if (router, request.stream_id) in self._open:
             log.warning("data.stream_id_in_use", request_id=request.request_id)
             return False
         refusal = self._refusal(request.owner, rows)
+        if refusal is None and blobs and self._file_bytes + _size(blobs) > _MAX_FILE_BYTES:
+            refusal = _TOO_MUCH_MEDIA
         if refusal is not None:
             self.send(router, refusal.message_for(request.stream_id))
         return refusal is None
@@ -108,34 +148,38 @@ class OpenRequests:
         opened: OpenRequest,
         prepare: Callable[[], _T],
         prepared: Callable[[asyncio.Future[_T | None]], None],
-        decode: Callable[[], int] | None = None,
+        blobs: Sequence[bytes],
+        *,
+        decodes: bool,
     ) -> None:
         """Put a request into the table. When its turn has come, call ``prepare`` on the prompt
         thread, and then ``prepared`` with the result; with None if the request was gone by then.
-        ``decode`` as for :meth:`prepare`."""
+        ``blobs`` are the files of its media; ``decodes`` as for :meth:`queue`."""
         self._open[opened.router, opened.request.stream_id] = opened
-        self.queue(opened, lambda: self._report_preparing(opened), prepare, prepared, decode)
+        opened.blobs = blobs
+        self._file_bytes += _size(blobs)
+        begins = partial(self._report_preparing, opened)
+        self.queue(opened, prepare, prepared, begins, decodes=decodes)
 
     def queue(
         self,
         opened: OpenRequest,
-        on_start: Callable[[], None],
         prepare: Callable[[], _T],
         prepared: Callable[[asyncio.Future[_T | None]], None],
-        decode: Callable[[], int] | None = None,
+        on_start: Callable[[], None] | None = None,
         *,
+        decodes: bool,
         expires: bool = True,
     ) -> None:
         """Give a request a turn on the prompt thread, for which it waits ``max_queue_s`` at most if
         it ``expires``; ``on_start`` is called right before.
 
-        ``decode`` makes what ``prepare`` needs of the request's media, and returns how many bytes
-        that takes. It is called first, on the media thread: the prompts of other requests don't
-        wait for it. If it raises an exception, that is the result.
+        With ``decodes`` the request's media are decoded first, on the media thread: the prompts of
+        other requests don't wait for that. If it raises an exception, that is the result.
         """
         until_s = time.monotonic() + self._spec.max_queue_s if expires else None
-        if decode is None:
-            self._run(self._prompts, opened, on_start, prepare, prepared, until_s)
+        if not decodes:
+            self._run(self._prompts, opened, prepare, prepared, on_start, until_s)
             return
 
         def decoded(future: asyncio.Future[Any]) -> None:
@@ -150,7 +194,8 @@ class OpenRequests:
             def begin_prompt() -> None:
                 if not alone:
                     self._media.resume(_DECODED)
-                on_start()
+                if on_start is not None:
+                    on_start()
 
             def made(prompt: asyncio.Future[_T | None]) -> None:
                 try:
@@ -159,9 +204,39 @@ class OpenRequests:
                     if alone:
                         self._media.resume(_DECODED)
 
-            self._run(self._prompts, opened, begin_prompt, prepare, made, until_s)
+            self._run(self._prompts, opened, prepare, made, begin_prompt, until_s)
 
-        self._run(self._media, opened, _nothing, decode, decoded, until_s)
+        # The router does not learn of this turn: decoding can't end the worker.
+        self._run(self._media, opened, lambda: self._decode(opened), decoded, until_s=until_s)
+
+    def _decode(self, opened: OpenRequest) -> int:
+        """Decode the media of a request; return their size. Media thread."""
+        assert isinstance(opened.request, Generate | Tokenize | Transcribe)
+        check_media(opened.request.media, self._needs)
+        if self._needs is not None:
+            opened.media = self._decoder.decode(opened.request.media, opened.blobs, self._needs)
+        return sum(one.size_bytes for one in opened.media)
+
+    def drop_files(self, opened: OpenRequest) -> None:
+        """Forget the files of a request's media: they are not decoded again."""
+        self._file_bytes -= _size(opened.blobs)
+        opened.blobs = opened.media = ()
+
+    def hold(self, opened: OpenRequest, size_bytes: int) -> None:
+        """Note what the decoded media of a request take now. While those of all requests take as
+        much as they may, no further ones are decoded: so no request that holds media may wait for
+        the media thread."""
+        if size_bytes == opened.held_bytes:
+            return
+        self._held_bytes += size_bytes - opened.held_bytes
+        opened.held_bytes = size_bytes
+        max_bytes = min(_MAX_HELD_BYTES, self._spec.decode.memory_bytes)
+        if self._spec.kind is ModelKind.TRANSCRIPTION:
+            max_bytes = _MAX_SOUND_BYTES
+        if self._held_bytes >= max_bytes:
+            self._media.pause(_FULL)
+        else:
+            self._media.resume(_FULL)
 
     def review(
         self,
@@ -170,15 +245,15 @@ class OpenRequests:
         checked: Callable[[asyncio.Future[_T | None]], None],
     ) -> None:
         """Check a request's answers on a thread for that alone, so that no prompt waits."""
-        self._run(self._checks, opened, _nothing, check, checked)
+        self._run(self._checks, opened, check, checked)
 
     def _run(
         self,
         thread: FairThread,
         opened: OpenRequest,
-        on_start: Callable[[], None],
         function: Callable[[], Any],
         done: Callable[[asyncio.Future[Any]], None],
+        on_start: Callable[[], None] | None = None,
         until_s: float | None = None,
     ) -> None:
         """``until_s``: if its turn has not come by then, the request ends with QUEUE_TIMEOUT."""
@@ -189,7 +264,8 @@ class OpenRequests:
         def begin() -> None:
             if timer is not None:
                 timer.cancel()
-            on_start()
+            if on_start is not None:
+                on_start()
 
         # A request that was cancelled meanwhile is not worked on.
         thread.run(opened.request.owner, begin, lambda: None if opened.gone else function(), done)
@@ -204,15 +280,6 @@ class OpenRequests:
             f"The request waited {limit_s:g} s for its turn (max_queue_s): nothing was made. Try "
             "again when the model has less to do.",
         )
-
-    def limit_media(self, full: bool) -> None:
-        """Begin to decode no further media while ``full``: those that are decoded already take as
-        much memory as they may. Whoever sets this lets it go by itself: no request that holds media
-        may wait for the media thread."""
-        if full:
-            self._media.pause(_FULL)
-        else:
-            self._media.resume(_FULL)
 
     def send(self, router: bytes, message: Any) -> None:
         """Send a message. A router that can't be reached loses all its requests."""
@@ -236,6 +303,8 @@ class OpenRequests:
         """Take a request out of the table."""
         opened.gone = True
         del self._open[opened.router, opened.request.stream_id]
+        self.drop_files(opened)
+        self.hold(opened, 0)
         opened.release()
 
     def cancel(self, router: bytes, stream_id: int) -> None:
@@ -295,5 +364,5 @@ class OpenRequests:
         )
 
 
-def _nothing() -> None:
-    """Decoding is not reported to the router: it can't end the worker."""
+def _size(blobs: Sequence[bytes]) -> int:
+    return sum(map(len, blobs))

@@ -34,8 +34,6 @@ class RouterOutputs:
 class Outgoing:
     """The parts by router. A router without a part gets no message."""
 
-    __slots__ = ("_by_router",)
-
     def __init__(self) -> None:
         self._by_router: dict[bytes, RouterOutputs] = {}
 
@@ -53,13 +51,7 @@ class Outgoing:
             for some in before:
                 send(router, Outputs(some))
             send(
-                router,
-                Outputs(
-                    deltas,
-                    tuple(part.ended),
-                    tuple(part.finished),
-                    tuple(part.failed),
-                ),
+                router, Outputs(deltas, tuple(part.ended), tuple(part.finished), tuple(part.failed))
             )
 
 

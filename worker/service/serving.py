@@ -45,11 +45,12 @@ class Serving:
         send: Callable[[bytes, Any], bool],
         became_idle: Callable[[], None],
     ) -> None:
-        self.open = OpenRequests(spec, prompts, media, checks, in_flight, send, became_idle)
-        self._generations = Generations(
-            spec, engine, thread, self.open, decoder, counts, idle_clock
+        needs = engine.facts.media
+        self.open = OpenRequests(
+            spec, prompts, media, checks, decoder, needs, in_flight, send, became_idle
         )
-        self._tasks = Tasks(engine, thread, self.open, decoder, counts, idle_clock)
+        self._generations = Generations(spec, engine, thread, self.open, counts, idle_clock)
+        self._tasks = Tasks(engine, thread, self.open, counts, idle_clock)
         thread.report_to(self._generations.deliver, self._tasks.computed)
         idle_clock.loaded(time.monotonic())
 

@@ -50,8 +50,6 @@ class Stream:
     end. A stream knows no socket and no engine.
     """
 
-    __slots__ = ("_credit_deltas", "_stream_id", "_waiting")
-
     def __init__(self, stream_id: int, credit_deltas: int) -> None:
         self._stream_id = stream_id
         self._credit_deltas = credit_deltas
@@ -105,8 +103,6 @@ class Ranking:
     ones the first wins. They get new numbers, from 0 for the best.
     """
 
-    __slots__ = ("_best_of", "_ended", "_n", "_pieces")
-
     def __init__(self, n: int, best_of: int) -> None:
         self._n = n
         self._best_of = best_of
@@ -122,12 +118,12 @@ class Ranking:
         self._ended.append(output)
         if len(self._ended) < self._best_of:
             return ()
-        best = sorted(self._ended, key=lambda end: (-_mean(end), end.index))[: self._n]
+        best = sorted(self._ended, key=lambda end: (-_mean(end), end.choice))[: self._n]
         going: list[Delta | ChoiceFinished] = []
         for place, end in enumerate(best):
-            pieces = self._pieces.get(end.index, [])
+            pieces = self._pieces.get(end.choice, [])
             going += [replace(piece, index=place) for piece in pieces]
-            going.append(end._replace(index=place))
+            going.append(end._replace(choice=place))
         return going
 
 

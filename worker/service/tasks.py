@@ -7,7 +7,6 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 import structlog
 
@@ -24,29 +23,13 @@ from lmx.protocol.messages.tasks import (
 )
 from lmx.worker.engine.interfaces import Engine
 from lmx.worker.engine.values import TaskPiece, TaskPlan
-from lmx.worker.media.check import check_media
-from lmx.worker.media.decoder import MediaDecoder
-from lmx.worker.media.values import Media, Sound
-from lmx.worker.scheduling.out_of_memory import is_out_of_memory
+from lmx.worker.media.values import Sound
+from lmx.worker.scheduling.engine_errors import is_out_of_memory
 from lmx.worker.scheduling.thread import EngineThread, PieceResult
-from lmx.worker.service.admission import IdleClock, LifetimeCounts, Refusal
+from lmx.worker.service.admission import IdleClock, LifetimeCounts
 from lmx.worker.service.open_requests import OpenRequest, OpenRequests
 
 log = structlog.get_logger()
-
-_MAX_BLOB_BYTES: Final = 512 << 20
-"""How many bytes of media wait to be decoded, for all tasks together."""
-
-_MAX_HELD_BYTES: Final = 512 << 20
-"""How much decoded media of all tasks take before no further ones are decoded: more than two hours
-of sound."""
-
-_TOO_MUCH: Final = Refusal(
-    ErrorCode.QUEUE_FULL,
-    f"The images, sounds and videos that wait for this model take {_MAX_BLOB_BYTES >> 20} MiB: "
-    "try again later.",
-    2.0,
-)
 
 
 @dataclass(slots=True, eq=False)
@@ -65,12 +48,6 @@ class OpenTask(OpenRequest):
     """Whether the model was found to be able to do it."""
     computing: bool = False
     """Whether a piece of it is on the engine thread."""
-    blobs: Sequence[bytes] = ()
-    """The bytes of its media, until they are decoded."""
-    media: Sequence[Media] = ()
-    """What they are once they are decoded, until the plan is made."""
-    held_bytes: int = 0
-    """What its plan keeps of its media."""
 
     def turn_came(self) -> None:
         """Begin its deadline: what others took before its turn does not count."""
@@ -101,14 +78,10 @@ class Tasks:
         engine: Engine,
         thread: EngineThread,
         open_requests: OpenRequests,
-        decoder: MediaDecoder,
         counts: LifetimeCounts,
         idle_clock: IdleClock,
     ) -> None:
         self._engine = engine
-        self._decoder = decoder
-        self._blob_bytes = 0
-        self._held_bytes = 0
         self._thread = thread
         self._open = open_requests
         self._counts = counts
@@ -118,22 +91,17 @@ class Tasks:
 
     def submit(self, router: bytes, request: Task, blobs: Sequence[bytes] = ()) -> None:
         """Begin a task, or refuse it. ``blobs`` are the bytes of its media."""
-        if not self._open.admits(router, request, self._thread.rows):
-            return
-        blob_bytes = sum(map(len, blobs))
-        if blob_bytes and self._blob_bytes + blob_bytes > _MAX_BLOB_BYTES:
-            self._open.send(router, _TOO_MUCH.message_for(request.stream_id))
+        if not self._open.admits(router, request, blobs, self._thread.rows):
             return
         task_id = next(self._ids)
         task = self._by_id[task_id] = OpenTask(router, request, self, task_id)
         self._counts.requests += 1
-        self._blob_bytes += blob_bytes
-        task.blobs = blobs
         self._open.begin(
             task,
             lambda: self._plan(task),
             lambda future: self._planned(task, future),
-            (lambda: self._decode(task)) if self._needs_media(request) else None,
+            blobs,
+            decodes=self._needs_media(request),
         )
 
     def computed(self, task_id: int, result: PieceResult) -> None:
@@ -159,8 +127,6 @@ class Tasks:
             task.deadline.cancel()
         del self._by_id[task.task_id]
         task.pieces = iter(())
-        self._drop_blobs(task)
-        self._count_held(task, 0)
         if task.planned:
             self._note_use(task.request)
         if task.computing:
@@ -180,15 +146,6 @@ class Tasks:
             case _:
                 return False
 
-    def _decode(self, task: OpenTask) -> int:
-        # This runs on the media thread.
-        assert isinstance(task.request, Tokenize | Transcribe)
-        items, needs = task.request.media, self._engine.facts.media
-        check_media(items, needs)
-        if needs is not None:
-            task.media = self._decoder.decode(items, task.blobs, needs)
-        return sum(one.size_bytes for one in task.media)
-
     def _plan(self, task: OpenTask) -> TaskPlan | TaskReply:
         # This runs on the prompt thread.
         request, transcriber = task.request, self._engine.transcriber
@@ -199,16 +156,6 @@ class Tasks:
             return transcriber.transcribe(request, sound)
         return self._engine.tasks.plan(request, media)
 
-    def _drop_blobs(self, task: OpenTask) -> None:
-        self._blob_bytes -= sum(map(len, task.blobs))
-        task.blobs = task.media = ()
-
-    def _count_held(self, task: OpenTask, size_bytes: int) -> None:
-        if size_bytes != task.held_bytes:
-            self._held_bytes += size_bytes - task.held_bytes
-            task.held_bytes = size_bytes
-            self._open.limit_media(self._held_bytes >= _MAX_HELD_BYTES)
-
     def _planned(self, task: OpenTask, future: asyncio.Future[TaskPlan | TaskReply | None]) -> None:
         error = future.exception()
         if not task.gone:
@@ -216,8 +163,8 @@ class Tasks:
                 task.planned = True
                 if isinstance(plan, TaskPlan):
                     task.pieces, task.prompt_tokens = iter(plan.pieces), plan.prompt_tokens
-                    self._drop_blobs(task)
-                    self._count_held(task, plan.held_bytes)
+                    self._open.drop_files(task)
+                    self._open.hold(task, plan.held_bytes)
                     self._advance(task)
                 else:
                     self._end(task, plan)

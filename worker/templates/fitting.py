@@ -148,18 +148,6 @@ def _calls(message: Message) -> Sequence[Mapping[str, Any]]:
     return calls
 
 
-def _has_developer(messages: Sequence[Message]) -> bool:
-    return any(message["role"] == "developer" for message in messages)
-
-
-def _has_later_system(messages: Sequence[Message]) -> bool:
-    return any(m["role"] == "system" for m in messages[_leading_systems(messages) :])
-
-
-def _has_only_systems(messages: Sequence[Message]) -> bool:
-    return bool(messages) and _opening(messages) is None
-
-
 def _begins_with_answer(messages: Sequence[Message]) -> bool:
     opening = _opening(messages)
     return opening is not None and opening["role"] == "assistant" and not _calls(opening)
@@ -169,10 +157,6 @@ def _begins_with_call(messages: Sequence[Message]) -> bool:
     """Whether the conversation begins in the middle of a tool's use: a client has compacted it."""
     opening = _opening(messages)
     return opening is not None and (opening["role"] == "tool" or bool(_calls(opening)))
-
-
-def _has_calls(messages: Sequence[Message]) -> bool:
-    return any(map(_calls, messages))
 
 
 def _calls_several(message: Message) -> bool:
@@ -187,27 +171,11 @@ def _is_broken(call: Mapping[str, Any]) -> bool:
     return not isinstance(call["function"].get("arguments", {}), Mapping)
 
 
-def _has_text_with_call(messages: Sequence[Message]) -> bool:
-    return any(_calls(message) and message["content"] for message in messages)
-
-
 def _are_neighbours(one: Message, other: Message) -> bool:
     """Whether both could be one turn. Turns with calls stay what they are."""
     if one["role"] == other["role"] == "assistant":
         return not _calls(one) and not _calls(other)
     return bool(one["role"] == other["role"] == "user")
-
-
-def _has_neighbours(messages: Sequence[Message]) -> bool:
-    return any(map(_are_neighbours, messages, messages[1:]))
-
-
-def _has_text_after_result(messages: Sequence[Message]) -> bool:
-    return ("tool", "user") in itertools.pairwise(message["role"] for message in messages)
-
-
-def _ends_with_result(messages: Sequence[Message]) -> bool:
-    return _role(messages, -1) == "tool" and _role(messages, 0) == "system"
 
 
 # What is done about it.
@@ -397,14 +365,14 @@ _RESULT: Final = f"{RESULT_WORD}lmxcall00"
 SHAPES: Final[tuple[Shape, ...]] = (
     Shape(
         "developer",
-        _has_developer,
+        lambda messages: any(message["role"] == "developer" for message in messages),
         ({"role": "developer", "content": SYSTEM_WORD}, _USER),
         (SYSTEM_WORD, USER_WORD),
         (_developer_as_system,),
     ),
     Shape(
         "calls",
-        _has_calls,
+        lambda messages: any(map(_calls, messages)),
         (_USER, *_turn(_CALL)),
         (USER_WORD, CALL_WORD, _RESULT),
         (with_text_arguments, with_calls_as_text, _as_text(lambda message: True)),
@@ -428,7 +396,7 @@ SHAPES: Final[tuple[Shape, ...]] = (
     ),
     Shape(
         "text_with_call",
-        _has_text_with_call,
+        lambda messages: any(_calls(m) and m["content"] for m in messages),
         (_USER, *_turn(_CALL, content=ANSWER_WORD)),
         (USER_WORD, ANSWER_WORD, CALL_WORD, _RESULT),
         (_with_text_before_call,),
@@ -443,12 +411,18 @@ SHAPES: Final[tuple[Shape, ...]] = (
     ),
     Shape(
         "later_system",
-        _has_later_system,
+        lambda messages: any(m["role"] == "system" for m in messages[_leading_systems(messages) :]),
         (_SYSTEM, _USER, _ANSWER, {"role": "system", "content": LATER_WORD}, _USER),
         (SYSTEM_WORD, USER_WORD, ANSWER_WORD, LATER_WORD),
         (_later_system_as_user,),
     ),
-    Shape("only_systems", _has_only_systems, (_SYSTEM,), (SYSTEM_WORD,), (_begun_by_user,)),
+    Shape(
+        "only_systems",
+        lambda messages: bool(messages) and _opening(messages) is None,
+        (_SYSTEM,),
+        (SYSTEM_WORD,),
+        (_begun_by_user,),
+    ),
     Shape(
         "answer_first",
         _begins_with_answer,
@@ -466,7 +440,7 @@ SHAPES: Final[tuple[Shape, ...]] = (
     ),
     Shape(
         "text_after_result",
-        _has_text_after_result,
+        lambda messages: ("tool", "user") in itertools.pairwise(m["role"] for m in messages),
         (_USER, *_turn(_CALL), _LATER),
         (USER_WORD, CALL_WORD, _RESULT, LATER_WORD),
         (_with_text_in_result,),
@@ -474,7 +448,7 @@ SHAPES: Final[tuple[Shape, ...]] = (
     ),
     Shape(
         "neighbours",
-        _has_neighbours,
+        lambda messages: any(map(_are_neighbours, messages, messages[1:])),
         (_USER, _LATER),
         (USER_WORD, LATER_WORD),
         (_with_neighbours_joined,),
@@ -488,7 +462,7 @@ SHAPES: Final[tuple[Shape, ...]] = (
     ),
     Shape(
         "ends_with_result",
-        _ends_with_result,
+        lambda messages: _role(messages, -1) == "tool" and _role(messages, 0) == "system",
         (_SYSTEM, _USER, *_turn(_CALL)),
         (SYSTEM_WORD, USER_WORD, CALL_WORD, _RESULT),
         (_system_in_user,),

@@ -12,12 +12,7 @@ import socket
 import sys
 from typing import Final
 
-from lmx.worker.isolation.confine import (
-    end_after,
-    ignore_terminal,
-    limit_memory,
-    read_exactly,
-)
+from lmx.worker.isolation.confine import end_after, ignore_terminal, limit_memory, read_exactly
 from lmx.worker.templates.environment import render
 from lmx.worker.templates.render_wire import (
     REPLY_HEAD,

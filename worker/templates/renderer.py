@@ -50,25 +50,15 @@ class RenderingEndedError(Exception):
     continues a sentence that begins with "The template"."""
 
 
-class Renderer:
+class Renderer(ChildProcess):
     """Renders one template at a time, for one thread. It has at most one process, which ends with
     this process."""
 
     def __init__(self, timeout_s: float, max_memory_bytes: int = MAX_BYTES) -> None:
         self._timeout_s = timeout_s
-        self._max_memory_bytes = max_memory_bytes
-        self._child = ChildProcess(
+        super().__init__(
             "lmx.worker.templates.render_main", (str(max_memory_bytes),), max_memory_bytes
         )
-
-    @property
-    def pid(self) -> int | None:
-        """The process that renders; None if it is not running."""
-        return self._child.pid
-
-    def start(self) -> None:
-        """Start the process, unless it runs. Doesn't wait for it. Raises ``OSError``."""
-        self._child.start()
 
     def render(self, source: str, variables: Mapping[str, Any], max_bytes: int) -> str:
         """Return the text that a template makes, at most ``max_bytes`` of UTF-8.
@@ -87,7 +77,7 @@ class Renderer:
         except ValueError as error:
             raise TemplateRefusedError("one of its numbers has too many digits") from error
         try:
-            outcome, data = self._exchange(payload)
+            outcome, data = self._send(payload)
         except RenderingEndedError as error:
             log.warning("template.ended", reason=f"it {error}")
             raise
@@ -104,15 +94,7 @@ class Renderer:
                 log.warning("template.ended", reason="it took too much memory")
                 raise self._too_large()
 
-    def kill(self) -> None:
-        """End the process for good, from any thread. A rendering that is under way fails."""
-        self._child.kill()
-
-    def close(self) -> None:
-        """End the process, whatever it does, and wait for its end."""
-        self._child.close()
-
-    def _exchange(self, payload: bytes) -> tuple[Outcome, bytes]:
+    def _send(self, payload: bytes) -> tuple[Outcome, bytes]:
         def talk(exchange: Exchange) -> tuple[Outcome, bytes]:
             exchange.send(REQUEST_HEAD.pack(len(payload)))
             exchange.send(payload)
@@ -120,7 +102,7 @@ class Renderer:
             return Outcome(outcome), bytes(exchange.read(length))
 
         try:
-            return self._child.ask(self._timeout_s, talk)
+            return self.ask(self._timeout_s, talk)
         except ChildTimeoutError as error:
             raise self._too_slow() from error
         except ChildMemoryError as error:

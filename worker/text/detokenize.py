@@ -27,13 +27,8 @@ class ByteDetokenizer:
     character that they begin is a part of it.
     """
 
-    __slots__ = ("_decode", "_skip", "_token_bytes")
-
     def __init__(
-        self,
-        token_bytes: Mapping[int, bytes],
-        skip: frozenset[int],
-        after: Sequence[int] = (),
+        self, token_bytes: Mapping[int, bytes], skip: frozenset[int], after: Sequence[int] = ()
     ) -> None:
         self._token_bytes = token_bytes
         self._skip = skip
@@ -62,14 +57,7 @@ class IncrementalDetokenizer:
     are no part of the text.
     """
 
-    __slots__ = ("_context", "_context_text", "_decode", "_new", "_skip")
-
-    def __init__(
-        self,
-        decode: Decode,
-        skip: frozenset[int],
-        after: Sequence[int] = (),
-    ) -> None:
+    def __init__(self, decode: Decode, skip: frozenset[int], after: Sequence[int] = ()) -> None:
         self._decode = decode
         self._skip = skip
         self._context = [token for token in after if token not in skip]

@@ -29,8 +29,6 @@ class TextFeed:
     cut. After ``mark`` the text that is read is kept; ``marked`` returns it.
     """
 
-    __slots__ = ("_at", "_mark", "_text", "ended")
-
     def __init__(self) -> None:
         self._text = ""
         self._at = 0
@@ -187,8 +185,6 @@ class PartSink:
     everything after the first call is dropped.
     """
 
-    __slots__ = ("_dropping", "_index", "_parallel", "_parts", "kind", "names", "tools", "write")
-
     def __init__(self, tools: Sequence[Mapping[str, Any]], parallel: bool) -> None:
         self._parallel = parallel
         self._dropping = False
@@ -263,7 +259,4 @@ def _plain(tool: Mapping[str, Any]) -> dict[str, Any]:
     parameters = dict(function.get("parameters") or {})
     properties = parameters.get("properties")
     parameters["properties"] = dict(properties) if isinstance(properties, dict) else {}
-    return {
-        "type": "function",
-        "function": {"name": function["name"], "parameters": parameters},
-    }
+    return {"type": "function", "function": {"name": function["name"], "parameters": parameters}}

@@ -11,10 +11,7 @@ from typing import Any, Final
 
 from lmx.worker.text.feed import Steps, TextFeed, discard
 
-_PLAIN: Final = {
-    '"': re.compile(r'[^"\\\x00-\x1f]+'),
-    "'": re.compile(r"""[^"'\\\x00-\x1f]+"""),
-}
+_PLAIN: Final = {'"': re.compile(r'[^"\\\x00-\x1f]+'), "'": re.compile(r"""[^"'\\\x00-\x1f]+""")}
 _SPACE: Final = re.compile(r"[ \t\r\n]+")
 _WORD: Final = re.compile(r"[-+.0-9A-Za-z]+")
 _VALID_WORD: Final = re.compile(r"true|false|null|-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?")
@@ -58,9 +55,6 @@ class JsonScanner:
     What was passed on and :attr:`closing` together are JSON, at any time after the first character:
     a separator and a key are held back until their value begins.
     """
-
-    __slots__ = ("_held", "_in_key", "_quote", "_spaces", "_stack", "_state", "_word", "done",
-                 "failed")  # fmt: skip
 
     def __init__(self) -> None:
         self._state = _State.VALUE

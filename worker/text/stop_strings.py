@@ -13,8 +13,6 @@ class StopMatcher:
     no matcher of regular expressions.
     """
 
-    __slots__ = ("_held", "_include", "_stops", "matched")
-
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
         self._stops = tuple(stop for stop in stops if stop)
         self._include = include

@@ -14,7 +14,7 @@ from lmx.protocol.messages.data import Delta
 from lmx.router.rendering.logprobs import TextLogprobs, text_lists
 from lmx.worker.engine.values import PrefillFinished, SequenceRequest, SequenceSampling, TokenScores
 from lmx.worker.mlx.model.token_text import TokenText
-from lmx.worker.scheduling.batch import begin_answer, echo_prompt
+from lmx.worker.scheduling.batch import begin_choice, echo_prompt
 from lmx.worker.scheduling.requests import EngineRequest, TextRules
 
 ASKED = "<|im_start|>user\nWie heißt du? 🌍<|im_end|>\n<|im_start|>assistant\n"
@@ -41,7 +41,7 @@ def echoed(
     rules = TextRules(end, logprobs=True, echo=True, prompt=prompt)
     row = SequenceRequest(1, tokens, 99, SequenceSampling(0.0), prompt_logprobs=0)
     job = EngineRequest(1, "req", (row,), rules, 1, 0.0)
-    made = begin_answer(engine, job, 0)
+    made = begin_choice(engine, job, 0)
     out: list[Any] = []
     scores = TokenScores(-0.5, ())
     echo_prompt(engine, job, made, PrefillFinished(1, 0, [scores] * (len(tokens) - 1)), out)

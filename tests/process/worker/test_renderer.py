@@ -83,7 +83,7 @@ def test_the_worker_looks_after_the_memory_where_the_system_does_not() -> None:
     try:
         small.render("x", {}, AMPLE_BYTES)
         # The process keeps the limit that it was started with.
-        small._max_memory_bytes = small._child._max_memory_bytes = 60 << 20
+        small._max_memory_bytes = 60 << 20
         with pytest.raises(RenderingEndedError, match="60 MiB of memory"):
             small.render(GROWING, {}, AMPLE_BYTES)
     finally:

@@ -15,7 +15,7 @@ from importlib.metadata import version
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from lmx.worker.formats import registry
+from lmx.worker.formats.forms import library
 
 _TOOLS = "mlx_vlm.tools."
 
@@ -69,7 +69,7 @@ BODY = "router/http/bodies/json_body.py"
 CONNECTIONS = "router/server/connections.py"
 API_PAGE = "router/operators/pages/api_page.py"
 GRAMMAR = "worker/constraints/grammar.py"
-REGISTRY = "worker/formats/registry.py"
+REGISTRY = "worker/formats/forms/library.py"
 VOCABULARY = "worker/constraints/vocabulary.py"
 SPEECH = "worker/mlx/speech/decoder.py"
 SPEECH_LOAD = "worker/mlx/speech/load.py"
@@ -582,7 +582,7 @@ def said(library: str, where: str, files: Sequence[str], use: str) -> str:
 def _module(name: str) -> ModuleType:
     # Importing the package of these needs fastapi, which lmx does not install.
     if name.startswith(_TOOLS):
-        return registry._load(name.removeprefix(_TOOLS).replace(".", "/"))
+        return library._load(name.removeprefix(_TOOLS).replace(".", "/"))
     if name == "aiohttp.web_protocol":
         # lmx replaces a method in the whole process: what counts is the library's own.
         spec = importlib.util.find_spec(name)

@@ -7,14 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from lmx.protocol.states import DeltaKind
-from lmx.worker.formats.family import (
-    AnswerForm,
-    CallGrammar,
-    Family,
-    Rules,
-    SpecialTokens,
-    Tool,
-)
+from lmx.worker.formats.family import AnswerForm, CallGrammar, Family, Rules, SpecialTokens, Tool
 from lmx.worker.formats.forms.json import json_arguments, read_arguments
 from lmx.worker.schemas.grammar import quoted
 from lmx.worker.templates.history import HistoryForm
@@ -73,11 +66,9 @@ def _read_message(feed: TextFeed, sink: PartSink) -> Steps[None]:
     is_thought = channels[-1:] == ["analysis"]
     sink.kind = DeltaKind.REASONING if is_thought else DeltaKind.CONTENT
     # A second header in a message begins another one.
-    marker = yield from feed.until(
-        (*_ENDS, CHANNEL), sink.reasoning if is_thought else sink.content
-    )
-    if marker == CHANNEL:
-        feed.unread(len(marker))
+    end = yield from feed.until((*_ENDS, CHANNEL), sink.reasoning if is_thought else sink.content)
+    if end == CHANNEL:
+        feed.unread(len(end))
 
 
 def _read_call(feed: TextFeed, sink: PartSink, name: str) -> Steps[None]:

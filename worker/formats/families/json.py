@@ -18,7 +18,6 @@ from lmx.worker.formats.family import (
     Tool,
     UnmarkedForm,
 )
-from lmx.worker.formats.forms.bare import read_bare_calls
 from lmx.worker.formats.forms.json import (
     CallKeys,
     json_arguments,
@@ -28,6 +27,7 @@ from lmx.worker.formats.forms.json import (
     read_json_calls,
     read_key,
 )
+from lmx.worker.formats.forms.python import read_bare_calls
 from lmx.worker.formats.forms.section import SectionForm, read_section_calls, unread
 from lmx.worker.templates.history import HistoryForm
 from lmx.worker.text.feed import PartSink, Steps, TextFeed, discard
@@ -50,7 +50,6 @@ JSON_TOOLS: Final = Family(
     grammar=JSON_CALLS,
     read_bare=read_bare_calls,
 )
-
 
 # Apertus: an array of objects, each with the function's name as its only key. Source: its chat
 # template, and the parsers that servers have for it.
@@ -91,7 +90,6 @@ _APERTUS: Final = Family(
     template_markers=(("<|tools_prefix|>",),),
 )
 
-
 # Cohere's Command models: an array of calls between two tokens.
 
 
@@ -115,17 +113,12 @@ _COHERE2_MOE: Final = Family(
         ),
     ),
     grammar=CallGrammar(
-        _cohere_call,
-        open="<|START_ACTION|>[\n    ",
-        between=",\n    ",
-        close="\n]<|END_ACTION|>",
+        _cohere_call, open="<|START_ACTION|>[\n    ", between=",\n    ", close="\n]<|END_ACTION|>"
     ),
 )
 
-
 # DeepSeek V3, R1-0528 and V3.1: a section of calls, in which the older ones fence the arguments.
 # Each is read with the form of the other too. Source: their chat templates. V3.2 writes tags.
-
 _DEEPSEEK_START: Final = "<｜tool▁calls▁begin｜>"
 _DEEPSEEK: Final = SectionForm(
     end="<｜tool▁calls▁end｜>",
@@ -172,9 +165,7 @@ _DEEPSEEK_V31: Final = Family(
     template_markers=((_DEEPSEEK_START,),),
 )
 
-
 # GigaChat 3: a message of the role ``function call`` with one call. Source: its chat template.
-
 _GIGACHAT: Final = Family(
     name="gigachat",
     calls=(CallForm("function call<|role_sep|>", "", partial(read_json_calls, end="")),),
@@ -185,7 +176,6 @@ _GIGACHAT: Final = Family(
     read_bare=read_bare_calls,
     template_markers=(("function call", "<|role_sep|>"),),
 )
-
 
 # GLM-4-9B and GLM-4-0414: an answer begins with the name on a line, and a JSON object. Source:
 # their chat templates, which show a call so. GLM 4.5 and later write tags.
@@ -212,10 +202,8 @@ _GLM4: Final = Family(
     template_markers=(("[gMASK]", "metadata"),),
 )
 
-
 # Hunyuan's dense models: a section of calls whose arguments are fenced. A13B writes an array, as
 # Jamba does, and templates don't always show which of them it is. Source: their chat templates.
-
 _HUNYUAN_SECTION: Final = SectionForm("</tool_calls>", "<tool_call>", "</tool_call>")
 
 
@@ -248,9 +236,7 @@ _JAMBA: Final = Family(
     template_markers=(("<tool_calls>",),),
 )
 
-
 # InternLM 2.5 and 3: an object for a plugin, between tokens. Source: their chat templates.
-
 _INTERNLM: Final = Family(
     name="internlm",
     calls=(
@@ -270,10 +256,8 @@ _INTERNLM: Final = Family(
     template_markers=(("<|action_start|>",),),
 )
 
-
 # Kimi K2: a section of calls, each with its name and its number in a header. Models write the
 # section's markers in the singular now and then.
-
 _KIMI_CALL: Final = "<|tool_call_begin|>"
 _KIMI_ARGUMENTS: Final = "<|tool_call_argument_begin|>"
 _KIMI_CALL_END: Final = "<|tool_call_end|>"
@@ -333,10 +317,8 @@ _KIMI_K2: Final = Family(
     history=HistoryForm(call_id=_kimi_id),
 )
 
-
 # Llama 3.1 to 3.3: an answer is one call as a JSON object, without a marker. Source: their chat
 # templates, which ask for this form, and refuse a second call in a message.
-
 _LLAMA3: Final = Family(
     name="llama3_json",
     # The second is the form that Llama 3.1's documentation gives for tools of one's own.
@@ -352,7 +334,6 @@ _LLAMA3: Final = Family(
     ),
     template_markers=(("<|python_tag|>",), ("dictionary of argument name and its value",)),
 )
-
 
 # Mistral: ``[TOOL_CALLS]name[ARGS]{...}``; one array of calls with the tokenizers before v11.
 
@@ -395,7 +376,6 @@ _MISTRAL: Final = Family(
     history=HistoryForm(call_id=_mistral_id),
 )
 
-
 # One array of calls between two markers. Sources: the chat templates of Nemotron (Nano v2, Super
 # v1.5) and Granite 3 (Granite 4 writes JSON_TOOLS), the tokenizer and the model card of Phi-4-mini.
 
@@ -424,7 +404,6 @@ _PHI4: Final = _array(
     # What the model writes without its tokens.
     others=(json_array("functools", "")[0],),
 )
-
 
 JSON_FAMILIES: Final = (
     JSON_TOOLS,

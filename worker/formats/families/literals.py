@@ -7,9 +7,8 @@ from functools import partial
 from typing import Final
 
 from lmx.worker.formats.family import CallForm, CallGrammar, Family
-from lmx.worker.formats.forms.bare import read_bare_calls
 from lmx.worker.formats.forms.braces import BraceForm, brace_call, read_brace_call
-from lmx.worker.formats.forms.python import python_call, read_python_calls
+from lmx.worker.formats.forms.python import python_call, read_bare_calls, read_python_calls
 
 # Gemma 4 and FunctionGemma: the same form with different markers. Source: Google's documentation of
 # FunctionGemma's formatting.
@@ -32,11 +31,8 @@ _FUNCTIONGEMMA: Final = Family(
 
 _GEMMA4_FORM: Final = BraceForm(start="<|tool_call>", end="<tool_call|>", quote='<|"|>')
 _GEMMA4: Final = Family(
-    name="gemma4",
-    calls=_brace_calls(_GEMMA4_FORM),
-    grammar=CallGrammar(brace_call(_GEMMA4_FORM)),
+    name="gemma4", calls=_brace_calls(_GEMMA4_FORM), grammar=CallGrammar(brace_call(_GEMMA4_FORM))
 )
-
 
 # Calls in Python. Llama 4 writes a list of them, between two tokens or bare (source: Meta's
 # prompt format, and its chat template); LFM2 a list between two tokens ("pythonic" to mlx-vlm);

@@ -15,8 +15,7 @@ from lmx.worker.formats.families.json import JSON_FAMILIES, JSON_TOOLS
 from lmx.worker.formats.families.literals import LITERAL_FAMILIES
 from lmx.worker.formats.families.tags import TAG_FAMILIES
 from lmx.worker.formats.family import CallForm, Family
-from lmx.worker.formats.forms.block import read_block
-from lmx.worker.formats.registry import family_parser, family_registry
+from lmx.worker.formats.forms.library import family_parser, family_registry, read_block
 
 log = structlog.get_logger()
 

@@ -7,64 +7,53 @@ from functools import partial
 from typing import Final
 
 from lmx.worker.formats.family import CallForm, CallGrammar, Family
-from lmx.worker.formats.forms.bare import read_bare_calls
-from lmx.worker.formats.forms.block import read_block
+from lmx.worker.formats.forms.library import read_block
+from lmx.worker.formats.forms.python import read_bare_calls
 from lmx.worker.formats.forms.tags import XmlForm, tagged_call, xml_calls
 
-# Muse ("ATEM"): ``<atem:invoke>`` with a tag for each argument.
 
-_ATEM_FORM: Final = XmlForm(
-    end="</atem:function_calls>",
-    function="<atem:invoke name=",
-    name_end=">",
-    parameter="<atem:parameter name=",
-    key_end=(">",),
-    parameter_end="</atem:parameter>",
-    function_end="</atem:invoke>",
-    strip=False,
+def _named_tags(
+    function: str, parameter: str, end: str, *, strip: bool, typed: bool = False
+) -> XmlForm:
+    """Return the form in which functions and parameters are tags with a name: ``<invoke name=``."""
+    return XmlForm(
+        end=end,
+        function=f"<{function} name=",
+        name_end=">",
+        parameter=f"<{parameter} name=",
+        key_end=(">",),
+        parameter_end=f"</{parameter}>",
+        function_end=f"</{function}>",
+        strip=strip,
+        typed=typed,
+    )
+
+
+# Muse ("ATEM"): ``<atem:invoke>`` with a tag for each argument.
+_ATEM_FORM: Final = _named_tags(
+    "atem:invoke", "atem:parameter", "</atem:function_calls>", strip=False
 )
 _ATEM: Final = Family(
     name="atem",
     calls=xml_calls("<atem:function_calls>", _ATEM_FORM),
     grammar=CallGrammar(
-        tagged_call(
-            '<atem:invoke name="{}">',
-            _ATEM_FORM.argument('<atem:parameter name="{}">', "</atem:parameter>", any_json=True),
-            "</atem:invoke>",
-        ),
+        _ATEM_FORM.call('"{}">', '"{}">', any_json=True),
         open="<atem:function_calls>",
         close=_ATEM_FORM.end,
     ),
 )
 
-
 # DeepSeek V3.2 and V4: tags that show whether a value is text or JSON ("DSML"). Each reads the
 # other's marker of a section too. Source: the encoding that DeepSeek publishes with V3.2, which has
 # no chat template of its own, and V4's template.
-
-_V32_FORM: Final = XmlForm(
-    end="</｜DSML｜function_calls>",
-    function="<｜DSML｜invoke name=",
-    name_end=">",
-    parameter="<｜DSML｜parameter name=",
-    key_end=(">",),
-    parameter_end="</｜DSML｜parameter>",
-    function_end="</｜DSML｜invoke>",
-    strip=False,
-    typed=True,
+_V32_FORM: Final = _named_tags(
+    "｜DSML｜invoke", "｜DSML｜parameter", "</｜DSML｜function_calls>", strip=False, typed=True
 )
 _V4_FORM: Final = replace(_V32_FORM, end="</｜DSML｜tool_calls>")
 _V32_CALLS: Final = xml_calls("<｜DSML｜function_calls>", _V32_FORM, ("｜DSML｜",))
 _V4_CALLS: Final = xml_calls("<｜DSML｜tool_calls>", _V4_FORM, ("｜DSML｜",))
-_DSML_CALL: Final = tagged_call(
-    '<｜DSML｜invoke name="{}">\n',
-    _V32_FORM.argument(
-        '<｜DSML｜parameter name="{}" string="true">',
-        "</｜DSML｜parameter>\n",
-        open_json='<｜DSML｜parameter name="{}" string="false">',
-        any_json=True,
-    ),
-    "</｜DSML｜invoke>\n",
+_DSML_CALL: Final = _V32_FORM.call(
+    '"{}">\n', '"{}" string="true">', "\n", any_json=True, open_json='"{}" string="false">'
 )
 
 _DEEPSEEK_V32: Final = Family(
@@ -82,7 +71,6 @@ _DEEPSEEK_V4: Final = Family(
     read_bare=read_bare_calls,
     template_markers=(("｜DSML｜", "tool_calls>"),),
 )
-
 
 # GLM 4.5 and later, and LongCat with tags of its own: a tag for each key and for each value.
 
@@ -112,9 +100,7 @@ def _keys_and_values(name: str, prefix: str) -> Family:
 _GLM47: Final = _keys_and_values("glm47", "")
 _LONGCAT: Final = _keys_and_values("longcat", "longcat_")
 
-
 # MiniCPM 5: ``<function name=...><param name=...>``, text in it escaped as in XML.
-
 _MINICPM5: Final = Family(
     name="minicpm5",
     calls=(
@@ -127,36 +113,19 @@ _MINICPM5: Final = Family(
     ),
 )
 
-
 # MiniMax M2: ``<invoke name="..."><parameter name="...">``, several calls in one marker.
-
-_MINIMAX_M2_FORM: Final = XmlForm(
-    end="</minimax:tool_call>",
-    function="<invoke name=",
-    name_end=">",
-    parameter="<parameter name=",
-    key_end=(">",),
-    parameter_end="</parameter>",
-    function_end="</invoke>",
-    strip=True,
-)
+_MINIMAX_M2_FORM: Final = _named_tags("invoke", "parameter", "</minimax:tool_call>", strip=True)
 _MINIMAX_M2: Final = Family(
     name="minimax_m2",
     calls=xml_calls("<minimax:tool_call>", _MINIMAX_M2_FORM),
     grammar=CallGrammar(
-        tagged_call(
-            '<invoke name="{}">\n',
-            _MINIMAX_M2_FORM.argument('<parameter name="{}">', "</parameter>\n"),
-            "</invoke>\n",
-        ),
+        _MINIMAX_M2_FORM.call('"{}">\n', '"{}">', "\n"),
         open="<minimax:tool_call>\n",
         close=_MINIMAX_M2_FORM.end,
     ),
 )
 
-
 # MiniMax M3: a tag of its own for each argument and each member, at any depth.
-
 _MINIMAX_M3_END: Final = "]<]minimax[>[</tool_call>"
 _MINIMAX_M3: Final = Family(
     name="minimax_m3",
@@ -169,11 +138,9 @@ _MINIMAX_M3: Final = Family(
     ),
 )
 
-
 # Qwen3-Coder and Qwen3.5: ``<function=name><parameter=key>value</parameter></function>``. Seed-OSS:
 # the same with a marker of its own, and values without line breaks around them. Source: its chat
 # template.
-
 _QWEN_FORM: Final = XmlForm(
     end="</tool_call>",
     function="<function=",
@@ -213,18 +180,11 @@ _SEED_OSS: Final = Family(
     template_markers=(("<seed:tool_call>",),),
 )
 
-
 # Step 3: tags in a section of calls. Source: the parsers that servers have for it.
-
-_STEP_FORM: Final = XmlForm(
-    end="<｜tool_calls_end｜>",
+_STEP_FORM: Final = replace(
+    _named_tags("steptml:invoke", "steptml:parameter", "<｜tool_calls_end｜>", strip=True),
     function="<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name=",
-    name_end=">",
-    parameter="<steptml:parameter name=",
-    key_end=(">",),
-    parameter_end="</steptml:parameter>",
     function_end="</steptml:invoke><｜tool_call_end｜>",
-    strip=True,
 )
 _STEP3: Final = Family(
     name="step3",
@@ -234,18 +194,11 @@ _STEP3: Final = Family(
         ("<｜tool_call_begin｜>", "<｜tool_sep｜>", "<｜tool_call_end｜>"),
     ),
     grammar=CallGrammar(
-        tagged_call(
-            f'{_STEP_FORM.function}"{{}}">',
-            _STEP_FORM.argument('<steptml:parameter name="{}">', "</steptml:parameter>"),
-            _STEP_FORM.function_end,
-        ),
-        open="<｜tool_calls_begin｜>",
-        close=_STEP_FORM.end,
+        _STEP_FORM.call('"{}">', '"{}">'), open="<｜tool_calls_begin｜>", close=_STEP_FORM.end
     ),
     read_bare=read_bare_calls,
     template_markers=(("steptml",),),
 )
-
 
 TAG_FAMILIES: Final = (
     _ATEM,

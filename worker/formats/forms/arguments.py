@@ -23,38 +23,15 @@ Schema = Mapping[str, Any]
 ANNOTATIONS: Final = frozenset(
     {"description", "title", "$comment", "default", "examples", "deprecated", "readOnly"}
 )
-_OBJECT: Final = ANNOTATIONS | {
-    "type",
-    "properties",
-    "required",
-    "additionalProperties",
-    "$defs",
-    "definitions",
-    "$schema",
-}
+_DEFINITIONS: Final = frozenset({"$defs", "definitions"})
+_MEMBERS: Final = frozenset({"properties", "required", "additionalProperties"})
+_OBJECT: Final = ANNOTATIONS | _DEFINITIONS | _MEMBERS | {"type", "$schema"}
 _TEXT: Final = ANNOTATIONS | {"type", "enum", "const", "minLength", "maxLength"}
 # Keywords that add no values of another type.
-NARROWING: Final = ANNOTATIONS | {
-    "type",
-    "enum",
-    "minimum",
-    "maximum",
-    "exclusiveMinimum",
-    "exclusiveMaximum",
-    "multipleOf",
-    "minLength",
-    "maxLength",
-    "pattern",
-    "format",
-    "items",
-    "minItems",
-    "maxItems",
-    "properties",
-    "required",
-    "additionalProperties",
-    "$defs",
-    "definitions",
-}
+NARROWING: Final = (ANNOTATIONS | _DEFINITIONS | _MEMBERS).union(
+    ("type", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    ("minLength", "maxLength", "pattern", "format", "items", "minItems", "maxItems"),
+)
 # Without an exponent: a family's parser takes 1e999 for infinity.
 PLAIN_NUMBER: Final = "/-?(0|[1-9][0-9]{0,14})(\\.[0-9]{1,15})?/"
 
@@ -177,7 +154,7 @@ def _any_text(schema: Schema) -> bool:
         named = [kind] if isinstance(kind, str) else kind
         return "string" in named and is_bare(schema)
     options = schema.get("anyOf") or ()
-    bare = schema.keys() - ANNOTATIONS - {"$defs", "definitions"} == {"anyOf"}
+    bare = schema.keys() - ANNOTATIONS - _DEFINITIONS == {"anyOf"}
     return bare and any(isinstance(one, dict) and _any_text(one) for one in options)
 
 
@@ -212,7 +189,7 @@ def text_value(
     rules: Rules, schema: Schema, form: TagForm, text: Callable[[str], str]
 ) -> str | None:
     """Return a string without quotes, and the text that closes it."""
-    if not (_TEXT | {"$defs", "definitions"}).issuperset(schema):
+    if not (_TEXT | _DEFINITIONS).issuperset(schema):
         return None
     choices = [schema["const"]] if "const" in schema else schema.get("enum")
     if choices is not None:
@@ -253,7 +230,7 @@ def _sayable(choices: Any, form: TagForm) -> bool:
 
 def is_bare(schema: Schema) -> bool:
     """Return whether a schema restricts only the type."""
-    return schema.keys() - ANNOTATIONS - {"$defs", "definitions"} == {"type"}
+    return schema.keys() - ANNOTATIONS - _DEFINITIONS == {"type"}
 
 
 def separated(rules: Rules, items: Sequence[tuple[str, bool]], separator: str) -> str:

@@ -77,8 +77,6 @@ class _Values:
     """Reads the values of one call. What it passes on is JSON as soon as the brackets that are open
     are closed, so a separator and a key are held back until their value begins."""
 
-    __slots__ = ("_feed", "_form", "_held", "_open", "_sink")
-
     def __init__(self, feed: TextFeed, sink: PartSink, form: BraceForm) -> None:
         self._feed = feed
         self._sink = sink

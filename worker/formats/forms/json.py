@@ -10,14 +10,7 @@ from functools import partial
 from string import Template
 from typing import Any, Final, NamedTuple
 
-from lmx.worker.formats.family import (
-    CallForm,
-    CallGrammar,
-    CallWriter,
-    Rules,
-    SpecialTokens,
-    Tool,
-)
+from lmx.worker.formats.family import CallForm, CallGrammar, CallWriter, Rules, SpecialTokens, Tool
 from lmx.worker.schemas.grammar import guided
 from lmx.worker.text.feed import PartSink, Steps, TextFeed, discard
 from lmx.worker.text.json_scan import read_json, read_json_text

@@ -19,7 +19,7 @@ from lmx.worker.formats.forms.arguments import (
     members,
     separated,
 )
-from lmx.worker.formats.forms.json import json_text, read_json_calls
+from lmx.worker.formats.forms.json import json_text, read_bare_json_calls, read_json_calls
 from lmx.worker.schemas.grammar import guided, quoted
 from lmx.worker.text.feed import PartSink, Steps, TextFeed
 
@@ -84,7 +84,7 @@ def _quote_after(code: str, quote: str) -> str:
     return quote
 
 
-def read_bare_python_calls(feed: TextFeed, sink: PartSink) -> Steps[bool]:
+def _read_bare_python_calls(feed: TextFeed, sink: PartSink) -> Steps[bool]:
     """Read a list of calls without any marker, or calls in a fence ``tool_code``."""
     yield from feed.skip()
     opening = yield from feed.starts((f"{_FENCE}tool_code", "["))
@@ -98,6 +98,20 @@ def read_bare_python_calls(feed: TextFeed, sink: PartSink) -> Steps[bool]:
         return False
     text = yield from _balanced(feed, ["]", ")"])
     return text is not None and _emit(f"[{name}{text}", sink)
+
+
+def read_bare_calls(feed: TextFeed, sink: PartSink) -> Steps[bool]:
+    """Read calls without any marker at the beginning of an answer: JSON, or Python as Llama 3.2 and
+    4 and Gemma 3 write it. Only text that names a known tool is a call. The feed must be marked.
+    Returns False if there is no call."""
+    begun = sink.calls
+    if (yield from read_bare_json_calls(feed, sink)):
+        return True
+    if sink.calls > begun:
+        return False
+    feed.rewind()
+    feed.mark()
+    return (yield from _read_bare_python_calls(feed, sink))
 
 
 def _balanced(feed: TextFeed, awaited: list[str]) -> Steps[str | None]:

@@ -16,12 +16,7 @@ from typing import Any, Final
 
 from lmx.worker.formats.family import CallForm, CallWriter, Rules, SpecialTokens, Tool
 from lmx.worker.formats.forms.arguments import TagForm, argument_types, tagged_arguments
-from lmx.worker.formats.forms.json import (
-    json_text,
-    read_arguments,
-    read_json_calls,
-    value_of,
-)
+from lmx.worker.formats.forms.json import json_text, read_arguments, read_json_calls, value_of
 from lmx.worker.schemas.disjoint import type_of
 from lmx.worker.text.feed import PartSink, Steps, TextFeed, discard
 
@@ -68,6 +63,24 @@ class XmlForm:
     ) -> TagForm:
         """Return how an argument is enforced so that it is read back in this form."""
         return TagForm(open, close, self.parameter_end, self.strip, any_json, open_json, self.tags)
+
+    def call(
+        self,
+        name: str,
+        key: str,
+        after: str = "",
+        *,
+        any_json: bool = False,
+        open_json: str | None = None,
+    ) -> CallWriter:
+        """Return the writer of calls in this form. ``name`` and ``key`` are what follows
+        ``function`` and ``parameter``, with ``{}`` in place of the names; ``after`` follows each
+        end. ``open_json`` takes the place of ``key`` before a value that is not a string."""
+        opening = None if open_json is None else self.parameter + open_json
+        argument = self.argument(
+            self.parameter + key, self.parameter_end + after, any_json=any_json, open_json=opening
+        )
+        return tagged_call(self.function + name, argument, self.function_end + after)
 
 
 def xml_calls(start: str, form: XmlForm, tokens: tuple[str, ...] = ()) -> tuple[CallForm, ...]:
@@ -262,18 +275,6 @@ def _unquoted(name: str) -> str:
 
 class _Value:
     """One parameter, from its text to JSON."""
-
-    __slots__ = (
-        "_form",
-        "_held",
-        "_key",
-        "_nullable",
-        "_opened",
-        "_separator",
-        "_sink",
-        "_streams",
-        "_types",
-    )
 
     def __init__(self, sink: PartSink, form: XmlForm, name: str, key: str, separator: str) -> None:
         self._sink = sink

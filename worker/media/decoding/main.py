@@ -22,12 +22,7 @@ from av.error import FFmpegError
 
 from lmx.protocol.models.decode_limits import DecodeLimits
 from lmx.protocol.states import MediaForm, MediaKind
-from lmx.worker.isolation.confine import (
-    end_after,
-    ignore_terminal,
-    limit_memory,
-    read_exactly,
-)
+from lmx.worker.isolation.confine import end_after, ignore_terminal, limit_memory, read_exactly
 from lmx.worker.media.decoding import container, pictures
 from lmx.worker.media.decoding.container import DEMUXERS
 from lmx.worker.media.decoding.pictures import FORMATS, decode_picture

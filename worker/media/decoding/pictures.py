@@ -82,9 +82,7 @@ def decode_picture(data: bytes | bytearray, order: DecodeOrder, limits: DecodeLi
             f"has more than {limits.picture_pixels / 1e6:g} million pixels"
         ) from error
     size = fitted_size(
-        *upright.size,
-        min(order.min_pixels or 0, limits.picture_pixels),
-        order.max_pixels,
+        *upright.size, min(order.min_pixels or 0, limits.picture_pixels), order.max_pixels
     )
     if size != upright.size:
         upright = upright.resize(size, Image.Resampling.BICUBIC)

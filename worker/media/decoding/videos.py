@@ -104,10 +104,7 @@ def _picture_track(container: InputContainer) -> VideoStream:
 
 
 def _packets(
-    container: InputContainer,
-    picture: VideoStream,
-    sound: object,
-    limits: DecodeLimits,
+    container: InputContainer, picture: VideoStream, sound: object, limits: DecodeLimits
 ) -> tuple[list[Packet[Any]], list[Packet[Any]]]:
     """Return all packets of both tracks."""
     tracks = [picture, sound] if isinstance(sound, AudioStream) else [picture]

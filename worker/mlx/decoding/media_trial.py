@@ -28,7 +28,7 @@ from lmx.worker.mlx.media.encoding import FeatureMismatchError, Features
 from lmx.worker.mlx.media.processor import to_mlx
 from lmx.worker.mlx.media.spans import MediaSpan, MediaSpans
 from lmx.worker.mlx.model.forward import Forward, cache_states
-from lmx.worker.scheduling.device_failure import is_device_failure
+from lmx.worker.scheduling.engine_errors import is_device_failure
 
 log = structlog.get_logger()
 

@@ -29,7 +29,7 @@ from lmx.worker.mlx.decoding.prefill import PromptPrefill
 from lmx.worker.mlx.model.batch_slots import MOST_PADDING_TOKENS, SlottedKVCache, join
 from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states
 from lmx.worker.mlx.model.quantized_cache import BatchQuantizedCache, QuantizedCache
-from lmx.worker.scheduling.device_failure import is_device_failure
+from lmx.worker.scheduling.engine_errors import is_device_failure
 
 log = structlog.get_logger()
 

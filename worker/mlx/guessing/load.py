@@ -26,7 +26,7 @@ from lmx.worker.mlx.model.forward import Forward
 from lmx.worker.mlx.model.hidden import HiddenStates, HiddenTap, last_norm, layer_modules
 from lmx.worker.mlx.model.load import LoadedModel, evaluate
 from lmx.worker.mlx.model.text_model import TextModel
-from lmx.worker.scheduling.device_failure import is_device_failure
+from lmx.worker.scheduling.engine_errors import is_device_failure
 
 _UNUSED: Final = frozenset(
     {

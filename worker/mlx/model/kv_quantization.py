@@ -18,7 +18,7 @@ from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.worker.mlx.memory.kv import quantization_group
 from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states
 from lmx.worker.mlx.model.quantized_cache import KvQuantization, Packing, leaves
-from lmx.worker.scheduling.device_failure import is_device_failure
+from lmx.worker.scheduling.engine_errors import is_device_failure
 
 log = structlog.get_logger()
 

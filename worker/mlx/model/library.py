@@ -46,8 +46,7 @@ from lmx.worker.mlx.model.mended.qwen3_omni import mend_qwen3_omni
 from lmx.worker.mlx.model.readable import FolderChanges, readable
 from lmx.worker.mlx.model.text_model import TextModel, load_text_model
 from lmx.worker.mlx.model.unread import unread_remarks
-from lmx.worker.scheduling.device_failure import is_device_failure
-from lmx.worker.scheduling.out_of_memory import is_out_of_memory
+from lmx.worker.scheduling.engine_errors import is_device_failure, is_out_of_memory
 from lmx.worker.templates.deepseek_v32 import template_of_deepseek_v32
 
 log = structlog.get_logger()

@@ -214,7 +214,7 @@ class PromptEncoder:
         :meth:`Renderer.render` does."""
         source = self._tokenizer.chat_template
         if not source:
-            return TemplateCapabilities(Fitting(tools_in_words=True))
+            return TemplateCapabilities(Fitting(tools_as_text=True))
         return probe_capabilities(
             self._template, mentions_tools="tools" in str(source), efforts=self._family.efforts
         )

@@ -145,7 +145,7 @@ def test_the_worker_looks_after_the_memory_where_the_system_does_not() -> None:
     try:
         picture(small, "png", PICTURE)
         # The process keeps the limit that it was started with.
-        small._child._max_memory_bytes = 8 << 20
+        small._max_memory_bytes = 8 << 20
         with pytest.raises(RequestError, match="of memory"):
             picture(small, "jpeg", ENDLESS)
     finally:
@@ -280,7 +280,7 @@ def test_it_ends_with_its_worker(at: str, pytestconfig: pytest.Config) -> None:
 def test_a_decoder_that_cant_begin_is_not_the_files_fault(tmp_path: Path) -> None:
     """A library is missing, say: that is for the log, and nobody is told that a file is bad."""
     decoder = MediaDecoder()
-    decoder._child._environment = {"PYTHONPATH": str(tmp_path), "PYTHONNOUSERSITE": "1"}
+    decoder._environment = {"PYTHONPATH": str(tmp_path), "PYTHONNOUSERSITE": "1"}
     (tmp_path / "av").mkdir()
     (tmp_path / "av" / "__init__.py").write_text("raise ImportError('broken')")
     try:

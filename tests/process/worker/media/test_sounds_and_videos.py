@@ -228,7 +228,7 @@ def test_the_sound_of_a_video_is_heard_beside_it(decoder: MediaDecoder) -> None:
     assert found.sound.rate_hz == RATE_HZ
     assert pitch(found.sound.samples, RATE_HZ) == pytest.approx(440, abs=1.5)
     assert video(decoder, "mp4", file, use_audio_in_video=False).sound is None
-    assert video(decoder, "mp4", file, replace(EVERYTHING, hears_video=False)).sound is None
+    assert video(decoder, "mp4", file, replace(EVERYTHING, audio_in_video=False)).sound is None
 
 
 def test_the_sound_is_as_late_as_it_is_in_the_video(decoder: MediaDecoder) -> None:

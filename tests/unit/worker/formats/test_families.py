@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from lmx.worker.formats import families, registry
+from lmx.worker.formats import families
 from lmx.worker.formats.families import table
 from lmx.worker.formats.families.table import FAMILIES, family_of, parser_for
 from lmx.worker.formats.family import Family, SpecialTokens, Tool
+from lmx.worker.formats.forms import library
+from lmx.worker.formats.forms.library import family_parser, family_registry
 from lmx.worker.formats.grammar import tools_grammar
-from lmx.worker.formats.registry import family_parser, family_registry
 from tests.support.rigs.parsed_output import parse, tool
 
 TOOLS = [tool("now"), tool("save", path="string")]
@@ -39,7 +40,7 @@ def test_every_family_of_the_library_has_a_line_in_the_table() -> None:
 @pytest.mark.parametrize("name", sorted(FAMILIES.keys() - OWN))
 def test_the_library_s_parsers_are_where_they_are_looked_for(name: str) -> None:
     parser = family_parser(name)
-    assert callable(parser.parse_tool_call), "formats/registry calls it"
+    assert callable(parser.parse_tool_call), "formats/forms/library calls it"
     assert isinstance(parser.tool_call_start, str), "families/table reads it"
     assert isinstance(parser.tool_call_end, str), "families/table reads it"
 
@@ -84,7 +85,7 @@ def a_later_library(monkeypatch: pytest.MonkeyPatch) -> None:
     def find(name: str) -> Any:
         return a_new_parser() if name == "newest" else family_parser(name)
 
-    for module in (registry, table):
+    for module in (library, table):
         monkeypatch.setattr(module, "family_parser", find)
 
 

@@ -156,7 +156,7 @@ def test_the_likeliest_answers_by_token_are_returned() -> None:
         (0, "text 1"),
         (1, "text 2"),
     ]
-    assert [item.index for item in going if isinstance(item, ChoiceFinished)] == [0, 1]
+    assert [item.choice for item in going if isinstance(item, ChoiceFinished)] == [0, 1]
 
 
 def test_logprobs_go_out_with_the_end_of_their_text() -> None:

@@ -7,8 +7,7 @@ import pytest
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.media import MediaItem
 from lmx.protocol.states import MediaForm, MediaKind
-from lmx.worker.media.check import check_media
-from lmx.worker.media.values import MediaNeeds
+from lmx.worker.media.values import MediaNeeds, check_media
 
 EYES = MediaNeeds(frozenset({MediaKind.IMAGE}))
 ALL = MediaNeeds(frozenset(MediaKind), 16_000)

@@ -564,7 +564,7 @@ async def test_several_answers_are_rows_of_one_job(start: Start) -> None:
     assert [recorder.text(job, index) for index in range(3)] == ["word " * 5] * 3
     assert end.usage.completion_tokens == 15
     assert end.usage.prompt_tokens == len(json.dumps({"tokens": 5}))
-    assert sorted(o.index for o in recorder.of(job) if isinstance(o, ChoiceFinished)) == [0, 1, 2]
+    assert sorted(o.choice for o in recorder.of(job) if isinstance(o, ChoiceFinished)) == [0, 1, 2]
     assert recorder.of(job)[-1] is end
 
 

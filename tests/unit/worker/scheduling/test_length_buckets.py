@@ -58,7 +58,7 @@ def test_lanes_hold_no_more_than_their_rows_are_counted_at(
             for one in list(lane):
                 made = min(steps, left[one])
                 for _ in range(made):
-                    admission.made(one)
+                    admission.advance(one)
                 lane[one] += made
                 left[one] -= made
                 if not left[one]:

@@ -98,7 +98,7 @@ class Rig:
                     self.texts[place] = self.texts.get(place, "") + output.text
             self.batch.outputs = []
 
-    def press(self) -> None:
+    def set_memory_pressure(self) -> None:
         self.batch.paused = True
         self.batch.preempt_largest(self.engine, self.now)
 

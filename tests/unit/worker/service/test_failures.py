@@ -8,7 +8,7 @@ import pytest
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.states import ModelKind
-from lmx.worker.scheduling.out_of_memory import is_out_of_memory
+from lmx.worker.scheduling.engine_errors import is_out_of_memory
 from lmx.worker.service.failures import load_failure
 
 

@@ -1,9 +1,8 @@
-"""The frames behind a message are those that it announces, and what waits is bounded."""
+"""The frames behind a message are those that it announces."""
 
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +14,7 @@ from lmx.protocol.messages.media import MediaItem
 from lmx.protocol.states import MediaForm, MediaKind
 from lmx.protocol.wire.codec import decode, encode
 from lmx.protocol.wire.sockets import Role, open_socket
-from lmx.worker.service import generations as module
 from lmx.worker.service.data import DataService, check_media
-from lmx.worker.service.generations import Generations
 from tests.support.fakes.fake_peers import fake_peers, until
 
 
@@ -67,29 +64,3 @@ async def test_a_message_comes_with_its_media_or_is_refused() -> None:
             await asyncio.gather(task, return_exceptions=True)
             router.close(linger=0)
             service.close()
-
-
-def test_the_media_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MAX_MEDIA_BYTES", 10)
-    sent: list[Any] = []
-    begun: list[Any] = []
-    generations: Any = object.__new__(Generations)
-    generations._open = SimpleNamespace(
-        admits=lambda *_: True,
-        send=lambda _, message: sent.append(message),
-        begin=lambda opened, *_: begun.append(opened),
-    )
-    generations._thread = SimpleNamespace(rows=0)
-    generations._run_ids = iter(range(100))
-    generations._by_run = {}
-    generations._media_bytes = generations._encoded_bytes = 0
-    generations.submit(b"router", request(6), [b"abcdef"])
-    generations.submit(b"router", request(5, stream_id=8), [b"abcde"])
-    assert [(refused.stream_id, refused.code) for refused in sent] == [(8, ErrorCode.QUEUE_FULL)]
-    # Text has nothing that could be too much.
-    generations.submit(b"router", request(stream_id=9), [])
-    generations.released(begun[0])
-    generations.released(begun[0])
-    assert (begun[0].blobs, generations._media_bytes) == ((), 0)
-    generations.submit(b"router", request(5, stream_id=8), [b"abcde"])
-    assert [one.request.stream_id for one in begun] == [7, 9, 8]

@@ -7,27 +7,29 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.protocol.messages.data import Generate, Preparing, Sampling
+from lmx.protocol.messages.data import Generate, Preparing, Refused, Sampling
 from lmx.protocol.messages.media import MediaItem
 from lmx.protocol.messages.specs import LogSpec, WorkerSpec
 from lmx.protocol.states import MediaForm, MediaKind
-from lmx.worker.engine.values import ModelFacts
+from lmx.worker.media.decoder import MediaDecoder
 from lmx.worker.media.values import MediaNeeds
 from lmx.worker.scheduling.progress import InFlight, ProgressClock
-from lmx.worker.service import generations as module
+from lmx.worker.service import open_requests as module
 from lmx.worker.service.fair_thread import FairThread
-from lmx.worker.service.generations import Generations
 from lmx.worker.service.open_requests import _LARGE_BYTES, OpenRequest, OpenRequests
 from tests.support.fakes.fake_peers import until
 
 SPEC = WorkerSpec("0", "m", "/", "/", LogSpec("/"), "a:b", {}, 1, 8, 8)
 DEADLINE_S = 20.0
+PICTURE = MediaItem(MediaKind.IMAGE, MediaForm.PNG, "messages[0].content[0].image_url", 3, b"")
+PICTURES = MediaNeeds(frozenset({MediaKind.IMAGE}))
 
 
 class _Opened(OpenRequest):
@@ -41,7 +43,7 @@ class _Opened(OpenRequest):
 class _Rig:
     """The table with its three threads; it notes what happens, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, needs: MediaNeeds | None = PICTURES) -> None:
         self.prompts, self.media = FairThread("prompt"), FairThread("media")
         self.checks = FairThread("check")
         self.in_flight = InFlight(self.prompts.clock, limited=(self.media.clock, self.checks.clock))
@@ -51,12 +53,15 @@ class _Rig:
             self.prompts,
             self.media,
             self.checks,
+            cast(MediaDecoder, self),
+            needs,
             self.in_flight,
             self._send,
             lambda: None,
         )
         self.events: list[str] = []
         self.ends: dict[str, asyncio.Future[Any]] = {}
+        self._decodes: dict[str, Callable[[], int | None]] = {}
         self._numbers = itertools.count(1)
 
     def begin(
@@ -66,13 +71,11 @@ class _Rig:
         prepare: Callable[[], Any] = lambda: None,
     ) -> OpenRequest:
         """Begin a request of an owner of the same name."""
-        request = Generate(next(self._numbers), name, Sampling(), 1, owner=name)
+        items = (PICTURE,) if decode is not None else ()
+        request = Generate(next(self._numbers), name, Sampling(), 1, owner=name, media=items)
         opened = _Opened(b"router", request)
-
-        def decoding() -> int:
-            assert decode is not None
-            self.events.append(f"{name} decodes")
-            return decode() or 0
+        if decode is not None:
+            self._decodes[name] = decode
 
         def preparing() -> str:
             self.events.append(f"{name} is prepared")
@@ -83,9 +86,17 @@ class _Rig:
             opened,
             preparing,
             lambda future: self.ends.update({name: future}),
-            decoding if decode is not None else None,
+            [name.encode()],
+            decodes=decode is not None,
         )
         return opened
+
+    def decode(self, items: Any, blobs: Any, needs: MediaNeeds) -> tuple[Any, ...]:
+        """Stand for the decoder."""
+        assert (items, needs) == ((PICTURE,), PICTURES)
+        name = blobs[0].decode()
+        self.events.append(f"{name} decodes")
+        return (SimpleNamespace(size_bytes=self._decodes[name]() or 0),)
 
     async def end(self, *names: str) -> None:
         """Wait for the ends of requests."""
@@ -178,7 +189,7 @@ async def test_large_media_are_alone_until_their_prompt_is_made() -> None:
     rig.begin("last", lambda: _LARGE_BYTES, lambda: 1 / 0)
     await rig.end("gone", "last")
     assert isinstance(rig.ends["last"].exception(), ZeroDivisionError)
-    await until(lambda: not rig.media._held)
+    await until(lambda: not rig.media._pauses)
 
 
 async def test_media_that_cant_be_decoded_end_their_request_alone() -> None:
@@ -213,29 +224,47 @@ async def test_nothing_is_decoded_while_what_is_decoded_takes_all_the_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Hundreds of requests may wait, and each picture takes hundreds of megabytes."""
-    monkeypatch.setattr(module, "_MAX_ENCODED_BYTES", 100)
+    monkeypatch.setattr(module, "_MAX_HELD_BYTES", 100)
     rig = _Rig()
-    generations: Any = object.__new__(Generations)
-    generations._open = rig.table
-    generations._encoded_bytes = 0
-    generations._spec = SPEC
-    generations._by_run = {}
-    generations._thread = SimpleNamespace(submit=lambda job: None)
-    generations._drop_blobs = lambda opened: None
-    held: list[Any] = []
-    for size_bytes in (60, 60):
-        opened: Any = SimpleNamespace(run_id=len(held), encoded_bytes=0)
-        media = SimpleNamespace(size_bytes=size_bytes)
-        generations._submit(opened, SimpleNamespace(rows=[SimpleNamespace(media=media)]))
-        held.append(opened)
+    held = [rig.begin(name) for name in ("one", "other")]
+    await rig.end("one", "other")
+    for opened in held:
+        rig.table.hold(opened, 60)
+    rig.events.clear()
     rig.begin("picture", lambda: None)
     rig.begin("text")
     await rig.end("text")
     assert rig.events == ["text is prepared"]
-    generations.released(held[0])
+    rig.table.forget(held[0])
     await rig.end("picture")
-    generations.released(held[1])
-    assert generations._encoded_bytes == 0
+    rig.table.forget(held[1])
+    assert rig.table._held_bytes == 0
+
+
+async def test_the_media_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MAX_FILE_BYTES", 10)
+    rig = _Rig()
+
+    def submit(size_bytes: int, stream_id: int) -> OpenRequest | None:
+        sizes, blobs = ([size_bytes], [bytes(size_bytes)]) if size_bytes else ([], [])
+        items = tuple(replace(PICTURE, size_bytes=size) for size in sizes)
+        asked = Generate(stream_id, "r", Sampling(), 8, media=items)
+        if not rig.table.admits(b"router", asked, blobs, 0):
+            return None
+        opened = _Opened(b"router", asked)
+        rig.table.begin(opened, lambda: None, lambda _: None, blobs, decodes=False)
+        return opened
+
+    first = submit(6, 7)
+    assert first is not None
+    assert submit(5, 8) is None
+    refusals = [one for one in rig.sent if isinstance(one, Refused)]
+    assert [(one.stream_id, one.code) for one in refusals] == [(8, ErrorCode.QUEUE_FULL)]
+    # Text has nothing that could be too much.
+    assert submit(0, 9) is not None
+    rig.table.forget(first)
+    assert (first.blobs, rig.table._file_bytes) == ((), 0)
+    assert submit(5, 8) is not None
 
 
 def test_what_has_a_deadline_of_its_own_counts_and_does_not_stall() -> None:
@@ -248,32 +277,18 @@ def test_what_has_a_deadline_of_its_own_counts_and_does_not_stall() -> None:
     assert (in_flight.count, in_flight.stalled_for_s(100.0)) == (2, 10.0)
 
 
-def test_media_are_decoded_only_for_a_model_that_takes_them() -> None:
-    item = MediaItem(MediaKind.IMAGE, MediaForm.PNG, "messages[0].content[0].image_url", 3, b"")
-    asked: list[Any] = []
-
-    class Decoder:
-        def decode(self, *arguments: Any) -> tuple[Any]:
-            asked.append(arguments)
-            return (SimpleNamespace(size_bytes=7),)
-
-    needs = MediaNeeds(frozenset({MediaKind.IMAGE}))
-    for media in (None, MediaNeeds(frozenset({MediaKind.AUDIO})), needs):
-        generations: Any = object.__new__(Generations)
-        generations._facts = ModelFacts(100, frozenset(), 10, media=media)
-        generations._decoder = Decoder()
-        opened: Any = type("Opened", (), {"blobs": [b"abc"], "media": ()})()
-        opened.request = Generate(1, "r", Sampling(), 1, media=(item,))
-        decode = generations._decoding(opened)
-        if media is not needs:
-            with pytest.raises(RequestError, match="no images") as caught:
-                decode()
-            assert caught.value.param == item.param and not asked
-        else:
-            assert decode() == 7
-            assert asked == [((item,), [b"abc"], needs)] and len(opened.media) == 1
-    opened.request = Generate(1, "r", Sampling(), 1)
-    assert generations._decoding(opened) is None
+async def test_media_are_decoded_only_for_a_model_that_takes_them() -> None:
+    for needs in (None, MediaNeeds(frozenset({MediaKind.AUDIO}))):
+        rig = _Rig(needs)
+        rig.begin("picture", lambda: None)
+        await rig.end("picture")
+        error = rig.ends["picture"].exception()
+        assert isinstance(error, RequestError) and "no images" in error.message
+        assert error.param == PICTURE.param and not rig.events
+    rig = _Rig()
+    opened = rig.begin("picture", lambda: 7)
+    await rig.end("picture")
+    assert len(opened.media) == 1
 
 
 def _wait(free: threading.Event) -> None:

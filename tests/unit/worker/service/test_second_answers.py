@@ -17,10 +17,10 @@ from lmx.worker.service.generations import Generations
 def test_the_time_of_the_first_answer_is_no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     arrivals: list[float] = []
 
-    def turn(opened: Any, on_start: Any, work: Any, done: Any, decode: Any) -> None:
+    def turn(opened: Any, work: Any, done: Any, *, decodes: bool) -> None:
         work()
 
-    def prepare(opened: Any, arrived_s: float, *, again: bool = False) -> None:
+    def prepare(opened: Any, arrived_s: float, *, is_retry: bool = False) -> None:
         arrivals.append(arrived_s)
 
     generations: Any = object.__new__(Generations)
@@ -28,14 +28,14 @@ def test_the_time_of_the_first_answer_is_no_waiting(monkeypatch: pytest.MonkeyPa
     generations._run_ids = itertools.count()
     monkeypatch.setattr(generations, "_prepare", prepare)
     request = SimpleNamespace(request_id="r", owner="o", media=())
-    opened = SimpleNamespace(gone=False, request=request, repeat=lambda _: None)
+    opened = SimpleNamespace(gone=False, request=request, retry=lambda _: None)
     end = SimpleNamespace(timings=Timings(queue_s=100.0, prefill_s=100.0, decode_s=400.0))
     before_s = time.monotonic()
     loop = asyncio.new_event_loop()
     try:
         future: asyncio.Future[str | None] = loop.create_future()
         future.set_result("it does not satisfy the schema")
-        generations._reviewed(opened, SimpleNamespace(may_repeat=True), end, future)
+        generations._reviewed(opened, SimpleNamespace(may_retry=True), end, future)
     finally:
         loop.close()
     assert len(arrivals) == 1 and arrivals[0] >= before_s

@@ -50,7 +50,7 @@ from lmx.worker.media.values import Media, MediaNeeds
 from lmx.worker.scheduling.batch import BatchLimits
 from lmx.worker.scheduling.progress import InFlight
 from lmx.worker.scheduling.thread import EngineThread
-from lmx.worker.service import generations
+from lmx.worker.service import open_requests
 from lmx.worker.service.admission import IdleClock, LifetimeCounts
 from lmx.worker.service.fair_thread import FairThread
 from lmx.worker.service.serving import Serving
@@ -460,7 +460,7 @@ async def test_whatever_holds_the_media_thread_lets_it_go(
 ) -> None:
     """Every request comes to its end, also one that is made once more and needs the thread for
     that, while nothing more may be decoded."""
-    monkeypatch.setattr(generations, "_MAX_ENCODED_BYTES", 100)
+    monkeypatch.setattr(open_requests, "_MAX_HELD_BYTES", 100)
     rig = await start(max_queue=30)
     rig.picture_bytes = 60
     structure = Structure(StructureKind.JSON_SCHEMA, DISTINCT, "response_format")
@@ -477,21 +477,21 @@ async def test_whatever_holds_the_media_thread_lets_it_go(
     finished = {end.stream_id for one in rig.outputs for end in one.finished}
     assert finished == {number for number in numbers if number % 5}
     assert rig.decoded.count(b"1") == 2, "it was made once more"
-    assert rig.media._held == set()
+    assert rig.media._pauses == set()
 
 
 async def test_media_are_decoded_while_earlier_answers_are_written(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the model has seen takes no memory any more, however long its answer is."""
-    monkeypatch.setattr(generations, "_MAX_ENCODED_BYTES", 100)
+    monkeypatch.setattr(open_requests, "_MAX_HELD_BYTES", 100)
     rig = await start(max_rows=8)
     rig.picture_bytes = 120
     long = json.dumps({"tokens": 3000, "step_s": 0.02})
     for number in range(1, 6):
         rig.serving.receive(ROUTER, seeing(number, long), [b"%d" % number])
     await until(lambda: len(rig.decoded) == 5)
-    await until(lambda: rig.thread.rows == 5 and not rig.media._held)
+    await until(lambda: rig.thread.rows == 5 and not rig.media._pauses)
     assert not any(one.finished for one in rig.outputs)
     for number in range(1, 6):
         rig.serving.receive(ROUTER, Cancel(number))
@@ -526,7 +526,7 @@ async def test_what_was_preempted_gets_its_media_again(start: Start, spoiled: bo
     assert texts[1] == "".join(pieces)
     assert failed == ([ErrorCode.ENGINE_ERROR] if spoiled else [])
     assert spoiled or texts[2] == "".join(pieces)
-    assert rig.media._held == set()
+    assert rig.media._pauses == set()
 
 
 async def test_owners_take_turns_on_the_prompt_thread(start: Start) -> None:

@@ -2,8 +2,7 @@
 
 import pytest
 
-from lmx.worker.scheduling.device_failure import is_device_failure
-from lmx.worker.scheduling.out_of_memory import is_out_of_memory
+from lmx.worker.scheduling.engine_errors import is_device_failure, is_out_of_memory
 
 FAILED = "[METAL] Command buffer execution failed: "
 

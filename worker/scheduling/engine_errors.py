@@ -1,4 +1,4 @@
-"""Decides whether an exception means that memory ran out. Pure."""
+"""Decides what an engine's exception means: memory ran out, or the device failed. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 from lmx.protocol.errors import ErrorCode, LmxError
 
-_PHRASES: Final = (
+_OUT_OF_MEMORY: Final = (
     "std::bad_alloc",
     # The words of mlx and of numpy for a malloc that failed.
     "unable to allocate",
@@ -22,6 +22,10 @@ _PHRASES: Final = (
     "[metal::malloc] resource limit",
 )
 """Phrases, in lower case, of libraries whose exceptions have no type of their own for this."""
+
+_DEVICE_FAILURE: Final = ("[METAL]", "kIOGPU")
+"""What mlx writes when Metal reports a failed command buffer. The words of mlx's own allocator
+begin with ``[metal::malloc]``, and concern one allocation."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -43,7 +47,17 @@ def _is_allocation_failure(error: BaseException) -> bool:
             return error.errno == errno.ENOMEM
         case _:
             text = str(error).lower()
-            return any(phrase in text for phrase in _PHRASES)
+            return any(phrase in text for phrase in _OUT_OF_MEMORY)
+
+
+def is_device_failure(error: BaseException) -> bool:
+    """Return whether an error, or one of its causes, means that a command buffer failed.
+
+    Such a buffer may hold the work of any row: mlx 0.32 raises its error at the next operation on
+    the same stream, once, and the arrays that the buffer should have written stay as they were. So
+    whatever raises it, no row's results can be trusted any more.
+    """
+    return any(phrase in str(one) for one in causes(error) for phrase in _DEVICE_FAILURE)
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
