@@ -256,7 +256,7 @@ def test_a_model_that_hears_english_only_translates_nothing(tmp_path: Path) -> N
 
 
 def test_other_tasks_are_for_other_models(tiny: Engine) -> None:
-    with pytest.raises(RequestError, match="writes down what it hears") as caught:
+    with pytest.raises(RequestError, match="transcribes speech") as caught:
         tiny.tasks.plan(Embed(7, "r", 9.0, texts=("a",)))
     assert caught.value.param == "model"
     reply = tiny.tasks.plan(Tokenize(7, "r", 9.0, text="abc", add_special_tokens=False))

@@ -132,7 +132,7 @@ def test_any_draft_is_read(schema: dict[str, Any], modern: dict[str, Any]) -> No
         ({"dependentRequired": {"a": {}}}, "strings, at #/dependentRequired/a"),
         ({"uniqueItems": "yes"}, "`uniqueItems` is true or false"),
         ({"items": {"enum": [{"a": [1e400]}]}}, "a number in it is too large"),
-        ({"not": {"minItems": 2**31}}, "no answer is so long"),
+        ({"not": {"minItems": 2**31}}, "no answer is that long"),
         ({"maximum": 10**400}, "`maximum` is a number"),
         ({"$ref": "http://["}, "another document"),
         ({"$ref": "#/x/" + "9" * 5000, "x": [{}]}, "there is nothing at"),
