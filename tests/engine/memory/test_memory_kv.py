@@ -11,7 +11,7 @@ import pytest
 from lmx.protocol.models.checkpoint import read_checkpoint_config
 from lmx.protocol.models.memory import kv_bytes
 from lmx.protocol.states import ModelKind
-from lmx.worker.engine.values import RowRequest
+from lmx.worker.engine.values import SequenceRequest
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
 from lmx.worker.mlx.memory.estimate import estimate
 from lmx.worker.mlx.model.forward import Forward
@@ -64,7 +64,7 @@ def test_a_prompt_that_waits_half_read_holds_no_more_than_is_counted(
     layers = estimate(folder, read_checkpoint_config(folder), ModelKind.CHAT).kv_layers
     assert any(part.window_tokens is not None for part in layers)
     forward = Forward(open_checkpoint(folder).model)
-    row = RowRequest(0, [number % 200 for number in range(TOKENS)], 1, GREEDY)
+    row = SequenceRequest(0, [number % 200 for number in range(TOKENS)], 1, GREEDY)
     prefill = PromptPrefill(forward, row, forward.new_cache(), 0)
     while not prefill.ready:
         prefill.advance(CHUNK, ())

@@ -23,6 +23,7 @@ from lmx.worker.media.values import MediaNeeds
 from lmx.worker.scheduling.progress import InFlight, ProgressClock
 from lmx.worker.service import open_requests as module
 from lmx.worker.service.fair_thread import FairThread
+from lmx.worker.service.generations import Generations
 from lmx.worker.service.open_requests import _LARGE_BYTES, OpenRequest, OpenRequests
 from tests.support.fakes.fake_peers import until
 
@@ -303,7 +304,7 @@ async def test_media_that_were_decoded_before_are_tried_twice(fails: int) -> Non
     restored: list[Any] = []
     failed: list[ErrorCode] = []
 
-    def turn(opened: Any, begins: Any, work: Any, done: Any, decode: Any, *, expires: bool) -> None:
+    def turn(opened: Any, work: Any, done: Any, *, decodes: bool, expires: bool) -> None:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if isinstance(result := results.pop(0), Exception):
             future.set_exception(result)
@@ -312,10 +313,11 @@ async def test_media_that_were_decoded_before_are_tried_twice(fails: int) -> Non
         done(future)
 
     generations: Any = object.__new__(Generations)
-    generations._open = SimpleNamespace(queue=turn, tell_if_idle=lambda: None)
-    generations._decoding = generations._count_encoded = lambda *_: None
+    generations._open = SimpleNamespace(
+        queue=turn, report_if_idle=lambda: None, hold=lambda *_: None
+    )
     generations._thread = SimpleNamespace(restore_media=lambda *given: restored.append(given))
     generations.fail = lambda opened, code, message: failed.append(code)
     request = SimpleNamespace(request_id="r", media=())
-    generations._restore_media(SimpleNamespace(gone=False, request=request, job_id=1))
+    generations._restore_media(SimpleNamespace(gone=False, request=request, run_id=1))
     assert (len(restored), failed) == ((1, []) if fails == 1 else (0, [ErrorCode.MEDIA_TIMEOUT]))
