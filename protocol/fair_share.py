@@ -8,7 +8,7 @@ from typing import Final
 _TIMES_FREE: Final = 8
 
 
-def has_room(places: int, held: int, own: int) -> bool:
+def has_capacity(places: int, held: int, own: int) -> bool:
     """Return whether an owner that has ``own`` of the ``held`` places of a queue may have another.
 
     An owner may have at most eight times as many places as are free. One owner alone gets eight

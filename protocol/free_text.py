@@ -46,7 +46,7 @@ def clamp(text: str, longest: int = LONGEST) -> str:
 def clamp_values(value: Any, most: int = MOST_VALUES) -> Any:
     """Return plain values that can be written as JSON, with at most about ``most`` characters in
     all. What is no plain value is replaced by its text."""
-    return _Room(most).filled(value)
+    return _Allowance(most).filled(value)
 
 
 def text_of(value: object) -> str:
@@ -57,7 +57,7 @@ def text_of(value: object) -> str:
         return f"{type(value).__name__} without a text ({type(error).__name__})"
 
 
-class _Room:
+class _Allowance:
     """How many characters are left for the values that come."""
 
     def __init__(self, most: int) -> None:

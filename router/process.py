@@ -14,7 +14,7 @@ from pathlib import Path
 from lmx.protocol.errors import ProtocolError
 from lmx.protocol.host.logs import LogFile, configure_logs
 from lmx.protocol.host.memory import map_large_blocks
-from lmx.protocol.host.stacks import write_stacks_when_told
+from lmx.protocol.host.stacks import write_stacks_on_signal
 from lmx.protocol.messages.specs import RouterSpec
 from lmx.protocol.wire.codec import decode
 from lmx.router.jobs.hang_notice import block_signal
@@ -37,6 +37,6 @@ def main() -> int:
     log_file.attach()
     log_file.keep()
     configure_logs("router", spec.log.level)
-    write_stacks_when_told()
+    write_stacks_on_signal()
     asyncio.run(serve(spec))
     return 0

@@ -59,10 +59,10 @@ class EventLog:
         """Return the latest events after ``seq``, at most ``limit`` of them, the oldest first. With
         ``earlier`` those of supervisors before come too, as far as the limit allows."""
         found = [event for event in self._events if event.seq > seq][-limit:] if limit > 0 else []
-        room = limit - len(found) if earlier else 0
-        before = self._earlier[-room:] if room > 0 else ()
-        lives = tuple(
+        left = limit - len(found) if earlier else 0
+        before = self._earlier[-left:] if left > 0 else ()
+        epochs = tuple(
             EarlierEvents(epoch, tuple(event for _, event in events))
             for epoch, events in groupby(before, key=lambda each: each[0])
         )
-        return EventList(self._epoch, self._seq, tuple(found), lives)
+        return EventList(self._epoch, self._seq, tuple(found), epochs)

@@ -15,7 +15,7 @@ import structlog
 import zmq.asyncio
 
 from lmx.protocol.errors import ErrorCode
-from lmx.protocol.host.stacks import STACKS, write_stacks_when_told
+from lmx.protocol.host.stacks import STACKS, write_stacks_on_signal
 from lmx.protocol.messages.control import Drained, DrainRefused, LoadAdvanced, LoadFailed
 from lmx.protocol.messages.data import Generate
 from lmx.protocol.messages.specs import WorkerSpec
@@ -107,7 +107,7 @@ class WorkerLifecycle:
         """Serve until the end; return the exit status."""
         self._loop.add_signal_handler(signal.SIGTERM, self._terminate)
         self._loop.add_signal_handler(STACKS, self._hang_found)
-        write_stacks_when_told(chain=True)
+        write_stacks_on_signal(chain=True)
         tasks = [
             self._loop.create_task(self._beat_forever()),
             self._loop.create_task(self._control.listen()),

@@ -66,7 +66,7 @@ async def _kept_up(work: Callable[[], Coroutine[Any, Any, None]], name: str) -> 
             return await work()
         except Exception:
             pause_s = pauses.after(time.monotonic() - began_s)
-            _tell(name, pause_s)
+            _report(name, pause_s)
         await asyncio.sleep(pause_s)
 
 
@@ -79,11 +79,11 @@ def _kept_up_here(work: Callable[[], None], name: str) -> None:
         # A library may end the thread that it is called in (SystemExit), which would be silent.
         except BaseException:
             pause_s = pauses.after(time.monotonic() - began_s)
-            _tell(name, pause_s)
+            _report(name, pause_s)
         time.sleep(pause_s)
 
 
-def _tell(name: str, pause_s: float) -> None:
+def _report(name: str, pause_s: float) -> None:
     log.exception("%s failed, and is begun again in %g s", name, pause_s)
 
 

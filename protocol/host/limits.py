@@ -22,7 +22,7 @@ memory, 61,440 with 16 GB."""
 UNLIMITED: Final = 2**31
 
 _SHORT: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_TELL_EVERY_S: Final = 60.0
+_REPORT_EVERY_S: Final = 60.0
 
 log = logging.getLogger(__name__)
 
@@ -48,13 +48,13 @@ def file_limit(wanted: int, allowed: int, kernel: int | None) -> int:
     return min([*limits, *([] if not kernel else [kernel])])
 
 
-def tell_shortage_rarely(loop: asyncio.AbstractEventLoop) -> None:
+def report_shortage_rarely(loop: asyncio.AbstractEventLoop) -> None:
     """Log once a minute, and not thousands of times a second, that a loop can accept no connection
     because the machine gives it no descriptor. Other errors of the loop are logged as ever."""
-    failed, told_s = 0, float("-inf")
+    failed, reported_s = 0, float("-inf")
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        nonlocal failed, told_s
+        nonlocal failed, reported_s
         error = context.get("exception")
         accepting = "accept" in context["message"]
         if not (accepting and isinstance(error, OSError) and error.errno in _SHORT):
@@ -62,8 +62,8 @@ def tell_shortage_rarely(loop: asyncio.AbstractEventLoop) -> None:
             return
         failed += 1
         now_s = time.monotonic()
-        if now_s - told_s >= _TELL_EVERY_S:
+        if now_s - reported_s >= _REPORT_EVERY_S:
             log.warning("connections wait, %d times until now: %s", failed, error)
-            failed, told_s = 0, now_s
+            failed, reported_s = 0, now_s
 
     loop.set_exception_handler(handle)

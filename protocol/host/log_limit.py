@@ -22,7 +22,7 @@ from typing import Final
 
 from lmx.protocol.host.lasting import keep_up_in_thread
 from lmx.protocol.host.log_files import rotated
-from lmx.protocol.host.set_aside import clear_for_file
+from lmx.protocol.host.quarantine_file import clear_for_file
 
 _CHECK_S: Final = 0.2
 _CHUNK_BYTES: Final = 1024 * 1024
@@ -66,7 +66,7 @@ def keep_to(path: Path, limit: LogLimit) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         size_bytes = os.fstat(descriptor).st_size
         if size_bytes >= limit.full_bytes:
-            _put_aside(path, descriptor, limit, size_bytes)
+            _rotate_aside(path, descriptor, limit, size_bytes)
     except BlockingIOError:
         pass  # another process is at it
     finally:
@@ -96,7 +96,7 @@ def _keep_forever(keep: Callable[[], object]) -> None:
             failed = True
 
 
-def _put_aside(path: Path, descriptor: int, limit: LogLimit, size_bytes: int) -> None:
+def _rotate_aside(path: Path, descriptor: int, limit: LogLimit, size_bytes: int) -> None:
     for number in range(1, limit.keep + 1):
         clear_for_file(rotated(path, number))
     first = rotated(path, 1)
@@ -141,8 +141,8 @@ def _copy_end(descriptor: int, target: Path, max_bytes: int) -> None:
 
 
 def _cut_line(dropped_bytes: int) -> bytes:
-    told = {"event": "log.cut", "level": "warning", "dropped_bytes": dropped_bytes}
-    return json.dumps(told).encode() + b"\n"
+    notice = {"event": "log.cut", "level": "warning", "dropped_bytes": dropped_bytes}
+    return json.dumps(notice).encode() + b"\n"
 
 
 def _line_after(descriptor: int, offset: int) -> int:

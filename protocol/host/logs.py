@@ -23,7 +23,7 @@ import structlog
 from lmx.protocol.free_text import MOST_VALUES, clamp, clamp_values, text_of
 from lmx.protocol.host.log_files import append_to
 from lmx.protocol.host.log_limit import LogLimit, keep_forever, keep_to
-from lmx.protocol.host.set_aside import clear_for_file
+from lmx.protocol.host.quarantine_file import clear_for_file
 
 log = structlog.get_logger()
 

@@ -17,7 +17,7 @@ WRITTEN_S: Final = 0.5
 """How long the stacks take to write, on a busy machine."""
 
 
-def write_stacks_when_told(*, chain: bool = False) -> None:
+def write_stacks_on_signal(*, chain: bool = False) -> None:
     """Write the stacks to descriptor 2 at each :data:`STACKS`, also while a thread holds the
     interpreter's lock for good, and at each crash. With ``chain`` the handler is called too that
     the signal had before."""

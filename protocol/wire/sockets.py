@@ -16,7 +16,7 @@ class Role(Enum):
     """What a socket is for. It decides the socket's type and options."""
 
     CONTROL_CLIENT = "control client"
-    CONTROL_ASKER = "control asker"
+    CONTROL_REQUESTER = "control requester"
     EVENTS_CLIENT = "events client"
     DATA_SERVER = "data server"
     DATA_CLIENT = "data client"
@@ -47,7 +47,7 @@ _TABLE: Final[dict[Role, tuple[int, dict[int, int]]]] = {
     ),
     # Without IMMEDIATE, for the reason below: an answer may be the supervisor's last message, as
     # that to `restart --supervisor`. A client sees by the supervisor's lock that it is there.
-    Role.CONTROL_ASKER: (zmq.DEALER, _RECONNECT | {zmq.SNDHWM: 1000, zmq.RCVHWM: 1000}),
+    Role.CONTROL_REQUESTER: (zmq.DEALER, _RECONNECT | {zmq.SNDHWM: 1000, zmq.RCVHWM: 1000}),
     Role.EVENTS_CLIENT: (zmq.SUB, _RECONNECT | {zmq.RCVHWM: 10_000}),
     # The output of a step is one message for each router. 10,000 messages are minutes without a
     # reader, and the pulse would have noticed that by then.

@@ -23,7 +23,7 @@ import structlog
 
 from lmx.protocol.errors import ErrorCode, LmxError, UnavailableError
 from lmx.protocol.host.lasting import keep_up_in_thread
-from lmx.protocol.host.set_aside import clear_for_file, set_aside
+from lmx.protocol.host.quarantine_file import clear_for_file, quarantine_file
 from lmx.router.jobs import records
 from lmx.router.jobs.records import (
     END_LOST,
@@ -404,7 +404,7 @@ def _kind(error: sqlite3.Error) -> int:
 def move_aside(path: Path, why: str) -> None:
     """Move the file out of the way, with the files that SQLite keeps next to it. Raises
     ``OSError``."""
-    aside = set_aside(path)
+    aside = quarantine_file(path)
     _log.error("jobs.file_quarantined", path=str(path), to=str(aside), reason=why)
     for suffix in ("-wal", "-shm"):
         with contextlib.suppress(FileNotFoundError):

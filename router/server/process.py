@@ -19,7 +19,7 @@ from aiohttp import web
 
 from lmx.protocol.errors import ErrorCode, GenerationError, LmxError
 from lmx.protocol.host.lasting import begin, keep_up
-from lmx.protocol.host.limits import open_files_limit, raise_file_limit, tell_shortage_rarely
+from lmx.protocol.host.limits import open_files_limit, raise_file_limit, report_shortage_rarely
 from lmx.protocol.host.memory import trim_heap
 from lmx.protocol.messages.control import RouterBeat, RouterHello
 from lmx.protocol.messages.specs import RouterSpec
@@ -299,7 +299,7 @@ async def serve(spec: RouterSpec) -> None:
         asyncio.Event(),
     )
     loop = asyncio.get_running_loop()
-    tell_shortage_rarely(loop)
+    report_shortage_rarely(loop)
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     loop.add_signal_handler(signal.SIGTERM, stop_requested.set)

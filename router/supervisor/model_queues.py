@@ -16,7 +16,7 @@ from typing import Final
 import structlog
 
 from lmx.protocol.errors import ErrorCode, LmxError, ProtocolError, UnavailableError
-from lmx.protocol.fair_share import has_room
+from lmx.protocol.fair_share import has_capacity
 from lmx.protocol.host.ordinal import ordinal
 from lmx.protocol.messages.control import Acquire, Acquired, Withdraw
 from lmx.protocol.messages.snapshot import ModelView
@@ -323,7 +323,7 @@ class ModelQueues:
         # before.
         comes_back = bool(queue.waiters) and arrived_s < queue.waiters[-1].arrived_s
         own = sum(waiter.owner == owner for waiter in queue.waiters)
-        if not comes_back and not has_room(model.max_waiting, len(queue.waiters), own):
+        if not comes_back and not has_capacity(model.max_waiting, len(queue.waiters), own):
             whose, who = (
                 (len(queue.waiters), "as many as may")
                 if len(queue.waiters) >= model.max_waiting

@@ -54,7 +54,7 @@ def config_check(config: Path | None) -> None:
     if FOR_SUPERVISOR not in os.environ:
         for problem in unreadable_models(checked, home()):
             click.echo(problem)
-    _tell_not_in_force(found)
+    _report_not_in_force(found)
     click.echo(f"ok: {found.words} ({models})")
 
 
@@ -69,13 +69,13 @@ def config_show(config: Path | None) -> None:
     import yaml
 
     found = read_config(config)
-    _tell_not_in_force(found)
+    _report_not_in_force(found)
     click.echo(f"# {found.words}")
     shown = found.config.model_dump(mode="json")
     click.echo(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True), nl=False)
 
 
-def _tell_not_in_force(found: Found) -> None:
+def _report_not_in_force(found: Found) -> None:
     if found.not_in_force:
         sections = ", ".join(found.not_in_force)
         click.echo(f"not in effect yet: {sections}; run `lmx reload`", err=True)

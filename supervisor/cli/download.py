@@ -39,7 +39,7 @@ from lmx.supervisor.config.sources import HubSource, parse_source
 from lmx.supervisor.decisions.ledger import budget_bytes, format_bytes
 from lmx.supervisor.inventory.added import with_added
 from lmx.supervisor.inventory.added_file import AddedFile
-from lmx.supervisor.inventory.download_records import Download, asked_download
+from lmx.supervisor.inventory.download_records import Download, requested_download
 from lmx.supervisor.inventory.without_supervisor import (
     delete,
     fetch,
@@ -85,13 +85,13 @@ def _wanted(name: str, filename: str | None) -> Download:
             "models are named as on Hugging Face: org/name",
         )
     repo_id, at, revision = repository.partition("@")
-    return asked_download(StartDownload(repo_id, revision if at else None, filename))
+    return requested_download(StartDownload(repo_id, revision if at else None, filename))
 
 
 def _by_supervisor(home: Home, wanted: Download) -> None:
     """Have the lmx that runs download it. Raises :class:`OperationError`."""
     with ControlClient(home, _START_S) as client:
-        _tell_size(home, wanted, client.status().supervisor.budget_bytes)
+        _report_size(home, wanted, client.status().supervisor.budget_bytes)
         question = StartDownload(wanted.repo_id, wanted.revision, wanted.filename)
         view: DownloadView = client.ask(question)
         try:
@@ -108,7 +108,7 @@ def _by_supervisor(home: Home, wanted: Download) -> None:
             view.error_code or ErrorCode.DOWNLOAD_FAILED,
             f"{view.repo_id} was not downloaded: {view.error or f'it was {view.status}'}",
         )
-    _tell_done(view, "is served: its first request loads it")
+    _report_done(view, "is served: its first request loads it")
 
 
 def _alone(home: Home, wanted: Download) -> None:
@@ -116,7 +116,7 @@ def _alone(home: Home, wanted: Download) -> None:
     :class:`OperationError`."""
     config = own_config(None)
     home.prepare()
-    _tell_size(
+    _report_size(
         home, wanted, budget_bytes(config.memory, read_memory().total_bytes, read_working_set())
     )
     try:
@@ -133,10 +133,10 @@ def _alone(home: Home, wanted: Download) -> None:
         _by_supervisor(home, wanted)  # it was started meanwhile, and finds the files
         return
     keep(home, config, wanted, path)
-    _tell_done(wanted.view(0.0), "is downloaded: `lmx serve` or `lmx start` serves it")
+    _report_done(wanted.view(0.0), "is downloaded: `lmx serve` or `lmx start` serves it")
 
 
-def _tell_done(view: DownloadView, words: str) -> None:
+def _report_done(view: DownloadView, words: str) -> None:
     if view.model_id is not None:
         click.echo(f"{view.model_id} {words}")
     else:
@@ -158,7 +158,7 @@ def served_name(home: Home, name: str) -> str:
         return find_model(client.status().workers, repository_of(name)).model
 
 
-def _tell_size(home: Home, wanted: Download, budget_bytes: int) -> None:
+def _report_size(home: Home, wanted: Download, budget_bytes: int) -> None:
     """Say how large a download is, and whether the disk and the memory have room for it. Where that
     can't be found out nothing is said: the download itself says what is wrong. Raises
     :class:`OperationError` if a person then does not want it."""

@@ -96,7 +96,7 @@ def main() -> None:
 @click.option("--take-over", "take_over", hidden=True, help="As that of `serve`.")
 @click.option("--detached", is_flag=True, hidden=True, help="Log to the log file only.")
 @click.option("--background", is_flag=True, hidden=True, help="Nobody else looks after it.")
-@click.option("--asker", "asker_id", hidden=True, help="The process that wants it.")
+@click.option("--asker", "requester_id", hidden=True, help="The process that wants it.")
 @click.option("--because", default="", hidden=True, help="Why it is started.")
 @click.option("--lock-fd", type=int, hidden=True, help="The lock, held by this process already.")
 @click.option("--listen-fd", type=int, hidden=True, help="The listening socket, inherited.")
@@ -108,7 +108,7 @@ def up(
     take_over: str | None,
     detached: bool,
     background: bool,
-    asker_id: str | None,
+    requester_id: str | None,
     because: str,
     lock_fd: int | None,
     listen_fd: int | None,
@@ -125,7 +125,7 @@ def up(
         from lmx.supervisor.processes.handover import Handover, Successor
 
     handover = None if lock_fd is None else Handover(lock_fd, listen_fd, down, held)
-    successor = None if asker_id is None else Successor(asker_id, because)
+    successor = None if requester_id is None else Successor(requester_id, because)
     if not detached and handover is None:
         apply((), None, None, (), take_over, config)
     _run(config, detached, handover, background, successor)

@@ -23,7 +23,11 @@ from lmx.supervisor.config.sources import (
     parse_source,
     refuse_folder_as_repository,
 )
-from lmx.supervisor.processes.lock_holder import Silence, lock_holder, silence
+from lmx.supervisor.processes.supervisor_pid import (
+    Unresponsive,
+    probe_supervisor,
+    supervisor_process,
+)
 from lmx.supervisor.sockets.client import (
     LONG_ANSWER_S,
     ControlClient,
@@ -115,8 +119,8 @@ def drain_model(home: Home, model: str) -> None:
 def kill_model(home: Home, model: str) -> None:
     """Send SIGKILL to a model's worker, also when no supervisor answers. Waits until its memory has
     come back, but not until the model is loaded again."""
-    silent = silence(home)
-    if silent is None:
+    unresponsive = probe_supervisor(home)
+    if unresponsive is None:
         try:
             done = _ask(home, control.KillModel(model))
             click.echo(f"{done.message}; {_memory_back(home, model, done.pid)}")
@@ -124,10 +128,10 @@ def kill_model(home: Home, model: str) -> None:
         except OperationError as error:
             if error.code is not ErrorCode.SUPERVISOR_UNAVAILABLE:
                 raise
-            silent = Silence(lock_holder(home))
-    if silent.holder is None and not Records(home.state).orphans():
+            unresponsive = Unresponsive(supervisor_process(home))
+    if unresponsive.holder is None and not Records(home.state).orphans():
         raise not_running(home)
-    click.echo(kill_worker(home, model, silent))
+    click.echo(kill_worker(home, model, unresponsive))
 
 
 def reset_model(home: Home, model: str) -> None:
@@ -187,12 +191,12 @@ def restart_supervisor(home: Home) -> None:
     )
     warm = {one.pid for one in found.workers if one.state is ModelState.READY}
 
-    def heard(now: SystemStatus) -> bool | None:
-        silent = (one.pid in warm and one.state is ModelState.STARTING for one in now.workers)
-        return None if any(silent) else True
+    def all_reported(now: SystemStatus) -> bool | None:
+        unresponsive = (one.pid in warm and one.state is ModelState.STARTING for one in now.workers)
+        return None if any(unresponsive) else True
 
     # A worker that stays silent is judged by the new supervisor. It is no failure of the restart.
-    _poll_status(home, heard, _INTRODUCTION_S)
+    _poll_status(home, all_reported, _INTRODUCTION_S)
     after = status.supervisor
     versions = " -> ".join(dict.fromkeys((before.version, after.version)))
     click.echo(f"a new supervisor (pid {after.pid}, lmx {versions}) has taken over what runs")

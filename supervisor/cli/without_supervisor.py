@@ -22,13 +22,13 @@ from lmx.supervisor.decisions.ledger import format_bytes
 from lmx.supervisor.memory.system import read_footprint
 from lmx.supervisor.processes.child import signal_group
 from lmx.supervisor.processes.descendants import end_marked, marked
-from lmx.supervisor.processes.lock_holder import (
+from lmx.supervisor.processes.supervisor_pid import (
     ANSWER_S,
-    Silence,
+    Unresponsive,
+    is_running,
     is_stopped,
-    lives,
-    lock_holder,
-    silence,
+    probe_supervisor,
+    supervisor_process,
 )
 from lmx.supervisor.sockets.client import ControlClient
 from lmx.supervisor.state.home import Home
@@ -40,7 +40,7 @@ from lmx.supervisor.state.process_records import (
     wait_gone,
 )
 
-Say = Callable[[str], None]
+Notify = Callable[[str], None]
 
 _POLL_S: Final = 0.1
 _GONE_S: Final = 5.0
@@ -54,7 +54,7 @@ _ROUNDS: Final = 5
 """A supervisor that was being started meanwhile is stopped in another one."""
 
 
-def kill_worker(home: Home, model: str, why: Silence) -> str:
+def kill_worker(home: Home, model: str, why: Unresponsive) -> str:
     """Send SIGKILL to a model's worker and its descendants. Returns what was done, for people.
 
     Raises :class:`OperationError` (model_not_loaded) when none is found.
@@ -85,7 +85,7 @@ def kill_worker(home: Home, model: str, why: Silence) -> str:
     )
 
 
-def _who_starts_again(why: Silence) -> str:
+def _who_starts_again(why: Unresponsive) -> str:
     if why.holder is None:
         return "Nobody starts it again before there is a supervisor: `lmx serve` or `start`"
     return (
@@ -94,23 +94,23 @@ def _who_starts_again(why: Silence) -> str:
     )
 
 
-def stop(home: Home, say: Say) -> int | None:
+def stop(home: Home, notify: Notify) -> int | None:
     """Stop the supervisor, and end what a dead or hung one leaves. Returns the first pid that
-    ended, None if nothing ran. No process is left then. ``say`` is called with everything that is
-    out of the ordinary.
+    ended, None if nothing ran. No process is left then. ``notify`` is called with everything that
+    is out of the ordinary.
 
     Raises :class:`OperationError` about what could not be ended.
     """
     first: int | None = None
     stuck: psutil.Process | None = None
     for number in range(1, _ROUNDS + 1):
-        holder = lock_holder(home)
+        holder = supervisor_process(home)
         if holder is not None:
             first = first or holder.pid
-            if not _stop_supervisor(home, holder, say):
+            if not _stop_supervisor(home, holder, notify):
                 stuck = holder
         try:
-            ended = _end_rest(home, say, locked=stuck is None)
+            ended = _end_rest(home, notify, locked=stuck is None)
         except OperationError as error:
             if error.code is ErrorCode.ALREADY_RUNNING and number < _ROUNDS:
                 continue
@@ -127,28 +127,29 @@ def stop(home: Home, say: Say) -> int | None:
     return first
 
 
-def _stop_supervisor(home: Home, holder: psutil.Process, say: Say) -> bool:
+def _stop_supervisor(home: Home, holder: psutil.Process, notify: Notify) -> bool:
     """Stop the supervisor, and return whether it has ended. As long as it answers it gets its own
     graces."""
-    silent = silence(home)
-    asked = silent is None and _asked_to_stop(home)
-    if not asked and lives(holder):
+    unresponsive = probe_supervisor(home)
+    asked = unresponsive is None and _asked_to_stop(home)
+    if not asked and is_running(holder):
         why = f"the supervisor (pid {holder.pid}) was asked to stop, and does not"
-        say(f"{why if silent is None else silent.words}: it is sent SIGTERM, and SIGCONT")
+        why = why if unresponsive is None else unresponsive.words
+        notify(f"{why}: it is sent SIGTERM, and SIGCONT")
         _signal(holder, signal.SIGTERM)
         _signal(holder, signal.SIGCONT)
     answered_s = looked_s = time.monotonic()
-    while lives(holder):
+    while is_running(holder):
         time.sleep(_POLL_S)
         now_s = time.monotonic()
         if now_s - looked_s >= 1.0:
-            answers = silence(home) is None
+            answers = probe_supervisor(home) is None
             looked_s = time.monotonic()
             answered_s = looked_s if answers else answered_s
             if is_stopped(holder):
                 _signal(holder, signal.SIGCONT)
         if now_s - answered_s > _HUNG_S:
-            return _end_hung(holder, say)
+            return _end_hung(holder, notify)
     return True
 
 
@@ -172,8 +173,8 @@ def _asked_to_stop(home: Home) -> bool:
         return False
 
 
-def _end_hung(holder: psutil.Process, say: Say) -> bool:
-    say(
+def _end_hung(holder: psutil.Process, notify: Notify) -> bool:
+    notify(
         f"the supervisor (pid {holder.pid}) does not end: killed, with its threads' stacks in its "
         "log. If launchd or systemd runs lmx, stop it there: they start it again"
     )
@@ -184,7 +185,7 @@ def _end_hung(holder: psutil.Process, say: Say) -> bool:
     return _gone(holder, _GONE_S)
 
 
-def _end_rest(home: Home, say: Say, *, locked: bool) -> list[int]:
+def _end_rest(home: Home, notify: Notify, *, locked: bool) -> list[int]:
     """End the processes that are left of a home, and return their pids. The lock is held meanwhile,
     so that no supervisor adopts them."""
     if not home.lock.exists():
@@ -193,7 +194,7 @@ def _end_rest(home: Home, say: Say, *, locked: bool) -> list[int]:
         SupervisorLock(home.lock).acquire()
     left = [*Records(home.state).orphans(), *_others(home)]
     if left:
-        say(f"ending what the supervisor has left (pids {_pids(left)})")
+        notify(f"ending what the supervisor has left (pids {_pids(left)})")
     for number in (signal.SIGTERM, signal.SIGKILL):
         for record in left:
             if record.alive:
@@ -244,7 +245,7 @@ def _signal(process: psutil.Process, number: signal.Signals) -> None:
 
 def _gone(process: psutil.Process, limit_s: float) -> bool:
     deadline_s = time.monotonic() + limit_s
-    while lives(process):
+    while is_running(process):
         if time.monotonic() >= deadline_s:
             return False
         time.sleep(_POLL_S / 10)

@@ -130,13 +130,13 @@ def compare(old: Config, new: Config) -> ConfigDiff:
         sentences.append("groups: now in effect")
     if old.routing != new.routing:
         sentences.append("routing: now in effect")
-    models, told = _compare_models(old, new)
+    models, notes = _compare_models(old, new)
     return ConfigDiff(
         sections,
         models,
         router=bool(needs & (Needs.ROUTER | Needs.ADDRESS)),
         moved=bool(needs & Needs.ADDRESS),
-        sentences=(*sentences, *told),
+        sentences=(*sentences, *notes),
     )
 
 
@@ -146,32 +146,32 @@ def _compare_models(old: Config, new: Config) -> tuple[ModelChanges, list[str]]:
     removed = tuple(name for name in before if name not in after)
     added, respawned, touched = [], [], []
     table = needs_of(ModelConfig)
-    told = [f"{name}: unloaded after its streams, it is no longer configured" for name in removed]
+    notes = [f"{name}: unloaded after its streams, it is no longer configured" for name in removed]
     for name, model in after.items():
         if name not in before:
             added.append(name)
             when = "loaded now" if model.preload else "loaded with its first request"
-            told.append(f"{name}: new, {when}")
+            notes.append(f"{name}: new, {when}")
             continue
         changed = changed_values(before[name], model)
         if not changed:
             if before[name] != model:
                 touched.append(name)
-                told.append(f"{name}: {_WHOSE[isinstance(model, AddedModelConfig)]}")
+                notes.append(f"{name}: {_WHOSE[isinstance(model, AddedModelConfig)]}")
             continue
         if any(table[key] & Needs.WORKER for key in changed):
             respawned.append(name)
             live = {key: changed.pop(key) for key in list(changed) if table[key] is Needs.NOTHING}
             if live:
-                told.append(f"{name}: now in effect ({listed(live)})")
+                notes.append(f"{name}: now in effect ({listed(live)})")
             what = "reloaded once its streams have ended, if loaded"
         else:
             touched.append(name)
             what = "now in effect"
             if all(table[key] & Needs.NEXT_WORKER for key in changed):
                 what = "for its next worker"
-        told.append(f"{name}: {what} ({listed(changed)})")
-    return ModelChanges(tuple(added), removed, tuple(respawned), tuple(touched)), told
+        notes.append(f"{name}: {what} ({listed(changed)})")
+    return ModelChanges(tuple(added), removed, tuple(respawned), tuple(touched)), notes
 
 
 _WHOSE: Final = {
@@ -188,12 +188,12 @@ _SENTENCES: Final = (
 
 
 def _section_sentences(section: str, changed: Changed, table: Mapping[str, Needs]) -> list[str]:
-    told = []
+    notes = []
     left = dict(changed)
     for need, what in _SENTENCES:
         found = {key: left.pop(key) for key in list(left) if need in table[key]}
         if found:
             also = need is Needs.ROUTER and any(table[key] & Needs.NEXT_WORKER for key in found)
             rest = "; workers have it from their next start" if also else ""
-            told.append(f"{section}: {what}{rest} ({listed(found)})")
-    return told
+            notes.append(f"{section}: {what}{rest} ({listed(found)})")
+    return notes

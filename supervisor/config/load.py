@@ -259,6 +259,6 @@ def _what_and_where(error: yaml.YAMLError) -> str:
     if not isinstance(error, yaml.MarkedYAMLError):
         return str(error)
     mark = error.problem_mark or error.context_mark
-    said = ", ".join(text for text in (error.context, error.problem) if text)
-    said = _QUOTED.sub("'...'", said)
-    return said if mark is None else f"{said} (line {mark.line + 1})"
+    reason = ", ".join(text for text in (error.context, error.problem) if text)
+    reason = _QUOTED.sub("'...'", reason)
+    return reason if mark is None else f"{reason} (line {mark.line + 1})"

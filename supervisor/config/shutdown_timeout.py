@@ -8,7 +8,7 @@ from typing import Final
 
 from lmx.supervisor.config.schema import TimingConfig
 
-ROUTER_FAREWELL_S: Final = 2.0
+ROUTER_EXIT_S: Final = 2.0
 """How long a router has after its grace to send the error events of requests that were cut off, and
 to end."""
 
@@ -38,4 +38,4 @@ def stop_bound_s(timing: TimingConfig, platform: str = sys.platform) -> float:
     of their graces, or are killed then.
     """
     workers_s = max(term_grace_s(timing, platform), timing.abort_grace_s, FETCH_GRACE_S)
-    return timing.shutdown_grace_s + ROUTER_FAREWELL_S + workers_s + _SLACK_S
+    return timing.shutdown_grace_s + ROUTER_EXIT_S + workers_s + _SLACK_S

@@ -11,11 +11,11 @@ import structlog
 from lmx.protocol.errors import ErrorCode, LmxError, OperationError
 from lmx.protocol.host.lasting import begin
 from lmx.supervisor.core.unavailable import denied
-from lmx.supervisor.decisions.slots.demand import Asker
+from lmx.supervisor.decisions.slots.demand import Requester
 
 log = structlog.get_logger()
 
-Handler = Callable[[Any, Asker, float], Any]
+Handler = Callable[[Any, Requester, float], Any]
 """``handler(question, asker, now_s)`` returns the reply, or a coroutine that returns it while
 the supervisor goes on. If it returns None, another part replies, which was given the asker. An
 :class:`LmxError` of the handler or its coroutine becomes ``Denied``."""
@@ -25,7 +25,7 @@ class Handlers:
     """Finds the handler of a question and sends its reply. Every question gets one reply, unless
     :meth:`close` comes first."""
 
-    def __init__(self, reply: Callable[[Asker, Any], None]) -> None:
+    def __init__(self, reply: Callable[[Requester, Any], None]) -> None:
         self._reply = reply
         self._handlers: dict[type, Handler] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -38,37 +38,37 @@ class Handlers:
             raise ValueError(f"two handlers for {', '.join(kind.__name__ for kind in twice)}")
         self._handlers.update(handlers)
 
-    def answer(self, asker: Asker, question: Any, now_s: float) -> None:
+    def answer(self, requester: Requester, question: Any, now_s: float) -> None:
         """Answer one question, now or in a task of its own."""
         kind = type(question)
         handler = self._handlers.get(kind)
         try:
             if handler is None:
                 raise LmxError(ErrorCode.PROTOCOL_ERROR, f"{kind.__name__} is not a question")
-            found = handler(question, asker, now_s)
+            found = handler(question, requester, now_s)
         except LmxError as error:
             found = denied(error)
         if isinstance(found, Coroutine):
-            self._answer_later(asker, found)
+            self._answer_later(requester, found)
         elif found is not None:
-            self._reply(asker, found)
+            self._reply(requester, found)
 
     def close(self) -> None:
         """Give up the questions that were not answered yet."""
         for task in self._tasks:
             task.cancel()
 
-    def _answer_later(self, asker: Asker, work: Coroutine[Any, Any, Any]) -> None:
-        task = begin(self._work(asker, work), "the answer to a question")
+    def _answer_later(self, requester: Requester, work: Coroutine[Any, Any, Any]) -> None:
+        task = begin(self._work(requester, work), "the answer to a question")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _work(self, asker: Asker, work: Coroutine[Any, Any, Any]) -> None:
+    async def _work(self, requester: Requester, work: Coroutine[Any, Any, Any]) -> None:
         try:
-            self._reply(asker, await work)
+            self._reply(requester, await work)
         except LmxError as error:
-            self._reply(asker, denied(error))
+            self._reply(requester, denied(error))
         except Exception as error:
             log.exception("control.message_failed")
             failed = OperationError(ErrorCode.INTERNAL, f"the supervisor failed on this: {error}")
-            self._reply(asker, denied(failed))
+            self._reply(requester, denied(failed))

@@ -8,7 +8,7 @@ from typing import Any
 
 from lmx.protocol.messages import control, inventory
 from lmx.supervisor.control.handlers import Handler
-from lmx.supervisor.decisions.slots.demand import Asker
+from lmx.supervisor.decisions.slots.demand import Requester
 from lmx.supervisor.inventory.added import AddedModels
 from lmx.supervisor.inventory.deletion import Deletion
 from lmx.supervisor.inventory.downloads import Downloads
@@ -25,12 +25,14 @@ class AddedCommands:
         }
 
     async def _add(
-        self, question: inventory.AddModel, _asker: Asker, _now_s: float
+        self, question: inventory.AddModel, _requester: Requester, _now_s: float
     ) -> control.Done:
         await self._added.add(question)
         return control.Done(f"{question.model_id} is served: its first request loads it")
 
-    def _remove(self, question: inventory.RemoveModel, _asker: Asker, now_s: float) -> control.Done:
+    def _remove(
+        self, question: inventory.RemoveModel, _requester: Requester, now_s: float
+    ) -> control.Done:
         pid = self._added.remove(question.model_id, now_s)
         return control.Done(f"{question.model_id} is removed; its files stay", pid)
 
@@ -50,26 +52,26 @@ class DiskCommands:
         }
 
     def _start(
-        self, question: inventory.StartDownload, _asker: Asker, _now_s: float
+        self, question: inventory.StartDownload, _requester: Requester, _now_s: float
     ) -> Coroutine[Any, Any, inventory.DownloadView]:
         return self._downloads.start(question)
 
     def _cancel(
-        self, question: inventory.CancelDownload, _asker: Asker, _now_s: float
+        self, question: inventory.CancelDownload, _requester: Requester, _now_s: float
     ) -> Coroutine[Any, Any, inventory.DownloadView]:
         return self._downloads.cancel(question.download_id)
 
     def _list(
-        self, question: inventory.GetDownloads, _asker: Asker, _now_s: float
+        self, question: inventory.GetDownloads, _requester: Requester, _now_s: float
     ) -> inventory.Downloads:
         return self._downloads.list(question.download_id)
 
     def _available(
-        self, _question: inventory.GetAvailable, _asker: Asker, _now_s: float
+        self, _question: inventory.GetAvailable, _requester: Requester, _now_s: float
     ) -> Coroutine[Any, Any, inventory.Available]:
         return self._deletion.available()
 
     def _delete(
-        self, question: inventory.DeleteModel, _asker: Asker, _now_s: float
+        self, question: inventory.DeleteModel, _requester: Requester, _now_s: float
     ) -> Coroutine[Any, Any, inventory.Deleted]:
         return self._deletion.delete(question.model_id, force=question.force)

@@ -15,7 +15,7 @@ from lmx.supervisor.events import Events
 from lmx.supervisor.inventory.added import AddedModels
 
 
-def tell_routing_gaps(config: Config, events: Events) -> None:
+def report_routing_gaps(config: Config, events: Events) -> None:
     """Note which names in ``routing`` belong to no model, neither a configured nor an added one."""
     for gap in config.routing_gaps():
         events.note("routing.incomplete", None, gap)
@@ -68,8 +68,8 @@ class Reloader:
             )
         new = self._added.join(written)
         diff = self._settings.put_in_force(new, now_s)
-        self._added.tell_shadowed(written, self._events)
-        tell_routing_gaps(new, self._events)
+        self._added.report_shadowed(written, self._events)
+        report_routing_gaps(new, self._events)
         detail = "; ".join(diff.sentences) or "it is the same"
         self._events.note("config.reloaded", None, detail, why=why, sections=list(diff.sections))
         return control.Reloaded(diff.sections, diff.sentences)

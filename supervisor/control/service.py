@@ -16,7 +16,7 @@ from lmx.protocol.states import WorkerState
 from lmx.supervisor.control.handlers import Handler
 from lmx.supervisor.control.reload import Reloader
 from lmx.supervisor.core.core import Core
-from lmx.supervisor.decisions.slots.demand import Asker
+from lmx.supervisor.decisions.slots.demand import Requester
 from lmx.supervisor.events import EventLog
 from lmx.supervisor.processes.handover import Invocation
 from lmx.supervisor.router.guard import RouterGuard
@@ -69,20 +69,22 @@ class ServiceCommands:
             control.StopAll: self._stop_all,
         }
 
-    def _status(self, _question: GetStatus, _asker: Asker, now_s: float) -> Status:
+    def _status(self, _question: GetStatus, _requester: Requester, now_s: float) -> Status:
         return Status(self._service.status(now_s))
 
     def _list_events(
-        self, question: control.GetEvents, _asker: Asker, _now_s: float
+        self, question: control.GetEvents, _requester: Requester, _now_s: float
     ) -> control.EventList:
         return self._events.after(question.after_seq, question.limit, earlier=question.earlier)
 
-    def _stop_all(self, _question: control.StopAll, _asker: Asker, _now_s: float) -> control.Done:
+    def _stop_all(
+        self, _question: control.StopAll, _requester: Requester, _now_s: float
+    ) -> control.Done:
         self._service.stop("an operator asked for it")
         return control.Done("stopping")
 
     def _reload(
-        self, _question: control.ReloadConfig, _asker: Asker, now_s: float
+        self, _question: control.ReloadConfig, _requester: Requester, now_s: float
     ) -> control.Reloaded | Coroutine[Any, Any, control.Reloaded]:
         reloaded = self._reloader.reload("an operator asked for it", now_s)
         return reloaded if self._guard.settled else self._in_force(reloaded)
@@ -103,7 +105,7 @@ class ServiceCommands:
         )
 
     async def _restart_router(
-        self, _question: control.RestartRouter, _asker: Asker, now_s: float
+        self, _question: control.RestartRouter, _requester: Requester, now_s: float
     ) -> control.Done:
         self._refuse_while_stopping()
         try:
@@ -125,7 +127,7 @@ class ServiceCommands:
             serving = self._guard.process
             if serving is not None and pid in (None, serving.pid) and self._guard.settled:
                 return serving.pid
-            if pid is not None and not self._guard.knows(pid):
+            if pid is not None and not self._guard.has_router(pid):
                 raise OperationError(
                     ErrorCode.INTERNAL,
                     "the new router ended at its start, so the old one goes on: see "
@@ -135,7 +137,7 @@ class ServiceCommands:
         return None
 
     async def _restart_supervisor(
-        self, _question: control.RestartSupervisor, _asker: Asker, _now_s: float
+        self, _question: control.RestartSupervisor, _requester: Requester, _now_s: float
     ) -> control.Done:
         self._refuse_while_changing()
         await self._invocation.check_successor()

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from lmx.protocol.messages.specs import AdapterSpec
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config.schema import ModelConfig
-from lmx.supervisor.decisions.slots.demand import Asker
+from lmx.supervisor.decisions.slots.demand import Requester
 from lmx.supervisor.decisions.worker import Worker
 from lmx.supervisor.events import Events
 from lmx.supervisor.memory.inspection import Inspection, Question
@@ -87,7 +87,7 @@ class Actions(Events, Protocol):
     def save_holds(self, held: Collection[str]) -> None:
         """Save which models operators drained."""
 
-    def reply(self, asker: Asker, message: Any) -> None:
+    def reply(self, requester: Requester, message: Any) -> None:
         """Reply to a question. The reply is lost if the asker has gone."""
 
     def publish(self, message: Any) -> None:

@@ -53,7 +53,7 @@ class ApplyConfig:
             return
         # Its earlier worker is about to end.
         slot = self._set(slot, model)
-        self._store.put(slot.knows(replace(slot.files, path=None)))
+        self._store.put(slot.with_files(replace(slot.files, path=None)))
         self._store.step(model.id, events.Restored(model.preload), now_s)
 
     def _remove(self, slot: Slot, now_s: float) -> None:

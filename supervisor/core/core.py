@@ -36,9 +36,9 @@ from lmx.supervisor.core.view import PublicState, known_names, model_status
 from lmx.supervisor.decisions import lifecycle
 from lmx.supervisor.decisions.ledger import Ledger
 from lmx.supervisor.decisions.slots import events
-from lmx.supervisor.decisions.slots.demand import Asker, Waiter
+from lmx.supervisor.decisions.slots.demand import Requester, Waiter
 from lmx.supervisor.decisions.slots.life import SlotLife, held_life
-from lmx.supervisor.decisions.worker import KillAsked, Tick, Worker
+from lmx.supervisor.decisions.worker import KillRequested, Tick, Worker
 from lmx.supervisor.memory.inspection import Inspection
 
 log = structlog.get_logger()
@@ -113,12 +113,12 @@ class Core:
     # Wishes.
 
     def acquire(
-        self, model_id: str, asker: Asker, wait_s: float, waited_s: float, now_s: float
+        self, model_id: str, requester: Requester, wait_s: float, waited_s: float, now_s: float
     ) -> None:
         """Let a request wait until the model is ready. It gets exactly one reply, within
         ``wait_s``."""
-        waiter = Waiter(asker, now_s + wait_s, now_s - max(0.0, waited_s))
-        self._take(model_id, events.Asked(waiter), now_s)
+        waiter = Waiter(requester, now_s + wait_s, now_s - max(0.0, waited_s))
+        self._take(model_id, events.Requested(waiter), now_s)
 
     def withdraw(self, name: str, identity: bytes, now_s: float) -> None:
         """Forget the questions of a router whose requests for a model have all left, so that
@@ -152,15 +152,15 @@ class Core:
     def reconfigured(self, change: Change, now_s: float) -> None:
         """Take another configuration while lmx runs. Only the models that it changes are affected.
         The ledger has the budget of the new configuration already."""
-        planned_anew = change.new.memory != change.old.memory
+        replanned = change.new.memory != change.old.memory
         changes = change.diff.models
         ApplyConfig(self._store, self._pins).carry_out(change.new, changes, now_s)
         self._take_names()
-        anew = (*changes.added, *changes.respawned, *changes.touched)
+        affected = (*changes.added, *changes.respawned, *changes.touched)
         for slot in self._configured():
-            if slot.state is SlotState.QUEUED and (planned_anew or slot.model.id in anew):
+            if slot.state is SlotState.QUEUED and (replanned or slot.model.id in affected):
                 self._store.step(slot.model.id, events.Reread(), now_s)
-            elif planned_anew or slot.model.id in anew:
+            elif replanned or slot.model.id in affected:
                 self._store.put(inspect_files(slot, self._actions))
         self._placer.place(now_s)
 
@@ -204,7 +204,7 @@ class Core:
             log.warning("model.not_planned", model=model_id, error=error.message)
             return 0
 
-    def knows(self, instance: str) -> bool:
+    def has_worker(self, instance: str) -> bool:
         """Return whether this instance is a worker of this supervisor."""
         return instance in self._store.by_instance
 
@@ -214,7 +214,7 @@ class Core:
         assert worker is not None
         return worker
 
-    def worker_said(self, instance: str, message: Any, now_s: float) -> None:
+    def worker_reported(self, instance: str, message: Any, now_s: float) -> None:
         """Take a worker's message. The caller drops messages of unknown instances."""
         self._take(self._store.by_instance[instance], message, now_s)
 
@@ -262,7 +262,7 @@ class Core:
         """
         model_id = self._store.by_instance.get(instance)
         if model_id is not None:
-            asked = KillAsked(ExitCause.OUT_OF_MEMORY, detail, sys.platform == "darwin")
+            asked = KillRequested(ExitCause.OUT_OF_MEMORY, detail, sys.platform == "darwin")
             self._take(model_id, asked, now_s)
 
     def fetch_advanced(
@@ -288,7 +288,7 @@ class Core:
         if isinstance(outcome, Path):
             for source, why in unfetched.items():
                 self._actions.note("adapter.not_fetched", model_id, why, source=source)
-            self._store.put(slot.knows(replace(slot.files, path=outcome, unfetched=unfetched)))
+            self._store.put(slot.with_files(replace(slot.files, path=outcome, unfetched=unfetched)))
             self._take(model_id, events.Fetched(), now_s)
         else:
             self._take(model_id, events.FetchFailed(outcome), now_s)
@@ -312,7 +312,7 @@ class Core:
         if slot is None:
             return
         if slot.worker is None and slot.state is not SlotState.QUEUED:
-            slot = slot.knows(replace(slot.files, path=None))
+            slot = slot.with_files(replace(slot.files, path=None))
         self._store.put(inspect_files(slot, self._actions))
 
     def tick(self, now_s: float, paused_s: float) -> None:

@@ -44,7 +44,7 @@ def inspect_files(slot: Slot, actions: Actions) -> Slot:
     files = slot.files
     if files.inspection is None or not files.inspection.question.same_model(question):
         files = replace(files, inspection=None, kind=slot.model.kind, facts=ModelFacts())
-    slot = plan_again(slot.knows(files), actions)
+    slot = plan_again(slot.with_files(files), actions)
     found = actions.inspect(slot.model.id, question)
     return slot if found is None else take(slot, found, actions)
 
@@ -53,13 +53,13 @@ def take(slot: Slot, found: Inspection, actions: Actions) -> Slot:
     """Return the slot with what the model's files say."""
     kind = slot.model.kind or found.kind
     files = replace(slot.files, inspection=found, kind=kind, facts=found.facts)
-    return plan_again(slot.knows(files), actions)
+    return plan_again(slot.with_files(files), actions)
 
 
 def plan_again(slot: Slot, actions: Actions) -> Slot:
     """Return the slot with the memory that a worker of it would get now. If its folder can't be
     planned for, ``needs`` is None, and loading the model will say why."""
-    return slot.knows(replace(slot.files, needs=_needs(slot, actions)))
+    return slot.with_files(replace(slot.files, needs=_needs(slot, actions)))
 
 
 def _needs(slot: Slot, actions: Actions) -> MemoryPlan | None:

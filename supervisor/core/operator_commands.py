@@ -12,7 +12,7 @@ from lmx.supervisor.core.inspect_files import plan_again
 from lmx.supervisor.core.placer import Placer
 from lmx.supervisor.core.slot_store import SlotStore
 from lmx.supervisor.decisions.slots import events
-from lmx.supervisor.decisions.worker import KillAsked, Worker
+from lmx.supervisor.decisions.worker import KillRequested, Worker
 
 
 class OperatorCommands:
@@ -46,7 +46,7 @@ class OperatorCommands:
         slot = replace(self._store.slots[model.id], model=model)
         self._store.put(plan_again(slot, self._actions))
         detail = f"it is loaded with a context of {model.context_length}"
-        self._take(model.id, events.OrderedAnew(detail), now_s)
+        self._take(model.id, events.ReloadOrdered(detail), now_s)
 
     def unload(self, model_id: str, now_s: float) -> None:
         """End the model's worker after its streams. The next request loads the model again."""
@@ -54,7 +54,7 @@ class OperatorCommands:
 
     def restart(self, model_id: str, now_s: float) -> None:
         """End the model's worker after its streams and load it again. There must be a worker."""
-        self._take(model_id, events.OrderedAnew("an operator restarted the model"), now_s)
+        self._take(model_id, events.ReloadOrdered("an operator restarted the model"), now_s)
 
     def kill(self, model_id: str, now_s: float) -> Worker:
         """Send SIGKILL to the model's worker. Raises :class:`LmxError` (model_not_loaded)."""
@@ -66,7 +66,7 @@ class OperatorCommands:
                 param="model",
             )
         detail = "an operator killed the model's worker"
-        self._take(model_id, KillAsked(ExitCause.KILLED, detail), now_s)
+        self._take(model_id, KillRequested(ExitCause.KILLED, detail), now_s)
         return slot.worker
 
     def hold(self, model_id: str, now_s: float) -> None:

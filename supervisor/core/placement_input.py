@@ -91,7 +91,7 @@ def _queued(slots: Iterable[Slot], now_s: float) -> list[Waiting]:
     """Return the models that wait for memory. Models whose files are still being read do not wait
     for memory yet."""
     return [
-        Waiting(slot.model.id, need_bytes, slot.life.demand.asked_at_s(now_s), slot.pinned)
+        Waiting(slot.model.id, need_bytes, slot.life.demand.requested_at_s(now_s), slot.pinned)
         for slot in slots
         if (need_bytes := slot.life.need_bytes) is not None
     ]

@@ -74,7 +74,7 @@ class Placer:
                 self._carry_out(decision, now_s)
         else:
             log.error("placement.endless", decisions=[repr(one) for one in decisions])
-        self._tell_waiting(now_s)
+        self._report_waiting(now_s)
 
     def _carry_out(self, decision: Decision, now_s: float) -> None:
         store = self._store
@@ -99,7 +99,7 @@ class Placer:
         if for_model is not None:
             # The cause is reported before the eviction.
             places = positions(self._store.slots.values(), now_s)
-            self._tell_queued(for_model, places[for_model], now_s)
+            self._report_queued(for_model, places[for_model], now_s)
         if for_model is None:
             detail = "evicted: memory is short"
         elif if_idle:
@@ -114,26 +114,27 @@ class Placer:
         eviction = events.Evicted(ExitCause.EVICTED, detail, if_idle, for_model)
         self._store.step(model_id, eviction, now_s)
 
-    def _tell_waiting(self, now_s: float) -> None:
+    def _report_waiting(self, now_s: float) -> None:
         for model_id, place in positions(self._store.slots.values(), now_s).items():
-            self._tell_queued(model_id, place, now_s)
+            self._report_queued(model_id, place, now_s)
 
-    def _tell_queued(self, model_id: str, place: int, now_s: float) -> None:
+    def _report_queued(self, model_id: str, place: int, now_s: float) -> None:
         life = self._store.slots[model_id].life
-        if life.queue_told or life.need_bytes is None:
+        if life.queue_reported or life.need_bytes is None:
             return
-        self._store.step(model_id, events.QueueTold(), now_s)
+        self._store.step(model_id, events.QueueReported(), now_s)
         need_bytes, free_bytes = life.need_bytes, self._ledger.free_bytes
         reasons = []
         groups = Groups(self._settings.current.groups)
-        beside = [
+        conflicting = [
             other.model.id
             for other in self._store.slots.values()
             if other.worker is not None and groups.conflict(model_id, other.model.id)
         ]
-        if beside:
-            reasons.append(f"by its group's rules it can't be loaded beside {', '.join(beside)}")
-        if need_bytes > free_bytes or not beside:
+        if conflicting:
+            names = ", ".join(conflicting)
+            reasons.append(f"by its group's rules it can't be loaded beside {names}")
+        if need_bytes > free_bytes or not conflicting:
             reasons.append(f"needs {format_bytes(need_bytes)}, {format_bytes(free_bytes)} are free")
         detail = f"{' and '.join(reasons)}; number {place} in the queue"
         self._actions.note(

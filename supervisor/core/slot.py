@@ -158,12 +158,12 @@ class Slot:
         planned = self.plan or self.files.needs
         return (planned.context_tokens if planned else None) or self.model.context_length
 
-    def lives(self, life: SlotLife) -> Slot:
+    def with_life(self, life: SlotLife) -> Slot:
         """Return the slot in another state of its life. A plan is for one run, and is dropped when
         the worker has ended or will not be started."""
         runs = life.worker is not None or life.need_bytes is not None
         return replace(self, life=life, plan=self.plan if runs else None)
 
-    def knows(self, files: SlotFiles) -> Slot:
+    def with_files(self, files: SlotFiles) -> Slot:
         """Return the slot with other knowledge of its files."""
         return replace(self, files=files)

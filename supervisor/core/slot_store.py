@@ -57,10 +57,10 @@ class SlotStore:
         ledger: Ledger,
         actions: Actions,
         epoch: str,
-        tell_routers: Callable[[float], None],
+        notify_routers: Callable[[float], None],
     ) -> None:
-        """``tell_routers`` is called before requests hear of a worker, because a router must know a
-        worker before it is told to use it."""
+        """``notify_routers`` is called before requests get a worker, because a router must know a
+        worker before it is to use it."""
         self.slots: dict[str, Slot] = {}
         self.by_instance: dict[str, str] = {}
         """The model of each worker."""
@@ -74,7 +74,7 @@ class SlotStore:
         self._ledger = ledger
         self._actions = actions
         self._epoch = epoch
-        self._tell_routers = tell_routers
+        self._notify_routers = notify_routers
 
     def put(self, slot: Slot) -> None:
         """Replace the slot of a model by this value."""
@@ -89,7 +89,7 @@ class SlotStore:
             # An event that can't happen in this state is a bug to be seen, not a reason to crash.
             log.error("slot.unexpected_event", error=str(error))
             return
-        self.put(before.lives(life))
+        self.put(before.with_life(life))
         _log_state(before.worker, life.worker)
         for effect in effects:
             self._carry_out(effect, before, life.worker, now_s)
@@ -150,7 +150,7 @@ class SlotStore:
         if path is None:
             self.step(model_id, events.FilesMissing(), now_s)
             return
-        self.put(slot.knows(replace(slot.files, path=path)))
+        self.put(slot.with_files(replace(slot.files, path=path)))
         found = self._actions.inspect(model_id, question_of(slot.model, str(path)))
         if found is not None:
             self.inspected(model_id, found, now_s)
@@ -193,7 +193,7 @@ class SlotStore:
         if slot.files.unfetched:
             # The next start fetches them again.
             slot = self.slots[model_id]
-            self.put(slot.knows(replace(slot.files, path=None)))
+            self.put(slot.with_files(replace(slot.files, path=None)))
         self._actions.note(
             "worker.spawned", model_id, f"{format_bytes(plan.reserve_bytes)} reserved",
             instance=instance, worker_pid=pid, reserved_bytes=plan.reserve_bytes,
@@ -290,19 +290,19 @@ class SlotStore:
                 self._actions.stop_fetch(model_id)
             case SendWelcome() | SendDrain() | SendSignal():
                 assert worker is not None
-                self._tell_worker(effect, worker)
+                self._send_to_worker(effect, worker)
             case effects_of.Answer(waiters, instance):
-                self._tell_routers(now_s)
+                self._notify_routers(now_s)
                 for waiter in waiters:
-                    self._actions.reply(waiter.asker, control.Acquired(model_id, instance))
+                    self._actions.reply(waiter.requester, control.Acquired(model_id, instance))
             case effects_of.Deny(waiters, error):
                 for waiter in waiters:
-                    self._actions.reply(waiter.asker, denied(error))
-            case effects_of.TellLate(waiters):
+                    self._actions.reply(waiter.requester, denied(error))
+            case effects_of.NotifyLate(waiters):
                 place = positions(self.slots.values(), now_s).get(model_id)
                 late = not_ready(self.slots[model_id], place, now_s)
                 for waiter in waiters:
-                    self._actions.reply(waiter.asker, late)
+                    self._actions.reply(waiter.requester, late)
             case effects_of.WorkerReady():
                 self._worker_ready(effect)
             case effects_of.WorkerMeasured(measured):
@@ -314,14 +314,14 @@ class SlotStore:
                 self._worker_gone(effect, before)
             case effects_of.Note(name, detail, data):
                 self._actions.note(name, model_id, detail, **data)
-            case effects_of.LogNoRoom(detail):
-                log.error("model.no_room", model=model_id, error=detail)
+            case effects_of.LogNoCapacity(detail):
+                log.error("model.no_capacity", model=model_id, error=detail)
             case effects_of.Gone():
                 del self.slots[model_id]
             case _:
                 assert_never(effect)
 
-    def _tell_worker(self, effect: SendWelcome | SendDrain | SendSignal, worker: Worker) -> None:
+    def _send_to_worker(self, effect: SendWelcome | SendDrain | SendSignal, worker: Worker) -> None:
         match effect:
             case SendWelcome():
                 self._actions.send(worker, control.Welcome(self._epoch))

@@ -144,10 +144,10 @@ def _common(slot: Slot, position: int | None) -> dict[str, Any]:
 def _media(slot: Slot) -> tuple[MediaKind, ...] | None:
     """Return what a model takes besides text: what its worker says, or the last one said, or else
     what its files say."""
-    told = slot.worker.media if slot.worker else None
-    if told is None:
-        told = slot.past.media
-    return slot.files.facts.media if told is None else told
+    reported = slot.worker.media if slot.worker else None
+    if reported is None:
+        reported = slot.past.media
+    return slot.files.facts.media if reported is None else reported
 
 
 def _left_s(at_s: float | None, now_s: float) -> float | None:

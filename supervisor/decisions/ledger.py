@@ -156,11 +156,11 @@ def budget_bytes(
         if total_bytes <= _SMALL_MAC_BYTES:
             reserve_bytes = max(reserve_bytes, _SMALL_MAC_RESERVE_BYTES)
     if memory.budget_bytes is not None:
-        wished_bytes = int(memory.budget_bytes)
+        intended_bytes = int(memory.budget_bytes)
     elif memory.budget_fraction is not None:
-        wished_bytes = int(total_bytes * memory.budget_fraction)
+        intended_bytes = int(total_bytes * memory.budget_fraction)
     elif working_set_bytes is not None:
-        wished_bytes = gpu_bytes
+        intended_bytes = gpu_bytes
     else:
-        wished_bytes = int(total_bytes * _USUAL_FRACTION)
-    return max(0, min(wished_bytes, gpu_bytes, total_bytes - reserve_bytes))
+        intended_bytes = int(total_bytes * _USUAL_FRACTION)
+    return max(0, min(intended_bytes, gpu_bytes, total_bytes - reserve_bytes))

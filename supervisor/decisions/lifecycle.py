@@ -22,16 +22,16 @@ from lmx.supervisor.decisions.exit_cause import exit_cause
 from lmx.supervisor.decisions.worker import (
     STUCK_KILLS,
     BecameReady,
-    DrainAsked,
+    DrainRequested,
     Effect,
     Ended,
-    KillAsked,
+    KillRequested,
     Limits,
     ProcessExited,
     SendDrain,
     SendSignal,
     SendWelcome,
-    StopAsked,
+    StopRequested,
     Stuck,
     Tick,
     Worker,
@@ -178,7 +178,7 @@ def _beat(worker: Worker, event: control.WorkerBeat, now_s: float) -> _Result:
     after = _with(
         worker, beat_at_s=now_s, rows=event.rows, queued=event.queued,
         stalled_s=event.stalled_for_s, figures=_with_peak(event.figures, worker),
-        keep_alive_s=event.keep_alive_s, said=event.state,
+        keep_alive_s=event.keep_alive_s, reported_state=event.state,
         idle_since_s=None if event.rows + event.queued else now_s - event.idle_for_s,
     )  # fmt: skip
     return after, ()
@@ -219,15 +219,15 @@ def _ready_beat(worker: Worker, event: control.WorkerBeat, now_s: float) -> _Res
     return after, effects
 
 
-def _drain(worker: Worker, event: DrainAsked, now_s: float) -> _Result:
+def _drain(worker: Worker, event: DrainRequested, now_s: float) -> _Result:
     after = _with(
         worker, state=_S.DRAINING, deadline_s=now_s + worker.limits.drain_s,
-        cause=event.cause, detail=event.detail, polite=event.if_idle, said=None,
+        cause=event.cause, detail=event.detail, polite=event.if_idle, reported_state=None,
     )  # fmt: skip
     return after, (SendDrain(event.if_idle),)
 
 
-def _drain_again(worker: Worker, event: DrainAsked, now_s: float) -> _Result:
+def _drain_again(worker: Worker, event: DrainRequested, now_s: float) -> _Result:
     """Take a second request to drain. The worker now drains even if it is busy, and keeps the first
     deadline if that one ends it."""
     if event.if_idle:
@@ -243,7 +243,7 @@ def _drain_again(worker: Worker, event: DrainAsked, now_s: float) -> _Result:
     return after, (SendDrain(False),)
 
 
-def _drain_unloaded(worker: Worker, event: DrainAsked, now_s: float) -> _Result:
+def _drain_unloaded(worker: Worker, event: DrainRequested, now_s: float) -> _Result:
     """Take a request to drain before READY. There are no streams then, so that draining means
     stopping. But an adopted worker may be READY without having said so yet."""
     if worker.adopted and worker.state is _S.STARTING:
@@ -269,20 +269,20 @@ def _drained(worker: Worker, _event: Any, now_s: float) -> _Result:
     return _stopping(worker, signal.SIGTERM, grace_s, now_s, cause, worker.detail)
 
 
-def _stop(worker: Worker, event: StopAsked, now_s: float) -> _Result:
+def _stop(worker: Worker, event: StopRequested, now_s: float) -> _Result:
     grace_s = worker.limits.term_grace_s
     return _stopping(worker, signal.SIGTERM, grace_s, now_s, event.cause, event.detail)
 
 
-def _kill(worker: Worker, event: KillAsked, now_s: float) -> _Result:
+def _kill(worker: Worker, event: KillRequested, now_s: float) -> _Result:
     if event.may_end:
         grace_s = worker.limits.term_grace_s
         return _stopping(worker, signal.SIGTERM, grace_s, now_s, event.cause, event.detail)
     return _stopping(worker, signal.SIGKILL, _KILL_AGAIN_S, now_s, event.cause, event.detail)
 
 
-def _kill_stopping(worker: Worker, event: KillAsked | Tick, now_s: float) -> _Result:
-    if isinstance(event, KillAsked) and event.may_end:
+def _kill_stopping(worker: Worker, event: KillRequested | Tick, now_s: float) -> _Result:
+    if isinstance(event, KillRequested) and event.may_end:
         return worker, ()
     after = _with(worker, deadline_s=now_s + _KILL_AGAIN_S, kills=worker.kills + 1, kill_at_s=None)
     effects: tuple[Effect, ...] = (SendSignal(signal.SIGKILL),)
@@ -338,7 +338,7 @@ def _tick_draining(worker: Worker, event: Tick, now_s: float) -> _Result:
     worker = _forgive(worker, event)
     if not _over(worker, now_s):
         return _check_beat(worker, now_s)
-    if worker.cause not in _PATIENT or (worker.said is _S.DRAINING and not worker.busy):
+    if worker.cause not in _PATIENT or (worker.reported_state is _S.DRAINING and not worker.busy):
         return _drained(worker, event, now_s)
     after, effects = _check_beat(worker, now_s)
     if effects:
@@ -346,7 +346,7 @@ def _tick_draining(worker: Worker, event: Tick, now_s: float) -> _Result:
     # Its streams have no deadline. But the message may have been lost, and a worker that was never
     # asked would drain for ever.
     after = _with(worker, deadline_s=now_s + worker.limits.drain_s)
-    return after, () if worker.said is _S.DRAINING else (SendDrain(worker.polite),)
+    return after, () if worker.reported_state is _S.DRAINING else (SendDrain(worker.polite),)
 
 
 def _tick_stopping(worker: Worker, event: Tick, now_s: float) -> _Result:
@@ -400,8 +400,8 @@ _LATE: Final = (
     control.WorkerBeat,
     control.DrainRefused,
     control.Drained,
-    DrainAsked,
-    StopAsked,
+    DrainRequested,
+    StopRequested,
 )
 """What a worker that is being ended may still send, and what may still be asked of it. It has no
 effect."""
@@ -415,33 +415,33 @@ _TABLE: Final[dict[tuple[WorkerState, type], _Handler]] = {
     (_S.STARTING, control.LoadFailed): _load_failed,
     (_S.STARTING, control.Drained): _drained,
     (_S.STARTING, control.DrainRefused): _stay,
-    (_S.STARTING, DrainAsked): _drain_unloaded,
+    (_S.STARTING, DrainRequested): _drain_unloaded,
     (_S.STARTING, Tick): _tick_starting,
     (_S.LOADING, control.WorkerHello): _hello_again,
     (_S.LOADING, control.LoadAdvanced): _load_advanced,
     (_S.LOADING, control.Loaded): _loaded,
     (_S.LOADING, control.LoadFailed): _load_failed,
     (_S.LOADING, control.WorkerBeat): _beat,
-    (_S.LOADING, DrainAsked): _drain_unloaded,
+    (_S.LOADING, DrainRequested): _drain_unloaded,
     (_S.LOADING, Tick): _tick_loading,
     (_S.READY, control.WorkerHello): _hello_again,
     (_S.READY, control.WorkerBeat): _ready_beat,
     # The second answer of a worker that was asked twice to drain.
     (_S.READY, control.DrainRefused): _stay,
     (_S.READY, control.Drained): _drained,
-    (_S.READY, DrainAsked): _drain,
+    (_S.READY, DrainRequested): _drain,
     (_S.READY, Tick): _tick_ready,
     (_S.DRAINING, control.WorkerHello): _hello_again,
     (_S.DRAINING, control.WorkerBeat): _working_beat,
     (_S.DRAINING, control.DrainRefused): _drain_refused,
     (_S.DRAINING, control.Drained): _drained,
-    (_S.DRAINING, DrainAsked): _drain_again,
+    (_S.DRAINING, DrainRequested): _drain_again,
     (_S.DRAINING, Tick): _tick_draining,
     (_S.STOPPING, Tick): _tick_stopping,
-    (_S.STOPPING, KillAsked): _kill_stopping,
+    (_S.STOPPING, KillRequested): _kill_stopping,
     **{(_S.STOPPING, late): _stay for late in _LATE},
-    **{(state, StopAsked): _stop for state in (_S.STARTING, _S.LOADING, _S.READY, _S.DRAINING)},
-    **{(state, KillAsked): _kill for state in (_S.STARTING, _S.LOADING, _S.READY, _S.DRAINING)},
+    **{(state, StopRequested): _stop for state in (_S.STARTING, _S.LOADING, _S.READY, _S.DRAINING)},
+    **{(state, KillRequested): _kill for state in (_S.STARTING, _S.LOADING, _S.READY, _S.DRAINING)},
     **{
         (state, ProcessExited): _exited
         for state in (_S.STARTING, _S.LOADING, _S.READY, _S.DRAINING, _S.STOPPING)

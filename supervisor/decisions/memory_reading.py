@@ -17,7 +17,7 @@ class KernelPressure(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class Capacity:
     """A limit of memory, and what is left below it."""
 
     total_bytes: int
@@ -64,7 +64,7 @@ class MemoryReading:
     @property
     def used_share(self) -> float:
         """What is taken, from 0 to 1, wherever it is tightest."""
-        here = Room(self.total_bytes, self.available_bytes).used_share
+        here = Capacity(self.total_bytes, self.available_bytes).used_share
         return max(here, self.fullest_share)
 
 

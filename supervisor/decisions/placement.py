@@ -86,9 +86,9 @@ def queue_order(waiting: Iterable[Waiting]) -> list[Waiting]:
     return sorted(
         waiting,
         key=lambda one: (
-            one.asked_at_s is None,
-            one.asked_at_s or 0.0,
-            one.asked_at_s is None and not one.pinned,
+            one.requested_at_s is None,
+            one.requested_at_s or 0.0,
+            one.requested_at_s is None and not one.pinned,
         ),
     )
 
@@ -216,7 +216,7 @@ class _Queue:
                 self._left_bytes -= one.need_bytes
                 self._present.append(one.model_id)
                 continue
-            if one.asked_at_s is None:
+            if one.requested_at_s is None:
                 if self._lack_bytes(one) > 0 or self._conflicts(one):
                     decisions.append(Drop(one.model_id))
                 continue
@@ -249,9 +249,9 @@ class _Queue:
         )
 
     def _waited_long(self, one: Waiting) -> bool:
-        return (
-            one.asked_at_s is not None and self._now_s - one.asked_at_s >= self._scene.fair_wait_s
-        )
+        if one.requested_at_s is None:
+            return False
+        return self._now_s - one.requested_at_s >= self._scene.fair_wait_s
 
     def _lack_bytes(self, one: Waiting) -> int:
         return one.need_bytes - self._free_bytes - self._coming_bytes

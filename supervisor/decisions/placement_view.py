@@ -43,7 +43,7 @@ class Waiting:
     model_id: str
     need_bytes: int
 
-    asked_at_s: float | None
+    requested_at_s: float | None
     """Since when its oldest request, or an operator, has waited; None if nobody waits."""
 
     pinned: bool = False

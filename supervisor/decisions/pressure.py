@@ -226,12 +226,12 @@ def _machine_level(reading: MemoryReading, lines: Lines, margin_share: float) ->
 def reason(reading: MemoryReading, workers: Sequence[WorkerMemory], lines: Lines) -> str:
     """Return a sentence with figures about how full the memory is, and of what."""
     measured_bytes = sum(worker.measured_bytes for worker in workers)
-    told = ""
+    kernel = ""
     if reading.kernel_pressure is not None:
-        told = f", and macOS calls its memory pressure {reading.kernel_pressure.name.lower()}"
+        kernel = f", and macOS calls its memory pressure {reading.kernel_pressure.name.lower()}"
     return (
-        f"{reading.used_share:.0%} of {format_bytes(reading.total_bytes)} are in use{told}; lmx's "
-        f"models hold {format_bytes(measured_bytes)} of their budget of "
+        f"{reading.used_share:.0%} of {format_bytes(reading.total_bytes)} are in use{kernel}; "
+        f"lmx's models hold {format_bytes(measured_bytes)} of their budget of "
         f"{format_bytes(lines.budget_bytes)}, other programs about "
         f"{format_bytes(max(0, reading.used_bytes - measured_bytes))}"
     )

@@ -121,11 +121,11 @@ def judge(
 
 
 def _judge_one(exited: ExitedWorker, lost_bytes: int, now_s: float) -> tuple[ExitedWorker, Verdict]:
-    told_bytes = exited.missing_bytes
-    if told_bytes is None:
+    reported_bytes = exited.missing_bytes
+    if reported_bytes is None:
         if lost_bytes > 0 and now_s - exited.exited_at_s < deadline_s(exited.held_bytes):
             return exited, Waiting()
-    elif lost_bytes > 0 and told_bytes - lost_bytes < MIN_MISSING_BYTES:
+    elif lost_bytes > 0 and reported_bytes - lost_bytes < MIN_MISSING_BYTES:
         return exited, Waiting()
     return replace(exited, missing_bytes=lost_bytes), Settled(lost_bytes)
 

@@ -88,7 +88,7 @@ class Worker:
     stall_waited_s: float = 0.0
     """How much of that time it waited for a processor."""
 
-    said: WorkerState | None = None
+    reported_state: WorkerState | None = None
     """The state that its last heartbeat named."""
 
     idle_since_s: float | None = None
@@ -149,7 +149,7 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
-class DrainAsked:
+class DrainRequested:
     """Somebody wants the worker to end after its streams. With the cause EVICTED or EXPIRED the
     streams may take as long as they need, with any other cause ``Limits.drain_s``."""
 
@@ -159,7 +159,7 @@ class DrainAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class StopAsked:
+class StopRequested:
     """Somebody wants the worker to end now, by itself."""
 
     cause: ExitCause
@@ -167,7 +167,7 @@ class StopAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class KillAsked:
+class KillRequested:
     """Somebody wants the worker to be killed at once."""
 
     cause: ExitCause

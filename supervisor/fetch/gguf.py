@@ -246,11 +246,11 @@ _FLOAT_TYPES = frozenset({"F32", "F16", "BF16", "F64"})
 Converter = Callable[[Path, Path, Form, Report], None]
 
 
-def _unheard(_phase: str, _fraction: float | None, _detail: str) -> None:
+def _ignore_progress(_phase: str, _fraction: float | None, _detail: str) -> None:
     """Nobody looks at the progress."""
 
 
-def read_facts(source: Path, report: Report = _unheard) -> GgufFacts:
+def read_facts(source: Path, report: Report = _ignore_progress) -> GgufFacts:
     """Read a GGUF file's header. Raises `OperationError` for what is no whole GGUF file."""
     invalid = ErrorCode.MODEL_SOURCE_INVALID
     try:

@@ -118,7 +118,7 @@ def look_up(
         raise explained(error, repo_id, revision) from error
     blobs, _ = _places(repo_id)
     missing = [file for file in files if not (blobs / file.digest).exists()]
-    folder, free_bytes = _room()
+    folder, free_bytes = _free_space()
     return {
         "total_bytes": sum(file.size_bytes for file in files),
         "missing_bytes": sum(
@@ -293,14 +293,14 @@ def _linked(
     if revision != commit:
         ref = blobs.parent / "refs" / (revision or constants.DEFAULT_REVISION)
         ref.parent.mkdir(parents=True, exist_ok=True)
-        made = _beside(ref)
+        made = _temporary_for(ref)
         made.write_text(commit)
         made.replace(ref)
     return snapshot
 
 
 def _link(blob: Path, link: Path) -> None:
-    made = _beside(link)
+    made = _temporary_for(link)
     made.unlink(missing_ok=True)
     try:
         made.symlink_to(os.path.relpath(blob, link.parent))
@@ -310,7 +310,7 @@ def _link(blob: Path, link: Path) -> None:
     made.replace(link)
 
 
-def _beside(path: Path) -> Path:
+def _temporary_for(path: Path) -> Path:
     return path.with_name(f"{path.name}.{os.getpid()}.lmx.incomplete")
 
 
@@ -360,7 +360,7 @@ def _part_bytes(blob: Path) -> int:
     return part.stat().st_size if part.exists() else 0
 
 
-def _room() -> tuple[Path, int]:
+def _free_space() -> tuple[Path, int]:
     """Return the folder that the client's cache is in, or would be, and how much is free there."""
     folder = Path(constants.HF_HUB_CACHE).expanduser()
     while not folder.exists():
@@ -369,7 +369,7 @@ def _room() -> tuple[Path, int]:
 
 
 def _check_disk(repo_id: str, needed_bytes: int) -> None:
-    folder, free_bytes = _room()
+    folder, free_bytes = _free_space()
     if needed_bytes > 0 and free_bytes < needed_bytes + SPARE_BYTES:
         raise OperationError(
             ErrorCode.INSUFFICIENT_DISK,

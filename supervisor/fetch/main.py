@@ -236,13 +236,13 @@ def main(argv: list[str] | None = None) -> int:
         )
         outlet.line({"path": str(folder)})
     except OperationError as error:
-        told = {
+        failure = {
             "code": error.code.value,
             "message": error.message,
             "param": error.param,
             "retry_after_s": error.retry_after_s,
         }
-        outlet.line({"error": told})
+        outlet.line({"error": failure})
         return 1
     except BrokenPipeError:
         return 1

@@ -132,7 +132,7 @@ class AddedModels:
         """Return the configuration that is in force when the file has ``config``."""
         return with_added(config, self._models)
 
-    def tell_shadowed(self, config: Config, events: Events) -> None:
+    def report_shadowed(self, config: Config, events: Events) -> None:
         """Note which added models are not served, because the configuration file has given their
         names to something else. They come back when it no longer does."""
         for model_id in shadowed(config, self._models):

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.supervisor.config.model import AddedModelConfig
-from lmx.supervisor.state.state_file import StateFile, say_nothing
+from lmx.supervisor.state.state_file import StateFile, discard_notice
 
 _KEYS: Final = ("id", "source", "context_length", "context_at_most", "parameters")
 """All keys of an added model. The other keys of a model have their defaults."""
@@ -21,8 +21,8 @@ _KEYS: Final = ("id", "source", "context_length", "context_at_most", "parameters
 class AddedFile:
     """``state/models.json``, ``{"models": [...]}``, each with :data:`_KEYS`."""
 
-    def __init__(self, path: Path, say: Callable[[str], None] = say_nothing) -> None:
-        self._file = StateFile(path, _parse, say)
+    def __init__(self, path: Path, notify: Callable[[str], None] = discard_notice) -> None:
+        self._file = StateFile(path, _parse, notify)
 
     def load(self) -> dict[str, AddedModelConfig]:
         """Return the added models by id, none if there is no file.
@@ -31,7 +31,7 @@ class AddedFile:
         models that can be read are written anew. lmx starts in any case."""
         models, broken = self._file.load() or ({}, [])
         if broken:
-            self._file.set_aside(f"has models that can't be served ({', '.join(broken)})")
+            self._file.quarantine_file(f"has models that can't be served ({', '.join(broken)})")
             if models:
                 with contextlib.suppress(OperationError):
                     self.save(models)

@@ -1,6 +1,6 @@
 """What is known about each download, in memory and in a file that outlives the supervisor.
 
-:func:`asked_download` reads a question for a download into such a record.
+:func:`requested_download` reads a question for a download into such a record.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.inventory import DownloadView, StartDownload
 from lmx.protocol.states import DownloadStatus
 from lmx.supervisor.config.sources import HubSource, SourceError, parse_file_name, parse_source
-from lmx.supervisor.state.state_file import StateFile, say_nothing
+from lmx.supervisor.state.state_file import StateFile, discard_notice
 
 log = structlog.get_logger()
 
 KEPT: Final = 200
 UNFINISHED: Final = frozenset({DownloadStatus.STARTING, DownloadStatus.DOWNLOADING})
-GOES_ON: Final = "ask for it again, and it goes on where it stopped"
+RESUME_HINT: Final = "ask for it again, and it goes on where it stopped"
 _ID_BYTES: Final = 6
 
 
@@ -113,8 +113,8 @@ _KINDS: Final[dict[str, tuple[type, ...]]] = {
 class DownloadFile:
     """``state/downloads.json``: a list of downloads, the latest last."""
 
-    def __init__(self, path: Path, say: Callable[[str], None] = say_nothing) -> None:
-        self._file = StateFile(path, _downloads, say)
+    def __init__(self, path: Path, notify: Callable[[str], None] = discard_notice) -> None:
+        self._file = StateFile(path, _downloads, notify)
 
     def load(self) -> list[Download]:
         """Return the downloads, none if there is no file. A file that can't be read is set aside.
@@ -136,7 +136,7 @@ class DownloadFile:
             if download.unfinished:
                 download.status = DownloadStatus.INTERRUPTED
                 download.error_code = ErrorCode.DOWNLOAD_FAILED
-                download.error = f"lmx was killed, or the machine went down: {GOES_ON}"
+                download.error = f"lmx was killed, or the machine went down: {RESUME_HINT}"
                 download.ended_s = written_s
         return found
 
@@ -151,7 +151,7 @@ class DownloadFile:
         try:
             self._file.save(values)
         except OSError as error:
-            log.error("downloads.not_written", path=str(self._file.path), error=str(error))
+            log.error("downloads.write_failed", path=str(self._file.path), error=str(error))
 
 
 def _downloads(values: Any) -> list[Download]:
@@ -171,7 +171,7 @@ def _download(values: dict[str, Any]) -> Download:
     return download
 
 
-def asked_download(question: StartDownload) -> Download:
+def requested_download(question: StartDownload) -> Download:
     """Return the download that a question asks for. It has not begun. Raises :class:`RequestError`
     (invalid_value) with the ``param`` that is wrong."""
     try:

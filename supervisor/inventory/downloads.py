@@ -23,13 +23,13 @@ from lmx.protocol.host.lasting import begin
 from lmx.protocol.messages.inventory import Downloads as DownloadList
 from lmx.protocol.messages.inventory import DownloadView, StartDownload
 from lmx.protocol.states import DownloadStatus
-from lmx.supervisor.decisions.slots.moves import files_leaving_error
+from lmx.supervisor.decisions.slots.transitions import files_leaving_error
 from lmx.supervisor.events import Events
 from lmx.supervisor.inventory.download_records import (
-    GOES_ON,
+    RESUME_HINT,
     Download,
     DownloadFile,
-    asked_download,
+    requested_download,
     trimmed,
 )
 from lmx.supervisor.processes.fetching import Fetch, FetchRuns
@@ -123,7 +123,7 @@ class Downloads:
         """Begin a download, or go on with it. Returns it when its size is known, when it has ended,
         or when ten seconds are over. Raises :class:`LmxError`: INVALID_VALUE with its ``param``,
         QUEUE_FULL, SHUTTING_DOWN, MODEL_UNLOADED while the repository's files are deleted."""
-        wanted = asked_download(question)
+        wanted = requested_download(question)
         self._refuse_deleted(wanted.repo_id)
         download = self._latest(wanted.key)
         if download is not None and download.status is DownloadStatus.COMPLETED:
@@ -143,7 +143,7 @@ class Downloads:
                 self._all[wanted.download_id] = wanted
                 self._all = {each.download_id: each for each in trimmed(self._all.values())}
             self._begin(download)
-        await self._until_told(download)
+        await self._until_size_known(download)
         return self._view(download)
 
     async def cancel(self, download_id: str) -> DownloadView:
@@ -199,15 +199,15 @@ class Downloads:
         """Return all known downloads, the latest last."""
         return tuple(self._all.values())
 
-    async def close(self, *, goes_on: bool) -> None:
+    async def close(self, *, resume: bool) -> None:
         """End all downloads and the fetches of loads, and wait until their processes are gone.
-        ``goes_on`` means that the next program of this supervisor will go on with the downloads."""
+        ``resume`` means that the next program of this supervisor will go on with the downloads."""
         self._closing = True
         for download in self._all.values():
             if download.unfinished:
-                download.goes_on = goes_on
+                download.goes_on = resume
                 download.error_code = ErrorCode.DOWNLOAD_FAILED
-                self._end(download, DownloadStatus.INTERRUPTED, f"lmx went down: {GOES_ON}")
+                self._end(download, DownloadStatus.INTERRUPTED, f"lmx went down: {RESUME_HINT}")
         await self._runs.close()
         if self._saving is not None:
             await self._saving
@@ -246,7 +246,7 @@ class Downloads:
         download.started_s = time.time()
         self._samples[download.download_id] = deque()
         self._runs.start(download.download_id, self._fetch(download), self._places)
-        self._tell("download.started", download, "")
+        self._note("download.started", download, "")
 
     def _fetch(self, download: Download) -> Fetch:
         return Fetch(
@@ -303,9 +303,9 @@ class Downloads:
         download.error = error or None
         download.ended_s = time.time()
         self._samples.pop(download.download_id, None)
-        self._tell(f"download.{status}", download, error)
+        self._note(f"download.{status}", download, error)
 
-    def _tell(self, event: str, download: Download, detail: str) -> None:
+    def _note(self, event: str, download: Download, detail: str) -> None:
         self._events.note(
             event,
             download.model_id,
@@ -316,15 +316,15 @@ class Downloads:
         )
         self._save()
 
-    async def _until_told(self, download: Download) -> None:
+    async def _until_size_known(self, download: Download) -> None:
         """Wait until the size of a download is known, or it has ended, or the time is over."""
 
-        async def told() -> None:
+        async def size_known() -> None:
             while download.status is DownloadStatus.STARTING:
                 self._changed.clear()
                 await self._changed.wait()
 
-        waiting = asyncio.create_task(told())
+        waiting = asyncio.create_task(size_known())
         try:
             await done_within(waiting, _SIZE_S, _LONGEST_SIZE_S, os.getpid())
         finally:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import structlog
 
-from lmx.supervisor.state.state_file import StateFile, say_nothing
+from lmx.supervisor.state.state_file import StateFile, discard_notice
 
 log = structlog.get_logger()
 
@@ -44,9 +44,9 @@ class Measured:
         self._entries: dict[str, Measurement] = {}
 
     @classmethod
-    def load(cls, path: Path, say: Callable[[str], None] = say_nothing) -> Measured:
+    def load(cls, path: Path, notify: Callable[[str], None] = discard_notice) -> Measured:
         """Return the measurements in the file, which this process may write."""
-        measured = cls(StateFile(path, _parse, say))
+        measured = cls(StateFile(path, _parse, notify))
         measured._entries = measured._file.load() or {}
         return measured
 
@@ -78,7 +78,7 @@ class Measured:
         try:
             self._file.save({key: asdict(entry) for key, entry in self._entries.items()})
         except OSError as error:
-            log.warning("measured.not_written", path=str(self._file.path), reason=str(error))
+            log.warning("measured.write_failed", path=str(self._file.path), reason=str(error))
 
 
 def _parse(found: Any) -> dict[str, Measurement]:

@@ -346,7 +346,7 @@ def _fitted(
     decoder_bytes: int,
     models: int,
 ) -> Estimate:
-    room_bytes = _set_bytes(model) or budget_bytes
+    available_bytes = _set_bytes(model) or budget_bytes
     native = files.context_tokens
     model = _within_own_context(model, native)
     configured = model.context_length
@@ -355,7 +355,7 @@ def _fitted(
         return _encoder(model, files, min(configured or longest, longest), decoder_bytes)
 
     def with_context(tokens: int) -> Estimate:
-        return _writer(model, files, draft, tokens, room_bytes, kv_bits, decoder_bytes)
+        return _writer(model, files, draft, tokens, available_bytes, kv_bits, decoder_bytes)
 
     if configured is not None or native is None:
         tokens = configured or _UNKNOWN_CONTEXT_TOKENS
@@ -363,18 +363,22 @@ def _fitted(
         return replace(with_context(min(tokens, native or tokens)), context_tokens=configured)
     longest = min(native, _USUAL_CONTEXT_TOKENS)
     found = with_context(longest)
-    if found.total_bytes > room_bytes:
+    if found.total_bytes > available_bytes:
         lengths = range(_LEAST_CONTEXT_TOKENS, longest, _CONTEXT_STEP_TOKENS)
         if not lengths:
             return found
-        fitting = bisect_right(lengths, room_bytes, key=lambda each: with_context(each).total_bytes)
+        fitting = bisect_right(
+            lengths, available_bytes, key=lambda each: with_context(each).total_bytes
+        )
         return with_context(lengths[max(0, fitting - 1)])
     share_bytes = _set_bytes(model) or budget_bytes // (_LONG_CONTEXT_SHARE * max(1, models))
     # With this many requests of full length, whatever else limits them.
     free = model.model_copy(update={"memory_bytes": None, "kv_cache_bytes": None})
 
     def takes_bytes(tokens: int) -> int:
-        return _writer(free, files, draft, tokens, room_bytes, kv_bits, decoder_bytes).total_bytes
+        return _writer(
+            free, files, draft, tokens, available_bytes, kv_bits, decoder_bytes
+        ).total_bytes
 
     lengths = range(longest, native, _CONTEXT_STEP_TOKENS)
     if not lengths or takes_bytes(native) <= share_bytes:
@@ -396,7 +400,7 @@ def _writer(
     files: ModelFiles,
     draft: ModelFiles | None,
     context_tokens: int,
-    room_bytes: int,
+    available_bytes: int,
     kv_bits: int | None,
     decoder_bytes: int,
 ) -> Estimate:
@@ -420,7 +424,7 @@ def _writer(
         kv_layers=layers,
         context_tokens=context_tokens,
         kv_cache_bytes=0,
-        prefix_cache_bytes=_prefix_cache_bytes(model, row_bytes, room_bytes),
+        prefix_cache_bytes=_prefix_cache_bytes(model, row_bytes, available_bytes),
         activation_bytes=activation_bytes(
             memory.activations, context_tokens, model.kept_rows, layers
         )
@@ -431,7 +435,7 @@ def _writer(
         decoder_bytes=decoder_bytes,
     )
     full_bytes = model.kept_rows * row_bytes
-    left_bytes = max(0, room_bytes - bare.total_bytes)
+    left_bytes = max(0, available_bytes - bare.total_bytes)
     floor_bytes = min(kv_bytes(layers, _LEAST_KV_TOKENS), left_bytes)
     kv_cache_bytes = max(full_bytes, floor_bytes)
     if model.memory_bytes is not None:
@@ -477,11 +481,11 @@ def _set_bytes(model: ModelConfig) -> int | None:
     return None if model.memory_bytes is None else int(model.memory_bytes)
 
 
-def _prefix_cache_bytes(model: ModelConfig, row_bytes: int, room_bytes: int) -> int:
+def _prefix_cache_bytes(model: ModelConfig, row_bytes: int, available_bytes: int) -> int:
     cache = model.prefix_cache
     if not cache.enabled:
         return 0
     if cache.memory_bytes is not None:
         return int(cache.memory_bytes)
     wanted_bytes = min(max(row_bytes, _LEAST_PREFIX_BYTES), _MOST_PREFIX_BYTES)
-    return min(wanted_bytes, room_bytes // _PREFIX_SHARE)
+    return min(wanted_bytes, available_bytes // _PREFIX_SHARE)

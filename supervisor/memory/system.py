@@ -17,7 +17,7 @@ from typing import Final
 import psutil
 
 from lmx.protocol.host.memory import mac_footprint
-from lmx.supervisor.decisions.memory_reading import MemoryReading, Room
+from lmx.supervisor.decisions.memory_reading import Capacity, MemoryReading
 from lmx.supervisor.memory.mac import read_mac_memory
 
 PROC: Final = Path("/proc")
@@ -47,23 +47,24 @@ def read_memory() -> MemoryReading:
     kept_bytes = kept_by_cpus_bytes(PROC)
     wired_bytes = unowned_bytes(PROC, kept_bytes)
     available_bytes = min(memory.total, memory.available + kept_bytes)
-    rooms = [Room(memory.total, available_bytes), *cgroup_rooms(PROC, CGROUPS)]
+    capacities = [Capacity(memory.total, available_bytes), *cgroup_capacities(PROC, CGROUPS)]
     return MemoryReading(
-        min(room.total_bytes for room in rooms),
-        min(room.available_bytes for room in rooms),
+        min(capacity.total_bytes for capacity in capacities),
+        min(capacity.available_bytes for capacity in capacities),
         wired_bytes,
-        max(room.used_share for room in rooms),
+        max(capacity.used_share for capacity in capacities),
     )
 
 
-def cgroup_rooms(proc: Path, cgroups: Path) -> list[Room]:
+def cgroup_capacities(proc: Path, cgroups: Path) -> list[Capacity]:
     """Return the limit of each cgroup around this process that has one, innermost first.
 
     Pages of files do not count as taken, because the system drops them before it kills a process.
     Its own figure "available" does the same. If they counted, every start that reads weights would
     look like a shortage.
     """
-    return [room for folder in memory_cgroups(proc, cgroups) if (room := _room(folder)) is not None]
+    found = map(_capacity, memory_cgroups(proc, cgroups))
+    return [capacity for capacity in found if capacity is not None]
 
 
 def memory_cgroups(proc: Path, cgroups: Path) -> list[Path]:
@@ -169,7 +170,7 @@ def _upwards(mount: Path, path: str) -> Iterator[Path]:
         folder = folder.parent
 
 
-def _room(folder: Path) -> Room | None:
+def _capacity(folder: Path) -> Capacity | None:
     limit_bytes = _number(folder, "memory.max", "memory.limit_in_bytes")
     taken_bytes = _number(folder, "memory.current", "memory.usage_in_bytes")
     if limit_bytes is None or taken_bytes is None or limit_bytes >= _UNLIMITED_BYTES:
@@ -178,7 +179,7 @@ def _room(folder: Path) -> Room | None:
     files_bytes = sum(
         stat.get(f"total_{name}", stat.get(name, 0)) for name in ("inactive_file", "active_file")
     )
-    return Room(limit_bytes, min(limit_bytes, max(0, limit_bytes - taken_bytes + files_bytes)))
+    return Capacity(limit_bytes, min(limit_bytes, max(0, limit_bytes - taken_bytes + files_bytes)))
 
 
 def _number(folder: Path, *names: str) -> int | None:

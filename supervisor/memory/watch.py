@@ -126,7 +126,7 @@ _SAMPLES: Final = 10
 """The samples of five seconds. Their median is neither from a peak nor from a process that is half
 torn down."""
 
-_HEARS: Final = (WorkerState.READY, WorkerState.DRAINING)
+_NOTIFIED_STATES: Final = (WorkerState.READY, WorkerState.DRAINING)
 _LOADS: Final = (WorkerState.STARTING, WorkerState.LOADING)
 
 
@@ -175,7 +175,7 @@ class MemoryWatch:
         self._footprint = footprint
         self._oom = oom or OomEvidence(lambda: self.pressure)
         self._guard = GuardState()
-        self._told: dict[str, MemoryPressure] = {}
+        self._reported: dict[str, MemoryPressure] = {}
         self._granted: dict[str, tuple[bool, int]] = {}
         self._held: dict[str, deque[int]] = {}
         self._balances: deque[Balance] = deque(maxlen=_SAMPLES)
@@ -208,7 +208,7 @@ class MemoryWatch:
         self.reading = reading
         self._oom.tick(now_s)
         self._guard_step(reading, workers, now_s)
-        self._tell(workers)
+        self._notify_workers(workers)
         balance = balance_of(reading, footprints)
         self._judge_exited_workers(balance, now_s)
         self._sample(balance, footprints, now_s)
@@ -251,7 +251,7 @@ class MemoryWatch:
                     "memory is short: its largest newest request gives way",
                     level=MemoryPressure.HARD.value,
                 )
-                self._told[instance] = MemoryPressure.HARD
+                self._reported[instance] = MemoryPressure.HARD
                 self._send(worker, Pressure(MemoryPressure.HARD))
             case Kill(instance, detail):
                 self.core.kill_for_memory(instance, detail, now_s)
@@ -263,17 +263,19 @@ class MemoryWatch:
                     level=self.pressure.value,
                 )
 
-    def _tell(self, workers: list[Worker]) -> None:
+    def _notify_workers(self, workers: list[Worker]) -> None:
         """Tell each worker once about a level. HARD is told only to the workers that must act on
         it. An adopted worker is told in any case, because the supervisor before this one may have
         told it any level."""
         calm = self.pressure is MemoryPressure.NONE
         level = MemoryPressure.NONE if calm else MemoryPressure.SOFT
         for worker in workers:
-            told = self._told.get(worker.instance, None if worker.adopted else MemoryPressure.NONE)
-            asked = told is MemoryPressure.HARD and self.pressure is MemoryPressure.HARD
-            if worker.state in _HEARS and told is not level and not asked:
-                self._told[worker.instance] = level
+            before = self._reported.get(
+                worker.instance, None if worker.adopted else MemoryPressure.NONE
+            )
+            asked = before is MemoryPressure.HARD and self.pressure is MemoryPressure.HARD
+            if worker.state in _NOTIFIED_STATES and before is not level and not asked:
+                self._reported[worker.instance] = level
                 self._send(worker, Pressure(level))
 
     def _worker_memory(self, worker: Worker) -> WorkerMemory:
@@ -298,16 +300,16 @@ class MemoryWatch:
             if isinstance(verdict, Settled):
                 self._settle(exited, was.missing_bytes, now_s)
 
-    def _settle(self, exited: ExitedWorker, told: int | None, now_s: float) -> None:
-        missing_bytes, told_bytes = exited.missing_bytes or 0, told or 0
-        memory = exited.returned(now_s) if told is None else None
+    def _settle(self, exited: ExitedWorker, before: int | None, now_s: float) -> None:
+        missing_bytes, reported_bytes = exited.missing_bytes or 0, before or 0
+        memory = exited.returned(now_s) if before is None else None
         if memory is not None and memory.returned_bytes:
             self._events.note(
                 "memory.returned", exited.model_id, memory.detail,
                 returned_bytes=memory.returned_bytes, missing_bytes=missing_bytes,
                 took_s=memory.took_s, instance=exited.instance,
             )  # fmt: skip
-        if missing_bytes > told_bytes:
+        if missing_bytes > reported_bytes:
             self._events.note(
                 "memory.missing",
                 exited.model_id,
@@ -317,12 +319,12 @@ class MemoryWatch:
                 missing_bytes=missing_bytes,
                 held_bytes=exited.held_bytes,
             )
-        elif told_bytes > missing_bytes:
+        elif reported_bytes > missing_bytes:
             self._events.note(
                 "memory.returned",
                 exited.model_id,
-                f"{format_bytes(told_bytes - missing_bytes)} came back that had been missing",
-                returned_bytes=told_bytes - missing_bytes,
+                f"{format_bytes(reported_bytes - missing_bytes)} came back that had been missing",
+                returned_bytes=reported_bytes - missing_bytes,
                 missing_bytes=missing_bytes,
             )
         self.core.memory_settled(exited.instance, missing_bytes, now_s, memory)
@@ -333,7 +335,7 @@ class MemoryWatch:
         if self._sampled_at_s is not None and now_s - self._sampled_at_s < _READ_S:
             return
         self._sampled_at_s = now_s
-        for kept in (self._told, self._granted, self._held):
+        for kept in (self._reported, self._granted, self._held):
             for instance in kept.keys() - footprints.keys():
                 del kept[instance]
         for instance, footprint in footprints.items():

@@ -31,11 +31,11 @@ def read_working_set() -> int | None:
     if sys.platform != "darwin":
         return None
     limit_mb = sysctl_number(LIMIT_NAME) or 0
-    return working_set_bytes(psutil.virtual_memory().total, _told_bytes(limit_mb), limit_mb)
+    return working_set_bytes(psutil.virtual_memory().total, _reported_bytes(limit_mb), limit_mb)
 
 
 @functools.cache
-def _told_bytes(_limit_mb: int) -> int | None:
+def _reported_bytes(_limit_mb: int) -> int | None:
     """Return what the GPU says with that limit; None if it does not say it."""
     command = [sys.executable, "-P", "-c", _ASK]
     try:

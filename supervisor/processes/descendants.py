@@ -75,7 +75,7 @@ def end_marked(home: Home, process_id: str | None = None) -> list[int]:
                 process.kill()
         killed.update((process.pid, process) for process in found)
         _wait_gone(found)
-    return [pid for pid, process in killed.items() if not _lives(process)]
+    return [pid for pid, process in killed.items() if not _is_running(process)]
 
 
 class Descendants:
@@ -118,12 +118,12 @@ def _environments() -> Iterator[tuple[psutil.Process, Mapping[str, str]]]:
 def _wait_gone(processes: list[psutil.Process]) -> None:
     deadline_s = time.monotonic() + _GONE_S
     while time.monotonic() < deadline_s:
-        if not any(_lives(process) for process in processes):
+        if not any(_is_running(process) for process in processes):
             return
         time.sleep(0.01)
 
 
-def _lives(process: psutil.Process) -> bool:
+def _is_running(process: psutil.Process) -> bool:
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:

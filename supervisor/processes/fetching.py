@@ -88,7 +88,7 @@ class FetchProgram:
                 except TimeoutError:
                     process.kill()
                     await process.wait()
-        return outcome or self._unsaid(source, process.returncode)
+        return outcome or self._no_outcome(source, process.returncode)
 
     def _stalled(self, source: str) -> LmxError:
         return UnavailableError(
@@ -96,7 +96,7 @@ class FetchProgram:
             f"fetching {source} made no progress for {_STALL_S:g} s: see {self.log_path}",
         )
 
-    def _unsaid(self, source: str, status: int | None) -> LmxError:
+    def _no_outcome(self, source: str, status: int | None) -> LmxError:
         return UnavailableError(
             ErrorCode.DOWNLOAD_FAILED,
             f"fetching {source} ended with status {status} and no word: see {self.log_path}",
@@ -243,7 +243,7 @@ class FetchRuns:
                 outcome = await self._program.run(fetch.source, fetch.options, fetch.advanced)
             await fetch.ended(outcome)
         except Exception as error:
-            log.exception("fetch.broke", source=fetch.source)
+            log.exception("fetch.failed", source=fetch.source)
             task = asyncio.current_task()
             if task is not None and not task.cancelling():
                 await fetch.broke(error)

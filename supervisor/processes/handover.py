@@ -102,7 +102,7 @@ class Guarded(Enum):
 class Successor:
     """Why a supervisor was started in the place of another one."""
 
-    asker_id: str
+    requester_id: str
     """The id of the process of lmx that asked for it and lived then."""
 
     because: str
@@ -175,7 +175,7 @@ class Invocation:
             if not await done_within(reading, _CHECK_S, _LONGEST_CHECK_S, check.pid):
                 message = f"the installed lmx did not read the configuration within {_CHECK_S:g} s"
                 raise OperationError(ErrorCode.INTERNAL, message)
-            said, _ = reading.result()
+            output, _ = reading.result()
         finally:
             reading.cancel()
             await _end(check)
@@ -183,7 +183,7 @@ class Invocation:
             raise OperationError(
                 ErrorCode.CONFIG_INVALID,
                 "the installed lmx can't start, so this one goes on: "
-                + said.decode("utf-8", "replace").strip()[-2000:],
+                + output.decode("utf-8", "replace").strip()[-2000:],
             )
 
     def _config_option(self, *, absolute: bool = False) -> list[str]:

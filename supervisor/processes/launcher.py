@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import structlog
 
-from lmx.protocol.host.set_aside import clear_for_file
+from lmx.protocol.host.quarantine_file import clear_for_file
 from lmx.supervisor.processes.child import start_child
 from lmx.supervisor.processes.exit_watch import ExitWatch
 from lmx.supervisor.state.home import Home
@@ -25,13 +25,13 @@ Exited = Callable[[int, int | None], None]
 
 
 class Launcher:
-    """Starts processes so that there is never one that nobody watches. It owns no state. ``say``
+    """Starts processes so that there is never one that nobody watches. It owns no state. ``notify``
     tells people what is not as it should be."""
 
-    def __init__(self, home: Home, exits: ExitWatch, say: Callable[[str], None]) -> None:
+    def __init__(self, home: Home, exits: ExitWatch, notify: Callable[[str], None]) -> None:
         self._home = home
         self._exits = exits
-        self._say = say
+        self._notify = notify
 
     def start(
         self,
@@ -50,7 +50,7 @@ class Launcher:
             log.warning("log.not_opened", path=str(log_path), error=str(error))
         else:
             if aside is not None:
-                self._say(f"{log_path} was no file: it was set aside as {aside.name}")
+                self._notify(f"{log_path} was no file: it was set aside as {aside.name}")
         child = start_child(module, names, spec, self._home, log_path, pass_fds)
         try:
             self._exits.watch(child.pid, child, partial(exited, child.pid))

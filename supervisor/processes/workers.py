@@ -16,7 +16,7 @@ from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.config.settings import Settings
 from lmx.supervisor.config.sources import FolderSource, folder_path, parse_source
 from lmx.supervisor.decisions.ledger import Ledger
-from lmx.supervisor.decisions.slots.demand import Asker
+from lmx.supervisor.decisions.slots.demand import Requester
 from lmx.supervisor.decisions.worker import Worker
 from lmx.supervisor.events import Events
 from lmx.supervisor.memory.inspection import Inspection, Question
@@ -159,8 +159,8 @@ class WorkerProcesses:
         socket_path = self._home.run.worker_socket(worker.instance)
         self._files.disk.change(socket_path, lambda: socket_path.unlink(missing_ok=True))
 
-    def reply(self, asker: Asker, message: Any) -> None:
-        self._server.send(asker.identity, message, asker.correlation)
+    def reply(self, requester: Requester, message: Any) -> None:
+        self._server.send(requester.identity, message, requester.correlation)
 
     def publish(self, message: Any) -> None:
         self._server.publish(message)

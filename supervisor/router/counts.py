@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.messages.counts import CountsKept, KeyUsage, ReportCounts, Tally, added, greatest
-from lmx.supervisor.decisions.slots.demand import Asker
+from lmx.supervisor.decisions.slots.demand import Requester
 
 
 class RouterCounts:
@@ -14,12 +14,12 @@ class RouterCounts:
 
     A router that is killed loses what it counted since its last report. When this supervisor dies,
     the next one hears all counts from the routers, except those of a router that ended in between.
-    ``knows`` returns whether a pid belongs to a router that runs. ``since_s`` is Unix time.
+    ``is_router`` returns whether a pid belongs to a router that runs. ``since_s`` is Unix time.
     """
 
-    def __init__(self, since_s: float, knows: Callable[[int], bool]) -> None:
+    def __init__(self, since_s: float, is_router: Callable[[int], bool]) -> None:
         self.since_s = since_s
-        self._knows = knows
+        self._is_router = is_router
         self._ended: tuple[Tally, ...] = ()
         self._revision = 1
         self._running: dict[int, ReportCounts] = {}
@@ -27,10 +27,10 @@ class RouterCounts:
         """The latest usage of each router and when it came. The routers are in the order of their
         first reports."""
 
-    def take_report(self, report: ReportCounts, _asker: Asker, now_s: float) -> CountsKept:
+    def take_report(self, report: ReportCounts, _requester: Requester, now_s: float) -> CountsKept:
         """Take a router's report, and return what the others have counted. Raises
         :class:`LmxError` (not_running) for a process that is no router of this supervisor."""
-        if not self._knows(report.pid):
+        if not self._is_router(report.pid):
             raise LmxError(ErrorCode.NOT_RUNNING, "this is no router of lmx's")
         if report.seen == 0 and report.ended:
             self._ended = greatest(self._ended, report.ended)

@@ -34,7 +34,7 @@ _POLICY: Final = restart.RestartPolicy(
 
 _BIND_AGAIN_S: Final = 0.1
 
-_FAREWELL_S: Final = 3.0
+_HANG_NOTICE_S: Final = 3.0
 """How long a router that hangs has to tell its clients. One of its threads may still be alive."""
 
 
@@ -134,7 +134,7 @@ class RouterGuard:
         self._retire(self._process(record, now_s, adopted=True), now_s)
         self._save()
 
-    def knows(self, pid: int) -> bool:
+    def has_router(self, pid: int) -> bool:
         """Return whether this process is a router of this supervisor."""
         return any(router.pid == pid for router in self._routers())
 
@@ -148,15 +148,15 @@ class RouterGuard:
         if self.process is not None and self.process.pid == pid:
             # Its heartbeats are expected from now on, however long its start took.
             self.process.beat_at_s = now_s
-            if not (takes_over or self.process.heard):
+            if not (takes_over or self.process.has_reported):
                 self._note("router.started", f"it serves on port {port}", pid)
-            self.process.port, self.process.heard = port, True
+            self.process.port, self.process.has_reported = port, True
 
     def beat(self, message: control.RouterBeat, now_s: float) -> None:
         """Take a router's heartbeat."""
         for router in self._routers():
             if router.pid == message.pid:
-                router.beat_at_s, router.heard = now_s, True
+                router.beat_at_s, router.has_reported = now_s, True
                 router.streams, router.waiting = message.streams, message.waiting
                 router.requests_total = message.requests_total
                 router.memory_bytes, router.retired = message.memory_bytes, message.retired
@@ -257,7 +257,9 @@ class RouterGuard:
 
     def _process(self, record: RouterRecord, now_s: float, *, adopted: bool) -> RouterProcess:
         grace_s = self._timing.shutdown_grace_s
-        return RouterProcess(record, now_s, now_s, record.port, adopted, grace_s, heard=adopted)
+        return RouterProcess(
+            record, now_s, now_s, record.port, adopted, grace_s, has_reported=adopted
+        )
 
     def _save(self) -> None:
         serving = [] if self.process is None else [self.process.record]
@@ -308,20 +310,20 @@ class RouterGuard:
     def _tick_running(self, router: RouterProcess, now_s: float, paused_s: float) -> None:
         kill_overdue(router, self._actions, now_s)
         timing = self._timing
-        limit_s = timing.beat_timeout_s if router.heard else timing.start_timeout_s
+        limit_s = timing.beat_timeout_s if router.has_reported else timing.start_timeout_s
         # One that waits for a processor is slow, and does not hang.
         late = now_s - router.beat_at_s > limit_s / 4
         waited_s = self._actions.waited_s(router.pid, now_s) if late else 0.0
         router.beat_at_s += max(paused_s, waited_s)
         if router.kill_at_s is None and now_s - router.beat_at_s > limit_s and not self._stopping:
-            log.error("router.hung", router_pid=router.pid)
+            log.error("router.unresponsive", router_pid=router.pid)
             # A router that has sent nothing yet has no clients either.
-            farewell_s = _FAREWELL_S if router.heard else 0.0
-            if router.heard:
+            notice_s = _HANG_NOTICE_S if router.has_reported else 0.0
+            if router.has_reported:
                 self._actions.signal_router(router.pid, signal.SIGUSR2)
                 # A router that was stopped (SIGSTOP) reacts to no other signal.
                 self._actions.signal_router(router.pid, signal.SIGCONT)
-            router.stacks_at_s = now_s + farewell_s
+            router.stacks_at_s = now_s + notice_s
             router.kill_at_s = router.stacks_at_s + timing.abort_grace_s
         if router.stacks_at_s is not None and now_s >= router.stacks_at_s:
             router.stacks_at_s = None

@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass
 
 from lmx.supervisor.config.schema import TimingConfig
-from lmx.supervisor.config.shutdown_timeout import ROUTER_FAREWELL_S
+from lmx.supervisor.config.shutdown_timeout import ROUTER_EXIT_S
 from lmx.supervisor.state.process_records import RouterRecord
 
 
@@ -29,7 +29,7 @@ class RouterProcess:
     shutdown_grace_s: float
     """For how long its requests may go on after SIGTERM, as its spec says."""
 
-    heard: bool
+    has_reported: bool
     """Whether it has sent anything. From then on the supervisor waits for its heartbeats, and
     before that for its start."""
 
@@ -74,5 +74,5 @@ def retiring_signals(
     not end by itself.
     """
     term_s = max(0.0, timing.drain_timeout_s - router.shutdown_grace_s)
-    kill_s = term_s + router.shutdown_grace_s + ROUTER_FAREWELL_S
+    kill_s = term_s + router.shutdown_grace_s + ROUTER_EXIT_S
     return ((0.0, signal.SIGUSR1), (term_s, signal.SIGTERM), (kill_s, signal.SIGKILL))

@@ -77,13 +77,13 @@ class Adoption:
         return [
             instance
             for instance in instances
-            if not self._core.knows(instance) and _is_bound(self._run.worker_socket(instance))
+            if not self._core.has_worker(instance) and _is_bound(self._run.worker_socket(instance))
         ]
 
     def admits_worker(self, hello: control.WorkerHello, now_s: float) -> bool:
         """Return whether a worker that sends its hello belongs to this supervisor, or does from now
         on. Any other worker is ended."""
-        if self._core.knows(hello.instance):
+        if self._core.has_worker(hello.instance):
             return True
         # No record says how far this worker may still grow. It gets what its start would reserve,
         # as soon as the model's files have been read.
@@ -94,7 +94,7 @@ class Adoption:
             return False
         self._records.save_worker(record)
         self._take_worker(record, now_s)
-        known = self._core.knows(hello.instance)
+        known = self._core.has_worker(hello.instance)
         if known and not planned_bytes:
             self._core.reserve_once_read(hello.instance)
         return known
@@ -102,7 +102,7 @@ class Adoption:
     def admit_router(self, hello: control.RouterHello, host: str, now_s: float) -> None:
         """Take a router that sends its hello: adopt it if there is no router, and end it if there
         is one already."""
-        if self._guard.knows(hello.pid):
+        if self._guard.has_router(hello.pid):
             self._guard.hello(hello.pid, hello.port, now_s)
             return
         record = RouterRecord(hello.pid, hello.router_id, host, hello.port)

@@ -12,7 +12,7 @@ from lmx.protocol.states import WorkerState
 from lmx.supervisor.config.settings import Settings
 from lmx.supervisor.control.handlers import Handlers
 from lmx.supervisor.core.core import Core
-from lmx.supervisor.decisions.slots.demand import Asker
+from lmx.supervisor.decisions.slots.demand import Requester
 from lmx.supervisor.router.guard import RouterGuard
 from lmx.supervisor.service.adoption import Adoption
 
@@ -43,7 +43,7 @@ class Inbox:
         match message:
             case control.WorkerHello():
                 if self._adoption.admits_worker(message, now_s):
-                    self._core.worker_said(message.instance, message, now_s)
+                    self._core.worker_reported(message.instance, message, now_s)
             case control.WorkerBeat():
                 self._worker_beat(identity, message, now_s)
             case (
@@ -53,26 +53,26 @@ class Inbox:
                 | control.DrainRefused()
                 | control.Drained()
             ):
-                if self._core.knows(message.instance):
-                    self._core.worker_said(message.instance, message, now_s)
+                if self._core.has_worker(message.instance):
+                    self._core.worker_reported(message.instance, message, now_s)
             case control.RouterHello():
                 self._adoption.admit_router(message, self._settings.current.server.host, now_s)
             case control.RouterBeat():
-                known = self._guard.knows(message.pid)
+                known = self._guard.has_router(message.pid)
                 self._guard.beat(message, now_s)
                 self._send(identity, self._seen() if known else self._identify())
             case control.Withdraw(model_id):
                 self._core.withdraw(model_id, identity, now_s)
             case _:
-                self._handlers.answer(Asker(identity, correlation), message, now_s)
+                self._handlers.answer(Requester(identity, correlation), message, now_s)
         self._core.flush(now_s)
 
     def _worker_beat(self, identity: bytes, beat: control.WorkerBeat, now_s: float) -> None:
-        if not self._core.knows(beat.instance):
+        if not self._core.has_worker(beat.instance):
             self._send(identity, self._identify())
             return
         worker = self._core.worker(beat.instance)
-        self._core.worker_said(beat.instance, beat, now_s)
+        self._core.worker_reported(beat.instance, beat, now_s)
         if worker.adopted and worker.state is WorkerState.STARTING:
             self._send(identity, self._identify())
         self._send(identity, self._seen())

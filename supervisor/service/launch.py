@@ -131,10 +131,10 @@ def other_configuration(launch: Launch, config: Config) -> str | None:
 def taken_over(launch: Launch, config: Config) -> str:
     """Return what the event of a takeover says."""
     changed = launch.changed(config)
-    said = "the processes that a supervisor left when it died go on"
+    detail = "the processes that a supervisor left when it died go on"
     if not changed:
-        return said
-    return f"{said}; its configuration ({launch.words}) was another one: {', '.join(changed)}"
+        return detail
+    return f"{detail}; its configuration ({launch.words}) was another one: {', '.join(changed)}"
 
 
 def _parse(found: Any) -> Launch:

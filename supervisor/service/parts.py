@@ -19,7 +19,7 @@ from lmx.supervisor.control.handlers import Handlers
 from lmx.supervisor.control.inventory import AddedCommands, DiskCommands
 from lmx.supervisor.control.loading import Loading
 from lmx.supervisor.control.models import ModelCommands
-from lmx.supervisor.control.reload import Reloader, tell_routing_gaps
+from lmx.supervisor.control.reload import Reloader, report_routing_gaps
 from lmx.supervisor.control.service import ServiceActions, ServiceCommands
 from lmx.supervisor.core.core import Core
 from lmx.supervisor.decisions.ledger import Ledger, budget_bytes
@@ -116,15 +116,15 @@ def wire(
     started_s: float,
     service: ServiceActions,
     logs_changed: Callable[[LogConfig], None],
-    say: Callable[[str], None],
+    notify: Callable[[str], None],
 ) -> Parts:
     """Put a supervisor together, on the running event loop. Nothing begins yet, except the reading
     of models' files. The home's lock must be held, because its files are read and repaired."""
     epoch = new_epoch()
     kept = EventFile(home.events)
     events = EventLog(epoch, kept.keep, kept.read())
-    files = StateFiles.of(home, events, say)
-    added_file = AddedFile(home.added_models, say)
+    files = StateFiles.of(home, events, notify)
+    added_file = AddedFile(home.added_models, notify)
     added_models = added_file.load()
     settings = Settings(with_added(config, added_models))
     ledger = Ledger(_budget_bytes(config))
@@ -132,7 +132,7 @@ def wire(
     # The reports of processes and readers come from the event loop, so that `reports` exists by
     # then.
     exits = ExitWatch(asyncio.get_running_loop())
-    launcher = Launcher(home, exits, say)
+    launcher = Launcher(home, exits, notify)
     server = ControlServer(home.run)
     descendants = Descendants(home)
     inspector = Inspector(home)
@@ -147,13 +147,13 @@ def wire(
     )
     workers = WorkerProcesses(
         settings, home, launcher, server, fetches, inspections, descendants, files,
-        Measured.load(home.measured, say), ledger, events,
+        Measured.load(home.measured, notify), ledger, events,
         lambda *report: reports.worker_exited(*report),
         lambda *report: reports.worker_left(*report),
     )  # fmt: skip
     routers = RouterProcesses(
         settings, home, launcher, files.records, events, version,
-        read_admin_key(home.admin_key, say), invocation,
+        read_admin_key(home.admin_key, notify), invocation,
         lambda *report: reports.router_exited(*report),
     )  # fmt: skip
 
@@ -162,7 +162,7 @@ def wire(
     if invocation.handover is not None:
         guard.listener = listening.inherited(invocation.handover.listen_fd, config.server)
     memory = MemoryWatch(core, settings, workers.send, events)
-    counts = RouterCounts(started_s, guard.knows)
+    counts = RouterCounts(started_s, guard.has_router)
 
     def set_budget(change: Change, _now_s: float) -> None:
         if change.new.memory != change.old.memory:
@@ -186,8 +186,8 @@ def wire(
 
     inspect = inspector.inspect_soon
     added = AddedModels(added_file, added_models, core, settings, inspect, time.monotonic)
-    added.tell_shadowed(config, events)
-    tell_routing_gaps(settings.current, events)
+    added.report_shadowed(config, events)
+    report_routing_gaps(settings.current, events)
 
     async def serve(download: Download, path: Path) -> str | None:
         model_id = await serve_download(added, download, path)
@@ -202,8 +202,8 @@ def wire(
         file = download.filename is not None
         return await inspector.is_whole(Path(download.path), file=file)
 
-    downloads = Downloads(DownloadFile(home.downloads, say), runs, serve, is_whole, events)
-    shutdown = Shutdown(core, guard, lambda: downloads.close(goes_on=False))
+    downloads = Downloads(DownloadFile(home.downloads, notify), runs, serve, is_whole, events)
+    shutdown = Shutdown(core, guard, lambda: downloads.close(resume=False))
     reports = Reports(core, guard, memory, counts, downloads, shutdown)
 
     def works() -> bool:

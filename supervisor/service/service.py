@@ -55,7 +55,7 @@ class Service:
         self._invocation = invocation
         self._logs_changed = logs_changed
         self.notices: list[str] = []
-        self._lock = SupervisorLock(home.lock, self.say)
+        self._lock = SupervisorLock(home.lock, self.notify)
         self._stop_asked = asyncio.Event()
         self._replace_asked = asyncio.Event()
         self._parts: Parts | None = None
@@ -81,19 +81,19 @@ class Service:
         if inherited is not None:
             reap_children()
         successor = self._invocation.successor
-        if successor is not None and not marked(self.home, successor.asker_id):
-            log.info("supervisor.not_needed", asker_id=successor.asker_id)  # it was stopped
+        if successor is not None and not marked(self.home, successor.requester_id):
+            log.info("supervisor.not_needed", requester_id=successor.requester_id)  # it was stopped
             return None
         if inherited is None:
             launch = left_launch(self.home, locked=True)
             self._took_over = None if launch is None else taken_over(launch, self._config)
         self._parts = wire(
             self._config, self.home, self.version, self._invocation, self.started_s, self,
-            self._logs_changed, self.say,
+            self._logs_changed, self.notify,
         )  # fmt: skip
         return await self._serve(self._parts)
 
-    def say(self, text: str) -> None:
+    def notify(self, text: str) -> None:
         """Tell people about a fault that does not keep lmx from serving: in the log, in the status,
         and in the events once there are any."""
         log.warning("supervisor.notice", detail=text)
@@ -173,7 +173,7 @@ class Service:
             )
             self.serving = True
             parts.downloads.resume()
-            self._tell_ready(parts)
+            self._report_ready(parts)
             done, _ = await asyncio.wait([*asked, *tasks], return_when=asyncio.FIRST_COMPLETED)
             if done == {asked[1]}:
                 return await self._hand_over(parts)
@@ -189,7 +189,7 @@ class Service:
                 task.cancel()
             await parts.close()
 
-    def _tell_ready(self, parts: Parts) -> None:
+    def _report_ready(self, parts: Parts) -> None:
         for notice in self.notices:
             parts.events.note("supervisor.notice", None, notice)
         parts.events.note(
@@ -205,7 +205,7 @@ class Service:
     async def _hand_over(self, parts: Parts) -> Handover:
         """End only the fetches, which the next program continues where they were."""
         log.info("supervisor.replacing")
-        await parts.downloads.close(goes_on=True)
+        await parts.downloads.close(resume=True)
         return leave(parts.core, self._lock.descriptor, parts.guard.listener)
 
 

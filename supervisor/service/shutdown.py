@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from lmx.supervisor.config.shutdown_timeout import ROUTER_FAREWELL_S
+from lmx.supervisor.config.shutdown_timeout import ROUTER_EXIT_S
 from lmx.supervisor.core.core import Core
 from lmx.supervisor.router.guard import RouterGuard
 
@@ -43,7 +43,7 @@ class Shutdown:
         self._core.begin_stopping()
         _try(lambda: self._core.flush(time.monotonic()))
         # The router ends its streams itself within its grace. The time beyond that is for its exit.
-        _try(lambda: self._guard.stop(time.monotonic(), grace_s + ROUTER_FAREWELL_S))
+        _try(lambda: self._guard.stop(time.monotonic(), grace_s + ROUTER_EXIT_S))
         await self._until(lambda: not self._guard.running or self._at_once)
         # There is no router any more, so new connections must be refused at once and not wait in
         # the backlog.

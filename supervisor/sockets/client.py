@@ -69,7 +69,7 @@ class ControlClient:
         self._answer_s = answer_s
         self._correlation = 0
         self._context = zmq.Context()
-        self._socket = open_socket(self._context, Role.CONTROL_ASKER)
+        self._socket = open_socket(self._context, Role.CONTROL_REQUESTER)
         self._socket.connect(home.run.control)
 
     def __enter__(self) -> ControlClient:

@@ -15,7 +15,7 @@ from typing import Final
 
 import structlog
 
-from lmx.protocol.host.set_aside import set_aside
+from lmx.protocol.host.quarantine_file import quarantine_file
 from lmx.protocol.wire.codec import MAX_MESSAGE_BYTES
 from lmx.supervisor.sockets import zmtp
 
@@ -44,14 +44,14 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self.identity = b""
         self.named = False
-        self.heard_at_s = 0.0
+        self.received_at_s = 0.0
         self.spoke = False
         self.topics: set[bytes] = set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self.heard_at_s = time.monotonic()
+        self.received_at_s = time.monotonic()
         transport.write(zmtp.GREETING)
         transport.write(zmtp.ready_command(self._door.socket_type))
         self._door.came(self, transport.get_extra_info("socket").fileno())
@@ -70,7 +70,7 @@ class Connection(asyncio.Protocol):
                 self.named = each.identity != b""
                 self._door.introduced(self, each.identity)
             else:
-                self.heard_at_s, self.spoke = time.monotonic(), True
+                self.received_at_s, self.spoke = time.monotonic(), True
                 self._door.on_message(self, each)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -116,7 +116,7 @@ class Door:
         self._by_identity: dict[bytes, Connection] = {}
         self._server: asyncio.Server | None = None
         if path.is_dir():
-            set_aside(path)
+            quarantine_file(path)
         path.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
@@ -171,7 +171,9 @@ class Door:
         if not short and len(self._connections) <= _MOST_CONNECTIONS:
             return
         others = [each for each in self._connections if each is not connection and not each.named]
-        given_up = min(others, key=lambda each: (each.spoke, each.heard_at_s), default=connection)
+        given_up = min(
+            others, key=lambda each: (each.spoke, each.received_at_s), default=connection
+        )
         log.warning("control.connection_ended", connections=len(self._connections), limit=soft)
         given_up.end()
 

@@ -87,6 +87,6 @@ def inherited(descriptor: int | None, server: ServerConfig) -> socket.socket | N
     port = listener.getsockname()[1]
     if server.port in (0, port):
         return listener
-    log.warning("listener.elsewhere", port=port)
+    log.warning("listener.moved", port=port)
     listener.close()
     return None

@@ -82,9 +82,9 @@ class ControlServer:
 
 
 def _subscribe(peer: Connection, frames: Message) -> None:
-    wish, topic = frames[0][:1], frames[0][1:]
-    if wish == _SUBSCRIBE and len(peer.topics) < _MOST_TOPICS:
+    request, topic = frames[0][:1], frames[0][1:]
+    if request == _SUBSCRIBE and len(peer.topics) < _MOST_TOPICS:
         peer.topics.add(topic)
         peer.named = True
-    elif wish == _UNSUBSCRIBE:
+    elif request == _UNSUBSCRIBE:
         peer.topics.discard(topic)

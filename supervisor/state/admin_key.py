@@ -9,19 +9,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from lmx.protocol.host.quarantine_file import quarantine_file
 from lmx.protocol.host.regular_file import read_regular
-from lmx.protocol.host.set_aside import set_aside
 from lmx.supervisor.state.atomic_write import atomic_write
-from lmx.supervisor.state.state_file import say_nothing
+from lmx.supervisor.state.state_file import discard_notice
 
 _PREFIX: Final = "lmx-admin-"
 _LEAST_LENGTH: Final = 16
 _MOST_BYTES: Final = 4096
 
 
-def read_admin_key(path: Path, say: Callable[[str], None] = say_nothing) -> str:
+def read_admin_key(path: Path, notify: Callable[[str], None] = discard_notice) -> str:
     """Return the key in a file, and make the file if there is none. A file without a key is set
-    aside, and ``say`` is called with a sentence about it. The key is never logged.
+    aside, and ``notify`` is called with a sentence about it. The key is never logged.
 
     Raises ``OSError`` when the file can be neither read nor written.
     """
@@ -29,8 +29,8 @@ def read_admin_key(path: Path, say: Callable[[str], None] = say_nothing) -> str:
         key = _read(path)
         if key is not None:
             return key
-        aside = set_aside(path)
-        say(f"{path} had no key: it was set aside as {aside.name}, and a new key was made")
+        aside = quarantine_file(path)
+        notify(f"{path} had no key: it was set aside as {aside.name}, and a new key was made")
     key = _PREFIX + secrets.token_urlsafe(32)
     atomic_write(path, key + "\n")
     return key

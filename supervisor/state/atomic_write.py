@@ -7,7 +7,7 @@ import os
 import stat
 from pathlib import Path
 
-from lmx.protocol.host.set_aside import set_aside
+from lmx.protocol.host.quarantine_file import quarantine_file
 
 
 def atomic_write(path: Path, text: str) -> None:
@@ -20,7 +20,7 @@ def atomic_write(path: Path, text: str) -> None:
     with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123  of a descriptor, with its mode
         file.write(text)
     if path.is_dir() and not path.is_symlink():
-        set_aside(path)
+        quarantine_file(path)
     temporary.replace(path)
 
 
@@ -29,4 +29,4 @@ def _clear(temporary: Path) -> None:
     followed."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISREG(temporary.lstat().st_mode):
-            set_aside(temporary)
+            quarantine_file(temporary)

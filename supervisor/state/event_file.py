@@ -11,8 +11,8 @@ import structlog
 
 from lmx.protocol.free_text import clamp, clamp_values
 from lmx.protocol.host.log_files import append_to
+from lmx.protocol.host.quarantine_file import clear_for_file, quarantine_file
 from lmx.protocol.host.regular_file import TooLargeError, read_regular
-from lmx.protocol.host.set_aside import clear_for_file, set_aside
 from lmx.protocol.messages.control import Event, event_object
 from lmx.supervisor.state.atomic_write import atomic_write
 
@@ -51,7 +51,7 @@ class EventFile:
             self._failed = False
         except Exception as error:
             if not self._failed:
-                log.error("events.not_kept", path=str(self._path), error=repr(error))
+                log.error("events.write_failed", path=str(self._path), error=repr(error))
             self._failed = True
 
     def read(self) -> list[tuple[str, Event]]:
@@ -79,8 +79,10 @@ class EventFile:
         try:
             content = read_regular(self._path, _READ_BYTES)
         except TooLargeError as error:
-            aside = set_aside(self._path)
-            log.error("events.set_aside", path=str(self._path), aside=aside.name, error=str(error))
+            aside = quarantine_file(self._path)
+            log.error(
+                "events.quarantined", path=str(self._path), aside=aside.name, error=str(error)
+            )
             self._size_bytes = 0
             return
         lines = content.decode("utf-8", "replace").splitlines(True)
@@ -89,13 +91,13 @@ class EventFile:
         self._size_bytes = len(kept)
 
 
-def _event(told: dict[str, Any]) -> tuple[str, Event]:
+def _event(record: dict[str, Any]) -> tuple[str, Event]:
     event = Event(
-        int(told["seq"]),
-        float(told["at_s"]),
-        str(told["name"]),
-        None if told["model"] is None else str(told["model"]),
-        clamp(str(told["detail"])),
-        clamp_values(dict(told["data"])),
+        int(record["seq"]),
+        float(record["at_s"]),
+        str(record["name"]),
+        None if record["model"] is None else str(record["model"]),
+        clamp(str(record["detail"])),
+        clamp_values(dict(record["data"])),
     )
-    return str(told["epoch"]), event
+    return str(record["epoch"]), event

@@ -14,14 +14,14 @@ from lmx.supervisor.events import Events
 from lmx.supervisor.state.disk_retry import DiskRetry
 from lmx.supervisor.state.home import Home
 from lmx.supervisor.state.process_records import Records
-from lmx.supervisor.state.state_file import StateFile, say_nothing
+from lmx.supervisor.state.state_file import StateFile, discard_notice
 
 
 class Holds:
     """A small JSON file, a list of model ids."""
 
-    def __init__(self, path: Path, say: Callable[[str], None] = say_nothing) -> None:
-        self._file = StateFile(path, _parse_holds, say)
+    def __init__(self, path: Path, notify: Callable[[str], None] = discard_notice) -> None:
+        self._file = StateFile(path, _parse_holds, notify)
 
     @property
     def path(self) -> Path:
@@ -51,8 +51,8 @@ log = structlog.get_logger()
 class Pins:
     """A small JSON file, ``{model id: pinned}``, of what differs from the configuration."""
 
-    def __init__(self, path: Path, say: Callable[[str], None] = say_nothing) -> None:
-        self._file = StateFile(path, _parse_pins, say)
+    def __init__(self, path: Path, notify: Callable[[str], None] = discard_notice) -> None:
+        self._file = StateFile(path, _parse_pins, notify)
 
     def load(self) -> dict[str, bool]:
         """Return the pins, empty if there are none. An unreadable file is set aside and counts as
@@ -65,7 +65,7 @@ class Pins:
         try:
             self._file.save(dict(sorted(pins.items())))
         except OSError as error:
-            log.error("pins.not_written", path=str(self._file.path), error=str(error))
+            log.error("pins.write_failed", path=str(self._file.path), error=str(error))
             return f"{self._file.path}: {error.strerror or error}"
         return None
 
@@ -97,8 +97,8 @@ class StateFiles:
     """The models that operators drained."""
 
     @classmethod
-    def of(cls, home: Home, events: Events, say: Callable[[str], None]) -> StateFiles:
-        """Return the files of a home. ``say`` tells people about a file that can't be read."""
+    def of(cls, home: Home, events: Events, notify: Callable[[str], None]) -> StateFiles:
+        """Return the files of a home. ``notify`` tells people about a file that can't be read."""
         disk = DiskRetry(events)
-        records = Records(home.state, disk.change, say)
-        return cls(disk, records, Pins(home.pins, say), Holds(home.holds, say))
+        records = Records(home.state, disk.change, notify)
+        return cls(disk, records, Pins(home.pins, notify), Holds(home.holds, notify))

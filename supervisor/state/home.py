@@ -15,7 +15,7 @@ from typing import Final
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.host.log_files import process_log, slug, worker_log
-from lmx.protocol.host.set_aside import set_aside
+from lmx.protocol.host.quarantine_file import quarantine_file
 from lmx.protocol.wire.endpoints import RunDirectory
 
 
@@ -188,12 +188,12 @@ class Home:
         except OSError as error:
             raise _unusable(self.path, error.strerror or str(error)) from error
         _check_private(self.path)
-        said = []
+        notices = []
         private = (self.state, self.logs, self.cache, self.temporary, self.run.path)
         for folder in (*private, self.models):
             if os.path.lexists(folder) and not folder.is_dir():
-                aside = set_aside(folder)
-                said.append(f"{folder} was no folder: it was set aside as {aside.name}")
+                aside = quarantine_file(folder)
+                notices.append(f"{folder} was no folder: it was set aside as {aside.name}")
             folder.mkdir(exist_ok=True, mode=0o700)
         for folder in private:
             # An earlier version may have made it otherwise, and the disk may take no change now.
@@ -201,7 +201,7 @@ class Home:
                 if folder.stat().st_mode & 0o077:
                     folder.chmod(0o700)
         self.run.prepare()
-        return said
+        return notices
 
 
 def _unusable(folder: Path, why: str) -> OperationError:

@@ -22,9 +22,9 @@ import psutil
 import structlog
 
 from lmx.protocol.errors import ErrorCode, OperationError
-from lmx.protocol.host.set_aside import set_aside
+from lmx.protocol.host.quarantine_file import quarantine_file
 from lmx.supervisor.state.disk_retry import Change, change_once
-from lmx.supervisor.state.state_file import StateFile, say_nothing
+from lmx.supervisor.state.state_file import StateFile, discard_notice
 
 log = structlog.get_logger()
 _Record = TypeVar("_Record")
@@ -98,9 +98,9 @@ class SupervisorLock:
     not. The file stays behind: if it were removed, two processes could hold locks on two files.
     """
 
-    def __init__(self, path: Path, say: Callable[[str], None] = say_nothing) -> None:
+    def __init__(self, path: Path, notify: Callable[[str], None] = discard_notice) -> None:
         self._path = path
-        self._say = say
+        self._notify = notify
         self._descriptor: int | None = None
 
     def acquire(self, inherited: int | None = None) -> None:
@@ -142,8 +142,8 @@ class SupervisorLock:
                 return descriptor
             os.close(descriptor)
         # It is a folder, a pipe or a link to nowhere, and nobody holds that as a lock.
-        aside = set_aside(self._path)
-        self._say(f"{self._path} was no file: it was set aside as {aside.name}")
+        aside = quarantine_file(self._path)
+        self._notify(f"{self._path} was no file: it was set aside as {aside.name}")
         return os.open(self._path, flags, 0o600)
 
     @property
@@ -180,11 +180,11 @@ class Records:
         self,
         state: Path,
         change: Callable[[Path, Change], None] = change_once,
-        say: Callable[[str], None] = say_nothing,
+        notify: Callable[[str], None] = discard_notice,
     ) -> None:
-        self._say = say
+        self._notify = notify
         self._workers = state / "workers"
-        self._routers = StateFile(state / "router.json", _router_records, say)
+        self._routers = StateFile(state / "router.json", _router_records, notify)
         self._change = change
 
     def save_worker(self, record: WorkerRecord) -> None:
@@ -199,7 +199,7 @@ class Records:
     def workers(self) -> list[WorkerRecord]:
         """Return the record of every worker. Unreadable files are set aside."""
         paths = sorted(self._workers.glob("*.json"))
-        found = [StateFile(path, _worker_record, self._say).load() for path in paths]
+        found = [StateFile(path, _worker_record, self._notify).load() for path in paths]
         return [record for record in found if record is not None]
 
     def save_routers(self, records: Sequence[RouterRecord]) -> None:
@@ -222,7 +222,7 @@ class Records:
         return self._routers.load() or []
 
     def _worker_file(self, instance: str) -> StateFile[WorkerRecord]:
-        return StateFile(self._workers / f"{instance}.json", _worker_record, self._say)
+        return StateFile(self._workers / f"{instance}.json", _worker_record, self._notify)
 
     def _save(self, file: StateFile[Any], values: Any) -> None:
         self._change(file.path, lambda: file.save(values))

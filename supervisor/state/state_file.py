@@ -12,8 +12,8 @@ from typing import Any, Final, Generic, TypeVar
 
 import structlog
 
+from lmx.protocol.host.quarantine_file import quarantine_file
 from lmx.protocol.host.regular_file import TooLargeError, parse_json, read_regular
-from lmx.protocol.host.set_aside import set_aside
 from lmx.supervisor.state.atomic_write import atomic_write
 
 log = structlog.get_logger()
@@ -24,21 +24,21 @@ _NO_FAULT_OF_THE_FILE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOM
 _T = TypeVar("_T")
 
 
-def say_nothing(_text: str) -> None:
+def discard_notice(_text: str) -> None:
     """Do nothing. It is for readers that have only the log to tell."""
 
 
 class StateFile(Generic[_T]):
     """One file. ``parse`` makes the value from the JSON that was read, and may raise the errors
-    that values of another form cause. ``say`` is called with a sentence for people when the file is
-    set aside."""
+    that values of another form cause. ``notify`` is called with a sentence for people when the file
+    is set aside."""
 
     def __init__(
-        self, path: Path, parse: Callable[[Any], _T], say: Callable[[str], None] = say_nothing
+        self, path: Path, parse: Callable[[Any], _T], notify: Callable[[str], None] = discard_notice
     ) -> None:
         self.path = path
         self._parse = parse
-        self._say = say
+        self._notify = notify
         self._unread = False
 
     def load(self) -> _T | None:
@@ -50,10 +50,10 @@ class StateFile(Generic[_T]):
         try:
             return self._read()
         except _UnreadableError as error:
-            self.set_aside(str(error))
+            self.quarantine_file(str(error))
         except OSError as error:
             self._unread = True
-            self._tell(
+            self._report(
                 f"{self.path} can't be read ({error.strerror or error}): lmx goes on without it, "
                 "and sets it aside before it is written anew"
             )
@@ -68,14 +68,14 @@ class StateFile(Generic[_T]):
             log.warning("state.unreadable", path=str(self.path), error=str(error))
             return None
 
-    def set_aside(self, why: str) -> None:
+    def quarantine_file(self, why: str) -> None:
         """Move the file out of the way, and tell people."""
         try:
-            aside = set_aside(self.path)
+            aside = quarantine_file(self.path)
         except OSError as error:
-            self._tell(f"{self.path} {why}, and can't be set aside ({error.strerror or error})")
+            self._report(f"{self.path} {why}, and can't be set aside ({error.strerror or error})")
             return
-        self._tell(f"{self.path} {why}: it was set aside as {aside.name}")
+        self._report(f"{self.path} {why}: it was set aside as {aside.name}")
 
     def save(self, values: Any) -> None:
         """Write the file completely or not at all, and make its folder. Only the owner can read the
@@ -87,10 +87,10 @@ class StateFile(Generic[_T]):
 
     def _keep_unread(self) -> None:
         """Set the file aside, because nobody knows what a write would overwrite. This may run in a
-        thread, so that it does not call ``say``."""
+        thread, so that it does not call ``notify``."""
         if os.path.lexists(self.path):
-            aside = set_aside(self.path)
-            log.warning("state.unread_set_aside", path=str(self.path), aside=aside.name)
+            aside = quarantine_file(self.path)
+            log.warning("state.unread_quarantined", path=str(self.path), aside=aside.name)
         self._unread = False
 
     def _read(self) -> _T | None:
@@ -115,9 +115,9 @@ class StateFile(Generic[_T]):
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             raise _UnreadableError(f"is damaged ({type(error).__name__}: {error})") from error
 
-    def _tell(self, text: str) -> None:
-        log.error("state.set_aside", path=str(self.path), detail=text)
-        self._say(text)
+    def _report(self, text: str) -> None:
+        log.error("state.quarantined", path=str(self.path), detail=text)
+        self._notify(text)
 
 
 class _UnreadableError(Exception):

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 import structlog
 
 from lmx.protocol.errors import ErrorCode
-from lmx.protocol.fair_share import has_room
+from lmx.protocol.fair_share import has_capacity
 from lmx.protocol.messages.data import Generate, Preparing, Pulse, Refused
 from lmx.protocol.messages.specs import WorkerSpec
 from lmx.protocol.messages.speech import Transcribe
@@ -349,7 +349,7 @@ class OpenRequests:
         places = self._spec.max_rows + self._spec.max_queue
         held = self._in_flight.count
         own = sum(one.request.owner == owner for one in self._open.values())
-        if has_room(places, held, own):
+        if has_capacity(places, held, own):
             return None
         whose = (
             "The queue of this model is full"

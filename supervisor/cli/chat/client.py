@@ -81,8 +81,8 @@ def _pieces(response: http.client.HTTPResponse) -> Generator[Piece, None, None]:
     while line := response.readline(_LONGEST_LINE_BYTES):
         text = line.decode("utf-8", "replace").strip()
         if text.startswith(":"):
-            if (said := text[1:].strip()) and said != "ping":
-                yield Piece(PieceKind.WAITING, said)
+            if (comment := text[1:].strip()) and comment != "ping":
+                yield Piece(PieceKind.WAITING, comment)
             continue
         if not text.startswith("data:"):
             continue
@@ -128,9 +128,9 @@ def _refused(body: bytes, status: int) -> OperationError:
         return OperationError(ErrorCode.INTERNAL, f"lmx answered with the status {status}")
 
 
-def _error(told: dict[str, Any]) -> OperationError:
+def _error(reported: dict[str, Any]) -> OperationError:
     try:
-        code = ErrorCode(str(told.get("code")))
+        code = ErrorCode(str(reported.get("code")))
     except ValueError:
         code = ErrorCode.INTERNAL
-    return OperationError(code, str(told.get("message") or code.value))
+    return OperationError(code, str(reported.get("message") or code.value))

@@ -178,14 +178,14 @@ class Child:
             with suppress(BrokenPipeError):
                 pipe.close()
 
-    def tell(self, **asked: Any) -> None:
+    def send(self, **asked: Any) -> None:
         """Send a line."""
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):
             self.process.stdin.write(json.dumps(asked).encode() + b"\n")
             self.process.stdin.flush()
 
-    def said(self, limit_s: float = _ANSWER_S) -> dict[str, Any] | None:
+    def receive(self, limit_s: float = _ANSWER_S) -> dict[str, Any] | None:
         """Return its next line; None if it has ended, or says nothing for ``limit_s``."""
         assert self.process.stdout is not None
         ready, _, _ = select.select([self.process.stdout], [], [], limit_s)
@@ -218,9 +218,9 @@ def _held(
     before = read_memory()
     # The interval of the refreshing is read when a process first uses mlx.
     with Child(_HOLD, {_REFRESH: str(refresh_ms)}) as child:
-        child.tell(side=1024, mib=held_mib, pauses=pauses, wired=wired)
-        said = child.said(_ANSWER_S + sum(pauses))
-        if said is None:
+        child.send(side=1024, mib=held_mib, pauses=pauses, wired=wired)
+        answer = child.receive(_ANSWER_S + sum(pauses))
+        if answer is None:
             return None
         footprint, during = read_footprint(child.process.pid), read_memory()
         child.process.send_signal(number)
@@ -236,7 +236,9 @@ def _held(
     if missing_bytes:
         back = f"not within {_BACK_S:g} s: {format_bytes(missing_bytes)} are missing"
     return [
-        Line("speed", f"{said['device']}, float32", f"{said['gflops']:.0f} GFLOP/s", Verdict.OK),
+        Line(
+            "speed", f"{answer['device']}, float32", f"{answer['gflops']:.0f} GFLOP/s", Verdict.OK
+        ),
         Line(
             "footprint", f"{held_mib} MiB and more ({name})", format_bytes(held_bytes),
             Verdict.OK if held_bytes >= held_mib * _MIB else Verdict.BAD,
@@ -256,7 +258,7 @@ def _held(
                 f"{late_s * 1000:.0f} ms",
                 Verdict.OK if late_s < _LITTLE_LATE_S else Verdict.NOTE,
             )
-            for pause, late_s in zip(pauses, said["pauses"], strict=True)
+            for pause, late_s in zip(pauses, answer["pauses"], strict=True)
         ),
     ]  # fmt: skip
 
@@ -287,13 +289,13 @@ def decoding(size: int, layers: int, seconds: float) -> list[Line]:
     device."""
     with Child(_DECODE) as one, Child(_DECODE) as other:
         for child in (one, other):
-            child.tell(size=size, layers=layers)
-        trials = [child.said() for child in (one, other)]
-        one.tell(s=seconds)
-        rates = [one.said()]
+            child.send(size=size, layers=layers)
+        trials = [child.receive() for child in (one, other)]
+        one.send(s=seconds)
+        rates = [one.receive()]
         for child in (one, other):
-            child.tell(s=seconds)
-        rates += [child.said() for child in (one, other)]
+            child.send(s=seconds)
+        rates += [child.receive() for child in (one, other)]
     if None in trials or None in rates:
         return [Line("bench", "mlx computes", "it does not", Verdict.BAD, "make install")]
     trial = trials[0] or {}
@@ -325,16 +327,16 @@ def long_kernel(seconds: float) -> Line:
     """Return what becomes of a kernel that keeps the GPU busy for so long. Only on a GPU."""
     assumption = f"a kernel of {seconds:g} s runs, or fails as an exception"
     with Child(_KERNEL) as child:
-        child.tell(s=seconds)
-        return judge_kernel(assumption, child.said())
+        child.send(s=seconds)
+        return judge_kernel(assumption, child.receive())
 
 
-def judge_kernel(assumption: str, said: Mapping[str, Any] | None) -> Line:
-    """Judge what the process said, None if it ended without a word. Pure."""
-    if said is None:
-        mend = "a time-out of the GPU would end a worker without a word; tell us"
-        return Line("kernel", assumption, "its process ended", Verdict.WARNING, mend)
-    if "error" in said:
-        mend = "lower max_decode_stall_s if streams end with such errors; tell us"
-        return Line("kernel", assumption, f"an exception: {said['error']}", Verdict.NOTE, mend)
-    return Line("kernel", assumption, f"it ran for {said['took']:.1f} s", Verdict.OK)
+def judge_kernel(assumption: str, answer: Mapping[str, Any] | None) -> Line:
+    """Judge what the process answered, None if it ended without a word. Pure."""
+    if answer is None:
+        fix = "a time-out of the GPU would end a worker without a word; tell us"
+        return Line("kernel", assumption, "its process ended", Verdict.WARNING, fix)
+    if "error" in answer:
+        fix = "lower max_decode_stall_s if streams end with such errors; tell us"
+        return Line("kernel", assumption, f"an exception: {answer['error']}", Verdict.NOTE, fix)
+    return Line("kernel", assumption, f"it ran for {answer['took']:.1f} s", Verdict.OK)

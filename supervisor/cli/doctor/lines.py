@@ -51,8 +51,9 @@ class Line:
     measured: str
     verdict: Verdict
 
-    mend: str = ""
-    """The command that mends it, or what to do; empty if there is nothing to mend."""
+    fix: str = ""
+    """The command that fixes it, or what to do; empty if there is nothing to fix. The report for
+    programs calls it ``mend``."""
 
 
 _MARKS: Final = {
@@ -76,8 +77,8 @@ def as_text(title: str, lines: Sequence[Line], user_home: str) -> str:
         rows.append(
             f"{_MARKS[line.verdict]:<5}{line.name:<{width}}  {line.measured} ({line.assumption})"
         )
-        if line.mend:
-            rows.append(f"{'':<{width + 7}}-> {line.mend}")
+        if line.fix:
+            rows.append(f"{'':<{width + 7}}-> {line.fix}")
     bad, warnings = (
         sum(line.verdict is verdict for line in lines) for verdict in (Verdict.BAD, Verdict.WARNING)
     )
@@ -89,7 +90,10 @@ def as_json(title: str, lines: Sequence[Line], user_home: str) -> dict[str, Any]
     """Return the report for programs. Its shape is in ``docs/start/doctor.md``: keys and names are
     added to it, and none is changed or removed."""
     found = [
-        {name: private(str(value), user_home) for name, value in asdict(line).items()}
+        {
+            "mend" if name == "fix" else name: private(str(value), user_home)
+            for name, value in asdict(line).items()
+        }
         for line in lines
     ]
     return {"system": title, "healthy": healthy(lines), "checks": found}

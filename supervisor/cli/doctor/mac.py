@@ -64,13 +64,13 @@ def check_release(release: str, machine: str) -> Line:
     assumption, measured = "macOS 14 or newer on Apple Silicon", f"macOS {release}, {machine}"
     major = int(release.split(".")[0]) if release.split(".")[0].isdigit() else 0
     if machine != "arm64":
-        mend = "use a Python for arm64: this is an Intel Mac, or a Python that Rosetta runs"
-        return Line("macos", assumption, measured, Verdict.BAD, mend)
+        fix = "use a Python for arm64: this is an Intel Mac, or a Python that Rosetta runs"
+        return Line("macos", assumption, measured, Verdict.BAD, fix)
     if major < _FIRST_RELEASE:
         return Line("macos", assumption, measured, Verdict.BAD, "update macOS")
     if major < _WIRING_RELEASE:
-        mend = "macOS 15 can wire memory: models beyond half of the memory are faster there"
-        return Line("macos", assumption, measured, Verdict.NOTE, mend)
+        fix = "macOS 15 can wire memory: models beyond half of the memory are faster there"
+        return Line("macos", assumption, measured, Verdict.NOTE, fix)
     return Line("macos", assumption, measured, Verdict.OK)
 
 
@@ -86,13 +86,13 @@ def check_gpu(config: Config, reading: MemoryReading, working_set: int, limit_mb
         measured += f" ({LIMIT_NAME} is {limit_mb})"
     wished = config.memory.budget_bytes
     over = wished is not None and int(wished) > budget
-    mend = f"sudo sysctl {LIMIT_NAME}=... raises it, until the Mac is started again" if over else ""
+    fix = f"sudo sysctl {LIMIT_NAME}=... raises it, until the Mac is started again" if over else ""
     return Line(
         "gpu",
         "the budget is within what the GPU may have",
         measured,
         Verdict.WARNING if over else Verdict.OK,
-        mend,
+        fix,
     )
 
 
@@ -144,9 +144,9 @@ def check_backlog(backlog: int | None) -> Line:
     )
 
 
-def check_sleep(told: str | None, config: Config, *, battery: bool = False) -> Line:
+def check_sleep(output: str | None, config: Config, *, battery: bool = False) -> Line:
     """Judge whether the Mac goes to sleep by itself."""
-    found = re.search(r"^\s*sleep\s+(\d+)", told or "", re.MULTILINE)
+    found = re.search(r"^\s*sleep\s+(\d+)", output or "", re.MULTILINE)
     prevent = config.server.prevent_sleep
     minutes = int(found.group(1)) if found else None
     measured = {None: "unknown", 0: "it does not sleep"}.get(minutes, f"after {minutes} minutes")
@@ -161,14 +161,14 @@ def check_sleep(told: str | None, config: Config, *, battery: bool = False) -> L
     )
 
 
-def check_backups(told: str | None) -> Line:
+def check_backups(output: str | None) -> Line:
     """Judge whether Time Machine leaves out what can be fetched or computed again."""
-    copied = (told or "").count("[Included]")
+    copied = (output or "").count("[Included]")
     measured = f"{copied} of lmx's folders are" if copied else "they are not"
     return Line(
         "backups",
         "models and caches are in no backup",
-        "unknown" if told is None else measured,
+        "unknown" if output is None else measured,
         Verdict.NOTE if copied else Verdict.OK,
         "tmutil addexclusion ~/.lmx/models ~/.lmx/cache ~/.lmx/tmp" if copied else "",
     )
@@ -191,10 +191,10 @@ def check_firewall(state: int | None, config: Config) -> Line:
 def check_reports(system: System) -> list[Line]:
     """Look for kernel panics of the GPU's memory, and for kills by the system, in a month."""
     if system.refused(_REPORTS):
-        measured, mend = "unknown: only administrators may look", f"sudo ls {_REPORTS}"
+        measured, fix = "unknown: only administrators may look", f"sudo ls {_REPORTS}"
         return [
-            Line("panics", _NO_PANICS, measured, Verdict.NOTE, mend),
-            Line("killed", _NO_KILLS, measured, Verdict.NOTE, mend),
+            Line("panics", _NO_PANICS, measured, Verdict.NOTE, fix),
+            Line("killed", _NO_KILLS, measured, Verdict.NOTE, fix),
         ]
     panics = [
         path
@@ -247,8 +247,8 @@ def _kept_out(home: Home) -> list[str]:
 
 
 def _firewall(system: System) -> int | None:
-    told = system.run("/usr/libexec/ApplicationFirewall/socketfilterfw", "--getglobalstate")
-    found = re.search(r"State = (\d)", told or "")
+    output = system.run("/usr/libexec/ApplicationFirewall/socketfilterfw", "--getglobalstate")
+    found = re.search(r"State = (\d)", output or "")
     return int(found.group(1)) if found else None
 
 
@@ -298,11 +298,11 @@ def check_launchd(system: System, folders: Sequence[Path], answer_s: float = _AN
         finally:
             system.run("/bin/launchctl", "bootout", f"{domain}/{label}")
     if not text:
-        mend = "move the checkout out of Documents, Desktop and Downloads: its Python must start"
-        return Line("launchd", _ASSUMPTION, "it did not start", Verdict.WARNING, mend)
+        fix = "move the checkout out of Documents, Desktop and Downloads: its Python must start"
+        return Line("launchd", _ASSUMPTION, "it did not start", Verdict.WARNING, fix)
     refused = sorted(folder for folder, read in json.loads(text).items() if not read)
     if refused:
-        mend = "move them, e.g. to ~/models, or allow it in System Settings > Privacy & Security"
+        fix = "move them, e.g. to ~/models, or allow it in System Settings > Privacy & Security"
         measured = f"not {', '.join(refused)}"
-        return Line("launchd", _ASSUMPTION, measured, Verdict.WARNING, mend)
+        return Line("launchd", _ASSUMPTION, measured, Verdict.WARNING, fix)
     return Line("launchd", _ASSUMPTION, "it can", Verdict.OK)

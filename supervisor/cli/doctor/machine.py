@@ -97,7 +97,7 @@ def check_blas(library: str | None) -> Line:
 def check_files(limit: int, platform: str) -> Line:
     """Judge how many files a process may open: each connection takes one."""
     few = limit < _FEW_FILES
-    mend = (
+    fix = (
         "sudo launchctl limit maxfiles 65536"
         if platform == "darwin"
         else "ulimit -n 65536, or LimitNOFILE=65536 in the unit"
@@ -107,7 +107,7 @@ def check_files(limit: int, platform: str) -> Line:
         f"{_FEW_FILES} or more open at a time",
         f"{limit} open at a time",
         Verdict.WARNING if few else Verdict.OK,
-        mend if few else "",
+        fix if few else "",
     )
 
 

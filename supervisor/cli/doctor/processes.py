@@ -25,8 +25,8 @@ _LOOK_S: Final = 0.02
 
 _HANG: Final = """
 import time
-from lmx.protocol.host.stacks import write_stacks_when_told
-write_stacks_when_told()
+from lmx.protocol.host.stacks import write_stacks_on_signal
+write_stacks_on_signal()
 print("ready", flush=True)
 while True:
     pass
@@ -63,19 +63,19 @@ def check_exits() -> Line:
     """See the ends of a child, of a process that is none, and of one that has ended already."""
     assumption = "the end of a process is seen at once"
     try:
-        told = asyncio.run(_ends())
+        output = asyncio.run(_ends())
     except (OSError, TimeoutError, subprocess.SubprocessError, psutil.Error) as error:
         measured = f"it was not: {type(error).__name__}"
-        mend = "lmx would not notice that a worker ended; tell us"
-        return Line("exits", assumption, measured, Verdict.BAD, mend)
-    measured = ", ".join(f"{name} after {took_s * 1000:.0f} ms" for name, took_s in told.items())
+        fix = "lmx would not notice that a worker ended; tell us"
+        return Line("exits", assumption, measured, Verdict.BAD, fix)
+    measured = ", ".join(f"{name} after {took_s * 1000:.0f} ms" for name, took_s in output.items())
     return Line("exits", assumption, measured, Verdict.OK)
 
 
 async def _ends() -> dict[str, float]:
     """Return how long each end took to be told. Raises ``TimeoutError`` for one that was not."""
     watch = ExitWatch(asyncio.get_running_loop())
-    told: dict[str, float] = {}
+    output: dict[str, float] = {}
 
     async def ended(
         name: str, pid: int, child: subprocess.Popen[bytes] | None, end: Callable[[], None]
@@ -85,7 +85,7 @@ async def _ends() -> dict[str, float]:
         began_s = time.monotonic()
         end()
         await asyncio.wait_for(seen, _LIMIT_S)
-        told[name] = time.monotonic() - began_s
+        output[name] = time.monotonic() - began_s
 
     try:
         child = _sleeper("60")
@@ -96,7 +96,7 @@ async def _ends() -> dict[str, float]:
         await ended("a zombie", zombie.pid, zombie, lambda: None)
     finally:
         watch.close()
-    return told
+    return output
 
 
 def _stranger() -> int:
@@ -171,15 +171,15 @@ def check_exec() -> Line:
         [sys.executable, "-P", "-c", _EXEC], stdout=subprocess.PIPE, text=True
     )
     try:
-        told, _ = process.communicate(timeout=_LIMIT_S)
+        output, _ = process.communicate(timeout=_LIMIT_S)
     except subprocess.TimeoutExpired:
         process.kill()
-        told, _ = process.communicate()
-    fine = told.split() == [str(process.pid), "1"]
+        output, _ = process.communicate()
+    fine = output.split() == [str(process.pid), "1"]
     return Line(
         "exec",
         assumption,
-        "it does" if fine else f"it does not: {told.strip() or 'no answer'}",
+        "it does" if fine else f"it does not: {output.strip() or 'no answer'}",
         Verdict.OK if fine else Verdict.WARNING,
         "" if fine else "stop and start lmx instead of updating it while it runs; tell us",
     )

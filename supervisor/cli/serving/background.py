@@ -12,7 +12,7 @@ from typing import Final
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.host.log_files import append_to
-from lmx.protocol.host.set_aside import clear_for_file
+from lmx.protocol.host.quarantine_file import clear_for_file
 from lmx.protocol.messages.status import SystemStatus
 from lmx.supervisor.cli.views.log import last_lines
 from lmx.supervisor.config.schema import Config
@@ -74,7 +74,7 @@ def spawn_background(
 
 def _not_started(home: Home, status: int) -> OperationError:
     what = f"lmx did not start (exit code {status})"
-    said = "\n".join(last_lines(home.supervisor_log, 10))
+    end = "\n".join(last_lines(home.supervisor_log, 10))
     try:
         with home.supervisor_log.open("ab", buffering=0) as log:
             log.write(f"{what}\n".encode())
@@ -82,7 +82,7 @@ def _not_started(home: Home, status: int) -> OperationError:
         # On a full disk its messages are lost too, and the log ends with an earlier run.
         reason = f"{home.supervisor_log} can't be written: {error.strerror or error}"
         return OperationError(ErrorCode.INTERNAL, f"{what}; {reason}")
-    return OperationError(ErrorCode.INTERNAL, f"{what}; the end of {home.supervisor_log}:\n{said}")
+    return OperationError(ErrorCode.INTERNAL, f"{what}; the end of {home.supervisor_log}:\n{end}")
 
 
 def _status_if_running(home: Home) -> SystemStatus | None:

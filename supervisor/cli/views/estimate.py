@@ -87,9 +87,9 @@ def print_estimate(config: Config, home: Home, model: str, as_json: bool) -> Non
     unfetched = [adapter for adapter, size in hub_bytes.items() if size is None]
     if as_json:
         media = [each.value for each in found.facts.media or ()]
-        told = {"model": chosen.id, "path": path, "kind": kind.value, "media": media}
-        told |= as_dict(estimate, plan, budget)
-        click.echo(json_text(told | {"adapters_not_fetched": unfetched}))
+        answer = {"model": chosen.id, "path": path, "kind": kind.value, "media": media}
+        answer |= as_dict(estimate, plan, budget)
+        click.echo(json_text(answer | {"adapters_not_fetched": unfetched}))
         return
     console = make_console()
     show(console, chosen, estimate, plan, budget)

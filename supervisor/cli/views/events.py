@@ -77,9 +77,9 @@ class EventCursor:
             found: EventList | None = client.ask(control.GetEvents(self._seq, _KEPT))
             if found is None:
                 return
-            anew = found.epoch != self._epoch and self._epoch is not None
+            restarted = found.epoch != self._epoch and self._epoch is not None
             self._epoch = found.epoch
-            if not anew:
+            if not restarted:
                 self._seq = found.last_seq
                 for event in found.events:
                     yield found.epoch, event

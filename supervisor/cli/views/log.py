@@ -44,11 +44,11 @@ def pretty(line: str) -> str:
     if level != "info":
         parts.append(click.style(shown(level), fg="red" if level == "error" else "yellow"))
     parts.append(click.style(shown(name), bold=True))
-    said = [str(found) for each in ("model", "detail") if (found := event.pop(each, None))]
+    details = [str(found) for each in ("model", "detail") if (found := event.pop(each, None))]
     error = _last_error(event.pop("exception", None))
-    said += [error] if error else []
-    said += [f"{each}={_short(value)}" for each, value in event.items() if value is not None]
-    return "  ".join([*parts, *map(shown, said)])
+    details += [error] if error else []
+    details += [f"{each}={_short(value)}" for each, value in event.items() if value is not None]
+    return "  ".join([*parts, *map(shown, details)])
 
 
 def _last_error(traceback: Any) -> str | None:

@@ -54,7 +54,7 @@ class LoadProgress:
         )
         self._tasks: dict[str, Any] = {}
         self._started_s: dict[str, float] = {}
-        self._said: dict[str, str] = {}
+        self._printed: dict[str, str] = {}
         self._ready_pids: dict[str, int | None] = {}
 
     def __enter__(self) -> LoadProgress:
@@ -113,8 +113,8 @@ class LoadProgress:
         self._once(name, line)
 
     def _once(self, model: str, line: str) -> None:
-        if self._said.get(model) != line:
-            self._said[model] = line
+        if self._printed.get(model) != line:
+            self._printed[model] = line
             self._console.print(line)
 
 
@@ -126,8 +126,8 @@ def print_started(console: Console, status: SystemStatus) -> None:
     if others:
         console.print(f"also at {', '.join(others)}", markup=False)
     for model in status.workers:
-        said = f": {model.problem}" if model.problem else ""
-        console.print(f"{model.model}  {model.state}{said}", markup=False)
+        problem = f": {model.problem}" if model.problem else ""
+        console.print(f"{model.model}  {model.state}{problem}", markup=False)
     if not status.workers:
         console.print(_NO_MODELS)
     elif router.urls:

@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from lmx.protocol.messages.status import ModelStatus, SystemStatus
 from lmx.supervisor.cli.views.table import Column, model_columns, model_table
-from lmx.supervisor.cli.views.words import duration, memory_words, remarks, router_words, told
+from lmx.supervisor.cli.views.words import duration, memory_words, note_text, remarks, router_words
 from lmx.supervisor.decisions.ledger import format_bytes
 
 
@@ -37,18 +37,18 @@ def print_status(console: Console, status: SystemStatus) -> None:
         console.print("\nno models: `lmx pull qwen3-8b` downloads one, `lmx add` takes a folder")
         return
     columns = list(model_columns(workers).values())
-    said = [remarks(worker) for worker in workers]
-    note = Column("NOTE", tuple(said), right=False)
+    notes = [remarks(worker) for worker in workers]
+    note = Column("NOTE", tuple(notes), right=False)
     if sum(column.width for column in (*columns, note)) <= console.width:
         columns.append(note)
-        said = [""] * len(workers)
+        notes = [""] * len(workers)
     console.print()
     console.print(model_table(columns, console.width))
     now_s = time.time()
     lines = [
         f"[bold]{worker.model}[/]  {escape(words)}"
-        for worker, remark in zip(workers, said, strict=True)
-        if (words := told(worker, remark, now_s))
+        for worker, remark in zip(workers, notes, strict=True)
+        if (words := note_text(worker, remark, now_s))
     ]
     lines += [
         f"[bold]{worker.model}[/]  {escape(remark)}"

@@ -76,16 +76,16 @@ def model_table(columns: Sequence[Column], width: int) -> Table:
             no_wrap=True,
             overflow="ellipsis",
         )
-    room = width - sum(column.width for column in shown if column.cut_to is None)
+    left = width - sum(column.width for column in shown if column.cut_to is None)
     for row in range(max((len(column.cells) for column in shown), default=0)):
-        table.add_row(*(_cell(column, row, room) for column in shown))
+        table.add_row(*(_cell(column, row, left) for column in shown))
     return table
 
 
-def _cell(column: Column, row: int, room: int) -> Text:
+def _cell(column: Column, row: int, left: int) -> Text:
     text = Text(column.cells[row], style=column.style[row] if column.style else "")
     if column.cut_to is not None:
-        text.truncate(max(room, column.cut_to), overflow="ellipsis")
+        text.truncate(max(left, column.cut_to), overflow="ellipsis")
     return text
 
 

@@ -25,7 +25,7 @@ from lmx.protocol.messages.status import ModelStatus, SupervisorStatus, SystemSt
 from lmx.supervisor.cli.views.events import EventCursor, event_words, one_line
 from lmx.supervisor.cli.views.progress import make_console
 from lmx.supervisor.cli.views.table import Column, model_columns, model_table
-from lmx.supervisor.cli.views.words import duration, memory_words, remarks, router_words, told
+from lmx.supervisor.cli.views.words import duration, memory_words, note_text, remarks, router_words
 from lmx.supervisor.decisions.ledger import format_bytes
 from lmx.supervisor.sockets.client import ReconnectingClient
 from lmx.supervisor.state.home import Home
@@ -63,7 +63,7 @@ class TokenRates:
 
 _BAR_WIDTH: Final = 30
 _NOTE_WIDTH: Final = 24
-_LINES_BESIDE_EVENTS: Final = 7
+_OTHER_LINES: Final = 7
 """Two of processes, a blank one, the heading, a blank one, that of the keys, and one for Ctrl-C."""
 
 _KEYS_SHOWN: Final = "q quits"
@@ -84,8 +84,8 @@ def top_frame(
     if words := memory_words(supervisor):
         parts.append(Text(words, style="yellow", no_wrap=True, overflow="ellipsis"))
     parts += [Text(""), _models(workers, rates, width, now_s)]
-    room = height - _LINES_BESIDE_EVENTS - len(workers) - (len(parts) - 4)
-    shown = list(events)[-room:] if room > 0 else []
+    left = height - _OTHER_LINES - len(workers) - (len(parts) - 4)
+    shown = list(events)[-left:] if left > 0 else []
     if shown:
         parts += [Text(""), *(_event(event) for event in shown)]
     return Group(*parts)
@@ -126,16 +126,16 @@ def _models(workers: Sequence[ModelStatus], rates: TokenRates, width: int, now_s
         del columns[absent]
     speeds = (rates.of(worker.instance) for worker in workers)
     speed = Column("TOK/S", tuple("-" if one is None else f"{one:.0f}" for one in speeds), 5)
-    notes = tuple(one_line(told(worker, remarks(worker), now_s)) for worker in workers)
+    notes = tuple(one_line(note_text(worker, remarks(worker), now_s)) for worker in workers)
     note = Column("NOTE", notes, right=False, cut_to=_NOTE_WIDTH)
     return model_table([*columns.values(), speed, note], width)
 
 
 def _event(event: Event) -> Text:
     when = time.strftime("%H:%M:%S", time.localtime(event.at_s))
-    said = "  ".join(part for part in (event.model_id, event_words(event)) if part)
+    text = "  ".join(part for part in (event.model_id, event_words(event)) if part)
     return Text.assemble(
-        (when, "dim"), "  ", (f"{event.name:<18}", "bold"), "  ", said,
+        (when, "dim"), "  ", (f"{event.name:<18}", "bold"), "  ", text,
         no_wrap=True, overflow="ellipsis",
     )  # fmt: skip
 

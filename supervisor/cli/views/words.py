@@ -98,24 +98,24 @@ def doing(model: ModelStatus) -> str:
 def remarks(model: ModelStatus) -> str:
     """Return what a table has no column for, short: progress, its place in line, pinned, what it
     takes besides text, whether it may run code of its own, and its adapters."""
-    said = []
+    words = []
     if model.retry_in_s is not None:
-        said.append(f"again in {model.retry_in_s:.0f} s")
+        words.append(f"again in {model.retry_in_s:.0f} s")
     progress = doing(model) + ("" if model.fraction is None else f" {model.fraction:.0%}")
     if (model.phase or model.state is ModelState.QUEUED) and progress != model.state:
-        said.append(progress)
+        words.append(progress)
     if model.pinned:
-        said.append("pinned")
+        words.append("pinned")
     if model.media:
-        said.append(f"takes {', '.join(_TAKEN[kind] for kind in model.media)}")
+        words.append(f"takes {', '.join(_TAKEN[kind] for kind in model.media)}")
     if model.allow_checkpoint_code:
-        said.append("may run its own code")
+        words.append("may run its own code")
     if model.adapters:
-        said.append(f"with {', '.join(adapter.id for adapter in model.adapters)}")
+        words.append(f"with {', '.join(adapter.id for adapter in model.adapters)}")
     last = model.last_exit
     if model.state is ModelState.COLD and last is not None and last.cause in _GAVE_WAY:
-        said.append(last.cause.value)
-    return ", ".join(said)
+        words.append(last.cause.value)
+    return ", ".join(words)
 
 
 def trouble(model: ModelStatus, now_s: float) -> str | None:
@@ -134,7 +134,7 @@ def trouble(model: ModelStatus, now_s: float) -> str | None:
     return f"last exit: {when}" + (f": {last.detail}" if last.detail else "")
 
 
-def told(model: ModelStatus, remark: str, now_s: float) -> str:
+def note_text(model: ModelStatus, remark: str, now_s: float) -> str:
     """Return a remark and the trouble of a model as one text, for a place that names it."""
     words = (trouble(model, now_s) or "").removeprefix(f"{model.model} ")
     return "; ".join(part for part in (remark, words) if part)
@@ -148,19 +148,19 @@ def router_words(router: RouterStatus) -> str:
 
 def memory_words(supervisor: SupervisorStatus) -> str:
     """Return what is to be said about memory beside the budget: pressure, missing bytes."""
-    said = []
+    words = []
     if supervisor.memory_pressure is not MemoryPressure.NONE:
-        said.append(
+        words.append(
             f"memory pressure is {supervisor.memory_pressure}: "
             f"{format_bytes(supervisor.machine_used_bytes)} of the machine's "
             f"{format_bytes(supervisor.machine_memory_bytes)} are in use, nothing new is loaded"
         )
     if supervisor.missing_bytes:
-        said.append(
+        words.append(
             f"{format_bytes(supervisor.missing_bytes)} did not come back from processes "
             "that ended: see `lmx events`"
         )
-    return "; ".join(said)
+    return "; ".join(words)
 
 
 def duration(seconds: float) -> str:

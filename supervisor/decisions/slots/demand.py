@@ -13,7 +13,7 @@ Its place in the queue is kept for this long."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
+class Requester:
     """The process that asked a question on the control socket, and the number of the question."""
 
     identity: bytes
@@ -24,7 +24,7 @@ class Asker:
 class Waiter:
     """A request that waits until its model is ready."""
 
-    asker: Asker
+    requester: Requester
     deadline_s: float
     since_s: float
     """Since when the request has waited, with the time before it asked, as it says."""
@@ -47,7 +47,7 @@ class Demand:
         """Whether no other request may wait."""
         return len(self.waiters) >= MAX_WAITERS
 
-    def asked_at_s(self, now_s: float) -> float | None:
+    def requested_at_s(self, now_s: float) -> float | None:
         """Return since when somebody has waited for the model, None if nobody waits."""
         asked = [waiter.since_s for waiter in self.waiters]
         if self.ordered_at_s is not None:
@@ -62,7 +62,7 @@ class Demand:
 
     def without(self, identity: bytes) -> Demand:
         """Return the demand without the requests of one asker, which need no reply."""
-        left = tuple(waiter for waiter in self.waiters if waiter.asker.identity != identity)
+        left = tuple(waiter for waiter in self.waiters if waiter.requester.identity != identity)
         return replace(self, waiters=left)
 
     def lapse(self, now_s: float) -> tuple[Demand, tuple[Waiter, ...]]:

@@ -46,7 +46,7 @@ class Deny:
 
 
 @dataclass(frozen=True, slots=True)
-class TellLate:
+class NotifyLate:
     """Tell the requests whose time to wait is over where the model is."""
 
     waiters: tuple[Waiter, ...]
@@ -103,7 +103,7 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
-class LogNoRoom:
+class LogNoCapacity:
     """Log that there is no room for the model. This is not kept as an event, because each request
     causes it, and it would push everything else out of the events."""
 
@@ -124,12 +124,12 @@ SlotEffect = (
     | SendSignal
     | Answer
     | Deny
-    | TellLate
+    | NotifyLate
     | WorkerReady
     | WorkerMeasured
     | WorkerStuck
     | WorkerGone
     | Note
-    | LogNoRoom
+    | LogNoCapacity
     | Gone
 )

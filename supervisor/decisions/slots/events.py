@@ -1,4 +1,4 @@
-"""The events that may happen to a model's slot. The messages of its worker, ``KillAsked`` and
+"""The events that may happen to a model's slot. The messages of its worker, ``KillRequested`` and
 ``Tick`` are events of the slot too."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from lmx.supervisor.decisions.worker import Worker
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Requested:
     """A request waits for the model to be ready."""
 
     waiter: Waiter
@@ -30,7 +30,7 @@ class Ordered:
 
 
 @dataclass(frozen=True, slots=True)
-class OrderedAnew:
+class ReloadOrdered:
     """An operator wants another worker of the model in place of the one that it may have."""
 
     detail: str
@@ -131,7 +131,7 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueTold:
+class QueueReported:
     """People were told that the model waits for memory."""
 
 

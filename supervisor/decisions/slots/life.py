@@ -54,7 +54,7 @@ class SlotLife:
     need_bytes: int | None = None
     """The memory that the model waits for, while it is QUEUED. None: its files are still being
     read."""
-    queue_told: bool = False
+    queue_reported: bool = False
     """Whether people were told that it waits for memory."""
     retry_at_s: float | None = None
     """When its BACKOFF is over."""

@@ -19,7 +19,7 @@ from lmx.supervisor.decisions.slots.effects import (
     WorkerStuck,
 )
 from lmx.supervisor.decisions.slots.life import Intent, Rules, SlotLife
-from lmx.supervisor.decisions.slots.moves import (
+from lmx.supervisor.decisions.slots.transitions import (
     Effects,
     Result,
     answer_all,
@@ -28,16 +28,16 @@ from lmx.supervisor.decisions.slots.moves import (
     deny_all,
     enter,
     failed_error,
+    intended,
     lapse,
     never,
     quarantine,
     stop_fetch,
     unloaded_error,
-    wished,
 )
 from lmx.supervisor.decisions.worker import (
     BecameReady,
-    DrainAsked,
+    DrainRequested,
     Ended,
     ProcessExited,
     SendDrain,
@@ -61,7 +61,7 @@ _MADE_ROOM: Final = (ExitCause.EVICTED, ExitCause.EXPIRED)
 def adopt(life: SlotLife, event: events.Adopted, _rules: Rules, now_s: float) -> Result:
     """The worker of an earlier supervisor is taken over. A model that is held has none."""
     effects = stop_fetch(life)
-    after = enter(life, SlotState.OCCUPIED, worker=event.worker, intent=wished(life, Intent.UP))
+    after = enter(life, SlotState.OCCUPIED, worker=event.worker, intent=intended(life, Intent.UP))
     if life.intent is not Intent.HELD:
         return after, effects
     detail = "an operator drained the model, before this supervisor took over"
@@ -74,7 +74,7 @@ def evict(life: SlotLife, event: events.Evicted, rules: Rules, now_s: float) -> 
     Only a worker that takes requests is evicted."""
     if life.ready_worker is None:
         return never(life, event, rules, now_s)
-    after = changed(life, intent=wished(life, Intent.DOWN), evicted_for=event.for_model)
+    after = changed(life, intent=intended(life, Intent.DOWN), evicted_for=event.for_model)
     return drain(after, event.cause, event.detail, now_s, if_idle=event.if_idle)
 
 
@@ -82,10 +82,10 @@ def drain(
     life: SlotLife, cause: ExitCause, detail: str, now_s: float, *, if_idle: bool = False
 ) -> Result:
     """The worker must end after its streams."""
-    return step_worker(life, DrainAsked(if_idle, cause, detail), now_s)
+    return step_worker(life, DrainRequested(if_idle, cause, detail), now_s)
 
 
-def worker_said(life: SlotLife, event: Any, _rules: Rules, now_s: float) -> Result:
+def worker_reported(life: SlotLife, event: Any, _rules: Rules, now_s: float) -> Result:
     """The worker sent a message, or must be killed."""
     return step_worker(life, event, now_s)
 
@@ -114,8 +114,8 @@ def step_worker(life: SlotLife, event: Any, now_s: float) -> Result:
             case SendWelcome() | SendDrain() | SendSignal():
                 out = (*out, effect)
             case BecameReady(memory_bytes):
-                life, told = _became_ready(life, worker, memory_bytes, now_s)
-                out = (*out, *told)
+                life, more = _became_ready(life, worker, memory_bytes, now_s)
+                out = (*out, *more)
             case Stuck():
                 detail = "not even SIGKILL ends it: its memory stays taken until it does"
                 life = changed(life, problem=failed_error(detail))
@@ -127,8 +127,8 @@ def step_worker(life: SlotLife, event: Any, now_s: float) -> Result:
     if isinstance(event, control.WorkerBeat):
         return life, (*out, WorkerMeasured(worker))
     if isinstance(event, control.DrainRefused) and worker.state is WorkerState.READY:
-        life, told = _stays(life, before, worker)
-        return life, (*out, *told)
+        life, more = _stays(life, before, worker)
+        return life, (*out, *more)
     return life, out
 
 
@@ -145,7 +145,7 @@ def _stays(life: SlotLife, before: Worker, worker: Worker) -> Result:
         waits_on = "" if life.evicted_for is None else f": {life.evicted_for} waits on"
         data = {"for_model": life.evicted_for}
         effects = (Note("model.stays", f"it was busy{waits_on}", data),)
-    after = changed(life, intent=wished(life, Intent.UP), evicted_for=None)
+    after = changed(life, intent=intended(life, Intent.UP), evicted_for=None)
     after, answer = answer_all(after, worker)
     return after, (*effects, *answer)
 

@@ -9,20 +9,20 @@ from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.states import ExitCause, SlotState
 from lmx.supervisor.decisions import restart
 from lmx.supervisor.decisions.slots import events
-from lmx.supervisor.decisions.slots.effects import LogNoRoom, Note, ReadFiles, StartFetch
+from lmx.supervisor.decisions.slots.effects import LogNoCapacity, Note, ReadFiles, StartFetch
 from lmx.supervisor.decisions.slots.life import Intent, Rules, SlotLife
-from lmx.supervisor.decisions.slots.moves import (
+from lmx.supervisor.decisions.slots.transitions import (
     Effects,
     Result,
     begin,
     changed,
     deny_all,
     enter,
+    intended,
     lapse,
     never,
     quarantine,
     quarantine_for_memory,
-    wished,
 )
 from lmx.supervisor.decisions.worker import Tick
 
@@ -84,10 +84,10 @@ def _give_up(life: SlotLife, error: LmxError, rules: Rules, now_s: float) -> Res
     A source that keeps failing is quarantined like a worker that does, or each request would
     fetch it anew. Missing memory, or a full disk, is no fault of the model's.
     """
-    after = enter(life, SlotState.COLD, intent=wished(life, Intent.DOWN), problem=error)
+    after = enter(life, SlotState.COLD, intent=intended(life, Intent.DOWN), problem=error)
     after, effects = deny_all(after, error)
     if error.code is ErrorCode.INSUFFICIENT_MEMORY:
-        return after, (*effects, LogNoRoom(error.message))
+        return after, (*effects, LogNoCapacity(error.message))
     effects = (*effects, Note("model.not_started", error.message, {"code": str(error.code)}))
     if error.code is ErrorCode.INSUFFICIENT_DISK:
         return after, effects
@@ -102,9 +102,9 @@ def _give_up(life: SlotLife, error: LmxError, rules: Rules, now_s: float) -> Res
     return after, (*effects, *quarantined)
 
 
-def queue_told(life: SlotLife, _event: Any, _rules: Rules, _now_s: float) -> Result:
+def queue_reported(life: SlotLife, _event: Any, _rules: Rules, _now_s: float) -> Result:
     """People know that the model waits."""
-    return changed(life, queue_told=True), ()
+    return changed(life, queue_reported=True), ()
 
 
 def reread(life: SlotLife, _event: Any, _rules: Rules, _now_s: float) -> Result:
@@ -119,10 +119,10 @@ def launched(life: SlotLife, event: events.Launched, _rules: Rules, now_s: float
 
 def dropped(life: SlotLife, event: events.Dropped, rules: Rules, now_s: float) -> Result:
     """The model stays down until somebody asks. Whoever waits is never dropped."""
-    if life.demand.asked_at_s(now_s) is not None:
+    if life.demand.requested_at_s(now_s) is not None:
         return never(life, event, rules, now_s)
     detail = "there is no room for it, and nobody waits for it: its first request loads it"
-    after = enter(life, SlotState.COLD, intent=wished(life, Intent.DOWN))
+    after = enter(life, SlotState.COLD, intent=intended(life, Intent.DOWN))
     return after, (Note("model.stays_cold", detail),)
 
 

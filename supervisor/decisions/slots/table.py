@@ -17,31 +17,14 @@ from lmx.protocol.messages import control
 from lmx.protocol.states import SlotState
 from lmx.supervisor.decisions.slots import events
 from lmx.supervisor.decisions.slots.life import Rules, SlotLife
-from lmx.supervisor.decisions.slots.moves import Result, changed, late, never
 from lmx.supervisor.decisions.slots.occupied import (
     adopt,
     evict,
     exited,
     tick_occupied,
-    worker_said,
+    worker_reported,
 )
-from lmx.supervisor.decisions.slots.starting import (
-    count_loss,
-    dropped,
-    fetch_advanced,
-    fetch_failed,
-    fetched,
-    files_missing,
-    launched,
-    memory_settled,
-    not_started,
-    planned,
-    queue_told,
-    reread,
-    tick,
-    tick_backoff,
-)
-from lmx.supervisor.decisions.slots.wishes import (
+from lmx.supervisor.decisions.slots.requests import (
     ask,
     ask_cold,
     ask_held,
@@ -73,7 +56,24 @@ from lmx.supervisor.decisions.slots.wishes import (
     withdraw,
     withdraw_queued,
 )
-from lmx.supervisor.decisions.worker import KillAsked, Tick
+from lmx.supervisor.decisions.slots.starting import (
+    count_loss,
+    dropped,
+    fetch_advanced,
+    fetch_failed,
+    fetched,
+    files_missing,
+    launched,
+    memory_settled,
+    not_started,
+    planned,
+    queue_reported,
+    reread,
+    tick,
+    tick_backoff,
+)
+from lmx.supervisor.decisions.slots.transitions import Result, changed, late, never
+from lmx.supervisor.decisions.worker import KillRequested, Tick
 
 _HISTORY_LENGTH: Final = 20
 
@@ -117,10 +117,10 @@ COLUMNS: Final = (
 
 TABLE: Final[dict[type, Row]] = {
     # Those who want the model.
-    events.Asked: (ask_cold, ask, ask, ask_occupied, ask, ask_quarantined, ask_held),
+    events.Requested: (ask_cold, ask, ask, ask_occupied, ask, ask_quarantined, ask_held),
     events.Preloaded: (preload, want, want, want, want, late, late),
     events.Ordered: (order, order_coming, order_coming, order_coming, order, order, order),
-    events.OrderedAnew: (order, order_coming, order_again, order_another, order, order, order),
+    events.ReloadOrdered: (order, order_coming, order_again, order_another, order, order, order),
     # Those who do not, or not any more.
     events.FilesLeaving: (
         files_leaving, files_leaving, files_leaving, files_leaving, files_leaving, files_leaving,
@@ -151,7 +151,7 @@ TABLE: Final[dict[type, Row]] = {
     events.FetchFailed: _fetching(fetch_failed),
     events.Planned: _queued(planned),
     events.NotStarted: _queued(not_started),
-    events.QueueTold: _queued(queue_told),
+    events.QueueReported: _queued(queue_reported),
     events.Dropped: _queued(dropped),
     events.Launched: _queued(launched),
     events.Adopted: (adopt, adopt, adopt, never, adopt, adopt, adopt),
@@ -163,14 +163,14 @@ TABLE: Final[dict[type, Row]] = {
     # Time.
     Tick: (tick, tick, tick, tick_occupied, tick_backoff, tick, tick),
     # Its worker.
-    control.WorkerHello: _occupied(worker_said),
-    control.LoadAdvanced: _occupied(worker_said),
-    control.Loaded: _occupied(worker_said),
-    control.LoadFailed: _occupied(worker_said),
-    control.WorkerBeat: _occupied(worker_said),
-    control.DrainRefused: _occupied(worker_said),
-    control.Drained: _occupied(worker_said),
-    KillAsked: _occupied(worker_said),
+    control.WorkerHello: _occupied(worker_reported),
+    control.LoadAdvanced: _occupied(worker_reported),
+    control.Loaded: _occupied(worker_reported),
+    control.LoadFailed: _occupied(worker_reported),
+    control.WorkerBeat: _occupied(worker_reported),
+    control.DrainRefused: _occupied(worker_reported),
+    control.Drained: _occupied(worker_reported),
+    KillRequested: _occupied(worker_reported),
     events.Exited: _occupied(exited),
 }
 # fmt: on

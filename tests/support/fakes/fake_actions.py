@@ -11,7 +11,7 @@ from lmx.protocol.messages.specs import AdapterSpec
 from lmx.protocol.models.memory import Activations, MemoryModel
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config.schema import ModelConfig
-from lmx.supervisor.decisions.slots.demand import Asker
+from lmx.supervisor.decisions.slots.demand import Requester
 from lmx.supervisor.decisions.worker import Worker
 from lmx.supervisor.memory.inspection import Inspection, ModelFacts, ModelFiles, Question
 from lmx.supervisor.memory.plan import MemoryPlan
@@ -38,7 +38,7 @@ class FakeActions:
         """What the last worker of each model was started with."""
         self.signals: list[tuple[int, int]] = []
         self.sent: list[tuple[str, Any]] = []
-        self.replies: list[tuple[Asker, Any]] = []
+        self.replies: list[tuple[Requester, Any]] = []
         self.published: list[Any] = []
         self.told: list[Any] = []
         self.fetching: set[str] = set()
@@ -49,7 +49,7 @@ class FakeActions:
         self.remembered: list[tuple[str, int, int]] = []
         self.kept: dict[str, int] = {}
         self.pins: dict[str, bool] | None = None
-        self.pins_not_written: str | None = None
+        self.pins_write_failure: str | None = None
         self.held: frozenset[str] | None = None
         self.working: dict[str, int] = {}
         self.remote: set[str] = set()
@@ -132,7 +132,7 @@ class FakeActions:
 
     def save_pins(self, pins: Mapping[str, bool]) -> str | None:
         self.pins = dict(pins)
-        return self.pins_not_written
+        return self.pins_write_failure
 
     def save_holds(self, held: Collection[str]) -> None:
         self.held = frozenset(held)
@@ -141,8 +141,8 @@ class FakeActions:
         self.notes.append((name, model_id, data))
         self.details[name] = detail
 
-    def reply(self, asker: Asker, message: Any) -> None:
-        self.replies.append((asker, message))
+    def reply(self, requester: Requester, message: Any) -> None:
+        self.replies.append((requester, message))
         self.told.append(message)
 
     def publish(self, message: Any) -> None:

@@ -195,9 +195,9 @@ def shots(events: Sequence[dict[str, Any]], blow: Blow | None = None) -> list[st
 
 _ENDS: Final = {
     "worker.exited": "worker",
-    "router.hung": "router",
+    "router.unresponsive": "router",
     "router.exited": "router",
-    "supervisor.hung": "supervisor",
+    "supervisor.unresponsive": "supervisor",
     "supervisor.started_again": "supervisor",
 }
 """Whose end an event of the supervisor's log tells."""

@@ -20,7 +20,7 @@ from lmx.supervisor.control.models import ModelCommands
 from lmx.supervisor.core.core import Core
 from lmx.supervisor.core.slot import Slot
 from lmx.supervisor.decisions.ledger import Ledger
-from lmx.supervisor.decisions.slots.demand import Asker
+from lmx.supervisor.decisions.slots.demand import Requester
 from lmx.supervisor.decisions.worker import Worker
 from lmx.supervisor.inventory.added import AddedModels, with_added
 from lmx.supervisor.inventory.added_file import AddedFile
@@ -29,7 +29,7 @@ from lmx.supervisor.memory.inspection import Inspection, Question
 from lmx.supervisor.state.home import Home
 from tests.support.fakes.fake_actions import FakeActions
 
-ASKER = Asker(b"router", 7)
+REQUESTER = Requester(b"router", 7)
 
 
 class NoFile(AddedFile):
@@ -48,8 +48,8 @@ class NoFile(AddedFile):
 class AtOnce(Handlers):
     """Answers that need no event loop: nothing that they wait for takes any time here."""
 
-    def _answer_later(self, asker: Asker, work: Coroutine[Any, Any, Any]) -> None:
-        answering = self._work(asker, work)
+    def _answer_later(self, requester: Requester, work: Coroutine[Any, Any, Any]) -> None:
+        answering = self._work(requester, work)
         try:
             answering.send(None)
         except StopIteration:
@@ -109,27 +109,27 @@ class CoreRig:
         slot = self.slot(name)
         return str(slot.worker.state if slot.worker else slot.state)
 
-    def ask(self, name: str, wait_s: float = 600.0, waited_s: float = 0.0) -> Asker:
+    def ask(self, name: str, wait_s: float = 600.0, waited_s: float = 0.0) -> Requester:
         """A router's request for a model."""
         self._asked += 1
-        asker = Asker(b"router", self._asked)
-        self.commands.answer(asker, control.Acquire(name, wait_s, "r", waited_s), self.now_s)
-        return asker
+        requester = Requester(b"router", self._asked)
+        self.commands.answer(requester, control.Acquire(name, wait_s, "r", waited_s), self.now_s)
+        return requester
 
     def operate(self, question: Any) -> Any:
         """An operator's question; returns the answer."""
-        self.commands.answer(ASKER, question, self.now_s)
+        self.commands.answer(REQUESTER, question, self.now_s)
         return self.actions.replies[-1][1]
 
-    def answer(self, asker: Asker) -> Any:
+    def answer(self, requester: Requester) -> Any:
         """What an asker was told, None while it waits."""
-        found = [message for to, message in self.actions.replies if to == asker]
+        found = [message for to, message in self.actions.replies if to == requester]
         assert len(found) <= 1
         return found[0] if found else None
 
     def said(self, name: str, message: type[Any], *fields: Any, **named: Any) -> None:
         instance = self.worker(name).instance
-        self.core.worker_said(instance, message(instance, *fields, **named), self.now_s)
+        self.core.worker_reported(instance, message(instance, *fields, **named), self.now_s)
 
     def bring_up(self, name: str, memory_bytes: int | None = None) -> None:
         """Its worker says Hello and has loaded what it needs."""

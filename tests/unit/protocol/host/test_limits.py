@@ -11,7 +11,7 @@ from lmx.protocol.host.limits import (
     UNLIMITED,
     file_limit,
     open_files_limit,
-    tell_shortage_rarely,
+    report_shortage_rarely,
 )
 
 ANY = resource.RLIM_INFINITY
@@ -44,7 +44,7 @@ async def test_connections_that_wait_are_told_of_rarely(caplog: pytest.LogCaptur
         "exception": OSError(errno.EMFILE, "Too many open files"),
     }
     try:
-        tell_shortage_rarely(loop)
+        report_shortage_rarely(loop)
         for _ in range(5000):
             loop.call_exception_handler(context)
         assert [record.name for record in caplog.records] == ["lmx.protocol.host.limits"]

@@ -38,10 +38,10 @@ class _Supervisor:
         self.looks = 0
         self._refusal, self._state = refusal, state
         for name, value in {
-            "lock_holder": lambda _home: self,
-            "silence": lambda _home: None,
+            "supervisor_process": lambda _home: self,
+            "probe_supervisor": lambda _home: None,
             "is_stopped": lambda _holder: False,
-            "lives": self._lives,
+            "is_running": self._lives,
             "_end_rest": lambda *_args, **_options: [],
         }.items():
             monkeypatch.setattr(without_supervisor, name, value)

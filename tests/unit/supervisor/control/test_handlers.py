@@ -16,9 +16,9 @@ from lmx.supervisor.control.handlers import Handlers
 from lmx.supervisor.control.inventory import AddedCommands, DiskCommands
 from lmx.supervisor.control.models import ModelCommands
 from lmx.supervisor.control.service import ServiceCommands
-from lmx.supervisor.decisions.slots.demand import Asker
+from lmx.supervisor.decisions.slots.demand import Requester
 
-ASKER = Asker(b"cli", 3)
+REQUESTER = Requester(b"cli", 3)
 PROTOCOL_MD = Path(__file__).parents[4] / "protocol" / "PROTOCOL.md"
 
 
@@ -26,12 +26,14 @@ class Rig:
     """Handlers whose replies are kept."""
 
     def __init__(self, **handlers: Any) -> None:
-        self.replies: list[tuple[Asker, Any]] = []
-        self.handlers = Handlers(lambda asker, message: self.replies.append((asker, message)))
+        self.replies: list[tuple[Requester, Any]] = []
+        self.handlers = Handlers(
+            lambda requester, message: self.replies.append((requester, message))
+        )
         self.handlers.add({getattr(control, kind): handler for kind, handler in handlers.items()})
 
     async def ask(self, question: Any) -> Any:
-        self.handlers.answer(ASKER, question, 7.0)
+        self.handlers.answer(REQUESTER, question, 7.0)
         for _ in range(3):
             await asyncio.sleep(0)
         return self.replies[-1][1] if self.replies else None
@@ -39,7 +41,7 @@ class Rig:
 
 def test_every_question_of_the_protocol_has_exactly_one_handler() -> None:
     nothing: Any = None
-    registry = Handlers(lambda _asker, _message: None)
+    registry = Handlers(lambda _requester, _message: None)
     handled: set[type] = {ReportCounts}
     for commands in (
         ModelCommands(nothing, nothing),
@@ -62,10 +64,10 @@ def test_a_question_has_one_handler() -> None:
 
 
 async def test_a_handler_is_told_who_asks_what_and_when() -> None:
-    seen: list[tuple[Any, Asker, float]] = []
+    seen: list[tuple[Any, Requester, float]] = []
     rig = Rig(StopAll=lambda *asked: seen.append(asked))
     assert await rig.ask(control.StopAll()) is None, "somebody else replies"
-    assert seen == [(control.StopAll(), ASKER, 7.0)]
+    assert seen == [(control.StopAll(), REQUESTER, 7.0)]
 
 
 async def test_what_is_returned_is_the_reply_at_once_or_later() -> None:
@@ -76,7 +78,7 @@ async def test_what_is_returned_is_the_reply_at_once_or_later() -> None:
     rig = Rig(StopAll=lambda *_: control.Done("now"), ReloadConfig=later)
     assert await rig.ask(control.StopAll()) == control.Done("now")
     assert await rig.ask(control.ReloadConfig()) == control.Done("later")
-    assert [asker for asker, _ in rig.replies] == [ASKER, ASKER]
+    assert [requester for requester, _ in rig.replies] == [REQUESTER, REQUESTER]
 
 
 async def test_what_is_refused_is_denied_at_once_or_later() -> None:

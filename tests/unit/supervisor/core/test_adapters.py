@@ -24,10 +24,10 @@ def views(rig: CoreRig) -> dict[str, ModelView]:
 def test_routers_see_each_adapter_as_a_model_of_its_models_worker() -> None:
     rig = rig_of()
     assert list(views(rig)) == ["a", "sql", "prose", "b"]
-    asker = rig.ask("sql")
+    requester = rig.ask("sql")
     rig.bring_up("a")
     worker = rig.worker("a")
-    assert rig.answer(asker) == control.Acquired("a", worker.instance)
+    assert rig.answer(requester) == control.Acquired("a", worker.instance)
     seen = views(rig)
     assert {name: view.base for name, view in seen.items()} == {
         "a": None, "sql": "a", "prose": "a", "b": None,
@@ -66,14 +66,14 @@ def test_adapters_from_the_hub_are_fetched_and_one_that_is_not_costs_itself_alon
     sources = {"sql": "org/sql-lora", "prose": "org/none"}
     rig = CoreRig({"a": 100}, models={"a": {"adapters": sources}})
     rig.actions.remote.add("a")
-    asker = rig.ask("sql")
+    requester = rig.ask("sql")
     assert rig.state("a") == "fetching"
     why = "the hub has no repository org/none"
     rig.core.fetch_ended("a", Path("/models/a"), rig.now_s, {"org/none": why})
     assert rig.noted("adapter.not_fetched") == [("a", {"source": "org/none"})]
     assert [spec.problem for spec in rig.actions.adapters["a"]][1] == why
     rig.bring_up("a")
-    assert rig.answer(asker) == control.Acquired("a", rig.worker("a").instance)
+    assert rig.answer(requester) == control.Acquired("a", rig.worker("a").instance)
     assert [view.problem for view in views(rig).values()] == [None, None, why]
     # The next start asks for it again.
     rig.exits("a", 1)

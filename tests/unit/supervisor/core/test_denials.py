@@ -12,9 +12,9 @@ from tests.support.rigs.core_rig import CoreRig
 
 def late(rig: CoreRig, name: str, at_s: float) -> control.Denied:
     """The answer to a request that waits until ``at_s`` and no longer."""
-    asker = rig.ask(name, wait_s=at_s - rig.now_s)
+    requester = rig.ask(name, wait_s=at_s - rig.now_s)
     rig.at(at_s)
-    answer = rig.answer(asker)
+    answer = rig.answer(requester)
     assert isinstance(answer, control.Denied)
     assert answer.code is ErrorCode.MODEL_LOADING
     return answer

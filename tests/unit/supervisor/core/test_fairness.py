@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lmx.protocol.messages import control
 from lmx.protocol.states import WorkerState
-from lmx.supervisor.decisions.slots.demand import Asker
+from lmx.supervisor.decisions.slots.demand import Requester
 from tests.support.rigs.core_rig import CoreRig
 
 RESIDENCY_S = 10.0
@@ -25,7 +25,7 @@ BEAT_S = 1.0
 @dataclass
 class Request:
     model: str
-    asked_at_s: float
+    requested_at_s: float
     work_s: float
     begun_at_s: float | None = None
 
@@ -48,7 +48,7 @@ class Simulation:
             needs, budget, memory={"min_residency_s": RESIDENCY_S, "fair_wait_s": FAIR_S}
         )
         self.workers: dict[str, SimulatedWorker] = {}
-        self.asked: dict[Asker, Request] = {}
+        self.asked: dict[Requester, Request] = {}
         self.done: list[Request] = []
         self.heard = 0
         self.replied = 0
@@ -65,8 +65,8 @@ class Simulation:
             simulated.ends_at_s.append(now_s + request.work_s)
             self.done.append(request)
             return
-        asker = self.rig.ask(request.model, 3600.0, now_s - request.asked_at_s)
-        self.asked[asker] = request
+        requester = self.rig.ask(request.model, 3600.0, now_s - request.requested_at_s)
+        self.asked[requester] = request
 
     def step(self) -> None:
         now_s = self.rig.now_s
@@ -79,9 +79,9 @@ class Simulation:
             self.rig.actions.replies[self.replied :],
             len(self.rig.actions.replies),
         )
-        for asker, answer in replies:
+        for requester, answer in replies:
             assert isinstance(answer, control.Acquired)
-            self._send(self.asked.pop(asker))
+            self._send(self.asked.pop(requester))
 
     def _live(self, model: str, now_s: float) -> None:
         worker = self.rig.slot(model).worker
@@ -112,7 +112,7 @@ class Simulation:
 
     def longest_wait_s(self) -> float:
         waits = [
-            (self.rig.now_s if one.begun_at_s is None else one.begun_at_s) - one.asked_at_s
+            (self.rig.now_s if one.begun_at_s is None else one.begun_at_s) - one.requested_at_s
             for one in (*self.done, *self.asked.values())
         ]
         return max(waits)
@@ -164,7 +164,7 @@ def test_one_request_gets_its_turn_however_busy_the_others_are(count: int) -> No
         simulation.step()
     (last,) = [one for one in simulation.done if one.model == "x"]
     assert last.begun_at_s is not None
-    assert last.begun_at_s - last.asked_at_s <= FAIR_S + 5.0 + LOAD_S + 3 * BEAT_S
+    assert last.begun_at_s - last.requested_at_s <= FAIR_S + 5.0 + LOAD_S + 3 * BEAT_S
 
 
 def test_requests_for_one_model_are_served_in_one_turn() -> None:

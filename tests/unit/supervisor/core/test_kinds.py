@@ -41,9 +41,9 @@ def bring_up(
     core.operator.load("a", 0.0)
     (worker,) = core.workers
     hello = control.WorkerHello(worker.instance, "a", 1, WorkerState.STARTING, kind=kind)
-    core.worker_said(worker.instance, hello, 0.0)
+    core.worker_reported(worker.instance, hello, 0.0)
     loaded = control.Loaded(worker.instance, 90, 2048, 0.1, capabilities, media=media)
-    core.worker_said(worker.instance, loaded, 0.0)
+    core.worker_reported(worker.instance, loaded, 0.0)
 
 
 def test_a_model_on_this_machine_is_known_before_it_is_loaded() -> None:
@@ -139,7 +139,7 @@ def test_an_adopted_worker_tells_what_an_earlier_supervisor_knew() -> None:
         "0ld0", "a", 4242, WorkerState.READY, 90, 2048, ("tools",), ModelKind.CHAT,
         remarks=("config.json sets x.",),
     )  # fmt: skip
-    core.worker_said("0ld0", hello, 0.0)
+    core.worker_reported("0ld0", hello, 0.0)
     assert view(core).kind is ModelKind.CHAT
     assert view(core).capabilities == ("tools",)
     (told,) = core.status(0.0)

@@ -26,7 +26,7 @@ from lmx.protocol.states import (
 from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.core.placement_input import scene_of
 from lmx.supervisor.decisions.placement import decide
-from lmx.supervisor.decisions.slots.demand import Asker
+from lmx.supervisor.decisions.slots.demand import Requester
 from lmx.supervisor.decisions.worker import Worker
 from lmx.supervisor.memory.plan import MemoryPlan
 from tests.support.rigs.budgets import examples
@@ -84,7 +84,7 @@ class Supervised(RuleBasedStateMachine):
         number = len(self.deadlines) + 1
         self.deadlines[number] = self.rig.now_s + wait_s
         self.rig.commands.answer(
-            Asker(b"r", number), control.Acquire(name, wait_s, "r", waited_s), self.rig.now_s
+            Requester(b"r", number), control.Acquire(name, wait_s, "r", waited_s), self.rig.now_s
         )
 
     @rule(
@@ -94,12 +94,12 @@ class Supervised(RuleBasedStateMachine):
         ),
     )
     def operate(self, name: str, kind: str) -> None:
-        self.rig.commands.answer(Asker(b"cli", 1), getattr(control, kind)(name), self.rig.now_s)
+        self.rig.commands.answer(Requester(b"cli", 1), getattr(control, kind)(name), self.rig.now_s)
 
     @rule(name=names, context=st.sampled_from([512, 1024, 2048]))
     def load_with(self, name: str, context: int) -> None:
         question = control.LoadModel(name, context)
-        self.rig.commands.answer(Asker(b"cli", 1), question, self.rig.now_s)
+        self.rig.commands.answer(Requester(b"cli", 1), question, self.rig.now_s)
 
     @rule(name=names)
     def files_change(self, name: str) -> None:
@@ -231,10 +231,12 @@ class Supervised(RuleBasedStateMachine):
     @invariant()
     def every_question_is_answered_once_and_in_time_or_waits(self) -> None:
         answered = [
-            asker.correlation for asker, _ in self.actions.replies if asker.identity == b"r"
+            requester.correlation
+            for requester, _ in self.actions.replies
+            if requester.identity == b"r"
         ]
         waiting = [
-            waiter.asker.correlation
+            waiter.requester.correlation
             for slot in self.core.slots.values()
             for waiter in slot.life.demand.waiters
         ]

@@ -31,7 +31,7 @@ def answer(rig: CoreRig, name: str, problem: str | None = None, *, by_host: bool
 
 def test_a_model_waits_for_no_memory_until_it_was_read() -> None:
     rig = reading("a")
-    asker = rig.ask("a")
+    requester = rig.ask("a")
     rig.at(1.0)
     assert (rig.slot("a").state, rig.slot("a").plan) == (SlotState.QUEUED, None)
     assert rig.core.positions(1.0) == {}
@@ -41,12 +41,12 @@ def test_a_model_waits_for_no_memory_until_it_was_read() -> None:
     answer(rig, "a")
     assert rig.actions.spawned == ["b", "a"]
     rig.bring_up("a")
-    assert isinstance(rig.answer(asker), control.Acquired)
+    assert isinstance(rig.answer(requester), control.Acquired)
 
 
 def test_what_can_not_be_read_is_told_to_who_waits_and_in_the_status() -> None:
     rig = reading("a")
-    asker = rig.ask("a")
+    requester = rig.ask("a")
     rig.actions.estimate_error = None
     problem = "/models/a/config.json is not JSON"
     question = question_of(rig.slot("a").model, "/models/a")
@@ -62,17 +62,17 @@ def test_what_can_not_be_read_is_told_to_who_waits_and_in_the_status() -> None:
 
     rig.actions.plan_memory = refuses  # type: ignore[method-assign, assignment]
     rig.core.inspected("a", told, 0.0)
-    denied = rig.answer(asker)
+    denied = rig.answer(requester)
     assert (denied.code, denied.message) == (ErrorCode.MODEL_SOURCE_INVALID, problem)
     assert rig.slot("a").problem == problem
 
 
 def test_a_model_whose_reader_was_lost_is_read_again() -> None:
     rig = reading("a")
-    asker = rig.ask("a")
+    requester = rig.ask("a")
     rig.actions.estimate_error = OperationError(ErrorCode.MODEL_SOURCE_INVALID, "its reader ended")
     answer(rig, "a", "its reader ended", by_host=True)
-    assert rig.answer(asker).message == "its reader ended"
+    assert rig.answer(requester).message == "its reader ended"
     assert rig.slot("a").state is SlotState.BACKOFF
     rig.actions.estimate_error = None
     rig.at(200.0)

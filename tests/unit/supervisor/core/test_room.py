@@ -102,7 +102,7 @@ def test_a_drain_that_got_lost_is_asked_again() -> None:
         rig.now_s = float(second)
         figures = WorkerFigures(memory_bytes=700, requests_total=1)
         beat = control.WorkerBeat(worker.instance, WorkerState.READY, 0, 0, 0.0, figures)
-        rig.core.worker_said(worker.instance, beat, rig.now_s)
+        rig.core.worker_reported(worker.instance, beat, rig.now_s)
         rig.at(rig.now_s)
     assert rig.sent("a").count(control.Drain(True)) == 2
     assert rig.actions.signals == []
@@ -637,7 +637,7 @@ def test_who_waits_for_its_groups_rules_is_told_so() -> None:
 def test_a_pin_that_could_not_be_written_is_told() -> None:
     rig = CoreRig(TWO)
     assert rig.operate(control.PinModel("a", True)) == control.Done("a is pinned")
-    rig.actions.pins_not_written = "/x/pins.json: No space left on device"
+    rig.actions.pins_write_failure = "/x/pins.json: No space left on device"
     assert rig.operate(control.PinModel("b", True)) == control.Done(
         "b is pinned, but it could not be written to /x/pins.json: No space left on device: the "
         "pin is gone after a restart of the supervisor"
@@ -651,7 +651,7 @@ def test_a_worker_that_outlives_sigkill_keeps_nobody_waiting_for_its_memory() ->
     rig.up("b")
     rig.operate(control.KillModel("a"))
     rig.at(40.0)
-    asker = rig.ask("c")
+    requester = rig.ask("c")
     assert rig.state("c") == "queued"
     assert rig.state("b") == "ready", "a's bytes are on their way, as far as anybody knows"
     for second in range(41, 60):
@@ -661,7 +661,7 @@ def test_a_worker_that_outlives_sigkill_keeps_nobody_waiting_for_its_memory() ->
     assert noted[1]["reserved_bytes"] == 600
     assert "SIGKILL" in str(rig.slot("a").problem)
     # Nobody goes in vain: what b has would not be enough beside what a still holds.
-    assert (rig.state("b"), rig.answer(asker)) == ("ready", None)
+    assert (rig.state("b"), rig.answer(requester)) == ("ready", None)
     small = rig.ask("b")
     assert isinstance(rig.answer(small), control.Acquired)
     rig.exits("a", -9)
@@ -676,11 +676,11 @@ def test_a_worker_that_goes_by_itself_takes_no_more_requests_and_comes_back() ->
     beat = control.WorkerBeat(
         instance, WorkerState.DRAINING, 1, 0, 0.0, WorkerFigures(memory_bytes=100)
     )
-    rig.core.worker_said(instance, beat, 1.0)
+    rig.core.worker_reported(instance, beat, 1.0)
     assert rig.state("a") == "draining"
-    asker = rig.ask("a")
+    requester = rig.ask("a")
     rig.at(500.0)
-    assert (rig.state("a"), rig.answer(asker)) == ("draining", None)
+    assert (rig.state("a"), rig.answer(requester)) == ("draining", None)
     rig.drains("a")
     assert rig.state("a") == "starting"
 

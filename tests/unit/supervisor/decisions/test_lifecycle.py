@@ -18,15 +18,15 @@ from lmx.protocol.states import ExitCause, LoadPhase, WorkerState
 from lmx.supervisor.decisions.lifecycle import LifecycleError, adopted, is_late, spawned, step
 from lmx.supervisor.decisions.worker import (
     BecameReady,
-    DrainAsked,
+    DrainRequested,
     Ended,
-    KillAsked,
+    KillRequested,
     Limits,
     ProcessExited,
     SendDrain,
     SendSignal,
     SendWelcome,
-    StopAsked,
+    StopRequested,
     Tick,
     Worker,
 )
@@ -48,9 +48,9 @@ def beat(stalled_for_s: float = 0.0, rows: int = 0) -> control.WorkerBeat:
 
 
 LOADED = control.Loaded(ME, 1234, 8192, 1.5)
-DRAIN = DrainAsked(False, ExitCause.UNLOADED, "asked")
-STOP = StopAsked(ExitCause.SHUTDOWN, "down")
-KILL = KillAsked(ExitCause.KILLED, "kill")
+DRAIN = DrainRequested(False, ExitCause.UNLOADED, "asked")
+STOP = StopRequested(ExitCause.SHUTDOWN, "down")
+KILL = KillRequested(ExitCause.KILLED, "kill")
 EVENTS: list[Any] = [
     hello(),
     hello(WorkerState.LOADING),
@@ -143,7 +143,7 @@ def test_a_stalled_engine_writes_its_stacks_is_asked_to_end_then_killed() -> Non
 
 
 def test_one_that_may_end_before_it_is_killed_has_its_grace() -> None:
-    asked = KillAsked(ExitCause.OUT_OF_MEMORY, "it grew", may_end=True)
+    asked = KillRequested(ExitCause.OUT_OF_MEMORY, "it grew", may_end=True)
     worker, effects = step(ready(), asked, 10.0)
     assert effects == (SendSignal(signal.SIGTERM),)
     again, effects = step(worker, asked, 11.0)
@@ -357,7 +357,7 @@ def test_each_message_of_a_worker_is_among_the_events() -> None:
 @pytest.mark.parametrize("cause", [ExitCause.EVICTED, ExitCause.EXPIRED])
 @pytest.mark.parametrize("polite", [True, False])
 def test_no_stream_is_cut_to_make_room(cause: ExitCause, polite: bool) -> None:
-    worker, effects = step(ready(), DrainAsked(polite, cause, "room"), 3.0)
+    worker, effects = step(ready(), DrainRequested(polite, cause, "room"), 3.0)
     assert effects == (SendDrain(polite),)
     for second in range(4, 400):
         draining = replace(beat(rows=2), state=WorkerState.DRAINING)
@@ -369,7 +369,7 @@ def test_no_stream_is_cut_to_make_room(cause: ExitCause, polite: bool) -> None:
 
 
 def test_one_that_never_heard_that_it_is_to_drain_is_asked_again() -> None:
-    worker, _ = step(ready(), DrainAsked(True, ExitCause.EVICTED, "room"), 3.0)
+    worker, _ = step(ready(), DrainRequested(True, ExitCause.EVICTED, "room"), 3.0)
     worker, _ = step(worker, beat(), 10.0)
     worker, effects = step(worker, Tick(), 11.0)
     assert (worker.state, effects) == (WorkerState.DRAINING, (SendDrain(True),))
@@ -380,23 +380,23 @@ def test_one_that_never_heard_that_it_is_to_drain_is_asked_again() -> None:
 
 
 def test_an_operator_gives_an_eviction_a_deadline() -> None:
-    worker, _ = step(ready(), DrainAsked(False, ExitCause.EVICTED, "room"), 3.0)
+    worker, _ = step(ready(), DrainRequested(False, ExitCause.EVICTED, "room"), 3.0)
     worker, effects = step(worker, DRAIN, 6.0)
     assert (worker.cause, worker.deadline_s) == (ExitCause.UNLOADED, 14.0)
     assert effects == (SendDrain(False),)
-    again, _ = step(worker, DrainAsked(False, ExitCause.EVICTED, "room"), 7.0)
+    again, _ = step(worker, DrainRequested(False, ExitCause.EVICTED, "room"), 7.0)
     assert (again.cause, again.deadline_s) == (ExitCause.UNLOADED, 14.0)
 
 
 def test_a_refusal_of_the_question_before_does_not_end_a_drain() -> None:
-    worker, _ = step(ready(), DrainAsked(True, ExitCause.EVICTED, "room"), 3.0)
+    worker, _ = step(ready(), DrainRequested(True, ExitCause.EVICTED, "room"), 3.0)
     worker, _ = step(worker, DRAIN, 3.1)
     worker, _ = step(worker, control.DrainRefused(ME, 1), 3.2)
     assert worker.state is WorkerState.DRAINING
 
 
 def test_a_refusal_counts_as_busy_until_the_next_beat() -> None:
-    worker, _ = step(ready(), DrainAsked(True, ExitCause.EVICTED, "room"), 3.0)
+    worker, _ = step(ready(), DrainRequested(True, ExitCause.EVICTED, "room"), 3.0)
     worker, _ = step(worker, control.DrainRefused(ME, 0), 3.1)
     assert worker.busy
     assert worker.idle_since_s is None

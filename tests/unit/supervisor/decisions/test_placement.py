@@ -327,7 +327,7 @@ def carried_out(picture: PlacementView, decisions: tuple[Decision, ...]) -> Plac
 def test_nobody_goes_who_is_busy_loading_pinned_or_young(picture: PlacementView) -> None:
     """But a busy one for fairness, which is asked to end its requests first."""
     by_name = {one.model_id: one for one in picture.residents}
-    asked = {one.model_id: one.asked_at_s for one in picture.waiting}
+    asked = {one.model_id: one.requested_at_s for one in picture.waiting}
     for decision in of(Evict, decide(picture, NOW_S)) + of(Expire, decide(picture, NOW_S)):
         one = by_name[decision.model_id]
         assert one.stage is Stage.SERVING
@@ -404,7 +404,7 @@ def test_nobody_who_waits_longer_loses_bytes_to_one_behind_it(picture: Placement
         needs = sum(one.need_bytes for one in order if one.model_id in started)
         assert first.need_bytes + needs <= picture.free_bytes + coming
     for one in picture.waiting:
-        waited_long = one.asked_at_s is not None and NOW_S - one.asked_at_s >= FAIR_S
+        waited_long = one.requested_at_s is not None and NOW_S - one.requested_at_s >= FAIR_S
         if waited_long and one.model_id not in started | denied:
             behind = {name for name in started if place[name] > place[one.model_id]}
             needs = sum(other.need_bytes for other in order if other.model_id in started)
@@ -418,11 +418,11 @@ def test_one_that_waited_long_gets_its_room_if_anybody_may_go(picture: Placement
     decisions = decide(picture, NOW_S)
     denied = {one.model_id for one in of(Deny, decisions)}
     queue = [one for one in queue_order(picture.waiting) if one.model_id not in denied]
-    if not queue or picture.short_of_memory or queue[0].asked_at_s is None:
+    if not queue or picture.short_of_memory or queue[0].requested_at_s is None:
         return
     first = queue[0]
-    assert first.asked_at_s is not None
-    if NOW_S - first.asked_at_s < FAIR_S or Start(first.model_id) in decisions:
+    assert first.requested_at_s is not None
+    if NOW_S - first.requested_at_s < FAIR_S or Start(first.model_id) in decisions:
         return
     after = carried_out(picture, decisions)
     may_go = [

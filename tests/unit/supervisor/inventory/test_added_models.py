@@ -401,7 +401,7 @@ def test_a_context_beyond_that_of_a_model_that_had_to_be_fetched_is_told_with_it
 def needs(rig: CoreRig, name: str, plan: MemoryPlan) -> None:
     """Its files say that a worker would get this."""
     slot = rig.slot(name)
-    rig.core._store.put(slot.knows(replace(slot.files, needs=plan)))
+    rig.core._store.put(slot.with_files(replace(slot.files, needs=plan)))
 
 
 def test_a_model_that_is_not_loaded_tells_the_context_that_it_will_have() -> None:

@@ -177,7 +177,7 @@ async def test_one_of_a_kind_runs(ground: Ground) -> None:
     failed = await downloads.start(StartDownload("org/name"))
     assert (failed.download_id, failed.status) == (view.download_id, DownloadStatus.FAILED)
     assert (failed.error_code, failed.error) == (ErrorCode.DOWNLOAD_FAILED, "cut off")
-    await downloads.close(goes_on=False)
+    await downloads.close(resume=False)
     assert downloads.list(other.download_id).downloads[0].status is DownloadStatus.INTERRUPTED
     assert ground.events.count("download.started") == 3
     assert ground.events[-1] == "download.interrupted"
@@ -204,7 +204,7 @@ async def test_files_that_are_being_deleted_are_not_downloaded(ground: Ground, w
     ground.looked = lambda: None
     view = await downloads.start(StartDownload("org/name"))
     assert view.status is DownloadStatus.COMPLETED
-    await downloads.close(goes_on=False)
+    await downloads.close(resume=False)
 
 
 async def test_what_has_come_is_not_asked_for_again(ground: Ground) -> None:
@@ -223,7 +223,7 @@ async def test_what_has_come_is_not_asked_for_again(ground: Ground) -> None:
     (folder / "config.json").unlink()
     anew = await downloads.start(StartDownload("org/name"))
     assert anew.download_id != done.download_id
-    await downloads.close(goes_on=False)
+    await downloads.close(resume=False)
 
 
 async def test_a_taken_name_fails_no_download(ground: Ground) -> None:
@@ -236,7 +236,7 @@ async def test_a_taken_name_fails_no_download(ground: Ground) -> None:
     done = await ended(downloads, await downloads.start(StartDownload("org/name")))
     assert (done.status, done.model_id) == (DownloadStatus.COMPLETED, None)
     assert "the name is taken" in str(done.error)
-    await downloads.close(goes_on=False)
+    await downloads.close(resume=False)
 
 
 async def test_the_size_is_waited_for_while_the_look_waits_for_a_processor(
@@ -250,7 +250,7 @@ async def test_the_size_is_waited_for_while_the_look_waits_for_a_processor(
     monkeypatch.setattr(ProcessorWait, "more_s", lambda _: 90.0)
     told = await downloads.start(StartDownload("org/told"))
     assert (told.status, told.total_bytes) == (DownloadStatus.DOWNLOADING, 10)
-    await downloads.close(goes_on=False)
+    await downloads.close(resume=False)
 
 
 async def test_some_run_and_the_others_wait(
@@ -278,7 +278,7 @@ async def test_some_run_and_the_others_wait(
         while running() < AT_ONCE:
             await asyncio.sleep(0.01)
     assert running() == AT_ONCE
-    await downloads.close(goes_on=False)
+    await downloads.close(resume=False)
 
 
 async def test_the_next_program_goes_on(ground: Ground) -> None:
@@ -287,7 +287,7 @@ async def test_the_next_program_goes_on(ground: Ground) -> None:
     left = await first.start(StartDownload("org/name"))
     cancelled = await first.start(StartDownload("org/other"))
     await first.cancel(cancelled.download_id)
-    await first.close(goes_on=True)
+    await first.close(resume=True)
 
     second = ground.downloads()
     second.resume()
@@ -297,7 +297,7 @@ async def test_the_next_program_goes_on(ground: Ground) -> None:
         "org/other": DownloadStatus.CANCELLED,
     }
     assert (await second.start(StartDownload("org/name"))).download_id == left.download_id
-    await second.close(goes_on=False)
+    await second.close(resume=False)
 
     third = ground.downloads()
     third.resume()
@@ -306,7 +306,7 @@ async def test_the_next_program_goes_on(ground: Ground) -> None:
     assert (view.error_code, "goes on" in (view.error or "")) == (ErrorCode.DOWNLOAD_FAILED, True)
     view = await third.cancel(left.download_id)
     assert (view.status, view.error_code) == (DownloadStatus.CANCELLED, None)
-    await third.close(goes_on=False)
+    await third.close(resume=False)
 
 
 @pytest.mark.parametrize(
@@ -380,7 +380,7 @@ async def test_a_failure_tells_its_field_and_when_to_come_back(ground: Ground) -
     ground.script(FAILS)
     view = await ended(downloads, await downloads.start(StartDownload("org/name")))
     assert (view.error, view.param, view.retry_after_s) == ("cut off", None, None)
-    await downloads.close(goes_on=False)
+    await downloads.close(resume=False)
 
 
 async def test_a_load_that_fetched_all_of_it_completes_a_download_that_failed(
@@ -396,4 +396,4 @@ async def test_a_load_that_fetched_all_of_it_completes_a_download_that_failed(
     done = await ended(downloads, failed)
     assert (done.status, done.model_id) == (DownloadStatus.COMPLETED, "org/name")
     assert (done.error, done.error_code) == (None, None)
-    await downloads.close(goes_on=False)
+    await downloads.close(resume=False)

@@ -327,7 +327,7 @@ def test_the_gpu_is_asked_once_for_each_limit(monkeypatch: pytest.MonkeyPatch) -
         return subprocess.CompletedProcess(command, 0, f"{GIB}\n", "")
 
     monkeypatch.setattr(subprocess, "run", run)
-    working_set._told_bytes.cache_clear()
+    working_set._reported_bytes.cache_clear()
     try:
         assert [working_set.read_working_set() for _ in range(2)] == [GIB, GIB]
         numbers["iogpu.wired_limit_mb"] = 512
@@ -335,7 +335,7 @@ def test_the_gpu_is_asked_once_for_each_limit(monkeypatch: pytest.MonkeyPatch) -
         assert len(asked) == 2
         assert asked[0][0] == sys.executable
     finally:
-        working_set._told_bytes.cache_clear()
+        working_set._reported_bytes.cache_clear()
 
 
 def test_elsewhere_no_gpu_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:

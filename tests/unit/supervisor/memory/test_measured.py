@@ -64,7 +64,7 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with structlog.testing.capture_logs() as logs:
         measured = Measured.load(path)
-    assert [line["event"] for line in logs] == ["state.set_aside"]
+    assert [line["event"] for line in logs] == ["state.quarantined"]
     assert (tmp_path / "measured.json.damaged").read_bytes() == content
     measured.record("a", 1, 2)
     assert json.loads(path.read_text())["a"]["peak_bytes"] == 2
@@ -75,7 +75,7 @@ def test_a_file_that_cannot_be_written_costs_a_log_line(tmp_path: Path) -> None:
     measured = Measured.load(tmp_path / "none" / "measured.json")
     with structlog.testing.capture_logs() as logs:
         measured.record("a", 1, 2)
-    assert [line["event"] for line in logs] == ["measured.not_written"]
+    assert [line["event"] for line in logs] == ["measured.write_failed"]
     assert measured.lookup("a") is not None
 
 

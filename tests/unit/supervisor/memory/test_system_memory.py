@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from lmx.protocol.states import MemoryPressure
 from lmx.supervisor.config.schema import MemoryConfig
 from lmx.supervisor.decisions.ledger import budget_bytes
-from lmx.supervisor.decisions.memory_reading import MemoryReading, Room
+from lmx.supervisor.decisions.memory_reading import Capacity, MemoryReading
 from lmx.supervisor.memory import system
 from lmx.supervisor.memory.system import (
     Footprint,
-    cgroup_rooms,
+    cgroup_capacities,
     kept_by_cpus_bytes,
     linux_footprint,
     memory_cgroups,
@@ -55,8 +55,8 @@ class Machine:
         for file, text in files.items():
             self.write(self.cgroups / name / file.replace("memory_", "memory."), text)
 
-    def rooms(self) -> list[Room]:
-        return cgroup_rooms(self.proc, self.cgroups)
+    def capacities(self) -> list[Capacity]:
+        return cgroup_capacities(self.proc, self.cgroups)
 
 
 def test_the_budget_leaves_the_reserve() -> None:
@@ -148,14 +148,14 @@ def test_cgroup_v2_files_count_as_available(machine: Machine) -> None:
         memory_stat=f"anon {2 * GIB}\ninactive_file {3 * GIB}\nactive_file {1 * GIB}\n",
     )
     machine.cgroup("system.slice", memory_max="max\n", memory_current=f"{20 * GIB}\n")
-    assert machine.rooms() == [Room(8 * GIB, 6 * GIB)]
+    assert machine.capacities() == [Capacity(8 * GIB, 6 * GIB)]
 
 
 def test_every_cgroup_around_counts(machine: Machine) -> None:
     machine.within("0::/a/b\n")
     machine.cgroup("a/b", memory_max=f"{8 * GIB}", memory_current="0", memory_stat="")
     machine.cgroup("a", memory_max=f"{4 * GIB}", memory_current=f"{3 * GIB}")
-    assert machine.rooms() == [Room(8 * GIB, 8 * GIB), Room(4 * GIB, 1 * GIB)]
+    assert machine.capacities() == [Capacity(8 * GIB, 8 * GIB), Capacity(4 * GIB, 1 * GIB)]
 
 
 def test_cgroup_v1_has_its_own_names(machine: Machine) -> None:
@@ -169,21 +169,21 @@ def test_cgroup_v1_has_its_own_names(machine: Machine) -> None:
     machine.cgroup(
         "memory", memory_limit_in_bytes=NO_LIMIT_V1, memory_usage_in_bytes=f"{9 * GIB}\n"
     )
-    assert machine.rooms() == [Room(4 * GIB, 2 * GIB)]
+    assert machine.capacities() == [Capacity(4 * GIB, 2 * GIB)]
 
 
 def test_a_path_of_the_host_falls_back_on_the_containers_own(machine: Machine) -> None:
     machine.within("0::/docker/0123\n")
     machine.cgroup(".", memory_max=f"{2 * GIB}\n", memory_current=f"{GIB}\n")
-    assert machine.rooms() == [Room(2 * GIB, GIB)]
+    assert machine.capacities() == [Capacity(2 * GIB, GIB)]
     machine.within("0::/../../elsewhere\n")
     assert memory_cgroups(machine.proc, machine.cgroups) == []
 
 
 def test_without_cgroups_there_is_no_room_of_theirs(machine: Machine) -> None:
-    assert machine.rooms() == []
+    assert machine.capacities() == []
     machine.within("0::/\n")
-    assert machine.rooms() == []
+    assert machine.capacities() == []
 
 
 def test_the_fullest_place_decides(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +191,7 @@ def test_the_fullest_place_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     full = type("Memory", (), {"total": 64 * GIB, "available": GIB, "wired": 0})
     monkeypatch.setattr(system, "kept_by_cpus_bytes", lambda _: 0)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: full)
-    monkeypatch.setattr(system, "cgroup_rooms", lambda *_: [Room(8 * GIB, 6 * GIB)])
+    monkeypatch.setattr(system, "cgroup_capacities", lambda *_: [Capacity(8 * GIB, 6 * GIB)])
     reading = read_memory()
     assert (reading.total_bytes, reading.available_bytes) == (8 * GIB, GIB)
     assert reading.used_bytes == 7 * GIB

@@ -146,9 +146,9 @@ class _Lmx:
         worker = self.core.slots[name].worker
         assert worker is not None
         hello = control.WorkerHello(worker.instance, name, worker.pid, WorkerState.STARTING)
-        self.core.worker_said(worker.instance, hello, self.now_s)
+        self.core.worker_reported(worker.instance, hello, self.now_s)
         loaded = control.Loaded(worker.instance, 100, 2048, 0.1)
-        self.core.worker_said(worker.instance, loaded, self.now_s)
+        self.core.worker_reported(worker.instance, loaded, self.now_s)
 
 
 _STEPS = ("load", "unload", "hold", "reset", "pin", "kill", "restart", "up", "exit", "exit")
@@ -265,7 +265,7 @@ def test_a_worker_that_was_to_be_drained_is_drained_by_the_next_supervisor() -> 
     core = Core(Settings(make_config(actions.needs)), Ledger(1000), actions, "two", {}, {"a"})
     assert core.adopt("0123", "a", 4711, 100, 1.0)
     assert actions.sent == [("0123", control.Drain(False))]
-    core.worker_said("0123", control.Drained("0123"), 2.0)
+    core.worker_reported("0123", control.Drained("0123"), 2.0)
     core.worker_exited("0123", 0, 3.0)
     assert core.slots["a"].state is SlotState.HELD
 

@@ -27,7 +27,7 @@ from lmx.supervisor.processes.exit_watch import ExitWatch
 from lmx.supervisor.processes.handover import Handover, Invocation, resume
 from lmx.supervisor.sockets import listening
 from lmx.supervisor.state.process_records import Records, RouterRecord, SupervisorLock
-from tests.support.rigs.core_rig import ASKER, CoreRig
+from tests.support.rigs.core_rig import REQUESTER, CoreRig
 
 HANDOVER = Handover(7, 8, ("a", "b/c"), ("d",))
 
@@ -92,7 +92,7 @@ class Restarting:
         self.commands = self.answering(ServiceCommands(*parts))
 
     def answering(self, commands: ServiceCommands) -> Handlers:
-        handlers = Handlers(lambda _asker, message: self.replies.put_nowait(message))
+        handlers = Handlers(lambda _requester, message: self.replies.put_nowait(message))
         handlers.add(commands.handlers)
         return handlers
 
@@ -106,7 +106,7 @@ class Restarting:
         await asyncio.sleep(0)
 
     async def ask(self) -> Any:
-        self.commands.answer(ASKER, control.RestartSupervisor(), 0.0)
+        self.commands.answer(REQUESTER, control.RestartSupervisor(), 0.0)
         return await asyncio.wait_for(self.replies.get(), 90)
 
 
@@ -250,8 +250,8 @@ async def test_a_reload_is_answered_once_the_router_with_its_keys_serves() -> No
     restarting = Restarting()
     reloads = Reloads(restarting)
     guard = reloads.guard
-    guard.process, guard.knows = SimpleNamespace(pid=1), lambda _pid: True
-    restarting.commands.answer(ASKER, control.ReloadConfig(), 0.0)
+    guard.process, guard.has_router = SimpleNamespace(pid=1), lambda _pid: True
+    restarting.commands.answer(REQUESTER, control.ReloadConfig(), 0.0)
     await asyncio.sleep(0.1)
     assert restarting.replies.empty()
     guard.process, guard.successor = guard.successor, None
@@ -266,7 +266,7 @@ async def test_a_reload_is_answered_once_the_router_with_its_keys_serves() -> No
 async def test_a_reload_whose_router_ends_at_its_start_is_an_error() -> None:
     restarting = Restarting()
     guard = Reloads(restarting).guard
-    guard.process, guard.knows = SimpleNamespace(pid=1), lambda _pid: False
-    restarting.commands.answer(ASKER, control.ReloadConfig(), 0.0)
+    guard.process, guard.has_router = SimpleNamespace(pid=1), lambda _pid: False
+    restarting.commands.answer(REQUESTER, control.ReloadConfig(), 0.0)
     reply = await asyncio.wait_for(restarting.replies.get(), 90)
     assert "the old one goes on" in reply.message

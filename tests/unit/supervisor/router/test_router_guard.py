@@ -13,7 +13,7 @@ from lmx.protocol.errors import OperationError
 from lmx.protocol.messages import control
 from lmx.supervisor.config.schema import Config, TimingConfig
 from lmx.supervisor.config.settings import Settings
-from lmx.supervisor.config.shutdown_timeout import ROUTER_FAREWELL_S
+from lmx.supervisor.config.shutdown_timeout import ROUTER_EXIT_S
 from lmx.supervisor.router.guard import RouterGuard
 from lmx.supervisor.state.process_records import RouterRecord
 
@@ -116,7 +116,7 @@ def test_what_a_retiring_router_does_not_end_is_ended_at_the_drain_timeout(
         guard.tick(float(now_s), 0.0)
         seen += [(now_s, number) for pid, number in actions.signals[before:] if pid == 101]
     # SIGTERM gives its streams the grace that it was started with.
-    assert seen[:2] == [(50, TERM), (60 + int(ROUTER_FAREWELL_S), KILL)]
+    assert seen[:2] == [(50, TERM), (60 + int(ROUTER_EXIT_S), KILL)]
 
 
 def test_a_new_router_that_ends_at_its_start_changes_nothing(
@@ -127,7 +127,7 @@ def test_a_new_router_that_ends_at_its_start_changes_nothing(
     guard.exited(102, 1.5)
     assert (serving_pid(guard), actions.signals) == (101, [])
     assert actions.notes == ["router.not_replaced"]
-    assert not guard.knows(102)
+    assert not guard.has_router(102)
 
 
 def test_a_new_router_that_never_says_hello_is_ended(
@@ -207,7 +207,7 @@ def test_one_that_retired_under_an_earlier_supervisor_is_no_second_router(
 ) -> None:
     guard.adopt(RouterRecord(7, "r7", "127.0.0.1", 1), 0.0)
     guard.adopt_retiring(RouterRecord(8, "r8", "127.0.0.1", 1, retiring=True), 0.0)
-    assert guard.knows(8)
+    assert guard.has_router(8)
     guard.hello(8, 1, 0.1)
     assert serving_pid(guard) == 7
 

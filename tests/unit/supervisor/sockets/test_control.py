@@ -31,16 +31,16 @@ async def test_an_answer_can_still_be_read_when_the_supervisor_has_closed(tmp_pa
 
     serving = asyncio.create_task(server.serve(answer))
     context = zmq.Context()
-    asker = open_socket(context, Role.CONTROL_ASKER)
+    requester = open_socket(context, Role.CONTROL_REQUESTER)
     try:
-        asker.connect(home.run.control)
-        asker.send(codec.encode(control.RestartSupervisor(), 7))
+        requester.connect(home.run.control)
+        requester.send(codec.encode(control.RestartSupervisor(), 7))
         await asyncio.wait_for(answered.wait(), 90)
         serving.cancel()
         await server.close()
         await asyncio.sleep(_GONE_S)
-        assert asker.poll(60_000), "the answer is lost"
-        envelope = codec.decode(asker.recv())
+        assert requester.poll(60_000), "the answer is lost"
+        envelope = codec.decode(requester.recv())
         assert (envelope.correlation, envelope.message) == (7, control.Done("begun"))
     finally:
         context.destroy(linger=0)

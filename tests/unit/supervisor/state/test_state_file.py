@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lmx.protocol.host.set_aside import clear_for_file, set_aside
+from lmx.protocol.host.quarantine_file import clear_for_file, quarantine_file
 from lmx.supervisor.inventory.added_file import AddedFile
 from lmx.supervisor.inventory.download_records import DownloadFile
 from lmx.supervisor.memory.measured import Measured
@@ -161,5 +161,5 @@ def test_many_are_set_aside_and_not_too_many(tmp_path: Path) -> None:
     path = tmp_path / "a"
     for _ in range(30):
         path.write_text("x")
-        set_aside(path)
+        quarantine_file(path)
     assert len(list(tmp_path.iterdir())) < 12

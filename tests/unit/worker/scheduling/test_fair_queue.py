@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmx.protocol.fair_share import has_room
+from lmx.protocol.fair_share import has_capacity
 from lmx.worker.scheduling.fair_queue import FairQueue
 
 OWNERS = st.sampled_from("abcd")
@@ -100,16 +100,16 @@ def test_while_two_wait_none_gets_two_turns_more_than_the_other(steps: list[str 
 def test_there_is_room_for_a_fifth_owner_whatever_four_do(places: int, comers: list[str]) -> None:
     held: Counter[str] = Counter()
     for owner in comers:
-        if has_room(places, held.total(), held[owner]):
+        if has_capacity(places, held.total(), held[owner]):
             held[owner] += 1
-    assert has_room(places, held.total(), 0)
+    assert has_capacity(places, held.total(), 0)
 
 
 def test_shares_of_a_queue() -> None:
     def filled(places: int, owners: str) -> Counter[str]:
         held: Counter[str] = Counter()
         for owner in owners * places:
-            if has_room(places, held.total(), held[owner]):
+            if has_capacity(places, held.total(), held[owner]):
                 held[owner] += 1
         return held
 
@@ -118,4 +118,4 @@ def test_shares_of_a_queue() -> None:
     assert filled(288, "ab") == {"a": 136, "b": 136}
     alone = filled(288, "a")
     alone.update({"b": 1})
-    assert has_room(288, alone.total(), alone["b"])
+    assert has_capacity(288, alone.total(), alone["b"])

@@ -92,7 +92,7 @@ def test_what_is_wrong_is_said_with_what_mends_it(home: Home) -> None:
         "sleep": NOTE, "backups": NOTE, "firewall": WARNING, "keys": WARNING,
         "port": BAD, "processes": WARNING, "privacy": WARNING,
     }  # fmt: skip
-    assert all(line.mend for line in lines.values())
+    assert all(line.fix for line in lines.values())
     assert not healthy(list(lines.values()))
     assert mac.check_release("14.8", "arm64").verdict is NOTE
     assert "on battery" in lines["sleep"].measured
@@ -104,7 +104,7 @@ def test_panics_and_kills_of_the_last_month(home: Home) -> None:
     system = Mac(home.path, **{"*.panic": [Path("/a.panic")]})
     panics, kills = mac.check_reports(system)
     assert (panics.verdict, kills.verdict) == (WARNING, OK)
-    assert "memory.wire: never" in panics.mend
+    assert "memory.wire: never" in panics.fix
 
 
 def test_reports_that_only_administrators_may_see_are_not_called_none(

@@ -57,7 +57,7 @@ def test_a_long_kernel_runs_or_fails_in_words(
     line = device.judge_kernel("a kernel of 3 s", said)
     assert line.verdict is verdict
     assert words in line.measured
-    assert bool(line.mend) is (verdict is not OK)
+    assert bool(line.fix) is (verdict is not OK)
 
 
 SAYS: dict[str, str] = {
@@ -162,7 +162,7 @@ def test_what_goes_wrong_with_processes_is_said(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(processes, "_HANG", "print('ready')")
     lines = [processes.check_exec(), processes.check_descriptors(), processes.check_stacks()]
     assert {line.verdict for line in lines} == {WARNING}
-    assert all(line.mend for line in lines)
+    assert all(line.fix for line in lines)
 
 
 @pytest.mark.soak

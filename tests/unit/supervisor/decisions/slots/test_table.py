@@ -22,11 +22,11 @@ from lmx.protocol.states import ExitCause, LoadPhase, SlotState, WorkerState
 from lmx.supervisor.decisions.lifecycle import LifecycleError, adopted, spawned
 from lmx.supervisor.decisions.restart import FailureRecord, RestartPolicy
 from lmx.supervisor.decisions.slots import effects, events
-from lmx.supervisor.decisions.slots.demand import Asker, Waiter
+from lmx.supervisor.decisions.slots.demand import Requester, Waiter
 from lmx.supervisor.decisions.slots.life import Intent, Rules, SlotLife, held_life
-from lmx.supervisor.decisions.slots.moves import late, never
 from lmx.supervisor.decisions.slots.table import COLUMNS, TABLE, step
-from lmx.supervisor.decisions.worker import KillAsked, Limits, Tick
+from lmx.supervisor.decisions.slots.transitions import late, never
+from lmx.supervisor.decisions.worker import KillRequested, Limits, Tick
 from tests.support.rigs.budgets import examples
 
 LIMITS = Limits(
@@ -43,8 +43,8 @@ READY = control.WorkerHello(ME, "m", 1, WorkerState.READY, 7, 99)
 BEAT = control.WorkerBeat(ME, WorkerState.READY, 0, 0, 0.0, WorkerFigures(memory_bytes=7))
 
 
-def asked(number: int = 1, at_s: float = 0.0, wait_s: float = 30.0) -> events.Asked:
-    return events.Asked(Waiter(Asker(b"router", number), at_s + wait_s, at_s))
+def asked(number: int = 1, at_s: float = 0.0, wait_s: float = 30.0) -> events.Requested:
+    return events.Requested(Waiter(Requester(b"router", number), at_s + wait_s, at_s))
 
 
 def launched() -> events.Launched:
@@ -55,7 +55,7 @@ EVENTS: list[Any] = [
     asked(),
     events.Preloaded(),
     events.Ordered(),
-    events.OrderedAnew("anew"),
+    events.ReloadOrdered("anew"),
     events.Withdrawn(b"router"),
     events.Unloaded(),
     events.Held(),
@@ -77,7 +77,7 @@ EVENTS: list[Any] = [
     events.NotStarted(FAILED, by_host=True),
     events.FilesLeaving(True),
     events.FilesLeaving(False),
-    events.QueueTold(),
+    events.QueueReported(),
     events.Dropped(),
     launched(),
     events.Adopted(adopted(ME, "m", 1, LIMITS, 0.0)),
@@ -93,8 +93,8 @@ EVENTS: list[Any] = [
     BEAT,
     control.DrainRefused(ME, 2),
     control.Drained(ME),
-    KillAsked(ExitCause.KILLED, "kill"),
-    KillAsked(ExitCause.OUT_OF_MEMORY, "it grew"),
+    KillRequested(ExitCause.KILLED, "kill"),
+    KillRequested(ExitCause.OUT_OF_MEMORY, "it grew"),
     events.Exited(0),
     events.Exited(-9, jitter=0.5),
     events.Exited(-9, out_of_memory=True, jitter=0.9),
@@ -170,7 +170,7 @@ def test_every_event_has_a_row_and_every_row_a_column_for_each_state() -> None:
         control.WorkerHello, control.LoadAdvanced, control.Loaded, control.LoadFailed,
         control.WorkerBeat, control.DrainRefused, control.Drained,
     }  # fmt: skip
-    assert set(TABLE) == mine | workers | {Tick, KillAsked}
+    assert set(TABLE) == mine | workers | {Tick, KillRequested}
     assert {type(event) for event in EVENTS} == set(TABLE)
     assert set(COLUMNS) == set(SlotState)
     assert all(len(row) == len(COLUMNS) for row in TABLE.values())
@@ -220,9 +220,9 @@ def check(life: SlotLife) -> None:
 
 
 def replied(told: tuple[Any, ...]) -> list[int]:
-    kinds = (effects.Answer, effects.Deny, effects.TellLate)
+    kinds = (effects.Answer, effects.Deny, effects.NotifyLate)
     return [
-        waiter.asker.correlation
+        waiter.requester.correlation
         for effect in told
         if isinstance(effect, kinds)
         for waiter in effect.waiters
@@ -236,11 +236,11 @@ def replied(told: tuple[Any, ...]) -> list[int]:
 )
 def test_any_sequence_keeps_the_rules(life: SlotLife, script: list[tuple[int, float]]) -> None:
     now_s, rules, number = 1.0, RULES, 1
-    open_requests = {waiter.asker.correlation for waiter in life.demand.waiters}
+    open_requests = {waiter.requester.correlation for waiter in life.demand.waiters}
     for index, wait_s in script:
         event = EVENTS[index]
         now_s += wait_s
-        if isinstance(event, events.Asked):
+        if isinstance(event, events.Requested):
             number += 1
             event = asked(number, now_s)
             open_requests.add(number)
@@ -263,7 +263,7 @@ def test_any_sequence_keeps_the_rules(life: SlotLife, script: list[tuple[int, fl
         open_requests -= set(answered)
         if isinstance(event, events.Withdrawn):
             open_requests.clear()
-        assert open_requests == {waiter.asker.correlation for waiter in life.demand.waiters}
+        assert open_requests == {waiter.requester.correlation for waiter in life.demand.waiters}
         names = [type(effect) for effect in told]
         assert (effects.WorkerGone in names) == isinstance(event, events.Exited)
         if effects.ReadFiles in names:
@@ -350,7 +350,7 @@ def test_after_the_second_worker_that_leaves_memory_behind_none_is_started() -> 
     assert (denied.state, replied(told)) == (S.QUARANTINED, [3])
 
     # Unless an operator wants it.
-    for wish in (events.Ordered(), events.OrderedAnew("anew")):
+    for wish in (events.Ordered(), events.ReloadOrdered("anew")):
         again = run(wish, events.Exited(0), life=life)
         assert (again.state, again.failures.losses) == (S.QUEUED, 0)
     assert run(events.Ordered(), life=LOST_TWICE).state is S.QUEUED
@@ -361,7 +361,7 @@ def test_nothing_begins_with_files_that_are_being_deleted() -> None:
     leaving = run(events.FilesLeaving(True))
     denied, told = step(leaving, asked(3), RULES, 2.0)
     assert (denied.state, replied(told)) == (S.COLD, [3])
-    for wish in (events.Ordered(), events.OrderedAnew("anew"), events.Preloaded()):
+    for wish in (events.Ordered(), events.ReloadOrdered("anew"), events.Preloaded()):
         kept, _ = step(leaving, wish, RULES, 2.0)
         assert (kept.state, kept.wanted) == (S.COLD, False)
         assert kept.problem is not None
@@ -399,5 +399,5 @@ def test_lifecycle_md_has_the_picture_of_the_table() -> None:
 
 
 def test_the_history_of_a_slot_is_in_the_message_of_a_bug() -> None:
-    with pytest.raises(LifecycleError, match="before that: cold, Asked->queued, Launched->occu"):
+    with pytest.raises(LifecycleError, match="before that: cold, Requested->queued, Launched->oc"):
         step(run(*UP), launched(), RULES, 2.0)

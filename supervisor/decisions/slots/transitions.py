@@ -15,10 +15,10 @@ from lmx.supervisor.decisions.slots.effects import (
     Answer,
     Deny,
     Note,
+    NotifyLate,
     ReadFiles,
     SlotEffect,
     StopFetch,
-    TellLate,
 )
 from lmx.supervisor.decisions.slots.life import Intent, Rules, SlotLife
 from lmx.supervisor.decisions.worker import Worker
@@ -38,7 +38,7 @@ def enter(life: SlotLife, state: SlotState, **changes: Any) -> SlotLife:
         "fetch_phase": None,
         "fetch_fraction": None,
         "need_bytes": None,
-        "queue_told": False,
+        "queue_reported": False,
         "retry_at_s": None,
         "spawned_at_s": None,
         "ready_at_s": None,
@@ -52,13 +52,13 @@ def changed(life: SlotLife, **changes: Any) -> SlotLife:
     return dataclasses.replace(life, **changes)
 
 
-def wished(life: SlotLife, intent: Intent) -> Intent:
+def intended(life: SlotLife, intent: Intent) -> Intent:
     """Return the intent after a wish of a request or of the machine's memory, which may not
     override operators."""
     return life.intent if life.intent in (Intent.HELD, Intent.REMOVED) else intent
 
 
-def operator_wished(life: SlotLife, intent: Intent) -> Intent:
+def operator_intended(life: SlotLife, intent: Intent) -> Intent:
     """Return the intent after an operator's wish. It overrides everything, if the model is
     configured."""
     return life.intent if life.intent is Intent.REMOVED else intent
@@ -95,7 +95,7 @@ def answer_all(life: SlotLife, worker: Worker) -> Result:
 def lapse(life: SlotLife, now_s: float) -> Result:
     """Tell the requests whose time to wait is over where the model is."""
     demand, overdue = life.demand.lapse(now_s)
-    effects: Effects = (TellLate(overdue),) if overdue else ()
+    effects: Effects = (NotifyLate(overdue),) if overdue else ()
     return changed(life, demand=demand), effects
 
 
@@ -139,7 +139,7 @@ def begin(life: SlotLife, rules: Rules) -> Result:
         return life, ()
     if life.files_leaving:
         error = files_leaving_error(life.model_id)
-        return deny_all(changed(life, intent=wished(life, Intent.DOWN), problem=error), error)
+        return deny_all(changed(life, intent=intended(life, Intent.DOWN), problem=error), error)
     if life.failures.loses_memory:
         return quarantine_for_memory(life)
     return enter(life, SlotState.QUEUED, problem=None), (ReadFiles(),)
@@ -182,7 +182,10 @@ def quarantine_for_memory(life: SlotLife) -> Result:
 
 def _quarantined(life: SlotLife, problem: str, **figures: int) -> Result:
     after = enter(
-        life, SlotState.QUARANTINED, intent=wished(life, Intent.DOWN), problem=failed_error(problem)
+        life,
+        SlotState.QUARANTINED,
+        intent=intended(life, Intent.DOWN),
+        problem=failed_error(problem),
     )
     after, denied = deny_all(after, quarantined_error(life.model_id, problem))
     return after, (Note("model.quarantined", problem, figures), *denied)

@@ -13,7 +13,8 @@ from lmx.supervisor.decisions.slots import events
 from lmx.supervisor.decisions.slots.demand import MAX_WAITERS
 from lmx.supervisor.decisions.slots.effects import Answer, Deny, Gone, Note
 from lmx.supervisor.decisions.slots.life import Intent, Rules, SlotLife
-from lmx.supervisor.decisions.slots.moves import (
+from lmx.supervisor.decisions.slots.occupied import drain, step_worker
+from lmx.supervisor.decisions.slots.transitions import (
     Result,
     begin,
     changed,
@@ -21,35 +22,34 @@ from lmx.supervisor.decisions.slots.moves import (
     drained_error,
     enter,
     files_leaving_error,
+    intended,
     never,
-    operator_wished,
+    operator_intended,
     park,
     quarantined_error,
     unloaded_error,
-    wished,
 )
-from lmx.supervisor.decisions.slots.occupied import drain, step_worker
-from lmx.supervisor.decisions.worker import KillAsked, StopAsked
+from lmx.supervisor.decisions.worker import KillRequested, StopRequested
 
 # Requests.
 
 
-def ask(life: SlotLife, event: events.Asked, rules: Rules, _now_s: float) -> Result:
+def ask(life: SlotLife, event: events.Requested, rules: Rules, _now_s: float) -> Result:
     """The request waits, if one more may wait."""
     error = _refusal(life, rules)
     if error is not None:
         return life, (Deny((event.waiter,), error),)
     demand = life.demand.with_waiter(event.waiter)
-    return changed(life, demand=demand, intent=wished(life, Intent.UP)), ()
+    return changed(life, demand=demand, intent=intended(life, Intent.UP)), ()
 
 
-def ask_cold(life: SlotLife, event: events.Asked, rules: Rules, now_s: float) -> Result:
+def ask_cold(life: SlotLife, event: events.Requested, rules: Rules, now_s: float) -> Result:
     """The request makes the model start."""
     after, effects = ask(life, event, rules, now_s)
     return (after, effects) if effects else begin(after, rules)
 
 
-def ask_occupied(life: SlotLife, event: events.Asked, rules: Rules, now_s: float) -> Result:
+def ask_occupied(life: SlotLife, event: events.Requested, rules: Rules, now_s: float) -> Result:
     """The request waits for the worker, or for the next one if this one is about to end."""
     worker = life.ready_worker
     if worker is not None:
@@ -62,12 +62,14 @@ def ask_occupied(life: SlotLife, event: events.Asked, rules: Rules, now_s: float
     return ask(life, event, rules, now_s)
 
 
-def ask_held(life: SlotLife, event: events.Asked, _rules: Rules, _now_s: float) -> Result:
+def ask_held(life: SlotLife, event: events.Requested, _rules: Rules, _now_s: float) -> Result:
     """A model that an operator drained takes no request."""
     return life, (Deny((event.waiter,), drained_error(life.model_id)),)
 
 
-def ask_quarantined(life: SlotLife, event: events.Asked, _rules: Rules, _now_s: float) -> Result:
+def ask_quarantined(
+    life: SlotLife, event: events.Requested, _rules: Rules, _now_s: float
+) -> Result:
     """A request does not start a model in quarantine."""
     problem = life.problem.message if life.problem else ""
     return life, (Deny((event.waiter,), quarantined_error(life.model_id, problem)),)
@@ -107,10 +109,10 @@ def withdraw_queued(life: SlotLife, event: events.Withdrawn, _rules: Rules, now_
     """No model is evicted for a model that nobody waits for any more."""
     demand = life.demand.without(event.identity)
     after = changed(life, demand=demand)
-    if demand == life.demand or demand.asked_at_s(now_s) is not None:
+    if demand == life.demand or demand.requested_at_s(now_s) is not None:
         return after, ()
     detail = "the requests that waited for it have left: its next one loads it"
-    cold = enter(after, SlotState.COLD, intent=wished(life, Intent.DOWN), problem=None)
+    cold = enter(after, SlotState.COLD, intent=intended(life, Intent.DOWN), problem=None)
     return cold, (Note("model.stays_cold", detail),)
 
 
@@ -120,7 +122,7 @@ def withdraw_queued(life: SlotLife, event: events.Withdrawn, _rules: Rules, now_
 def order(life: SlotLife, _event: Any, rules: Rules, now_s: float) -> Result:
     """The model starts now, whatever kept it down."""
     demand = replace(life.demand, ordered_at_s=now_s)
-    intent = operator_wished(life, Intent.UP)
+    intent = operator_intended(life, Intent.UP)
     after = enter(life, SlotState.COLD, intent=intent, demand=demand, failures=FailureRecord())
     return begin(after, rules)
 
@@ -128,21 +130,23 @@ def order(life: SlotLife, _event: Any, rules: Rules, now_s: float) -> Result:
 def order_coming(life: SlotLife, _event: Any, _rules: Rules, now_s: float) -> Result:
     """The model goes on, and its failures are forgotten."""
     demand = replace(life.demand, ordered_at_s=now_s)
-    intent = operator_wished(life, Intent.UP)
+    intent = operator_intended(life, Intent.UP)
     return changed(life, intent=intent, demand=demand, failures=FailureRecord()), ()
 
 
-def order_again(life: SlotLife, event: events.OrderedAnew, rules: Rules, now_s: float) -> Result:
+def order_again(life: SlotLife, event: events.ReloadOrdered, rules: Rules, now_s: float) -> Result:
     """The model waits from here on for what it needs with its other settings."""
     return order(life, event, rules, now_s)
 
 
-def order_another(life: SlotLife, event: events.OrderedAnew, _rules: Rules, now_s: float) -> Result:
+def order_another(
+    life: SlotLife, event: events.ReloadOrdered, _rules: Rules, now_s: float
+) -> Result:
     """The worker ends after its streams, and the next one begins."""
     demand = replace(life.demand, ordered_at_s=now_s)
     # Lost memory does not keep an operator's worker from starting.
     failures = replace(life.failures, losses=0)
-    intent = operator_wished(life, Intent.UP)
+    intent = operator_intended(life, Intent.UP)
     after = changed(life, intent=intent, demand=demand, failures=failures)
     return drain(after, ExitCause.UNLOADED, event.detail, now_s)
 
@@ -153,14 +157,14 @@ _UNLOADED: Final = "an operator unloaded the model"
 def unload(life: SlotLife, _event: Any, _rules: Rules, _now_s: float) -> Result:
     """The model is not on its way any more."""
     after, denied = deny_all(life, unloaded_error(_UNLOADED))
-    after, effects = park(after, SlotState.COLD, intent=wished(life, Intent.DOWN))
+    after, effects = park(after, SlotState.COLD, intent=intended(life, Intent.DOWN))
     return after, (*denied, *effects)
 
 
 def unload_occupied(life: SlotLife, _event: Any, _rules: Rules, now_s: float) -> Result:
     """The worker ends after its streams."""
     after, denied = deny_all(life, unloaded_error(_UNLOADED))
-    after = changed(after, intent=wished(life, Intent.DOWN))
+    after = changed(after, intent=intended(life, Intent.DOWN))
     after, effects = drain(after, ExitCause.UNLOADED, _UNLOADED, now_s)
     return after, (*denied, *effects)
 
@@ -177,14 +181,14 @@ _HELD: Final = Note("model.drained", "by an operator")
 def hold(life: SlotLife, _event: Any, _rules: Rules, _now_s: float) -> Result:
     """The model takes no request from here on."""
     after, denied = deny_all(life, drained_error(life.model_id))
-    after, effects = park(after, SlotState.HELD, intent=operator_wished(life, Intent.HELD))
+    after, effects = park(after, SlotState.HELD, intent=operator_intended(life, Intent.HELD))
     return after, (_HELD, *denied, *effects)
 
 
 def hold_occupied(life: SlotLife, _event: Any, _rules: Rules, now_s: float) -> Result:
     """The worker ends after its streams, and then the model stays down."""
     after, denied = deny_all(life, drained_error(life.model_id))
-    after = changed(after, intent=operator_wished(life, Intent.HELD))
+    after = changed(after, intent=operator_intended(life, Intent.HELD))
     detail = "an operator drained the model"
     after, effects = drain(after, ExitCause.UNLOADED, detail, now_s)
     return after, (_HELD, *denied, *effects)
@@ -194,8 +198,8 @@ def reset(life: SlotLife, _event: Any, rules: Rules, now_s: float) -> Result:
     """The model becomes cold, and starts if a request waits for it. An operator's load that failed
     is not tried again."""
     note = Note("model.reset", f"it was {life.state}")
-    asked = life.demand.asked_at_s(now_s) is not None
-    intent = operator_wished(life, Intent.UP if asked else Intent.DOWN)
+    asked = life.demand.requested_at_s(now_s) is not None
+    intent = operator_intended(life, Intent.UP if asked else Intent.DOWN)
     after = enter(life, SlotState.COLD, intent=intent, failures=FailureRecord(), problem=None)
     after, effects = begin(after, rules) if after.wanted else (after, ())
     return after, (note, *effects)
@@ -215,7 +219,7 @@ _SHUTTING_DOWN: Final = "lmx is shutting down"
 
 def shut_down(life: SlotLife, _event: Any, _rules: Rules, _now_s: float) -> Result:
     """Nobody waits any more."""
-    after = changed(life, intent=wished(life, Intent.DOWN))
+    after = changed(life, intent=intended(life, Intent.DOWN))
     return deny_all(after, UnavailableError(ErrorCode.SHUTTING_DOWN, _SHUTTING_DOWN))
 
 
@@ -230,7 +234,7 @@ def shut_down_occupied(
     life: SlotLife, event: events.ShutDown, rules: Rules, now_s: float
 ) -> Result:
     """The worker ends: at once, or after it was asked to stop."""
-    end = KillAsked if event.at_once else StopAsked
+    end = KillRequested if event.at_once else StopRequested
     after, effects = step_worker(life, end(ExitCause.SHUTDOWN, _SHUTTING_DOWN), now_s)
     after, denied = shut_down(after, event, rules, now_s)
     return after, (*effects, *denied)
@@ -247,7 +251,7 @@ def preload(life: SlotLife, event: events.Preloaded, rules: Rules, now_s: float)
 
 def want(life: SlotLife, _event: Any, _rules: Rules, _now_s: float) -> Result:
     """The model goes on, or comes back."""
-    return changed(life, intent=wished(life, Intent.UP)), ()
+    return changed(life, intent=intended(life, Intent.UP)), ()
 
 
 def reconfigure(life: SlotLife, _event: Any, rules: Rules, _now_s: float) -> Result:

@@ -9,9 +9,9 @@ import pytest
 
 from lmx.protocol.errors import ErrorCode, LmxError, OperationError, ProtocolError
 from lmx.supervisor.cli.serving import rescue
-from lmx.supervisor.processes import lock_holder
-from lmx.supervisor.processes.lock_holder import silence
-from lmx.supervisor.processes.silence import LATE_S
+from lmx.supervisor.processes import supervisor_pid
+from lmx.supervisor.processes.hang_detection import LATE_S
+from lmx.supervisor.processes.supervisor_pid import probe_supervisor
 from lmx.supervisor.sockets.client import ControlClient
 from lmx.supervisor.state.home import Home
 
@@ -35,7 +35,7 @@ def test_a_denial_is_an_answer(
     error: LmxError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _has_it(monkeypatch, error)
-    assert silence(Home(tmp_path)) is None
+    assert probe_supervisor(Home(tmp_path)) is None
 
 
 @pytest.mark.parametrize("code", [ErrorCode.NOT_RUNNING, ErrorCode.SUPERVISOR_UNAVAILABLE])
@@ -43,7 +43,7 @@ def test_no_answer_is_silence(
     code: ErrorCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _has_it(monkeypatch, OperationError(code, "nobody"))
-    assert silence(Home(tmp_path)) is not None
+    assert probe_supervisor(Home(tmp_path)) is not None
 
 
 def test_a_look_at_one_that_spins_is_not_late(
@@ -56,8 +56,8 @@ def test_a_look_at_one_that_spins_is_not_late(
         return False
 
     used_s = iter(range(10))
-    monkeypatch.setattr(lock_holder, "_answers", answers)
-    monkeypatch.setattr(lock_holder, "_cpu_s", lambda _holder: float(next(used_s)))
-    assert silence(Home(tmp_path)) is not None
+    monkeypatch.setattr(supervisor_pid, "_answers", answers)
+    monkeypatch.setattr(supervisor_pid, "_cpu_s", lambda _holder: float(next(used_s)))
+    assert probe_supervisor(Home(tmp_path)) is not None
     assert len(limits_s) == 2
     assert sum(limits_s) + rescue._LOOK_S <= LATE_S - 1.0

@@ -19,8 +19,8 @@ ANSWER_S: Final = 1.0
 
 _LONGER_S: Final = 2.0
 """How much longer a supervisor that works is waited for. With this value a look is not late yet
-(:data:`~lmx.supervisor.processes.silence.LATE_S`); if it were, a supervisor that spins would never
-be judged."""
+(:data:`~lmx.supervisor.processes.hang_detection.LATE_S`); if it were, a supervisor that spins would
+never be judged."""
 
 _WORKS_S: Final = 0.05
 """A supervisor that uses this much processor time in a second is working. One that hangs uses next
@@ -32,7 +32,7 @@ _SERVING: Final = frozenset({"up", "serve", "demo"})
 
 
 @dataclass(frozen=True, slots=True)
-class Silence:
+class Unresponsive:
     """The supervisor does not answer."""
 
     holder: psutil.Process | None
@@ -49,16 +49,16 @@ class Silence:
         return f"{who} has not answered for {ANSWER_S:g} s"
 
 
-def silence(home: Home) -> Silence | None:
+def probe_supervisor(home: Home) -> Unresponsive | None:
     """Ask the supervisor how it is, and return None if it answers. A supervisor that works
     meanwhile, on a busy machine, gets a little longer to answer."""
-    holder = lock_holder(home)
+    holder = supervisor_process(home)
     before_s = _cpu_s(holder)
     if _answers(home, ANSWER_S):
         return None
     if _cpu_s(holder) - before_s >= _WORKS_S and _answers(home, _LONGER_S):
         return None
-    return Silence(lock_holder(home))
+    return Unresponsive(supervisor_process(home))
 
 
 def _answers(home: Home, limit_s: float) -> bool:
@@ -81,7 +81,7 @@ def _cpu_s(process: psutil.Process | None) -> float:
     return 0.0 if used is None else used.user + used.system
 
 
-def lock_holder(home: Home) -> psutil.Process | None:
+def supervisor_process(home: Home) -> psutil.Process | None:
     """Return the process that holds the home's lock, None if there is none. It is recognized by the
     lock file that it has open, because its pid alone may belong to another process by now."""
     if not supervisor_runs(home):
@@ -94,7 +94,7 @@ def lock_holder(home: Home) -> psutil.Process | None:
     return next((each for each in psutil.process_iter() if _has_open(each, home)), None)
 
 
-def lives(process: psutil.Process) -> bool:
+def is_running(process: psutil.Process) -> bool:
     """Return whether a process still runs. A zombie does not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE

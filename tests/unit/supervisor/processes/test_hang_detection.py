@@ -16,7 +16,7 @@ from lmx.router.supervisor.watch import SupervisorWatch
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.processes.child import without_keys, without_own_keys
 from lmx.supervisor.processes.handover import Invocation
-from lmx.supervisor.processes.silence import BUSY_S, Look, Patience, Verdict, judge
+from lmx.supervisor.processes.hang_detection import BUSY_S, Look, Patience, Verdict, judge
 
 DEAF = Look(answers=False)
 

@@ -10,7 +10,7 @@ from typing import Final
 _MOST: Final = 10
 
 
-def set_aside(path: Path) -> Path:
+def quarantine_file(path: Path) -> Path:
     """Rename what is there, whatever it is, to ``NAME.damaged``, or to ``NAME.damaged-2`` and so on
     if that name is taken. Returns the new path. Raises ``OSError``."""
     number = 1
@@ -43,4 +43,4 @@ def clear_for_file(path: Path) -> Path | None:
     else:
         if stat.S_ISREG(mode) or stat.S_ISCHR(mode):
             return None
-    return set_aside(path)
+    return quarantine_file(path)
