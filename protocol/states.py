@@ -66,7 +66,7 @@ class ModelState(StrEnum):
 
 def model_state(slot: SlotState, worker: WorkerState | None, *, failed: bool = False) -> ModelState:
     """Return the state of the worker if there is one, else that of the slot. ``failed`` says that
-    the model can't be loaded until somebody mends it."""
+    the model can't be loaded until somebody fixes it."""
     match worker, slot:
         case None, SlotState.OCCUPIED:
             return ModelState.STARTING
@@ -141,7 +141,7 @@ class WorkerExit(IntEnum):
 
 
 class DownloadStatus(StrEnum):
-    """Where a download is. One that FAILED, was CANCELLED or INTERRUPTED goes on where it stopped
+    """Where a download is. One that FAILED, was CANCELLED or INTERRUPTED resumes where it stopped
     when it is asked for again."""
 
     STARTING = "starting"
@@ -215,7 +215,7 @@ class ToolChoice(StrEnum):
 
 
 class MediaKind(StrEnum):
-    """What a model takes beside text."""
+    """What a model takes besides text."""
 
     IMAGE = "image"
     AUDIO = "audio"

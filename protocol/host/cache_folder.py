@@ -1,4 +1,4 @@
-"""The folder of what lmx keeps for a user beside any ``LMX_HOME``, and can get again."""
+"""The folder of what lmx keeps for a user outside of any ``LMX_HOME``, and can get again."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Keeps log files to their size, whatever process writes to them.
 
 A file that is full is copied to the first of its older files and then emptied. It stays the same
-file, so that a process that was forked, or hangs in foreign code, goes on writing to it and not to
-a file that nobody reads any more. What is written between the end of the copy and the emptying
+file, so that a process that was forked, or hangs in foreign code, continues writing to it and not
+to a file that nobody reads any more. What is written between the end of the copy and the emptying
 (microseconds) is lost.
 """
 

@@ -146,7 +146,7 @@ class LogFile:
 
     def attach(self) -> None:
         """Point descriptors 1 and 2 at the file, to append to it. Makes its folder if needed. Where
-        the disk does not take a log, the process goes on with the descriptors that it has."""
+        the disk does not take a log, the process continues with the descriptors that it has."""
         try:
             self._attach()
         except OSError as error:
@@ -166,7 +166,7 @@ class LogFile:
     def keep(self) -> None:
         """Keep the file within its limit from here on, in a thread of its own, so that a stuck disk
         does not delay the event loop, nor a busy event loop this. A file that was removed is made
-        anew."""
+        again."""
         keep_forever(self._keep_once, "log limit")
 
     def _keep_once(self) -> None:

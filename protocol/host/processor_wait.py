@@ -74,7 +74,7 @@ def observe(pid: int, *, descendants: bool = False) -> Observed:
         return Observed(time.monotonic(), _mac_turns(pid))
     threads: dict[int, Turns] = {}
     found = [pid]
-    # A process can't have so many descendants, but the list changes while it is read.
+    # A process can't have that many descendants, but the list changes while it is read.
     while found and len(threads) < _MOST_THREADS:
         for task in _tasks(found.pop()):
             with contextlib.suppress(OSError, ValueError):
@@ -108,7 +108,7 @@ class ProcessorWait:
 
     def more_s(self) -> float:
         """Return how much of the time since the last call it has waited."""
-        # All looks are compared with the first: a thread that waits tells it only when its turn
+        # All looks are compared with the first: a thread that waits shows it only when its turn
         # has come.
         total_s = max(self._counted_s, waited_s(self._first, self._observe(self._pid)))
         more_s, self._counted_s = total_s - self._counted_s, total_s
@@ -117,7 +117,7 @@ class ProcessorWait:
 
 class ProcessorWaits:
     """The same for any number of processes. One that is not asked about for some seconds, because
-    it is not late any more, begins anew."""
+    it is not late any more, begins again."""
 
     def __init__(self, observe: Callable[[int], Observed] = observe) -> None:
         self._observe = observe

@@ -1,4 +1,4 @@
-"""The signal by which a process writes the stacks of its threads into its log, and goes on.
+"""The signal by which a process writes the stacks of its threads into its log, and continues.
 
 SIGABRT would do that too, and end the process. But macOS treats it as a crash: it shows a dialog,
 writes a report, and keeps the process's memory meanwhile.

@@ -6,8 +6,8 @@ import ctypes
 
 
 def sysctl_number(name: str) -> int | None:
-    """Return a number such as ``kern.maxfilesperproc``, None where there is none of that name. On
-    Linux there is none."""
+    """Return a number such as ``kern.maxfilesperproc``, or None where the name does not exist, as
+    on Linux."""
     call = getattr(ctypes.CDLL(None), "sysctlbyname", None)
     if call is None:
         return None

@@ -219,7 +219,7 @@ class Drain:
     """Accept no new request, and send Drained when the last one has ended."""
 
     if_idle: bool
-    """Drain only if the worker is idle. Otherwise it sends DrainRefused at once and goes on."""
+    """Drain only if the worker is idle. Otherwise it sends DrainRefused at once and continues."""
 
 
 @message
@@ -289,7 +289,7 @@ class Acquire:
 @dataclass(frozen=True, slots=True)
 class Withdraw:
     """No request of this router waits for the model any more, so that no reply to its Acquires is
-    needed. A load that has started goes on, because others may want the model. A load that only
+    needed. A load that has started continues, because others may want the model. A load that only
     waits for its turn is given up, unless others wait for it."""
 
     model_id: str
@@ -324,7 +324,7 @@ class Denied:
 @dataclass(frozen=True, slots=True)
 class WorkerExited:
     """The supervisor observed the end of a worker, and the worker's streams are lost. It publishes
-    this before the Snapshot that no longer has the worker, so that routers can tell their clients
+    this before the Snapshot that no longer has the worker, so that routers can notify their clients
     why."""
 
     instance: str

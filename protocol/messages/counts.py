@@ -56,7 +56,7 @@ class KeyUsage:
 @message
 @dataclass(frozen=True, slots=True)
 class ReportCounts:
-    """Question of a router: keep all that I have counted since I started, and tell me what the
+    """Question of a router: keep all that I have counted since I started, and report what the
     others have counted. Reply: CountsKept."""
 
     pid: int

@@ -38,7 +38,7 @@ class Sampling(SamplingParameters):
     """What is added to the logits of some tokens."""
 
     ignore_eos: bool = False
-    """Whether the answer goes on after an end token of the model."""
+    """Whether the answer continues after an end token of the model."""
 
     min_tokens: int = 0
     """Neither an end token nor a stop string ends the answer before it has this many tokens."""
@@ -230,8 +230,8 @@ class Generate:
 
     priority: int = 0
     """Requests of a lower value begin before those of a higher one, their prompts are read first,
-    and they give way after them when memory runs out. Owners take turns among requests of the same
-    value."""
+    and they are preempted after them when memory runs out. Owners take turns among requests of the
+    same value."""
 
     memory_wait_s: float | None = None
     """The longest that the request waits for a row while the machine is short of memory. None: as
@@ -249,12 +249,12 @@ class Generate:
     message."""
 
     continue_final_message: bool = False
-    """Whether the prompt of a conversation ends inside the last message, which the answer goes on
+    """Whether the prompt of a conversation ends inside the last message, which the answer continues
     with."""
 
     truncate_prompt_tokens: int | None = None
     """How many tokens at the end of the prompt are taken. -1: as many as the context has room for
-    beside the answer; None: all of them."""
+    besides the answer; None: all of them."""
 
     adapter: str = ""
     """The id of the adapter that is applied to the model. Empty: none."""

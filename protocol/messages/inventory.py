@@ -55,7 +55,7 @@ class StartDownload:
 
     The reply is a DownloadView. It comes when the size is known or the download has ended, and
     after some seconds at the latest. If the same repository, revision and file is being downloaded
-    already, the reply shows that download. One that was interrupted goes on where it stopped, with
+    already, the reply shows that download. One that was interrupted resumes where it stopped, with
     its old id.
     """
 
@@ -79,7 +79,7 @@ class GetDownloads:
     """Question: which downloads are there? The reply is a Downloads."""
 
     download_id: str | None = None
-    """Ask for this download alone. If there is none of this id, the reply is Denied with
+    """Ask for this download alone. If there is no such download, the reply is Denied with
     NOT_FOUND."""
 
 
@@ -98,7 +98,7 @@ class DownloadView:
     """The size; None while it is not known yet."""
 
     downloaded_bytes: int
-    """How much is here, with what was here before the download went on."""
+    """How much is here, with what was here before the download resumed."""
 
     speed_bytes_per_s: float
 

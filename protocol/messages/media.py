@@ -15,7 +15,7 @@ class MediaItem:
     kind: MediaKind
 
     form: MediaForm
-    """The container, as the first bytes of the content told it. It is what the content claims to
+    """The container, as the first bytes of the content show it. It is what the content claims to
     be: only decoding shows whether it is."""
 
     param: str

@@ -87,7 +87,7 @@ class ModelView(ModelCommon):
     """Where its worker is, null where it has none."""
 
     failed: bool = False
-    """Whether its problem is one that somebody has to mend."""
+    """Whether its problem is one that somebody has to fix."""
 
     memory_bytes: int = 0
     """What its worker measured when it became ready; each beat's figure is in the status."""

@@ -1,4 +1,4 @@
-"""The specs: what the supervisor tells a process that it starts, once, over the child's stdin.
+"""The specs: what the supervisor passes to a process that it starts, once, over the child's stdin.
 
 A spec is the whole configuration of the process, which reads no file and no ``LMX_*`` variable.
 """
@@ -143,7 +143,7 @@ class WorkerSpec(SamplingParameters):
     beat_interval_s: float = 1.0
 
     orphan_grace_s: float = 300.0
-    """For how long the worker goes on without a supervisor."""
+    """For how long the worker continues without a supervisor."""
 
     allow_checkpoint_code: bool = False
     """Whether code that the model's folder, or its draft model's, brings along may run, in the
@@ -189,7 +189,7 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True)
 class RescueSpec:
-    """The command that a router runs as its child when it hears nothing from the supervisor. The
+    """The command that a router runs as its child when it receives nothing from the supervisor. The
     command wakes or ends a supervisor that hangs, and starts another one if nobody else does."""
 
     command: tuple[str, ...]
@@ -271,7 +271,7 @@ class RouterSpec:
     """The folder where all processes log."""
 
     allowed_hosts: tuple[str, ...] = ()
-    """Host names that the router answers to, beside the machine's own. Their form is that of
+    """Host names that the router answers to, besides the machine's own. Their form is that of
     :mod:`lmx.protocol.web_origins`."""
 
     cors_origins: tuple[str, ...] = ()
@@ -302,7 +302,7 @@ class RouterSpec:
     beat_interval_s: float = 1.0
 
     orphan_grace_s: float = 300.0
-    """For how long the router goes on without a supervisor."""
+    """For how long the router continues without a supervisor."""
 
     keep_billing_header: bool = False
     """Whether the line with which Claude Code begins its system prompt stays in the prompt."""

@@ -27,7 +27,7 @@ from lmx.protocol.wire.codec import FLAT, message, untrimmed
 class WorkerFigures:
     """What a worker measures and counts. One value from its heartbeat to the status and to the
     metrics, so that a new figure is a field here, a line in the worker's heartbeat, and a row in
-    the router's table of metrics. Counters begin anew with each worker."""
+    the router's table of metrics. Counters begin again with each worker."""
 
     memory_bytes: int = 0
     """The memory of its process now."""
@@ -61,7 +61,7 @@ class WorkerFigures:
     """How many of those were right."""
 
     preempted_total: int = 0
-    """How many times a request in flight gave its memory to others and went on later."""
+    """How many times a request in flight gave its memory to others and continued later."""
 
     @property
     def held_bytes(self) -> int:
@@ -269,7 +269,7 @@ class SupervisorStatus:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterStatus:
     """The router that serves. ``streams``, ``waiting`` and ``requests_total`` count those of all
-    routers: replaced ones still answer their last requests beside it."""
+    routers: replaced ones still answer their last requests meanwhile."""
 
     state: RouterState
     """Whether it serves or is about to be started again."""
@@ -281,7 +281,7 @@ class RouterStatus:
     """The address that it listens on."""
 
     port: int | None
-    """The port that it listens on; null while there is no router, 0 until the router has told
+    """The port that it listens on; null while there is no router, 0 until the router has reported
     it."""
 
     adopted: bool

@@ -11,8 +11,8 @@ class TemplateFacts:
     """What a chat template takes, tried at the load. Empty before that."""
 
     efforts: tuple[str, ...] = ()
-    """The words for a reasoning effort that it tells apart, the least first. A request with another
-    word gets the nearest of those that it takes."""
+    """The words for a reasoning effort that it distinguishes, the least first. A request with
+    another word gets the nearest of those that it takes."""
 
     fitted: tuple[str, ...] = ()
     """The shapes of conversations that it does not take as they are: lmx fits them to it, and no

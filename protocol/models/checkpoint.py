@@ -76,7 +76,7 @@ class CheckpointConfig:
     """The longest context that the model was made for. None: the file does not say."""
 
     impossible_context: str | None
-    """What the file says of the context where no context can be so long."""
+    """What the file says of the context where no context can be that long."""
 
     layers: int
     hidden_size: int

@@ -44,7 +44,7 @@ def read_kind(folder: Path) -> ModelKind:
 
     These decide, in this order: the model type of Whisper, the architecture of a classifier, the
     files of sentence-transformers, the model type of an encoder, the model card. Qwen3-Embedding
-    and Qwen3-Reranker have the config.json of a chat model, so that only the files beside it show
+    and Qwen3-Reranker have the config.json of a chat model, so that only the files next to it show
     what they are. Files that are missing or broken are ignored here; loading the model reports
     what is wrong with them.
     """

@@ -51,7 +51,7 @@ class Envelope:
     message: Any
 
     correlation: int
-    """The number that pairs a reply with its question; 0 if there is none."""
+    """The number that pairs a reply with its question; 0 without a question."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

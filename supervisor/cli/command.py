@@ -101,7 +101,7 @@ def for_launchd(status: Exit, environment: Mapping[str, str]) -> tuple[Exit, flo
 
 
 def _fail_by_bug(error: Exception) -> NoReturn:
-    """Say that this is a bug of lmx, and keep the traceback for whoever mends it."""
+    """Say that this is a bug of lmx, and keep the traceback for whoever fixes it."""
     what = " ".join(f"{type(error).__name__}: {error}".split())
     try:
         log = home().logs / "command-line.log"
@@ -148,7 +148,7 @@ class Found:
 
     config: Config
     path: Path | None
-    """Its file, None if there is none."""
+    """Its file, or None."""
 
     words: str
     """Where it is from, for people."""

@@ -15,7 +15,7 @@ from lmx.supervisor.cli.command import Found, command, config_option, home, read
 def reload_command() -> None:
     """Have the running lmx read its configuration again.
 
-    Only what changed is touched: other models stay loaded and their streams go on. Of a file
+    Only what changed is touched: other models stay loaded and their streams continue. Of a file
     that is not valid nothing is taken; every problem in it is said, and the exit code is 4.
     """
     from lmx.supervisor.cli.operations import reload_config

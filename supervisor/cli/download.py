@@ -98,7 +98,7 @@ def _by_supervisor(home: Home, wanted: Download) -> None:
             view = _watch(client, view)
         except KeyboardInterrupt:
             click.echo(
-                f"{view.download_id} goes on without this command: see `lmx downloads`; "
+                f"{view.download_id} continues without this command: see `lmx downloads`; "
                 f"`lmx pull --cancel {view.download_id}` ends it",
                 err=True,
             )

@@ -89,7 +89,7 @@ def drain(model: str) -> None:
 def kill(model: str) -> None:
     """Kill MODEL's worker now, hung or not; the model comes back.
 
-    Its requests end with an error. The API and the other models go on. Works also while the
+    Its requests end with an error. The API and the other models continue. Works also while the
     supervisor hangs or is not there; then MODEL is a model's id.
     """
     from lmx.supervisor.cli.operations import kill_model

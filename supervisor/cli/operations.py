@@ -52,7 +52,7 @@ then may be started again by launchd or systemd."""
 _MEMORY_S: Final = 8.0
 """How long to wait for a killed worker's end, and to see whether its memory comes back."""
 _INTRODUCTION_S: Final = 5.0
-"""How long workers have to tell a new supervisor how they are. They do so with their next
+"""How long workers have to report to a new supervisor. They do so with their next
 heartbeat."""
 
 
@@ -160,7 +160,7 @@ def reload_config(home: Home) -> None:
 
 
 def restart_router(home: Home) -> None:
-    """Start a new router beside the old one, and wait until it serves, or another one that was
+    """Start a new router next to the old one, and wait until it serves, or another one that was
     started in its place."""
     with ControlClient(home, LONG_ANSWER_S) as client:
         old_pid = client.status().router.pid
@@ -178,7 +178,7 @@ def restart_router(home: Home) -> None:
 
 
 def restart_supervisor(home: Home) -> None:
-    """Replace the supervisor's program, and wait until the new one answers and has heard of the
+    """Replace the supervisor's program, and wait until the new one answers and knows the
     workers that were ready."""
     with ControlClient(home, LONG_ANSWER_S) as client:
         found = client.status()
@@ -214,8 +214,8 @@ def _wait_ready(
     def settled(now: ModelStatus) -> bool:
         if now.state is ModelState.READY:
             return now.pid != old_pid and context_length in (None, now.context_length)
-        # A model in BACKOFF or QUEUED goes on by itself. One that is COLD was given up, or somebody
-        # else unloaded it. One that is DRAINED was drained by somebody else.
+        # A model in BACKOFF or QUEUED continues by itself. One that is COLD was given up, or
+        # somebody else unloaded it. One that is DRAINED was drained by somebody else.
         return now.state in SETTLED
 
     found = _wait_for(home, model, settled)

@@ -48,7 +48,7 @@ _TERM_GRACE_S: Final = 12.0
 """How long routers and workers have to end after SIGTERM. It is longer than any of their graces."""
 
 _HUNG_S: Final = 10.0
-"""A supervisor that was told to stop and reports nothing for this long is ended."""
+"""A supervisor that was asked to stop and reports nothing for this long is ended."""
 
 _ROUNDS: Final = 5
 """A supervisor that was being started meanwhile is stopped in another one."""
@@ -89,8 +89,8 @@ def _who_starts_again(why: Unresponsive) -> str:
     if why.holder is None:
         return "Nobody starts it again before there is a supervisor: `lmx serve` or `start`"
     return (
-        "The supervisor starts it again when it goes on, or the one that replaces it: lmx's router "
-        "looks after one that stays silent"
+        "The supervisor starts it again when it continues, or the one that replaces it: lmx's "
+        "router replaces one that stays unresponsive"
     )
 
 

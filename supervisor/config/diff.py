@@ -1,5 +1,5 @@
-"""What differs between two configurations, what follows from it, and the sentences that tell it to
-people. This module is pure.
+"""What differs between two configurations, what follows from it, and the sentences that explain it
+to people. This module is pure.
 
 What a change of a key needs is declared at the key (:mod:`lmx.supervisor.config.needs`).
 """

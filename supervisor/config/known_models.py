@@ -35,6 +35,6 @@ def repository_of(name: str) -> str:
 
 
 def meant_instead(name: str) -> str:
-    """Return words about the short name that is most like a name that is none, or no words."""
+    """Return words about the short name that is most like an unknown name, or no words."""
     near = difflib.get_close_matches(name.lower(), KNOWN_MODELS, n=1)
     return f" (did you mean {near[0]}?)" if near and "/" not in name else ""

@@ -1,4 +1,4 @@
-"""What requests may bring along beside text, from where, and what decoding it may take."""
+"""What requests may bring along besides text, from where, and what decoding it may take."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ class MediaConfig(Section):
     more it is refused with a 413."""
     decode_memory_bytes: Annotated[_DecodeMemory, Needs.NEXT_WORKER] = ByteSize(1024**3)
     """The memory that decoding may take. A file that takes more is refused with a 413. It is
-    reserved for each loaded model that takes more than text, beside the model's own. Once the media
-    of prompts that are not read yet take as much (1 GiB at most), further ones wait."""
+    reserved for each loaded model that takes more than text, in addition to the model's own. Once
+    the media of prompts that are not read yet take as much (1 GiB at most), further ones wait."""
     decode_cpu_s: Annotated[_DecodeSeconds, Needs.NEXT_WORKER] = 30.0
     """The processor's time for one image, sound or video. One that takes more is refused with a
     400. An hour of MP3 takes 12 s, an image of 12 million pixels 0.1 s."""

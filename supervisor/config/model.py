@@ -163,7 +163,7 @@ class ModelConfig(Section):
     max_queue: Annotated[int, Needs.WORKER] = Field(256, ge=0, le=100_000)
     """How many requests may wait for a row. One more gets a 429."""
     max_queue_s: Annotated[Seconds, Needs.WORKER] = 300.0
-    """A request that has waited so long for its turn gets a 503: for the prompt before it to be
+    """A request that has waited this long for its turn gets a 503: for the prompt before it to be
     read, for images and sounds to be decoded, or for a row."""
     default_max_tokens: Annotated[int | None, Needs.WORKER] = Field(None, ge=1, examples=[1024])
     """The limit of an answer where a request names none. Without it, up to the context."""
@@ -178,13 +178,13 @@ class ModelConfig(Section):
     presence_penalty: Annotated[float | None, Needs.WORKER] = _parameter("presence_penalty")
     frequency_penalty: Annotated[float | None, Needs.WORKER] = _parameter("frequency_penalty")
     kind: Annotated[ModelKind | None, Needs.WORKER] = Field(None, examples=["chat"])
-    """What the model is for. Without it, what its files tell."""
+    """What the model is for. Without it, what its files say."""
     chat_template_kwargs: Annotated[dict[str, Any], Needs.WORKER] = Field(default_factory=dict)
     """Values for its chat template, where a request does not name them."""
     tool_parser: Annotated[str | None, Needs.WORKER] = Field(
         None, pattern=r"^[a-z0-9_]+$", examples=["json_tools"]
     )
-    """The form in which it calls tools, where its template does not tell. A name that is none makes
+    """The form in which it calls tools, where its template does not say. An unknown name makes
     loading fail with a list of them."""
     chat_template: Annotated[str | None, Needs.WORKER] = Field(
         None, min_length=1, examples=["/models/templates/qwen.jinja"]

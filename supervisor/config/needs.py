@@ -20,7 +20,7 @@ class Needs(Flag):
     """It takes effect as soon as the configuration is read again."""
     NEXT_WORKER = auto()
     """Workers that are started from now on have it. Deadlines stay as they were for those that
-    run: they also were told their beat interval at their start, and the two belong together."""
+    run: they also got their beat interval at their start, and the two belong together."""
     WORKER = auto()
     """The model is reloaded once its streams have ended."""
     ROUTER = auto()

@@ -20,7 +20,7 @@ _FORMS: Final = {
     "or a digit",
     "missing": "it is required",
 }
-"""The kinds of errors that pydantic tells in words of Python."""
+"""The kinds of errors that pydantic reports in words of Python."""
 
 
 def describe(

@@ -59,10 +59,10 @@ class ServerConfig(Section):
     allow_lan_without_key: Annotated[bool, Needs.NOTHING] = False
     """Whether others may reach lmx though no key protects the API."""
     allowed_hosts: Annotated[AllowedHosts, Needs.ROUTER] = ()
-    """Names that lmx answers under beside localhost, addresses and the machine's own names:
+    """Names that lmx answers under besides localhost, addresses and the machine's own names:
     `lmx.example.com`, `"*.example.com"`, or `"*"` for any."""
     cors_origins: Annotated[CorsOrigins, Needs.ROUTER] = ()
-    """Web pages and apps that may use lmx from a browser, beside its own:
+    """Web pages and apps that may use lmx from a browser, besides its own:
     `https://app.example.com`, `http://localhost:*`, `app://*`, or `"*"` for all."""
     body_limit_bytes: Annotated[Size, Needs.ROUTER] = ByteSize(32 * 1024**2)
     """A larger body of a request is refused with a 413. An image, a sound or a video in a body
@@ -106,7 +106,7 @@ class JobsConfig(Section):
 
 
 class MemoryConfig(Section):
-    """The memory that all workers share, and who gives way to whom."""
+    """The memory that all workers share, and which models are evicted."""
 
     budget_bytes: Annotated[Size | None, Needs.NOTHING] = Field(None, examples=["48GiB"])
     """All workers together may take so much, as far as `os_reserve_bytes` leaves it. Without it
@@ -138,8 +138,8 @@ class MemoryConfig(Section):
     min_residency_s: Annotated[SecondsFromZero, Needs.NOTHING] = 10.0
     """A model that was just loaded makes room for no other before this time."""
     fair_wait_s: Annotated[SecondsFromZero, Needs.NOTHING] = 30.0
-    """A model that waits for so long gets its turn though others are busy: one of them takes no new
-    request until its streams end."""
+    """A model that waits for this long gets its turn though others are busy: one of them takes no
+    new request until its streams end."""
 
     @model_validator(mode="after")
     def _lines_are_in_order(self) -> MemoryConfig:
@@ -151,8 +151,8 @@ class MemoryConfig(Section):
 
 
 class GroupConfig(Section):
-    """Models with a rule about what may be loaded beside them. A model is in one group at most;
-    models without a group are a group of their own, without a rule."""
+    """Models with a rule about what may be loaded together with them. A model is in one group at
+    most; models without a group are a group of their own, without a rule."""
 
     name: Name = Field(examples=["coders"])
     """The name of the group."""
@@ -173,27 +173,29 @@ class TimingConfig(Section):
     beat_interval_s: Annotated[Seconds, Needs.ROUTER_AND_NEXT_WORKER] = 1.0
     """Workers and the router say this often that they live."""
     beat_timeout_s: Annotated[Seconds, Needs.ROUTER_AND_NEXT_WORKER] = 15.0
-    """A process that says nothing for so long is killed. It is at least twice `beat_interval_s`."""
+    """A process that says nothing for this long is killed. It is at least twice
+    `beat_interval_s`."""
     stall_timeout_s: Annotated[Seconds, Needs.NEXT_WORKER] = 120.0
-    """A worker with requests, but without a token or a part of a prompt for so long, is killed."""
+    """A worker with requests, but without a token or a part of a prompt for this long, is
+    killed."""
     start_timeout_s: Annotated[Seconds, Needs.NEXT_WORKER] = 60.0
-    """A worker that says nothing for so long after its start is killed."""
+    """A worker that says nothing for this long after its start is killed."""
     load_stall_timeout_s: Annotated[Seconds, Needs.NEXT_WORKER] = 180.0
-    """A load that makes no progress for so long is ended."""
+    """A load that makes no progress for this long is ended."""
     render_timeout_s: Annotated[Seconds, Needs.NEXT_WORKER] = 10.0
-    """A request whose chat template takes so long to render is refused. Good templates take
+    """A request whose chat template takes this long to render is refused. Good templates take
     milliseconds, also for a whole context."""
     drain_timeout_s: Annotated[Seconds, Needs.NEXT_WORKER] = 60.0
-    """Streams may go on for so long when their model is unloaded."""
+    """Streams may continue for this long when their model is unloaded."""
     term_grace_s: Annotated[Seconds | None, Needs.NEXT_WORKER] = Field(None, examples=[30])
     """The time from SIGTERM to SIGKILL. Without it 5 seconds, and 20 on a Mac, where a worker that
     is killed may leave its memory wired until the Mac is started again."""
     abort_grace_s: Annotated[Seconds, Needs.NEXT_WORKER] = 3.0
     """The time from SIGQUIT, at which a hung process writes its stacks, to SIGKILL."""
     shutdown_grace_s: Annotated[Seconds, Needs.ROUTER] = 10.0
-    """Streams may go on for so long when lmx is stopped."""
+    """Streams may continue for this long when lmx is stopped."""
     orphan_grace_s: Annotated[Seconds, Needs.ROUTER_AND_NEXT_WORKER] = 300.0
-    """Workers and the router end when there was no supervisor for so long."""
+    """Workers and the router end when there was no supervisor for this long."""
 
     @model_validator(mode="after")
     def _beats_fit_timeout(self) -> TimingConfig:
@@ -214,7 +216,7 @@ class RestartConfig(Section):
     backoff_max_s: Annotated[Seconds, Needs.NOTHING] = 30.0
     """The longest time that is waited before a worker is started again."""
     stable_after_s: Annotated[Seconds, Needs.NOTHING] = 10.0
-    """A worker that was ready for so long has the shortest time to wait again."""
+    """A worker that was ready for this long has the shortest time to wait again."""
     max_failures: Annotated[int, Needs.NOTHING] = Field(3, ge=0, le=1000)
     """How many failures within `window_s` are retried. One more puts the model in quarantine, until
     `lmx reset MODEL` or `restart MODEL`."""
@@ -259,7 +261,7 @@ class Config(Section):
     """A name of the model that answers requests that name none, or an adapter's. Without it the
     first model does."""
     groups: Annotated[tuple[GroupConfig, ...], Needs.NOTHING] = ()
-    """Rules about which models are loaded beside which."""
+    """Rules about which models are loaded together."""
     models: tuple[ModelConfig, ...] = ()
     """The models that are served. Those that are new are loaded, those that are gone are unloaded
     after their streams; each key says what a change of it does."""

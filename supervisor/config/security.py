@@ -64,7 +64,7 @@ class SecurityConfig(Section):
 
     @property
     def metrics_key_text(self) -> str:
-        """The metrics key as it is sent; empty: there is none."""
+        """The metrics key as it is sent; empty if none is set."""
         return "" if self.metrics_key is None else self.metrics_key.get_secret_value()
 
     @field_validator("api_keys", mode="before", json_schema_input_type=list[str | ApiKeyConfig])

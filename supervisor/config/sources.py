@@ -143,7 +143,7 @@ def default_model_id(source: Source) -> str:
     """The id a model is served under when none is given.
 
     A hub repository keeps its name exactly. A folder and a file give their own name in lower
-    case, a file without the ending that tells its quantisation: 'Qwen3-0.6B-Q4_K_M.gguf' is
+    case, a file without the ending that names its quantisation: 'Qwen3-0.6B-Q4_K_M.gguf' is
     'qwen3-0.6b'. Raises `SourceError` when no name is left, as for '/' or '..'.
     """
     match source:

@@ -17,7 +17,7 @@ log = structlog.get_logger()
 
 Handler = Callable[[Any, Requester, float], Any]
 """``handler(question, asker, now_s)`` returns the reply, or a coroutine that returns it while
-the supervisor goes on. If it returns None, another part replies, which was given the asker. An
+the supervisor continues. If it returns None, another part replies, which was given the asker. An
 :class:`LmxError` of the handler or its coroutine becomes ``Denied``."""
 
 

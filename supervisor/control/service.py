@@ -130,7 +130,7 @@ class ServiceCommands:
             if pid is not None and not self._guard.has_router(pid):
                 raise OperationError(
                     ErrorCode.INTERNAL,
-                    "the new router ended at its start, so the old one goes on: see "
+                    "the new router ended at its start, so the old one still serves: see "
                     "`lmx logs --router`",
                 )
             await asyncio.sleep(_POLL_S)
@@ -152,7 +152,7 @@ class ServiceCommands:
 
     def _refuse_while_changing(self) -> None:
         """Refuse while models end or a router is being replaced. A new supervisor would not know
-        why the models end and would start them again, and it would go on with the old router."""
+        why the models end and would start them again, and it would continue with the old router."""
         self._refuse_while_stopping()
         if self._guard.successor is not None:
             raise UnavailableError(

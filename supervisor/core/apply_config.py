@@ -1,5 +1,5 @@
-"""Applies a changed configuration to the slots: it adds slots, removes some, and makes others load
-anew."""
+"""Applies a changed configuration to the slots: it adds slots, removes some, and makes others
+reload."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The supervisor's single writer: every fact comes in here, and every decision goes out from here.
 
-It has one thread and no awaits. Each method handles one event completely, and then decides anew
+It has one thread and no awaits. Each method handles one event completely, and then decides again
 which models start and which are evicted (:mod:`lmx.supervisor.decisions.placement`). What touches
 the world (processes, sockets, files) is behind :class:`lmx.supervisor.core.actions.Actions`, so
 that all of the core runs in tests without any of it."""
@@ -97,7 +97,7 @@ class Core:
         return self._store.stopping
 
     def begin_stopping(self) -> None:
-        """Start nothing from here on. What runs goes on until :meth:`stop_workers`."""
+        """Start nothing from here on. What runs continues until :meth:`stop_workers`."""
         self._store.stopping = True
 
     @property
@@ -122,7 +122,8 @@ class Core:
 
     def withdraw(self, name: str, identity: bytes, now_s: float) -> None:
         """Forget the questions of a router whose requests for a model have all left, so that
-        nothing is evicted for them any more. What has begun (a fetch, a load, a drain) goes on."""
+        nothing is evicted for them any more. What has begun (a fetch, a load, a drain)
+        continues."""
         model_id = self._names.get(name, name)
         if model_id in self.slots:
             self._take(model_id, events.Withdrawn(identity), now_s)
@@ -306,7 +307,7 @@ class Core:
         self._placer.place(now_s)
 
     def files_changed(self, model_id: str) -> None:
-        """Take the news that a model's files have arrived or were deleted. They are read anew, and
+        """Take the news that a model's files have arrived or were deleted. They are read again, and
         the model's next load begins with its fetch."""
         slot = self.slots.get(model_id)
         if slot is None:

@@ -133,7 +133,7 @@ class Placer:
         ]
         if conflicting:
             names = ", ".join(conflicting)
-            reasons.append(f"by its group's rules it can't be loaded beside {names}")
+            reasons.append(f"by its group's rules it can't be loaded together with {names}")
         if need_bytes > free_bytes or not conflicting:
             reasons.append(f"needs {format_bytes(need_bytes)}, {format_bytes(free_bytes)} are free")
         detail = f"{' and '.join(reasons)}; number {place} in the queue"

@@ -113,7 +113,7 @@ class Slot:
 
     @property
     def failed(self) -> bool:
-        """Whether that problem is one that somebody has to mend. A lack of memory may pass."""
+        """Whether that problem is one that somebody has to fix. A lack of memory may pass."""
         life = self.life.problem
         return self.problem is not None and (life is None or life.code not in _MAY_PASS)
 
@@ -140,7 +140,7 @@ class Slot:
         for (adapter_id, source), path in zip_longest(self.model.adapters.items(), paths):
             problem = self.files.unfetched.get(source)
             if path is None and problem is None:
-                problem = f"{source} is not on this machine: load the model anew"
+                problem = f"{source} is not on this machine: reload the model"
             specs.append(AdapterSpec(adapter_id, path or "", problem))
         return tuple(specs)
 

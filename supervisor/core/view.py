@@ -52,7 +52,7 @@ def model_view(slot: Slot, position: int | None, started_s: int, now_s: float) -
 
 def adapter_views(slot: Slot, base: ModelView) -> tuple[ModelView, ...]:
     """Return a model's adapters as routers see them: models that the worker of ``base`` answers
-    for. The memory is that of ``base``, and is told of that one alone."""
+    for. The memory is that of ``base``, and is reported for that one alone."""
     return tuple(
         replace(
             base,

@@ -37,12 +37,12 @@ def exit_cause(
     if out_of_memory and status in (None, -signal.SIGKILL):
         return ExitCause.OUT_OF_MEMORY, (
             "the system killed the worker process because memory ran out; it held "
-            f"{format_bytes(worker.figures.memory_bytes)} when it last told: {_ADVICE}"
+            f"{format_bytes(worker.figures.memory_bytes)} at its last heartbeat: {_ADVICE}"
         )
     if status == WorkerExit.OUT_OF_MEMORY:
         return ExitCause.OUT_OF_MEMORY, (
             "the engine could not get the memory that it needed; the worker held "
-            f"{format_bytes(worker.figures.memory_bytes)} when it last told: {_ADVICE}"
+            f"{format_bytes(worker.figures.memory_bytes)} at its last heartbeat: {_ADVICE}"
         )
     if status == WorkerExit.HOST:
         return ExitCause.HOST, HOST_FAULT
@@ -73,7 +73,7 @@ def router_end(status: int | None) -> str:
 
 def _died_while_draining(worker: Worker, status: int | None) -> bool:
     """Return whether a draining worker crashed. No signal is sent to a worker while it drains, so
-    that an end that is not clean is its own fault, and its streams must hear that."""
+    that an end that is not clean is its own fault, and its streams must get that reason."""
     return worker.state is WorkerState.DRAINING and status not in (None, 0)
 
 

@@ -95,7 +95,7 @@ class Ledger:
         """Correct a reservation upwards by what was measured while it works.
 
         It is never corrected downwards: the reservation has room for KV caches that are not full
-        yet, and the worker was told that it may use it. An unknown instance is a bug.
+        yet, and the worker may use it. An unknown instance is a bug.
         """
         self._reserved[instance] = max(self._reserved[instance], measured_bytes)
 
@@ -133,7 +133,7 @@ _USUAL_FRACTION: Final = 0.75
 _GIB: Final = 1024**3
 
 _GPU_SLACK_BYTES: Final = _GIB
-"""What is left to the GPU for the screen and for what it computes besides."""
+"""What is left to the GPU for the screen and for what it also computes."""
 
 _SMALL_MAC_BYTES: Final = 24 * _GIB
 _SMALL_MAC_RESERVE_BYTES: Final = 4 * _GIB

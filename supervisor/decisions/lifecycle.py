@@ -205,8 +205,8 @@ def _working_beat(worker: Worker, event: control.WorkerBeat, now_s: float) -> _R
 
 
 def _ready_beat(worker: Worker, event: control.WorkerBeat, now_s: float) -> _Result:
-    """Take a heartbeat of a READY worker. A worker that drains without being asked has heard no
-    supervisor for too long, and does not come back from that."""
+    """Take a heartbeat of a READY worker. A worker that drains without being asked has received
+    nothing from a supervisor for too long, and does not come back from that."""
     after, effects = _working_beat(worker, event, now_s)
     if after.state is _S.READY and event.state is WorkerState.DRAINING:
         after = _with(
@@ -214,7 +214,7 @@ def _ready_beat(worker: Worker, event: control.WorkerBeat, now_s: float) -> _Res
             state=_S.DRAINING,
             deadline_s=None,
             cause=ExitCause.UNLOADED,
-            detail="it had heard no supervisor for too long, and ends after its requests",
+            detail="no supervisor answered it for too long: it ends after its requests",
         )
     return after, effects
 
@@ -291,7 +291,7 @@ def _kill_stopping(worker: Worker, event: KillRequested | Tick, now_s: float) ->
 
 def _hung(worker: Worker, now_s: float, detail: str) -> _Result:
     """Let a hung worker write its stacks. Then it gets SIGTERM, by which one whose event loop lives
-    tells its clients, and SIGKILL when the grace is over."""
+    notifies its clients, and SIGKILL when the grace is over."""
     worker = _with(worker, kill_at_s=now_s + worker.limits.abort_grace_s)
     return _stopping(worker, STACKS, WRITTEN_S, now_s, ExitCause.HANG, detail)
 
@@ -368,7 +368,7 @@ def _check_beat(worker: Worker, now_s: float) -> _Result:
 
 def _forgive(worker: Worker, event: Tick) -> Worker:
     """Return the worker with its deadlines moved by the time in which the supervisor was not
-    running (SIGSTOP, an overloaded machine) and could hear nobody. Those by which a hang is
+    running (SIGSTOP, an overloaded machine) and could receive nothing. Those by which a hang is
     recognized also move by the time in which the worker waited for a processor."""
     lost_s = max(event.paused_s, event.waited_s)
     if lost_s == 0.0:

@@ -56,8 +56,8 @@ def infeasible_reason(one: Waiting, scene: PlacementView) -> str | None:
     for resident in pinned:
         if scene.groups.conflict(one.model_id, resident.model_id):
             return (
-                f"{one.model_id} can't be loaded beside {resident.model_id}, which is pinned, by "
-                f"the rules of their groups: run `lmx unpin {resident.model_id}`, or "
+                f"{one.model_id} can't be loaded together with {resident.model_id}, which is "
+                f"pinned, by the rules of their groups: run `lmx unpin {resident.model_id}`, or "
                 "unload it"
             )
     held_bytes = sum(resident.held_bytes for resident in pinned)

@@ -23,7 +23,7 @@ CALM_S: Final = 3.0
 """A level is left only after the memory was below that for this long without a break."""
 
 SETTLE_S: Final = 1.0
-"""The time from HARD, or from a worker's end, to the first request that gives way. A peak may
+"""The time from HARD, or from a worker's end, to the first request that is preempted. A peak may
 pass meanwhile, and freed memory takes a moment to be counted."""
 
 EVICT_S: Final = 3.0
@@ -110,7 +110,7 @@ class GuardState:
 
 @dataclass(frozen=True, slots=True)
 class SetLevel:
-    """Another level holds: tell the core and every worker."""
+    """Another level holds: notify the core and every worker."""
 
     level: MemoryPressure
 
@@ -121,7 +121,7 @@ class SetLevel:
 @dataclass(frozen=True, slots=True)
 class Ask:
     """Ask this worker to take one request out of its memory, the newest of the largest. The
-    request goes on later where it can, and fails where it can't."""
+    request continues later where it can, and fails where it can't."""
 
     instance: str
 

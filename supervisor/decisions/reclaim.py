@@ -25,7 +25,7 @@ DEADLINE_S: Final = 5.0
 pages of a large process."""
 
 _DEADLINE_STEP_BYTES: Final = 50 * 1024**3
-"""For each so many bytes it may take a second longer: 373 GB took a Mac up to 4.1 s."""
+"""It may take a second longer for each of these steps: 373 GB took a Mac up to 4.1 s."""
 
 
 @dataclass(frozen=True, slots=True)

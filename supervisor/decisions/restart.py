@@ -37,7 +37,7 @@ class RestartPolicy:
     """The longest wait of all."""
 
     stable_after_s: float
-    """The backoff starts anew for a model that was ready for this long."""
+    """The backoff restarts for a model that was ready for this long."""
 
     max_failures: int
     """How many failures within ``window_s`` are still retried. One more leads to quarantine."""
@@ -46,7 +46,7 @@ class RestartPolicy:
 
 
 MOST_LOSSES: Final = 2
-"""After so many workers in a row whose memory did not come back, no further one is started: wired
+"""After this many workers in a row whose memory did not come back, no further one is started: wired
 memory that macOS keeps is gone until the machine is restarted, and each start would lose as much
 again. One server was restarted 233 times so."""
 
@@ -112,7 +112,7 @@ def after_exit(
     [0, 1).
 
     ``was_ready_for_s`` is how long the model had been ready. If that is ``stable_after_s`` or more,
-    the backoff starts anew, but failures within the window still count for quarantine.
+    the backoff restarts, but failures within the window still count for quarantine.
     ``permanent`` means that each try fails, so that the first failure leads to quarantine.
     """
     if was_ready_for_s >= policy.stable_after_s:

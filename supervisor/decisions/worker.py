@@ -104,7 +104,7 @@ class Worker:
     """When it was asked to end."""
 
     kill_at_s: float | None = None
-    """When it is killed if it does not end by itself: of a hung one that was told to write its
+    """When it is killed if it does not end by itself: of a hung one that was signalled to write its
     stacks, and not yet to end. None for all others."""
 
     kills: int = 0
@@ -133,7 +133,7 @@ class Worker:
         return self.rows + self.queued > 0
 
 
-# Events beside the messages a worker sends.
+# Events other than the messages that a worker sends.
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,7 @@ class Stuck:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The worker is gone: release its bytes, tell its clients, and decide whether to start it
+    """The worker is gone: release its bytes, notify its clients, and decide whether to start it
     again."""
 
     cause: ExitCause

@@ -23,7 +23,7 @@ _BYTES_PER_WEIGHT: dict[Form, float] = {
 
 @dataclass(frozen=True, slots=True)
 class GgufFacts:
-    """What the header of a GGUF file tells."""
+    """What the header of a GGUF file says."""
 
     source_bytes: int
     weight_count: int

@@ -1,7 +1,7 @@
-"""Downloads one file of a repository so that the next try goes on where this one stopped, and
+"""Downloads one file of a repository so that the next try resumes where this one stopped, and
 compares it with the hash that the hub names.
 
-The hub client itself begins a file anew in each process, and does not look at its hash. A complete
+The hub client itself begins a file again in each process, and does not look at its hash. A complete
 file is put where the client keeps it, so that the client then finds it there. This module runs only
 inside the fetch program.
 """
@@ -123,8 +123,8 @@ class _Part:
         return self.size_bytes
 
     def seek(self, offset: int) -> int:
-        """Go back to the start, as the client does when a server sends a file anew. Nothing else is
-        supported."""
+        """Go back to the start, as the client does when a server sends a file again. Nothing else
+        is supported."""
         assert offset == 0
         self.restart()
         return 0
@@ -161,8 +161,8 @@ def part_of(blob: Path) -> Path:
 def fetch_file(
     url: str, file: HubFile, blob: Path, lock: Path, advanced: Callable[[int], None]
 ) -> None:
-    """Download a file to ``blob``, after what came of it earlier. ``advanced(bytes)`` is told of
-    each piece, of that earlier part too, and less than 0 where one is thrown away.
+    """Download a file to ``blob``, after what came of it earlier. ``advanced(bytes)`` is called
+    with each piece, of that earlier part too, and less than 0 where one is thrown away.
 
     Another process that downloads the same file is waited for. Raises what the hub client does,
     and ``OperationError`` when what comes is not what the hub says, however often.
@@ -194,7 +194,7 @@ def fetch_file(
 
 
 def _get(url: str, part: _Part, file: HubFile) -> None:
-    """Let the client write what is missing. It goes on by itself when a connection breaks off."""
+    """Let the client write what is missing. It continues by itself when a connection breaks off."""
     try:
         http_get(
             url,

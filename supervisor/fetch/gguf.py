@@ -170,7 +170,7 @@ def _progress_class(report: Report, name: str) -> type[Any]:
 
 
 def _audited(report: Report, total: int) -> Callable[..., Any]:
-    """Stand in for the function that decodes a tensor anew for the comparison, and count."""
+    """Stand in for the function that decodes a tensor again for the comparison, and count."""
     done = 0
 
     @wraps(_REFERENCE_TENSOR)
@@ -341,7 +341,7 @@ def _known_facts(source: Path, models_dir: Path, path_hash: str) -> GgufFacts | 
             if found.items() >= _stamp_of(source, facts, found["form"]).items():
                 return facts
         except (OSError, ValueError, KeyError, AttributeError):
-            # Not a stamp that this version wrote, or no such file: the reader will tell.
+            # Not a stamp that this version wrote, or no such file: the reader will report it.
             continue
     return None
 

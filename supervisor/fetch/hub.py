@@ -35,7 +35,7 @@ from lmx.supervisor.fetch.progress import Counted, Report, gb
 from lmx.supervisor.memory.files import has_tokenizer, missing_part, part_names, promised
 
 # What an MLX model consists of. Never *.py (code), *.bin and *.pt (pickles) or *.gguf. The model
-# card may be all that tells an embedding model from a chat model.
+# card may be all that distinguishes an embedding model from a chat model.
 ALLOWED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "README.md")
 ADAPTER = ("adapter_config.json", "adapters.safetensors", "adapter_model.safetensors")
 """What an adapter consists of. Whatever else its repository has, such as a merged model or what a
@@ -240,7 +240,7 @@ def _fetch_missing(repo_id: str, commit: str, files: list[HubFile], report: Repo
     missing = [file for file in files if not (blobs / file.digest).exists()]
     total_bytes = sum(file.size_bytes for file in files)
     missing_bytes = sum(file.size_bytes for file in missing)
-    # This comes first, because a client hears with the first report that its download has begun.
+    # This comes first, because a client learns from the first report that its download has begun.
     _check_disk(repo_id, missing_bytes - sum(_part_bytes(blobs / file.digest) for file in missing))
     counted = Counted(report, repo_id, total_bytes, total_bytes - missing_bytes)
     # Beyond this size the hub answers its own protocol alone, which the client speaks.
@@ -330,7 +330,7 @@ def _refuse_not_whole(folder: Path, repo_id: str, adapter: bool) -> None:
 def _cached(
     repo_id: str, revision: str | None, filename: str | None, adapter: bool, error: Exception
 ) -> Path:
-    """Return the complete snapshot in the cache when the hub can't be asked. If there is none,
+    """Return the complete snapshot in the cache when the hub can't be asked. Without one,
     raise why the hub can't be asked."""
     try:
         if filename is not None:

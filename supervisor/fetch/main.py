@@ -15,7 +15,7 @@ With `--look` nothing is made: of a repository the one line is `{"look": {"total
 It is a program of its own so that the supervisor never loads the hub client or the converter,
 and so that a fetch can be stopped at any point: SIGTERM, or the parent's death, ends it within
 seconds and leaves nothing half made in the models folder. What the hub client has downloaded of
-a file stays in its cache, where the next fetch goes on from it.
+a file stays in its cache, where the next fetch continues from it.
 """
 
 import argparse
@@ -200,7 +200,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         "--longest-wait-s",
         type=float,
         default=LONGEST_WAIT_S,
-        help="of a hub that takes no more requests for now: for so long it is waited for",
+        help="of a hub that takes no more requests for now: for this long it is waited for",
     )
     parser.add_argument("--look", action="store_true", help="say how large it is, and end")
     parser.add_argument("--models-dir", required=True, type=Path, help="where conversions go")

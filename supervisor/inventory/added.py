@@ -105,7 +105,7 @@ def shadowed(config: Config, added: Mapping[str, AddedModelConfig]) -> tuple[str
 
 
 class AddedModels:
-    """The owner of the added models, in memory and in their file. The settings have them beside
+    """The owner of the added models, in memory and in their file. The settings have them next to
     the models of the configuration file.
 
     ``models`` are those of the file, which are in force already. ``inspect`` reads a model's files.

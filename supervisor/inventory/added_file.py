@@ -27,8 +27,8 @@ class AddedFile:
     def load(self) -> dict[str, AddedModelConfig]:
         """Return the added models by id, none if there is no file.
 
-        If some models in the file can't be read, the file is set aside, people are told, and the
-        models that can be read are written anew. lmx starts in any case."""
+        If some models in the file can't be read, the file is set aside, people are notified, and
+        the models that can be read are written again. lmx starts in any case."""
         models, broken = self._file.load() or ({}, [])
         if broken:
             self._file.quarantine_file(f"has models that can't be served ({', '.join(broken)})")

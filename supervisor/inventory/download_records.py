@@ -24,7 +24,7 @@ log = structlog.get_logger()
 
 KEPT: Final = 200
 UNFINISHED: Final = frozenset({DownloadStatus.STARTING, DownloadStatus.DOWNLOADING})
-RESUME_HINT: Final = "ask for it again, and it goes on where it stopped"
+RESUME_HINT: Final = "ask for it again, and it resumes where it stopped"
 _ID_BYTES: Final = 6
 
 
@@ -49,7 +49,7 @@ class Download:
     path: str | None = None
     """The folder or file that was downloaded, once the download is COMPLETED."""
     goes_on: bool = False
-    """Whether the supervisor has put a new program in its place that must go on with it."""
+    """Whether the supervisor has put a new program in its place that must continue with it."""
 
     @property
     def key(self) -> tuple[str, str, str | None]:
@@ -58,7 +58,7 @@ class Download:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The arguments with which the fetch program fetches this, beside the repository."""
+        """The arguments with which the fetch program fetches this, besides the repository."""
         revision = () if self.revision is None else (f"--revision={self.revision}",)
         filename = () if self.filename is None else (f"--filename={self.filename}",)
         return (*revision, *filename)

@@ -1,5 +1,5 @@
-"""The downloads that somebody asked for. Each has an id, runs in a process of its own, and goes on
-where it stopped when it is asked for again.
+"""The downloads that somebody asked for. Each has an id, runs in a process of its own, and
+continues where it stopped when it is asked for again.
 
 :func:`note_bytes` and :func:`bytes_per_s` compute the speed over the last seconds.
 """
@@ -40,7 +40,7 @@ WINDOW_S: Final = 5.0
 
 def note_bytes(samples: deque[tuple[float, int]], now_s: float, done_bytes: int) -> None:
     """Add a sample: how much is there now. Samples that are older than the window are dropped,
-    except the last of them. When a download begins a file anew, its bytes become fewer, and its
+    except the last of them. When a download begins a file again, its bytes become fewer, and its
     speed counts from there."""
     if samples and done_bytes < samples[-1][1]:
         samples.clear()
@@ -63,7 +63,7 @@ log = structlog.get_logger()
 AT_ONCE: Final = 4
 MOST_UNFINISHED: Final = 64
 _SIZE_S: Final = 10.0
-"""How long a client that starts a download waits to hear its size. Time in which lmx's processes
+"""How long a client that starts a download waits for its size. Time in which lmx's processes
 wait for a processor does not count."""
 
 _LONGEST_SIZE_S: Final = 50.0
@@ -71,7 +71,7 @@ _LONGEST_SIZE_S: Final = 50.0
 
 _HUB_WAIT_S: Final = 2.0
 """When the hub refuses requests (429), the download waits no longer than this, three times. Then it
-fails, so that the client, which still waits for its start, hears the time that the hub named."""
+fails, so that the client, which still waits for its start, gets the time that the hub named."""
 
 _SAVE_INTERVAL_S: Final = 1.0
 """The progress of a download is written this often. A supervisor that is killed loses no more."""
@@ -120,9 +120,10 @@ class Downloads:
                 self._begin(download)
 
     async def start(self, question: StartDownload) -> DownloadView:
-        """Begin a download, or go on with it. Returns it when its size is known, when it has ended,
-        or when ten seconds are over. Raises :class:`LmxError`: INVALID_VALUE with its ``param``,
-        QUEUE_FULL, SHUTTING_DOWN, MODEL_UNLOADED while the repository's files are deleted."""
+        """Begin a download, or continue with it. Returns it when its size is known, when it has
+        ended, or when ten seconds are over. Raises :class:`LmxError`: INVALID_VALUE with its
+        ``param``, QUEUE_FULL, SHUTTING_DOWN, MODEL_UNLOADED while the repository's files are
+        deleted."""
         wanted = requested_download(question)
         self._refuse_deleted(wanted.repo_id)
         download = self._latest(wanted.key)
@@ -201,7 +202,8 @@ class Downloads:
 
     async def close(self, *, resume: bool) -> None:
         """End all downloads and the fetches of loads, and wait until their processes are gone.
-        ``resume`` means that the next program of this supervisor will go on with the downloads."""
+        ``resume`` means that the next program of this supervisor will continue with the
+        downloads."""
         self._closing = True
         for download in self._all.values():
             if download.unfinished:

@@ -154,7 +154,7 @@ def _read(found: Inspection, home: Home) -> Inspection:
     found = _with_adapters(replace(found, facts=facts, files=files), home)
     if question.engine == MLX_ENGINE and not weight_files(folder, kind):
         # Other engines say at the load what they lack.
-        what = "a model's folder has *.safetensors beside config.json"
+        what = "a model's folder has *.safetensors next to config.json"
         return replace(found, problem=shown(f"no weights found in {folder}: {what}"))
     if question.draft is None:
         return found
@@ -263,7 +263,7 @@ def _revision(folder: Path, shards: list[Path]) -> str:
     files = [(file.name, file.stat()) for file in shards]
     if folder.parent.name == "snapshots":
         # The folder is in the hub's cache. Its name is the revision, and it holds links, whose
-        # files another download may have made anew.
+        # files another download may have made again.
         parts = [folder.name, config, [(name, stat.st_size) for name, stat in files]]
     else:
         sizes = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]

@@ -101,7 +101,7 @@ class Inspection:
 
     question: Question
     path: str | None = None
-    """The model's folder. None: there is none on this machine."""
+    """The model's folder. None: it is not on this machine."""
 
     missing: str | None = None
     """What a fetched folder still lacks. Nothing else is read then."""

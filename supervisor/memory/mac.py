@@ -86,7 +86,7 @@ def mac_pages(found: VmStatistics64) -> MacPages:
 
 
 def kernel_pressure(number: int | None) -> KernelPressure | None:
-    """Return the kernel's level of memory pressure; None: it told none that is known."""
+    """Return the kernel's level of memory pressure; None: it reported no known level."""
     return KernelPressure(number) if number in set(KernelPressure) else None
 
 

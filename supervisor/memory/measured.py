@@ -35,7 +35,7 @@ class Measured:
     """Measurements by settings key (:mod:`lmx.supervisor.memory.plan`), in a file.
 
     A file that can't be read is set aside. When the file can't be written, the log says so, and
-    the estimates go on without it. The supervisor is the only writer and calls ``load``; other
+    the estimates continue without it. The supervisor is the only writer and calls ``load``; other
     processes call ``peek``.
     """
 
@@ -58,7 +58,7 @@ class Measured:
         return measured
 
     def lookup(self, key: str) -> Measurement | None:
-        """Return the measurement for a key, None if there is none."""
+        """Return the measurement for a key, or None."""
         return self._entries.get(key)
 
     def record(self, key: str, static_bytes: int, peak_bytes: int) -> None:

@@ -65,7 +65,7 @@ holds some thousand tokens of a small model."""
 
 _MOST_PREFIX_BYTES: Final = 2 * 1024**3
 """The largest prefix cache by default. Beyond it there is the disk, because reading from it is
-faster than computing anew."""
+faster than computing again."""
 
 _PREFIX_SHARE: Final = 4
 """By default the prefix cache is at most one part in this many of all that the worker can get."""
@@ -74,7 +74,7 @@ _LEAST_KV_TOKENS: Final = 4096
 """The KV cache has room for at least this many tokens, so that short contexts are batched too."""
 
 _USUAL_CONTEXT_TOKENS: Final = 32_768
-"""A context that is not configured is at most so long as long as memory is short: every model would
+"""A context that is not configured is at most this long while memory is short: every model would
 reserve gigabytes for more."""
 
 _LONG_CONTEXT_SHARE: Final = 2

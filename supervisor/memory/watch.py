@@ -248,7 +248,7 @@ class MemoryWatch:
                 self._events.note(
                     "memory.pressure",
                     worker.model_id,
-                    "memory is short: its largest newest request gives way",
+                    "memory is short: its newest large request gives its memory back",
                     level=MemoryPressure.HARD.value,
                 )
                 self._reported[instance] = MemoryPressure.HARD
@@ -264,9 +264,9 @@ class MemoryWatch:
                 )
 
     def _notify_workers(self, workers: list[Worker]) -> None:
-        """Tell each worker once about a level. HARD is told only to the workers that must act on
-        it. An adopted worker is told in any case, because the supervisor before this one may have
-        told it any level."""
+        """Notify each worker once of a level. HARD is sent only to the workers that must act on
+        it. An adopted worker is notified in any case, because the supervisor before this one may
+        have sent it any level."""
         calm = self.pressure is MemoryPressure.NONE
         level = MemoryPressure.NONE if calm else MemoryPressure.SOFT
         for worker in workers:
@@ -342,7 +342,7 @@ class MemoryWatch:
             if footprint is not None:
                 held = self._held.setdefault(instance, deque(maxlen=_SAMPLES))
                 held.append(footprint.held_bytes)
-        if None not in footprints.values():  # One is gone, and its end not told yet.
+        if None not in footprints.values():  # One is gone, and its end not reported yet.
             self._balances.append(balance)
 
     def _usual_balance(self) -> Balance:

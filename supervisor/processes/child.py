@@ -115,7 +115,7 @@ def signal_group(pid: int, number: int) -> bool:
 
     :data:`~lmx.protocol.host.stacks.STACKS` goes to the process alone, because what it has started
     would end by it. It and SIGTERM are followed by SIGCONT, because a process that was stopped
-    (SIGSTOP) reacts to a signal only when it goes on.
+    (SIGSTOP) reacts to a signal only when it continues.
     """
     try:
         if number == STACKS:

@@ -59,7 +59,7 @@ class ExitWatch:
             self._loop.add_reader(descriptor, self._pidfd_ready, descriptor, ended)
 
     def close(self) -> None:
-        """Stop watching all processes. They go on."""
+        """Stop watching all processes. They continue."""
         for descriptor in self._descriptors:
             self._loop.remove_reader(descriptor)
             os.close(descriptor)
@@ -188,7 +188,7 @@ class _ProcessQueue:
         watched = self._watched[pid]
         watched.popleft()()
         if watched:
-            # The queue has reported the first process. Whether the next one lives is asked anew.
+            # The queue has reported the first process. Whether the next one lives is asked again.
             self._register(pid)
         else:
             del self._watched[pid]

@@ -106,7 +106,7 @@ class FetchProgram:
 async def _read(
     source: str, process: asyncio.subprocess.Process, advanced: Callable[[dict[str, Any]], None]
 ) -> Path | LmxError | None:
-    """Return the outcome, None if there was none. Raises ``TimeoutError`` on a stall."""
+    """Return the outcome, or None. Raises ``TimeoutError`` on a stall."""
     assert process.stdout is not None
     outcome: Path | LmxError | None = None
     while True:
@@ -166,7 +166,7 @@ def look_now(home: Home, source: str, options: Sequence[str]) -> Look | None:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """One run of the fetch program, and the functions that hear of it. A run that was stopped calls
+    """One run of the fetch program, and the functions that it calls. A run that was stopped calls
     none of them any more."""
 
     source: str

@@ -2,7 +2,7 @@
 
 :class:`Handover` is what the old program leaves to the new one. :class:`Invocation` says how this
 supervisor was started: enough to read its configuration again, and to put another program in its
-place that goes on where it stopped.
+place that resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Handover:
 
 
 def leave(core: Core, lock_fd: int, listener: socket.socket | None) -> Handover:
-    """Return what the next program goes on with. The listening socket gets a descriptor of its own,
-    which stays open when ``listener`` is closed."""
+    """Return what the next program continues with. The listening socket gets a descriptor of its
+    own, which stays open when ``listener`` is closed."""
     slots = core.slots.values()
     return Handover(
         lock_fd,
@@ -126,13 +126,13 @@ class Invocation:
     """Whether `start` started it, so that no terminal and no service manager looks after it."""
 
     find_config: Callable[[], Path | None] = lambda: None
-    """Return the file that is read, wherever it was named. None: there is none."""
+    """Return the file that is read, wherever it was named, or None."""
 
     successor: Successor | None = None
     """None unless it was started because the supervisor before it had died or was ended."""
 
     def arguments(self, handover: Handover) -> list[str]:
-        """Return the command line of the program that goes on from ``handover``."""
+        """Return the command line of the program that continues from ``handover``."""
         return [*_program(), "up", *self._config_option(), *self._options(), *handover.options]
 
     def rescue(self, silence_s: float, environment: Mapping[str, str]) -> RescueSpec:
@@ -182,7 +182,7 @@ class Invocation:
         if check.returncode != 0:
             raise OperationError(
                 ErrorCode.CONFIG_INVALID,
-                "the installed lmx can't start, so this one goes on: "
+                "the installed lmx can't start, so this one continues: "
                 + output.decode("utf-8", "replace").strip()[-2000:],
             )
 

@@ -73,8 +73,9 @@ class _ReaderLostError(InspectionError):
 
 
 class Inspector:
-    """Asks readers: up to four at a time, beside those that are slow. A reader that has answered is
-    kept for a minute for the next question. All runs on one event loop, and nothing blocks it."""
+    """Asks readers: up to four at a time, not counting those that are slow. A reader that has
+    answered is kept for a minute for the next question. All runs on one event loop, and nothing
+    blocks it."""
 
     def __init__(self, home: Home, answer_s: float = _ANSWER_S) -> None:
         self._home = home

@@ -26,7 +26,7 @@ Exited = Callable[[int, int | None], None]
 
 class Launcher:
     """Starts processes so that there is never one that nobody watches. It owns no state. ``notify``
-    tells people what is not as it should be."""
+    reports to people what is not as it should be."""
 
     def __init__(self, home: Home, exits: ExitWatch, notify: Callable[[str], None]) -> None:
         self._home = home

@@ -15,7 +15,7 @@ _LOOK_S: Final = 1.0
 
 async def done_within(work: asyncio.Future[Any], limit_s: float, most_s: float, pid: int) -> bool:
     """Return whether ``work`` is done within ``limit_s``, in which the process ``pid`` and those
-    that it has started could run, and within ``most_s`` by the clock. If not, it goes on."""
+    that it has started could run, and within ``most_s`` by the clock. If not, it continues."""
     began_s = time.monotonic()
     deadline_s, last_s = began_s + limit_s, began_s + most_s
     wait = ProcessorWait(pid, partial(observe, descendants=True))

@@ -19,7 +19,7 @@ log = structlog.get_logger()
 _CAFFEINATE: Final = "/usr/bin/caffeinate"
 
 LINGER_S: Final = 60.0
-"""A Mac stays awake for so long after its last request. An agent takes its time between two."""
+"""A Mac stays awake for this long after its last request. An agent takes its time between two."""
 
 _AGAIN_S: Final = 60.0
 """A program that could not be started, or has ended by itself, is started again after this time."""

@@ -36,7 +36,7 @@ class Unresponsive:
     """The supervisor does not answer."""
 
     holder: psutil.Process | None
-    """The supervisor's process; None if there is none."""
+    """The supervisor's process, or None."""
 
     @property
     def words(self) -> str:
@@ -82,7 +82,7 @@ def _cpu_s(process: psutil.Process | None) -> float:
 
 
 def supervisor_process(home: Home) -> psutil.Process | None:
-    """Return the process that holds the home's lock, None if there is none. It is recognized by the
+    """Return the process that holds the home's lock, or None. It is recognized by the
     lock file that it has open, because its pid alone may belong to another process by now."""
     if not supervisor_runs(home):
         return None

@@ -13,7 +13,7 @@ class RouterCounts:
     """Keeps the last report of each router that runs, and the sum of those that have ended.
 
     A router that is killed loses what it counted since its last report. When this supervisor dies,
-    the next one hears all counts from the routers, except those of a router that ended in between.
+    the next one gets all counts from the routers, except those of a router that ended in between.
     ``is_router`` returns whether a pid belongs to a router that runs. ``since_s`` is Unix time.
     """
 

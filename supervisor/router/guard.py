@@ -35,7 +35,7 @@ _POLICY: Final = restart.RestartPolicy(
 _BIND_AGAIN_S: Final = 0.1
 
 _HANG_NOTICE_S: Final = 3.0
-"""How long a router that hangs has to tell its clients. One of its threads may still be alive."""
+"""How long a router that hangs has to notify its clients. One of its threads may still be alive."""
 
 
 class RouterGuard:
@@ -44,7 +44,7 @@ class RouterGuard:
     ``process`` is the router that serves. ``successor`` was started to replace it and has not sent
     its RouterHello yet. Routers that were replaced finish their requests. A router that sends no
     heartbeat for ``timing.beat_timeout_s``, in which it did not wait for a processor, hangs: it
-    gets SIGUSR2, by which it tells its clients if it can, then SIGQUIT, by which it writes its
+    gets SIGUSR2, by which it notifies its clients if it can, then SIGQUIT, by which it writes its
     stacks, and after ``timing.abort_grace_s`` SIGKILL."""
 
     def __init__(self, actions: RouterActions, settings: Settings) -> None:

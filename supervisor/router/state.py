@@ -27,7 +27,7 @@ class RouterProcess:
     """Whether an earlier supervisor started it."""
 
     shutdown_grace_s: float
-    """For how long its requests may go on after SIGTERM, as its spec says."""
+    """For how long its requests may continue after SIGTERM, as its spec says."""
 
     has_reported: bool
     """Whether it has sent anything. From then on the supervisor waits for its heartbeats, and
@@ -42,7 +42,7 @@ class RouterProcess:
     """Whether it was replaced, and takes no more requests."""
 
     stacks_at_s: float | None = None
-    """When it will be told to write its stacks; None if that is not planned."""
+    """When it will get the signal to write its stacks; None if that is not planned."""
 
     kill_at_s: float | None = None
     """When it will get SIGKILL; None if that is not planned."""

@@ -26,7 +26,7 @@ class Launch:
     """What decides about a configuration, and what came of it."""
 
     config: str | None
-    """The absolute path of the file. None: there was none."""
+    """The absolute path of the file, or None."""
 
     variables: dict[str, str]
     """The ``LMX_*`` variables that are settings. Options of the command line have become variables
@@ -131,7 +131,7 @@ def other_configuration(launch: Launch, config: Config) -> str | None:
 def taken_over(launch: Launch, config: Config) -> str:
     """Return what the event of a takeover says."""
     changed = launch.changed(config)
-    detail = "the processes that a supervisor left when it died go on"
+    detail = "the processes that a supervisor left when it died continue"
     if not changed:
         return detail
     return f"{detail}; its configuration ({launch.words}) was another one: {', '.join(changed)}"

@@ -98,7 +98,7 @@ class Parts:
         }
 
     async def close(self) -> None:
-        """Close what this process holds. The processes that run go on."""
+        """Close what this process holds. The processes that run continue."""
         self.sleep.close()
         self.handlers.close()
         self.inspections.close()

@@ -70,7 +70,7 @@ class Service:
         """Serve until it is asked to stop, and return None when every process is gone.
 
         If it is asked to put another program in its place, it returns the handover for that program
-        instead, and all processes go on. Raises :class:`OperationError` when another supervisor
+        instead, and all processes continue. Raises :class:`OperationError` when another supervisor
         runs or the port is taken.
         """
         inherited = self._invocation.handover
@@ -94,7 +94,7 @@ class Service:
         return await self._serve(self._parts)
 
     def notify(self, text: str) -> None:
-        """Tell people about a fault that does not keep lmx from serving: in the log, in the status,
+        """Report a fault that does not keep lmx from serving: in the log, in the status,
         and in the events once there are any."""
         log.warning("supervisor.notice", detail=text)
         self.notices.append(text)
@@ -181,7 +181,7 @@ class Service:
             await parts.descendants.end_all()
             parts.launches.forget()
             for task in done - set(asked):
-                task.result()  # a task that ended by itself is a bug: let it be heard
+                task.result()  # a task that ended by itself is a bug: let it be seen
             return None
         finally:
             self.serving = False
@@ -224,7 +224,7 @@ async def come_up(
     server: ServerConfig,
     handover: Handover | None,
 ) -> None:
-    """Start everything, while messages are handled and ticks go on.
+    """Start everything, while messages are handled and ticks continue.
 
     Raises :class:`lmx.protocol.errors.OperationError` when the port is taken.
     """

@@ -17,8 +17,8 @@ log = structlog.get_logger()
 
 
 class Shutdown:
-    """Shuts everything down. It must hear of each exit. The deadlines are those of the ticks, and
-    end in SIGKILL. ``close_fetches`` ends every fetch and download."""
+    """Shuts everything down. It must be notified of each exit. The deadlines are those of the
+    ticks, and end in SIGKILL. ``close_fetches`` ends every fetch and download."""
 
     def __init__(
         self, core: Core, guard: RouterGuard, close_fetches: Callable[[], Awaitable[None]]

@@ -1,6 +1,6 @@
 """The clients by which the command line asks a running supervisor. They block, with a deadline.
 
-:class:`ControlClient` asks one supervisor. :class:`ReconnectingClient` goes on asking when the
+:class:`ControlClient` asks one supervisor. :class:`ReconnectingClient` continues asking when the
 supervisor restarts, for commands that watch or wait.
 """
 
@@ -56,7 +56,7 @@ def not_running(home: Home) -> OperationError:
     return OperationError(
         ErrorCode.NOT_RUNNING,
         f"the supervisor is not running, but what it started still serves (pids {pids}): "
-        "`lmx start --take-over recorded` goes on as it was, `lmx stop` ends it",
+        "`lmx start --take-over recorded` continues as it was, `lmx stop` ends it",
     )
 
 
@@ -126,14 +126,14 @@ class ControlClient:
 
 
 _PATIENCE_S: Final = 30.0
-"""A supervisor that is started anew takes over the running processes within a few seconds."""
+"""A supervisor that is restarted takes over the running processes within a few seconds."""
 _EACH_ANSWER_S: Final = 3.0
 """A question that a supervisor had received before its restart is never answered."""
 _AWAY: Final = (ErrorCode.NOT_RUNNING, ErrorCode.SUPERVISOR_UNAVAILABLE)
 
 
 class ReconnectingClient:
-    """A client that goes on when the supervisor restarts, as a context manager. It may ask a
+    """A client that continues when the supervisor restarts, as a context manager. It may ask a
     question twice, so it is only for questions that change nothing.
 
     ``answered`` means that the supervisor gave an answer a moment ago, so that it is there or comes

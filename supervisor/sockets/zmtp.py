@@ -152,7 +152,7 @@ def _introduction(body: bytes) -> Ready:
         at = value_end
     identity = properties.get(b"identity", b"")
     if identity.startswith(b"\0") or len(identity) > _LONGEST_IDENTITY:
-        raise ZmtpError("an identity that is none")
+        raise ZmtpError("an invalid identity")
     return Ready(properties.get(b"socket-type", b""), identity)
 
 

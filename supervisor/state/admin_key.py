@@ -20,7 +20,7 @@ _MOST_BYTES: Final = 4096
 
 
 def read_admin_key(path: Path, notify: Callable[[str], None] = discard_notice) -> str:
-    """Return the key in a file, and make the file if there is none. A file without a key is set
+    """Return the key in a file, and make the file if it does not exist. A file without a key is set
     aside, and ``notify`` is called with a sentence about it. The key is never logged.
 
     Raises ``OSError`` when the file can be neither read nor written.

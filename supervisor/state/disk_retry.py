@@ -1,7 +1,7 @@
 """Retries small changes on the disk that must succeed in the end, and must not break their caller.
 
 A disk may be full, read-only or gone for a while. The end of a process is a fact all the same: lmx
-goes on, and brings the file up to date when the disk is there again.
+continues, and brings the file up to date when the disk is there again.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class DiskRetry:
             self._pending[path] = _Pending(change, wait_s, time.monotonic() + wait_s)
             if known is None:
                 self._events.note(
-                    "disk.failed", None, f"{error}: lmx goes on, and tries again", path=str(path)
+                    "disk.failed", None, f"{error}: lmx continues, and tries again", path=str(path)
                 )
             return
         self._settled(path)

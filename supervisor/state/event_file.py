@@ -36,8 +36,8 @@ class EventFile:
         self._failed = False
 
     def keep(self, epoch: str, event: Event) -> None:
-        """Add an event. Never raises: what happened goes on, whatever becomes of its report. A disk
-        that takes nothing costs the event alone, and is reported once: the log has the event
+        """Add an event. Never raises: what happened continues, whatever becomes of its report. A
+        disk that takes nothing costs the event alone, and is reported once: the log has the event
         too."""
         try:
             line = json.dumps(event_object(epoch, event)) + "\n"
@@ -74,7 +74,7 @@ class EventFile:
             file.write(line)
 
     def _halve(self) -> None:
-        """Throw the older half away. A file that is far too large is none of ours: it is set
+        """Throw the older half away. A file that is far too large is not lmx's: it is set
         aside."""
         try:
             content = read_regular(self._path, _READ_BYTES)

@@ -55,7 +55,7 @@ class Pins:
         self._file = StateFile(path, _parse_pins, notify)
 
     def load(self) -> dict[str, bool]:
-        """Return the pins, empty if there are none. An unreadable file is set aside and counts as
+        """Return the pins, which may be empty. An unreadable file is set aside and counts as
         empty, because the pins of the configuration are as good a start."""
         return self._file.load() or {}
 
@@ -98,7 +98,7 @@ class StateFiles:
 
     @classmethod
     def of(cls, home: Home, events: Events, notify: Callable[[str], None]) -> StateFiles:
-        """Return the files of a home. ``notify`` tells people about a file that can't be read."""
+        """Return the files of a home. ``notify`` reports to people a file that can't be read."""
         disk = DiskRetry(events)
         records = Records(home.state, disk.change, notify)
         return cls(disk, records, Pins(home.pins, notify), Holds(home.holds, notify))

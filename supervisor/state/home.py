@@ -144,7 +144,7 @@ class Home:
 
     @property
     def cache(self) -> Path:
-        """The folder of what can be computed anew."""
+        """The folder of what can be computed again."""
         return self.path / "cache"
 
     @property

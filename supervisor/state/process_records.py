@@ -203,7 +203,7 @@ class Records:
         return [record for record in found if record is not None]
 
     def save_routers(self, records: Sequence[RouterRecord]) -> None:
-        """Write the records of all routers that run. If there is none, the file is removed."""
+        """Write the records of all routers that run. Without any, the file is removed."""
         if records:
             self._save(self._routers, [dataclasses.asdict(record) for record in records])
         else:

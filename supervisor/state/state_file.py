@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 
 
 def discard_notice(_text: str) -> None:
-    """Do nothing. It is for readers that have only the log to tell."""
+    """Do nothing. It is for readers that have only the log."""
 
 
 class StateFile(Generic[_T]):
@@ -42,10 +42,10 @@ class StateFile(Generic[_T]):
         self._unread = False
 
     def load(self) -> _T | None:
-        """Return the value, None if there is none.
+        """Return the value, or None.
 
-        A file that can't be read is set aside, and people are told. If the fault is not the file's
-        own (the disk's, for example), it is set aside only when it is written anew."""
+        A file that can't be read is set aside, and people are notified. If the fault is not the
+        file's own (the disk's, for example), it is set aside only when it is written again."""
         self._unread = False
         try:
             return self._read()
@@ -54,8 +54,8 @@ class StateFile(Generic[_T]):
         except OSError as error:
             self._unread = True
             self._report(
-                f"{self.path} can't be read ({error.strerror or error}): lmx goes on without it, "
-                "and sets it aside before it is written anew"
+                f"{self.path} can't be read ({error.strerror or error}): lmx continues without it, "
+                "and sets it aside before it is written again"
             )
         return None
 
@@ -69,7 +69,7 @@ class StateFile(Generic[_T]):
             return None
 
     def quarantine_file(self, why: str) -> None:
-        """Move the file out of the way, and tell people."""
+        """Move the file out of the way, and notify people."""
         try:
             aside = quarantine_file(self.path)
         except OSError as error:

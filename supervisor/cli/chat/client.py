@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 from lmx.protocol.errors import ErrorCode, OperationError
 
 _READ_S: Final = 900.0
-"""A stream that is quiet sends comments all the time, and an lmx that is told to send them seldom
-may load a large model meanwhile."""
+"""A stream that is quiet sends comments all the time, and an lmx that is configured to send them
+seldom may load a large model meanwhile."""
 
 _LONGEST_LINE_BYTES: Final = 16 * 1024**2
 _SHOWN_LETTERS: Final = 60
@@ -94,7 +94,7 @@ def _pieces(response: http.client.HTTPResponse) -> Generator[Piece, None, None]:
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise OperationError(
                 ErrorCode.PROTOCOL_ERROR,
-                f"the stream has an event that is none ({data[:_SHOWN_LETTERS]}): is it lmx that "
+                f"the stream has an invalid event ({data[:_SHOWN_LETTERS]}): is it lmx that "
                 "answers there?",
             ) from error
         yield from pieces
@@ -103,7 +103,7 @@ def _pieces(response: http.client.HTTPResponse) -> Generator[Piece, None, None]:
 
 def _pieces_of(event: Any) -> list[Piece]:
     """Return the pieces of an event. Raises what a value of another form raises, and
-    :class:`OperationError` for an error that is told."""
+    :class:`OperationError` for an error that is reported."""
     if "error" in event:
         raise _error(event["error"])
     pieces = []

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 COMMANDS: Final = {
-    "/model": ("NAME", "go on with another model"),
+    "/model": ("NAME", "continue with another model"),
     "/system": ("TEXT", "say how the model is to answer; without TEXT: nothing more"),
     "/image": ("FILE", "send an image with the next message"),
     "/audio": ("FILE", "send a sound with the next message"),

@@ -126,7 +126,7 @@ def _obey(home: Home, conversation: Conversation, name: str, argument: str) -> N
         match name:
             case "/model" if argument:
                 _, conversation.model = connect(home, argument)
-                click.echo(f"going on with {conversation.model}")
+                click.echo(f"continuing with {conversation.model}")
             case "/model":
                 click.echo(conversation.model)
             case "/system":

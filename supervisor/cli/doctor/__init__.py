@@ -1,1 +1,1 @@
-"""``doctor``: what lmx assumes of a machine and its setup, what was found, and how to mend it."""
+"""``doctor``: what lmx assumes of a machine and its setup, what was found, and how to fix it."""

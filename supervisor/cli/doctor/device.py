@@ -23,7 +23,7 @@ _ANSWER_S: Final = 120.0
 _BACK_S: Final = 10.0
 _LOOK_S: Final = 0.1
 _MISSING_PART: Final = 4
-"""A loss below one part in so many of what the process held does not count."""
+"""A loss below one part in this many of what the process held does not count."""
 
 _LITTLE_LATE_S: Final = 0.05
 _PAUSES_S: Final = (0.2, 1.5, 5.0, 30.0)
@@ -119,7 +119,7 @@ while True:
     say(rate=steps / (time.perf_counter() - began))
 """
 )
-"""Reads 4-bit weights at each step, as decoding does: alone, then whenever it is told to."""
+"""Reads 4-bit weights at each step, as decoding does: alone, then whenever it is asked to."""
 
 _KERNEL: Final = (
     _BEGIN
@@ -250,7 +250,7 @@ def _held(
         Line(
             "back", f"memory comes back after {number.name} ({name})", back,
             Verdict.WARNING if missing_bytes else Verdict.OK,
-            "start the machine again if it stays so; tell us" if missing_bytes else "",
+            "start the machine again if it stays so; please report it" if missing_bytes else "",
         ),
         *(
             Line(
@@ -311,7 +311,7 @@ def decoding(size: int, layers: int, seconds: float) -> list[Line]:
             Verdict.OK if fits else Verdict.WARNING,
             ""
             if fits
-            else "each row of such a model decodes by itself (batching.off in its log); tell us",
+            else "such a model decodes each row alone (batching.off in its log); please report it",
         ),
         Line(
             "together",
@@ -324,7 +324,7 @@ def decoding(size: int, layers: int, seconds: float) -> list[Line]:
 
 
 def long_kernel(seconds: float) -> Line:
-    """Return what becomes of a kernel that keeps the GPU busy for so long. Only on a GPU."""
+    """Return what becomes of a kernel that keeps the GPU busy for this long. Only on a GPU."""
     assumption = f"a kernel of {seconds:g} s runs, or fails as an exception"
     with Child(_KERNEL) as child:
         child.send(s=seconds)
@@ -334,9 +334,9 @@ def long_kernel(seconds: float) -> Line:
 def judge_kernel(assumption: str, answer: Mapping[str, Any] | None) -> Line:
     """Judge what the process answered, None if it ended without a word. Pure."""
     if answer is None:
-        fix = "a time-out of the GPU would end a worker without a word; tell us"
+        fix = "a time-out of the GPU would end a worker without a word; please report it"
         return Line("kernel", assumption, "its process ended", Verdict.WARNING, fix)
     if "error" in answer:
-        fix = "lower max_decode_stall_s if streams end with such errors; tell us"
+        fix = "lower max_decode_stall_s if streams end with such errors; please report it"
         return Line("kernel", assumption, f"an exception: {answer['error']}", Verdict.NOTE, fix)
     return Line("kernel", assumption, f"it ran for {answer['took']:.1f} s", Verdict.OK)

@@ -210,7 +210,7 @@ def check_reports(system: System) -> list[Line]:
         Line(
             "panics", _NO_PANICS, f"{len(panics)}",
             Verdict.WARNING if panics else Verdict.OK,
-            "set memory.wire: never, and max_rows: 1 if they go on" if panics else "",
+            "set memory.wire: never, and max_rows: 1 if they continue" if panics else "",
         ),
         Line(
             "killed", _NO_KILLS, f"{len(kills)} reports",

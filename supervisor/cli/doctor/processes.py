@@ -60,20 +60,22 @@ def try_processes() -> list[Line]:
 
 
 def check_exits() -> Line:
-    """See the ends of a child, of a process that is none, and of one that has ended already."""
+    """See the ends of a child, of a process that is not a child, and of one that has ended
+    already."""
     assumption = "the end of a process is seen at once"
     try:
         output = asyncio.run(_ends())
     except (OSError, TimeoutError, subprocess.SubprocessError, psutil.Error) as error:
         measured = f"it was not: {type(error).__name__}"
-        fix = "lmx would not notice that a worker ended; tell us"
+        fix = "lmx would not notice that a worker ended; please report it"
         return Line("exits", assumption, measured, Verdict.BAD, fix)
     measured = ", ".join(f"{name} after {took_s * 1000:.0f} ms" for name, took_s in output.items())
     return Line("exits", assumption, measured, Verdict.OK)
 
 
 async def _ends() -> dict[str, float]:
-    """Return how long each end took to be told. Raises ``TimeoutError`` for one that was not."""
+    """Return how long each end took to be reported. Raises ``TimeoutError`` for one that was
+    not."""
     watch = ExitWatch(asyncio.get_running_loop())
     output: dict[str, float] = {}
 
@@ -160,7 +162,7 @@ def check_stacks() -> Line:
         if fine
         else f"{'written' if written else 'not written'}, status {hung.returncode}",
         Verdict.OK if fine else Verdict.WARNING,
-        "" if fine else "the reason of a hang will not be in the log; tell us",
+        "" if fine else "the reason of a hang will not be in the log; please report it",
     )
 
 
@@ -181,7 +183,7 @@ def check_exec() -> Line:
         assumption,
         "it does" if fine else f"it does not: {output.strip() or 'no answer'}",
         Verdict.OK if fine else Verdict.WARNING,
-        "" if fine else "stop and start lmx instead of updating it while it runs; tell us",
+        "" if fine else "stop and start lmx instead of updating it while it runs; please report it",
     )
 
 

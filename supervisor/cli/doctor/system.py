@@ -119,7 +119,7 @@ class System:
         return read_working_set()
 
     def files(self, folder: Path, pattern: str, newer_than_s: float) -> list[Path]:
-        """Return the files of a folder that were changed within so many seconds."""
+        """Return the files of a folder that were changed within this many seconds."""
         since_s = time.time() - newer_than_s
         try:
             return [path for path in folder.glob(pattern) if path.stat().st_mtime >= since_s]

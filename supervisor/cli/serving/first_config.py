@@ -13,7 +13,7 @@ from lmx.supervisor.state.home import Home
 
 FIRST_CONFIG: Final = """\
 # The configuration of lmx. To set a key that is commented out, remove the # before it.
-# `lmx config check` tells every problem of this file, `lmx reload` has a running lmx read it,
+# `lmx config check` reports every problem of this file, `lmx reload` has a running lmx read it,
 # `lmx config show` prints every key with its value.
 
 server:

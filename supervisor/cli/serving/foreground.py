@@ -87,8 +87,8 @@ def run_foreground(invocation: Invocation, home: Home, version: str) -> None:
 
 
 def _print_line(text: str) -> None:
-    """Tell a person at the terminal. That nobody can be told, as on a full disk, is no failure of
-    lmx."""
+    """Print a line for the person at the terminal. That it can't be printed, as on a full disk, is
+    no failure of lmx."""
     with contextlib.suppress(OSError):
         make_console().print(text)
 

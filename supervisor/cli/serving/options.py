@@ -135,7 +135,7 @@ def named_source(name: str) -> tuple[str, str]:
     parsed = parse_source(source)
     refuse_folder_as_repository(source)
     if not isinstance(parsed, HubSource):
-        source = str(folder_path(parsed.path))  # the supervisor may go on in another one
+        source = str(folder_path(parsed.path))  # the supervisor may continue in another one
     return model_id, source
 
 

@@ -1,4 +1,4 @@
-"""``lmx rescue``: takes care of a supervisor from which a router has heard nothing.
+"""``lmx rescue``: takes care of a supervisor from which a router has received nothing.
 
 It wakes a supervisor that was stopped by a signal. It ends one that hangs, with its stacks in its
 log. If no service manager does so, it then starts another supervisor, which adopts what runs.
@@ -125,7 +125,7 @@ def _see_up(home: Home, child: subprocess.Popen[bytes]) -> None:
 
 
 def _notify_terminal(holder: psutil.Process, guarded: Guarded) -> None:
-    """Tell the person at the terminal of a supervisor that hung what happened to it."""
+    """Notify the person at the terminal of a supervisor that hung."""
     if guarded is not Guarded.FOREGROUND:
         return
     with contextlib.suppress(psutil.Error, OSError):

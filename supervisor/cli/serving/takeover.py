@@ -35,6 +35,6 @@ def settle_takeover(home: Home, config_path: Path | None, choice: str | None) ->
             f"  - it was started with: {launch.words}\n"
             f"  - this command has: {here}\n"
             f"  - what would change: {other}\n"
-            "Choose: --take-over recorded goes on as it was, --take-over new makes these changes, "
-            "and `lmx stop` ends what serves",
+            "Choose: --take-over recorded continues as it was, --take-over new makes these "
+            "changes, and `lmx stop` ends what serves",
         )

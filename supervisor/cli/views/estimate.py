@@ -81,7 +81,7 @@ def print_estimate(config: Config, home: Home, model: str, as_json: bool) -> Non
     if not estimate.weights_bytes:
         raise OperationError(
             ErrorCode.MODEL_SOURCE_INVALID,
-            f"no weights found in {path}: a model's folder has *.safetensors beside config.json",
+            f"no weights found in {path}: a model's folder has *.safetensors next to config.json",
         )
     plan = plan_of(chosen, kind, files, draft, estimate, Measured.peek(home.measured))
     unfetched = [adapter for adapter, size in hub_bytes.items() if size is None]

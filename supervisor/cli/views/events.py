@@ -23,7 +23,7 @@ _KEPT: Final = 2000
 
 def show_events(home: Home, model: str | None, count: int, *, follow: bool, as_json: bool) -> None:
     """Print the last ``count`` events, of one model if named, also those of supervisors before;
-    go on with ``follow``.
+    continue with ``follow``.
 
     Raises :class:`OperationError` when no model has that name, and when lmx does not run and has
     left no events, or there is somebody to follow.
@@ -59,7 +59,7 @@ def _of_model(
 
 
 class EventCursor:
-    """Where a reader of events is; a supervisor that starts anew counts from 1 again."""
+    """Where a reader of events is; a supervisor that restarts counts from 1 again."""
 
     def __init__(self) -> None:
         self._epoch: str | None = None

@@ -72,7 +72,7 @@ def shown(text: str) -> str:
 
 
 def show_log(path: Path, count: int, *, follow: bool, as_json: bool = True) -> None:
-    """Print the end of a log; with ``follow``, go on until interrupted. Without ``as_json`` each
+    """Print the end of a log; with ``follow``, continue until interrupted. Without ``as_json`` each
     line is made for a person.
 
     Raises :class:`OperationError` when there is no log yet.

@@ -37,7 +37,7 @@ would sometimes be none, and sometimes that of two heartbeats."""
 
 class TokenRates:
     """Rates over the last few readings. A new worker counts from 0 again, so that its rate begins
-    anew."""
+    again."""
 
     def __init__(self) -> None:
         self._readings: dict[str, deque[tuple[float, int]]] = {}
@@ -177,7 +177,7 @@ def run_top(home: Home) -> None:
 
 @contextmanager
 def _keys() -> Iterator[Callable[[float], str]]:
-    """Have keys read without Enter. The function that is returned waits for so many seconds, and
+    """Have keys read without Enter. The function that is returned waits for this many seconds, and
     returns what was typed. The terminal is as before when the block ends."""
     if not sys.stdin.isatty():
         yield _wait

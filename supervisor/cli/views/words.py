@@ -147,7 +147,7 @@ def router_words(router: RouterStatus) -> str:
 
 
 def memory_words(supervisor: SupervisorStatus) -> str:
-    """Return what is to be said about memory beside the budget: pressure, missing bytes."""
+    """Return what is to be said about memory besides the budget: pressure, missing bytes."""
     words = []
     if supervisor.memory_pressure is not MemoryPressure.NONE:
         words.append(

@@ -8,8 +8,8 @@ from typing import Final
 MAX_WAITERS: Final = 1000
 
 _ASKS_AGAIN_S: Final = 2.0
-"""A router that was told that a load takes longer asks again at once, if the model is still wanted.
-Its place in the queue is kept for this long."""
+"""A router that has learned that a load takes longer asks again at once, if the model is still
+wanted. Its place in the queue is kept for this long."""
 
 
 @dataclass(frozen=True, slots=True)

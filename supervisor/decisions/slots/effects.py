@@ -1,4 +1,4 @@
-"""The effects of what happened to a model's slot: what must be done, beside the messages and
+"""The effects of what happened to a model's slot: what must be done, besides the messages and
 signals for its worker."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class StopFetch:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Tell the requests that waited that the worker is ready."""
+    """Answer the requests that waited: the worker is ready."""
 
     waiters: tuple[Waiter, ...]
     instance: str
@@ -39,7 +39,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Deny:
-    """Tell the requests that waited why they can't have the model."""
+    """Answer the requests that waited with why they can't have the model."""
 
     waiters: tuple[Waiter, ...]
     error: LmxError
@@ -47,7 +47,7 @@ class Deny:
 
 @dataclass(frozen=True, slots=True)
 class NotifyLate:
-    """Tell the requests whose time to wait is over where the model is."""
+    """Answer the requests whose time to wait is over with where the model is."""
 
     waiters: tuple[Waiter, ...]
 
@@ -79,7 +79,7 @@ class WorkerStuck:
 
 @dataclass(frozen=True, slots=True)
 class WorkerGone:
-    """The worker's process is gone: release its bytes, count its end, tell its clients."""
+    """The worker's process is gone: release its bytes, count its end, notify its clients."""
 
     worker: Worker
     cause: ExitCause

@@ -76,7 +76,7 @@ class ShutDown:
 
 @dataclass(frozen=True, slots=True)
 class Reconfigured:
-    """The model has another configuration, for which a worker must be started anew."""
+    """The model has another configuration, for which a worker must be restarted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class QueueReported:
-    """People were told that the model waits for memory."""
+    """People were notified that the model waits for memory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ class SlotLife:
     """The memory that the model waits for, while it is QUEUED. None: its files are still being
     read."""
     queue_reported: bool = False
-    """Whether people were told that it waits for memory."""
+    """Whether people were notified that it waits for memory."""
     retry_at_s: float | None = None
     """When its BACKOFF is over."""
     spawned_at_s: float | None = None

@@ -101,7 +101,7 @@ def files_leaving(
 
 
 def withdraw(life: SlotLife, event: events.Withdrawn, _rules: Rules, _now_s: float) -> Result:
-    """What has begun goes on, although the requests have left."""
+    """What has begun continues, although the requests have left."""
     return changed(life, demand=life.demand.without(event.identity)), ()
 
 
@@ -128,7 +128,7 @@ def order(life: SlotLife, _event: Any, rules: Rules, now_s: float) -> Result:
 
 
 def order_coming(life: SlotLife, _event: Any, _rules: Rules, now_s: float) -> Result:
-    """The model goes on, and its failures are forgotten."""
+    """The model continues, and its failures are forgotten."""
     demand = replace(life.demand, ordered_at_s=now_s)
     intent = operator_intended(life, Intent.UP)
     return changed(life, intent=intent, demand=demand, failures=FailureRecord()), ()
@@ -206,7 +206,7 @@ def reset(life: SlotLife, _event: Any, rules: Rules, now_s: float) -> Result:
 
 
 def reset_coming(life: SlotLife, _event: Any, _rules: Rules, _now_s: float) -> Result:
-    """The model goes on. If it was about to be held after the end of its worker, it is no
+    """The model continues. If it was about to be held after the end of its worker, it is no
     longer."""
     state = life.worker.state if life.worker else life.state
     intent = Intent.DOWN if life.intent is Intent.HELD else life.intent
@@ -250,7 +250,7 @@ def preload(life: SlotLife, event: events.Preloaded, rules: Rules, now_s: float)
 
 
 def want(life: SlotLife, _event: Any, _rules: Rules, _now_s: float) -> Result:
-    """The model goes on, or comes back."""
+    """The model continues, or comes back."""
     return changed(life, intent=intended(life, Intent.UP)), ()
 
 

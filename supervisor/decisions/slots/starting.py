@@ -62,8 +62,8 @@ def not_started(life: SlotLife, event: events.NotStarted, rules: Rules, now_s: f
 
 
 def _try_later(life: SlotLife, event: events.NotStarted, rules: Rules, now_s: float) -> Result:
-    """The machine did not let the model start, which is no fault of the model's: whoever waits is
-    told why, and it is tried again for as long as it is wanted."""
+    """The machine did not let the model start, which is no fault of the model's: whoever waits gets
+    the reason, and it is tried again for as long as it is wanted."""
     failures, decision = restart.after_exit(
         life.failures, ExitCause.HOST, wanted=life.wanted and not rules.stopping,
         was_ready_for_s=0.0, now_s=now_s, jitter=event.jitter, policy=rules.restart,
@@ -79,10 +79,10 @@ def _try_later(life: SlotLife, event: events.NotStarted, rules: Rules, now_s: fl
 
 
 def _give_up(life: SlotLife, error: LmxError, rules: Rules, now_s: float) -> Result:
-    """Nothing was started: whoever waits is told why.
+    """Nothing was started: whoever waits gets the reason.
 
     A source that keeps failing is quarantined like a worker that does, or each request would
-    fetch it anew. Missing memory, or a full disk, is no fault of the model's.
+    fetch it again. Missing memory, or a full disk, is no fault of the model's.
     """
     after = enter(life, SlotState.COLD, intent=intended(life, Intent.DOWN), problem=error)
     after, effects = deny_all(after, error)
@@ -137,7 +137,7 @@ def memory_settled(
 
 
 def count_loss(life: SlotLife, event: events.MemorySettled, _rules: Rules, _now_s: float) -> Result:
-    """What has begun goes on. The next start is judged by it."""
+    """What has begun continues. The next start is judged by it."""
     return changed(life, failures=life.failures.settled(event.missing_bytes)), ()
 
 

@@ -1,5 +1,5 @@
 """What the handlers of the slot's table have in common: how a slot changes, and what the requests
-that wait for its model are told. This module is pure."""
+that wait for its model get. This module is pure."""
 
 from __future__ import annotations
 
@@ -87,13 +87,13 @@ def deny_all(life: SlotLife, error: LmxError) -> Result:
 
 def answer_all(life: SlotLife, worker: Worker) -> Result:
     """Answer all requests that wait. The effect is returned even if none waits, so that routers
-    hear of the worker at once."""
+    learn of the worker at once."""
     answer = Answer(life.demand.waiters, worker.instance)
     return changed(life, demand=Demand()), (answer,)
 
 
 def lapse(life: SlotLife, now_s: float) -> Result:
-    """Tell the requests whose time to wait is over where the model is."""
+    """Answer the requests whose time to wait is over with where the model is."""
     demand, overdue = life.demand.lapse(now_s)
     effects: Effects = (NotifyLate(overdue),) if overdue else ()
     return changed(life, demand=demand), effects
@@ -133,7 +133,7 @@ def failed_error(detail: str) -> UnavailableError:
 
 
 def begin(life: SlotLife, rules: Rules) -> Result:
-    """Begin to start a cold model. Its files are read anew at each start, because the folder may
+    """Begin to start a cold model. Its files are read again at each start, because the folder may
     hold another model by now, and new measurements may have changed the plan."""
     if rules.stopping:
         return life, ()
@@ -166,7 +166,7 @@ def quarantine(
         if permanent
         else f"failed {decision.failures} times within {rules.restart.window_s:g} s, last"
     )
-    problem = f"{how}: {detail.rstrip('.')}. Mend it, then run `lmx restart {life.model_id}`"
+    problem = f"{how}: {detail.rstrip('.')}. Fix it, then run `lmx restart {life.model_id}`"
     return _quarantined(life, problem, failures=decision.failures)
 
 

@@ -76,7 +76,7 @@ def test_a_conversation_on_a_terminal(lmx: Rig, tmp_path: Path) -> None:
             ("/help", "send an image"),
             ("/system Be short.", ""),
             ("/model gamma", "known: alpha, beta"),
-            ("/model beta", "going on with beta"),
+            ("/model beta", "continuing with beta"),
             (f"/image {tmp_path}/none.png", "can't read"),
             ("/clear", ""),
             ("/what", "there is no command /what"),

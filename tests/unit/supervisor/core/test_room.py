@@ -630,7 +630,7 @@ def test_who_waits_for_its_groups_rules_is_told_so() -> None:
     rig = CoreRig({"a": 100, "b": 100}, groups=[{"name": "g", "models": ["a", "b"], "swap": True}])
     rig.up("a")
     rig.ask("b")
-    detail = "by its group's rules it can't be loaded beside a; number 1 in the queue"
+    detail = "by its group's rules it can't be loaded together with a; number 1 in the queue"
     assert rig.actions.details["model.queued"] == detail
 
 

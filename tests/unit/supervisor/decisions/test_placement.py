@@ -175,7 +175,7 @@ def test_what_can_never_fit_is_told_at_once_with_figures() -> None:
     picture = scene([waiting("x", 1)], [resident("p", 1, pinned=True)], groups=groups(swap="xp"))
     (deny,) = decide(picture, NOW_S)
     assert isinstance(deny, Deny)
-    assert "can't be loaded beside p, which is pinned" in deny.reason
+    assert "can't be loaded together with p, which is pinned" in deny.reason
 
 
 def test_one_that_can_never_fit_is_in_nobodys_way() -> None:
