@@ -9,7 +9,7 @@ import resource
 import time
 from typing import Any, Final
 
-from lmx.protocol.host.sysctl import sysctl_number
+from lmx.protocol.host.memory import sysctl_number
 
 _OPEN_FILES: Final = 65_536
 """How many open files are asked for, up to what is allowed. macOS gives a process 256, each

@@ -1,6 +1,6 @@
 """Gives freed heap memory back to the system where glibc's allocator keeps it, and reads the memory
-of a process as macOS counts it. It needs only the standard library. On other systems the functions
-do nothing.
+of a process and the numbers of the kernel as macOS has them. It needs only the standard library. On
+other systems the functions do nothing.
 """
 
 from __future__ import annotations
@@ -101,3 +101,17 @@ def mac_footprint(pid: int) -> tuple[int, int] | None:
     if info is None:
         return None
     return int(info.phys_footprint), int(info.lifetime_max_phys_footprint)
+
+
+def sysctl_number(name: str) -> int | None:
+    """Return a number such as ``kern.maxfilesperproc``, or None where the name does not exist, as
+    on Linux."""
+    call = getattr(ctypes.CDLL(None), "sysctlbyname", None)
+    if call is None:
+        return None
+    value = ctypes.c_uint64(0)  # Numbers of four bytes fill the lower half, as Macs count.
+    size = ctypes.c_size_t(ctypes.sizeof(value))
+    found = call(name.encode(), ctypes.byref(value), ctypes.byref(size), None, ctypes.c_size_t(0))
+    if found != 0 or size.value not in (4, 8):
+        return None
+    return value.value

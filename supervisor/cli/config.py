@@ -41,8 +41,8 @@ def config_check(config: Path | None) -> None:
     # that lacks a module must not get that far.
     import lmx.supervisor.cli.serving.foreground  # noqa: F401
     from lmx.supervisor.config.load import config_notices
-    from lmx.supervisor.inventory.unreadable import unreadable_models
     from lmx.supervisor.processes.handover import FOR_SUPERVISOR
+    from lmx.supervisor.processes.inspector import unreadable_models
 
     found = read_config(config)
     checked = found.config

@@ -12,13 +12,14 @@ from typing import Annotated, Literal
 from pydantic import ByteSize, Field, model_validator
 
 from lmx.protocol.web_origins import is_loopback
-from lmx.supervisor.config.limits import RateLimitsConfig
 from lmx.supervisor.config.media import MediaConfig
 from lmx.supervisor.config.model import ModelConfig
 from lmx.supervisor.config.needs import Needs
-from lmx.supervisor.config.security import SecurityConfig
+from lmx.supervisor.config.security import RateLimitsConfig, SecurityConfig
 from lmx.supervisor.config.values import (
     DURATION,
+    AllowedHosts,
+    CorsOrigins,
     KeepAlive,
     Name,
     Names,
@@ -27,7 +28,6 @@ from lmx.supervisor.config.values import (
     Section,
     Size,
 )
-from lmx.supervisor.config.web import AllowedHosts, CorsOrigins
 
 __all__ = [
     "Config",

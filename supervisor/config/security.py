@@ -1,4 +1,4 @@
-"""The keys that open lmx, as the configuration has them."""
+"""The keys that open lmx, and how much each of them may ask for, as the configuration has them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,37 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
-from lmx.protocol.messages.specs import ApiKey
-from lmx.supervisor.config.limits import LimitsConfig
+from lmx.protocol.messages.specs import ApiKey, RateLimits
 from lmx.supervisor.config.needs import Needs
 from lmx.supervisor.config.values import Key, Section
+
+
+class LimitsConfig(Section):
+    """Limits of requests to models. What is not said is not limited."""
+
+    requests_per_minute: int | None = Field(None, ge=1, le=10_000_000, examples=[60])
+    """How many requests a minute are answered."""
+    tokens_per_minute: int | None = Field(None, ge=1, le=100_000_000_000, examples=[100_000])
+    """How many tokens a minute are allowed, of prompts and answers together."""
+    concurrent_requests: int | None = Field(None, ge=1, le=100_000, examples=[8])
+    """How many requests are answered at a time."""
+
+    @property
+    def spec(self) -> RateLimits:
+        """The same for the router."""
+        return RateLimits(
+            self.requests_per_minute, self.tokens_per_minute, self.concurrent_requests
+        )
+
+
+class RateLimitsConfig(Section):
+    """Limits of requests to models. One too many gets a 429 that says when to try again."""
+
+    per_key: Annotated[LimitsConfig, Needs.ROUTER] = LimitsConfig()
+    """The limits of each key that has none of its own; of each client's address where there are no
+    keys."""
+    total: Annotated[LimitsConfig, Needs.ROUTER] = LimitsConfig()
+    """The limits of all of them together."""
 
 
 class ApiKeyConfig(Section):

@@ -1,4 +1,5 @@
-"""Kinds of values in the configuration: times, sizes, names, and how people may write them."""
+"""Kinds of values in the configuration: times, sizes, names, hosts, origins, and how people may
+write them."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ from pydantic import (
 from pydantic_core import core_schema
 
 from lmx.protocol.models.keep_alive import keep_alive_text, parse_keep_alive
+from lmx.protocol.web_origins import NULL_ORIGIN, parse_host_pattern, parse_origin_pattern
 
 DURATION_PATTERN: Final = r"^\s*(\d+(\.\d+)?(ms|s|m|h)?)+\s*$"
 
@@ -150,3 +152,32 @@ def given_text(value: Any) -> str:
         return text
     half = (_MOST_CHARACTERS - 3) // 2
     return f"{text[:half]}...{text[-half:]}"
+
+
+def _one_or_more(value: Any) -> Any:
+    """Accept one value without a list. A text with commas is not a list."""
+    if not isinstance(value, str):
+        return value
+    if "," in value:
+        raise ValueError("several are a list: write [A, B]")
+    return (value,)
+
+
+def _text_of_null(value: Any) -> Any:
+    """Return the text `null` for None, because YAML reads the origin `null` as None."""
+    return NULL_ORIGIN if value is None else value
+
+
+def _check_origin(text: str) -> str:
+    parse_origin_pattern(text)
+    return text.strip()
+
+
+AllowedHosts = Annotated[
+    tuple[Annotated[str, AfterValidator(parse_host_pattern)], ...],
+    BeforeValidator(_one_or_more, json_schema_input_type=str | tuple[str, ...]),
+]
+CorsOrigins = Annotated[
+    tuple[Annotated[str, BeforeValidator(_text_of_null), AfterValidator(_check_origin)], ...],
+    BeforeValidator(_one_or_more, json_schema_input_type=str | tuple[str | None, ...] | None),
+]

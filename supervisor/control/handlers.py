@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from typing import Any
 
 import structlog
@@ -15,10 +16,13 @@ from lmx.supervisor.decisions.slots.demand import Requester
 
 log = structlog.get_logger()
 
-Handler = Callable[[Any, Requester, float], Any]
-"""``handler(question, asker, now_s)`` returns the reply, or a coroutine that returns it while
-the supervisor continues. If it returns None, another part replies, which was given the asker. An
-:class:`LmxError` of the handler or its coroutine becomes ``Denied``."""
+Handler = Callable[[Any, float], Any]
+"""``handler(question, now_s)`` returns the reply, or a coroutine that returns it while the
+supervisor continues. An :class:`LmxError` of the handler or its coroutine becomes ``Denied``."""
+
+Waiter = Callable[[Any, Requester, float], Any]
+"""``waiter(question, requester, now_s)`` has another part reply later. It may raise what a handler
+may raise."""
 
 
 class Handlers:
@@ -27,16 +31,20 @@ class Handlers:
 
     def __init__(self, reply: Callable[[Requester, Any], None]) -> None:
         self._reply = reply
-        self._handlers: dict[type, Handler] = {}
+        self._handlers: dict[type, Waiter] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def add(self, handlers: Mapping[type, Handler]) -> None:
         """Add the handlers of more kinds of questions. Raises ``ValueError`` for a kind that has a
         handler already."""
-        twice = self._handlers.keys() & handlers.keys()
-        if twice:
-            raise ValueError(f"two handlers for {', '.join(kind.__name__ for kind in twice)}")
-        self._handlers.update(handlers)
+        for kind, handler in handlers.items():
+            self.add_waiter(kind, partial(_by_handler, handler))
+
+    def add_waiter(self, kind: type, waiter: Waiter) -> None:
+        """Add what has one kind of questions answered later. Raises ``ValueError`` likewise."""
+        if kind in self._handlers:
+            raise ValueError(f"two handlers for {kind.__name__}")
+        self._handlers[kind] = waiter
 
     def answer(self, requester: Requester, question: Any, now_s: float) -> None:
         """Answer one question, now or in a task of its own."""
@@ -72,3 +80,7 @@ class Handlers:
             log.exception("control.message_failed")
             failed = OperationError(ErrorCode.INTERNAL, f"the supervisor failed on this: {error}")
             self._reply(requester, denied(failed))
+
+
+def _by_handler(handler: Handler, question: Any, _requester: Requester, now_s: float) -> Any:
+    return handler(question, now_s)

@@ -3,75 +3,37 @@ machine."""
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from typing import Any
-
 from lmx.protocol.messages import control, inventory
 from lmx.supervisor.control.handlers import Handler
-from lmx.supervisor.decisions.slots.demand import Requester
 from lmx.supervisor.inventory.added import AddedModels
 from lmx.supervisor.inventory.deletion import Deletion
 from lmx.supervisor.inventory.downloads import Downloads
 
 
-class AddedCommands:
-    """Answers questions about added models. Adding one takes a while: its files are read."""
+def added_handlers(added: AddedModels) -> dict[type, Handler]:
+    """Return the handlers of questions about added models. Adding one takes a while: its files are
+    read."""
 
-    def __init__(self, added: AddedModels) -> None:
-        self._added = added
-        self.handlers: dict[type, Handler] = {
-            inventory.AddModel: self._add,
-            inventory.RemoveModel: self._remove,
-        }
-
-    async def _add(
-        self, question: inventory.AddModel, _requester: Requester, _now_s: float
-    ) -> control.Done:
-        await self._added.add(question)
+    async def add(question: inventory.AddModel, _now_s: float) -> control.Done:
+        await added.add(question)
         return control.Done(f"{question.model_id} is served: its first request loads it")
 
-    def _remove(
-        self, question: inventory.RemoveModel, _requester: Requester, now_s: float
-    ) -> control.Done:
-        pid = self._added.remove(question.model_id, now_s)
+    def remove(question: inventory.RemoveModel, now_s: float) -> control.Done:
+        pid = added.remove(question.model_id, now_s)
         return control.Done(f"{question.model_id} is removed; its files stay", pid)
 
+    return {inventory.AddModel: add, inventory.RemoveModel: remove}
 
-class DiskCommands:
-    """Answers questions about downloads and files. Most answers wait for processes and disks."""
 
-    def __init__(self, downloads: Downloads, deletion: Deletion) -> None:
-        self._downloads = downloads
-        self._deletion = deletion
-        self.handlers: dict[type, Handler] = {
-            inventory.StartDownload: self._start,
-            inventory.CancelDownload: self._cancel,
-            inventory.GetDownloads: self._list,
-            inventory.GetAvailable: self._available,
-            inventory.DeleteModel: self._delete,
-        }
-
-    def _start(
-        self, question: inventory.StartDownload, _requester: Requester, _now_s: float
-    ) -> Coroutine[Any, Any, inventory.DownloadView]:
-        return self._downloads.start(question)
-
-    def _cancel(
-        self, question: inventory.CancelDownload, _requester: Requester, _now_s: float
-    ) -> Coroutine[Any, Any, inventory.DownloadView]:
-        return self._downloads.cancel(question.download_id)
-
-    def _list(
-        self, question: inventory.GetDownloads, _requester: Requester, _now_s: float
-    ) -> inventory.Downloads:
-        return self._downloads.list(question.download_id)
-
-    def _available(
-        self, _question: inventory.GetAvailable, _requester: Requester, _now_s: float
-    ) -> Coroutine[Any, Any, inventory.Available]:
-        return self._deletion.available()
-
-    def _delete(
-        self, question: inventory.DeleteModel, _requester: Requester, _now_s: float
-    ) -> Coroutine[Any, Any, inventory.Deleted]:
-        return self._deletion.delete(question.model_id, force=question.force)
+def disk_handlers(downloads: Downloads, deletion: Deletion) -> dict[type, Handler]:
+    """Return the handlers of questions about downloads and files. Most answers wait for processes
+    and disks."""
+    return {
+        inventory.StartDownload: lambda question, _now_s: downloads.start(question),
+        inventory.CancelDownload: lambda question, _now_s: downloads.cancel(question.download_id),
+        inventory.GetDownloads: lambda question, _now_s: downloads.list(question.download_id),
+        inventory.GetAvailable: lambda _question, _now_s: deletion.available(),
+        inventory.DeleteModel: lambda question, _now_s: deletion.delete(
+            question.model_id, force=question.force
+        ),
+    }

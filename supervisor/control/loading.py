@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Final
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError, UnavailableError
@@ -29,21 +30,15 @@ _PARAM: Final = "max_context_length"
 _LEAVING: Final = (WorkerState.DRAINING, WorkerState.STOPPING)
 
 
+@dataclass(eq=False, repr=False)
 class Loading:
     """Answers ``LoadModel``. ``inspect`` reads a model's files, also those of a repository in the
     hub's cache on this machine; ``now_s`` is the core's clock."""
 
-    def __init__(
-        self,
-        core: Core,
-        added: AddedModels,
-        inspect: Callable[[Question], Awaitable[Inspection]],
-        now_s: Callable[[], float],
-    ) -> None:
-        self._core = core
-        self._added = added
-        self._inspect = inspect
-        self._now_s = now_s
+    _core: Core
+    _added: AddedModels
+    _inspect: Callable[[Question], Awaitable[Inspection]]
+    _now_s: Callable[[], float]
 
     async def load(self, name: str, context_length: int | None) -> control.Done:
         """Begin to load a model. Returns when its files were read, or after some seconds. Raises

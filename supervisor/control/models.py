@@ -28,7 +28,6 @@ class ModelCommands:
         self._loading = loading
         self.handlers: dict[type, Handler] = {
             GetSnapshot: self._snapshot,
-            control.Acquire: self._acquire,
             control.LoadModel: self._load,
             control.UnloadModel: self._unload,
             control.KillModel: self._kill,
@@ -38,10 +37,11 @@ class ModelCommands:
             control.PinModel: self._pin,
         }
 
-    def _snapshot(self, _question: GetSnapshot, _requester: Requester, now_s: float) -> Snapshot:
+    def _snapshot(self, _question: GetSnapshot, now_s: float) -> Snapshot:
         return self._core.snapshot(now_s)
 
-    def _acquire(self, question: control.Acquire, requester: Requester, now_s: float) -> None:
+    def acquire(self, question: control.Acquire, requester: Requester, now_s: float) -> None:
+        """Let a request wait for its model. The core replies."""
         slot = self._core.slot(question.model_id)
         wait_s, waited_s = (
             value if math.isfinite(value) else 0.0 for value in (question.wait_s, question.waited_s)
@@ -49,22 +49,18 @@ class ModelCommands:
         self._core.acquire(slot.model.id, requester, wait_s, waited_s, now_s)
 
     def _load(
-        self, question: control.LoadModel, _requester: Requester, _now_s: float
+        self, question: control.LoadModel, _now_s: float
     ) -> Coroutine[Any, Any, control.Done]:
         return self._loading.load(question.model_id, question.context_length)
 
-    def _unload(
-        self, question: control.UnloadModel, _requester: Requester, now_s: float
-    ) -> control.Done:
+    def _unload(self, question: control.UnloadModel, now_s: float) -> control.Done:
         slot = self._core.slot(question.model_id)
         pid = slot.worker.pid if slot.worker else None
         self._core.operator.unload(slot.model.id, now_s)
         verb = "unloading" if pid else "unloaded"
         return control.Done(f"{verb} {slot.model.id}", pid)
 
-    def _kill(
-        self, question: control.KillModel, _requester: Requester, now_s: float
-    ) -> control.Done:
+    def _kill(self, question: control.KillModel, now_s: float) -> control.Done:
         slot = self._core.slot(question.model_id)
         worker = self._core.operator.kill(slot.model.id, now_s)
         log.warning("operator.kill", model=slot.model.id, worker_pid=worker.pid)
@@ -72,7 +68,7 @@ class ModelCommands:
         return control.Done(f"killed {worker.model_id} (pid {worker.pid}); it {back}", worker.pid)
 
     def _restart(
-        self, question: control.RestartModel, _requester: Requester, now_s: float
+        self, question: control.RestartModel, now_s: float
     ) -> control.Done | Coroutine[Any, Any, control.Done]:
         slot = self._core.slot(question.model_id)
         if slot.worker is None:
@@ -81,16 +77,14 @@ class ModelCommands:
         self._core.operator.restart(slot.model.id, now_s)
         return control.Done(f"restarting {slot.model.id}", pid)
 
-    def _reset(
-        self, question: control.ResetModel, _requester: Requester, now_s: float
-    ) -> control.Done:
+    def _reset(self, question: control.ResetModel, now_s: float) -> control.Done:
         model_id = self._core.slot(question.model_id).model.id
         self._core.operator.reset(model_id, now_s)
         return control.Done(
             f"{model_id} is reset: it is {public_state(self._core.slots[model_id])}"
         )
 
-    def _pin(self, question: control.PinModel, _requester: Requester, now_s: float) -> control.Done:
+    def _pin(self, question: control.PinModel, now_s: float) -> control.Done:
         slot, pinned = self._core.slot(question.model_id), question.pinned
         not_written = self._core.operator.pin(slot.model.id, pinned, now_s)
         done = f"{slot.model.id} is {'pinned' if pinned else 'unpinned'}"
@@ -102,9 +96,7 @@ class ModelCommands:
             "the supervisor"
         )
 
-    def _hold(
-        self, question: control.DrainModel, _requester: Requester, now_s: float
-    ) -> control.Done:
+    def _hold(self, question: control.DrainModel, now_s: float) -> control.Done:
         slot = self._core.slot(question.model_id)
         pid = slot.worker.pid if slot.worker else None
         self._core.operator.hold(slot.model.id, now_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from lmx.protocol.errors import ErrorCode, LmxError, OperationError, UnavailableError
 from lmx.protocol.messages import control
@@ -21,22 +22,15 @@ def report_routing_gaps(config: Config, events: Events) -> None:
         events.note("routing.incomplete", None, gap)
 
 
+@dataclass(eq=False, repr=False)
 class Reloader:
     """Reads the configuration that a person wrote, and puts it in force with the added models."""
 
-    def __init__(
-        self,
-        read: Callable[[], Config],
-        added: AddedModels,
-        core: Core,
-        settings: Settings,
-        events: Events,
-    ) -> None:
-        self._read = read
-        self._added = added
-        self._core = core
-        self._settings = settings
-        self._events = events
+    _read: Callable[[], Config]
+    _added: AddedModels
+    _core: Core
+    _settings: Settings
+    _events: Events
 
     def reload(self, why: str, now_s: float) -> control.Reloaded:
         """Read the configuration and put it in force.

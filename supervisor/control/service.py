@@ -16,7 +16,6 @@ from lmx.protocol.states import WorkerState
 from lmx.supervisor.control.handlers import Handler
 from lmx.supervisor.control.reload import Reloader
 from lmx.supervisor.core.core import Core
-from lmx.supervisor.decisions.slots.demand import Requester
 from lmx.supervisor.events import EventLog
 from lmx.supervisor.processes.handover import Invocation
 from lmx.supervisor.router.guard import RouterGuard
@@ -69,22 +68,18 @@ class ServiceCommands:
             control.StopAll: self._stop_all,
         }
 
-    def _status(self, _question: GetStatus, _requester: Requester, now_s: float) -> Status:
+    def _status(self, _question: GetStatus, now_s: float) -> Status:
         return Status(self._service.status(now_s))
 
-    def _list_events(
-        self, question: control.GetEvents, _requester: Requester, _now_s: float
-    ) -> control.EventList:
+    def _list_events(self, question: control.GetEvents, _now_s: float) -> control.EventList:
         return self._events.after(question.after_seq, question.limit, earlier=question.earlier)
 
-    def _stop_all(
-        self, _question: control.StopAll, _requester: Requester, _now_s: float
-    ) -> control.Done:
+    def _stop_all(self, _question: control.StopAll, _now_s: float) -> control.Done:
         self._service.stop("an operator asked for it")
         return control.Done("stopping")
 
     def _reload(
-        self, _question: control.ReloadConfig, _requester: Requester, now_s: float
+        self, _question: control.ReloadConfig, now_s: float
     ) -> control.Reloaded | Coroutine[Any, Any, control.Reloaded]:
         reloaded = self._reloader.reload("an operator asked for it", now_s)
         return reloaded if self._guard.settled else self._in_force(reloaded)
@@ -92,8 +87,7 @@ class ServiceCommands:
     async def _in_force(self, reloaded: control.Reloaded) -> control.Reloaded:
         """Wait until no router with older settings takes requests any more, so that a client can
         then rely on the new ones."""
-        successor = self._guard.successor
-        await self._serving(None if successor is None else successor.pid)
+        await self._serving(self._guard.newest)
         if self._guard.settled:
             return reloaded
         return replace(
@@ -104,30 +98,28 @@ class ServiceCommands:
             ),
         )
 
-    async def _restart_router(
-        self, _question: control.RestartRouter, _requester: Requester, now_s: float
-    ) -> control.Done:
+    async def _restart_router(self, _question: control.RestartRouter, now_s: float) -> control.Done:
         self._refuse_while_stopping()
         try:
             pid = self._guard.replace(now_s)
         except OSError as error:
             message = f"can't start a new router: {error.strerror or error}"
             raise OperationError(ErrorCode.INTERNAL, message) from error
-        serving = await self._serving(pid)
+        serving = await self._serving(self._guard.newest)
         if serving is None:
             return control.Done("a new router is starting", pid)
         return control.Done("a new router serves", serving)
 
-    async def _serving(self, pid: int | None) -> int | None:
-        """Wait until a new router serves, any one if ``pid`` is None, and those before it take no
-        more requests. Returns its pid, None if that takes too long. Raises :class:`OperationError`
-        when it has ended."""
+    async def _serving(self, number: int) -> int | None:
+        """Wait until the router of a number serves, or one that was started later in its place, and
+        those before it take no more requests. Returns its pid, None if that takes too long. Raises
+        :class:`OperationError` when it has ended."""
         deadline_s = time.monotonic() + _TAKE_OVER_S
         while time.monotonic() < deadline_s:
             serving = self._guard.process
-            if serving is not None and pid in (None, serving.pid) and self._guard.settled:
+            if serving is not None and serving.number >= number and self._guard.settled:
                 return serving.pid
-            if pid is not None and not self._guard.has_router(pid):
+            if serving is not None and serving.number < number and self._guard.successor is None:
                 raise OperationError(
                     ErrorCode.INTERNAL,
                     "the new router ended at its start, so the old one still serves: see "
@@ -137,7 +129,7 @@ class ServiceCommands:
         return None
 
     async def _restart_supervisor(
-        self, _question: control.RestartSupervisor, _requester: Requester, _now_s: float
+        self, _question: control.RestartSupervisor, _now_s: float
     ) -> control.Done:
         self._refuse_while_changing()
         await self._invocation.check_successor()

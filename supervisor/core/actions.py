@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +15,18 @@ from lmx.supervisor.decisions.worker import Worker
 from lmx.supervisor.events import Events
 from lmx.supervisor.memory.inspection import Inspection, Question
 from lmx.supervisor.memory.plan import MemoryPlan
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStart:
+    """What a worker is started with."""
+
+    instance: str
+    model: ModelConfig
+    path: Path
+    kind: ModelKind
+    plan: MemoryPlan
+    adapters: tuple[AdapterSpec, ...] = ()
 
 
 class Actions(Events, Protocol):
@@ -47,15 +60,7 @@ class Actions(Events, Protocol):
         """Keep what a worker with this plan was measured at. This is called after its load, with a
         ``peak_bytes`` of 0, and at its end."""
 
-    def spawn(
-        self,
-        model: ModelConfig,
-        instance: str,
-        path: Path,
-        kind: ModelKind,
-        plan: MemoryPlan,
-        adapters: Sequence[AdapterSpec],
-    ) -> int:
+    def spawn(self, start: WorkerStart) -> int:
         """Start a worker and return its pid. Raises ``OSError``, and ``TypeError``, ``ValueError``
         or ``OverflowError`` for a configuration that can't be encoded."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from lmx.protocol.errors import ErrorCode, LmxError, UnavailableError
 from lmx.protocol.states import ExitCause
@@ -15,21 +15,15 @@ from lmx.supervisor.decisions.slots import events
 from lmx.supervisor.decisions.worker import KillRequested, Worker
 
 
+@dataclass(eq=False, repr=False)
 class OperatorCommands:
     """A part of the core. Each method carries out one command about a model, which is named by its
     id. ``pins`` is what operators pinned and unpinned, and belongs to the core."""
 
-    def __init__(
-        self,
-        store: SlotStore,
-        placer: Placer,
-        actions: Actions,
-        pins: dict[str, bool],
-    ) -> None:
-        self._store = store
-        self._placer = placer
-        self._actions = actions
-        self._pins = pins
+    _store: SlotStore
+    _placer: Placer
+    _actions: Actions
+    _pins: dict[str, bool]
 
     def load(self, model_id: str, now_s: float) -> None:
         """Load the model, like a request that waits for ever. The model leaves backoff, quarantine

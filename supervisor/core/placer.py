@@ -3,6 +3,7 @@ do."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import assert_never
 
 import structlog
@@ -29,21 +30,15 @@ from lmx.supervisor.decisions.slots import events
 log = structlog.get_logger()
 
 
+@dataclass(eq=False, repr=False)
 class Placer:
     """Decides and acts for all slots at once. The pressure is the only state of its own."""
 
-    def __init__(
-        self,
-        store: SlotStore,
-        ledger: Ledger,
-        actions: Actions,
-        settings: Settings,
-    ) -> None:
-        self.pressure = MemoryPressure.NONE
-        self._store = store
-        self._ledger = ledger
-        self._actions = actions
-        self._settings = settings
+    _store: SlotStore
+    _ledger: Ledger
+    _actions: Actions
+    _settings: Settings
+    pressure: MemoryPressure = field(default=MemoryPressure.NONE, init=False)
 
     @property
     def hindrance(self) -> str | None:

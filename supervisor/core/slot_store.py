@@ -24,7 +24,7 @@ from lmx.protocol.wire.endpoints import new_instance_id
 from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.config.settings import Settings
 from lmx.supervisor.config.shutdown_timeout import term_grace_s
-from lmx.supervisor.core.actions import Actions
+from lmx.supervisor.core.actions import Actions, WorkerStart
 from lmx.supervisor.core.inspect_files import question_of, take
 from lmx.supervisor.core.placement_input import positions
 from lmx.supervisor.core.slot import Slot
@@ -168,13 +168,14 @@ class SlotStore:
         path, kind, plan = slot.files.path, slot.files.kind, slot.plan
         assert path is not None and kind is not None and plan is not None
         instance = new_instance_id()
+        start = WorkerStart(instance, slot.model, path, kind, plan, slot.adapter_specs)
         try:
             self._ledger.reserve(instance, plan.reserve_bytes, model_id)
         except LmxError as error:
             self.step(model_id, events.NotStarted(error), now_s)
             return
         try:
-            pid = self._actions.spawn(slot.model, instance, path, kind, plan, slot.adapter_specs)
+            pid = self._actions.spawn(start)
         except (OSError, TypeError, ValueError, OverflowError) as error:
             self._ledger.release(instance)
             if isinstance(error, OSError):

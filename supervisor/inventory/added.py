@@ -139,11 +139,6 @@ class AddedModels:
             detail = f"{_whose(model_id, config)} in the configuration, which goes before it"
             events.note("model.shadowed", model_id, detail)
 
-    def find(self, source: str) -> str | None:
-        """Return the id under which a source is served, whether it is of the configuration or
-        added; None if it is not served."""
-        return served_as(self._settings.current, source)
-
     async def add(self, question: AddModel) -> None:
         """Serve a model from now on, and after restarts. It is loaded when somebody asks for it.
 
@@ -164,6 +159,14 @@ class AddedModels:
         elif known is not None:
             return
         self._put_in_force({**self._models, model.id: model}, self._now_s())
+
+    async def serve(self, question: AddModel) -> str:
+        """Serve a model unless its source is served already, and return the id under which it is.
+        Raises what :meth:`add` raises, for example when the name is taken."""
+        known = served_as(self._settings.current, question.source)
+        if known is None:
+            await self.add(question)
+        return known or question.model_id
 
     def remove(self, model_id: str, now_s: float) -> int | None:
         """Forget an added model. Its worker ends after its streams, and its files stay. Returns the

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -35,22 +36,15 @@ _UNLOAD_S: Final = 120.0
 _POLL_S: Final = 0.05
 
 
+@dataclass(eq=False, repr=False)
 class Deletion:
     """Knows which models are on disk, and deletes them."""
 
-    def __init__(
-        self,
-        core: Core,
-        added: AddedModels,
-        downloads: Downloads,
-        home: Home,
-        events: Events,
-    ) -> None:
-        self._core = core
-        self._added = added
-        self._downloads = downloads
-        self._home = home
-        self._events = events
+    _core: Core
+    _added: AddedModels
+    _downloads: Downloads
+    _home: Home
+    _events: Events
 
     async def available(self) -> Available:
         """Return the models whose files are complete on this machine."""

@@ -15,9 +15,16 @@ from typing import Any, Final
 import structlog
 
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.protocol.messages.inventory import DownloadView, StartDownload
+from lmx.protocol.messages.inventory import AddModel, DownloadView, StartDownload
 from lmx.protocol.states import DownloadStatus
-from lmx.supervisor.config.sources import HubSource, SourceError, parse_file_name, parse_source
+from lmx.supervisor.config.sources import (
+    GgufSource,
+    HubSource,
+    SourceError,
+    default_model_id,
+    parse_file_name,
+    parse_source,
+)
 from lmx.supervisor.state.state_file import StateFile, discard_notice
 
 log = structlog.get_logger()
@@ -67,6 +74,17 @@ class Download:
     def unfinished(self) -> bool:
         """Whether it runs, or waits for its turn."""
         return self.status in UNFINISHED
+
+    def to_serve(self, path: Path) -> AddModel | None:
+        """Return the question with which it is added to the models that are served, once it is at
+        ``path``; None for a single file that is not a model. Pure."""
+        if self.filename is not None:
+            if not self.filename.lower().endswith(".gguf"):
+                return None
+            return AddModel(default_model_id(GgufSource(self.filename)), str(path))
+        if self.revision not in (None, "main"):
+            return AddModel(self.repo_id, f"{self.repo_id}@{self.revision}")
+        return AddModel(self.repo_id, self.repo_id)
 
     def view(self, speed_bytes_per_s: float) -> DownloadView:
         """Return the download as clients see it."""

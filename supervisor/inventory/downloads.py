@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -102,8 +102,8 @@ class Downloads:
         self._is_whole = is_whole
         self._events = events
         self._all: dict[str, Download] = {each.download_id: each for each in file.load()}
-        self._deleted: set[str] = set()
-        """The repositories whose files are being deleted."""
+        self._deletions: Counter[str] = Counter()
+        """How many deletions of files each repository has at the moment."""
         self._samples: dict[str, deque[tuple[float, int]]] = {}
         self._places = asyncio.Semaphore(AT_ONCE)
         self._changed = asyncio.Event()
@@ -181,11 +181,11 @@ class Downloads:
     @contextmanager
     def deleting(self, repo_id: str) -> Iterator[None]:
         """Begin no download of a repository while its files are deleted."""
-        self._deleted.add(repo_id)
+        self._deletions[repo_id] += 1
         try:
             yield
         finally:
-            self._deleted.discard(repo_id)
+            self._deletions[repo_id] -= 1
 
     def forget(self, repo_id: str) -> None:
         """Forget the ended downloads of a repository whose files were deleted."""
@@ -228,7 +228,7 @@ class Downloads:
         return download
 
     def _refuse_deleted(self, repo_id: str) -> None:
-        if repo_id in self._deleted:
+        if self._deletions[repo_id]:
             raise files_leaving_error(repo_id)
 
     def _refuse_more(self) -> None:

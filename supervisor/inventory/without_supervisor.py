@@ -25,7 +25,6 @@ from lmx.supervisor.inventory.added_file import AddedFile
 from lmx.supervisor.inventory.delete_files import delete_files
 from lmx.supervisor.inventory.disk import scan_conversions, scan_hub
 from lmx.supervisor.inventory.download_records import Download, DownloadFile, trimmed
-from lmx.supervisor.inventory.downloaded import question_to_serve
 from lmx.supervisor.inventory.on_disk import (
     Served,
     adapter_not_deletable,
@@ -143,7 +142,7 @@ def keep(home: Home, config: Config, download: Download, path: Path) -> None:
 
 def _have_served(home: Home, config: Config, download: Download, path: Path) -> str | None:
     """Add the model to those that were added, unless it is served already. Returns its id."""
-    question = question_to_serve(download, path)
+    question = download.to_serve(path)
     if question is None:
         return None
     file = AddedFile(home.added_models)

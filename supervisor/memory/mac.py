@@ -12,7 +12,7 @@ import functools
 import os
 from typing import Final
 
-from lmx.protocol.host.sysctl import sysctl_number
+from lmx.protocol.host.memory import sysctl_number
 from lmx.supervisor.decisions.memory_reading import (
     KernelPressure,
     MacPages,

@@ -9,7 +9,7 @@ from typing import Final
 
 import psutil
 
-from lmx.protocol.host.sysctl import sysctl_number
+from lmx.protocol.host.memory import sysctl_number
 from lmx.supervisor.decisions.working_set import working_set_bytes
 
 LIMIT_NAME: Final = "iogpu.wired_limit_mb"

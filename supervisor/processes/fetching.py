@@ -255,23 +255,17 @@ def _cancel(task: asyncio.Task[None]) -> None:
         task.cancel()
 
 
+@dataclass(eq=False, repr=False)
 class LoadFetches:
     """The fetches of models that will be loaded, each with its adapters. ``on_advance(model_id,
     phase, fraction)`` and ``on_end(model_id, path or error, unfetched)`` are called on the event
     loop. ``unfetched`` says why adapters could not be fetched, by their sources: the model is
     loaded without them."""
 
-    def __init__(
-        self,
-        program: FetchProgram,
-        runs: FetchRuns,
-        on_advance: Callable[[str, LoadPhase, float | None], None],
-        on_end: Callable[[str, Path | LmxError, Mapping[str, str]], Awaitable[None]],
-    ) -> None:
-        self._program = program
-        self._runs = runs
-        self._on_advance = on_advance
-        self._on_end = on_end
+    _program: FetchProgram
+    _runs: FetchRuns
+    _on_advance: Callable[[str, LoadPhase, float | None], None]
+    _on_end: Callable[[str, Path | LmxError, Mapping[str, str]], Awaitable[None]]
 
     def start(self, model: ModelConfig) -> None:
         """Begin to fetch a model. There is one fetch at a time for a model."""

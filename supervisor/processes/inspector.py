@@ -19,6 +19,8 @@ import structlog
 from lmx.protocol.errors import ProtocolError
 from lmx.protocol.host.lasting import begin
 from lmx.protocol.wire import codec
+from lmx.supervisor.config.schema import Config
+from lmx.supervisor.core.inspect_files import question_of
 from lmx.supervisor.memory.inspection import Inspection, Question, read_answer, shown
 from lmx.supervisor.processes.child import without_keys
 from lmx.supervisor.processes.patience import done_within
@@ -322,3 +324,19 @@ async def _lost(reader: asyncio.subprocess.Process, why: str) -> _ReaderLostErro
         if await asyncio.wait_for(reader.wait(), _GONE_S) in (-signal.SIGKILL, -signal.SIGTERM):
             return _ReaderLostError("its reader was killed", by_host=True)
     return _ReaderLostError(why, by_host=False)
+
+
+def unreadable_models(config: Config, home: Home) -> list[str]:
+    """Return a sentence for each model and each adapter whose files can't be loaded. Models that
+    are not on this machine yet are not among them."""
+    found = inspect_now(home, [question_of(model) for model in config.models])
+    sentences = []
+    for model, each in zip(config.models, found, strict=True):
+        if each.problem is not None:
+            sentences.append(f"{model.id} can't be loaded: {each.problem}")
+        sentences += [
+            f"{adapter} can't be used: {problem}"
+            for adapter, problem in zip(model.adapters, each.adapter_problems, strict=False)
+            if problem is not None
+        ]
+    return sentences

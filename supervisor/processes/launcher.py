@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -24,14 +25,14 @@ Exited = Callable[[int, int | None], None]
 ``Popen.returncode``, None if it can't be known."""
 
 
+@dataclass(eq=False, repr=False)
 class Launcher:
     """Starts processes so that there is never one that nobody watches. It owns no state. ``notify``
     reports to people what is not as it should be."""
 
-    def __init__(self, home: Home, exits: ExitWatch, notify: Callable[[str], None]) -> None:
-        self._home = home
-        self._exits = exits
-        self._notify = notify
+    _home: Home
+    _exits: ExitWatch
+    _notify: Callable[[str], None]
 
     def start(
         self,

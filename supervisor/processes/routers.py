@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import dataclass, field
 from typing import Any
 
 from lmx.protocol.host.processor_wait import ProcessorWaits
@@ -18,32 +19,21 @@ from lmx.supervisor.state.home import Home
 from lmx.supervisor.state.process_records import Records, RouterRecord
 
 
+@dataclass(eq=False, repr=False)
 class RouterProcesses:
-    """The real :class:`lmx.supervisor.router.actions.RouterActions`. ``exited`` is called at the
+    """The real :class:`lmx.supervisor.router.guard.RouterActions`. ``exited`` is called at the
     end of each router. ``admin_key`` is used when the configuration has none."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        home: Home,
-        launcher: Launcher,
-        records: Records,
-        events: Events,
-        version: str,
-        admin_key: str,
-        invocation: Invocation,
-        exited: Exited,
-    ) -> None:
-        self._settings = settings
-        self._home = home
-        self._launcher = launcher
-        self._records = records
-        self._events = events
-        self._version = version
-        self._admin_key = admin_key
-        self._invocation = invocation
-        self._exited = exited
-        self._waits = ProcessorWaits()
+    _settings: Settings
+    _home: Home
+    _launcher: Launcher
+    _records: Records
+    _events: Events
+    _version: str
+    _admin_key: str
+    _invocation: Invocation
+    _exited: Exited
+    _waits: ProcessorWaits = field(default_factory=ProcessorWaits, init=False)
 
     def note(self, name: str, model_id: str | None, detail: str, **data: Any) -> None:
         self._events.note(name, model_id, detail, **data)

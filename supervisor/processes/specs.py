@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
 from pathlib import Path
 
 from lmx.protocol.messages.specs import (
-    AdapterSpec,
     LogSpec,
     PrefixCacheSpec,
     RescueSpec,
@@ -19,26 +17,18 @@ from lmx.protocol.models.sampling import PARAMETERS
 from lmx.protocol.states import MemoryWiring, ModelKind
 from lmx.supervisor.config.schema import Config, ModelConfig
 from lmx.supervisor.config.sources import folder_path
-from lmx.supervisor.memory.plan import MemoryPlan
+from lmx.supervisor.core.actions import WorkerStart
 from lmx.supervisor.state.home import Home
 
 
-def worker_spec(
-    config: Config,
-    home: Home,
-    model: ModelConfig,
-    instance: str,
-    path: Path,
-    kind: ModelKind,
-    plan: MemoryPlan,
-    adapters: Sequence[AdapterSpec],
-) -> WorkerSpec:
+def worker_spec(config: Config, home: Home, start: WorkerStart) -> WorkerSpec:
     """Return the spec of a model's worker. Its share of the memory is what the plan reserves for
     its process."""
+    model, plan = start.model, start.plan
     return WorkerSpec(
-        instance=instance,
+        instance=start.instance,
         model_id=model.id,
-        model_path=str(path),
+        model_path=str(start.path),
         run_dir=str(home.run.path),
         log=_log_spec(config, home.worker_log(model.id)),
         engine=model.engine,
@@ -49,7 +39,7 @@ def worker_spec(
         context_length=plan.context_tokens or model.context_length,
         default_max_tokens=model.default_max_tokens,
         max_tokens_limit=model.max_tokens_limit,
-        kind=kind,
+        kind=start.kind,
         **{name: getattr(model, name) for name in PARAMETERS},
         template_kwargs=dict(model.chat_template_kwargs) or None,
         tool_parser=model.tool_parser,
@@ -59,7 +49,7 @@ def worker_spec(
         calls_in_open_thought=model.tools.calls_in_open_thought,
         max_decode_stall_s=model.max_decode_stall_s,
         prefix_cache=_prefix_cache_spec(home, model, plan.prefix_cache_bytes),
-        speculation=_speculation_spec(model, kind),
+        speculation=_speculation_spec(model, start.kind),
         kv_cache_bytes=plan.kv_cache_bytes,
         kv_layers=plan.kv_layers,
         kv_bits=plan.kv_bits,
@@ -73,7 +63,7 @@ def worker_spec(
         beat_interval_s=config.timing.beat_interval_s,
         orphan_grace_s=config.timing.orphan_grace_s,
         allow_checkpoint_code=model.allow_checkpoint_code,
-        adapters=tuple(adapters),
+        adapters=start.adapters,
         decode=config.media.decode_limits(model.media),
     )
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.host.processor_wait import ProcessorWaits, observe
-from lmx.protocol.messages.specs import AdapterSpec
-from lmx.protocol.states import ModelKind
 from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.config.settings import Settings
 from lmx.supervisor.config.sources import FolderSource, folder_path, parse_source
+from lmx.supervisor.core.actions import WorkerStart
 from lmx.supervisor.decisions.ledger import Ledger
 from lmx.supervisor.decisions.slots.demand import Requester
 from lmx.supervisor.decisions.worker import Worker
@@ -34,42 +34,29 @@ from lmx.supervisor.state.home import Home
 from lmx.supervisor.state.process_records import WorkerRecord
 
 
+@dataclass(eq=False, repr=False)
 class WorkerProcesses:
     """The real :class:`lmx.supervisor.core.actions.Actions`. ``exited(instance, status)`` is called
     on the event loop when a worker has ended. ``left(worker, reserved_bytes)`` starts to measure
     whether its memory comes back."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        home: Home,
-        launcher: Launcher,
-        server: ControlServer,
-        fetches: LoadFetches,
-        inspections: Inspections,
-        descendants: Descendants,
-        files: StateFiles,
-        measured: Measured,
-        ledger: Ledger,
-        events: Events,
-        exited: Callable[[str, int | None], None],
-        left: Callable[[Worker, int], None],
-    ) -> None:
-        self._settings = settings
-        self._home = home
-        self._launcher = launcher
-        self._server = server
-        self._fetches = fetches
-        self._inspections = inspections
-        self._descendants = descendants
-        self._files = files
-        self._measured = measured
-        self._ledger = ledger
-        self._events = events
-        self._exited = exited
-        self._left = left
-        # A worker may wait for what it has started: on a CPU mlx starts a compiler.
-        self._waits = ProcessorWaits(partial(observe, descendants=True))
+    _settings: Settings
+    _home: Home
+    _launcher: Launcher
+    _server: ControlServer
+    _fetches: LoadFetches
+    _inspections: Inspections
+    _descendants: Descendants
+    _files: StateFiles
+    _measured: Measured
+    _ledger: Ledger
+    _events: Events
+    _exited: Callable[[str, int | None], None]
+    _left: Callable[[Worker, int], None]
+    # A worker may wait for what it has started: on a CPU mlx starts a compiler.
+    _waits: ProcessorWaits = field(
+        default_factory=lambda: ProcessorWaits(partial(observe, descendants=True)), init=False
+    )
 
     def note(self, name: str, model_id: str | None, detail: str, **data: Any) -> None:
         self._events.note(name, model_id, detail, **data)
@@ -117,26 +104,17 @@ class WorkerProcesses:
     def remember(self, plan: MemoryPlan, static_bytes: int, peak_bytes: int) -> None:
         self._measured.record(plan.settings_key, static_bytes, peak_bytes)
 
-    def spawn(
-        self,
-        model: ModelConfig,
-        instance: str,
-        path: Path,
-        kind: ModelKind,
-        plan: MemoryPlan,
-        adapters: Sequence[AdapterSpec],
-    ) -> int:
-        spec = worker_spec(
-            self._settings.current, self._home, model, instance, path, kind, plan, adapters
-        )
+    def spawn(self, start: WorkerStart) -> int:
+        instance, model_id = start.instance, start.model.id
         pid = self._launcher.start(
             "lmx.worker",
-            (model.id, instance),
-            spec,
-            self._home.worker_log(model.id),
+            (model_id, instance),
+            worker_spec(self._settings.current, self._home, start),
+            self._home.worker_log(model_id),
             lambda _pid, status: self._exited(instance, status),
         )
-        self._files.records.save_worker(WorkerRecord(pid, instance, model.id, plan.reserve_bytes))
+        reserved_bytes = start.plan.reserve_bytes
+        self._files.records.save_worker(WorkerRecord(pid, instance, model_id, reserved_bytes))
         return pid
 
     def keep_reservation(self, worker: Worker, reserved_bytes: int) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.messages.counts import CountsKept, KeyUsage, ReportCounts, Tally, added, greatest
-from lmx.supervisor.decisions.slots.demand import Requester
 
 
 class RouterCounts:
@@ -27,7 +26,7 @@ class RouterCounts:
         """The latest usage of each router and when it came. The routers are in the order of their
         first reports."""
 
-    def take_report(self, report: ReportCounts, _requester: Requester, now_s: float) -> CountsKept:
+    def take_report(self, report: ReportCounts, now_s: float) -> CountsKept:
         """Take a router's report, and return what the others have counted. Raises
         :class:`LmxError` (not_running) for a process that is no router of this supervisor."""
         if not self._is_router(report.pid):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import signal
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +31,7 @@ log = structlog.get_logger()
 _END_S: Final = 2.0
 
 
+@dataclass(eq=False, repr=False)
 class Adoption:
     """Finds the processes of an earlier supervisor: by their records at the start, and by their
     hellos if a record is missing because the earlier supervisor died too early.
@@ -39,25 +41,14 @@ class Adoption:
     a worker left behind.
     """
 
-    def __init__(
-        self,
-        core: Core,
-        guard: RouterGuard,
-        records: Records,
-        run: RunDirectory,
-        watch_worker: Callable[[str, int], None],
-        watch_router: Callable[[int], None],
-        change: Callable[[Path, Change], None],
-        end_left: Callable[[str, str], None],
-    ) -> None:
-        self._core = core
-        self._guard = guard
-        self._records = records
-        self._run = run
-        self._watch_worker = watch_worker
-        self._watch_router = watch_router
-        self._change = change
-        self._end_left = end_left
+    _core: Core
+    _guard: RouterGuard
+    _records: Records
+    _run: RunDirectory
+    _watch_worker: Callable[[str, int], None]
+    _watch_router: Callable[[int], None]
+    _change: Callable[[Path, Change], None]
+    _end_left: Callable[[str, str], None]
 
     def take_over(self, host: str, port: int, now_s: float) -> None:
         """Adopt every recorded process that lives and has a place, and end the others."""
@@ -135,10 +126,7 @@ class Adoption:
     def _take_router(self, record: RouterRecord, host: str, port: int, now_s: float) -> None:
         if not record.alive:
             log.info("record.stale", router=record.token)
-        elif record.retiring:
-            self._guard.adopt_retiring(record, now_s)
-            self._watch_router(record.pid)
-        elif record.host == host and port in (0, record.port):
+        elif record.retiring or (record.host == host and port in (0, record.port)):
             self._guard.adopt(record, now_s)
             self._watch_router(record.pid)
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from lmx.protocol.messages import control
@@ -17,25 +18,17 @@ from lmx.supervisor.router.guard import RouterGuard
 from lmx.supervisor.service.adoption import Adoption
 
 
+@dataclass(eq=False, repr=False)
 class Inbox:
     """Takes each message to its owner, and answers heartbeats. A message that is not a fact is a
     question."""
 
-    def __init__(
-        self,
-        core: Core,
-        guard: RouterGuard,
-        handlers: Handlers,
-        adoption: Adoption,
-        send: Callable[[bytes, Any], None],
-        settings: Settings,
-    ) -> None:
-        self._core = core
-        self._guard = guard
-        self._handlers = handlers
-        self._adoption = adoption
-        self._send = send
-        self._settings = settings
+    _core: Core
+    _guard: RouterGuard
+    _handlers: Handlers
+    _adoption: Adoption
+    _send: Callable[[bytes, Any], None]
+    _settings: Settings
 
     def take(self, identity: bytes, message: Any, correlation: int) -> None:
         """Handle one message completely."""

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from lmx.protocol.messages.control import Acquire
 from lmx.protocol.messages.counts import ReportCounts
 from lmx.protocol.states import WorkerState
 from lmx.protocol.wire.endpoints import new_epoch
 from lmx.supervisor.config.schema import Config, LogConfig
 from lmx.supervisor.config.settings import Change, Settings
 from lmx.supervisor.control.handlers import Handlers
-from lmx.supervisor.control.inventory import AddedCommands, DiskCommands
+from lmx.supervisor.control.inventory import added_handlers, disk_handlers
 from lmx.supervisor.control.loading import Loading
 from lmx.supervisor.control.models import ModelCommands
 from lmx.supervisor.control.reload import Reloader, report_routing_gaps
@@ -28,7 +29,6 @@ from lmx.supervisor.inventory.added import AddedModels, with_added
 from lmx.supervisor.inventory.added_file import AddedFile
 from lmx.supervisor.inventory.deletion import Deletion
 from lmx.supervisor.inventory.download_records import Download, DownloadFile
-from lmx.supervisor.inventory.downloaded import serve_download
 from lmx.supervisor.inventory.downloads import Downloads
 from lmx.supervisor.memory.measured import Measured
 from lmx.supervisor.memory.system import read_memory
@@ -53,12 +53,25 @@ from lmx.supervisor.service.reports import Reports
 from lmx.supervisor.service.shutdown import Shutdown
 from lmx.supervisor.sockets import listening
 from lmx.supervisor.sockets.server import ControlServer
-from lmx.supervisor.state.admin_key import read_admin_key
 from lmx.supervisor.state.event_file import EventFile
-from lmx.supervisor.state.files import StateFiles
+from lmx.supervisor.state.files import StateFiles, read_admin_key
 from lmx.supervisor.state.home import Home
 
 _LOADS: Final = (WorkerState.STARTING, WorkerState.LOADING)
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """What starts processes, asks them and watches them."""
+
+    exits: ExitWatch
+    server: ControlServer
+    descendants: Descendants
+    inspector: Inspector
+    inspections: Inspections
+    runs: FetchRuns
+    workers: WorkerProcesses
+    routers: RouterProcesses
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +85,13 @@ class Parts:
     events: EventLog
     files: StateFiles
     launches: LaunchFile
-    descendants: Descendants
+    processes: Processes
     downloads: Downloads
     adoption: Adoption
     reloader: Reloader
     handlers: Handlers
-    server: ControlServer
     inbox: Inbox
     shutdown: Shutdown
-    exits: ExitWatch
-    inspections: Inspections
-    inspector: Inspector
     sleep: SleepPrevention
 
     @property
@@ -101,11 +110,24 @@ class Parts:
         """Close what this process holds. The processes that run continue."""
         self.sleep.close()
         self.handlers.close()
-        self.inspections.close()
+        self.processes.inspections.close()
         self.guard.close()
-        self.exits.close()
-        await self.inspector.wait_closed()
-        await self.server.close()
+        self.processes.exits.close()
+        await self.processes.inspector.wait_closed()
+        await self.processes.server.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Base:
+    """What most parts need: what is configured, what is kept in files, and who is notified."""
+
+    home: Home
+    invocation: Invocation
+    settings: Settings
+    ledger: Ledger
+    events: EventLog
+    files: StateFiles
+    notify: Callable[[str], None]
 
 
 def wire(
@@ -123,39 +145,15 @@ def wire(
     epoch = new_epoch()
     kept = EventFile(home.events)
     events = EventLog(epoch, kept.keep, kept.read())
-    files = StateFiles.of(home, events, notify)
     added_file = AddedFile(home.added_models, notify)
     added_models = added_file.load()
     settings = Settings(with_added(config, added_models))
     ledger = Ledger(_budget_bytes(config))
-
-    # The reports of processes and readers come from the event loop, so that `reports` exists by
-    # then.
-    exits = ExitWatch(asyncio.get_running_loop())
-    launcher = Launcher(home, exits, notify)
-    server = ControlServer(home.run)
-    descendants = Descendants(home)
-    inspector = Inspector(home)
-    inspections = Inspections(inspector, lambda *report: reports.inspected(*report))
-    program = FetchProgram.of(home)
-    runs = FetchRuns(program)
-    fetches = LoadFetches(
-        program,
-        runs,
-        lambda *report: reports.fetch_advanced(*report),
-        lambda *report: reports.fetch_ended(*report),
-    )
-    workers = WorkerProcesses(
-        settings, home, launcher, server, fetches, inspections, descendants, files,
-        Measured.load(home.measured, notify), ledger, events,
-        lambda *report: reports.worker_exited(*report),
-        lambda *report: reports.worker_left(*report),
-    )  # fmt: skip
-    routers = RouterProcesses(
-        settings, home, launcher, files.records, events, version,
-        read_admin_key(home.admin_key, notify), invocation,
-        lambda *report: reports.router_exited(*report),
-    )  # fmt: skip
+    files = StateFiles.of(home, events, notify)
+    base = _Base(home, invocation, settings, ledger, events, files, notify)
+    # The processes report from the event loop, so that `reports` exists by then.
+    processes = _processes(base, version, lambda: reports)
+    workers, routers = processes.workers, processes.routers
 
     core = Core(settings, ledger, workers, epoch, files.pins.load(), files.holds.load())
     guard = RouterGuard(routers, settings)
@@ -163,34 +161,132 @@ def wire(
         guard.listener = listening.inherited(invocation.handover.listen_fd, config.server)
     memory = MemoryWatch(core, settings, workers.send, events)
     counts = RouterCounts(started_s, guard.has_router)
+    launches = LaunchFile(home, files.disk.change)
+    launches.save(Launch.of(invocation.find_config(), os.environ, config))
+    _follow_changes(base, core, guard, launches, logs_changed)
+
+    inspect = processes.inspector.inspect_soon
+    added = AddedModels(added_file, added_models, core, settings, inspect, time.monotonic)
+    added.report_shadowed(config, events)
+    report_routing_gaps(settings.current, events)
+    downloads = _downloads(base, processes, core, added)
+    shutdown = Shutdown(core, guard, lambda: downloads.close(resume=False))
+    reports = Reports(core, guard, memory, counts, downloads, shutdown)
+
+    reloader = Reloader(invocation.read_config, added, core, settings, events)
+    handlers = Handlers(workers.reply)
+    models = ModelCommands(core, Loading(core, added, inspect, time.monotonic))
+    handlers.add(models.handlers)
+    handlers.add_waiter(Acquire, models.acquire)
+    handlers.add(added_handlers(added))
+    handlers.add(disk_handlers(downloads, Deletion(core, added, downloads, home, events)))
+    handlers.add({ReportCounts: counts.take_report})
+    handlers.add(ServiceCommands(service, core, guard, events, reloader, invocation).handlers)
+    adoption = Adoption(
+        core,
+        guard,
+        files.records,
+        home.run,
+        workers.watch,
+        routers.watch,
+        files.disk.change,
+        processes.descendants.end,
+    )
+    return Parts(
+        settings=settings,
+        core=core,
+        guard=guard,
+        memory=memory,
+        events=events,
+        files=files,
+        launches=launches,
+        processes=processes,
+        downloads=downloads,
+        adoption=adoption,
+        reloader=reloader,
+        handlers=handlers,
+        inbox=Inbox(core, guard, handlers, adoption, processes.server.send, settings),
+        shutdown=shutdown,
+        sleep=SleepPrevention(settings, lambda: _is_working(core, processes.runs)),
+    )
+
+
+def _processes(base: _Base, version: str, reports: Callable[[], Reports]) -> Processes:
+    home, notify = base.home, base.notify
+    exits = ExitWatch(asyncio.get_running_loop())
+    launcher = Launcher(home, exits, notify)
+    server = ControlServer(home.run)
+    descendants = Descendants(home)
+    inspector = Inspector(home)
+    inspections = Inspections(inspector, lambda *report: reports().inspected(*report))
+    program = FetchProgram.of(home)
+    runs = FetchRuns(program)
+    fetches = LoadFetches(
+        program,
+        runs,
+        lambda *report: reports().fetch_advanced(*report),
+        lambda *report: reports().fetch_ended(*report),
+    )
+    workers = WorkerProcesses(
+        base.settings,
+        home,
+        launcher,
+        server,
+        fetches,
+        inspections,
+        descendants,
+        base.files,
+        Measured.load(home.measured, notify),
+        base.ledger,
+        base.events,
+        lambda *report: reports().worker_exited(*report),
+        lambda *report: reports().worker_left(*report),
+    )
+    routers = RouterProcesses(
+        base.settings,
+        home,
+        launcher,
+        base.files.records,
+        base.events,
+        version,
+        read_admin_key(home.admin_key, notify),
+        base.invocation,
+        lambda *report: reports().router_exited(*report),
+    )
+    return Processes(exits, server, descendants, inspector, inspections, runs, workers, routers)
+
+
+def _follow_changes(
+    base: _Base,
+    core: Core,
+    guard: RouterGuard,
+    launches: LaunchFile,
+    logs_changed: Callable[[LogConfig], None],
+) -> None:
+    """Have the parts follow a changed configuration."""
 
     def set_budget(change: Change, _now_s: float) -> None:
         if change.new.memory != change.old.memory:
-            ledger.budget_bytes = _budget_bytes(change.new)
+            base.ledger.budget_bytes = _budget_bytes(change.new)
 
     def follow_logs(change: Change, _now_s: float) -> None:
         if change.new.logs != change.old.logs:
             logs_changed(change.new.logs)
 
-    launches = LaunchFile(home, files.disk.change)
-
     def record_launch(change: Change, _now_s: float) -> None:
-        launches.save(Launch.of(invocation.find_config(), os.environ, change.new))
+        launches.save(Launch.of(base.invocation.find_config(), os.environ, change.new))
 
-    launches.save(Launch.of(invocation.find_config(), os.environ, config))
     # The router comes first because only it can refuse a change. The core comes after the budget
     # because it places models by it.
-    settings.on_change(
+    base.settings.on_change(
         guard.reconfigured, set_budget, core.reconfigured, follow_logs, record_launch
     )
 
-    inspect = inspector.inspect_soon
-    added = AddedModels(added_file, added_models, core, settings, inspect, time.monotonic)
-    added.report_shadowed(config, events)
-    report_routing_gaps(settings.current, events)
 
+def _downloads(base: _Base, processes: Processes, core: Core, added: AddedModels) -> Downloads:
     async def serve(download: Download, path: Path) -> str | None:
-        model_id = await serve_download(added, download, path)
+        question = download.to_serve(path)
+        model_id = None if question is None else await added.serve(question)
         if model_id is not None:
             core.files_changed(model_id)
         core.flush(time.monotonic())
@@ -200,48 +296,14 @@ def wire(
         if download.path is None:
             return False
         file = download.filename is not None
-        return await inspector.is_whole(Path(download.path), file=file)
+        return await processes.inspector.is_whole(Path(download.path), file=file)
 
-    downloads = Downloads(DownloadFile(home.downloads, notify), runs, serve, is_whole, events)
-    shutdown = Shutdown(core, guard, lambda: downloads.close(resume=False))
-    reports = Reports(core, guard, memory, counts, downloads, shutdown)
+    file = DownloadFile(base.home.downloads, base.notify)
+    return Downloads(file, processes.runs, serve, is_whole, base.events)
 
-    def works() -> bool:
-        workers = core.workers
-        return runs.running or any(one.busy or one.state in _LOADS for one in workers)
 
-    reloader = Reloader(invocation.read_config, added, core, settings, events)
-    handlers = Handlers(workers.reply)
-    handlers.add(ModelCommands(core, Loading(core, added, inspect, time.monotonic)).handlers)
-    handlers.add(AddedCommands(added).handlers)
-    handlers.add(DiskCommands(downloads, Deletion(core, added, downloads, home, events)).handlers)
-    handlers.add({ReportCounts: counts.take_report})
-    handlers.add(ServiceCommands(service, core, guard, events, reloader, invocation).handlers)
-    adoption = Adoption(
-        core, guard, files.records, home.run, workers.watch, routers.watch, files.disk.change,
-        descendants.end,
-    )  # fmt: skip
-    return Parts(
-        settings=settings,
-        core=core,
-        guard=guard,
-        memory=memory,
-        events=events,
-        files=files,
-        launches=launches,
-        descendants=descendants,
-        downloads=downloads,
-        adoption=adoption,
-        reloader=reloader,
-        handlers=handlers,
-        server=server,
-        inbox=Inbox(core, guard, handlers, adoption, server.send, settings),
-        shutdown=shutdown,
-        exits=exits,
-        inspections=inspections,
-        inspector=inspector,
-        sleep=SleepPrevention(settings, works),
-    )
+def _is_working(core: Core, runs: FetchRuns) -> bool:
+    return runs.running or any(one.busy or one.state in _LOADS for one in core.workers)
 
 
 def _budget_bytes(config: Config) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from lmx.protocol.errors import LmxError
@@ -19,24 +20,16 @@ from lmx.supervisor.router.guard import RouterGuard
 from lmx.supervisor.service.shutdown import Shutdown
 
 
+@dataclass(eq=False, repr=False)
 class Reports:
     """Each method handles one report completely, and publishes what follows from it."""
 
-    def __init__(
-        self,
-        core: Core,
-        guard: RouterGuard,
-        memory: MemoryWatch,
-        counts: RouterCounts,
-        downloads: Downloads,
-        shutdown: Shutdown,
-    ) -> None:
-        self._core = core
-        self._guard = guard
-        self._memory = memory
-        self._counts = counts
-        self._downloads = downloads
-        self._shutdown = shutdown
+    _core: Core
+    _guard: RouterGuard
+    _memory: MemoryWatch
+    _counts: RouterCounts
+    _downloads: Downloads
+    _shutdown: Shutdown
 
     def worker_exited(self, instance: str, status: int | None) -> None:
         """A worker's process has ended. ``status`` is as in ``Popen.returncode``."""

@@ -156,7 +156,7 @@ class Service:
     async def _serve(self, parts: Parts) -> Handover | None:
         loop = asyncio.get_running_loop()
         tasks = [
-            loop.create_task(parts.server.serve(parts.inbox.take)),
+            loop.create_task(parts.processes.server.serve(parts.inbox.take)),
             loop.create_task(tick_forever(parts.ticks)),
         ]
         asked = [
@@ -178,7 +178,7 @@ class Service:
             if done == {asked[1]}:
                 return await self._hand_over(parts)
             await parts.shutdown.run(parts.settings.current.timing.shutdown_grace_s)
-            await parts.descendants.end_all()
+            await parts.processes.descendants.end_all()
             parts.launches.forget()
             for task in done - set(asked):
                 task.result()  # a task that ended by itself is a bug: let it be seen

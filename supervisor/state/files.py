@@ -3,14 +3,19 @@ pinned, unpinned, drained). They outlive the supervisor."""
 
 from __future__ import annotations
 
+import os
+import secrets
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
+from lmx.protocol.host.quarantine_file import quarantine_file
+from lmx.protocol.host.regular_file import read_regular
 from lmx.supervisor.events import Events
+from lmx.supervisor.state.atomic_write import atomic_write
 from lmx.supervisor.state.disk_retry import DiskRetry
 from lmx.supervisor.state.home import Home
 from lmx.supervisor.state.process_records import Records
@@ -102,3 +107,34 @@ class StateFiles:
         disk = DiskRetry(events)
         records = Records(home.state, disk.change, notify)
         return cls(disk, records, Pins(home.pins, notify), Holds(home.holds, notify))
+
+
+_PREFIX: Final = "lmx-admin-"
+_LEAST_LENGTH: Final = 16
+_MOST_BYTES: Final = 4096
+
+
+def read_admin_key(path: Path, notify: Callable[[str], None] = discard_notice) -> str:
+    """Return the key in a file, and make the file if it does not exist. A file without a key is set
+    aside, and ``notify`` is called with a sentence about it. The key is never logged.
+
+    Raises ``OSError`` when the file can be neither read nor written.
+    """
+    if os.path.lexists(path):
+        key = _read(path)
+        if key is not None:
+            return key
+        aside = quarantine_file(path)
+        notify(f"{path} had no key: it was set aside as {aside.name}, and a new key was made")
+    key = _PREFIX + secrets.token_urlsafe(32)
+    atomic_write(path, key + "\n")
+    return key
+
+
+def _read(path: Path) -> str | None:
+    try:
+        key = read_regular(path, _MOST_BYTES).decode("ascii").strip()
+    except (OSError, ValueError):
+        return None
+    whole = len(key) >= _LEAST_LENGTH and key.isprintable() and " " not in key
+    return key if whole else None

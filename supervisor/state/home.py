@@ -19,11 +19,56 @@ from lmx.protocol.host.quarantine_file import quarantine_file
 from lmx.protocol.wire.endpoints import RunDirectory
 
 
+class _Place:
+    """A path below the home, as an attribute."""
+
+    def __init__(self, below: str) -> None:
+        self._below = below
+
+    def __get__(self, home: Home, _owner: type) -> Path:
+        return home.path / self._below
+
+
 @dataclass(frozen=True, slots=True)
 class Home:
     """The folders below ``LMX_HOME`` (default ``~/.lmx``)."""
 
     path: Path
+
+    lock = _Place("lock")
+    """The lock that the supervisor holds. It is not in ``run``, because people remove that."""
+    state = _Place("state")
+    """The folder of the records of running processes, and of what must be remembered."""
+    admin_key = _Place("admin.key")
+    """The key of the routes below /admin."""
+    measured = _Place("state/measured.json")
+    """The memory that models were measured to take."""
+    pins = _Place("state/pins.json")
+    """The models that an operator pinned or unpinned."""
+    holds = _Place("state/held.json")
+    """The models that an operator drained."""
+    added_models = _Place("state/models.json")
+    """The models that were added or downloaded while lmx ran."""
+    launch = _Place("state/launch.json")
+    """With what configuration the lmx that runs was started."""
+    events = _Place("state/events.jsonl")
+    """The latest events, also of earlier supervisors."""
+    downloads = _Place("state/downloads.json")
+    """The downloads and their results."""
+    jobs = _Place("state/jobs.sqlite")
+    """The router's records of generations."""
+    logs = _Place("logs")
+    """The folder of the logs, with a file for each process."""
+    models = _Place("models")
+    """The folder of the models that lmx imported."""
+    cache = _Place("cache")
+    """The folder of what can be computed again."""
+    temporary = _Place("tmp")
+    """The ``TMPDIR`` of workers and of the router."""
+    default_config = _Place("lmx.yaml")
+    """The configuration file if neither ``--config`` nor ``LMX_CONFIG`` names another one."""
+    fetch_log = _Place("logs/fetch.log")
+    """What the libraries say that download and convert models."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Home:
@@ -73,89 +118,9 @@ class Home:
         """The folder of the sockets. It is private to the user."""
         return RunDirectory(self.path / "run")
 
-    @property
-    def lock(self) -> Path:
-        """The lock that the supervisor holds. It is not in ``run``, because people remove that."""
-        return self.path / "lock"
-
-    @property
-    def state(self) -> Path:
-        """The folder of the records of running processes, and of what must be remembered."""
-        return self.path / "state"
-
-    @property
-    def admin_key(self) -> Path:
-        """The key of the routes below /admin."""
-        return self.path / "admin.key"
-
-    @property
-    def measured(self) -> Path:
-        """The memory that models were measured to take."""
-        return self.state / "measured.json"
-
-    @property
-    def pins(self) -> Path:
-        """The models that an operator pinned or unpinned."""
-        return self.state / "pins.json"
-
-    @property
-    def holds(self) -> Path:
-        """The models that an operator drained."""
-        return self.state / "held.json"
-
-    @property
-    def added_models(self) -> Path:
-        """The models that were added or downloaded while lmx ran."""
-        return self.state / "models.json"
-
-    @property
-    def launch(self) -> Path:
-        """With what configuration the lmx that runs was started."""
-        return self.state / "launch.json"
-
-    @property
-    def events(self) -> Path:
-        """The latest events, also of earlier supervisors."""
-        return self.state / "events.jsonl"
-
-    @property
-    def downloads(self) -> Path:
-        """The downloads and their results."""
-        return self.state / "downloads.json"
-
-    @property
-    def jobs(self) -> Path:
-        """The router's records of generations."""
-        return self.state / "jobs.sqlite"
-
-    @property
-    def logs(self) -> Path:
-        """The folder of the logs, with a file for each process."""
-        return self.path / "logs"
-
-    @property
-    def models(self) -> Path:
-        """The folder of the models that lmx imported."""
-        return self.path / "models"
-
     def prefix_cache(self, model_id: str) -> Path:
         """Return the folder of a model's computed prompts. Its worker makes the folder."""
         return self.cache / "prefix" / slug(model_id)
-
-    @property
-    def cache(self) -> Path:
-        """The folder of what can be computed again."""
-        return self.path / "cache"
-
-    @property
-    def temporary(self) -> Path:
-        """The ``TMPDIR`` of workers and of the router."""
-        return self.path / "tmp"
-
-    @property
-    def default_config(self) -> Path:
-        """The configuration file if neither ``--config`` nor ``LMX_CONFIG`` names another one."""
-        return self.path / "lmx.yaml"
 
     def worker_log(self, model_id: str) -> Path:
         """Return the log file of a model's workers. They write to it one after the other."""
@@ -165,11 +130,6 @@ class Home:
     def router_log(self) -> Path:
         """The router's log."""
         return process_log(self.logs, "router")
-
-    @property
-    def fetch_log(self) -> Path:
-        """What the libraries say that download and convert models."""
-        return self.logs / "fetch.log"
 
     @property
     def supervisor_log(self) -> Path:

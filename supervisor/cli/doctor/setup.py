@@ -14,7 +14,7 @@ from lmx.supervisor.cli.doctor.lines import Line, Verdict
 from lmx.supervisor.cli.doctor.system import System
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.config.sources import FolderSource, GgufSource, folder_path, parse_source
-from lmx.supervisor.inventory.unreadable import unreadable_models
+from lmx.supervisor.processes.inspector import unreadable_models
 from lmx.supervisor.sockets.client import ControlClient
 from lmx.supervisor.state.home import Home
 from lmx.supervisor.state.process_records import Records

@@ -18,7 +18,7 @@ from typing import Final
 
 import psutil
 
-from lmx.protocol.host.sysctl import sysctl_number
+from lmx.protocol.host.memory import sysctl_number
 from lmx.supervisor.decisions.memory_reading import MemoryReading
 from lmx.supervisor.memory.system import read_memory
 from lmx.supervisor.memory.working_set import read_working_set

@@ -12,8 +12,15 @@ from typing import Any
 import click
 
 from lmx.protocol.errors import ErrorCode, OperationError
-from lmx.supervisor.cli.command import config_option, config_path, home
+from lmx.supervisor.cli.command import (
+    config_option,
+    config_path,
+    from_words,
+    home,
+    own_config,
+)
 from lmx.supervisor.cli.completion import MODEL
+from lmx.supervisor.state.home import Home
 
 
 def serving_options(function: Callable[..., None]) -> Callable[..., None]:
@@ -51,11 +58,6 @@ def apply(
 ) -> None:
     """Put the options into this process's environment, over the variables that are there, and
     settle in whose place this lmx comes. Raises :class:`OperationError`."""
-    from lmx.protocol.host.imports import quick_imports
-
-    with quick_imports():
-        from lmx.supervisor.cli.serving.takeover import settle_takeover
-
     if host is not None:
         os.environ["LMX_SERVER_HOST"] = host
     if port is not None:
@@ -65,7 +67,40 @@ def apply(
     if models:
         os.environ["LMX_MODELS"] = json.dumps(_entries(models, config), default=str)
     _refuse_folders(os.environ.get("LMX_MODELS", ""))
-    settle_takeover(home(), config, take_over)
+    settle_handover(home(), config, take_over)
+
+
+def settle_handover(home: Home, config: Path | None, choice: str | None) -> None:
+    """Look whether a supervisor that died has left processes, and with which configuration.
+
+    With the choice ``recorded`` the environment of this process becomes that of the launch before.
+    Raises :class:`OperationError` (config_invalid) without a choice, when the configuration of
+    this command is another one: models would end, and the address might change.
+    """
+    from lmx.protocol.host.imports import quick_imports
+
+    with quick_imports():
+        from lmx.supervisor.service.launch import left_launch, other_configuration
+
+    launch = left_launch(home)
+    if launch is None or choice == "new":
+        return
+    if choice == "recorded":
+        launch.restore(os.environ)
+        return
+    other = other_configuration(launch, own_config(config))
+    if other is not None:
+        here = from_words(config_path(config), os.environ)
+        raise OperationError(
+            ErrorCode.CONFIG_INVALID,
+            "a supervisor has died, and what it started still serves with another configuration "
+            "than this command has:\n"
+            f"  - it was started with: {launch.words}\n"
+            f"  - this command has: {here}\n"
+            f"  - what would change: {other}\n"
+            "Choose: --take-over recorded continues as it was, --take-over new makes these "
+            "changes, and `lmx stop` ends what serves",
+        )
 
 
 def _refuse_folders(text: str) -> None:

@@ -25,8 +25,7 @@ from lmx.protocol.wire.endpoints import RunDirectory
 from lmx.supervisor.inventory.added_file import AddedFile
 from lmx.supervisor.inventory.download_records import DownloadFile
 from lmx.supervisor.memory.measured import Measured
-from lmx.supervisor.state.admin_key import read_admin_key
-from lmx.supervisor.state.files import Holds, Pins
+from lmx.supervisor.state.files import Holds, Pins, read_admin_key
 from lmx.supervisor.state.process_records import Records
 from tests.support.faults.fuzz_cases import Cases
 from tests.support.rigs.rig import Rig, rig, scripted

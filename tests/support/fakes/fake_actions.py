@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from lmx.protocol.messages.specs import AdapterSpec
 from lmx.protocol.models.memory import Activations, MemoryModel
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config.schema import ModelConfig
+from lmx.supervisor.core.actions import WorkerStart
 from lmx.supervisor.decisions.slots.demand import Requester
 from lmx.supervisor.decisions.worker import Worker
 from lmx.supervisor.memory.inspection import Inspection, ModelFacts, ModelFiles, Question
@@ -93,21 +94,13 @@ class FakeActions:
     def remember(self, plan: MemoryPlan, static_bytes: int, peak_bytes: int) -> None:
         self.remembered.append((plan.settings_key, static_bytes, peak_bytes))
 
-    def spawn(
-        self,
-        model: ModelConfig,
-        instance: str,
-        path: Path,
-        kind: ModelKind,
-        plan: MemoryPlan,
-        adapters: Sequence[AdapterSpec],
-    ) -> int:
+    def spawn(self, start: WorkerStart) -> int:
         if self.spawn_error is not None:
             raise self.spawn_error
-        self.adapters[model.id] = tuple(adapters)
+        self.adapters[start.model.id] = start.adapters
         self._next_pid += 1
-        self.alive[self._next_pid] = instance
-        self.spawned.append(model.id)
+        self.alive[self._next_pid] = start.instance
+        self.spawned.append(start.model.id)
         return self._next_pid
 
     def keep_reservation(self, worker: Worker, reserved_bytes: int) -> None:

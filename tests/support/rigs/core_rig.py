@@ -14,7 +14,7 @@ from lmx.supervisor.config.model import AddedModelConfig
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.config.settings import Settings
 from lmx.supervisor.control.handlers import Handlers
-from lmx.supervisor.control.inventory import AddedCommands
+from lmx.supervisor.control.inventory import added_handlers
 from lmx.supervisor.control.loading import Loading
 from lmx.supervisor.control.models import ModelCommands
 from lmx.supervisor.core.core import Core
@@ -84,8 +84,10 @@ class CoreRig:
         )
         loading = Loading(self.core, self.added, self.inspect, lambda: self.now_s)
         self.commands = AtOnce(self.actions.reply)
-        self.commands.add(ModelCommands(self.core, loading).handlers)
-        self.commands.add(AddedCommands(self.added).handlers)
+        commands = ModelCommands(self.core, loading)
+        self.commands.add(commands.handlers)
+        self.commands.add_waiter(control.Acquire, commands.acquire)
+        self.commands.add(added_handlers(self.added))
         self.now_s = 0.0
         self._asked = 0
 

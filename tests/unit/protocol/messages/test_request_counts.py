@@ -14,7 +14,6 @@ from lmx.protocol.messages.counts import CountsKept, KeyUsage, ReportCounts, Tal
 from lmx.router.http.endpoint import Access, Endpoint
 from lmx.router.http.outcome import Outcome
 from lmx.router.metrics.requests import RequestMetrics, reading_of
-from lmx.supervisor.decisions.slots.demand import Requester
 from lmx.supervisor.router.counts import RouterCounts
 from tests.support.fakes.fake_peers import until
 from tests.support.rigs.router_rig import MODEL, router_rig
@@ -104,7 +103,7 @@ class Kept:
         tallies = (Tally("", ("requests",), (requests,)),)
         fields.setdefault("usage", ())
         report = ReportCounts(pid, tallies, **fields)
-        return self.counts.take_report(report, Requester(b"r", 1), now_s)
+        return self.counts.take_report(report, now_s)
 
 
 def test_a_routers_counts_are_the_others_until_it_ends_and_then_everybodys() -> None:

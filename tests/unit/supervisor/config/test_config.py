@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages.specs import ApiKey, RateLimits
 from lmx.protocol.models.keep_alive import keep_alive_text, parse_keep_alive
-from lmx.supervisor.config.limits import LimitsConfig
 from lmx.supervisor.config.load import config_notices, load_config, variable_names
 from lmx.supervisor.config.media import ModelMediaConfig
 from lmx.supervisor.config.model import PrefixCacheConfig, SpeculationConfig
 from lmx.supervisor.config.schema import Config, GroupConfig
+from lmx.supervisor.config.security import LimitsConfig
 from lmx.supervisor.config.values import Section
 from tests.support.faults.bad_files import put_bad
 

@@ -12,6 +12,7 @@ from lmx.protocol.models.decode_limits import AT_REST_BYTES, DecodeLimits
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config.diff import compare
 from lmx.supervisor.config.schema import Config
+from lmx.supervisor.core.actions import WorkerStart
 from lmx.supervisor.memory.plan import MemoryPlan
 from lmx.supervisor.processes.specs import worker_spec
 from lmx.supervisor.state.home import Home
@@ -28,9 +29,8 @@ def limits(media: dict[str, Any] | None = None, own: dict[str, Any] | None = Non
     found = config(media, own)
     plan = MemoryPlan(99, decoder_bytes=7)
     home = Home(Path("/home/lmx"))
-    return worker_spec(
-        found, home, found.models[0], "i", Path("/m"), ModelKind.CHAT, plan, ()
-    ).decode
+    start = WorkerStart("i", found.models[0], Path("/m"), ModelKind.CHAT, plan)
+    return worker_spec(found, home, start).decode
 
 
 def test_without_keys_the_limits_are_those_of_the_code() -> None:

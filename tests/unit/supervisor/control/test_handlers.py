@@ -13,7 +13,7 @@ from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages import control
 from lmx.protocol.messages.counts import ReportCounts
 from lmx.supervisor.control.handlers import Handlers
-from lmx.supervisor.control.inventory import AddedCommands, DiskCommands
+from lmx.supervisor.control.inventory import added_handlers, disk_handlers
 from lmx.supervisor.control.models import ModelCommands
 from lmx.supervisor.control.service import ServiceCommands
 from lmx.supervisor.decisions.slots.demand import Requester
@@ -42,15 +42,15 @@ class Rig:
 def test_every_question_of_the_protocol_has_exactly_one_handler() -> None:
     nothing: Any = None
     registry = Handlers(lambda _requester, _message: None)
-    handled: set[type] = {ReportCounts}
-    for commands in (
-        ModelCommands(nothing, nothing),
-        AddedCommands(nothing),
-        DiskCommands(nothing, nothing),
-        ServiceCommands(nothing, nothing, nothing, nothing, nothing, nothing),
+    handled: set[type] = {ReportCounts, control.Acquire}
+    for handlers in (
+        ModelCommands(nothing, nothing).handlers,
+        added_handlers(nothing),
+        disk_handlers(nothing, nothing),
+        ServiceCommands(nothing, nothing, nothing, nothing, nothing, nothing).handlers,
     ):
-        registry.add(commands.handlers)
-        handled |= commands.handlers.keys()
+        registry.add(handlers)
+        handled |= handlers.keys()
     tables = re.findall(r"^\| question \|.*\n\|---.*\n((?:\|.*\n)+)", PROTOCOL_MD.read_text(), re.M)
     first_cells = [line.split("|")[1] for table in tables for line in table.splitlines()]
     told = {name for cell in first_cells for name in re.findall(r"`([A-Z]\w+)`", cell)}
@@ -63,11 +63,14 @@ def test_a_question_has_one_handler() -> None:
         rig.handlers.add({control.StopAll: lambda *_: None})
 
 
-async def test_a_handler_is_told_who_asks_what_and_when() -> None:
-    seen: list[tuple[Any, Requester, float]] = []
+async def test_a_handler_gets_what_is_asked_and_when_and_a_waiter_also_by_whom() -> None:
+    seen: list[tuple[Any, ...]] = []
     rig = Rig(StopAll=lambda *asked: seen.append(asked))
-    assert await rig.ask(control.StopAll()) is None, "somebody else replies"
-    assert seen == [(control.StopAll(), REQUESTER, 7.0)]
+    rig.handlers.add_waiter(control.Acquire, lambda *asked: seen.append(asked))
+    acquire = control.Acquire("m", 1.0, "r")
+    for question in (control.StopAll(), acquire):
+        assert await rig.ask(question) is None, "somebody else replies"
+    assert seen == [(control.StopAll(), 7.0), (acquire, REQUESTER, 7.0)]
 
 
 async def test_what_is_returned_is_the_reply_at_once_or_later() -> None:

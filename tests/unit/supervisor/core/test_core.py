@@ -49,7 +49,9 @@ def make(
     added = AddedModels(NoFile(), {}, core, settings, unread, lambda: 0.0)
     loading = Loading(core, added, unread, lambda: 0.0)
     commands = AtOnce(actions.reply)
-    commands.add(ModelCommands(core, loading).handlers)
+    models = ModelCommands(core, loading)
+    commands.add(models.handlers)
+    commands.add_waiter(control.Acquire, models.acquire)
     return core, actions, commands
 
 

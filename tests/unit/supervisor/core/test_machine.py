@@ -3,8 +3,6 @@ fit: what holds after each event, whatever came before."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from hypothesis import settings
@@ -13,22 +11,19 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages import control
-from lmx.protocol.messages.specs import AdapterSpec
 from lmx.protocol.messages.status import WorkerFigures
 from lmx.protocol.states import (
     ExitCause,
     LoadPhase,
     MemoryPressure,
-    ModelKind,
     SlotState,
     WorkerState,
 )
-from lmx.supervisor.config.schema import ModelConfig
+from lmx.supervisor.core.actions import WorkerStart
 from lmx.supervisor.core.placement_input import scene_of
 from lmx.supervisor.decisions.placement import decide
 from lmx.supervisor.decisions.slots.demand import Requester
 from lmx.supervisor.decisions.worker import Worker
-from lmx.supervisor.memory.plan import MemoryPlan
 from tests.support.rigs.budgets import examples
 from tests.support.rigs.core_rig import CoreRig, make_config
 
@@ -66,18 +61,10 @@ class Supervised(RuleBasedStateMachine):
             assert self.rows.get(worker.instance, 0) == 0, "a stream was cut to make room"
         self._signal(worker, number)
 
-    def spawn(
-        self,
-        model: ModelConfig,
-        instance: str,
-        path: Path,
-        kind: ModelKind,
-        plan: MemoryPlan,
-        adapters: Sequence[AdapterSpec],
-    ) -> int:
+    def spawn(self, start: WorkerStart) -> int:
         assert self.pressure is MemoryPressure.NONE
         assert not self.stopped
-        return self._spawn(model, instance, path, kind, plan, adapters)
+        return self._spawn(start)
 
     @rule(name=names, wait_s=st.floats(1, 50), waited_s=st.floats(0, 20))
     def acquire(self, name: str, wait_s: float, waited_s: float) -> None:

@@ -236,12 +236,13 @@ def test_only_what_was_added_can_be_removed() -> None:
     assert rig.operate(RemoveModel("b")).code is ErrorCode.MODEL_NOT_FOUND
 
 
-def test_a_source_is_found_however_it_is_written(folder: Path) -> None:
+async def test_a_source_is_served_once_however_it_is_written(folder: Path) -> None:
     rig = CoreRig({"a": 100})
     rig.operate(AddModel("hub", "org/name"))
-    assert rig.added.find("org/name@main") == "hub"
-    assert rig.added.find("/a/") == "a"
-    assert rig.added.find("org/name@v2") is None
+    assert await rig.added.serve(AddModel("other", "org/name@main")) == "hub"
+    assert await rig.added.serve(AddModel("other", "/a/")) == "a"
+    assert await rig.added.serve(AddModel("other", "org/name@v2")) == "other"
+    assert rig.core.slot("other").model.source == "org/name@v2"
 
 
 def test_nothing_is_added_to_one_that_ends(folder: Path) -> None:

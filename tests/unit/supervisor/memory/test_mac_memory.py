@@ -17,8 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmx.protocol.host import memory as host_memory
-from lmx.protocol.host import sysctl
-from lmx.protocol.host.sysctl import sysctl_number
+from lmx.protocol.host.memory import sysctl_number
 from lmx.protocol.states import MemoryPressure
 from lmx.supervisor.cli.command import Exit, for_launchd
 from lmx.supervisor.decisions.memory_reading import (
@@ -144,10 +143,10 @@ def library(
 def test_numbers_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sysctl_number("kern.maxfilesperproc") is None or sys.platform == "darwin"
     library(monkeypatch, small=(4, 4), large=(1 << 40, 8), text=(1, 1))
-    assert sysctl.sysctl_number("small") == 4
-    assert sysctl.sysctl_number("large") == 1 << 40
-    assert sysctl.sysctl_number("text") is None
-    assert sysctl.sysctl_number("none") is None
+    assert host_memory.sysctl_number("small") == 4
+    assert host_memory.sysctl_number("large") == 1 << 40
+    assert host_memory.sysctl_number("text") is None
+    assert host_memory.sysctl_number("none") is None
 
 
 def test_a_mac_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

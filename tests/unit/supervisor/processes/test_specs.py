@@ -17,6 +17,7 @@ from lmx.protocol.messages.specs import (
 )
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config.schema import Config
+from lmx.supervisor.core.actions import WorkerStart
 from lmx.supervisor.memory.plan import MemoryPlan
 from lmx.supervisor.processes.specs import router_spec, worker_spec
 from lmx.supervisor.state.home import Home
@@ -29,8 +30,9 @@ def config_of(**model: Any) -> Config:
 def spec_of(kind: ModelKind = ModelKind.CHAT, prefix_bytes: int = 7, **model: Any) -> WorkerSpec:
     config, home = config_of(**model), Home(Path("/home/lmx"))
     plan = MemoryPlan(99, prefix_bytes)
-    adapters = [AdapterSpec("sql", "/lora")]
-    return worker_spec(config, home, config.models[0], "i1", Path("/m"), kind, plan, adapters)
+    adapters = (AdapterSpec("sql", "/lora"),)
+    start = WorkerStart("i1", config.models[0], Path("/m"), kind, plan, adapters)
+    return worker_spec(config, home, start)
 
 
 def test_a_spec_has_all_that_was_configured() -> None:
@@ -60,7 +62,8 @@ def test_the_bits_of_a_cache_are_those_that_were_planned_for() -> None:
     for bits in (None, 8):
         plan = MemoryPlan(99, kv_bits=bits)
         model = config.models[0]
-        spec = worker_spec(config, home, model, "i1", Path("/m"), ModelKind.CHAT, plan, ())
+        start = WorkerStart("i1", model, Path("/m"), ModelKind.CHAT, plan)
+        spec = worker_spec(config, home, start)
         assert spec.kv_bits == bits
 
 
@@ -74,9 +77,8 @@ def test_a_worker_s_share_is_without_what_its_decoder_takes() -> None:
         (MemoryPlan(99, 7, decoder_bytes=50, set_bytes=120), 99),
         (MemoryPlan(99, 7, decoder_bytes=50, peak_bytes=300), 300),
     ):
-        spec = worker_spec(
-            config, home, config.models[0], "i1", Path("/m"), ModelKind.CHAT, plan, ()
-        )
+        start = WorkerStart("i1", config.models[0], Path("/m"), ModelKind.CHAT, plan)
+        spec = worker_spec(config, home, start)
         assert spec.memory_limit_bytes == share, plan
 
 

@@ -49,7 +49,7 @@ def test_the_next_program_understands_what_it_is_told(tmp_path: Path) -> None:
         "take_over": None,
         "detached": True,
         "background": False,
-        "asker_id": None,
+        "requester_id": None,
         "because": "",
         "lock_fd": 7,
         "listen_fd": 8,
@@ -242,7 +242,8 @@ class Reloads:
         restarting.commands = restarting.answering(ServiceCommands(*parts))
 
     def reload(self, _why: str, _now_s: float) -> control.Reloaded:
-        self.guard.successor = SimpleNamespace(pid=7)
+        self.guard.successor = SimpleNamespace(pid=7, number=2)
+        self.guard.newest = 2
         return control.Reloaded(("security",), ("keys",))
 
 
@@ -250,7 +251,7 @@ async def test_a_reload_is_answered_once_the_router_with_its_keys_serves() -> No
     restarting = Restarting()
     reloads = Reloads(restarting)
     guard = reloads.guard
-    guard.process, guard.has_router = SimpleNamespace(pid=1), lambda _pid: True
+    guard.process = SimpleNamespace(pid=1, number=1)
     restarting.commands.answer(REQUESTER, control.ReloadConfig(), 0.0)
     await asyncio.sleep(0.1)
     assert restarting.replies.empty()
@@ -266,7 +267,8 @@ async def test_a_reload_is_answered_once_the_router_with_its_keys_serves() -> No
 async def test_a_reload_whose_router_ends_at_its_start_is_an_error() -> None:
     restarting = Restarting()
     guard = Reloads(restarting).guard
-    guard.process, guard.has_router = SimpleNamespace(pid=1), lambda _pid: False
+    guard.process = SimpleNamespace(pid=1, number=1)
     restarting.commands.answer(REQUESTER, control.ReloadConfig(), 0.0)
+    guard.successor = None
     reply = await asyncio.wait_for(restarting.replies.get(), 90)
-    assert "the old one goes on" in reply.message
+    assert "the old one still serves" in reply.message

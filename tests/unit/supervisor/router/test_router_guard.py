@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,9 @@ from lmx.protocol.messages import control
 from lmx.supervisor.config.schema import Config, TimingConfig
 from lmx.supervisor.config.settings import Settings
 from lmx.supervisor.config.shutdown_timeout import ROUTER_EXIT_S
+from lmx.supervisor.control.handlers import Handlers
+from lmx.supervisor.control.service import ServiceCommands
+from lmx.supervisor.decisions.slots.demand import Requester
 from lmx.supervisor.router.guard import RouterGuard
 from lmx.supervisor.state.process_records import RouterRecord
 
@@ -160,7 +165,7 @@ def test_an_old_router_that_crashes_meanwhile_leaves_it_to_the_new_one(
     guard.replace(1.0)
     guard.exited(101, 1.1)
     assert serving_pid(guard) == 102
-    assert guard.restarts == 1
+    assert guard.status().restarts == 1
 
 
 def test_a_new_address_is_taken_when_the_new_router_serves(
@@ -206,7 +211,7 @@ def test_one_that_retired_under_an_earlier_supervisor_is_no_second_router(
     guard: RouterGuard, actions: FakeRouters
 ) -> None:
     guard.adopt(RouterRecord(7, "r7", "127.0.0.1", 1), 0.0)
-    guard.adopt_retiring(RouterRecord(8, "r8", "127.0.0.1", 1, retiring=True), 0.0)
+    guard.adopt(RouterRecord(8, "r8", "127.0.0.1", 1, retiring=True), 0.0)
     assert guard.has_router(8)
     guard.hello(8, 1, 0.1)
     assert serving_pid(guard) == 7
@@ -241,6 +246,25 @@ def test_a_second_replacement_retires_the_first_one(
     assert serving_pid(guard) == 101
     guard.hello(103, 1, 0.3)
     assert serving_pid(guard) == 103
+
+
+async def test_two_restarts_that_cross_are_both_answered_by_the_router_that_serves(
+    guard: RouterGuard, actions: FakeRouters
+) -> None:
+    guard.start(0.0)
+    replies: asyncio.Queue[Any] = asyncio.Queue()
+    handlers = Handlers(lambda _requester, message: replies.put_nowait(message))
+    core: Any = SimpleNamespace(stopping=False)
+    handlers.add(ServiceCommands(core, core, guard, core, core, core).handlers)
+    for number in (1, 2):
+        handlers.answer(Requester(b"cli", number), control.RestartRouter(), float(number))
+        while guard.newest == number:
+            await asyncio.sleep(0)
+    guard.exited(102, 3.0, 0)  # the first one was replaced before it served
+    guard.beat(control.RouterBeat(101, 0, 0, 1, retired=True), 3.1)
+    guard.hello(103, 8000, 3.2)
+    served = [await asyncio.wait_for(replies.get(), 90) for _ in range(2)]
+    assert served == [control.Done("a new router serves", 103)] * 2
 
 
 def test_a_router_has_longer_for_its_start_than_for_a_beat(

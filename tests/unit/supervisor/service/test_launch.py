@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lmx.supervisor.cli.main import main
-from lmx.supervisor.cli.serving.takeover import settle_takeover
+from lmx.supervisor.cli.serving.options import settle_handover
 from lmx.supervisor.config.load import load_config
 from lmx.supervisor.service.launch import Launch, LaunchFile, left_launch, taken_over
 from lmx.supervisor.state.disk_retry import change_once
@@ -89,7 +89,7 @@ def test_what_is_not_in_force_yet_is_said(home: Home, tmp_path: Path) -> None:
 
 def test_another_configuration_takes_no_place_unasked(home: Home) -> None:
     launch = record(home, **VARIABLES)
-    settle_takeover(home, None, None)  # nothing was left: there is no place to take
+    settle_handover(home, None, None)  # nothing was left: there is no place to take
     leave_a_router(home)
     assert left_launch(home) == launch
     for command in ("serve", "start", "up"):
@@ -98,7 +98,7 @@ def test_another_configuration_takes_no_place_unasked(home: Home) -> None:
         for word in ("LMX_MODELS, LMX_SERVER_PORT", "this command has: LMX_SERVER_PORT",
                      "--take-over recorded", "smol"):  # fmt: skip
             assert word in refused.output
-    settle_takeover(home, None, "new")
+    settle_handover(home, None, "new")
     assert os.environ["LMX_SERVER_PORT"] == "7000"
 
 
@@ -106,11 +106,11 @@ def test_going_on_as_it_was(home: Home, monkeypatch: pytest.MonkeyPatch) -> None
     record(home, **VARIABLES)
     leave_a_router(home)
     monkeypatch.setenv("LMX_LOGS_KEEP", "9")
-    settle_takeover(home, None, "recorded")
+    settle_handover(home, None, "recorded")
     assert {k: v for k, v in os.environ.items() if k.startswith("LMX_")} == {
         **VARIABLES, "LMX_HOME": str(home.path),
     }  # fmt: skip
-    settle_takeover(home, None, None)  # now it is the same one
+    settle_handover(home, None, None)  # now it is the same one
 
 
 def test_an_edited_file_is_no_other_configuration(home: Home, tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_an_edited_file_is_no_other_configuration(home: Home, tmp_path: Path) ->
     LaunchFile(home, change_once).save(launch)
     leave_a_router(home)
     path.write_text("logs: {keep: 6}")
-    settle_takeover(home, path, None)
+    settle_handover(home, path, None)
     assert taken_over(launch, load_config(path, {})).endswith("was another one: logs")
 
 

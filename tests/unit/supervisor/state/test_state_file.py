@@ -17,8 +17,7 @@ from lmx.supervisor.inventory.added_file import AddedFile
 from lmx.supervisor.inventory.download_records import DownloadFile
 from lmx.supervisor.memory.measured import Measured
 from lmx.supervisor.state import state_file
-from lmx.supervisor.state.admin_key import read_admin_key
-from lmx.supervisor.state.files import Holds, Pins
+from lmx.supervisor.state.files import Holds, Pins, read_admin_key
 from lmx.supervisor.state.home import Home
 from lmx.supervisor.state.process_records import Records, SupervisorLock
 from lmx.supervisor.state.state_file import StateFile
@@ -32,8 +31,8 @@ READERS: dict[str, Callable[[Path, Say], Any]] = {
     "measured.json": lambda home, say: Measured.load(home / "measured.json", say).lookup("x"),
     "downloads.json": lambda home, say: DownloadFile(home / "downloads.json", say).load(),
     "holds.json": lambda home, say: Holds(home / "holds.json", say).load(),
-    "router.json": lambda home, say: Records(home, say=say).routers(),
-    "workers/a.json": lambda home, say: Records(home, say=say).workers(),
+    "router.json": lambda home, say: Records(home, notify=say).routers(),
+    "workers/a.json": lambda home, say: Records(home, notify=say).workers(),
 }
 
 
