@@ -68,7 +68,7 @@ run: $(SERVES) ## serve MODELS (default: a small demo model) on PORT
 # tests start a thousand processes, which would each compile lmx again: they write no compiled code.
 JOBS ?= 4
 test: install ## run the tests, JOBS files at a time (soak tests are left out)
-	@$(BIN)/python -m compileall -q protocol router supervisor worker tests/support
+	@$(BIN)/python -m compileall -q -j 0 protocol router supervisor worker tests/support
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -n $(JOBS) --dist loadfile --durations 25
 
 # Nothing of MLX, no processes of lmx, no router: for the loop of a person.

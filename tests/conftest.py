@@ -1,7 +1,9 @@
 """How the tests run; and models that several of them need, made once for each machine and kept
 outside the checkout."""
 
+import contextlib
 import gc
+import importlib
 import os
 import subprocess
 import sys
@@ -51,6 +53,25 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("lmx")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Have each process of pytest-xdist import another part of the tests first. In a fresh checkout
+    pytest compiles each file of tests when it is first imported, which takes longer than all else
+    until the first test: so each file is compiled once, and not by all processes at a time."""
+    given = getattr(session.config, "workerinput", None)
+    if given is None:
+        return
+    asked = [
+        session.config.invocation_params.dir / arg.partition("::")[0] for arg in session.config.args
+    ]
+    files = sorted(path for each in asked for path in each.rglob("test_*.py"))
+    for path in files[int(given["workerid"].removeprefix("gw")) :: given["workercount"]]:
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        # What can't be imported is reported when it is collected.
+        with contextlib.suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(name)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

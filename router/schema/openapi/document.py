@@ -108,7 +108,7 @@ def _types(endpoints: Iterable[Endpoint]) -> Iterator[Any]:
 
 def _operation(endpoint: Endpoint, path: str, schemas: Schemas) -> dict[str, Any]:
     described: dict[str, Any] = {
-        "operationId": _operation_id(endpoint.method, path),
+        "operationId": operation_id(endpoint),
         "summary": endpoint.summary,
         "tags": [endpoint.tag],
         "security": _KEYS[endpoint.access],
@@ -152,9 +152,11 @@ def _body(request: type[BaseModel], schemas: Schemas) -> dict[str, Any]:
     return body
 
 
-def _operation_id(method: str, path: str) -> str:
+def operation_id(endpoint: Endpoint) -> str:
+    """Return what the document calls an endpoint's operation."""
     # Every path has its own: only letters, digits and _ are kept, and none holds a word twice.
-    return "_".join([method.lower(), *re.findall(r"[A-Za-z0-9]+", path)])
+    path = _PATTERN.sub(r"{\1}", endpoint.path)
+    return "_".join([endpoint.method.lower(), *re.findall(r"[A-Za-z0-9]+", path)])
 
 
 def _query(reference: dict[str, Any], schemas: Schemas) -> list[dict[str, Any]]:

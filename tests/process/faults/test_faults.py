@@ -31,6 +31,7 @@ SHARED = {
     "models": [
         *TWO["models"],
         scripted("strict", stall_timeout_s=2.0),
+        scripted("patient", preload=False, stall_timeout_s=600),
         scripted("forking", preload=False, options={"children": True}),
     ],
     # What ends in one test is soon there for the next one.
@@ -47,7 +48,7 @@ def shared() -> Iterator[Rig]:
 
 @pytest.fixture
 def lmx(shared: Rig) -> Rig:
-    """The one of all tests here but one, whole again after what the last test did to it."""
+    """The one of all tests here, whole again after what the last test did to it."""
     shared.wait_state("alpha", "ready")
     shared.wait_state("beta", "ready")
     return shared
@@ -135,22 +136,22 @@ async def test_slow_is_not_hung(lmx: Rig) -> None:
     assert lmx.worker("strict")["pid"] == first["pid"]
 
 
-async def test_kill_by_hand_works_at_once_on_a_hung_model() -> None:
-    config = {**TWO, "timing": {"stall_timeout_s": 600, "beat_timeout_s": 600}}
-    with rig(config) as lmx:
-        first = lmx.wait_state("alpha", "ready")
-        router = lmx.status()["router"]["pid"]
-        async with http() as session:
-            hung = Stream(session, lmx.url, ask("alpha", {"tokens": 50, "hang_at": 5}))
-            await hung.has_text(25)
-            done = await asyncio.to_thread(lmx.cli, "kill", "alpha")
-            assert (done.returncode, done.stderr) == (0, "")
-            assert f"killed alpha (pid {first['pid']})" in done.stdout
-            await hung.ended()
-            assert [error["code"] for error in hung.errors] == ["worker_killed"]
-        second = lmx.wait_state("alpha", "ready")
-        assert second["pid"] != first["pid"]
-        assert lmx.status()["router"]["pid"] == router
+async def test_kill_by_hand_works_at_once_on_a_hung_model(lmx: Rig) -> None:
+    router = lmx.status()["router"]["pid"]
+    async with http() as session:
+        hung = Stream(session, lmx.url, ask("patient", {"tokens": 50, "hang_at": 5}))
+        await hung.has_text(25)
+        first = lmx.worker("patient")
+        done = await asyncio.to_thread(lmx.cli, "kill", "patient")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert f"killed patient (pid {first['pid']})" in done.stdout
+        await hung.ended()
+        assert [error["code"] for error in hung.errors] == ["worker_killed"]
+    second = lmx.wait_state("patient", "ready")
+    assert second["pid"] != first["pid"]
+    assert lmx.status()["router"]["pid"] == router
+    lmx.ask(UnloadModel("patient"))
+    lmx.wait_state("patient", "cold")
 
 
 async def test_a_killed_supervisor_is_replaced_and_nothing_is_loaded_again(lmx: Rig) -> None:

@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import zmq
@@ -43,17 +42,30 @@ def kill_supervisor(lmx: Rig) -> None:
     lmx.supervisor.wait()
 
 
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Rig]:
+    """One with two models, which the tests leave as it was, but for the last one."""
+    with rig({"models": [scripted("alpha"), scripted("beta")]}) as lmx:
+        yield lmx
+
+
+WITH_BRACKETS = "bad [/INST] in list[str] [bold"
 BAD_CONFIGS = {"list": "[]", "torn": "{", "nested": '{"text_config": [1]}', "none": None}
 
 
 @pytest.fixture(scope="module")
 def beside_bad_models() -> Iterator[Rig]:
-    """A good model, one for each of the bad folders, and one with an option that no message can
-    carry."""
+    """A good model, one for each of the bad folders, one with an option that no message can carry,
+    a file that no converter reads, and one whose load fails."""
     bad = [{"id": name, "source": f"./{name}", "preload": False} for name in BAD_CONFIGS]
     odd = scripted("odd", preload=False, options={"since": 2**70})
-    lmx = Rig({"models": [scripted("alpha"), odd, *bad]})
+    cut = {"id": "cut", "source": "./cut.gguf", "preload": False}
+    bracketed = scripted("bracketed", preload=False, options={"load_error": WITH_BRACKETS})
+    # Each try of the file starts the converter, which takes seconds.
+    restart = {"max_failures": 1, "backoff_base_s": 0.1, "backoff_max_s": 0.2}
+    lmx = Rig({"models": [scripted("alpha"), odd, cut, bracketed, *bad], "restart": restart})
     try:
+        (lmx.root / "cut.gguf").write_bytes(b"GGUF" + b"\0" * 100)
         for name, config in BAD_CONFIGS.items():
             folder = lmx.root / name
             folder.mkdir()
@@ -121,19 +133,6 @@ async def test_lost_records_are_made_up_for(running: Rig) -> None:
     assert len(lmx.lasting()) == 3
 
 
-def test_what_has_no_place_any_more_is_ended() -> None:
-    """The router's address and the models have changed while no supervisor ran."""
-    with rig({"models": [scripted("alpha"), scripted("beta")]}) as lmx:
-        old = {name: lmx.wait_state(name, "ready")["pid"] for name in ("alpha", "beta")}
-        router = lmx.status()["router"]["pid"]
-        kill_supervisor(lmx)
-        lmx.configure({"models": [scripted("beta")], "server": {"host": "localhost"}})
-        lmx.up()
-        assert lmx.wait_state("beta", "ready")["pid"] == old["beta"]
-        assert lmx.status()["router"]["pid"] != router
-        assert {process.pid for process in lmx.processes()}.isdisjoint({old["alpha"], router})
-
-
 @pytest.mark.parametrize("full", [False, pytest.param(True, marks=NEEDS_DEV_FULL)])
 def test_an_output_that_nobody_takes_any_more_leaves_nothing_behind(full: bool) -> None:
     lmx = Rig(ONE)
@@ -178,7 +177,7 @@ async def test_unload_returns_though_requests_keep_coming(running: Rig) -> None:
 @pytest.fixture(scope="module")
 def slow() -> Iterator[Rig]:
     """One whose model takes long to load, which no test waits for."""
-    config = {"models": [scripted("slow", preload=False, options={"load_s": 10})]}
+    config = {"models": [scripted("slow", preload=False, options={"load_s": 100})]}
     with rig({**config, "timing": {"load_stall_timeout_s": 30}}) as lmx:
         yield lmx
 
@@ -198,24 +197,18 @@ async def test_unload_is_not_undone_by_a_request_that_waited(slow: Rig) -> None:
     assert len(lmx.log_events("supervisor", "worker.spawned")) - spawned == 1
 
 
-async def test_a_source_that_keeps_failing_is_quarantined() -> None:
-    torn = {"id": "torn", "source": "./torn.gguf", "preload": False}
-    # Each try starts the converter, which takes seconds.
-    lmx = Rig({"models": [torn], "restart": {"max_failures": 1}})
-    try:
-        (lmx.root / "torn.gguf").write_bytes(b"GGUF" + b"\0" * 100)
-        lmx.up()
-        codes = []
-        async with http() as session:
-            url = f"{lmx.url}/chat/completions"
-            for _ in range(4):
-                async with session.post(url, json=ask("torn", "hi", stream=False)) as response:
-                    codes.append((response.status, (await response.json())["error"]["code"]))
-        assert {status for status, _ in codes} == {503}
-        assert codes[-1][1] == "model_quarantined"
-        assert len(lmx.log_events("supervisor", "model.fetching")) == 2
-    finally:
-        lmx.close()
+async def test_a_source_that_keeps_failing_is_quarantined(beside_bad_models: Rig) -> None:
+    lmx = beside_bad_models
+    codes = []
+    async with http() as session:
+        url = f"{lmx.url}/chat/completions"
+        for _ in range(4):
+            async with session.post(url, json=ask("cut", "hi", stream=False)) as response:
+                codes.append((response.status, (await response.json())["error"]["code"]))
+    assert {status for status, _ in codes} == {503}
+    assert codes[-1][1] == "model_quarantined"
+    fetches = lmx.log_events("supervisor", "model.fetching")
+    assert [event["model"] for event in fetches] == ["cut", "cut"]
 
 
 def test_a_home_that_can_not_be_used_is_said_so() -> None:
@@ -307,26 +300,38 @@ def test_nothing_is_imported_from_the_working_directory() -> None:
         lmx.close()
 
 
-def test_a_problem_with_brackets_is_shown_as_it_is() -> None:
-    options: dict[str, Any] = {"load_error": "bad [/INST] in list[str] [bold"}
-    config = {"models": [scripted("odd", options=options)], "restart": {"max_failures": 0}}
-    with rig(config) as lmx:
-        lmx.wait_state("odd", "quarantined")
-        done = lmx.cli("status")
-        assert (done.returncode, options["load_error"] in done.stdout) == (0, True)
-        wait_until(lambda: options["load_error"] in lmx.output.read_text(), "up shows it too")
+def test_a_problem_with_brackets_is_shown_as_it_is(beside_bad_models: Rig) -> None:
+    lmx = beside_bad_models
+    assert lmx.cli("load", "bracketed").returncode == 1
+    lmx.wait_state("bracketed", "quarantined")
+    done = lmx.cli("status")
+    assert (done.returncode, WITH_BRACKETS in done.stdout) == (0, True)
+    wait_until(lambda: WITH_BRACKETS in lmx.output.read_text(), "up shows it too")
 
 
-def test_a_drain_survives_the_supervisors_death() -> None:
-    with rig({"models": [scripted("alpha"), scripted("beta")]}) as lmx:
-        for name in ("alpha", "beta"):
-            lmx.wait_state(name, "ready")
-        assert lmx.cli("drain", "alpha").returncode == 0
-        kill_supervisor(lmx)
-        lmx.up()
-        assert lmx.wait_state("beta", "ready")["state"] == "ready"
-        assert lmx.worker("alpha")["state"] == "drained"
-        assert lmx.cli("load", "alpha").returncode == 0
-        kill_supervisor(lmx)
-        lmx.up()
-        lmx.wait_state("alpha", "ready")
+def test_a_drain_survives_the_supervisors_death(pair: Rig) -> None:
+    lmx = pair
+    for name in ("alpha", "beta"):
+        lmx.wait_state(name, "ready")
+    assert lmx.cli("drain", "alpha").returncode == 0
+    kill_supervisor(lmx)
+    lmx.up()
+    assert lmx.wait_state("beta", "ready")["state"] == "ready"
+    assert lmx.worker("alpha")["state"] == "drained"
+    assert lmx.cli("load", "alpha").returncode == 0
+    kill_supervisor(lmx)
+    lmx.up()
+    lmx.wait_state("alpha", "ready")
+
+
+def test_what_has_no_place_any_more_is_ended(pair: Rig) -> None:
+    """The router's address and the models have changed while no supervisor ran."""
+    lmx = pair
+    old = {name: lmx.wait_state(name, "ready")["pid"] for name in ("alpha", "beta")}
+    router = lmx.status()["router"]["pid"]
+    kill_supervisor(lmx)
+    lmx.configure({"models": [scripted("beta")], "server": {"host": "localhost"}})
+    lmx.up()
+    assert lmx.wait_state("beta", "ready")["pid"] == old["beta"]
+    assert lmx.status()["router"]["pid"] != router
+    assert {process.pid for process in lmx.processes()}.isdisjoint({old["alpha"], router})

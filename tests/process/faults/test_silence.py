@@ -37,34 +37,55 @@ def reaped(lmx: Rig) -> None:
     lmx.supervisor = None
 
 
-async def test_kill_works_while_the_supervisor_is_stopped() -> None:
+@pytest.fixture(scope="module")
+def left_alone() -> Iterator[Rig]:
+    """One that the first two tests share. The second one ends it."""
     with rig(LEFT_ALONE) as lmx:
-        first = lmx.wait_state("alpha", "ready")
-        beta = lmx.wait_state("beta", "ready")
-        async with http() as session:
-            hung = Stream(session, lmx.url, ask("alpha", {"tokens": 50, "hang_at": 5}))
-            await hung.has_text(25)
-            os.kill(supervisor_of(lmx), signal.SIGSTOP)
-            done = lmx.cli("kill", "alpha")
-            assert (done.returncode, done.stderr) == (0, "")
-            for words in (
-                "does not answer: it is stopped",
-                f"pid {first['pid']}",
-                "starts it again",
-            ):
-                assert words in done.stdout
-            assert (
-                not psutil.pid_exists(first["pid"])
-                or psutil.Process(first["pid"]).status() == psutil.STATUS_ZOMBIE
-            )
-            assert psutil.pid_exists(beta["pid"])
-            unknown = lmx.cli("kill", "gamma")
-            assert (unknown.returncode, f"beta (pid {beta['pid']})" in unknown.stderr) == (1, True)
-            os.kill(supervisor_of(lmx), signal.SIGCONT)
-            again = lmx.wait_state("alpha", "ready")
-            assert again["pid"] != first["pid"]
-            await hung.ended()
-            assert len(hung.errors) == 1
+        yield lmx
+
+
+async def test_kill_works_while_the_supervisor_is_stopped(left_alone: Rig) -> None:
+    lmx = left_alone
+    first = lmx.wait_state("alpha", "ready")
+    beta = lmx.wait_state("beta", "ready")
+    async with http() as session:
+        hung = Stream(session, lmx.url, ask("alpha", {"tokens": 50, "hang_at": 5}))
+        await hung.has_text(25)
+        os.kill(supervisor_of(lmx), signal.SIGSTOP)
+        done = lmx.cli("kill", "alpha")
+        assert (done.returncode, done.stderr) == (0, "")
+        for words in (
+            "does not answer: it is stopped",
+            f"pid {first['pid']}",
+            "starts it again",
+        ):
+            assert words in done.stdout
+        assert (
+            not psutil.pid_exists(first["pid"])
+            or psutil.Process(first["pid"]).status() == psutil.STATUS_ZOMBIE
+        )
+        assert psutil.pid_exists(beta["pid"])
+        unknown = lmx.cli("kill", "gamma")
+        assert (unknown.returncode, f"beta (pid {beta['pid']})" in unknown.stderr) == (1, True)
+        os.kill(supervisor_of(lmx), signal.SIGCONT)
+        again = lmx.wait_state("alpha", "ready")
+        assert again["pid"] != first["pid"]
+        await hung.ended()
+        assert len(hung.errors) == 1
+
+
+def test_stop_leaves_nothing_behind_of_what_is_stopped(left_alone: Rig) -> None:
+    lmx = left_alone
+    for name in ("alpha", "beta"):
+        os.kill(lmx.wait_state(name, "ready")["pid"], signal.SIGSTOP)
+    router = lmx.status()["router"]["pid"]
+    for pid in (router, supervisor_of(lmx)):
+        os.kill(pid, signal.SIGSTOP)
+    done = lmx.cli("stop")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "does not answer: it is stopped" in done.stdout
+    reaped(lmx)
+    assert lmx.processes() == []
 
 
 def test_kill_and_stop_work_while_there_is_no_supervisor() -> None:
@@ -86,20 +107,6 @@ def test_kill_and_stop_work_while_there_is_no_supervisor() -> None:
         assert (done.returncode, done.stderr) == (0, "")
         assert lmx.processes() == []
         assert "still serves" not in lmx.cli("status").stderr
-
-
-def test_stop_leaves_nothing_behind_of_what_is_stopped() -> None:
-    with rig(LEFT_ALONE) as lmx:
-        for name in ("alpha", "beta"):
-            os.kill(lmx.wait_state(name, "ready")["pid"], signal.SIGSTOP)
-        router = lmx.status()["router"]["pid"]
-        for pid in (router, supervisor_of(lmx)):
-            os.kill(pid, signal.SIGSTOP)
-        done = lmx.cli("stop")
-        assert (done.returncode, done.stderr) == (0, "")
-        assert "does not answer: it is stopped" in done.stdout
-        reaped(lmx)
-        assert lmx.processes() == []
 
 
 def test_stop_ends_one_that_is_just_starting() -> None:

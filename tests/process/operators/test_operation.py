@@ -29,15 +29,6 @@ def running() -> Iterator[Rig]:
         yield lmx
 
 
-def test_a_signal_ends_every_process() -> None:
-    """SIGTERM; every rig is ended with SIGINT, and fails if anything is left."""
-    with rig(ONE) as lmx:
-        lmx.wait_state("alpha", "ready")
-        assert len(lmx.lasting()) == 3
-        assert lmx.stop(signal.SIGTERM) == 0
-        assert lmx.processes() == []
-
-
 def test_a_second_interrupt_ends_at_once_even_what_hangs() -> None:
     config = {**ONE, "timing": {"term_grace_s": 600, "shutdown_grace_s": 600}}
     with rig(config) as lmx:
@@ -62,43 +53,34 @@ def test_status_is_json_for_scripts_and_a_table_for_people(running: Rig) -> None
         assert word in table
 
 
-def test_exit_codes_and_messages() -> None:
-    with rig(ONE) as lmx:
-        lmx.wait_state("alpha", "ready")
-        again = lmx.cli("up", "--config", str(lmx.config_path))
-        assert (again.returncode, "running already" in again.stderr) == (5, True)
-        for command in ("load", "unload", "kill", "restart"):
-            unknown = lmx.cli(command, "nobody")
-            assert unknown.returncode == 1
-            assert "no model is named 'nobody'; known: alpha" in unknown.stderr
-        assert lmx.cli("load", "al/ias").returncode == 0
-        back = re.compile(r"; (\d+ MiB came back in [\d.]+ s)$")
-        unloaded = lmx.cli("unload", "alpha")
-        assert (unloaded.returncode, bool(back.search(unloaded.stdout.strip()))) == (0, True)
-        killed = lmx.cli("kill", "alpha")
-        assert (killed.returncode, "no worker process" in killed.stderr) == (1, True)
-        assert lmx.cli("load", "alpha").returncode == 0
-        first = lmx.worker("alpha")["pid"]
-        assert lmx.cli("restart", "alpha").returncode == 0
-        second = lmx.wait_state("alpha", "ready")["pid"]
-        assert second != first
-        # Its memory is measured twice a second.
-        wait_until(lambda: lmx.worker("alpha")["memory_bytes"] > 0, "a beat")
-        killed = lmx.cli("kill", "alpha")
-        said = back.search(killed.stdout.strip())
-        assert (killed.returncode, said is not None) == (0, True), killed.stdout
-        assert said is not None
-        assert said[1] in [event.detail for event in lmx.events("memory.returned")]
-        lmx.wait_state("alpha", "ready")
-        lmx.stop()
-        for arguments in (["status"], ["status", "--json"], ["kill", "alpha"]):
-            down = lmx.cli(*arguments)
-            assert (down.returncode, "is not running" in down.stderr) == (3, True)
-        lmx.config_path.write_text("server: {port: nine}")
-        wrong = lmx.cli("config", "check", "--config", str(lmx.config_path))
-        assert (wrong.returncode, "server.port" in wrong.stderr) == (4, True)
-        assert lmx.cli("up", "--config", str(lmx.config_path)).returncode == 4
-        assert lmx.cli("frobnicate").returncode == 2
+def test_exit_codes_and_messages(running: Rig) -> None:
+    lmx = running
+    lmx.wait_state("alpha", "ready")
+    again = lmx.cli("up", "--config", str(lmx.config_path))
+    assert (again.returncode, "running already" in again.stderr) == (5, True)
+    for command in ("load", "unload", "kill", "restart"):
+        unknown = lmx.cli(command, "nobody")
+        assert unknown.returncode == 1
+        assert "no model is named 'nobody'; known: alpha" in unknown.stderr
+    assert lmx.cli("load", "al/ias").returncode == 0
+    back = re.compile(r"; (\d+ MiB came back in [\d.]+ s)$")
+    unloaded = lmx.cli("unload", "alpha")
+    assert (unloaded.returncode, bool(back.search(unloaded.stdout.strip()))) == (0, True)
+    killed = lmx.cli("kill", "alpha")
+    assert (killed.returncode, "no worker process" in killed.stderr) == (1, True)
+    assert lmx.cli("load", "alpha").returncode == 0
+    first = lmx.worker("alpha")["pid"]
+    assert lmx.cli("restart", "alpha").returncode == 0
+    second = lmx.wait_state("alpha", "ready")["pid"]
+    assert second != first
+    # Its memory is measured twice a second.
+    wait_until(lambda: lmx.worker("alpha")["memory_bytes"] > 0, "a beat")
+    killed = lmx.cli("kill", "alpha")
+    said = back.search(killed.stdout.strip())
+    assert (killed.returncode, said is not None) == (0, True), killed.stdout
+    assert said is not None
+    assert said[1] in [event.detail for event in lmx.events("memory.returned")]
+    lmx.wait_state("alpha", "ready")
 
 
 def test_start_and_stop_in_the_background() -> None:
@@ -223,3 +205,26 @@ def test_a_path_too_long_for_sockets_is_said_so() -> None:
         assert "set LMX_HOME to a shorter path" in done.stderr
     finally:
         lmx.close()
+
+
+def test_a_signal_ends_every_process(running: Rig) -> None:
+    """SIGTERM; every rig is ended with SIGINT, and fails if anything is left."""
+    lmx = running
+    lmx.wait_state("alpha", "ready")
+    assert len(lmx.lasting()) == 3
+    assert lmx.stop(signal.SIGTERM) == 0
+    assert lmx.processes() == []
+
+
+def test_exit_codes_where_none_runs(running: Rig) -> None:
+    lmx = running
+    if lmx.supervisor is not None:
+        lmx.stop()
+    for arguments in (["status"], ["status", "--json"], ["kill", "alpha"]):
+        down = lmx.cli(*arguments)
+        assert (down.returncode, "is not running" in down.stderr) == (3, True)
+    lmx.config_path.write_text("server: {port: nine}")
+    wrong = lmx.cli("config", "check", "--config", str(lmx.config_path))
+    assert (wrong.returncode, "server.port" in wrong.stderr) == (4, True)
+    assert lmx.cli("up", "--config", str(lmx.config_path)).returncode == 4
+    assert lmx.cli("frobnicate").returncode == 2

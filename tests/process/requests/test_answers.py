@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import aiohttp
 import pytest
 
-from tests.support.rigs.rig import Rig, ask, http, rig, scripted
+from tests.support.rigs.rig import Rig, ask, http
 
 pytestmark = pytest.mark.process
 
@@ -26,13 +25,6 @@ ANSWERS: dict[str, list[str]] = {
     "a call": CALL,
     "all of it": ["<think>", "hm", "</think>", "\n\nOne moment.", "\n", *CALL, "\n", *CALL],
 }
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Rig]:
-    with rig({"models": [scripted("alpha")]}) as lmx:
-        lmx.wait_state("alpha", "ready")
-        yield lmx
 
 
 async def whole(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> dict[int, Any]:

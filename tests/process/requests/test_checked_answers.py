@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.support.rigs.rig import Rig, ask, http, rig, scripted
+from tests.support.rigs.rig import Rig, ask, http
 
 pytestmark = pytest.mark.process
 
@@ -16,13 +15,6 @@ DISTINCT = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
 EITHER = {"oneOf": [{"type": "integer"}, {"type": "number"}]}
 GOOD = ["[1,", " 2]"]
 BAD = ["[1,", " 1]"]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Rig]:
-    with rig({"models": [scripted("alpha")]}) as lmx:
-        lmx.wait_state("alpha", "ready")
-        yield lmx
 
 
 def form(schema: dict[str, Any]) -> dict[str, Any]:

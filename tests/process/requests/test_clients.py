@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.support.rigs.rig import Rig, Stream, ask, http, rig, scripted, wait_until
+from tests.support.rigs.rig import Rig, Stream, ask, http, wait_until
 
 pytestmark = pytest.mark.process
 
 LONG = {"tokens": 100, "step_s": 0.02}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Rig]:
-    with rig({"models": [scripted("alpha")]}) as lmx:
-        lmx.wait_state("alpha", "ready")
-        yield lmx
 
 
 @pytest.mark.parametrize("streaming", [True, False])

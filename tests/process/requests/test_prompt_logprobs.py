@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.support.rigs.rig import Rig, ask, http, rig, scripted
+from tests.support.rigs.rig import Rig, ask, http
 
 pytestmark = pytest.mark.process
 
 DISTINCT = {"type": "array", "uniqueItems": True, "items": {"type": "integer"}}
 LETTER = 500_065
 FORM = {"type": "json_schema", "json_schema": {"name": "a", "schema": DISTINCT}}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Rig]:
-    model = scripted("alpha", options={"context_length": 30_000})
-    with rig({"models": [model]}) as lmx:
-        lmx.wait_state("alpha", "ready")
-        yield lmx
 
 
 async def answered(server: Rig, path: str, body: dict[str, Any]) -> tuple[int, Any]:

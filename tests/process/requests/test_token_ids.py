@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.support.rigs.rig import Rig, ask, http, rig, scripted
+from tests.support.rigs.rig import Rig, ask, http
 
 pytestmark = pytest.mark.process
 
 TOOL = {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}
 PIECES = ["<think>", "hm", "</think>", "One", " mo", "ment", "<tool_call>", '{"name": "now", ']
 PIECES += ['"arguments": {}}', "</tool_call>"]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Rig]:
-    with rig({"models": [scripted("alpha")]}) as lmx:
-        lmx.wait_state("alpha", "ready")
-        yield lmx
 
 
 async def both(server: Rig, path: str, body: dict[str, Any]) -> tuple[Any, list[Any]]:

@@ -19,8 +19,11 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from tests.support.clients.api_operations import DOCUMENT, MODEL
+from lmx.router.schema.openapi.document import describe_api
+from lmx.router.server.routes import ROUTES
+from tests.support.clients.api_operations import MODEL
 
+DOCUMENT: Final[dict[str, Any]] = describe_api(ROUTES, "fuzz")
 SCHEMA: Final = schemathesis.openapi.from_dict(DOCUMENT)
 
 _CHECKS: Final = [

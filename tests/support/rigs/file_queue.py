@@ -16,13 +16,14 @@ from __future__ import annotations
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
-SHARING = ("tests/e2e/clients/", "tests/e2e/")
+SHARING = ("tests/e2e/clients/", "tests/e2e/", "tests/process/requests/")
 """Folders whose ``conftest.py`` has servers for all of their files. The clients, which are half of
 the tests there, are started servers of their own: all of them in one process would be the last to
 end."""
 
 WAITING = (
     "tests/e2e/",
+    "tests/process/requests/",
     "tests/process/faults/",
     "tests/process/",
 )
