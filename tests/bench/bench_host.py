@@ -5,8 +5,6 @@ counted, and other programs hardly change these figures. ``make bench-host`` mea
 ``AGAINST=FOLDER``, another checkout, is measured in turns with it.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import statistics

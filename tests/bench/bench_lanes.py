@@ -6,8 +6,6 @@ is compared within it, and medians of many turns are given. ``make bench-lanes``
 checkout; ``AGAINST=FOLDER``, another checkout, is measured in turns with it.
 """
 
-from __future__ import annotations
-
 import statistics
 import tempfile
 import time

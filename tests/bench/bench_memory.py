@@ -5,8 +5,6 @@
 the peak is the system's own (``VmHWM``), not a sample.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import sys

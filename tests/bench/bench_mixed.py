@@ -7,8 +7,6 @@ model is tiny, the lengths are real.
 of its own, is measured in turns with it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

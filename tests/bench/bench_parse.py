@@ -6,8 +6,6 @@ turns with it, and the ratios to it are printed. A token's whole way through the
 90 us with 32 rows (``make bench-host``, ``make bench-relay``).
 """
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -1,7 +1,5 @@
 """How soon the second turn of a conversation begins, with and without the prefix cache."""
 
-from __future__ import annotations
-
 import statistics
 from pathlib import Path
 

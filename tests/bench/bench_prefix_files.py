@@ -1,7 +1,5 @@
 """What a request costs as the prefix cache's folder fills: it must not depend on how many files."""
 
-from __future__ import annotations
-
 import random
 import tempfile
 from pathlib import Path

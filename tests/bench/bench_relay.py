@@ -11,8 +11,6 @@ tokens faster than the router passes them on: it joins those for which it has no
 costs less there, and how much less is chance.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What it costs that every row is sampled in its own way."""
 
-from __future__ import annotations
-
 import statistics
 from pathlib import Path
 from typing import Any

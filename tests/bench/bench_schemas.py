@@ -4,8 +4,6 @@
 without a model, and validated by a package that lmx does not use itself.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -1,7 +1,5 @@
 """What a long prompt, or a large picture, does to a stream that runs at the same time."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -5,8 +5,6 @@ libraries that both need: what is over that is lmx's own. ``make bench-start`` m
 checkout; ``AGAINST=FOLDER``, another checkout with a ``.venv`` of its own, in turns with it.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import socket

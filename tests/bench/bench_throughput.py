@@ -4,8 +4,6 @@ With a small model, and with a tiny one: for that the device does so little that
 shows.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import statistics

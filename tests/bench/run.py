@@ -4,8 +4,6 @@ Names as arguments run a part, without writing: throughput, tiny, host, prefix, 
 stall, stall-media, sampling, lanes, mixed, relay, start.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Servers as a user would run them, each for all tests here."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

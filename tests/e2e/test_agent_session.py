@@ -4,8 +4,6 @@ What is the same as in any earlier request must not be computed again. The model
 and a template that leaves out the thinking of earlier turns, as reasoning models' templates do.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator, Sequence

@@ -6,8 +6,6 @@ The documents are not in the repository. Their folder is ``API_DOCUMENTS``, else
 ``shared/seeds`` beside the checkout; where there is none, these tests are skipped.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

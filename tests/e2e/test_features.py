@@ -4,8 +4,6 @@ What does not depend on the words of an answer is asked of a tiny model with ran
 byte of which is a token.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ fetches the demo model, serves it and answers. Minutes, and up to a gigabyte eac
 What an installation took is printed: seconds, and megabytes on the disk.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

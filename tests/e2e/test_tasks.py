@@ -1,7 +1,5 @@
 """Embeddings, reranking and tokenizing through real processes, with the official SDK."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

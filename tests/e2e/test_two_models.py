@@ -1,7 +1,5 @@
 """Two models on the real engine at once: what happens to one is nothing to the other."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

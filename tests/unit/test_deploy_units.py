@@ -1,7 +1,5 @@
 """The launchd and systemd files: they start what exists, and wait longer than lmx takes to end."""
 
-from __future__ import annotations
-
 import configparser
 import plistlib
 import shlex

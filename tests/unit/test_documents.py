@@ -1,7 +1,5 @@
 """The documents' links lead somewhere, and the files that they name are there."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

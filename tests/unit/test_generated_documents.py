@@ -1,8 +1,6 @@
 """What the documents say of fields and keys is what the code says, and the schema of lmx.yaml takes
 what lmx takes."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

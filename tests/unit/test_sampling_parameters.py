@@ -1,8 +1,6 @@
 """A parameter of sampling is defined once: requests, configuration and worker have all of them,
 with the same range."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which machines lmx can be installed on, and what a Mac would install."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 from types import ModuleType

@@ -7,8 +7,6 @@ Write them anew with::
     python -m tests.wire.samples
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """The wire format is what it was: golden bytes of every message."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import pkgutil

@@ -1,7 +1,5 @@
 """Whatever comes over a socket is a message or a ProtocolError, never anything else."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -5,8 +5,6 @@ A process of its own, as a worker is. Reads one JSON object a line from stdin
 {"decode_tokens_per_s": x, "total_tokens_per_s": y}.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -1,8 +1,6 @@
 """One checkout measured in turns with others: each by a process of its own, with its own code and
 the rigs that know it."""
 
-from __future__ import annotations
-
 import json
 import os
 import statistics

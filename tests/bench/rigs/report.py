@@ -1,7 +1,5 @@
 """What a benchmark found, and the page that it is written to."""
 
-from __future__ import annotations
-
 import ctypes.util
 import os
 import platform

@@ -3,8 +3,6 @@
 For benchmarks: no router and no supervisor, so that what is measured is the worker.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import os

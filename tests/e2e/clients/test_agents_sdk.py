@@ -1,7 +1,5 @@
 """OpenAI's Agents SDK on lmx: its loops with tools run on the Responses API."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Anthropic's own Python library on lmx: messages, streams, tools, errors, retries, counting."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Other clients that people use: litellm and instructor in short, LangChain by its own tests."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ word as its models ``local-completions`` and ``local-chat-completions`` ask (0.4
 The likelihoods are those of the model's own logits. `make lm-eval` runs the package itself.
 """
 
-from __future__ import annotations
-
 import json
 import urllib.request
 from collections.abc import Sequence

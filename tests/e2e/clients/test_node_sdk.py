@@ -1,7 +1,5 @@
 """The official SDKs of OpenAI and Anthropic for Node; Node itself comes out of a Python wheel."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Ollama's own libraries on lmx: for Python here, and for JavaScript on Node."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

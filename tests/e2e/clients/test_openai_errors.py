@@ -1,7 +1,5 @@
 """Errors as the official SDK shows them, and its retries: against models that act by a script."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The official SDK's helpers: streams with events, tools, parsed answers, raw responses, async."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The official OpenAI Python SDK against a real model."""
 
-from __future__ import annotations
-
 import threading
 
 import openai

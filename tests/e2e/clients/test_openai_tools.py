@@ -1,7 +1,5 @@
 """The official SDK's way with tools, on a model that writes what a good one does."""
 
-from __future__ import annotations
-
 import enum
 import json
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Answers and chunks are valid by the OpenAI SDK's own types, strictly."""
 
-from __future__ import annotations
-
 import json
 import urllib.request
 from typing import Any

@@ -1,8 +1,6 @@
 """OpenAI's own Python library on lmx's Responses API: create, stream, parse, background, retrieve,
 input items, cancel, delete; every event by the library's own types."""
 
-from __future__ import annotations
-
 import json
 import time
 from typing import Any

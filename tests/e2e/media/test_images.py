@@ -1,8 +1,6 @@
 """Images through the whole of lmx, in the forms that clients send: the official SDKs, by URL, as a
 data URL and in base64. The model is a small real one that knows colours."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import io

@@ -1,7 +1,5 @@
 """A real Whisper through real processes, with the official SDK, beside a model that chats."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

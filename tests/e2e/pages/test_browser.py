@@ -1,8 +1,6 @@
 """What web pages get of lmx, in a real browser: nothing under a name of their own, nothing from
 another origin, all that they need where the origin is listed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

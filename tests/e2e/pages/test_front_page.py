@@ -1,7 +1,5 @@
 """The page at / in a real browser: a chat, a model killed in the middle of its answer, and back."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

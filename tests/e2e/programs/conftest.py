@@ -1,8 +1,6 @@
 """An lmx for programs of other people, which are fetched in exact versions into the cache of this
 machine, and run as their users run them (`make clients`)."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 from collections.abc import Callable, Iterator

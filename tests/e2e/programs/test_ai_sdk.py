@@ -1,7 +1,5 @@
 """Vercel's AI SDK with three of its providers, two of them made as docs/clients.md says."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

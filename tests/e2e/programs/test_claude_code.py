@@ -1,7 +1,5 @@
 """Claude Code, set up as docs/clients.md says."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

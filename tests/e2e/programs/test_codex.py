@@ -1,7 +1,5 @@
 """Codex, set up as docs/clients.md says."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from collections.abc import Callable

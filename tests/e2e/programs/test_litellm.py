@@ -1,8 +1,6 @@
 """LiteLLM, with the models of the proxy's configuration in docs/clients.md: OpenAI's routes, and
 Ollama's, for which it names no type of its bodies."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

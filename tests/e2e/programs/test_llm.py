@@ -1,7 +1,5 @@
 """Simon Willison's llm, set up as docs/clients.md says, and its plugin for Ollama."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """opencode, set up as docs/clients.md says, with each of the three providers that it names."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Adapters on real models: rows have what mlx-lm makes of the adapter, whoever runs beside them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What lmx replaces of mlx while it runs: that models look it up whenever they call it."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from operator import attrgetter
 from typing import Any

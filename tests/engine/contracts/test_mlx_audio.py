@@ -1,7 +1,5 @@
 """What lmx uses of mlx-audio that it promises nobody."""
 
-from __future__ import annotations
-
 import inspect
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What lmx replaces in classes of mlx-lm: that it is there."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.references.private_parts import PARTS, Part, find

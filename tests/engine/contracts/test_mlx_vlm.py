@@ -1,7 +1,5 @@
 """What lmx uses of mlx-vlm that it promises nobody: that it is there, and does what is built on."""
 
-from __future__ import annotations
-
 import inspect
 
 import mlx.core as mx

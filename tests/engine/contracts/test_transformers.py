@@ -1,7 +1,5 @@
 """What lmx replaces in transformers, so that no checkpoint brings code along."""
 
-from __future__ import annotations
-
 import inspect
 import re
 

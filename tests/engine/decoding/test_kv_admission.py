@@ -1,7 +1,5 @@
 """What rows are counted at is what their caches take, as mlx-vlm holds them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rows of unlike length decode apart: nobody's tokens change, and none is padded to a long one."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from functools import cache

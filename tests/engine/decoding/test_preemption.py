@@ -1,7 +1,5 @@
 """A row that was preempted goes on where it was: its tokens are those that it has alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rows that make no token: their prompts are read and scored, and nothing else."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """With quantized keys and values a row's tokens are the same whatever happens to the row."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Guesses for models with a recurrent state: it is taken back, and every answer is as without."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

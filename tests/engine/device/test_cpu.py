@@ -1,7 +1,5 @@
 """Norms and rotary positions on a CPU: mlx's own results, bit for bit, of fewer operations."""
 
-from __future__ import annotations
-
 import platform
 import re
 import threading

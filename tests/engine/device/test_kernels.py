@@ -1,7 +1,5 @@
 """Kernels that mlx compiles on a CPU are compiled once, and not in each home again."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Embedding models: the vectors are those of a plain forward pass, alone and in a batch."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path

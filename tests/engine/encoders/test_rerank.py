@@ -1,8 +1,6 @@
 """Rerank models. No real cross-encoder can be had without a model hub: these have random weights,
 and are compared with a plain forward pass."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a row's drafter hears and takes: each token once, with its own hidden states, in order."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

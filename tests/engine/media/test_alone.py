@@ -1,8 +1,6 @@
 """The tiny models that see and hear: mlx-vlm alone loads them with their processors, and what it is
 shown changes what it makes of a prompt. The other tests of media build on that."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

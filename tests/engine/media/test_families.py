@@ -2,8 +2,6 @@
 after a beginning that was cached, and in a batch. `make test` tries some of them, and
 `make conformance` all."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

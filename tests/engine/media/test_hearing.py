@@ -1,7 +1,5 @@
 """Sounds that a model's processor would cut are given to it in parts, or refused."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 

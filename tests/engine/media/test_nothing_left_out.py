@@ -1,8 +1,6 @@
 """No processor leaves out a part of a picture or a frame of a video: whatever part is changed,
 what the model sees changes. `make test` tries some of them, and `make conformance` all."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Videos with sound as Qwen3-Omni was taught to take them: frames and sound in turns by their time,
 and at the positions of that time."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

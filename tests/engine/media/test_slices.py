@@ -1,8 +1,6 @@
 """A large picture is encoded in slices of the blocks of a model's eyes: what comes out is the same,
 and other rows decode between them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

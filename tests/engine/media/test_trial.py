@@ -1,7 +1,5 @@
 """What a model's own class makes wrong is found at the load, and requests with it are refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

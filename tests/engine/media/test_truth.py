@@ -1,8 +1,6 @@
 """What a model takes besides text is what it has weights and a processor for: the worker says the
 same as the supervisor, which reads headers alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import mlx.core as mx

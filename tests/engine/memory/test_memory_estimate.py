@@ -1,7 +1,5 @@
 """The estimate is within 10 % of what a real worker takes at most, its caches full."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What the supervisor counts for a KV cache is what mlx-vlm's caches take."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A model of real size that is evicted and loaded again: the machine has its memory back."""
 
-from __future__ import annotations
-
 import statistics
 import tempfile
 from collections.abc import Iterator

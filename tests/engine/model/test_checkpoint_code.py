@@ -1,7 +1,5 @@
 """A tokenizer that is Python code in the model's folder runs where the configuration says so."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -7,8 +7,6 @@ are not examined: a type that a library has added fails a test. `make test` trie
 libraries don't agree about; `make conformance` all of them.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from pathlib import Path

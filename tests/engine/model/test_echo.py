@@ -1,7 +1,5 @@
 """Prompts that are given back: text, tokens and offsets say the same of special tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace

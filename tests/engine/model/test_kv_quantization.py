@@ -1,7 +1,5 @@
 """Which models can be served with quantized keys and values, and how near their logits stay."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """What is told of folders that the libraries can't load: their own exceptions, but for those of
 classes and devices that fail in what they compute."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Folders as other tools write them, against the same weights in the libraries' own form."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

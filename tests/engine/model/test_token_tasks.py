@@ -1,7 +1,5 @@
 """Tokenizing a conversation with the model's own template, and back."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

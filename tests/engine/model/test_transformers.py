@@ -5,8 +5,6 @@ tiny random model with rotary embeddings of several kinds, which makes the same 
 refused. ``make reference`` runs it: torch takes some hundred megabytes, once.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Penalties, biases and bans on the device, against the same in numpy, bit by bit."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Whisper: real ones write down what is said; a tiny one shows what is computed and when."""
 
-from __future__ import annotations
-
 import wave
 from collections.abc import Generator, Iterator
 from pathlib import Path

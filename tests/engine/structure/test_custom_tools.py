@@ -1,7 +1,5 @@
 """A custom tool's grammar is enforced in the calls of every family of models."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

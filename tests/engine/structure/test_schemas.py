@@ -1,7 +1,5 @@
 """Schemas beyond what llguidance knows: said in other words, or checked when an answer is whole."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -4,8 +4,6 @@ Requests come at random, many more than the models that fit can take; processes 
 and are killed from outside, loads fail, clients leave. See ``tests/support/faults/chaos.py``.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time

@@ -1,7 +1,5 @@
 """What clients of the control socket may do to the supervisor: nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import resource
 import signal

@@ -1,8 +1,6 @@
 """Why a worker ended, told apart wherever somebody looks: the client's error, the status, the
 events; and deadlines that a model has of its own."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

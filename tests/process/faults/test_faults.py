@@ -1,7 +1,5 @@
 """Who dies, and what happens: real processes, a scripted engine, one fault at a time."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -4,8 +4,6 @@ pid stays the same, it answers, and it ends when it is told to.
 ``make fuzz`` runs 10,000 cases; ``LMX_FUZZ_SEED`` repeats a run.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -2,8 +2,6 @@
 router, supervisor, decoder, renderer or reader of model files, killed, stopped, or only slow. What
 was not its own is answered to the byte as it is alone, and nothing is shot that was only slow."""
 
-from __future__ import annotations
-
 import os
 import random
 import statistics

@@ -2,8 +2,6 @@
 read slowly, rows outgrow their KV caches, an operator loads, kills, pins and restarts. No answer
 differs from the one that is given alone, and nothing is shot that was only slow."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from pathlib import Path

@@ -1,8 +1,6 @@
 """What must not happen to the others when one thing is wrong: bad models, lost records, odd
 messages, closed terminals, ill-timed commands."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

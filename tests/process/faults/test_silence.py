@@ -1,7 +1,5 @@
 """A supervisor that says nothing: stopped, hung, dead. What runs goes on, and can be ended."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

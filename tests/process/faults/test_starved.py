@@ -1,7 +1,5 @@
 """What has no processor is slow, and nobody ends it for that."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

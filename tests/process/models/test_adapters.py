@@ -1,7 +1,5 @@
 """Adapters in a whole lmx: several model ids, and one worker."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A model that is added while lmx runs: it is there after a restart, and gone when removed."""
 
-from __future__ import annotations
-
 import json
 import stat
 from pathlib import Path

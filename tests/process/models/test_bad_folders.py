@@ -1,7 +1,5 @@
 """Model folders that nobody can read cost their own model alone, whatever is in them."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 """Downloads and deletion as an operator has them: real supervisor, real fetch programs, and a hub
 on the loopback interface."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

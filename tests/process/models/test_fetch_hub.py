@@ -3,8 +3,6 @@
 The program runs as the process that it is: the hub client reads its settings when imported.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Loads that go wrong, are slow, or do not fit; and models that come on demand."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """What happens when a worker takes more memory than there is for all of them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 

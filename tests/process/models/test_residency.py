@@ -1,7 +1,5 @@
 """Who may stay in memory and who gives way: eviction, pins, groups, and time."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from typing import Any

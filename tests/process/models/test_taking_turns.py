@@ -1,8 +1,6 @@
 """Models that do not fit together, asked for all the time: both make progress, in batches; and a
 model that an operator takes out of service."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from itertools import pairwise

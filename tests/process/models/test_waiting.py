@@ -1,8 +1,6 @@
 """Requests for a model that is not loaded: one load for all of them, a queue with a limit, and
 word of how far it is."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Iterator

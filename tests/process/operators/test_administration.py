@@ -1,7 +1,5 @@
 """Opta-LMX's administration and Kolosal's engines over HTTP, on a whole lmx beside a hub."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

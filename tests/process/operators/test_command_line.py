@@ -1,7 +1,5 @@
 """What an operator does at a terminal, against a real lmx: pins, drains, events, top, reload."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Iterator

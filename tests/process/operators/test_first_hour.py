@@ -1,7 +1,5 @@
 """The first hour with lmx, as a stranger types it: serve, talk, look, lose the supervisor."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """What was counted outlives the router that counted it, also one that was killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

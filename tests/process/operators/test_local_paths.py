@@ -1,8 +1,6 @@
 """Where models lie on this machine is told to operators alone: not in answers, errors, events,
 records and headers of any route that the admin key is not needed for."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

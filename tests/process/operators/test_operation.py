@@ -1,7 +1,5 @@
 """lmx as scripts use it: exit codes, JSON, start and stop, logs, nothing left."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,8 +1,6 @@
 """Operators' routes over HTTP on a whole lmx: a kill beside a stream, logs and events as they
 come, metrics while a worker hangs."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Another configuration while all goes on: only what changed is touched, a bad one not at all."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import pty

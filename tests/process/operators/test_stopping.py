@@ -1,7 +1,5 @@
 """How lmx goes down: what runs may finish, what is new is refused, nothing is cut in silence."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

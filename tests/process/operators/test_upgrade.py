@@ -1,7 +1,5 @@
 """Router and supervisor are replaced by others while all goes on: streams, workers, the port."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

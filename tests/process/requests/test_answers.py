@@ -1,7 +1,5 @@
 """Through real processes: a stream, put together, is the answer that came whole."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

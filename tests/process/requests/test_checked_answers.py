@@ -1,7 +1,5 @@
 """Through real processes: what no grammar enforces is checked when an answer is whole."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What clients do amiss: they leave, send nonsense, send too much. Nobody else notices."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -2,8 +2,6 @@
 an answer that says so, while streams of the same model and of another one go on. What a decoder
 may take, and a request whose worker ends."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib

@@ -1,7 +1,5 @@
 """Job records outlive the router that made them, and a job its router's replacement."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """With the real engine: what was computed for one API key is not found by another."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

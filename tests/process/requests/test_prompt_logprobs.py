@@ -1,7 +1,5 @@
 """Through real processes: the logprobs of prompts, beside every kind of answer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

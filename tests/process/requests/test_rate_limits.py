@@ -1,8 +1,6 @@
 """Two keys, one of them greedy: the other is served as if it were alone, and limits go on when the
 configuration is read again and the router replaced."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """What the API's description promises, asked of a whole lmx with the scripted engine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest

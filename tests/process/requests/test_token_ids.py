@@ -1,7 +1,5 @@
 """Through real processes: the tokens of prompts and answers, where they are asked for."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``python -m lmx.router`` as a real process: its start, its signals, its ends, its weight."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -5,8 +5,6 @@ process of its own, with its usual limits; its peers say what the cases want. A 
 the processor time between two ticks (:mod:`ticking_router`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Holds every answer of a router against what its route says of it: the status, and the shape."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from typing import Any

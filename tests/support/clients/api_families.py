@@ -1,8 +1,6 @@
 """A client of every family of the API: it asks, reads the answer as it comes, and says in the same
 words for all of them how it ended. It holds each family to its own form of errors."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import io

@@ -1,8 +1,6 @@
 """Asks a running lmx what its own description of the API says can be asked, and more, and holds
 the answers against the description."""
 
-from __future__ import annotations
-
 import json
 from typing import Any, Final
 

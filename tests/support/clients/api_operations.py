@@ -1,8 +1,6 @@
 """What can be asked by the table of routes. Whoever collects tests needs no more of the API's
 description, which takes seconds to make."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from lmx.router.schema.openapi.document import operation_id

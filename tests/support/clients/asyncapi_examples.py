@@ -4,8 +4,6 @@ YAML without indentation is read with the help of a table: a key belongs to the 
 object that may hold it, and a dash begins an item of the innermost open list.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """A headless Chromium, driven over its debugging protocol with the WebSocket client of aiohttp."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

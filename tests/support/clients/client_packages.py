@@ -4,8 +4,6 @@ Made once for each list of versions, without the checkout or its environment bei
 afterwards nothing is fetched any more.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

@@ -2,8 +2,6 @@
 session that has called a function and a custom tool. More than 45 KB, with 13 tools of three
 types."""
 
-from __future__ import annotations
-
 import json
 from typing import Any, Final
 

@@ -2,8 +2,6 @@
 where API.md says otherwise than a document, with the reason.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any, Final
 

@@ -4,8 +4,6 @@ The rules for what is no JSON: `//` comments go; `[...]` is a list that the docu
 (null); `...` within a list goes; "a | b" is a choice, of which "user" or else the first is taken.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Whether an answer has the shape of a document's example: all its keys, of one type. Pure."""
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 SAME_VALUE: Final = frozenset({"object", "role", "type", "success", "index"})

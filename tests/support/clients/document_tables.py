@@ -1,7 +1,5 @@
 """The rows of the documents' tables of parameters and of answers' fields. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 The documents' model names are aliases here, so their requests go out as they are.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from dataclasses import dataclass, field, replace

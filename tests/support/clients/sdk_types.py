@@ -4,8 +4,6 @@ The SDK itself builds its objects without a check. Here every field must be ther
 type, and every field that the SDK's type has not must be one of OURS.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, Final, TypeVar
 

@@ -1,7 +1,5 @@
 """A command on a terminal or a pipe: what it prints is read as it comes, and a person types."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

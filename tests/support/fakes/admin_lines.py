@@ -1,7 +1,5 @@
 """A supervisor's status as it is told, for tests of what the router makes of it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from lmx.protocol.messages.status import ModelStatus, SystemStatus

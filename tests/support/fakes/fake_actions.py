@@ -1,7 +1,5 @@
 """An :class:`lmx.supervisor.core.actions.Actions` that touches nothing and remembers everything."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ and faults that a test switches on. It counts the bytes that it serves of each f
 `HF_ENDPOINT` points at :attr:`FakeHub.endpoint`; tests set `HF_HOME` to a folder of their own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import threading

@@ -1,7 +1,5 @@
 """A Mac, as far as ``doctor`` asks it, and a Linux machine."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

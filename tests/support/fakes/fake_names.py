@@ -4,8 +4,6 @@
 Standard library only: it is loaded before anything else.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """A supervisor for the CLI's tests: it holds the lock of a home and answers as it is told."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

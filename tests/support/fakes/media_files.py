@@ -1,7 +1,5 @@
 """Sound and video files, made in memory by PyAV."""
 
-from __future__ import annotations
-
 import io
 import math
 import struct

@@ -1,7 +1,5 @@
 """The pieces of which picture, sound and video files are made, each with whatever it is to say."""
 
-from __future__ import annotations
-
 import io
 import struct
 import zlib

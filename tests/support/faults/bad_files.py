@@ -1,7 +1,5 @@
 """What may stand where a small file of lmx's own should be."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Model folders that must cost nobody but themselves: each broke a supervisor once."""
 
-from __future__ import annotations
-
 import json
 import os
 import struct

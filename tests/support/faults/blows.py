@@ -1,7 +1,5 @@
 """Blows from outside against one of lmx's processes: which, how, and when."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

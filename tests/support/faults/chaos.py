@@ -3,8 +3,6 @@
 Values only; who carries it out is ``chaos_run.py``, who watches is ``chaos_watch.py``.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 from typing import Any

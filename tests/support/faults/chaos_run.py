@@ -1,7 +1,5 @@
 """Carries out a :class:`chaos.Day`: sends its requests, deals its blows, notes every ending."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,8 +1,6 @@
 """Random harm: model folders, state files and control frames that nobody in their right mind
 writes. The same seed makes the same cases."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,8 +1,6 @@
 """What servers say that mean no good to whoever fetches from them, and addresses that nobody should
 be led to."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 from typing import Final

@@ -1,7 +1,5 @@
 """Files that are made to hang, crash, fill or fool whoever decodes them. All are made in memory."""
 
-from __future__ import annotations
-
 import io
 import random
 import struct

@@ -1,8 +1,6 @@
 """An HTTP server on loopback that answers each path with the bytes that a test wants, or with ever
 more of them. It speaks HTTP by hand: a real server would not send what these tests need."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -1,8 +1,6 @@
 """Rounds in which requests of all families are under way when one process gets a blow: who was hurt
 that should not be, and what is left."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

@@ -1,7 +1,5 @@
 """Kills a worker's helping process in the middle of an exchange."""
 
-from __future__ import annotations
-
 import os
 import signal
 from typing import Any

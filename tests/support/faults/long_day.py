@@ -2,8 +2,6 @@
 some of whose clients leave or read slowly, while an operator loads, unloads, kills, pins and
 restarts. What was answered is asked again alone afterwards."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

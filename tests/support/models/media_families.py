@@ -5,8 +5,6 @@ mlx-vlm's processors need no PyTorch. Where one calls a processor of transformer
 Idefics 3: pictures; Gemma 3n, Qwen3-Omni: sounds), that one needs NumPy and Pillow alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final

@@ -3,8 +3,6 @@ the family's media tokens, a chat template that has a place for each picture, so
 the settings of the family's processor. And what mlx-vlm alone makes of a prompt with media.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

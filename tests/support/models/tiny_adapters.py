@@ -1,7 +1,5 @@
 """Adapters with random matrices, in folders as mlx-lm and PEFT write them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

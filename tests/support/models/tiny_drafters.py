@@ -5,8 +5,6 @@ change nothing. One layer of a ``qwen3_5`` does, as in any model. The drafters a
 they were built from the target's weights: nothing is trained.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ Folders like downloaded ones: config.json, safetensors, a byte-level tokenizer, 
 for the files of sentence-transformers.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
 """One tiny model of every kind that lmx serves, all with random weights, and their entries in a
 configuration."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Final
 

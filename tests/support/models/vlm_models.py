@@ -2,8 +2,6 @@
 eyes, some of them with ears, of which the text is tested; and those of text alone that mlx-lm
 doesn't have. The former have no processor."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import json

@@ -6,8 +6,6 @@ the demo model uses. Their models have the form of CTranslate2, and become folde
 Hugging Face.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 import tempfile

@@ -1,8 +1,6 @@
 """The engine of :mod:`agent_model`: ``tests.support.programs.agent_engine:create``. Its libraries
 are imported when it is made, and not for an estimate."""
 
-from __future__ import annotations
-
 from lmx.protocol.messages.specs import WorkerSpec
 from lmx.worker.engine.interfaces import Engine, LoadReporter
 from lmx.worker.mlx.memory.estimate import estimate

@@ -6,8 +6,6 @@ chat template of its options (``template``), in lmx's own renderer. What has no 
 tool that is not offered, is a request beside the conversation: for its title, or for a summary.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

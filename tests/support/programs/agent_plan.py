@@ -4,8 +4,6 @@ Programs put that message into quotes, into tags and behind pages of their own: 
 nothing that they would change.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import re

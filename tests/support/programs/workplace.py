@@ -3,8 +3,6 @@
 None of them may look for updates or report what they do: their own switches say so.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

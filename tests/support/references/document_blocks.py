@@ -1,7 +1,5 @@
 """The blocks of code in ``docs/clients.md``, by the bold name that each follows."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Final

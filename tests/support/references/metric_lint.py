@@ -3,8 +3,6 @@
 Reads the text itself, so that what the client library's own parser forgives is seen.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """The tables of ``docs/models.md``: a line for each type that was examined."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final

@@ -1,7 +1,5 @@
 """The types of the two libraries that no conformance test tries, each with the reason."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator, Mapping
 from pathlib import Path

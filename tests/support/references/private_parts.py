@@ -5,8 +5,6 @@ What is private, what is replaced at run time, and what is in no documentation. 
 breaks one of them says which.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import inspect

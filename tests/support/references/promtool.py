@@ -4,8 +4,6 @@ Where neither is to be had (another system, no network), there is none; `metric_
 rules that matter and needs nothing.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

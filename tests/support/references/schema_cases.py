@@ -1,7 +1,5 @@
 """Random schemas and values of few letters, so that they often meet."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """How many examples a property is tried with: a part in `make test`, all in `make fuzz`."""
 
-from __future__ import annotations
-
 import os
 from typing import Final
 

@@ -1,7 +1,5 @@
 """A machine on which others compute too."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """Whether a model does in lmx what its library makes of it alone: in chunks, in company, after a
 prefix. And what lmx may do with it, and how much memory it counts for its caches."""
 
-from __future__ import annotations
-
 import copy
 import math
 import random

@@ -1,7 +1,5 @@
 """A core with nothing real around it, and short words for what its tests do to it."""
 
-from __future__ import annotations
-
 from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from pathlib import Path

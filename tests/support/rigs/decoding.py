@@ -1,7 +1,5 @@
 """Short ways to ask a decoding process for what is in a file."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import Any
 

@@ -6,8 +6,6 @@ a test that compares tokens of rows alone and in company may find others. Only t
 test that fails in any other way fails.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -11,8 +11,6 @@ first. A long file that begins last would keep one process busy while the others
 to do.
 """
 
-from __future__ import annotations
-
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 

@@ -1,8 +1,6 @@
 """Tests that are to hold for every combination of several things. `make test` takes as many of the
 combinations as show each thing once, and `make conformance` takes all."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import product
 from typing import Any

@@ -1,8 +1,6 @@
 """Whether lmx computes what a model of mlx-vlm computes for a prompt with pictures and sounds,
 however it comes about: in chunks, after a cached beginning, in a batch."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """What an OutputParser makes of a text, however it is cut."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

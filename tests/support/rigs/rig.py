@@ -5,8 +5,6 @@ HOME, TMPDIR and the working directory are folders of the rig too, so that a fil
 anywhere but below LMX_HOME is seen.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """A real router on a real loopback socket, with a fake supervisor and fake workers."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket

@@ -7,8 +7,6 @@ and not of the loop's thread, because a thread that holds the interpreter's lock
 too; one that does not hold it works at the same time, which only the clock shows.
 """
 
-from __future__ import annotations
-
 import asyncio
 import faulthandler
 import os

@@ -1,7 +1,5 @@
 """What lmx uses of aiohttp beyond its documentation."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.references.private_parts import PARTS, Part, find

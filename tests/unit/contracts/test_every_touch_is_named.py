@@ -1,7 +1,5 @@
 """No private part of a library is used that ``private_parts`` doesn't name."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from functools import cache

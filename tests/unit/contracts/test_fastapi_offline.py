@@ -1,7 +1,5 @@
 """The files of fastapi-offline that lmx serves: the package is never imported."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 

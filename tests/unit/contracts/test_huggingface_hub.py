@@ -1,7 +1,5 @@
 """What lmx uses of huggingface_hub beyond its documentation."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What lmx uses of llguidance beyond its documentation."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.references.private_parts import PARTS, Part, find

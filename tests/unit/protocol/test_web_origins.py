@@ -1,7 +1,5 @@
 """Host names, origins and the patterns that allow them."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Others get their turn between two steps of the loop, and garbage is collected there."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import time

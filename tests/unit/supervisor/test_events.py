@@ -1,7 +1,5 @@
 """The events of this supervisor and of those before it: how many come, and in which order."""
 
-from __future__ import annotations
-
 from lmx.protocol.messages.control import EarlierEvents, Event
 from lmx.supervisor.events import EventLog
 

@@ -1,7 +1,5 @@
 """How exact the tests of the engine are, on a CPU and on a GPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.support.rigs.device import _COMPARING, may_differ, near

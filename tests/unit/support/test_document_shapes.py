@@ -1,7 +1,5 @@
 """The checks that the documents' examples are held against."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

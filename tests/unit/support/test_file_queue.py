@@ -1,7 +1,5 @@
 """Which tests go together, and in which order they are handed out."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What `make test` takes of a matrix, and what is left for `make conformance`."""
 
-from __future__ import annotations
-
 from tests.support.rigs.matrices import combinations
 
 

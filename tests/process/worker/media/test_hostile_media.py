@@ -1,8 +1,6 @@
 """What happens to files that were made to do harm: each is refused, in little time and memory, and
 the next file is decoded."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator

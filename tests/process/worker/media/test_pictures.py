@@ -1,7 +1,5 @@
 """Pictures of every form, as a model sees them."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator
 from typing import Any

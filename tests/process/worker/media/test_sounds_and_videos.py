@@ -1,7 +1,5 @@
 """Sounds and videos, as a model hears and sees them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """A process that has just started: what its imports do without, and what is there afterwards."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

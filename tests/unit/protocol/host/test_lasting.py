@@ -1,7 +1,5 @@
 """Nothing that lasts as long as a process ends in silence."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import logging

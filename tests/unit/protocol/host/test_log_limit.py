@@ -1,7 +1,5 @@
 """Log files keep to their size, whoever writes, and however much at once."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

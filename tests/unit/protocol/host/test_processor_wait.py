@@ -1,7 +1,5 @@
 """How long a process waits for a processor: by a table, and of real processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

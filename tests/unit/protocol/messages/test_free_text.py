@@ -1,7 +1,5 @@
 """Text that strangers wrote is bounded in every message, error, event and log line."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import io

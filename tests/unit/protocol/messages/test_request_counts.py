@@ -1,7 +1,5 @@
 """What routers have counted: added up, kept by the supervisor, and taken over."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The status is printed whole, as its schema says, and peers of other versions understand it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """What is read of an adapter's folder, and what is said of one that can't be used."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a config.json says, wherever it describes the language model, and whatever is in it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a model takes is read from the weights that are there, and not from its type."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The arithmetic with an engine's estimate."""
 
-from __future__ import annotations
-
 from lmx.protocol.models.memory import (
     Activations,
     KvLayers,

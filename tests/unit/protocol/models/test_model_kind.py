@@ -1,7 +1,5 @@
 """What a model is for, as its files tell."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

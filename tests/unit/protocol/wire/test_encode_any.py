@@ -1,7 +1,5 @@
 """Replies travel whatever they hold, and JSON that commands print is JSON."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

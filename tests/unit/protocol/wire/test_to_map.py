@@ -1,7 +1,5 @@
 """A message carries every field that is not at its default, in the order of its class."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

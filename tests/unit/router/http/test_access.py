@@ -1,7 +1,5 @@
 """Who may use which route: every one of the table, every way to get a key wrong."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import re

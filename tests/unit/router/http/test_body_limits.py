@@ -1,7 +1,5 @@
 """What a body may hold: counted before it is made into objects, and no stream waits for it."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator

@@ -1,8 +1,6 @@
 """A large body is checked in steps, and nobody can tell: the same requests come of it, and the same
 errors."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Coroutine
 from typing import Any

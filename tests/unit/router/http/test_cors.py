@@ -1,7 +1,5 @@
 """Web pages of other origins: nothing by default, what they need where they are allowed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

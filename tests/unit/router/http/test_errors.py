@@ -1,7 +1,5 @@
 """The table from codes to HTTP, and what a refusal becomes."""
 
-from __future__ import annotations
-
 import pytest
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError, UnavailableError

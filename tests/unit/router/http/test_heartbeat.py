@@ -1,7 +1,5 @@
 """When a stream pings: there is one loop for all of them, and this is what it promises."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Names that lmx answers under: a page that found it under a name of its own gets nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

@@ -1,7 +1,5 @@
 """Which parts of a text are paths of this machine."""
 
-from __future__ import annotations
-
 import pytest
 
 from lmx.router.http.local_paths import without_paths

@@ -1,7 +1,5 @@
 """Limits of requests, tokens and requests at a time: the decisions, and what clients see."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from typing import Any

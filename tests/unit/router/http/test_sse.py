@@ -1,7 +1,5 @@
 """The bytes of a stream whose client keeps up: whole events, in the form that its HTTP has."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Speech to text over HTTP, with a worker that says what a test wants."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterable

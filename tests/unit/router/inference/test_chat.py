@@ -1,7 +1,5 @@
 """Chat completions over real sockets: streams, whole answers, and what goes wrong in them."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

@@ -1,8 +1,6 @@
 """Chat over real sockets: several answers at once, tools, reasoning, logprobs, other kinds of
 model."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Text completions: what a request may hold, and one or many prompts over real sockets."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """Requests with media through a whole router: fetched, sent as frames, refused by name."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib

@@ -1,7 +1,5 @@
 """The official client library against the router."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 

@@ -1,7 +1,5 @@
 """What a stream shows while its request waits: for a model, or for its turn."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any, cast

@@ -1,8 +1,6 @@
 """The parameters of sampling, search, form, tools and thinking: their faults, and what a worker
 is sent for them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

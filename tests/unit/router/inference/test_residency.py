@@ -1,7 +1,5 @@
 """``keep_alive`` and ``ttl`` in requests: forms, faults, and what a worker is told."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

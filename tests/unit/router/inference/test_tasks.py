@@ -1,7 +1,5 @@
 """Embeddings, reranking and tokenizing over HTTP, with workers that say what a test wants."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import struct

@@ -1,7 +1,5 @@
 """Requests for models that are not ready: one question, one line, deadlines, ways out of it."""
 
-from __future__ import annotations
-
 import asyncio
 from functools import partial
 from typing import Any

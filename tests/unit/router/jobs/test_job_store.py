@@ -1,7 +1,5 @@
 """The store of job records alone: one file, several stores, dead routers, broken files."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

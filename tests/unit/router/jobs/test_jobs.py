@@ -1,7 +1,5 @@
 """Jobs over HTTP: every generation has a record, and what is under way can be cancelled."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sqlite3

@@ -1,7 +1,5 @@
 """Only addresses of the public Internet are asked, and those that the configuration lists."""
 
-from __future__ import annotations
-
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 import pytest

@@ -1,7 +1,5 @@
 """Fetching from servers that mean no good, or no address that may be asked."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import sys

@@ -1,7 +1,5 @@
 """Data URLs and base64 in all the ways that people write them."""
 
-from __future__ import annotations
-
 import base64
 import urllib.parse
 

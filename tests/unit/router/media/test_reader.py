@@ -1,7 +1,5 @@
 """From what a request says to bytes with a description."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hashlib

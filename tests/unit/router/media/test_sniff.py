@@ -1,7 +1,5 @@
 """What bytes are is told by the bytes."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Downloads over HTTP: begin, list, look at, follow, cancel; and what is on the disk."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from dataclasses import replace

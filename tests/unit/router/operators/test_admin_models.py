@@ -1,7 +1,5 @@
 """POST /admin/models/load and /unload, DELETE /admin/models/{id}."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """GET /admin/status, /admin/models, /admin/memory, /admin/health; what a reload says."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

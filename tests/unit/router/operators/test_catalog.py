@@ -1,7 +1,5 @@
 """The list of models, as OpenAI's clients and Codex read it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The page at /docs: whole, offline, and with nothing that could run but its own files."""
 
-from __future__ import annotations
-
 import re
 from html.parser import HTMLParser
 from typing import Any

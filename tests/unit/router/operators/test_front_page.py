@@ -1,7 +1,5 @@
 """GET / and the small routes that programs ask first."""
 
-from __future__ import annotations
-
 from html.parser import HTMLParser
 
 from tests.support.rigs.router_rig import MODEL, router_rig

@@ -1,7 +1,5 @@
 """What is counted of requests, what Prometheus and dashboards are shown of it, and of models."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

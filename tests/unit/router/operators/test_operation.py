@@ -1,7 +1,5 @@
 """lmx's own routes for operators: workers and their kill, logs and events as streams."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """The events of the Messages API: their order, and that a stream says the same as a whole."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Chunks and whole answers, without a socket: their forms, and that they say the same."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

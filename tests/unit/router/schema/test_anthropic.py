@@ -1,8 +1,6 @@
 """What a request of the Messages API becomes: a conversation, tools, and errors that name the
 field."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

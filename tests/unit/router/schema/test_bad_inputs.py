@@ -1,8 +1,6 @@
 """Bad input of every kind that makes other servers hang, die or pretend: a 4xx that says what is
 wrong, and a server that goes on."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

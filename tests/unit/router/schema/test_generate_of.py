@@ -1,7 +1,5 @@
 """What bodies of all APIs that generate text say to a worker, by whichever name."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

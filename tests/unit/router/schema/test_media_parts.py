@@ -1,8 +1,6 @@
 """Every form in which clients send images, sounds and videos, as a worker and the reader of media
 get it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Forms of messages and tools that today's API does not have: taken as their senders mean them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The description of the API: it is valid, whole, and true."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,8 +1,6 @@
 """What a request of the Responses API becomes: a conversation, tools, and errors that name the
 field."""
 
-from __future__ import annotations
-
 import base64
 import itertools
 import json

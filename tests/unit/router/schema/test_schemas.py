@@ -1,7 +1,5 @@
 """What a chat request may hold: each fault gives the right param, code and words."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Conversations are put together in a time that grows with their size, and not with its square."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The HTTP surface apart from answers: bodies, errors, ids, models, health."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json

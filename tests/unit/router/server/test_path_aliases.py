@@ -1,7 +1,5 @@
 """The other spellings of a path, and what they answer."""
 
-from __future__ import annotations
-
 import pytest
 from yarl import URL
 

@@ -1,7 +1,5 @@
 """A router that another one replaces: what is under way is answered, nothing new is taken."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from pathlib import Path

@@ -1,8 +1,6 @@
 """A whole answer counts as under way until its last byte has left: a router that ends waits for a
 client that reads slowly, and for none that reads nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

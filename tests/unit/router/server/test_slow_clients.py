@@ -1,8 +1,6 @@
 """Clients that send slowly, not at all, or never read: each holds its own connection and nothing
 else. No speeds are asserted, only that others are answered meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """When a router gives freed memory back."""
 
-from __future__ import annotations
-
 from lmx.router.server.trim_policy import FIRST_WAIT_S, LONGEST_WAIT_S, SLACK_BYTES, TrimPolicy
 
 BASE = 60 * 2**20

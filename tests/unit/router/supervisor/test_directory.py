@@ -1,7 +1,5 @@
 """The router's view of the models: names, epochs and revisions."""
 
-from __future__ import annotations
-
 import pytest
 
 from lmx.protocol.errors import ErrorCode, RequestError

@@ -1,7 +1,5 @@
 """What is said of a model on its way, and how long it still takes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """What operators use: the global limit, the admin key, the reload."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

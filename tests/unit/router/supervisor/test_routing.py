@@ -1,7 +1,5 @@
 """Which model answers a request: by name, by route, and the next one where the first can't."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """What the router does when peers and clients leave, fall silent, stall, or come late."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """A worker's stream as the router holds it: order, ends, credit, and what breaks the rules."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 

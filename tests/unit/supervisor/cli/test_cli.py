@@ -1,7 +1,5 @@
 """The command line against a supervisor that says what it is told to: answers, waits, exits."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """What people read: the status in words, the table at any width, frames of `top`, token rates."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -1,7 +1,5 @@
 """Whatever LMX_HOME is, no command shows a traceback: it says what is wrong in a line or two."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """``stop``, and what it says, where a supervisor or what it left does not do as it should."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The configuration: what is accepted, and what each refusal says."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

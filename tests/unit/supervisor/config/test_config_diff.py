@@ -1,7 +1,5 @@
 """What follows from a changed configuration: every key says it, and nothing else notices."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The keys for the images, sounds and videos of requests, and what workers get of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

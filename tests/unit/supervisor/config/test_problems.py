@@ -1,7 +1,5 @@
 """What a person reads of a configuration that is not valid: where, what, and what was meant."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

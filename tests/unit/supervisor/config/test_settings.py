@@ -1,7 +1,5 @@
 """The cell that the configuration in force is in: who hears of a change, and who may refuse it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

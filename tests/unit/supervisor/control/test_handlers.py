@@ -1,7 +1,5 @@
 """One handler for each question, one reply for each asker."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from pathlib import Path

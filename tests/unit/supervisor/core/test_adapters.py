@@ -1,7 +1,5 @@
 """Adapters as the core knows them: names of their model, and models of their own for routers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from lmx.protocol.messages import control

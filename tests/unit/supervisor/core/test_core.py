@@ -1,7 +1,5 @@
 """The core with nothing real around it: loads, waiting requests, failures, adoption, the end."""
 
-from __future__ import annotations
-
 import signal
 from dataclasses import replace
 from pathlib import Path

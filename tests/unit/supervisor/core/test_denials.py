@@ -1,7 +1,5 @@
 """What those who wait in vain are told, and when they are to come back."""
 
-from __future__ import annotations
-
 import pytest
 
 from lmx.protocol.errors import ErrorCode

@@ -1,8 +1,6 @@
 """Models that don't fit together, with requests for all of them: how often they swap and how long
 anybody waits, in simulated time."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from random import Random
 

@@ -1,7 +1,5 @@
 """What a model is for, from its folder or its worker to the routers' view of it."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Random operators, requests, crashes, fetches, pressure and clocks against models that don't all
 fit: what holds after each event, whatever came before."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import settings

@@ -1,7 +1,5 @@
 """Models whose files are still being read, and what follows once they have been."""
 
-from __future__ import annotations
-
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages import control
 from lmx.protocol.states import ModelKind, SlotState, WorkerState

@@ -1,7 +1,5 @@
 """Room for models: who waits, who gives way, who stays, through the core as others see it."""
 
-from __future__ import annotations
-
 import signal
 import sys
 

@@ -1,7 +1,5 @@
 """The ledger: reserved, returning and missing bytes."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Why a worker ended: every status, asked for or not, with and without missing memory."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

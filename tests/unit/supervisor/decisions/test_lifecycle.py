@@ -1,7 +1,5 @@
 """A worker's life: the table, one row at a time, and every pair of state and event."""
 
-from __future__ import annotations
-
 import signal
 from dataclasses import replace
 from typing import Any

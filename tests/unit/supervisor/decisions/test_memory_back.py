@@ -1,7 +1,5 @@
 """Memory measured back after workers' exits: what is missing, of whom, and what returns."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from hypothesis import given, settings

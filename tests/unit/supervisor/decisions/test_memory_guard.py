@@ -1,7 +1,5 @@
 """The memory guard: levels, who is asked, who is killed, and when nobody is."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Which models start and which give way: every rule, and what holds for any picture at all."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

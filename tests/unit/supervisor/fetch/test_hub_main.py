@@ -1,7 +1,5 @@
 """The program that looks at the hub client's cache and clears it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

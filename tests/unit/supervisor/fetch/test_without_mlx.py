@@ -1,7 +1,5 @@
 """The fetch program converts with numpy alone, whatever else is installed."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models that are added while lmx runs: what is accepted, what is kept, who goes before whom."""
 
-from __future__ import annotations
-
 import json
 import stat
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A model whose files are being deleted is not loaded from them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Downloads as the supervisor keeps them: their speed, their records, their life. What is run is
 a shell script; the real program is tests/process/models/test_fetch_hub.py's."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import Callable

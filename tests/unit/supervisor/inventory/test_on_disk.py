@@ -1,7 +1,5 @@
 """What on a disk is a model, whose it is, and what goes when it is deleted."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

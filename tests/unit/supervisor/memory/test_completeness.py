@@ -1,7 +1,5 @@
 """Whether a folder of a model is whole."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path

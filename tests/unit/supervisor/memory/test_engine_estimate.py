@@ -1,7 +1,5 @@
 """The engine that is to load a model says what the model takes."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """The memory of a Mac: the layout of what its kernel tells, readings of real Macs, and a simulated
 one on which programs come, go, compress, unwire and leak."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

@@ -1,7 +1,5 @@
 """What is remembered of models, and under which name."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The share of memory that a worker gets, and the context that fits into it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The memory watch: a machine of numbers, a core that remembers what it was told."""
 
-from __future__ import annotations
-
 import signal
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """What a folder's config.json tells people, and what the environment of a child does not have."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What belongs to a home is found by its environment."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

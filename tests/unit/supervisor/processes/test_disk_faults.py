@@ -1,7 +1,5 @@
 """A disk that fails at any time, at any file: what becomes of models does not hang on it."""
 
-from __future__ import annotations
-
 import errno
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """The ends of processes, as Linux tells them and as macOS does."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import select

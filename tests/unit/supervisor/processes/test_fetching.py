@@ -1,7 +1,5 @@
 """The fetch process as the supervisor sees it: what it says, and that it says anything at all."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """When a silent supervisor counts as hung, and what a router has to do with it."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Readers of model files that hang, end, or say what makes no sense; and what they may say."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal

@@ -1,7 +1,5 @@
 """For how long one waits for what another process does."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """When a Mac is kept awake, with a program that only says that it runs."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 

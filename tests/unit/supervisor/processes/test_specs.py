@@ -1,7 +1,5 @@
 """From a model's configuration to its worker's spec."""
 
-from __future__ import annotations
-
 import socket
 from pathlib import Path
 from typing import Any

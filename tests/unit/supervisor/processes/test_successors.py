@@ -1,7 +1,5 @@
 """What passes from one program of the supervisor to the next: options, records, lock, children."""
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import os

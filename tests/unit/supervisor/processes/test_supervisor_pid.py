@@ -1,7 +1,5 @@
 """How a supervisor is, as it is seen from outside."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One router serves, others may retire: the guard over fake processes, without a clock."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import socket

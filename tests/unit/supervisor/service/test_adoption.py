@@ -1,7 +1,5 @@
 """Processes that an earlier supervisor left without a record that can be read."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Time passes for each part of the supervisor, whatever becomes of another."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

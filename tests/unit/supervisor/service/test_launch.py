@@ -1,7 +1,5 @@
 """What runs is known to every command, and no other configuration takes its place unnoticed."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

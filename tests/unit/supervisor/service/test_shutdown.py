@@ -1,7 +1,5 @@
 """Going down ends every process, whatever trips over a bug on the way."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

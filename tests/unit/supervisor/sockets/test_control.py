@@ -1,7 +1,5 @@
 """The supervisor's control socket, and who asks on it."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """An address that can't be had: what is said, and what to do."""
 
-from __future__ import annotations
-
 import errno
 import os
 import socket

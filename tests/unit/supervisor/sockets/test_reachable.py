@@ -1,7 +1,5 @@
 """The addresses that people are told: ones that they can use."""
 
-from __future__ import annotations
-
 import ipaddress
 from dataclasses import replace
 

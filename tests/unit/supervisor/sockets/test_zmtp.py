@@ -1,7 +1,5 @@
 """ZMTP as the supervisor speaks it: against libzmq's sockets, and against nonsense."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Events outlive the supervisor, within bounds, whatever the disk and the file are like."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

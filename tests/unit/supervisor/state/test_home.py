@@ -1,7 +1,5 @@
 """The folder that all of lmx is in: what it may be called, and who may look into it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

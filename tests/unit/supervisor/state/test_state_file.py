@@ -1,7 +1,5 @@
 """State files that are not what they should be: set aside, said, and lmx starts without."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

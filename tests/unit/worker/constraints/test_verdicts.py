@@ -1,7 +1,5 @@
 """Which verdicts on grammars are kept."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

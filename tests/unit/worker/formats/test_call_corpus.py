@@ -7,8 +7,6 @@ no call and stays content. ``open``: the prompt has opened a thought. ``cut``: t
 call, so its arguments are as they came.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Iterator, Mapping

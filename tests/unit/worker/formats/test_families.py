@@ -1,7 +1,5 @@
 """The table of families, beside the registry of the library that is installed."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from importlib.metadata import version

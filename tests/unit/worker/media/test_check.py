@@ -1,7 +1,5 @@
 """What a model doesn't take is refused before it is decoded, and the error names the part."""
 
-from __future__ import annotations
-
 import pytest
 
 from lmx.protocol.errors import ErrorCode, RequestError

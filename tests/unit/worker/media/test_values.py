@@ -1,7 +1,5 @@
 """Decoded media: their digests stand for what the model sees, and for nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """How groups of rows share the time: the shortest are never slowed by more than a half."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """Owners take turns in a queue, and nobody takes all of it."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """When a row may begin, by what the caches of all rows are counted at."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence

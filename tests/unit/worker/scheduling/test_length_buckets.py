@@ -1,7 +1,5 @@
 """Rows of like length decode together; a long one leaves room for the short ones."""
 
-from __future__ import annotations
-
 from hypothesis import example, given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """The way from the engine thread to the event loop, without either."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

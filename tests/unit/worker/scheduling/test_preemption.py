@@ -1,7 +1,5 @@
 """Who gives its memory back when the machine runs out of it, and who comes back when."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from types import SimpleNamespace

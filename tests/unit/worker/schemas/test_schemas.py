@@ -1,7 +1,5 @@
 """What schemas are rewritten to, and the check of answers, against a validator of others."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The worker's link to the supervisor at its end."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from unittest.mock import Mock
 

@@ -1,7 +1,5 @@
 """What an engine's exceptions mean: no memory, no other try, or nothing of the kind."""
 
-from __future__ import annotations
-
 import errno
 
 import pytest

@@ -1,7 +1,5 @@
 """What a process says of its own memory."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import sys

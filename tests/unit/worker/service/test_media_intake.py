@@ -1,7 +1,5 @@
 """The frames behind a message are those that it announces."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

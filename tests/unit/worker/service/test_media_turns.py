@@ -1,7 +1,5 @@
 """Media are decoded before a prompt's turn, so that the prompts of others don't wait."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import threading

@@ -1,7 +1,5 @@
 """An answer that is made once more waits for a turn of its own."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import time

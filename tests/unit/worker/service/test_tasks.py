@@ -1,7 +1,5 @@
 """Tasks in a worker: taken, cut, computed in turns, cancelled, refused."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

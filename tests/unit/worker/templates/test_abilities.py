@@ -1,7 +1,5 @@
 """What is assumed of a chat template that can't be tried; others are in tests/engine/model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

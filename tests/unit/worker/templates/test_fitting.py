@@ -1,7 +1,5 @@
 """Conversations that clients send, and templates with the quirks of published ones."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import time

@@ -1,7 +1,5 @@
 """Which effort a template gets for the one that was asked for."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

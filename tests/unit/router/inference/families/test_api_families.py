@@ -1,8 +1,6 @@
 """A second API family, made here of a writer and an entry in the table of routes alone, streams
 through the real relay in its own words: its events, its errors, its pings."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

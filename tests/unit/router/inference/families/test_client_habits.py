@@ -3,8 +3,6 @@
 The fields are those that the clients' public sources and documents show; the texts are made here.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

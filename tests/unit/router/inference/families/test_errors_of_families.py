@@ -1,8 +1,6 @@
 """The errors of a model's worker and of the router, on each API that generates text: the same
 status and code, in the family's form, before an answer begins and in the middle of a stream."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

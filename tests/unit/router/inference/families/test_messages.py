@@ -1,7 +1,5 @@
 """POST /v1/messages through a real router: its answers, errors, keys and headers."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

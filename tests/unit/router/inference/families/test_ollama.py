@@ -1,7 +1,5 @@
 """Ollama's routes through a real router: their answers, lines, names, errors."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

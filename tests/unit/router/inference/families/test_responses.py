@@ -1,7 +1,5 @@
 """POST /v1/responses through a real router: its answers, errors, and responses that are kept."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sqlite3

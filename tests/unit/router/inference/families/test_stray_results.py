@@ -1,8 +1,6 @@
 """A tool's result whose call is not in the conversation: it is answered, shown to the model as what
 it is, and named in a header, in every API and wherever tokens are counted."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A conversation: lines become messages, commands do what they say, answers come as they are."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

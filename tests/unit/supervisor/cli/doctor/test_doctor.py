@@ -1,7 +1,5 @@
 """``doctor``: each check on good and on bad machines, which are made of answers."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """``doctor --bench``: what it measures, with processes that say what a device would."""
 
-from __future__ import annotations
-
 import plistlib
 import subprocess
 import sys

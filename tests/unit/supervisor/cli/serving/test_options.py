@@ -1,7 +1,5 @@
 """What is said to lmx at its start goes over variables, and these over the file."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

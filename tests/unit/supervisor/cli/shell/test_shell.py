@@ -1,7 +1,5 @@
 """What a shell sees: help in sections that cuts nothing, two names for a command, completion."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What `lmx estimate` says, without a supervisor."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A log for people: what happened, when, to what and why; nothing that the terminal would obey."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator

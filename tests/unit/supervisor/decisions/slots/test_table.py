@@ -1,7 +1,5 @@
 """A slot's life: every pair of state and event, random lives, and the picture in LIFECYCLE.md."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Whether an adapter's change reaches the layers that a model really calls."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

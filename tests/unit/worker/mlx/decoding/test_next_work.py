@@ -1,7 +1,5 @@
 """Which rows step next, and when a prompt is read: by a table, without an engine."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable
 

@@ -1,8 +1,6 @@
 """What is otherwise where a GPU computes: how rows are tried together, how large the first prompt
 is, how often buffers are given back. MLX says that there is Metal, and records what it is asked."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Which prompt is read next, and which one waits for another."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast

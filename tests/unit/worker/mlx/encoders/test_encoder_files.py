@@ -1,7 +1,5 @@
 """How an embedding or rerank model is used, as its files tell."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

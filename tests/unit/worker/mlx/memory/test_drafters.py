@@ -1,7 +1,5 @@
 """Drafters are told from other models by their config.json, and what they keep is counted."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a worker with an MLX engine takes, as config.json and the headers of its weights tell."""
 
-from __future__ import annotations
-
 import json
 import struct
 import subprocess

@@ -1,8 +1,6 @@
 """What seeing takes, by the config.json of published models. The tokens are those that their
 processors make of a picture of 1024 x 768 pixels."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Which layers of a model see a window alone, by its config.json."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

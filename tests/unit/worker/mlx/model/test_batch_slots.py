@@ -1,7 +1,5 @@
 """Rows that join and leave: each keeps its own content, and only one is copied."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """What the worker reads of a model folder is what the supervisor read of it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Keys of rotary embeddings, as transformers 5 writes them and as the libraries read them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Keys of config.json that a class does not read, in configurations as transformers writes them."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The tree of stored prompts: what is found along it, and what looking costs."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """How many operations a draw is for a GPU, where each one costs a launch."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

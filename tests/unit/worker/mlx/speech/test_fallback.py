@@ -1,7 +1,5 @@
 """When a window is drawn again, and when it counts as silence."""
 
-from __future__ import annotations
-
 import pytest
 
 from lmx.worker.mlx.speech.fallback import Attempt, is_poor, is_silence

@@ -1,7 +1,5 @@
 """Stamps open and close segments, in order."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """Windows are cut at pairs of stamps; what is not complete is heard again."""
 
-from __future__ import annotations
-
 from lmx.worker.mlx.speech.segments import Cut, cut_window, next_seek
 
 BEGIN = 1000

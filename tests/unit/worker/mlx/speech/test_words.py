@@ -1,7 +1,5 @@
 """Words get the times of the path of least cost, and their punctuation."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
