@@ -205,13 +205,12 @@ async def test_long_prompts_of_tokens_are_taken(count: int) -> None:
 
 
 @pytest.mark.parametrize("wrong", [True, -1, 2**31, 2**40, 1.5, "1", None, []])
-async def test_one_wrong_token_of_many_is_found(wrong: Any) -> None:
-    async with router_rig() as rig:
-        tokens: list[Any] = [1] * 1000
-        tokens[700] = wrong
-        for prompt, place in ((tokens, ""), ([[2] * 500, tokens], "[1]")):
-            status, said = await rig.post_json("/v1/completions", model=MODEL, prompt=prompt)
-            assert (status, said["error"]["param"]) == (400, f"prompt{place}[700]")
+async def test_one_wrong_token_of_many_is_found(rig: Rig, wrong: Any) -> None:
+    tokens: list[Any] = [1] * 1000
+    tokens[700] = wrong
+    for prompt, place in ((tokens, ""), ([[2] * 500, tokens], "[1]")):
+        status, said = await rig.post_json("/v1/completions", model=MODEL, prompt=prompt)
+        assert (status, said["error"]["param"]) == (400, f"prompt{place}[700]")
 
 
 async def test_large_bodies_at_once_leave_the_loop_to_others_in_between() -> None:

@@ -27,38 +27,36 @@ async def asked(
 
 
 @pytest.mark.parametrize("origin", [APP, "null", "app://x", "http://localhost:1", "no origin"])
-async def test_pages_of_other_origins_change_nothing_by_default(origin: str) -> None:
-    async with router_rig() as rig:
-        headers = {"Origin": origin}
-        for method, path, body in (
-            ("POST", "/v1/chat/completions", chat_body()),
-            ("DELETE", "/v1/jobs/x", None),
-            ("POST", "/admin/models/load", {"model": MODEL}),
-        ):
-            status, answered, said = await asked(rig, method, path, headers, body)
-            assert (status, said["error"]["code"]) == (403, "origin_not_allowed")
-            assert "server.cors_origins" in said["error"]["message"]
-            assert "Access-Control-Allow-Origin" not in answered
-        status, answered, said = await asked(
-            rig, "OPTIONS", "/v1/chat/completions", {**PREFLIGHT, "Origin": origin}
-        )
+async def test_pages_of_other_origins_change_nothing_by_default(rig: Rig, origin: str) -> None:
+    headers = {"Origin": origin}
+    for method, path, body in (
+        ("POST", "/v1/chat/completions", chat_body()),
+        ("DELETE", "/v1/jobs/x", None),
+        ("POST", "/admin/models/load", {"model": MODEL}),
+    ):
+        status, answered, said = await asked(rig, method, path, headers, body)
         assert (status, said["error"]["code"]) == (403, "origin_not_allowed")
-        # Reading is for the browser to keep from the page.
-        status, answered, _ = await asked(rig, "GET", "/v1/models", headers)
-        assert status == 200
-        assert not [name for name in answered if name.startswith("Access-Control")]
-        assert not rig.worker.streams
+        assert "server.cors_origins" in said["error"]["message"]
+        assert "Access-Control-Allow-Origin" not in answered
+    status, answered, said = await asked(
+        rig, "OPTIONS", "/v1/chat/completions", {**PREFLIGHT, "Origin": origin}
+    )
+    assert (status, said["error"]["code"]) == (403, "origin_not_allowed")
+    # Reading is for the browser to keep from the page.
+    status, answered, _ = await asked(rig, "GET", "/v1/models", headers)
+    assert status == 200
+    assert not [name for name in answered if name.startswith("Access-Control")]
+    assert not rig.worker.streams
 
 
-async def test_no_origin_and_lmx_s_own_pages_go_on_as_ever() -> None:
-    async with router_rig() as rig:
-        for headers in ({}, {"Origin": rig.url}):
-            status, _, _ = await asked(rig, "POST", "/v1/chat/completions", headers, chat_body())
-            assert status == 200
-        behind_proxy = {"Host": "localhost", "Origin": "https://localhost"}
-        status, _, _ = await asked(rig, "POST", "/v1/chat/completions", behind_proxy, chat_body())
+async def test_no_origin_and_lmx_s_own_pages_go_on_as_ever(rig: Rig) -> None:
+    for headers in ({}, {"Origin": rig.url}):
+        status, _, _ = await asked(rig, "POST", "/v1/chat/completions", headers, chat_body())
         assert status == 200
-        assert (await asked(rig, "OPTIONS", "/v1/models", {}))[0] == 405
+    behind_proxy = {"Host": "localhost", "Origin": "https://localhost"}
+    status, _, _ = await asked(rig, "POST", "/v1/chat/completions", behind_proxy, chat_body())
+    assert status == 200
+    assert (await asked(rig, "OPTIONS", "/v1/models", {}))[0] == 405
 
 
 async def test_an_allowed_page_is_told_before_keys_what_it_may_send() -> None:

@@ -34,30 +34,27 @@ async def get(rig: Rig, host: str, path: str = "/v1/models") -> tuple[int, Any]:
     return await raw(rig, f"GET {path} HTTP/1.1\r\nHost: {host}\r\n")
 
 
-async def test_no_route_answers_under_a_strange_name() -> None:
-    async with router_rig() as rig:
-        for endpoint in ROUTES:
-            path = endpoint.path.replace("{id:.+}", "x").replace("{model:.+}", "x")
-            path = path.replace("{id}", "x")
-            headers = {"Host": f"{EVIL}:{rig.spec.port}", "X-Admin-Key": rig.spec.admin_key}
-            body = chat_body() if endpoint.method == "POST" else None
-            url = f"{rig.url}{path}"
-            async with rig.http.request(
-                endpoint.method, url, headers=headers, json=body
-            ) as response:
-                assert response.status == 403, endpoint
-                body = await response.json()
-            if endpoint.family is OLLAMA:
-                error = {**body, "message": body["error"]}
-            else:
-                error = body["error"]
-                assert error["type"] == "permission_error"
-            assert error["code"] == "host_not_allowed"
-            assert EVIL in error["message"]
-            assert "server.allowed_hosts" in error["message"]
-        status, error = await get(rig, EVIL, "/no/such/path")
-        assert (status, error["code"]) == (403, "host_not_allowed")
-        assert not rig.worker.streams
+async def test_no_route_answers_under_a_strange_name(rig: Rig) -> None:
+    for endpoint in ROUTES:
+        path = endpoint.path.replace("{id:.+}", "x").replace("{model:.+}", "x")
+        path = path.replace("{id}", "x")
+        headers = {"Host": f"{EVIL}:{rig.spec.port}", "X-Admin-Key": rig.spec.admin_key}
+        body = chat_body() if endpoint.method == "POST" else None
+        url = f"{rig.url}{path}"
+        async with rig.http.request(endpoint.method, url, headers=headers, json=body) as response:
+            assert response.status == 403, endpoint
+            body = await response.json()
+        if endpoint.family is OLLAMA:
+            error = {**body, "message": body["error"]}
+        else:
+            error = body["error"]
+            assert error["type"] == "permission_error"
+        assert error["code"] == "host_not_allowed"
+        assert EVIL in error["message"]
+        assert "server.allowed_hosts" in error["message"]
+    status, error = await get(rig, EVIL, "/no/such/path")
+    assert (status, error["code"]) == (403, "host_not_allowed")
+    assert not rig.worker.streams
 
 
 async def test_names_and_addresses_of_this_machine() -> None:
@@ -79,25 +76,23 @@ async def test_names_and_addresses_of_this_machine() -> None:
             assert (status, error["code"]) == (403, "host_not_allowed"), host
 
 
-async def test_a_target_with_a_host_of_its_own_counts_too() -> None:
-    async with router_rig() as rig:
-        for target, host, expected in (
-            (f"http://{EVIL}/v1/models", "localhost", 403),
-            (f"http://localhost@{EVIL}/v1/models", "localhost", 403),
-            ("http://localhost:8000/v1/models", EVIL, 403),
-            ("http://localhost:8000/v1/models", "localhost", 200),
-        ):
-            status, _ = await raw(rig, f"GET {target} HTTP/1.1\r\nHost: {host}\r\n")
-            assert status == expected, (target, host)
+async def test_a_target_with_a_host_of_its_own_counts_too(rig: Rig) -> None:
+    for target, host, expected in (
+        (f"http://{EVIL}/v1/models", "localhost", 403),
+        (f"http://localhost@{EVIL}/v1/models", "localhost", 403),
+        ("http://localhost:8000/v1/models", EVIL, 403),
+        ("http://localhost:8000/v1/models", "localhost", 200),
+    ):
+        status, _ = await raw(rig, f"GET {target} HTTP/1.1\r\nHost: {host}\r\n")
+        assert status == expected, (target, host)
 
 
-async def test_no_host_and_two_of_them() -> None:
-    async with router_rig() as rig:
-        # Of no browser: a load balancer that looks whether lmx is there.
-        assert (await raw(rig, "GET /health HTTP/1.0\r\n"))[0] == 200
-        for hosts in ("", f"Host: localhost\r\nHost: {EVIL}\r\n"):
-            status, error = await raw(rig, f"GET /health HTTP/1.1\r\n{hosts}")
-            assert (status, error["code"]) == (400, "malformed_request")
+async def test_no_host_and_two_of_them(rig: Rig) -> None:
+    # Of no browser: a load balancer that looks whether lmx is there.
+    assert (await raw(rig, "GET /health HTTP/1.0\r\n"))[0] == 200
+    for hosts in ("", f"Host: localhost\r\nHost: {EVIL}\r\n"):
+        status, error = await raw(rig, f"GET /health HTTP/1.1\r\n{hosts}")
+        assert (status, error["code"]) == (400, "malformed_request")
 
 
 async def test_any_name_may_be_allowed() -> None:

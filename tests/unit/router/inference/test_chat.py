@@ -13,6 +13,7 @@ from tests.support.fakes.fake_peers import FakeStream, until
 from tests.support.rigs.router_rig import (
     MODEL,
     TEXTS,
+    Rig,
     chat_body,
     data_lines,
     joined_text,
@@ -22,9 +23,8 @@ from tests.support.rigs.router_rig import (
 TEXT = "".join(TEXTS)
 
 
-async def test_whole_answer() -> None:
-    async with router_rig() as rig:
-        status, body = await rig.chat_json()
+async def test_whole_answer(rig: Rig) -> None:
+    status, body = await rig.chat_json()
     assert status == 200
     choice = body["choices"][0]
     assert choice["message"] == {"role": "assistant", "content": TEXT, "refusal": None}
@@ -48,9 +48,8 @@ async def test_whole_answer() -> None:
     assert timings["total_s"] > timings["load_s"] >= 0
 
 
-async def test_stream_equals_whole_answer_and_has_the_contracts_form() -> None:
-    async with router_rig() as rig:
-        lines = await rig.chat_events()
+async def test_stream_equals_whole_answer_and_has_the_contracts_form(rig: Rig) -> None:
+    lines = await rig.chat_events()
     assert lines[-1] == "[DONE]"
     chunks = [json.loads(line) for line in lines[:-1]]
     assert joined_text(lines) == TEXT
@@ -70,10 +69,9 @@ async def test_stream_equals_whole_answer_and_has_the_contracts_form() -> None:
     assert all("timings" not in chunk for chunk in chunks[:-1])
 
 
-async def test_usage_chunk_is_last_and_others_say_null() -> None:
-    async with router_rig() as rig:
-        lines = await rig.chat_events(stream_options={"include_usage": True})
-        plain = await rig.chat_events(stream_options={"include_usage": False})
+async def test_usage_chunk_is_last_and_others_say_null(rig: Rig) -> None:
+    lines = await rig.chat_events(stream_options={"include_usage": True})
+    plain = await rig.chat_events(stream_options={"include_usage": False})
     chunks = [json.loads(line) for line in lines[:-1]]
     assert lines[-1] == "[DONE]"
     assert chunks[-1]["choices"] == []
@@ -84,11 +82,10 @@ async def test_usage_chunk_is_last_and_others_say_null() -> None:
     assert not any("usage" in line for line in plain)
 
 
-async def test_stream_headers_and_v3_path() -> None:
-    async with (
-        router_rig() as rig,
-        rig.http.post(f"{rig.url}/v3/chat/completions", json=chat_body(stream=True)) as response,
-    ):
+async def test_stream_headers_and_v3_path(rig: Rig) -> None:
+    async with rig.http.post(
+        f"{rig.url}/v3/chat/completions", json=chat_body(stream=True)
+    ) as response:
         assert response.headers["Content-Type"] == "text/event-stream; charset=utf-8"
         assert response.headers["Cache-Control"] == "no-cache"
         assert response.headers["X-Accel-Buffering"] == "no"
@@ -99,25 +96,24 @@ async def test_stream_headers_and_v3_path() -> None:
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
-async def test_what_the_worker_is_sent() -> None:
-    async with router_rig() as rig:
-        await rig.chat_json(
-            model=None,
-            messages=[
-                {"role": "developer", "content": "be brief"},
-                {"role": "user", "content": [{"type": "text", "text": t} for t in ("a", "b")]},
-                {"role": "assistant", "content": None, "tool_calls": [CALL]},
-                {"role": "tool", "content": "42", "tool_call_id": "call_1"},
-            ],
-            temperature=0,
-            top_p=0.5,
-            seed=-3,
-            max_completion_tokens=9,
-            stop=["x", "y"],
-            chat_template_kwargs={"enable_thinking": False},
-        )
-        await rig.chat_json(stop="z", max_tokens=4)
-        first, second = (stream.request for stream in rig.worker.streams)
+async def test_what_the_worker_is_sent(rig: Rig) -> None:
+    await rig.chat_json(
+        model=None,
+        messages=[
+            {"role": "developer", "content": "be brief"},
+            {"role": "user", "content": [{"type": "text", "text": t} for t in ("a", "b")]},
+            {"role": "assistant", "content": None, "tool_calls": [CALL]},
+            {"role": "tool", "content": "42", "tool_call_id": "call_1"},
+        ],
+        temperature=0,
+        top_p=0.5,
+        seed=-3,
+        max_completion_tokens=9,
+        stop=["x", "y"],
+        chat_template_kwargs={"enable_thinking": False},
+    )
+    await rig.chat_json(stop="z", max_tokens=4)
+    first, second = (stream.request for stream in rig.worker.streams)
     assert isinstance(first, Generate)
     assert list(first.messages or ()) == [
         {"role": "system", "content": "be brief"},

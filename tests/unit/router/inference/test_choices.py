@@ -10,7 +10,7 @@ from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.data import Delta, Timings, TokenLogprob, ToolCallPart, TopLogprob, Usage
 from lmx.protocol.states import DeltaKind, FinishReason, ModelKind, ToolChoice
 from tests.support.fakes.fake_peers import FakeStream, ready, until
-from tests.support.rigs.router_rig import INSTANCE, MODEL, knows, router_rig
+from tests.support.rigs.router_rig import INSTANCE, MODEL, Rig, knows, router_rig
 
 WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": {}}}
 
@@ -163,17 +163,16 @@ async def test_speculation_shows_in_the_timings() -> None:
     ("kind", "route"), [(ModelKind.EMBEDDING, "/v1/embeddings"), (ModelKind.RERANK, "/v1/rerank")]
 )
 async def test_a_model_of_another_kind_is_refused_with_its_own_route(
-    kind: ModelKind, route: str
+    rig: Rig, kind: ModelKind, route: str
 ) -> None:
-    async with router_rig() as rig:
-        model = ready(MODEL, INSTANCE, kind=kind, capabilities=(kind.value,))
-        await rig.supervisor.publish(model, default=MODEL)
-        await until(lambda: knows(rig.router, rig.supervisor.revision))
-        status, body = await rig.chat_json(stream=True)
-        text_status, text_body = await rig.post_json("/v1/completions", prompt="x")
-        async with rig.http.get(f"{rig.url}/v1/models/{MODEL}") as response:
-            shown = await response.json()
-        assert not rig.worker.streams
+    model = ready(MODEL, INSTANCE, kind=kind, capabilities=(kind.value,))
+    await rig.supervisor.publish(model, default=MODEL)
+    await until(lambda: knows(rig.router, rig.supervisor.revision))
+    status, body = await rig.chat_json(stream=True)
+    text_status, text_body = await rig.post_json("/v1/completions", prompt="x")
+    async with rig.http.get(f"{rig.url}/v1/models/{MODEL}") as response:
+        shown = await response.json()
+    assert not rig.worker.streams
     assert (status, text_status) == (400, 400)
     assert body == text_body
     assert (body["error"]["param"], body["error"]["code"]) == ("model", "unsupported_value")
@@ -192,22 +191,21 @@ async def test_what_a_worker_finds_wrong_with_a_schema_is_a_400_with_its_param()
     assert (status, body["error"]["param"]) == (400, "guided_json")
 
 
-async def test_on_v3_stop_strings_stay_in_a_stream() -> None:
-    async with router_rig() as rig:
-        for path, stream, included in [
-            ("/v3/chat/completions", True, True),
-            ("/v3/chat/completions", False, False),
-            ("/v1/chat/completions", True, False),
-            ("/v3/completions", True, True),
-        ]:
-            body = {"model": MODEL, "stop": "x", "prompt": "hi", "stream": stream}
-            body["messages"] = [{"role": "user", "content": "hi"}]
-            async with rig.http.post(f"{rig.url}{path}", json=body) as response:
-                assert response.status == 200
-                await response.read()
-            assert rig.worker.streams[-1].request.include_stop is included, path
-        status, body = await rig.post_json(
-            "/v3/chat/completions", messages=body["messages"], stream=True,
-            include_stop_str_in_output=False,
-        )  # fmt: skip
+async def test_on_v3_stop_strings_stay_in_a_stream(rig: Rig) -> None:
+    for path, stream, included in [
+        ("/v3/chat/completions", True, True),
+        ("/v3/chat/completions", False, False),
+        ("/v1/chat/completions", True, False),
+        ("/v3/completions", True, True),
+    ]:
+        body = {"model": MODEL, "stop": "x", "prompt": "hi", "stream": stream}
+        body["messages"] = [{"role": "user", "content": "hi"}]
+        async with rig.http.post(f"{rig.url}{path}", json=body) as response:
+            assert response.status == 200
+            await response.read()
+        assert rig.worker.streams[-1].request.include_stop is included, path
+    status, body = await rig.post_json(
+        "/v3/chat/completions", messages=body["messages"], stream=True,
+        include_stop_str_in_output=False,
+    )  # fmt: skip
     assert (status, body["error"]["param"]) == (400, "include_stop_str_in_output")

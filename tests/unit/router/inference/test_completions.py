@@ -21,7 +21,7 @@ from lmx.protocol.states import DeltaKind, ExitCause, FinishReason
 from lmx.router.schema.requests.completions import parse_completion
 from lmx.router.schema.requests.unsupported import COMPLETION
 from tests.support.fakes.fake_peers import FakeStream, until
-from tests.support.rigs.router_rig import MODEL, TEXTS, router_rig
+from tests.support.rigs.router_rig import MODEL, TEXTS, Rig, router_rig
 
 PATH = "/v1/completions"
 TEXT = "".join(TEXTS)
@@ -145,10 +145,9 @@ def test_what_a_worker_is_sent() -> None:
     assert parse_completion({"prompt": "a", "logprobs": 0})[1][0].top_logprobs == 0
 
 
-async def test_one_prompt_whole_and_streamed() -> None:
-    async with router_rig() as rig:
-        status, body = await rig.post_json(PATH, model=MODEL, prompt="hi")
-        lines = await rig.post_events("/v3/completions", prompt="hi")
+async def test_one_prompt_whole_and_streamed(rig: Rig) -> None:
+    status, body = await rig.post_json(PATH, model=MODEL, prompt="hi")
+    lines = await rig.post_events("/v3/completions", prompt="hi")
     assert status == 200
     assert body["object"] == "text_completion"
     assert body["id"].startswith("cmpl-")

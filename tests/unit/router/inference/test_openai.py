@@ -24,8 +24,8 @@ async def sdk(rig: Rig) -> AsyncIterator[openai.AsyncOpenAI]:
         yield client
 
 
-async def test_whole_and_streamed_answers() -> None:
-    async with router_rig() as rig, sdk(rig) as client:
+async def test_whole_and_streamed_answers(rig: Rig) -> None:
+    async with sdk(rig) as client:
         whole = await client.chat.completions.create(
             model=MODEL, messages=[{"role": "user", "content": "hi"}]
         )
@@ -47,8 +47,8 @@ async def test_whole_and_streamed_answers() -> None:
     assert chunks[-1].usage == whole.usage
 
 
-async def test_errors_are_the_library_s_own() -> None:
-    async with router_rig() as rig, sdk(rig) as client:
+async def test_errors_are_the_library_s_own(rig: Rig) -> None:
+    async with sdk(rig) as client:
         with pytest.raises(openai.NotFoundError) as not_found:
             await client.chat.completions.create(
                 model="gpt-9", messages=[{"role": "user", "content": "hi"}]

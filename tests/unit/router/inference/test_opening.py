@@ -69,24 +69,23 @@ async def line_of(response: aiohttp.ClientResponse) -> str:
     ],
 )
 async def test_comments_tell_of_the_load_and_the_answer_is_the_same(
-    path: str, fields: dict[str, Any]
+    rig: Rig, path: str, fields: dict[str, Any]
 ) -> None:
-    async with router_rig() as rig:
-        rig.add_worker(LOADED, answer)
-        await publish(rig, cold("big", SlotState.QUEUED, position=2))
-        async with rig.http.post(f"{rig.url}{path}", json={**fields, "stream": True}) as response:
-            assert response.status == 200
-            assert response.headers["X-Request-Id"]
-            assert await line_of(response) == ": big waits for memory, 2nd in line"
-            await publish(rig, weights(0.4))
-            assert await line_of(response) == ": big is loading: weights 40%"
-            await publish(rig, weights(0.8))
-            assert await line_of(response) == ": big is loading: weights 80%"
-            await rig.supervisor.reply(0, Acquired("big", LOADED))
-            raw = await response.content.read()
-        waited = data_lines(raw.lstrip(b"\n"))
-        rig.supervisor.acquire_reply = lambda question: Acquired(question.model_id, LOADED)
-        at_once = await rig.post_events(path, **fields)
+    rig.add_worker(LOADED, answer)
+    await publish(rig, cold("big", SlotState.QUEUED, position=2))
+    async with rig.http.post(f"{rig.url}{path}", json={**fields, "stream": True}) as response:
+        assert response.status == 200
+        assert response.headers["X-Request-Id"]
+        assert await line_of(response) == ": big waits for memory, 2nd in line"
+        await publish(rig, weights(0.4))
+        assert await line_of(response) == ": big is loading: weights 40%"
+        await publish(rig, weights(0.8))
+        assert await line_of(response) == ": big is loading: weights 80%"
+        await rig.supervisor.reply(0, Acquired("big", LOADED))
+        raw = await response.content.read()
+    waited = data_lines(raw.lstrip(b"\n"))
+    rig.supervisor.acquire_reply = lambda question: Acquired(question.model_id, LOADED)
+    at_once = await rig.post_events(path, **fields)
     assert waited[-1] == "[DONE]"
     assert [shape(line) for line in sorted(waited)] == [shape(line) for line in sorted(at_once)]
     timings = [json.loads(line).get("timings") for line in waited[:-1]]
@@ -115,15 +114,14 @@ async def rest(response: aiohttp.ClientResponse) -> bytes:
     return (await response.content.read()).lstrip(b"\n")
 
 
-async def test_an_error_after_the_headers_is_an_event() -> None:
-    async with router_rig() as rig:
-        await publish(rig, weights(0.4))
-        async with rig.chat(model="big", stream=True) as response:
-            assert (await line_of(response)).startswith(": big is loading")
-            await rig.supervisor.reply(0, Denied(ErrorCode.MODEL_LOAD_FAILED, "bad weights"))
-            lines = data_lines(await rest(response))
-        assert [json.loads(line)["error"]["code"] for line in lines] == ["model_load_failed"]
-        await until(lambda: rig.router.traffic.under_way == 0)
+async def test_an_error_after_the_headers_is_an_event(rig: Rig) -> None:
+    await publish(rig, weights(0.4))
+    async with rig.chat(model="big", stream=True) as response:
+        assert (await line_of(response)).startswith(": big is loading")
+        await rig.supervisor.reply(0, Denied(ErrorCode.MODEL_LOAD_FAILED, "bad weights"))
+        lines = data_lines(await rest(response))
+    assert [json.loads(line)["error"]["code"] for line in lines] == ["model_load_failed"]
+    await until(lambda: rig.router.traffic.under_way == 0)
 
 
 async def test_an_error_that_comes_soon_keeps_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,20 +202,19 @@ async def test_an_answer_that_comes_late_follows_the_pings(path: str) -> None:
             assert all(orjson.dumps(text)[1:-1] in raw for text in TEXTS)
 
 
-async def test_a_client_that_leaves_while_it_reads_comments_leaves_the_load_alone() -> None:
-    async with router_rig() as rig:
-        await publish(rig, weights(0.4))
-        async with rig.chat(model="big", stream=True) as response:
-            await line_of(response)
-            response.close()
-        await until(lambda: rig.router.queues.waiting("big") == 0)
-        await until(lambda: rig.router.traffic.under_way == 0)
-        worker = rig.add_worker(LOADED, answer)
-        other = asyncio.create_task(rig.chat_json(model="big"))
-        await until(lambda: len(rig.supervisor.acquires) == 2)
-        await rig.supervisor.reply(1, Acquired("big", LOADED))
-        assert (await other)[0] == 200
-        assert len(worker.streams) == 1
+async def test_a_client_that_leaves_while_it_reads_comments_leaves_the_load_alone(rig: Rig) -> None:
+    await publish(rig, weights(0.4))
+    async with rig.chat(model="big", stream=True) as response:
+        await line_of(response)
+        response.close()
+    await until(lambda: rig.router.queues.waiting("big") == 0)
+    await until(lambda: rig.router.traffic.under_way == 0)
+    worker = rig.add_worker(LOADED, answer)
+    other = asyncio.create_task(rig.chat_json(model="big"))
+    await until(lambda: len(rig.supervisor.acquires) == 2)
+    await rig.supervisor.reply(1, Acquired("big", LOADED))
+    assert (await other)[0] == 200
+    assert len(worker.streams) == 1
 
 
 async def test_a_client_that_leaves_in_the_last_moment_leaves_no_writer() -> None:

@@ -67,42 +67,39 @@ async def refused(rig: Rig, path: str, **body: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v3/embeddings"])
-async def test_vectors_come_in_the_inputs_order(path: str) -> None:
-    async with router_rig() as rig:
-        await serve(rig, ModelKind.EMBEDDING, embeds)
-        status, answer = await post(rig, path, input=["a", "b", "c"], user="u", dimensions=3)
-        assert status == 200, answer
-        assert answer["object"] == "list"
-        assert answer["model"] == MODEL
-        assert answer["usage"] == {"prompt_tokens": 11, "total_tokens": 11}
-        for index, item in enumerate(answer["data"]):
-            assert (item["object"], item["index"]) == ("embedding", index)
-            assert item["embedding"] == pytest.approx(VECTORS[index])
-        (task,) = rig.worker.tasks
-        assert isinstance(task, Embed)
-        assert (task.texts, task.tokens, task.dimensions) == (("a", "b", "c"), (), 3)
+async def test_vectors_come_in_the_inputs_order(rig: Rig, path: str) -> None:
+    await serve(rig, ModelKind.EMBEDDING, embeds)
+    status, answer = await post(rig, path, input=["a", "b", "c"], user="u", dimensions=3)
+    assert status == 200, answer
+    assert answer["object"] == "list"
+    assert answer["model"] == MODEL
+    assert answer["usage"] == {"prompt_tokens": 11, "total_tokens": 11}
+    for index, item in enumerate(answer["data"]):
+        assert (item["object"], item["index"]) == ("embedding", index)
+        assert item["embedding"] == pytest.approx(VECTORS[index])
+    (task,) = rig.worker.tasks
+    assert isinstance(task, Embed)
+    assert (task.texts, task.tokens, task.dimensions) == (("a", "b", "c"), (), 3)
 
 
-async def test_base64_is_float32_in_little_endian() -> None:
-    async with router_rig() as rig:
-        await serve(rig, ModelKind.EMBEDDING, embeds)
-        _, answer = await post(rig, "/v1/embeddings", input="a", encoding_format="base64")
-        raw = b64decode(answer["data"][0]["embedding"])
-        assert struct.unpack("<3f", raw) == VECTORS[0]
+async def test_base64_is_float32_in_little_endian(rig: Rig) -> None:
+    await serve(rig, ModelKind.EMBEDDING, embeds)
+    _, answer = await post(rig, "/v1/embeddings", input="a", encoding_format="base64")
+    raw = b64decode(answer["data"][0]["embedding"])
+    assert struct.unpack("<3f", raw) == VECTORS[0]
 
 
-async def test_the_openai_sdk_reads_both_forms() -> None:
-    async with router_rig() as rig:
-        await serve(rig, ModelKind.EMBEDDING, embeds)
-        async with openai.AsyncOpenAI(base_url=f"{rig.url}/v1", api_key="-") as client:
-            # Without a format the SDK asks for base64, and decodes it.
-            default = await client.embeddings.create(model=MODEL, input=["a", "b", "c"])
-            floats = await client.embeddings.create(
-                model=MODEL, input=["a", "b", "c"], encoding_format="float"
-            )
-        for answer in (default, floats):
-            for item, vector in zip(answer.data, VECTORS, strict=True):
-                assert item.embedding == pytest.approx(vector)
+async def test_the_openai_sdk_reads_both_forms(rig: Rig) -> None:
+    await serve(rig, ModelKind.EMBEDDING, embeds)
+    async with openai.AsyncOpenAI(base_url=f"{rig.url}/v1", api_key="-") as client:
+        # Without a format the SDK asks for base64, and decodes it.
+        default = await client.embeddings.create(model=MODEL, input=["a", "b", "c"])
+        floats = await client.embeddings.create(
+            model=MODEL, input=["a", "b", "c"], encoding_format="float"
+        )
+    for answer in (default, floats):
+        for item, vector in zip(answer.data, VECTORS, strict=True):
+            assert item.embedding == pytest.approx(vector)
 
 
 @pytest.mark.parametrize(
@@ -114,14 +111,13 @@ async def test_the_openai_sdk_reads_both_forms() -> None:
         ([[3]], (), ((3,),)),
     ],
 )
-async def test_forms_of_input(given: Any, texts: Any, tokens: Any) -> None:
-    async with router_rig() as rig:
-        await serve(rig, ModelKind.EMBEDDING, embeds)
-        status, answer = await post(rig, "/v1/embeddings", input=given)
-        assert status == 200, answer
-        (task,) = rig.worker.tasks
-        assert isinstance(task, Embed)
-        assert (task.texts, task.tokens) == (texts, tokens)
+async def test_forms_of_input(rig: Rig, given: Any, texts: Any, tokens: Any) -> None:
+    await serve(rig, ModelKind.EMBEDDING, embeds)
+    status, answer = await post(rig, "/v1/embeddings", input=given)
+    assert status == 200, answer
+    (task,) = rig.worker.tasks
+    assert isinstance(task, Embed)
+    assert (task.texts, task.tokens) == (texts, tokens)
 
 
 @pytest.mark.parametrize(
@@ -141,38 +137,33 @@ async def test_forms_of_input(given: Any, texts: Any, tokens: Any) -> None:
         ({"input": "a", "truncate_prompt_tokens": 3}, "truncate_prompt_tokens"),
     ],
 )
-async def test_a_bad_embedding_request_names_the_field(body: Any, param: str) -> None:
-    async with router_rig() as rig:
-        await serve(rig, ModelKind.EMBEDDING, embeds)
-        assert (await refused(rig, "/v1/embeddings", **body))["param"] == param
-        assert not rig.worker.tasks
+async def test_a_bad_embedding_request_names_the_field(rig: Rig, body: Any, param: str) -> None:
+    await serve(rig, ModelKind.EMBEDDING, embeds)
+    assert (await refused(rig, "/v1/embeddings", **body))["param"] == param
+    assert not rig.worker.tasks
 
 
-async def test_a_model_of_another_kind_is_refused() -> None:
-    async with router_rig() as rig:
-        await serve(rig, ModelKind.CHAT, embeds)
-        assert (await refused(rig, "/v1/embeddings", input="a"))["param"] == "model"
-        assert (await refused(rig, "/v1/rerank", query="a", documents=["b"]))["param"] == "model"
-        await serve(rig, ModelKind.EMBEDDING, embeds)
-        error = await refused(
-            rig, "/v1/chat/completions", messages=[{"role": "user", "content": "hi"}]
-        )
-        assert error["param"] == "model"
-        assert "/v1/embeddings" in error["message"]
+async def test_a_model_of_another_kind_is_refused(rig: Rig) -> None:
+    await serve(rig, ModelKind.CHAT, embeds)
+    assert (await refused(rig, "/v1/embeddings", input="a"))["param"] == "model"
+    assert (await refused(rig, "/v1/rerank", query="a", documents=["b"]))["param"] == "model"
+    await serve(rig, ModelKind.EMBEDDING, embeds)
+    error = await refused(rig, "/v1/chat/completions", messages=[{"role": "user", "content": "hi"}])
+    assert error["param"] == "model"
+    assert "/v1/embeddings" in error["message"]
 
 
-async def test_a_worker_may_refuse() -> None:
-    async with router_rig() as rig:
-        await serve(
-            rig,
-            None,
-            lambda task: [
-                Refused(task.stream_id, ErrorCode.CONTEXT_LENGTH_EXCEEDED, "300 > 256", "input[1]")
-            ],
-        )
-        error = await refused(rig, "/v1/embeddings", input="a")
-        assert error["param"] == "input[1]"
-        assert error["code"] == "context_length_exceeded"
+async def test_a_worker_may_refuse(rig: Rig) -> None:
+    await serve(
+        rig,
+        None,
+        lambda task: [
+            Refused(task.stream_id, ErrorCode.CONTEXT_LENGTH_EXCEEDED, "300 > 256", "input[1]")
+        ],
+    )
+    error = await refused(rig, "/v1/embeddings", input="a")
+    assert error["param"] == "input[1]"
+    assert error["code"] == "context_length_exceeded"
 
 
 @pytest.mark.parametrize(
@@ -184,45 +175,41 @@ async def test_a_worker_may_refuse() -> None:
         lambda task: [Vectors(task.stream_id, (0,), 3, b"short")],
     ],
 )
-async def test_a_worker_that_answers_nonsense_is_no_answer(script: Any) -> None:
-    async with router_rig() as rig:
-        await serve(rig, ModelKind.EMBEDDING, script)
-        status, answer = await post(rig, "/v1/embeddings", input="a")
-        assert (status, answer["error"]["code"]) == (500, "protocol_error")
+async def test_a_worker_that_answers_nonsense_is_no_answer(rig: Rig, script: Any) -> None:
+    await serve(rig, ModelKind.EMBEDDING, script)
+    status, answer = await post(rig, "/v1/embeddings", input="a")
+    assert (status, answer["error"]["code"]) == (500, "protocol_error")
 
 
-async def test_a_client_that_leaves_cancels() -> None:
-    async with router_rig() as rig:
-        await serve(rig, ModelKind.EMBEDDING, lambda _: ())
-        request = asyncio.create_task(post(rig, "/v1/embeddings", input="a"))
-        await until(lambda: rig.worker.tasks)
-        assert rig.router.workers.open_streams == 1
-        request.cancel()
-        await until(lambda: rig.worker.cancelled_tasks == [rig.worker.tasks[0].stream_id])
-        assert rig.router.workers.open_streams == 0
+async def test_a_client_that_leaves_cancels(rig: Rig) -> None:
+    await serve(rig, ModelKind.EMBEDDING, lambda _: ())
+    request = asyncio.create_task(post(rig, "/v1/embeddings", input="a"))
+    await until(lambda: rig.worker.tasks)
+    assert rig.router.workers.open_streams == 1
+    request.cancel()
+    await until(lambda: rig.worker.cancelled_tasks == [rig.worker.tasks[0].stream_id])
+    assert rig.router.workers.open_streams == 0
 
 
-async def test_a_worker_on_its_way_out_is_replaced() -> None:
-    async with router_rig() as rig:
-        await serve(
-            rig,
-            ModelKind.EMBEDDING,
-            lambda task: [Refused(task.stream_id, ErrorCode.MODEL_UNLOADED, "draining")],
-        )
-        other = rig.add_worker("0000000b", None)  # type: ignore[arg-type]
-        other.task_script = embeds
-        rig.supervisor.acquire_reply = lambda _: Acquired(MODEL, "0000000b")
-        status, _ = await post(rig, "/v1/embeddings", input="a")
-        assert (status, len(rig.worker.tasks), len(other.tasks)) == (200, 1, 1)
+async def test_a_worker_on_its_way_out_is_replaced(rig: Rig) -> None:
+    await serve(
+        rig,
+        ModelKind.EMBEDDING,
+        lambda task: [Refused(task.stream_id, ErrorCode.MODEL_UNLOADED, "draining")],
+    )
+    other = rig.add_worker("0000000b", None)  # type: ignore[arg-type]
+    other.task_script = embeds
+    rig.supervisor.acquire_reply = lambda _: Acquired(MODEL, "0000000b")
+    status, _ = await post(rig, "/v1/embeddings", input="a")
+    assert (status, len(rig.worker.tasks), len(other.tasks)) == (200, 1, 1)
 
 
-async def test_a_cold_model_is_loaded_first() -> None:
-    async with router_rig() as rig:
-        rig.worker.task_script = embeds
-        rig.supervisor.acquire_reply = lambda _: Acquired(MODEL, INSTANCE)
-        await rig.supervisor.publish(cold(MODEL), default=MODEL)
-        await until(lambda: knows(rig.router, rig.supervisor.revision))
-        assert (await post(rig, "/v1/embeddings", input="a"))[0] == 200
+async def test_a_cold_model_is_loaded_first(rig: Rig) -> None:
+    rig.worker.task_script = embeds
+    rig.supervisor.acquire_reply = lambda _: Acquired(MODEL, INSTANCE)
+    await rig.supervisor.publish(cold(MODEL), default=MODEL)
+    await until(lambda: knows(rig.router, rig.supervisor.revision))
+    assert (await post(rig, "/v1/embeddings", input="a"))[0] == 200
 
 
 def reranks(task: Any) -> Iterable[Any]:
@@ -235,35 +222,33 @@ DOCUMENTS = ["a", {"text": "b"}, "c", "d"]
 
 
 @pytest.mark.parametrize("path", ["/v1/rerank", "/rerank", "/v2/rerank"])
-async def test_documents_come_best_first(path: str) -> None:
-    async with router_rig() as rig:
-        await serve(rig, ModelKind.RERANK, reranks)
-        status, answer = await post(rig, path, query="q", documents=DOCUMENTS)
-        assert status == 200, answer
-        assert answer["id"].startswith("rerank-")
-        assert answer["model"] == MODEL
-        assert answer["usage"]["total_tokens"] == 40
-        assert answer["results"] == [
-            {"index": 1, "document": {"text": "b"}, "relevance_score": 0.9},
-            {"index": 3, "document": {"text": "d"}, "relevance_score": 0.5},
-            {"index": 0, "document": {"text": "a"}, "relevance_score": 0.1},
-            {"index": 2, "document": {"text": "c"}, "relevance_score": 0.1},
-        ]
-        (task,) = rig.worker.tasks
-        assert isinstance(task, Rerank)
-        assert (task.query, task.documents) == ("q", ("a", "b", "c", "d"))
+async def test_documents_come_best_first(rig: Rig, path: str) -> None:
+    await serve(rig, ModelKind.RERANK, reranks)
+    status, answer = await post(rig, path, query="q", documents=DOCUMENTS)
+    assert status == 200, answer
+    assert answer["id"].startswith("rerank-")
+    assert answer["model"] == MODEL
+    assert answer["usage"]["total_tokens"] == 40
+    assert answer["results"] == [
+        {"index": 1, "document": {"text": "b"}, "relevance_score": 0.9},
+        {"index": 3, "document": {"text": "d"}, "relevance_score": 0.5},
+        {"index": 0, "document": {"text": "a"}, "relevance_score": 0.1},
+        {"index": 2, "document": {"text": "c"}, "relevance_score": 0.1},
+    ]
+    (task,) = rig.worker.tasks
+    assert isinstance(task, Rerank)
+    assert (task.query, task.documents) == ("q", ("a", "b", "c", "d"))
 
 
-async def test_the_best_alone_and_without_their_texts() -> None:
-    async with router_rig() as rig:
-        await serve(rig, ModelKind.RERANK, reranks)
-        _, answer = await post(
-            rig, "/v1/rerank", query="q", documents=DOCUMENTS, top_n=2, return_documents=False
-        )
-        assert answer["results"] == [
-            {"index": 1, "relevance_score": 0.9},
-            {"index": 3, "relevance_score": 0.5},
-        ]
+async def test_the_best_alone_and_without_their_texts(rig: Rig) -> None:
+    await serve(rig, ModelKind.RERANK, reranks)
+    _, answer = await post(
+        rig, "/v1/rerank", query="q", documents=DOCUMENTS, top_n=2, return_documents=False
+    )
+    assert answer["results"] == [
+        {"index": 1, "relevance_score": 0.9},
+        {"index": 3, "relevance_score": 0.5},
+    ]
 
 
 @pytest.mark.parametrize(
@@ -278,41 +263,38 @@ async def test_the_best_alone_and_without_their_texts() -> None:
         ({"query": "q", "documents": ["a"], "max_tokens_per_doc": 9}, "max_tokens_per_doc"),
     ],
 )
-async def test_a_bad_rerank_request_names_the_field(body: Any, param: str) -> None:
-    async with router_rig() as rig:
-        await serve(rig, ModelKind.RERANK, reranks)
-        assert (await refused(rig, "/v1/rerank", **body))["param"] == param
+async def test_a_bad_rerank_request_names_the_field(rig: Rig, body: Any, param: str) -> None:
+    await serve(rig, ModelKind.RERANK, reranks)
+    assert (await refused(rig, "/v1/rerank", **body))["param"] == param
 
 
 @pytest.mark.parametrize("path", ["/score", "/v1/score"])
-async def test_pairs_are_scored_in_their_order(path: str) -> None:
-    async with router_rig() as rig:
-        await serve(rig, ModelKind.RERANK, reranks)
-        texts = ["a", "b", "c", "d"]
-        status, answer = await post(rig, path, text_1="q", text_2=texts)
-        assert status == 200, answer
-        assert (answer["object"], answer["model"]) == ("list", MODEL)
-        assert answer["usage"] == {"prompt_tokens": 40, "total_tokens": 40}
-        assert [entry["score"] for entry in answer["data"]] == [0.1, 0.9, 0.1, 0.5]
-        assert [entry["index"] for entry in answer["data"]] == [0, 1, 2, 3]
-        await post(rig, path, text_1=["q", "r", "s", "t"], text_2=texts)
-        await post(rig, path, text_1=["q"], text_2=texts)
-        one, each, same = [task for task in rig.worker.tasks if isinstance(task, Rerank)]
-        assert (one.query, one.documents, one.queries) == ("q", ("a", "b", "c", "d"), ())
-        assert (each.documents, each.queries) == (("a", "b", "c", "d"), ("q", "r", "s", "t"))
-        assert (same.query, same.queries) == ("q", ())
+async def test_pairs_are_scored_in_their_order(rig: Rig, path: str) -> None:
+    await serve(rig, ModelKind.RERANK, reranks)
+    texts = ["a", "b", "c", "d"]
+    status, answer = await post(rig, path, text_1="q", text_2=texts)
+    assert status == 200, answer
+    assert (answer["object"], answer["model"]) == ("list", MODEL)
+    assert answer["usage"] == {"prompt_tokens": 40, "total_tokens": 40}
+    assert [entry["score"] for entry in answer["data"]] == [0.1, 0.9, 0.1, 0.5]
+    assert [entry["index"] for entry in answer["data"]] == [0, 1, 2, 3]
+    await post(rig, path, text_1=["q", "r", "s", "t"], text_2=texts)
+    await post(rig, path, text_1=["q"], text_2=texts)
+    one, each, same = [task for task in rig.worker.tasks if isinstance(task, Rerank)]
+    assert (one.query, one.documents, one.queries) == ("q", ("a", "b", "c", "d"), ())
+    assert (each.documents, each.queries) == (("a", "b", "c", "d"), ("q", "r", "s", "t"))
+    assert (same.query, same.queries) == ("q", ())
 
 
-async def test_pairs_of_an_embedding_model_are_scored_by_their_cosine() -> None:
-    async with router_rig() as rig:
-        await serve(rig, ModelKind.EMBEDDING, embeds)
-        status, answer = await post(rig, "/score", text_1="q", text_2=["a", "b"])
-        assert status == 200, answer
-        scores = [entry["score"] for entry in answer["data"]]
-        assert scores == pytest.approx([0.11348, 0.45576], abs=1e-4)
-        (task,) = rig.worker.tasks
-        assert isinstance(task, Embed)
-        assert task.texts == ("q", "a", "b")
+async def test_pairs_of_an_embedding_model_are_scored_by_their_cosine(rig: Rig) -> None:
+    await serve(rig, ModelKind.EMBEDDING, embeds)
+    status, answer = await post(rig, "/score", text_1="q", text_2=["a", "b"])
+    assert status == 200, answer
+    scores = [entry["score"] for entry in answer["data"]]
+    assert scores == pytest.approx([0.11348, 0.45576], abs=1e-4)
+    (task,) = rig.worker.tasks
+    assert isinstance(task, Embed)
+    assert task.texts == ("q", "a", "b")
 
 
 @pytest.mark.parametrize(
@@ -325,10 +307,9 @@ async def test_pairs_of_an_embedding_model_are_scored_by_their_cosine() -> None:
         ({"text_1": "q", "text_2": "a", "use_activation": False}, "use_activation"),
     ],
 )
-async def test_a_bad_score_request_names_the_field(body: Any, param: str) -> None:
-    async with router_rig() as rig:
-        await serve(rig, ModelKind.RERANK, reranks)
-        assert (await refused(rig, "/score", **body))["param"] == param
+async def test_a_bad_score_request_names_the_field(rig: Rig, body: Any, param: str) -> None:
+    await serve(rig, ModelKind.RERANK, reranks)
+    assert (await refused(rig, "/score", **body))["param"] == param
 
 
 @pytest.mark.parametrize(
@@ -350,10 +331,9 @@ async def test_a_worker_s_refusal_of_a_pair_is_told_by_its_name(
         assert (await refused(rig, "/score", text_1="q", text_2=["a", "b"]))["param"] == param
 
 
-async def test_a_language_model_scores_nothing() -> None:
-    async with router_rig() as rig:
-        await serve(rig, ModelKind.CHAT, reranks)
-        assert (await refused(rig, "/score", text_1="q", text_2="a"))["param"] == "model"
+async def test_a_language_model_scores_nothing(rig: Rig) -> None:
+    await serve(rig, ModelKind.CHAT, reranks)
+    assert (await refused(rig, "/score", text_1="q", text_2="a"))["param"] == "model"
 
 
 async def test_a_tokenizer_is_described() -> None:
@@ -377,25 +357,24 @@ def tokenizes(task: Any) -> Iterable[Any]:
         yield Tokenized(task.stream_id, (5, 6), 256, '["h","é"]'.encode() if task.pieces else b"")
 
 
-async def test_tokenize_and_back() -> None:
-    async with router_rig() as rig:
-        await serve(rig, ModelKind.RERANK, tokenizes)
-        assert await post(rig, "/tokenize", model=MODEL, prompt="hé") == (
-            200,
-            {"count": 2, "max_model_len": 256, "tokens": [5, 6], "token_strs": None},
-        )
-        _, answer = await post(
-            rig, "/tokenize", prompt="hé", return_token_strs=True, add_special_tokens=False
-        )
-        assert answer["token_strs"] == ["h", "é"]
-        assert await post(rig, "/detokenize", tokens=[5, 6]) == (200, {"prompt": "hé"})
-        first, second, third = rig.worker.tasks
-        assert isinstance(first, Tokenize)
-        assert isinstance(second, Tokenize)
-        assert isinstance(third, Detokenize)
-        assert (first.text, first.add_special_tokens, first.pieces) == ("hé", True, False)
-        assert (second.add_special_tokens, second.pieces) == (False, True)
-        assert third.tokens == (5, 6)
+async def test_tokenize_and_back(rig: Rig) -> None:
+    await serve(rig, ModelKind.RERANK, tokenizes)
+    assert await post(rig, "/tokenize", model=MODEL, prompt="hé") == (
+        200,
+        {"count": 2, "max_model_len": 256, "tokens": [5, 6], "token_strs": None},
+    )
+    _, answer = await post(
+        rig, "/tokenize", prompt="hé", return_token_strs=True, add_special_tokens=False
+    )
+    assert answer["token_strs"] == ["h", "é"]
+    assert await post(rig, "/detokenize", tokens=[5, 6]) == (200, {"prompt": "hé"})
+    first, second, third = rig.worker.tasks
+    assert isinstance(first, Tokenize)
+    assert isinstance(second, Tokenize)
+    assert isinstance(third, Detokenize)
+    assert (first.text, first.add_special_tokens, first.pieces) == ("hé", True, False)
+    assert (second.add_special_tokens, second.pieces) == (False, True)
+    assert third.tokens == (5, 6)
 
 
 async def test_the_tokens_of_a_conversation_in_anthropic_s_form_are_counted() -> None:
@@ -449,10 +428,11 @@ async def test_a_conversation_is_tokenized_with_all_that_its_template_takes() ->
         ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
     ],
 )
-async def test_a_bad_tokenize_request_names_the_field(path: str, body: Any, param: str) -> None:
-    async with router_rig() as rig:
-        await serve(rig, ModelKind.CHAT, tokenizes)
-        assert (await refused(rig, path, **body))["param"] == param
+async def test_a_bad_tokenize_request_names_the_field(
+    rig: Rig, path: str, body: Any, param: str
+) -> None:
+    await serve(rig, ModelKind.CHAT, tokenizes)
+    assert (await refused(rig, path, **body))["param"] == param
 
 
 async def test_many_vectors_are_whole() -> None:

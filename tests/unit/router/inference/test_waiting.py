@@ -45,94 +45,90 @@ def waiting(rig: Rig) -> int:
     return rig.router.queues.waiting("big")
 
 
-async def test_a_hundred_requests_for_a_cold_model_share_one_acquire() -> None:
-    async with router_rig() as rig:
-        worker = rig.add_worker(LOADED, answer)
-        await publish(rig, cold("big"))
-        requests = [asyncio.create_task(rig.chat_json(model="big")) for _ in range(100)]
-        await until(lambda: waiting(rig) == 100 and rig.supervisor.acquires)
-        beats = rig.supervisor.count(RouterBeat)
-        await until(lambda: rig.supervisor.count(RouterBeat) > beats + 1)
-        beat = [seen for seen in rig.supervisor.seen if isinstance(seen, RouterBeat)][-1]
-        assert (beat.waiting, beat.streams, beat.requests_total) == (100, 0, 0)
-        question = rig.supervisor.acquires[0][2]
-        assert question.model_id == "big"
-        assert rig.spec.load_wait_s - 10 < question.wait_s <= rig.spec.load_wait_s
-        assert 0 <= question.waited_s < 10
-        await rig.supervisor.reply(0, Acquired("big", LOADED))
-        answers = await asyncio.gather(*requests)
-        assert {status for status, _ in answers} == {200}
-        assert rig.supervisor.count(Acquire) == 1
-        assert len(worker.streams) == 100
-        # The next one asks anew: nothing is remembered that the snapshot does not say.
-        rig.supervisor.acquire_reply = lambda question: Acquired(question.model_id, LOADED)
-        assert (await rig.chat_json(model="big"))[0] == 200
-        assert rig.supervisor.count(Acquire) == 2
+async def test_a_hundred_requests_for_a_cold_model_share_one_acquire(rig: Rig) -> None:
+    worker = rig.add_worker(LOADED, answer)
+    await publish(rig, cold("big"))
+    requests = [asyncio.create_task(rig.chat_json(model="big")) for _ in range(100)]
+    await until(lambda: waiting(rig) == 100 and rig.supervisor.acquires)
+    beats = rig.supervisor.count(RouterBeat)
+    await until(lambda: rig.supervisor.count(RouterBeat) > beats + 1)
+    beat = [seen for seen in rig.supervisor.seen if isinstance(seen, RouterBeat)][-1]
+    assert (beat.waiting, beat.streams, beat.requests_total) == (100, 0, 0)
+    question = rig.supervisor.acquires[0][2]
+    assert question.model_id == "big"
+    assert rig.spec.load_wait_s - 10 < question.wait_s <= rig.spec.load_wait_s
+    assert 0 <= question.waited_s < 10
+    await rig.supervisor.reply(0, Acquired("big", LOADED))
+    answers = await asyncio.gather(*requests)
+    assert {status for status, _ in answers} == {200}
+    assert rig.supervisor.count(Acquire) == 1
+    assert len(worker.streams) == 100
+    # The next one asks anew: nothing is remembered that the snapshot does not say.
+    rig.supervisor.acquire_reply = lambda question: Acquired(question.model_id, LOADED)
+    assert (await rig.chat_json(model="big"))[0] == 200
+    assert rig.supervisor.count(Acquire) == 2
 
 
-async def test_those_who_wait_are_released_in_the_order_of_their_arrival() -> None:
-    async with router_rig() as rig:
-        worker = rig.add_worker(LOADED, answer)
-        await publish(rig, cold("big"))
-        requests = []
-        for number in range(10):
-            requests.append(asyncio.create_task(rig.chat_json(model="big", max_tokens=number + 1)))
-            await until(lambda: waiting(rig) == len(requests))
-        await rig.supervisor.reply(0, Acquired("big", LOADED))
-        await asyncio.gather(*requests)
+async def test_those_who_wait_are_released_in_the_order_of_their_arrival(rig: Rig) -> None:
+    worker = rig.add_worker(LOADED, answer)
+    await publish(rig, cold("big"))
+    requests = []
+    for number in range(10):
+        requests.append(asyncio.create_task(rig.chat_json(model="big", max_tokens=number + 1)))
+        await until(lambda: waiting(rig) == len(requests))
+    await rig.supervisor.reply(0, Acquired("big", LOADED))
+    await asyncio.gather(*requests)
     assert [stream.request.max_tokens for stream in worker.streams] == list(range(1, 11))
 
 
-async def test_a_full_room_is_429_with_the_time_that_the_load_still_takes() -> None:
-    async with router_rig() as rig:
-        rig.add_worker(LOADED, answer)
-        await publish(rig, cold("big", SlotState.QUEUED, position=3, max_waiting=2))
-        requests = [asyncio.create_task(rig.chat_json(model="big")) for _ in range(2)]
-        await until(lambda: waiting(rig) == 2)
-        async with rig.chat(model="big", stream=True) as response:
-            error = (await response.json())["error"]
-            assert (response.status, error["code"]) == (429, "queue_full")
-            assert 20 <= int(response.headers["Retry-After"]) <= 30
-            assert "3rd in line" in error["message"]
-        await rig.supervisor.reply(0, Acquired("big", LOADED))
-        assert [status for status, _ in await asyncio.gather(*requests)] == [200, 200]
+async def test_a_full_room_is_429_with_the_time_that_the_load_still_takes(rig: Rig) -> None:
+    rig.add_worker(LOADED, answer)
+    await publish(rig, cold("big", SlotState.QUEUED, position=3, max_waiting=2))
+    requests = [asyncio.create_task(rig.chat_json(model="big")) for _ in range(2)]
+    await until(lambda: waiting(rig) == 2)
+    async with rig.chat(model="big", stream=True) as response:
+        error = (await response.json())["error"]
+        assert (response.status, error["code"]) == (429, "queue_full")
+        assert 20 <= int(response.headers["Retry-After"]) <= 30
+        assert "3rd in line" in error["message"]
+    await rig.supervisor.reply(0, Acquired("big", LOADED))
+    assert [status for status, _ in await asyncio.gather(*requests)] == [200, 200]
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_last_client_that_leaves_frees_its_place_and_takes_the_question_back(
+    rig: Rig,
     stream: bool,
 ) -> None:
-    async with router_rig() as rig:
-        rig.add_worker(LOADED, answer)
-        await publish(rig, cold("big", max_waiting=1))
-        request = asyncio.create_task(rig.chat_json(model="big", stream=stream))
-        await until(lambda: waiting(rig) == 1)
-        assert (await rig.chat_json(model="big"))[0] == 429
-        request.cancel()
-        await until(lambda: waiting(rig) == 0)
-        await until(lambda: rig.supervisor.count(Withdraw) == 1)
-        other = asyncio.create_task(rig.chat_json(model="big"))
-        await until(lambda: len(rig.supervisor.acquires) == 2)
-        # What was asked before comes to nothing, also when it is answered after all.
-        await rig.supervisor.reply(0, Denied(ErrorCode.MODEL_LOADING, "not yet"))
-        await rig.supervisor.reply(1, Acquired("big", LOADED))
-        assert (await other)[0] == 200
-        assert (rig.supervisor.count(Withdraw), len(rig.supervisor.acquires)) == (1, 2)
+    rig.add_worker(LOADED, answer)
+    await publish(rig, cold("big", max_waiting=1))
+    request = asyncio.create_task(rig.chat_json(model="big", stream=stream))
+    await until(lambda: waiting(rig) == 1)
+    assert (await rig.chat_json(model="big"))[0] == 429
+    request.cancel()
+    await until(lambda: waiting(rig) == 0)
+    await until(lambda: rig.supervisor.count(Withdraw) == 1)
+    other = asyncio.create_task(rig.chat_json(model="big"))
+    await until(lambda: len(rig.supervisor.acquires) == 2)
+    # What was asked before comes to nothing, also when it is answered after all.
+    await rig.supervisor.reply(0, Denied(ErrorCode.MODEL_LOADING, "not yet"))
+    await rig.supervisor.reply(1, Acquired("big", LOADED))
+    assert (await other)[0] == 200
+    assert (rig.supervisor.count(Withdraw), len(rig.supervisor.acquires)) == (1, 2)
 
 
-async def test_the_question_stays_while_others_wait() -> None:
-    async with router_rig() as rig:
-        rig.add_worker(LOADED, answer)
-        await publish(rig, cold("big"))
-        leaving = asyncio.create_task(rig.chat_json(model="big"))
-        await until(lambda: waiting(rig) == 1)
-        staying = asyncio.create_task(rig.chat_json(model="big"))
-        await until(lambda: waiting(rig) == 2 and rig.supervisor.acquires)
-        leaving.cancel()
-        await until(lambda: waiting(rig) == 1)
-        await rig.supervisor.reply(0, Acquired("big", LOADED))
-        assert (await staying)[0] == 200
-        assert (rig.supervisor.count(Withdraw), len(rig.supervisor.acquires)) == (0, 1)
+async def test_the_question_stays_while_others_wait(rig: Rig) -> None:
+    rig.add_worker(LOADED, answer)
+    await publish(rig, cold("big"))
+    leaving = asyncio.create_task(rig.chat_json(model="big"))
+    await until(lambda: waiting(rig) == 1)
+    staying = asyncio.create_task(rig.chat_json(model="big"))
+    await until(lambda: waiting(rig) == 2 and rig.supervisor.acquires)
+    leaving.cancel()
+    await until(lambda: waiting(rig) == 1)
+    await rig.supervisor.reply(0, Acquired("big", LOADED))
+    assert (await staying)[0] == 200
+    assert (rig.supervisor.count(Withdraw), len(rig.supervisor.acquires)) == (0, 1)
 
 
 async def test_each_request_waits_as_long_as_it_may_and_is_told_where_it_stood() -> None:
@@ -151,44 +147,41 @@ async def test_each_request_waits_as_long_as_it_may_and_is_told_where_it_stood()
         await until(lambda: waiting(rig) == 0)
 
 
-async def test_the_supervisor_is_asked_again_while_requests_wait() -> None:
-    async with router_rig() as rig:
-        rig.add_worker(LOADED, answer)
-        await publish(rig, cold("big"))
-        request = asyncio.create_task(rig.chat_json(model="big"))
-        await until(lambda: rig.supervisor.acquires)
-        await rig.supervisor.reply(0, Denied(ErrorCode.MODEL_LOADING, "not yet"))
-        await until(lambda: len(rig.supervisor.acquires) == 2)
-        assert rig.supervisor.acquires[1][2].waited_s > rig.supervisor.acquires[0][2].waited_s
-        await rig.supervisor.reply(1, Acquired("big", LOADED))
-        assert (await request)[0] == 200
+async def test_the_supervisor_is_asked_again_while_requests_wait(rig: Rig) -> None:
+    rig.add_worker(LOADED, answer)
+    await publish(rig, cold("big"))
+    request = asyncio.create_task(rig.chat_json(model="big"))
+    await until(lambda: rig.supervisor.acquires)
+    await rig.supervisor.reply(0, Denied(ErrorCode.MODEL_LOADING, "not yet"))
+    await until(lambda: len(rig.supervisor.acquires) == 2)
+    assert rig.supervisor.acquires[1][2].waited_s > rig.supervisor.acquires[0][2].waited_s
+    await rig.supervisor.reply(1, Acquired("big", LOADED))
+    assert (await request)[0] == 200
 
 
-async def test_a_denied_acquire_is_the_answer_of_all_who_wait() -> None:
-    async with router_rig() as rig:
-        await publish(rig, cold("big", SlotState.QUARANTINED))
-        rig.supervisor.acquire_reply = lambda _: Denied(
-            ErrorCode.MODEL_QUARANTINED, "crashed 4 times", retry_after_s=30
-        )
-        async with rig.chat(model="big", stream=True) as response:
-            assert response.status == 503
-            assert response.headers["Retry-After"] == "30"
-            assert (await response.json())["error"]["code"] == "model_quarantined"
-        rig.supervisor.acquire_reply = lambda _: Denied(ErrorCode.MODEL_DRAINED, "drained")
-        status, body = await rig.chat_json(model="big")
-        assert (status, body["error"]["code"]) == (503, "model_drained")
-        assert rig.supervisor.count(Acquire) == 2
+async def test_a_denied_acquire_is_the_answer_of_all_who_wait(rig: Rig) -> None:
+    await publish(rig, cold("big", SlotState.QUARANTINED))
+    rig.supervisor.acquire_reply = lambda _: Denied(
+        ErrorCode.MODEL_QUARANTINED, "crashed 4 times", retry_after_s=30
+    )
+    async with rig.chat(model="big", stream=True) as response:
+        assert response.status == 503
+        assert response.headers["Retry-After"] == "30"
+        assert (await response.json())["error"]["code"] == "model_quarantined"
+    rig.supervisor.acquire_reply = lambda _: Denied(ErrorCode.MODEL_DRAINED, "drained")
+    status, body = await rig.chat_json(model="big")
+    assert (status, body["error"]["code"]) == (503, "model_drained")
+    assert rig.supervisor.count(Acquire) == 2
 
 
-async def test_load_time_is_in_the_timings() -> None:
-    async with router_rig() as rig:
-        rig.add_worker(LOADED, answer)
-        await publish(rig, cold("big"))
-        request = asyncio.create_task(rig.chat_json(model="big"))
-        await until(lambda: rig.supervisor.acquires)
-        await asyncio.sleep(0.2)  # the duration of the load is what is measured
-        await rig.supervisor.reply(0, Acquired("big", LOADED))
-        _, body = await request
+async def test_load_time_is_in_the_timings(rig: Rig) -> None:
+    rig.add_worker(LOADED, answer)
+    await publish(rig, cold("big"))
+    request = asyncio.create_task(rig.chat_json(model="big"))
+    await until(lambda: rig.supervisor.acquires)
+    await asyncio.sleep(0.2)  # the duration of the load is what is measured
+    await rig.supervisor.reply(0, Acquired("big", LOADED))
+    _, body = await request
     assert 0.2 <= body["timings"]["load_s"] <= body["timings"]["first_token_s"]
 
 
@@ -447,22 +440,21 @@ async def test_without_a_supervisor_warm_models_serve_on_and_cold_ones_are_503(
         await until(lambda: rig.router.supervisor.alive)
 
 
-async def test_who_waits_asks_the_next_supervisor() -> None:
-    async with router_rig() as rig:
-        rig.add_worker(LOADED, answer)
-        await publish(rig, cold("big"))
-        requests = [asyncio.create_task(rig.chat_json(model="big")) for _ in range(3)]
-        await until(lambda: waiting(rig) == 3)
-        await rig.supervisor.stop()
-        await until(lambda: not rig.router.supervisor.alive)
-        late = asyncio.create_task(rig.chat_json(model="big"))
-        await until(lambda: waiting(rig) == 4)
-        rig.supervisor = FakeSupervisor(rig.context, rig.run_dir)
-        rig.supervisor.acquire_reply = lambda question: Acquired(question.model_id, LOADED)
-        await rig.supervisor.publish(cold("big"))
-        answers = await asyncio.gather(*requests, late)
-        assert {status for status, _ in answers} == {200}
-        assert rig.supervisor.acquires[0][2].waited_s > 0.5
+async def test_who_waits_asks_the_next_supervisor(rig: Rig) -> None:
+    rig.add_worker(LOADED, answer)
+    await publish(rig, cold("big"))
+    requests = [asyncio.create_task(rig.chat_json(model="big")) for _ in range(3)]
+    await until(lambda: waiting(rig) == 3)
+    await rig.supervisor.stop()
+    await until(lambda: not rig.router.supervisor.alive)
+    late = asyncio.create_task(rig.chat_json(model="big"))
+    await until(lambda: waiting(rig) == 4)
+    rig.supervisor = FakeSupervisor(rig.context, rig.run_dir)
+    rig.supervisor.acquire_reply = lambda question: Acquired(question.model_id, LOADED)
+    await rig.supervisor.publish(cold("big"))
+    answers = await asyncio.gather(*requests, late)
+    assert {status for status, _ in answers} == {200}
+    assert rig.supervisor.acquires[0][2].waited_s > 0.5
 
 
 async def test_a_supervisor_that_never_replies_does_not_hold_a_request_for_ever() -> None:
@@ -472,14 +464,13 @@ async def test_a_supervisor_that_never_replies_does_not_hold_a_request_for_ever(
     assert (status, body["error"]["code"]) == (503, "model_loading")
 
 
-async def test_the_end_of_the_router_ends_the_waiting() -> None:
-    async with router_rig() as rig:
-        await publish(rig, cold("big"))
-        request = asyncio.create_task(rig.chat_json(model="big"))
-        await until(lambda: waiting(rig) == 1)
-        await rig.router.stop(grace_s=0.0)
-        status, body = await request
-        assert (status, body["error"]["code"]) == (503, "shutting_down")
+async def test_the_end_of_the_router_ends_the_waiting(rig: Rig) -> None:
+    await publish(rig, cold("big"))
+    request = asyncio.create_task(rig.chat_json(model="big"))
+    await until(lambda: waiting(rig) == 1)
+    await rig.router.stop(grace_s=0.0)
+    status, body = await request
+    assert (status, body["error"]["code"]) == (503, "shutting_down")
 
 
 async def test_who_comes_back_to_a_router_that_ends_is_told_so(
@@ -494,36 +485,34 @@ async def test_who_comes_back_to_a_router_that_ends_is_told_so(
         assert (status, body["error"]["code"]) == (503, "shutting_down")
 
 
-async def test_tasks_wait_in_the_same_room() -> None:
-    async with router_rig() as rig:
-        await publish(rig, cold("big"))
-        request = asyncio.create_task(rig.post_json("/v1/embeddings", model="big", input="x"))
-        await until(lambda: waiting(rig) == 1)
-        worker = rig.add_worker(LOADED, answer)
-        await until(lambda: rig.supervisor.acquires)
-        await rig.supervisor.reply(0, Acquired("big", LOADED))
-        await until(lambda: worker.tasks)
-        assert isinstance(worker.tasks[0], Embed)
-        request.cancel()
+async def test_tasks_wait_in_the_same_room(rig: Rig) -> None:
+    await publish(rig, cold("big"))
+    request = asyncio.create_task(rig.post_json("/v1/embeddings", model="big", input="x"))
+    await until(lambda: waiting(rig) == 1)
+    worker = rig.add_worker(LOADED, answer)
+    await until(lambda: rig.supervisor.acquires)
+    await rig.supervisor.reply(0, Acquired("big", LOADED))
+    await until(lambda: worker.tasks)
+    assert isinstance(worker.tasks[0], Embed)
+    request.cancel()
 
 
-async def test_an_adapter_waits_in_its_models_line_and_is_named_to_the_worker() -> None:
-    async with router_rig() as rig:
-        worker = rig.add_worker(LOADED, answer)
-        await publish(rig, cold("big"), cold("sql", base="big"))
-        names = ("big", "sql", "sql")
-        requests = [asyncio.create_task(rig.chat_json(model=name)) for name in names]
-        await until(lambda: waiting(rig) == 3 and rig.supervisor.acquires)
-        assert rig.router.queues.waiting("sql") == 3
-        # One that leaves takes nothing from the others.
-        requests.pop().cancel()
-        await until(lambda: waiting(rig) == 2)
-        assert not rig.supervisor.count(Withdraw)
-        await rig.supervisor.reply(0, Acquired("big", LOADED))
-        answers = await asyncio.gather(*requests)
-        assert [question.model_id for _, _, question in rig.supervisor.acquires] == ["big"]
-        assert [body["model"] for _, body in answers] == ["big", "sql"]
-        assert [stream.request.adapter for stream in worker.streams] == ["", "sql"]
-        async with rig.http.get(f"{rig.url}/v1/models") as response:
-            listed = {one["id"]: one["parent"] for one in (await response.json())["data"]}
-        assert listed == {"big": None, "sql": "big"}
+async def test_an_adapter_waits_in_its_models_line_and_is_named_to_the_worker(rig: Rig) -> None:
+    worker = rig.add_worker(LOADED, answer)
+    await publish(rig, cold("big"), cold("sql", base="big"))
+    names = ("big", "sql", "sql")
+    requests = [asyncio.create_task(rig.chat_json(model=name)) for name in names]
+    await until(lambda: waiting(rig) == 3 and rig.supervisor.acquires)
+    assert rig.router.queues.waiting("sql") == 3
+    # One that leaves takes nothing from the others.
+    requests.pop().cancel()
+    await until(lambda: waiting(rig) == 2)
+    assert not rig.supervisor.count(Withdraw)
+    await rig.supervisor.reply(0, Acquired("big", LOADED))
+    answers = await asyncio.gather(*requests)
+    assert [question.model_id for _, _, question in rig.supervisor.acquires] == ["big"]
+    assert [body["model"] for _, body in answers] == ["big", "sql"]
+    assert [stream.request.adapter for stream in worker.streams] == ["", "sql"]
+    async with rig.http.get(f"{rig.url}/v1/models") as response:
+        listed = {one["id"]: one["parent"] for one in (await response.json())["data"]}
+    assert listed == {"big": None, "sql": "big"}

@@ -95,8 +95,8 @@ async def nothing(_: FakeStream) -> None:
     pass
 
 
-async def test_an_answer_and_its_job_are_one() -> None:
-    async with router_rig() as rig, rig.chat() as response:
+async def test_an_answer_and_its_job_are_one(rig: Rig) -> None:
+    async with rig.chat() as response:
         body = await response.json()
         assert response.headers["X-Job-Id"] == body["id"]
         found = await job(rig, body["id"])
@@ -118,17 +118,16 @@ async def test_an_answer_and_its_job_are_one() -> None:
         assert found["created"] <= found["started"] <= found["ended"]
 
 
-async def test_a_stream_has_the_record_of_an_answer_that_does_not_stream() -> None:
-    async with router_rig() as rig:
-        async with rig.chat(stream=True) as response:
-            job_id = response.headers["X-Job-Id"]
-            lines = data_lines(await response.read())
-        assert json.loads(lines[0])["id"] == job_id
-        found = await job(rig, job_id)
-        _, whole = await rig.chat_json()
-        assert found["stream"] is True
-        for part in ("choices", "usage", "object", "model"):
-            assert found["result"][part] == whole[part]
+async def test_a_stream_has_the_record_of_an_answer_that_does_not_stream(rig: Rig) -> None:
+    async with rig.chat(stream=True) as response:
+        job_id = response.headers["X-Job-Id"]
+        lines = data_lines(await response.read())
+    assert json.loads(lines[0])["id"] == job_id
+    found = await job(rig, job_id)
+    _, whole = await rig.chat_json()
+    assert found["stream"] is True
+    for part in ("choices", "usage", "object", "model"):
+        assert found["result"][part] == whole[part]
 
 
 async def test_logprobs_are_in_the_record_unless_a_stream_had_them() -> None:
@@ -146,13 +145,12 @@ async def test_logprobs_are_in_the_record_unless_a_stream_had_them() -> None:
         assert whole["choices"][0]["logprobs"]["content"]
 
 
-async def test_completions_are_jobs_too_with_all_their_prompts() -> None:
-    async with router_rig() as rig:
-        status, body = await rig.post_json("/v1/completions", prompt=["a", "b"], logprobs=1)
-        assert status == 200
-        found = await job(rig, body["id"])
-        assert (found["kind"], found["result"], found["tokens"]) == ("completion", body, 10)
-        assert len(body["choices"]) == 2
+async def test_completions_are_jobs_too_with_all_their_prompts(rig: Rig) -> None:
+    status, body = await rig.post_json("/v1/completions", prompt=["a", "b"], logprobs=1)
+    assert status == 200
+    found = await job(rig, body["id"])
+    assert (found["kind"], found["result"], found["tokens"]) == ("completion", body, 10)
+    assert len(body["choices"]) == 2
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -195,15 +193,14 @@ async def test_what_is_refused_after_its_id_was_told_is_a_failed_job() -> None:
         assert found["error"]["param"] == "messages"
 
 
-async def test_a_model_that_does_not_load_fails_the_jobs_that_waited_for_it() -> None:
-    async with router_rig() as rig:
-        rig.supervisor.acquire_reply = lambda _: Denied(ErrorCode.MODEL_LOAD_FAILED, "it is broken")
-        await rig.supervisor.publish(cold(MODEL), default=MODEL)
-        await until(lambda: rig.router.supervisor.latest.snapshot.models[0].instance is None)  # type: ignore[union-attr]
-        async with rig.chat() as response:
-            assert response.status == 503
-            found = await job(rig, response.headers["X-Job-Id"])
-        assert (found["state"], found["error"]["code"]) == ("failed", "model_load_failed")
+async def test_a_model_that_does_not_load_fails_the_jobs_that_waited_for_it(rig: Rig) -> None:
+    rig.supervisor.acquire_reply = lambda _: Denied(ErrorCode.MODEL_LOAD_FAILED, "it is broken")
+    await rig.supervisor.publish(cold(MODEL), default=MODEL)
+    await until(lambda: rig.router.supervisor.latest.snapshot.models[0].instance is None)  # type: ignore[union-attr]
+    async with rig.chat() as response:
+        assert response.status == 503
+        found = await job(rig, response.headers["X-Job-Id"])
+    assert (found["state"], found["error"]["code"]) == ("failed", "model_load_failed")
 
 
 async def test_a_stream_that_is_lost_keeps_what_there_was_of_it() -> None:
@@ -287,26 +284,25 @@ async def test_all_prompts_of_a_completion_are_cancelled_together() -> None:
         await until(lambda: all(stream.cancelled for stream in rig.worker.streams))
 
 
-async def test_a_job_that_waits_for_its_model_has_a_place_and_can_be_cancelled() -> None:
-    async with router_rig() as rig:
-        await rig.supervisor.publish(cold(MODEL), default=MODEL)
-        await until(lambda: rig.router.supervisor.latest.snapshot.models[0].instance is None)  # type: ignore[union-attr]
-        first = asyncio.create_task(rig.chat_json())
-        await until(lambda: rig.router.queues.waiting(MODEL) == 1)
-        second = asyncio.create_task(rig.chat_json(stream=True))
-        await until(lambda: rig.router.queues.waiting(MODEL) == 2)
-        _, page = await get(rig, "/v1/jobs")
-        places = [(one["state"], one["queue_position"]) for one in page["data"]]
-        assert places == [("queued", 2), ("queued", 1)]
-        _, shown = await get(rig, "/admin/requests", **ADMIN)
-        check_shape(LiveRequestList, shown)
-        assert [one["state"] for one in shown["data"]] == ["waiting", "waiting"]
-        await delete(rig, page["data"][1]["id"])
-        assert (await first)[0] == 409
-        await delete(rig, page["data"][0]["id"])
-        # Nothing of the stream had gone out.
-        assert (await second)[0] == 409
-        assert rig.router.queues.all_waiting == 0
+async def test_a_job_that_waits_for_its_model_has_a_place_and_can_be_cancelled(rig: Rig) -> None:
+    await rig.supervisor.publish(cold(MODEL), default=MODEL)
+    await until(lambda: rig.router.supervisor.latest.snapshot.models[0].instance is None)  # type: ignore[union-attr]
+    first = asyncio.create_task(rig.chat_json())
+    await until(lambda: rig.router.queues.waiting(MODEL) == 1)
+    second = asyncio.create_task(rig.chat_json(stream=True))
+    await until(lambda: rig.router.queues.waiting(MODEL) == 2)
+    _, page = await get(rig, "/v1/jobs")
+    places = [(one["state"], one["queue_position"]) for one in page["data"]]
+    assert places == [("queued", 2), ("queued", 1)]
+    _, shown = await get(rig, "/admin/requests", **ADMIN)
+    check_shape(LiveRequestList, shown)
+    assert [one["state"] for one in shown["data"]] == ["waiting", "waiting"]
+    await delete(rig, page["data"][1]["id"])
+    assert (await first)[0] == 409
+    await delete(rig, page["data"][0]["id"])
+    # Nothing of the stream had gone out.
+    assert (await second)[0] == 409
+    assert rig.router.queues.all_waiting == 0
 
 
 async def test_a_job_in_the_workers_queue_says_so() -> None:
@@ -395,32 +391,31 @@ async def test_a_router_that_stops_marks_what_it_cuts_off_as_interrupted() -> No
         assert json.loads(result)["choices"][0]["message"]["content"] == "Hello"
 
 
-async def test_the_list_is_filtered_and_paged() -> None:
-    async with router_rig() as rig:
-        names = [(await rig.chat_json())[1]["id"] for _ in range(3)]
-        names.append((await rig.post_json("/v1/completions", prompt="a"))[1]["id"])
-        await rig.chat_json(model="no such model")
-        names.reverse()
-        _, page = await get(rig, "/v1/jobs?limit=3")
-        assert [one["id"] for one in page["data"]] == names[:3]
-        assert (page["first_id"], page["last_id"]) == (names[0], names[2])
-        assert page["has_more"] is True
-        assert "result" not in page["data"][0]
-        _, page = await get(rig, f"/v1/jobs?limit=3&after={names[2]}")
-        assert [one["id"] for one in page["data"]] == names[3:]
-        assert page["has_more"] is False
-        for query, count in (
-            ("kind=completion", 1),
-            ("kind=chat", 3),
-            ("state=completed", 4),
-            ("state=running", 0),
-            (f"model={MODEL}", 4),
-            (f"model=owner/{MODEL}", 4),
-            ("model=other", 0),
-            ("unknown=1", 4),
-        ):
-            _, page = await get(rig, f"/v1/jobs?{query}")
-            assert len(page["data"]) == count, query
+async def test_the_list_is_filtered_and_paged(rig: Rig) -> None:
+    names = [(await rig.chat_json())[1]["id"] for _ in range(3)]
+    names.append((await rig.post_json("/v1/completions", prompt="a"))[1]["id"])
+    await rig.chat_json(model="no such model")
+    names.reverse()
+    _, page = await get(rig, "/v1/jobs?limit=3")
+    assert [one["id"] for one in page["data"]] == names[:3]
+    assert (page["first_id"], page["last_id"]) == (names[0], names[2])
+    assert page["has_more"] is True
+    assert "result" not in page["data"][0]
+    _, page = await get(rig, f"/v1/jobs?limit=3&after={names[2]}")
+    assert [one["id"] for one in page["data"]] == names[3:]
+    assert page["has_more"] is False
+    for query, count in (
+        ("kind=completion", 1),
+        ("kind=chat", 3),
+        ("state=completed", 4),
+        ("state=running", 0),
+        (f"model={MODEL}", 4),
+        (f"model=owner/{MODEL}", 4),
+        ("model=other", 0),
+        ("unknown=1", 4),
+    ):
+        _, page = await get(rig, f"/v1/jobs?{query}")
+        assert len(page["data"]) == count, query
 
 
 @pytest.mark.parametrize(
@@ -437,21 +432,19 @@ async def test_the_list_is_filtered_and_paged() -> None:
         ("model=", "model"),
     ],
 )
-async def test_a_wrong_query_is_a_400_that_names_it(query: str, param: str) -> None:
-    async with router_rig() as rig:
-        status, body = await get(rig, f"/v1/jobs?{query}")
-        assert (status, body["error"]["param"]) == (400, param), body
+async def test_a_wrong_query_is_a_400_that_names_it(rig: Rig, query: str, param: str) -> None:
+    status, body = await get(rig, f"/v1/jobs?{query}")
+    assert (status, body["error"]["param"]) == (400, param), body
 
 
 @pytest.mark.parametrize("job_id", ["chatcmpl-none", "%00", "%ED%A0%80", "x" * 1000, "..%2f.."])
-async def test_a_job_that_is_not_there_is_a_404(job_id: str) -> None:
-    async with router_rig() as rig:
-        for method in ("GET", "DELETE"):
-            async with rig.http.request(
-                method, URL(f"{rig.url}/v1/jobs/{job_id}", encoded=True)
-            ) as response:
-                assert response.status == 404
-                assert (await response.json())["error"]["code"] == "not_found_error"
+async def test_a_job_that_is_not_there_is_a_404(rig: Rig, job_id: str) -> None:
+    for method in ("GET", "DELETE"):
+        async with rig.http.request(
+            method, URL(f"{rig.url}/v1/jobs/{job_id}", encoded=True)
+        ) as response:
+            assert response.status == 404
+            assert (await response.json())["error"]["code"] == "not_found_error"
 
 
 async def test_a_key_sees_its_own_jobs_alone() -> None:
@@ -471,16 +464,15 @@ async def test_a_key_sees_its_own_jobs_alone() -> None:
             assert (await delete(rig, job_id, **a))[1]["state"] == "cancelled"
 
 
-async def test_a_job_of_another_living_router_is_not_cancelled_from_here() -> None:
-    async with router_rig() as rig:
-        other = store.JobStore(Path(rig.spec.jobs_path), 3600, 1000, 2**30)
-        other.start()
-        other.put(JobRow("chatcmpl-there", "chat", MODEL, None, "running", True, 1.0, "r"))
-        assert await other.get("chatcmpl-there", None) is not None
-        status, body = await delete(rig, "chatcmpl-there")
-        assert (status, body["error"]["code"]) == (409, "job_runs_elsewhere")
-        assert (await job(rig, "chatcmpl-there"))["state"] == "running"
-        other.close(5.0)
+async def test_a_job_of_another_living_router_is_not_cancelled_from_here(rig: Rig) -> None:
+    other = store.JobStore(Path(rig.spec.jobs_path), 3600, 1000, 2**30)
+    other.start()
+    other.put(JobRow("chatcmpl-there", "chat", MODEL, None, "running", True, 1.0, "r"))
+    assert await other.get("chatcmpl-there", None) is not None
+    status, body = await delete(rig, "chatcmpl-there")
+    assert (status, body["error"]["code"]) == (409, "job_runs_elsewhere")
+    assert (await job(rig, "chatcmpl-there"))["state"] == "running"
+    other.close(5.0)
 
 
 async def test_operators_see_and_cancel_the_requests_of_all() -> None:
@@ -518,50 +510,48 @@ async def test_operators_see_and_cancel_the_requests_of_all() -> None:
         assert (await get(rig, "/admin/requests"))[0] == 401
 
 
-async def test_an_embedding_is_under_way_but_no_job() -> None:
-    async with router_rig() as rig:
-        rig.worker.task_script = lambda _: ()
-        await rig.supervisor.publish(
-            *(replace(model, kind=ModelKind.EMBEDDING) for model in rig.supervisor.models),
-            default=MODEL,
-        )
-        await until(lambda: rig.router.supervisor.latest.snapshot.revision == 2)  # type: ignore[union-attr]
-        request = asyncio.create_task(rig.post_json("/v1/embeddings", model=MODEL, input="a"))
-        await until(lambda: rig.worker.tasks)
-        _, shown = await get(rig, "/admin/requests", **ADMIN)
-        [found] = shown["data"]
-        assert (found["kind"], found["state"]) == ("embedding", "running")
-        assert (await get(rig, "/v1/jobs"))[1]["data"] == []
-        async with rig.http.post(
-            f"{rig.url}/admin/requests/{found['id']}/cancel", headers=ADMIN
-        ) as response:
-            assert response.status == 200
-        assert (await request)[0] == 409
-        await until(lambda: rig.worker.cancelled_tasks)
-        rig.worker.task_script = lambda task: (
-            Vectors(task.stream_id, (0,), 1, b"\0\0\0\0"),
-            TaskFinished(task.stream_id, 1),
-        )
-        assert (await rig.post_json("/v1/embeddings", model=MODEL, input="a"))[0] == 200
-        assert not rig.router.live.all
+async def test_an_embedding_is_under_way_but_no_job(rig: Rig) -> None:
+    rig.worker.task_script = lambda _: ()
+    await rig.supervisor.publish(
+        *(replace(model, kind=ModelKind.EMBEDDING) for model in rig.supervisor.models),
+        default=MODEL,
+    )
+    await until(lambda: rig.router.supervisor.latest.snapshot.revision == 2)  # type: ignore[union-attr]
+    request = asyncio.create_task(rig.post_json("/v1/embeddings", model=MODEL, input="a"))
+    await until(lambda: rig.worker.tasks)
+    _, shown = await get(rig, "/admin/requests", **ADMIN)
+    [found] = shown["data"]
+    assert (found["kind"], found["state"]) == ("embedding", "running")
+    assert (await get(rig, "/v1/jobs"))[1]["data"] == []
+    async with rig.http.post(
+        f"{rig.url}/admin/requests/{found['id']}/cancel", headers=ADMIN
+    ) as response:
+        assert response.status == 200
+    assert (await request)[0] == 409
+    await until(lambda: rig.worker.cancelled_tasks)
+    rig.worker.task_script = lambda task: (
+        Vectors(task.stream_id, (0,), 1, b"\0\0\0\0"),
+        TaskFinished(task.stream_id, 1),
+    )
+    assert (await rig.post_json("/v1/embeddings", model=MODEL, input="a"))[0] == 200
+    assert not rig.router.live.all
 
 
-async def test_a_task_that_waits_for_its_second_model_is_shown_there() -> None:
-    async with router_rig() as rig:
-        rig.supervisor.acquire_reply = lambda question: (
-            Denied(ErrorCode.MODEL_LOAD_FAILED, "no") if question.model_id == "big" else None
-        )
-        await rig.supervisor.publish(
-            cold("big", kind=ModelKind.EMBEDDING),
-            cold("small", kind=ModelKind.EMBEDDING),
-            routes=(Route("auto", ("big", "small")),),
-        )
-        await until(lambda: rig.router.supervisor.latest.snapshot.revision == 2)  # type: ignore[union-attr]
-        request = asyncio.create_task(rig.post_json("/v1/embeddings", model="auto", input="a"))
-        await until(lambda: rig.router.queues.waiting("small"))
-        [found] = (await get(rig, "/admin/requests", **ADMIN))[1]["data"]
-        assert (found["model"], found["state"]) == ("small", "waiting")
-        request.cancel()
+async def test_a_task_that_waits_for_its_second_model_is_shown_there(rig: Rig) -> None:
+    rig.supervisor.acquire_reply = lambda question: (
+        Denied(ErrorCode.MODEL_LOAD_FAILED, "no") if question.model_id == "big" else None
+    )
+    await rig.supervisor.publish(
+        cold("big", kind=ModelKind.EMBEDDING),
+        cold("small", kind=ModelKind.EMBEDDING),
+        routes=(Route("auto", ("big", "small")),),
+    )
+    await until(lambda: rig.router.supervisor.latest.snapshot.revision == 2)  # type: ignore[union-attr]
+    request = asyncio.create_task(rig.post_json("/v1/embeddings", model="auto", input="a"))
+    await until(lambda: rig.router.queues.waiting("small"))
+    [found] = (await get(rig, "/admin/requests", **ADMIN))[1]["data"]
+    assert (found["model"], found["state"]) == ("small", "waiting")
+    request.cancel()
 
 
 async def test_records_that_cannot_be_written_fail_no_request() -> None:

@@ -71,59 +71,57 @@ def asked(rig: Rig, kind: type) -> list[Any]:
     return [message for message in rig.supervisor.seen if type(message) is kind]
 
 
-async def test_a_download_begins() -> None:
-    async with router_rig() as rig:
-        rig.supervisor.replies[StartDownload] = replace(
-            RUNS, status=DownloadStatus.STARTING, downloaded_bytes=0
-        )
-        status, body = await rig.admin("POST", PATH, repo_id=REPO)
-        assert asked(rig, StartDownload) == [StartDownload(REPO, None, None)]
-        assert status == 200
-        assert body == {
-            "download_id": "dl_abc123xyz",
-            "repo_id": REPO,
-            "revision": "main",
-            "filename": None,
-            "estimated_size_bytes": 8589934592,
-            "status": "downloading",
-            "progress_percent": 0.0,
-            "downloaded_bytes": 0,
-            "speed_mbps": 45.2,
-            "started_at": 1708012345.0,
-            "ended_at": None,
-            "model_id": None,
-            "error": None,
-        }
-        wanted = {"repo_id": REPO, "filename": "a/b.gguf", "revision": "v2"}
-        await rig.admin("POST", PATH, **wanted)
-        assert asked(rig, StartDownload)[1] == StartDownload(REPO, "v2", "a/b.gguf")
-        for revision in ("main", None):
-            await rig.admin("POST", PATH, repo_id=REPO, filename=None, revision=revision)
-            assert asked(rig, StartDownload)[-1] == StartDownload(REPO, None, None)
+async def test_a_download_begins(rig: Rig) -> None:
+    rig.supervisor.replies[StartDownload] = replace(
+        RUNS, status=DownloadStatus.STARTING, downloaded_bytes=0
+    )
+    status, body = await rig.admin("POST", PATH, repo_id=REPO)
+    assert asked(rig, StartDownload) == [StartDownload(REPO, None, None)]
+    assert status == 200
+    assert body == {
+        "download_id": "dl_abc123xyz",
+        "repo_id": REPO,
+        "revision": "main",
+        "filename": None,
+        "estimated_size_bytes": 8589934592,
+        "status": "downloading",
+        "progress_percent": 0.0,
+        "downloaded_bytes": 0,
+        "speed_mbps": 45.2,
+        "started_at": 1708012345.0,
+        "ended_at": None,
+        "model_id": None,
+        "error": None,
+    }
+    wanted = {"repo_id": REPO, "filename": "a/b.gguf", "revision": "v2"}
+    await rig.admin("POST", PATH, **wanted)
+    assert asked(rig, StartDownload)[1] == StartDownload(REPO, "v2", "a/b.gguf")
+    for revision in ("main", None):
+        await rig.admin("POST", PATH, repo_id=REPO, filename=None, revision=revision)
+        assert asked(rig, StartDownload)[-1] == StartDownload(REPO, None, None)
 
 
 @pytest.mark.parametrize("param", ["repo_id", "revision", "filename", None])
 async def test_a_source_that_turns_out_bad_has_one_error_wherever_it_is_told(
+    rig: Rig,
     param: str | None,
 ) -> None:
-    async with router_rig() as rig:
-        view = replace(FAILED, error_code=ErrorCode.MODEL_SOURCE_INVALID, error="why", param=param)
-        rig.supervisor.replies[StartDownload] = view
-        rig.supervisor.replies[GetDownloads] = Downloads((view,))
-        _, begun = await rig.admin("POST", PATH, repo_id=REPO)
-        _, later = await rig.admin("GET", f"{PATH}/{view.download_id}")
-        assert later["error"] == begun["error"]
-        assert begun["error"]["type"] == "not_found_error"
-        assert begun["error"]["param"] == (param or "repo_id")
+    view = replace(FAILED, error_code=ErrorCode.MODEL_SOURCE_INVALID, error="why", param=param)
+    rig.supervisor.replies[StartDownload] = view
+    rig.supervisor.replies[GetDownloads] = Downloads((view,))
+    _, begun = await rig.admin("POST", PATH, repo_id=REPO)
+    _, later = await rig.admin("GET", f"{PATH}/{view.download_id}")
+    assert later["error"] == begun["error"]
+    assert begun["error"]["type"] == "not_found_error"
+    assert begun["error"]["param"] == (param or "repo_id")
 
 
-async def test_who_begins_one_is_told_when_the_hub_takes_requests_again() -> None:
-    async with router_rig() as rig:
-        rig.supervisor.replies[StartDownload] = replace(FAILED, retry_after_s=900.0)
-        async with rig.http.post(
-            f"{rig.url}{PATH}", json={"repo_id": REPO}, headers={"X-Admin-Key": rig.spec.admin_key}
-        ) as response:
-            assert (response.status, response.headers["Retry-After"]) == (503, "900")
+async def test_who_begins_one_is_told_when_the_hub_takes_requests_again(rig: Rig) -> None:
+    rig.supervisor.replies[StartDownload] = replace(FAILED, retry_after_s=900.0)
+    async with rig.http.post(
+        f"{rig.url}{PATH}", json={"repo_id": REPO}, headers={"X-Admin-Key": rig.spec.admin_key}
+    ) as response:
+        assert (response.status, response.headers["Retry-After"]) == (503, "900")
 
 
 @pytest.mark.parametrize(
@@ -135,11 +133,10 @@ async def test_who_begins_one_is_told_when_the_hub_takes_requests_again() -> Non
     ],
 )
 async def test_one_that_fails_at_once_is_an_error(
-    code: ErrorCode, status: int, shown: str, param: str | None
+    rig: Rig, code: ErrorCode, status: int, shown: str, param: str | None
 ) -> None:
-    async with router_rig() as rig:
-        rig.supervisor.replies[StartDownload] = replace(FAILED, error_code=code, error="why")
-        got, body = await rig.admin("POST", PATH, repo_id=REPO)
+    rig.supervisor.replies[StartDownload] = replace(FAILED, error_code=code, error="why")
+    got, body = await rig.admin("POST", PATH, repo_id=REPO)
     error = body["error"]
     assert (got, error["code"], error["param"], error["message"]) == (status, shown, param, "why")
 
@@ -153,36 +150,34 @@ async def test_one_that_fails_at_once_is_an_error(
         ({"repo_id": "a/b", "revision": ""}, "revision"),
     ],
 )
-async def test_a_wrong_field_is_named(body: dict[str, Any], param: str) -> None:
-    async with router_rig() as rig:
-        status, answer = await rig.admin("POST", PATH, **body)
-        assert not rig.supervisor.count(StartDownload)
+async def test_a_wrong_field_is_named(rig: Rig, body: dict[str, Any], param: str) -> None:
+    status, answer = await rig.admin("POST", PATH, **body)
+    assert not rig.supervisor.count(StartDownload)
     assert (status, answer["error"]["param"]) == (400, param)
 
 
-async def test_downloads_are_listed_shown_and_cancelled() -> None:
-    async with router_rig() as rig:
-        rig.supervisor.replies[GetDownloads] = Downloads((RUNS, FAILED))
-        status, body = await rig.admin("GET", PATH)
-        assert (status, body["count"]) == (200, 2)
-        assert [each["status"] for each in body["downloads"]] == ["downloading", "failed"]
-        assert body["downloads"][1]["error"] == {
-            "message": "the connection was lost",
-            "type": "server_error",
-            "param": None,
-            "code": "download_failed",
-        }
-        tells(rig, COMPLETED)
-        status, body = await rig.admin("GET", f"{PATH}/dl_abc123xyz")
-        assert (status, body["model_id"], body["progress_percent"]) == (200, "llama-3.2-8b", 100)
-        assert asked(rig, GetDownloads)[-1] == GetDownloads("dl_abc123xyz")
-        for method, path in [("GET", f"{PATH}/nope"), ("GET", f"{PATH}/nope/progress")]:
-            status, body = await rig.admin(method, path)
-            assert (status, body["error"]["code"]) == (404, "not_found_error")
-        rig.supervisor.replies[CancelDownload] = replace(RUNS, status=DownloadStatus.CANCELLED)
-        status, body = await rig.admin("DELETE", f"{PATH}/dl_abc123xyz")
-        assert (status, body["status"]) == (200, "cancelled")
-        assert asked(rig, CancelDownload) == [CancelDownload("dl_abc123xyz")]
+async def test_downloads_are_listed_shown_and_cancelled(rig: Rig) -> None:
+    rig.supervisor.replies[GetDownloads] = Downloads((RUNS, FAILED))
+    status, body = await rig.admin("GET", PATH)
+    assert (status, body["count"]) == (200, 2)
+    assert [each["status"] for each in body["downloads"]] == ["downloading", "failed"]
+    assert body["downloads"][1]["error"] == {
+        "message": "the connection was lost",
+        "type": "server_error",
+        "param": None,
+        "code": "download_failed",
+    }
+    tells(rig, COMPLETED)
+    status, body = await rig.admin("GET", f"{PATH}/dl_abc123xyz")
+    assert (status, body["model_id"], body["progress_percent"]) == (200, "llama-3.2-8b", 100)
+    assert asked(rig, GetDownloads)[-1] == GetDownloads("dl_abc123xyz")
+    for method, path in [("GET", f"{PATH}/nope"), ("GET", f"{PATH}/nope/progress")]:
+        status, body = await rig.admin(method, path)
+        assert (status, body["error"]["code"]) == (404, "not_found_error")
+    rig.supervisor.replies[CancelDownload] = replace(RUNS, status=DownloadStatus.CANCELLED)
+    status, body = await rig.admin("DELETE", f"{PATH}/dl_abc123xyz")
+    assert (status, body["status"]) == (200, "cancelled")
+    assert asked(rig, CancelDownload) == [CancelDownload("dl_abc123xyz")]
 
 
 # Progress.
@@ -231,10 +226,9 @@ async def test_progress_is_followed_to_the_end_by_several() -> None:
         (replace(FAILED, status=DownloadStatus.INTERRUPTED), "interrupted"),
     ],
 )
-async def test_a_bad_end_has_its_error(view: DownloadView, status: str) -> None:
-    async with router_rig() as rig:
-        tells(rig, view)
-        events = await follow(rig)
+async def test_a_bad_end_has_its_error(rig: Rig, view: DownloadView, status: str) -> None:
+    tells(rig, view)
+    events = await follow(rig)
     assert events == [
         {
             "download_id": "dl_abc123xyz",
@@ -262,50 +256,46 @@ async def test_while_nothing_comes_there_are_comments_and_the_size_may_be_unknow
             assert (await response.content.readline()).startswith(b":")
 
 
-async def test_progress_outlives_a_supervisor_that_is_replaced() -> None:
-    async with router_rig() as rig:
-        tells(rig, RUNS)
-        following = asyncio.create_task(follow(rig))
-        await until(lambda: rig.supervisor.count(GetDownloads))
-        rig.supervisor.replies[GetDownloads] = lambda _: None
-        before = rig.supervisor.count(GetDownloads)
-        await until(lambda: rig.supervisor.count(GetDownloads) > before)
-        # Its successor has not heard the question that is in flight: it is asked again.
-        tells(rig, COMPLETED)
-        rig.supervisor.epoch = "another"
-        events = await following
+async def test_progress_outlives_a_supervisor_that_is_replaced(rig: Rig) -> None:
+    tells(rig, RUNS)
+    following = asyncio.create_task(follow(rig))
+    await until(lambda: rig.supervisor.count(GetDownloads))
+    rig.supervisor.replies[GetDownloads] = lambda _: None
+    before = rig.supervisor.count(GetDownloads)
+    await until(lambda: rig.supervisor.count(GetDownloads) > before)
+    # Its successor has not heard the question that is in flight: it is asked again.
+    tells(rig, COMPLETED)
+    rig.supervisor.epoch = "another"
+    events = await following
     assert [event["status"] for event in events] == ["downloading", "completed"]
 
 
-async def test_progress_ends_with_an_error_when_the_supervisor_is_gone() -> None:
-    async with router_rig() as rig:
-        tells(rig, RUNS)
-        following = asyncio.create_task(follow(rig))
-        await until(lambda: rig.supervisor.count(GetDownloads))
-        await rig.supervisor.stop()
-        events = await following
+async def test_progress_ends_with_an_error_when_the_supervisor_is_gone(rig: Rig) -> None:
+    tells(rig, RUNS)
+    following = asyncio.create_task(follow(rig))
+    await until(lambda: rig.supervisor.count(GetDownloads))
+    await rig.supervisor.stop()
+    events = await following
     assert events[-1]["error"]["code"] == "supervisor_unavailable"
 
 
-async def test_a_router_that_ends_says_so() -> None:
-    async with router_rig() as rig:
-        tells(rig, RUNS)
-        following = asyncio.create_task(follow(rig))
-        await until(lambda: rig.supervisor.count(GetDownloads))
-        rig.router.traffic.close()
-        events = await following
+async def test_a_router_that_ends_says_so(rig: Rig) -> None:
+    tells(rig, RUNS)
+    following = asyncio.create_task(follow(rig))
+    await until(lambda: rig.supervisor.count(GetDownloads))
+    rig.router.traffic.close()
+    events = await following
     assert events[-1]["error"]["code"] == "shutting_down"
 
 
-async def test_a_follower_that_leaves_is_forgotten() -> None:
-    async with router_rig() as rig:
-        tells(rig, RUNS)
-        url = f"{rig.url}{PATH}/dl_abc123xyz/progress"
-        tasks = len(asyncio.all_tasks())
-        async with aiohttp.ClientSession() as session, session.get(url, headers=KEY) as response:
-            await response.content.readline()
-            assert len(asyncio.all_tasks()) > tasks
-        await until(lambda: len(asyncio.all_tasks()) <= tasks)
+async def test_a_follower_that_leaves_is_forgotten(rig: Rig) -> None:
+    tells(rig, RUNS)
+    url = f"{rig.url}{PATH}/dl_abc123xyz/progress"
+    tasks = len(asyncio.all_tasks())
+    async with aiohttp.ClientSession() as session, session.get(url, headers=KEY) as response:
+        await response.content.readline()
+        assert len(asyncio.all_tasks()) > tasks
+    await until(lambda: len(asyncio.all_tasks()) <= tasks)
 
 
 # The disk.

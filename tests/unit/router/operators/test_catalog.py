@@ -12,7 +12,7 @@ from lmx.router.operators.catalog import codex_catalog, lm_studio_model
 from lmx.router.supervisor.directory import Directory
 from tests.support.clients.sdk_types import OURS, extras_of
 from tests.support.fakes.fake_peers import cold, ready, until
-from tests.support.rigs.router_rig import MODEL, knows, router_rig
+from tests.support.rigs.router_rig import MODEL, Rig, knows
 
 CODEX_NEEDS = {
     "slug", "display_name", "supported_reasoning_levels", "shell_type", "visibility",
@@ -23,11 +23,10 @@ CODEX_NEEDS = {
 }  # fmt: skip
 
 
-async def test_openai_s_shape_and_codex_s_beside_it() -> None:
-    async with router_rig() as rig:
-        url = f"{rig.url}/v1/models?client_version=0.145.0"
-        async with rig.http.get(url) as response:
-            found = await response.json()
+async def test_openai_s_shape_and_codex_s_beside_it(rig: Rig) -> None:
+    url = f"{rig.url}/v1/models?client_version=0.145.0"
+    async with rig.http.get(url) as response:
+        found = await response.json()
     assert found["object"] == "list"
     (model,) = [Model.model_validate(one, strict=True) for one in found["data"]]
     assert set(extras_of(model)) <= OURS
@@ -110,14 +109,13 @@ def test_lm_studio_s_shape(model: ModelView, wanted: dict[str, object]) -> None:
         ("after_id=a&before_id=e&limit=1", "d", True),
     ],
 )
-async def test_pages_for_anthropic_s_clients(query: str, ids: str, more: bool) -> None:
-    async with router_rig() as rig:
-        models = [ready(name, f"i{name}") for name in "abcde"]
-        await rig.supervisor.publish(*models, ready("embeds", "i", kind=ModelKind.EMBEDDING))
-        await until(lambda: knows(rig.router, rig.supervisor.revision))
-        headers = {"anthropic-version": "2023-06-01"}
-        async with rig.http.get(f"{rig.url}/v1/models?{query}", headers=headers) as response:
-            found = await response.json()
+async def test_pages_for_anthropic_s_clients(rig: Rig, query: str, ids: str, more: bool) -> None:
+    models = [ready(name, f"i{name}") for name in "abcde"]
+    await rig.supervisor.publish(*models, ready("embeds", "i", kind=ModelKind.EMBEDDING))
+    await until(lambda: knows(rig.router, rig.supervisor.revision))
+    headers = {"anthropic-version": "2023-06-01"}
+    async with rig.http.get(f"{rig.url}/v1/models?{query}", headers=headers) as response:
+        found = await response.json()
     assert [model["id"] for model in found["data"]] == list(ids)
     assert (found["first_id"], found["last_id"]) == (ids[:1] or None, ids[-1:] or None)
     assert found["has_more"] is more
@@ -126,21 +124,19 @@ async def test_pages_for_anthropic_s_clients(query: str, ids: str, more: bool) -
 @pytest.mark.parametrize(
     "query", ["limit=0", "limit=1001", "limit=x", "after_id=none", "before_id=none"]
 )
-async def test_pages_that_are_not_there(query: str) -> None:
-    async with router_rig() as rig:
-        url = f"{rig.url}/v1/models?{query}"
-        async with rig.http.get(url, headers={"anthropic-version": "2023-06-01"}) as response:
-            assert response.status == 400
-            assert (await response.json())["error"]["param"] == query.partition("=")[0]
-        # The query is Anthropic's.
-        async with rig.http.get(url) as response:
-            assert response.status == 200
+async def test_pages_that_are_not_there(rig: Rig, query: str) -> None:
+    url = f"{rig.url}/v1/models?{query}"
+    async with rig.http.get(url, headers={"anthropic-version": "2023-06-01"}) as response:
+        assert response.status == 400
+        assert (await response.json())["error"]["param"] == query.partition("=")[0]
+    # The query is Anthropic's.
+    async with rig.http.get(url) as response:
+        assert response.status == 200
 
 
-async def test_what_a_transcription_model_takes() -> None:
-    async with router_rig() as rig:
-        await rig.supervisor.publish(ready("whisper", "i", kind=ModelKind.TRANSCRIPTION))
-        await until(lambda: knows(rig.router, rig.supervisor.revision))
-        async with rig.http.get(f"{rig.url}/v1/models/whisper") as response:
-            found = await response.json()
+async def test_what_a_transcription_model_takes(rig: Rig) -> None:
+    await rig.supervisor.publish(ready("whisper", "i", kind=ModelKind.TRANSCRIPTION))
+    await until(lambda: knows(rig.router, rig.supervisor.revision))
+    async with rig.http.get(f"{rig.url}/v1/models/whisper") as response:
+        found = await response.json()
     assert (found["modalities"], found["capabilities"]) == (["audio"], ["transcription"])

@@ -2,7 +2,7 @@
 
 from html.parser import HTMLParser
 
-from tests.support.rigs.router_rig import MODEL, router_rig
+from tests.support.rigs.router_rig import MODEL, Rig, router_rig
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml"}
 
@@ -26,22 +26,21 @@ class Links(HTMLParser):
         assert not (self._in_script and data.strip())
 
 
-async def test_a_browser_gets_a_page_of_which_every_link_leads_somewhere() -> None:
-    async with router_rig() as rig:
-        async with rig.http.get(f"{rig.url}/", headers=BROWSER) as response:
-            assert (response.status, response.content_type) == (200, "text/html")
-            assert "default-src 'none'" in response.headers["Content-Security-Policy"]
-            html = await response.text()
-        assert MODEL in html
-        paths = Links(html).paths
-        assert {"page.css", "chat.js"} <= set(paths)
-        for path in paths:
-            async with rig.http.get(f"{rig.url}/{path}") as response:
-                assert response.status == 200, path
+async def test_a_browser_gets_a_page_of_which_every_link_leads_somewhere(rig: Rig) -> None:
+    async with rig.http.get(f"{rig.url}/", headers=BROWSER) as response:
+        assert (response.status, response.content_type) == (200, "text/html")
+        assert "default-src 'none'" in response.headers["Content-Security-Policy"]
+        html = await response.text()
+    assert MODEL in html
+    paths = Links(html).paths
+    assert {"page.css", "chat.js"} <= set(paths)
+    for path in paths:
+        async with rig.http.get(f"{rig.url}/{path}") as response:
+            assert response.status == 200, path
 
 
-async def test_a_program_gets_json() -> None:
-    async with router_rig() as rig, rig.http.get(f"{rig.url}/") as response:
+async def test_a_program_gets_json(rig: Rig) -> None:
+    async with rig.http.get(f"{rig.url}/") as response:
         answer = await response.json()
     assert answer["name"] == "lmx" and answer["status"] == "healthy"
     assert MODEL in answer["models"]
@@ -55,13 +54,12 @@ async def test_where_keys_are_needed_strangers_see_no_models() -> None:
             assert MODEL not in await response.text()
 
 
-async def test_the_small_routes() -> None:
-    async with router_rig() as rig:
-        async with rig.http.get(f"{rig.url}/version") as response:
-            assert await response.json() == {"version": "1.2.3"}
-        async with rig.http.get(f"{rig.url}/ping") as response:
-            assert response.status == 200
-        async with rig.http.get(f"{rig.url}/favicon.ico") as response:
-            assert response.content_type == "image/svg+xml"
-        async with rig.http.get(f"{rig.url}/healthz") as response:
-            assert (await response.json())["status"] == "healthy"
+async def test_the_small_routes(rig: Rig) -> None:
+    async with rig.http.get(f"{rig.url}/version") as response:
+        assert await response.json() == {"version": "1.2.3"}
+    async with rig.http.get(f"{rig.url}/ping") as response:
+        assert response.status == 200
+    async with rig.http.get(f"{rig.url}/favicon.ico") as response:
+        assert response.content_type == "image/svg+xml"
+    async with rig.http.get(f"{rig.url}/healthz") as response:
+        assert (await response.json())["status"] == "healthy"

@@ -78,19 +78,18 @@ async def counted(rig: Rig, requests: int) -> Any:
 # From the supervisor's status.
 
 
-async def test_metrics_are_those_of_the_supervisor_s_status() -> None:
-    async with router_rig() as rig:
-        rig.supervisor.replies[GetStatus] = Status(STATUS)
-        rig.supervisor.replies[GetDownloads] = Downloads((DOWNLOAD,))
-        await rig.supervisor.publish(ready(MODEL, INSTANCE), cold("big", SlotState.QUEUED))
-        await until(lambda: knows(rig.router, rig.supervisor.revision))
-        waiting = asyncio.create_task(rig.chat_json(model="big"))
-        await until(lambda: rig.router.queues.waiting("big") == 1)
-        found = samples(await scrape(rig))
-        admin = samples(await scrape(rig, "/admin/metrics"))
-        assert {key[0] for key in admin} == {key[0] for key in found}
-        assert rig.supervisor.count(Acquire) == 1, "metrics wake nothing"
-        waiting.cancel()
+async def test_metrics_are_those_of_the_supervisor_s_status(rig: Rig) -> None:
+    rig.supervisor.replies[GetStatus] = Status(STATUS)
+    rig.supervisor.replies[GetDownloads] = Downloads((DOWNLOAD,))
+    await rig.supervisor.publish(ready(MODEL, INSTANCE), cold("big", SlotState.QUEUED))
+    await until(lambda: knows(rig.router, rig.supervisor.revision))
+    waiting = asyncio.create_task(rig.chat_json(model="big"))
+    await until(lambda: rig.router.queues.waiting("big") == 1)
+    found = samples(await scrape(rig))
+    admin = samples(await scrape(rig, "/admin/metrics"))
+    assert {key[0] for key in admin} == {key[0] for key in found}
+    assert rig.supervisor.count(Acquire) == 1, "metrics wake nothing"
+    waiting.cancel()
     expected = {
         ("lmx_supervisor_up",): 1,
         ("lmx_memory_budget_bytes",): 1000,
@@ -134,16 +133,15 @@ async def test_metrics_are_those_of_the_supervisor_s_status() -> None:
     assert found["process_resident_memory_bytes",] > 1_000_000
 
 
-async def test_without_a_supervisor_metrics_are_what_the_router_knows() -> None:
-    async with router_rig() as rig:
-        await rig.supervisor.publish(ready(MODEL, INSTANCE, memory_bytes=77))
-        await until(lambda: knows(rig.router, rig.supervisor.revision))
-        await rig.chat_json()
-        await counted(rig, 1)
-        early = samples(await scrape(rig))
-        rig.supervisor.answers_beats = False
-        await until(lambda: not rig.router.supervisor.alive)
-        found = samples(await scrape(rig))
+async def test_without_a_supervisor_metrics_are_what_the_router_knows(rig: Rig) -> None:
+    await rig.supervisor.publish(ready(MODEL, INSTANCE, memory_bytes=77))
+    await until(lambda: knows(rig.router, rig.supervisor.revision))
+    await rig.chat_json()
+    await counted(rig, 1)
+    early = samples(await scrape(rig))
+    rig.supervisor.answers_beats = False
+    await until(lambda: not rig.router.supervisor.alive)
+    found = samples(await scrape(rig))
     assert early["lmx_supervisor_up",] == found["lmx_supervisor_up",] == 0
     assert found["lmx_model_loaded", MODEL] == 1
     assert found["lmx_model_memory_bytes", MODEL] == 77
@@ -212,28 +210,26 @@ async def test_requests_are_counted_once_and_as_they_ended() -> None:
     }
 
 
-async def test_a_model_that_leaves_takes_its_series_with_it_and_totals_stay() -> None:
-    async with router_rig() as rig:
-        assert (await rig.chat_json())[0] == 200
-        before = await counted(rig, 1)
-        await rig.supervisor.publish(ready("other", INSTANCE))
-        await until(lambda: knows(rig.router, rig.supervisor.revision))
-        after = await figures(rig)
-        text = await scrape(rig)
+async def test_a_model_that_leaves_takes_its_series_with_it_and_totals_stay(rig: Rig) -> None:
+    assert (await rig.chat_json())[0] == 200
+    before = await counted(rig, 1)
+    await rig.supervisor.publish(ready("other", INSTANCE))
+    await until(lambda: knows(rig.router, rig.supervisor.revision))
+    after = await figures(rig)
+    text = await scrape(rig)
     assert list(before["per_model"]) == [MODEL]
     assert list(after["per_model"]) == ["other"]
     assert after["total_completion_tokens"] == before["total_completion_tokens"] == 5
     assert MODEL not in text
 
 
-async def test_polls_are_no_requests() -> None:
-    async with router_rig() as rig:
-        for _ in range(3):
-            await scrape(rig)
-            await figures(rig)
-            async with rig.http.get(f"{rig.url}/health") as response:
-                assert response.status == 200
-        found = samples(await scrape(rig))
+async def test_polls_are_no_requests(rig: Rig) -> None:
+    for _ in range(3):
+        await scrape(rig)
+        await figures(rig)
+        async with rig.http.get(f"{rig.url}/health") as response:
+            assert response.status == 200
+    found = samples(await scrape(rig))
     assert not [key for key in found if key[0] == "lmx_http_requests_total"]
 
 

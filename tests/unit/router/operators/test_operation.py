@@ -106,16 +106,15 @@ async def test_workers_are_those_of_the_status() -> None:
 
 
 @pytest.mark.parametrize("name", [MODEL, "al/ias", INSTANCE, "4711", "owner/tiny"])
-async def test_a_kill_takes_any_name_of_a_worker(name: str) -> None:
-    async with router_rig() as rig:
-        rig.supervisor.replies[KillModel] = Done("killed it; it is being started again", 4711)
-        told = told_status(status_line(MODEL, last_exit=last_exit()))
-        rig.supervisor.replies[GetStatus] = Status(told)
-        tiny = ready(MODEL, INSTANCE, aliases=("al/ias",), pid=4711, source="owner/tiny")
-        await rig.supervisor.publish(cold("other"), tiny)
-        await until(lambda: knows(rig.router, rig.supervisor.revision))
-        code, body = await answer(rig, "POST", f"/admin/workers/{name}/kill")
-        asked = [seen for seen in rig.supervisor.seen if isinstance(seen, KillModel)]
+async def test_a_kill_takes_any_name_of_a_worker(rig: Rig, name: str) -> None:
+    rig.supervisor.replies[KillModel] = Done("killed it; it is being started again", 4711)
+    told = told_status(status_line(MODEL, last_exit=last_exit()))
+    rig.supervisor.replies[GetStatus] = Status(told)
+    tiny = ready(MODEL, INSTANCE, aliases=("al/ias",), pid=4711, source="owner/tiny")
+    await rig.supervisor.publish(cold("other"), tiny)
+    await until(lambda: knows(rig.router, rig.supervisor.revision))
+    code, body = await answer(rig, "POST", f"/admin/workers/{name}/kill")
+    asked = [seen for seen in rig.supervisor.seen if isinstance(seen, KillModel)]
     assert (code, asked) == (200, [KillModel(MODEL)])
     assert body == {
         "success": True,
@@ -126,32 +125,30 @@ async def test_a_kill_takes_any_name_of_a_worker(name: str) -> None:
     }
 
 
-async def test_a_model_s_id_comes_before_another_one_s_pid() -> None:
-    async with router_rig() as rig:
-        rig.supervisor.replies[KillModel] = Done("killed", 1)
-        await rig.supervisor.publish(ready(MODEL, INSTANCE, pid=4711), ready("4711", "0000000b"))
-        await until(lambda: knows(rig.router, rig.supervisor.revision))
-        assert (await answer(rig, "POST", "/admin/workers/4711/kill"))[1]["model"] == "4711"
+async def test_a_model_s_id_comes_before_another_one_s_pid(rig: Rig) -> None:
+    rig.supervisor.replies[KillModel] = Done("killed", 1)
+    await rig.supervisor.publish(ready(MODEL, INSTANCE, pid=4711), ready("4711", "0000000b"))
+    await until(lambda: knows(rig.router, rig.supervisor.revision))
+    assert (await answer(rig, "POST", "/admin/workers/4711/kill"))[1]["model"] == "4711"
 
 
-async def test_a_kill_of_nothing_is_404_and_of_what_has_no_process_409() -> None:
-    async with router_rig() as rig:
-        code, body = await answer(rig, "POST", "/admin/workers/nobody/kill")
-        assert (code, body["error"]["code"], body["error"]["param"]) == (
-            404,
-            "model_not_found",
-            "id",
-        )
-        assert not rig.supervisor.count(KillModel)
-        rig.supervisor.replies[KillModel] = Denied(
-            ErrorCode.MODEL_NOT_LOADED, "it has no worker", "model"
-        )
-        code, body = await answer(rig, "POST", f"/admin/workers/{MODEL}/kill")
-        assert (code, body["error"]["code"], body["error"]["param"]) == (
-            409,
-            "model_not_loaded",
-            "id",
-        )
+async def test_a_kill_of_nothing_is_404_and_of_what_has_no_process_409(rig: Rig) -> None:
+    code, body = await answer(rig, "POST", "/admin/workers/nobody/kill")
+    assert (code, body["error"]["code"], body["error"]["param"]) == (
+        404,
+        "model_not_found",
+        "id",
+    )
+    assert not rig.supervisor.count(KillModel)
+    rig.supervisor.replies[KillModel] = Denied(
+        ErrorCode.MODEL_NOT_LOADED, "it has no worker", "model"
+    )
+    code, body = await answer(rig, "POST", f"/admin/workers/{MODEL}/kill")
+    assert (code, body["error"]["code"], body["error"]["param"]) == (
+        409,
+        "model_not_loaded",
+        "id",
+    )
 
 
 @pytest.mark.parametrize(
@@ -164,11 +161,8 @@ async def test_a_kill_of_nothing_is_404_and_of_what_has_no_process_409() -> None
         ("GET", "/admin/metrics/json"),
     ],
 )
-async def test_all_need_the_admin_key(method: str, path: str) -> None:
-    async with (
-        router_rig() as rig,
-        rig.http.request(method, f"{rig.url}{path}") as response,
-    ):
+async def test_all_need_the_admin_key(rig: Rig, method: str, path: str) -> None:
+    async with rig.http.request(method, f"{rig.url}{path}") as response:
         assert response.status == 401
         assert not rig.supervisor.count(KillModel)
 
@@ -211,37 +205,35 @@ async def test_a_log_s_last_lines_and_then_what_is_added_over_a_rotation() -> No
             assert [found["line"] for found in reader.data] == ["half and half", "in the new file"]
 
 
-async def test_a_log_that_is_not_there_yet_is_waited_for() -> None:
-    async with router_rig() as rig:
-        path = worker_log(Path(rig.spec.logs_dir), MODEL)
-        assert not path.exists()
-        async with reading(rig, f"/admin/logs/{MODEL}?follow=false") as reader:
-            await until(lambda: reader.ended)
-            assert reader.data == []
-        async with reading(rig, f"/admin/logs/{MODEL}") as reader:
-            write(path, "first")
-            await until(lambda: reader.data == [{"line": "first"}])
+async def test_a_log_that_is_not_there_yet_is_waited_for(rig: Rig) -> None:
+    path = worker_log(Path(rig.spec.logs_dir), MODEL)
+    assert not path.exists()
+    async with reading(rig, f"/admin/logs/{MODEL}?follow=false") as reader:
+        await until(lambda: reader.ended)
+        assert reader.data == []
+    async with reading(rig, f"/admin/logs/{MODEL}") as reader:
+        write(path, "first")
+        await until(lambda: reader.data == [{"line": "first"}])
 
 
-async def test_streams_end_with_the_router_and_leave_no_task() -> None:
-    async with router_rig() as rig:
-        rig.supervisor.replies[GetEvents] = EventList("e1", 0, ())
-        before = len(asyncio.all_tasks())
-        async with (
-            reading(rig, f"/admin/logs/{MODEL}") as log,
-            reading(rig, "/admin/events") as events,
-        ):
-            assert len(asyncio.all_tasks()) > before
-        await until(lambda: len(asyncio.all_tasks()) <= before)
-        asked = rig.supervisor.count(GetEvents)
-        await asyncio.sleep(0.8)
-        assert rig.supervisor.count(GetEvents) == asked, "nobody listens"
-        async with (
-            reading(rig, f"/admin/logs/{MODEL}") as log,
-            reading(rig, "/admin/events") as events,
-        ):
-            rig.router.traffic.close()
-            await until(lambda: log.ended and events.ended)
+async def test_streams_end_with_the_router_and_leave_no_task(rig: Rig) -> None:
+    rig.supervisor.replies[GetEvents] = EventList("e1", 0, ())
+    before = len(asyncio.all_tasks())
+    async with (
+        reading(rig, f"/admin/logs/{MODEL}") as log,
+        reading(rig, "/admin/events") as events,
+    ):
+        assert len(asyncio.all_tasks()) > before
+    await until(lambda: len(asyncio.all_tasks()) <= before)
+    asked = rig.supervisor.count(GetEvents)
+    await asyncio.sleep(0.8)
+    assert rig.supervisor.count(GetEvents) == asked, "nobody listens"
+    async with (
+        reading(rig, f"/admin/logs/{MODEL}") as log,
+        reading(rig, "/admin/events") as events,
+    ):
+        rig.router.traffic.close()
+        await until(lambda: log.ended and events.ended)
 
 
 @pytest.mark.parametrize(
@@ -258,9 +250,8 @@ async def test_streams_end_with_the_router_and_leave_no_task() -> None:
         ("/admin/logs/%2e%2e%2f%2e%2e%2fetc%2fpasswd", "model", 404),
     ],
 )
-async def test_what_can_not_be_shown_says_why(path: str, param: str, code: int) -> None:
-    async with router_rig() as rig:
-        status_code, body = await answer(rig, "GET", path)
+async def test_what_can_not_be_shown_says_why(rig: Rig, path: str, param: str, code: int) -> None:
+    status_code, body = await answer(rig, "GET", path)
     assert status_code == code
     assert body["error"]["param"] in (param, None)
 
@@ -377,25 +368,24 @@ async def test_events_come_as_they_happen_with_ids_to_go_on_from() -> None:
             assert late.ids == ["bb-1"]
 
 
-async def test_events_of_supervisors_before_come_first_and_are_gone_on_from() -> None:
-    async with router_rig() as rig:
-        lives = (
-            EarlierEvents("aa", (event(1), event(7))),
-            EarlierEvents("bb", (event(1),)),
-        )
-        rig.supervisor.replies[GetEvents] = EventList("cc", 2, (event(1), event(2)), lives)
-        wanted = {
-            None: ["aa-1", "aa-7", "bb-1", "cc-1", "cc-2"],
-            "aa-1": ["aa-7", "bb-1", "cc-1", "cc-2"],
-            "aa-9": ["bb-1", "cc-1", "cc-2"],
-            "cc-1": ["cc-2"],
-            "unknown-1": ["aa-1", "aa-7", "bb-1", "cc-1", "cc-2"],
-        }
-        for last, ids in wanted.items():
-            headers = {} if last is None else {"Last-Event-ID": last}
-            async with reading(rig, "/admin/events?follow=false", **headers) as reader:
-                await until(lambda: reader.ended)
-                assert reader.ids == ids, last
+async def test_events_of_supervisors_before_come_first_and_are_gone_on_from(rig: Rig) -> None:
+    lives = (
+        EarlierEvents("aa", (event(1), event(7))),
+        EarlierEvents("bb", (event(1),)),
+    )
+    rig.supervisor.replies[GetEvents] = EventList("cc", 2, (event(1), event(2)), lives)
+    wanted = {
+        None: ["aa-1", "aa-7", "bb-1", "cc-1", "cc-2"],
+        "aa-1": ["aa-7", "bb-1", "cc-1", "cc-2"],
+        "aa-9": ["bb-1", "cc-1", "cc-2"],
+        "cc-1": ["cc-2"],
+        "unknown-1": ["aa-1", "aa-7", "bb-1", "cc-1", "cc-2"],
+    }
+    for last, ids in wanted.items():
+        headers = {} if last is None else {"Last-Event-ID": last}
+        async with reading(rig, "/admin/events?follow=false", **headers) as reader:
+            await until(lambda: reader.ended)
+            assert reader.ids == ids, last
 
 
 async def test_events_of_one_model_and_of_one_kind() -> None:
@@ -420,20 +410,21 @@ async def test_events_of_one_model_and_of_one_kind() -> None:
                 assert [found["seq"] for found in reader.data] == numbers, query
 
 
-async def test_without_a_supervisor_there_is_a_503_and_a_stream_goes_on_after_its_restart() -> None:
-    async with router_rig() as rig:
-        noted(rig, "aa", event(1))
-        async with reading(rig, "/admin/events") as reader:
-            await until(lambda: reader.ids == ["aa-1"])
-            rig.supervisor.answers_beats = False
-            await until(lambda: not rig.router.supervisor.alive)
-            rig.supervisor.answers_beats = True
-            noted(rig, "bb", event(1))
-            await until(lambda: reader.ids == ["aa-1", "bb-1"])
+async def test_without_a_supervisor_there_is_a_503_and_a_stream_goes_on_after_its_restart(
+    rig: Rig,
+) -> None:
+    noted(rig, "aa", event(1))
+    async with reading(rig, "/admin/events") as reader:
+        await until(lambda: reader.ids == ["aa-1"])
         rig.supervisor.answers_beats = False
         await until(lambda: not rig.router.supervisor.alive)
-        code, body = await answer(rig, "GET", "/admin/events")
-        assert (code, body["error"]["code"]) == (503, "supervisor_unavailable")
+        rig.supervisor.answers_beats = True
+        noted(rig, "bb", event(1))
+        await until(lambda: reader.ids == ["aa-1", "bb-1"])
+    rig.supervisor.answers_beats = False
+    await until(lambda: not rig.router.supervisor.alive)
+    code, body = await answer(rig, "GET", "/admin/events")
+    assert (code, body["error"]["code"]) == (503, "supervisor_unavailable")
 
 
 async def test_a_reader_who_takes_nothing_is_dropped() -> None:
@@ -450,10 +441,9 @@ async def test_a_reader_who_takes_nothing_is_dropped() -> None:
         writer.close()
 
 
-async def test_a_stream_has_no_head() -> None:
-    async with router_rig() as rig:
-        for path in (f"/admin/logs/{MODEL}", "/admin/events"):
-            async with rig.http.head(f"{rig.url}{path}", headers=KEY) as response:
-                assert (response.status, response.headers["Allow"]) == (405, "GET")
-        async with rig.http.head(f"{rig.url}/admin/metrics", headers=KEY) as response:
-            assert response.status == 200
+async def test_a_stream_has_no_head(rig: Rig) -> None:
+    for path in (f"/admin/logs/{MODEL}", "/admin/events"):
+        async with rig.http.head(f"{rig.url}{path}", headers=KEY) as response:
+            assert (response.status, response.headers["Allow"]) == (405, "GET")
+    async with rig.http.head(f"{rig.url}/admin/metrics", headers=KEY) as response:
+        assert response.status == 200

@@ -236,12 +236,11 @@ async def test_the_table(
         assert (await rig.chat_json())[0] == 200
 
 
-async def test_what_others_refuse_or_ignore_works() -> None:
-    async with router_rig() as rig:
-        status, answer = await rig.post_json("/v1/completions", model=MODEL, prompt=["a", "b"])
-        assert (status, len(answer["choices"])) == (200, 2)
-        status, _ = await rig.chat_json(user="\0", metadata={"\0": "é"}, stop=["\0"])
-        assert status == 200
+async def test_what_others_refuse_or_ignore_works(rig: Rig) -> None:
+    status, answer = await rig.post_json("/v1/completions", model=MODEL, prompt=["a", "b"])
+    assert (status, len(answer["choices"])) == (200, 2)
+    status, _ = await rig.chat_json(user="\0", metadata={"\0": "é"}, stop=["\0"])
+    assert status == 200
 
 
 ODD: tuple[Any, ...] = (
@@ -250,30 +249,29 @@ ODD: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-async def test_odd_values_in_every_field_over_http() -> None:
-    async with router_rig() as rig:
-        for path, known in (
-            (CHAT_PATH, {*ChatRequest.model_fields, *CHAT}),
-            (
-                "/v1/completions",
-                {"logprobs", *CompletionRequest.model_fields, *COMPLETION}
-                - {*ChatRequest.model_fields, *CHAT},
-            ),
-        ):
-            for name in sorted(known):
-                for value in ODD:
-                    sent = chat_body(prompt="a") | {name: value}
-                    # As JSON has it: Python writes Infinity.
-                    data = json.dumps(sent).replace("Infinity", "1e999").encode()
-                    async with rig.http.post(
-                        f"{rig.url}{path}", data=data, headers={"Content-Type": "application/json"}
-                    ) as response:
-                        answer = await response.read()
-                        said = (path, name, str(value)[:40], answer[:200])
-                        assert response.status in (200, 400, 404), said
-                        if response.status == 400:
-                            assert json.loads(answer)["error"]["param"].startswith(name), said
-        assert (await rig.chat_json())[0] == 200
+async def test_odd_values_in_every_field_over_http(rig: Rig) -> None:
+    for path, known in (
+        (CHAT_PATH, {*ChatRequest.model_fields, *CHAT}),
+        (
+            "/v1/completions",
+            {"logprobs", *CompletionRequest.model_fields, *COMPLETION}
+            - {*ChatRequest.model_fields, *CHAT},
+        ),
+    ):
+        for name in sorted(known):
+            for value in ODD:
+                sent = chat_body(prompt="a") | {name: value}
+                # As JSON has it: Python writes Infinity.
+                data = json.dumps(sent).replace("Infinity", "1e999").encode()
+                async with rig.http.post(
+                    f"{rig.url}{path}", data=data, headers={"Content-Type": "application/json"}
+                ) as response:
+                    answer = await response.read()
+                    said = (path, name, str(value)[:40], answer[:200])
+                    assert response.status in (200, 400, 404), said
+                    if response.status == 400:
+                        assert json.loads(answer)["error"]["param"].startswith(name), said
+    assert (await rig.chat_json())[0] == 200
 
 
 def _score_of(body: dict[str, Any]) -> tuple[Any, Any]:

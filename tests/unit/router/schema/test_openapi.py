@@ -54,13 +54,12 @@ def test_every_reference_has_its_target(document: dict[str, Any]) -> None:
         assert name in document["components"][kind]
 
 
-async def test_it_has_every_route_and_no_other(document: dict[str, Any]) -> None:
-    async with router_rig() as rig:
-        served = {
-            (route.method.lower(), route.resource.canonical)
-            for route in rig.router._runner.app.router.routes()
-            if route.resource is not None and route.method != "HEAD"
-        }
+async def test_it_has_every_route_and_no_other(rig: Rig, document: dict[str, Any]) -> None:
+    served = {
+        (route.method.lower(), route.resource.canonical)
+        for route in rig.router._runner.app.router.routes()
+        if route.resource is not None and route.method != "HEAD"
+    }
     described = {(method, path) for method, path, _ in operations(document)}
     others = {
         (endpoint.method.lower(), path)

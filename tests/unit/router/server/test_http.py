@@ -35,21 +35,20 @@ async def post_raw(rig: Rig, data: Any, headers: dict[str, str] | None = None) -
         return response.status, await response.json()
 
 
-async def test_bad_bodies() -> None:
-    async with router_rig() as rig:
-        for data, code, words in [
-            (b"", "invalid_json", "empty"),
-            (b'{"a": nope}', "invalid_json", "line 1 column 8"),
-            (b"[1]", "invalid_type", "an array"),
-            (b"\xff{}", "invalid_json", "UTF-8"),
-            (b'{"temperature": NaN}', "invalid_json", "line 1 column 17"),
-            (b'{"a":' + b"[" * 20_000 + b"]" * 20_000 + b"}", "invalid_json", "nested deeper"),
-        ]:
-            status, body = await post_raw(rig, data)
-            assert (status, body["error"]["code"]) == (400, code), data[:30]
-            assert words in body["error"]["message"]
-            assert set(body["error"]) == {"message", "type", "param", "code"}
-        assert not rig.worker.streams
+async def test_bad_bodies(rig: Rig) -> None:
+    for data, code, words in [
+        (b"", "invalid_json", "empty"),
+        (b'{"a": nope}', "invalid_json", "line 1 column 8"),
+        (b"[1]", "invalid_type", "an array"),
+        (b"\xff{}", "invalid_json", "UTF-8"),
+        (b'{"temperature": NaN}', "invalid_json", "line 1 column 17"),
+        (b'{"a":' + b"[" * 20_000 + b"]" * 20_000 + b"}", "invalid_json", "nested deeper"),
+    ]:
+        status, body = await post_raw(rig, data)
+        assert (status, body["error"]["code"]) == (400, code), data[:30]
+        assert words in body["error"]["message"]
+        assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert not rig.worker.streams
 
 
 FORMS = ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", None)
@@ -117,17 +116,16 @@ async def test_a_20_mb_body_is_413_and_the_client_sees_it(chunked: bool) -> None
         assert str(rig.spec.body_limit_bytes) in body["error"]["message"]
 
 
-async def test_a_body_announced_as_too_large_is_refused_before_any_of_it_came() -> None:
-    async with router_rig() as rig:
-        reader, writer = await asyncio.open_connection("127.0.0.1", rig.spec.port)
-        writer.write(
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
-            b"Content-Type: application/json\r\n"
-            b"Content-Length: 20000000\r\n\r\n"
-        )
-        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 90)
-        assert head.startswith(b"HTTP/1.1 413 ")
-        writer.close()
+async def test_a_body_announced_as_too_large_is_refused_before_any_of_it_came(rig: Rig) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", rig.spec.port)
+    writer.write(
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+        b"Content-Type: application/json\r\n"
+        b"Content-Length: 20000000\r\n\r\n"
+    )
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 90)
+    assert head.startswith(b"HTTP/1.1 413 ")
+    writer.close()
 
 
 def compressed(payload: bytes, form: int) -> bytes:
@@ -157,13 +155,12 @@ async def test_compressed_bodies() -> None:
             assert (status, body["error"]["code"]) == (400, "invalid_json")
 
 
-async def test_a_compressed_body_is_limited_by_what_it_expands_to() -> None:
-    async with router_rig() as rig:
-        headers = JSON | {"Content-Encoding": "gzip"}
-        status, _ = await post_raw(rig, gzip.compress(b" " * 20_000_000), headers)
-        assert status == 413
-        status, body = await post_raw(rig, b"not gzip at all", headers)
-        assert (status, body["error"]["code"]) == (400, "invalid_json")
+async def test_a_compressed_body_is_limited_by_what_it_expands_to(rig: Rig) -> None:
+    headers = JSON | {"Content-Encoding": "gzip"}
+    status, _ = await post_raw(rig, gzip.compress(b" " * 20_000_000), headers)
+    assert status == 413
+    status, body = await post_raw(rig, b"not gzip at all", headers)
+    assert (status, body["error"]["code"]) == (400, "invalid_json")
 
 
 async def test_a_trickling_body_holds_only_its_own_connection(
@@ -183,19 +180,18 @@ async def test_a_trickling_body_holds_only_its_own_connection(
         writer.close()
 
 
-async def test_unknown_paths_and_methods() -> None:
-    async with router_rig() as rig:
-        for path in ("/nope", "/v2/chat/completions"):
-            async with rig.http.get(f"{rig.url}{path}") as response:
-                body = await response.json()
-                assert (response.status, body["error"]["code"]) == (404, "not_found_error")
-                assert body["error"]["type"] == "not_found_error"
-                assert "/docs" in body["error"]["message"]
-        async with rig.http.get(f"{rig.url}/v1/chat/completions") as response:
+async def test_unknown_paths_and_methods(rig: Rig) -> None:
+    for path in ("/nope", "/v2/chat/completions"):
+        async with rig.http.get(f"{rig.url}{path}") as response:
             body = await response.json()
-            assert (response.status, body["error"]["code"]) == (405, "method_not_allowed")
-            assert response.headers["Allow"] == "POST"
-            assert response.headers["X-Request-Id"]
+            assert (response.status, body["error"]["code"]) == (404, "not_found_error")
+            assert body["error"]["type"] == "not_found_error"
+            assert "/docs" in body["error"]["message"]
+    async with rig.http.get(f"{rig.url}/v1/chat/completions") as response:
+        body = await response.json()
+        assert (response.status, body["error"]["code"]) == (405, "method_not_allowed")
+        assert response.headers["Allow"] == "POST"
+        assert response.headers["X-Request-Id"]
 
 
 @pytest.mark.parametrize(
@@ -231,11 +227,10 @@ async def test_unknown_paths_and_methods() -> None:
         ("GET", "/v1/%2e%2e/etc/passwd", 404, None),
     ],
 )
-async def test_methods_and_paths(method: str, path: str, status: int, allow: str | None) -> None:
-    async with (
-        router_rig() as rig,
-        rig.http.request(method, URL(f"{rig.url}{path}", encoded=True)) as response,
-    ):
+async def test_methods_and_paths(
+    rig: Rig, method: str, path: str, status: int, allow: str | None
+) -> None:
+    async with rig.http.request(method, URL(f"{rig.url}{path}", encoded=True)) as response:
         assert (response.status, response.headers.get("Allow")) == (status, allow)
         assert "Access-Control-Allow-Origin" not in response.headers
         text = await response.text()
@@ -244,25 +239,24 @@ async def test_methods_and_paths(method: str, path: str, status: int, allow: str
             assert set(json.loads(text)["error"]) == {"message", "type", "param", "code"}
 
 
-async def test_request_id_round_trip() -> None:
-    async with router_rig() as rig:
-        own = {"X-Request-Id": "my-id-1"}
-        url = f"{rig.url}/v1/chat/completions"
-        async with rig.http.post(url, json=chat_body(), headers=own) as response:
-            assert response.headers["X-Request-Id"] == "my-id-1"
-        async with rig.http.post(url, json=chat_body(stream=True), headers=own) as response:
-            assert response.headers["X-Request-Id"] == "my-id-1"
-            await response.read()
-        assert [s.request.request_id for s in rig.worker.streams] == ["my-id-1", "my-id-1"]
-        for path, status in [("/nope", 404), ("/v1/chat/completions", 405)]:
-            async with rig.http.get(f"{rig.url}{path}", headers=own) as response:
-                assert (response.status, response.headers["X-Request-Id"]) == (status, "my-id-1")
-        unfit = {"X-Request-Id": "has a space"}
-        async with rig.http.get(f"{rig.url}/v1/models", headers=unfit) as response:
-            assert response.headers["X-Request-Id"].startswith("req_")
-        big = JSON | own
-        async with rig.http.post(url, data=b" " * 2_000_000, headers=big) as response:
-            assert (response.status, response.headers["X-Request-Id"]) == (413, "my-id-1")
+async def test_request_id_round_trip(rig: Rig) -> None:
+    own = {"X-Request-Id": "my-id-1"}
+    url = f"{rig.url}/v1/chat/completions"
+    async with rig.http.post(url, json=chat_body(), headers=own) as response:
+        assert response.headers["X-Request-Id"] == "my-id-1"
+    async with rig.http.post(url, json=chat_body(stream=True), headers=own) as response:
+        assert response.headers["X-Request-Id"] == "my-id-1"
+        await response.read()
+    assert [s.request.request_id for s in rig.worker.streams] == ["my-id-1", "my-id-1"]
+    for path, status in [("/nope", 404), ("/v1/chat/completions", 405)]:
+        async with rig.http.get(f"{rig.url}{path}", headers=own) as response:
+            assert (response.status, response.headers["X-Request-Id"]) == (status, "my-id-1")
+    unfit = {"X-Request-Id": "has a space"}
+    async with rig.http.get(f"{rig.url}/v1/models", headers=unfit) as response:
+        assert response.headers["X-Request-Id"].startswith("req_")
+    big = JSON | own
+    async with rig.http.post(url, data=b" " * 2_000_000, headers=big) as response:
+        assert (response.status, response.headers["X-Request-Id"]) == (413, "my-id-1")
 
 
 async def test_an_unexpected_exception_is_a_500_that_leaks_nothing(
@@ -295,12 +289,11 @@ async def test_an_unexpected_exception_in_a_stream_is_an_error_event(
         assert "secret" not in lines[-1]
 
 
-async def test_an_unknown_model_is_404_with_the_known_ones() -> None:
-    async with router_rig() as rig:
-        status, body = await rig.chat_json(model="gpt-9")
-        async with rig.http.get(f"{rig.url}/v1/models/gpt-9") as response:
-            assert response.status == 404
-            same = await response.json()
+async def test_an_unknown_model_is_404_with_the_known_ones(rig: Rig) -> None:
+    status, body = await rig.chat_json(model="gpt-9")
+    async with rig.http.get(f"{rig.url}/v1/models/gpt-9") as response:
+        assert response.status == 404
+        same = await response.json()
     assert status == 404
     assert body["error"]["type"] == "invalid_request_error"
     assert (body["error"]["param"], body["error"]["code"]) == ("model", "model_not_found")
@@ -308,34 +301,33 @@ async def test_an_unknown_model_is_404_with_the_known_ones() -> None:
     assert same == body
 
 
-async def test_models() -> None:
-    async with router_rig() as rig:
-        await rig.supervisor.publish(
-            ready(
-                MODEL,
-                INSTANCE,
-                context_length=4096,
-                created_s=5,
-                aliases=("tiny", "auto"),
-                source="owner/tiny",
-            ),
-            cold("big", SlotState.FETCHING, source="/private/models/big"),
-        )
-        await until(lambda: knows(rig.router, rig.supervisor.revision))
-        for prefix in ("/v1", "/v3"):
-            async with rig.http.get(f"{rig.url}{prefix}/models") as response:
-                listed = await response.json()
-            assert listed["object"] == "list"
-            first, second = listed["data"]
-            assert (first["id"], first["object"], first["created"]) == (MODEL, "model", 5)
-            assert (first["state"], first["context_length"]) == ("ready", 4096)
-            assert first["modalities"] == ["text"]
-            assert second["state"] == "fetching"
-            assert (first["owned_by"], second["owned_by"]) == ("owner", "lmx")
-            assert "/private" not in str(listed)
-            for name in (MODEL, MODEL.replace("/", "%2F"), "tiny"):
-                async with rig.http.get(f"{rig.url}{prefix}/models/{name}") as response:
-                    assert (response.status, await response.json()) == (200, first)
+async def test_models(rig: Rig) -> None:
+    await rig.supervisor.publish(
+        ready(
+            MODEL,
+            INSTANCE,
+            context_length=4096,
+            created_s=5,
+            aliases=("tiny", "auto"),
+            source="owner/tiny",
+        ),
+        cold("big", SlotState.FETCHING, source="/private/models/big"),
+    )
+    await until(lambda: knows(rig.router, rig.supervisor.revision))
+    for prefix in ("/v1", "/v3"):
+        async with rig.http.get(f"{rig.url}{prefix}/models") as response:
+            listed = await response.json()
+        assert listed["object"] == "list"
+        first, second = listed["data"]
+        assert (first["id"], first["object"], first["created"]) == (MODEL, "model", 5)
+        assert (first["state"], first["context_length"]) == ("ready", 4096)
+        assert first["modalities"] == ["text"]
+        assert second["state"] == "fetching"
+        assert (first["owned_by"], second["owned_by"]) == ("owner", "lmx")
+        assert "/private" not in str(listed)
+        for name in (MODEL, MODEL.replace("/", "%2F"), "tiny"):
+            async with rig.http.get(f"{rig.url}{prefix}/models/{name}") as response:
+                assert (response.status, await response.json()) == (200, first)
 
 
 async def get_health(rig: Rig, path: str = "/health") -> tuple[int, Any]:
@@ -343,22 +335,21 @@ async def get_health(rig: Rig, path: str = "/health") -> tuple[int, Any]:
         return response.status, await response.json()
 
 
-async def test_health_when_all_is_well() -> None:
-    async with router_rig() as rig:
-        for path in ("/health", "/v1/health", "/status"):
-            status, body = await get_health(rig, path)
-            assert (status, body["status"], body["reason"]) == (200, "healthy", None)
-            assert body["version"] == "1.2.3"
-            assert body["engines"] == {"loaded": 1, "unloaded": 0, "total": 1}
-            assert set(body["system"]) == {
-                "uptime_seconds",
-                "memory_usage_mb",
-                "cpu_usage_percent",
-            }
-            assert body["engines_summary"] == [
-                {"engine_id": MODEL, "status": "loaded", "state": "ready"}
-            ]
-            assert isinstance(body["timestamp"], int)
+async def test_health_when_all_is_well(rig: Rig) -> None:
+    for path in ("/health", "/v1/health", "/status"):
+        status, body = await get_health(rig, path)
+        assert (status, body["status"], body["reason"]) == (200, "healthy", None)
+        assert body["version"] == "1.2.3"
+        assert body["engines"] == {"loaded": 1, "unloaded": 0, "total": 1}
+        assert set(body["system"]) == {
+            "uptime_seconds",
+            "memory_usage_mb",
+            "cpu_usage_percent",
+        }
+        assert body["engines_summary"] == [
+            {"engine_id": MODEL, "status": "loaded", "state": "ready"}
+        ]
+        assert isinstance(body["timestamp"], int)
 
 
 async def test_health_names_no_models_to_who_has_no_key() -> None:
@@ -419,36 +410,34 @@ async def test_health_follows_what_can_be_served(slot: SlotState, status: int) -
             assert "crashed 4 times" in body["reason"]
 
 
-async def test_health_without_supervisor_or_models_is_503() -> None:
-    async with router_rig() as rig:
-        await rig.supervisor.publish()
-        await until(lambda: knows(rig.router, rig.supervisor.revision))
-        status, body = await get_health(rig)
-        assert (status, body["reason"]) == (503, "no model is configured")
-        rig.supervisor.answers_beats = False
-        await until(lambda: not rig.router.supervisor.alive)
-        status, body = await get_health(rig)
-        assert status == 503
-        assert "supervisor" in body["reason"]
+async def test_health_without_supervisor_or_models_is_503(rig: Rig) -> None:
+    await rig.supervisor.publish()
+    await until(lambda: knows(rig.router, rig.supervisor.revision))
+    status, body = await get_health(rig)
+    assert (status, body["reason"]) == (503, "no model is configured")
+    rig.supervisor.answers_beats = False
+    await until(lambda: not rig.router.supervisor.alive)
+    status, body = await get_health(rig)
+    assert status == 503
+    assert "supervisor" in body["reason"]
 
 
-async def test_health_is_degraded_while_nothing_can_be_loaded() -> None:
-    async with router_rig() as rig:
-        why = "the machine is short of memory"
-        await rig.supervisor.publish(ready(MODEL, INSTANCE), cold("m"), no_loads=why)
-        await until(lambda: knows(rig.router, rig.supervisor.revision))
-        status, body = await get_health(rig)
-        assert (status, body["status"], body["reason"]) == (200, "degraded", why)
-        await rig.supervisor.publish(cold("m"), no_loads=why)
-        await until(lambda: knows(rig.router, rig.supervisor.revision))
-        status, body = await get_health(rig)
-        assert (status, body["status"], why in body["reason"]) == (503, "unhealthy", True)
-        await rig.supervisor.publish(ready(MODEL, INSTANCE))
-        await until(lambda: knows(rig.router, rig.supervisor.revision))
-        rig.supervisor.answers_beats = False
-        await until(lambda: not rig.router.supervisor.alive)
-        status, body = await get_health(rig)
-        assert (status, body["status"]) == (503, "degraded"), "what is loaded answers on"
+async def test_health_is_degraded_while_nothing_can_be_loaded(rig: Rig) -> None:
+    why = "the machine is short of memory"
+    await rig.supervisor.publish(ready(MODEL, INSTANCE), cold("m"), no_loads=why)
+    await until(lambda: knows(rig.router, rig.supervisor.revision))
+    status, body = await get_health(rig)
+    assert (status, body["status"], body["reason"]) == (200, "degraded", why)
+    await rig.supervisor.publish(cold("m"), no_loads=why)
+    await until(lambda: knows(rig.router, rig.supervisor.revision))
+    status, body = await get_health(rig)
+    assert (status, body["status"], why in body["reason"]) == (503, "unhealthy", True)
+    await rig.supervisor.publish(ready(MODEL, INSTANCE))
+    await until(lambda: knows(rig.router, rig.supervisor.revision))
+    rig.supervisor.answers_beats = False
+    await until(lambda: not rig.router.supervisor.alive)
+    status, body = await get_health(rig)
+    assert (status, body["status"]) == (503, "degraded"), "what is loaded answers on"
 
 
 async def test_a_worker_is_told_how_long_a_request_may_wait_for_memory() -> None:
@@ -458,22 +447,20 @@ async def test_a_worker_is_told_how_long_a_request_may_wait_for_memory() -> None
         assert 0.0 < (stream.request.memory_wait_s or 0.0) <= 7.0
 
 
-async def test_requests_on_kept_connections_are_refused_while_ending() -> None:
-    async with router_rig() as rig:
-        await rig.chat_json()
-        rig.router.traffic.close()
-        async with rig.chat() as response:
-            assert response.status == 503
-            assert (await response.json())["error"]["code"] == "shutting_down"
-            assert int(response.headers["Retry-After"]) >= 1
-            assert response.headers["Connection"] == "close"
+async def test_requests_on_kept_connections_are_refused_while_ending(rig: Rig) -> None:
+    await rig.chat_json()
+    rig.router.traffic.close()
+    async with rig.chat() as response:
+        assert response.status == 503
+        assert (await response.json())["error"]["code"] == "shutting_down"
+        assert int(response.headers["Retry-After"]) >= 1
+        assert response.headers["Connection"] == "close"
 
 
-async def test_a_hundred_idle_and_half_sent_connections_hold_nothing() -> None:
-    async with router_rig() as rig:
-        idle = [socket.create_connection(("127.0.0.1", rig.spec.port)) for _ in range(100)]
-        for connection in idle[:50]:
-            connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost:")
-        assert (await asyncio.wait_for(rig.chat_json(), 90))[0] == 200
-        for connection in idle:
-            connection.close()
+async def test_a_hundred_idle_and_half_sent_connections_hold_nothing(rig: Rig) -> None:
+    idle = [socket.create_connection(("127.0.0.1", rig.spec.port)) for _ in range(100)]
+    for connection in idle[:50]:
+        connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost:")
+    assert (await asyncio.wait_for(rig.chat_json(), 90))[0] == 200
+    for connection in idle:
+        connection.close()

@@ -9,7 +9,7 @@ from aiohttp import web
 from structlog.testing import capture_logs
 
 from lmx.router.server.connections import answer_malformed_requests
-from tests.support.rigs.router_rig import router_rig
+from tests.support.rigs.router_rig import Rig
 
 
 async def answer(url: str, request: bytes) -> tuple[int, dict[str, str], dict[str, object]]:
@@ -52,9 +52,10 @@ POST = (
         ),
     ],
 )
-async def test_malformed_http(request_bytes: bytes, status: int, code: str | None) -> None:
-    async with router_rig() as rig:
-        found, headers, error = await answer(rig.url, request_bytes)
+async def test_malformed_http(
+    rig: Rig, request_bytes: bytes, status: int, code: str | None
+) -> None:
+    found, headers, error = await answer(rig.url, request_bytes)
     assert (found, error["code"]) == (status, code or "unsupported_media_type")
     assert set(error) == {"message", "type", "param", "code"}
     assert headers["Server"] == "lmx"

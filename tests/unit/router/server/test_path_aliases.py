@@ -4,7 +4,7 @@ import pytest
 from yarl import URL
 
 from lmx.router.server.app import path_aliases
-from tests.support.rigs.router_rig import chat_body, router_rig
+from tests.support.rigs.router_rig import Rig, chat_body
 
 
 def test_the_table() -> None:
@@ -26,9 +26,8 @@ def test_the_table() -> None:
         "/api/v0/chat/completions",
     ],
 )  # fmt: skip
-async def test_a_conversation_is_answered_under_each(path: str) -> None:
+async def test_a_conversation_is_answered_under_each(rig: Rig, path: str) -> None:
     async with (
-        router_rig() as rig,
         rig.http.post(URL(f"{rig.url}{path}", encoded=True), json=chat_body()) as response,
     ):
         assert response.status == 200

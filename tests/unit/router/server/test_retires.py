@@ -12,7 +12,7 @@ from lmx.protocol.messages.inventory import Downloads, DownloadView, GetDownload
 from lmx.protocol.states import DownloadStatus
 from lmx.router.server import process
 from tests.support.fakes.fake_peers import FakeStream
-from tests.support.rigs.router_rig import MODEL, data_lines, joined_text, router_rig
+from tests.support.rigs.router_rig import MODEL, Rig, data_lines, joined_text, router_rig
 
 
 async def test_it_answers_what_is_under_way_and_says_goodbye_on_kept_connections() -> None:
@@ -80,21 +80,20 @@ FOLLOWED = {
 
 
 @pytest.mark.parametrize("path", FOLLOWED)
-async def test_who_follows_something_does_not_hold_it_up(path: str) -> None:
-    async with router_rig() as rig:
-        rig.supervisor.replies = {
-            GetEvents: FOLLOWED["/admin/events"],
-            GetDownloads: FOLLOWED["/admin/models/download/dl_1/progress"],
-        }
-        log_file = Path(rig.spec.logs_dir) / "router.log"
-        log_file.write_text("a line\n")
-        headers = {"X-Admin-Key": rig.spec.admin_key}
-        async with rig.http.get(f"{rig.url}{path}", headers=headers) as response:
-            assert response.status == 200
-            assert (await response.content.readline()).strip()
-            await asyncio.wait_for(rig.router.retire(), 90)
-            await asyncio.wait_for(rig.router.stop(grace_s=60.0), 90)
-            await response.read()
+async def test_who_follows_something_does_not_hold_it_up(rig: Rig, path: str) -> None:
+    rig.supervisor.replies = {
+        GetEvents: FOLLOWED["/admin/events"],
+        GetDownloads: FOLLOWED["/admin/models/download/dl_1/progress"],
+    }
+    log_file = Path(rig.spec.logs_dir) / "router.log"
+    log_file.write_text("a line\n")
+    headers = {"X-Admin-Key": rig.spec.admin_key}
+    async with rig.http.get(f"{rig.url}{path}", headers=headers) as response:
+        assert response.status == 200
+        assert (await response.content.readline()).strip()
+        await asyncio.wait_for(rig.router.retire(), 90)
+        await asyncio.wait_for(rig.router.stop(grace_s=60.0), 90)
+        await response.read()
 
 
 def connects(port: int) -> bool:

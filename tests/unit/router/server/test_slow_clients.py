@@ -41,8 +41,8 @@ async def answers_others(rig: Rig) -> None:
                 await response.read()
 
 
-async def test_connections_that_trickle_idle_or_hang_starve_nobody() -> None:
-    async with router_rig() as rig, connected(rig, 900) as opened:
+async def test_connections_that_trickle_idle_or_hang_starve_nobody(rig: Rig) -> None:
+    async with connected(rig, 900) as opened:
         headers, bodies, idle = opened[:300], opened[300:600], opened[600:]
         for _, writer in headers:
             writer.write(HEAD[:40])

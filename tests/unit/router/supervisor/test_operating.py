@@ -61,14 +61,15 @@ async def test_more_requests_than_the_limit_are_429_and_operators_get_through() 
 
 @pytest.mark.parametrize(("method", "path"), [("POST", RELOAD), ("GET", "/admin/metrics")])
 @pytest.mark.parametrize("given", [None, "", "test-admin-ke", "test-admin-keyy", "Test-admin-key"])
-async def test_admin_routes_need_the_key(method: str, path: str, given: str | None) -> None:
-    async with router_rig() as rig:
-        headers = {} if given is None else {"X-Admin-Key": given}
-        status, body = await ask(rig, method, path, headers)
-        assert (status, body["error"]["code"]) == (401, "invalid_authentication")
-        assert body["error"]["type"] == "authentication_error"
-        assert "test-admin-key" not in str(body)
-        assert not rig.supervisor.count(ReloadConfig)
+async def test_admin_routes_need_the_key(
+    rig: Rig, method: str, path: str, given: str | None
+) -> None:
+    headers = {} if given is None else {"X-Admin-Key": given}
+    status, body = await ask(rig, method, path, headers)
+    assert (status, body["error"]["code"]) == (401, "invalid_authentication")
+    assert body["error"]["type"] == "authentication_error"
+    assert "test-admin-key" not in str(body)
+    assert not rig.supervisor.count(ReloadConfig)
 
 
 async def test_no_key_in_the_spec_opens_nothing() -> None:
@@ -79,10 +80,9 @@ async def test_no_key_in_the_spec_opens_nothing() -> None:
 # Reload.
 
 
-async def test_a_reload_says_what_changed() -> None:
-    async with router_rig() as rig:
-        rig.supervisor.replies[ReloadConfig] = Reloaded(("models", "memory"), ("added tiny",))
-        status, body = await ask(rig, "POST", RELOAD, KEY)
+async def test_a_reload_says_what_changed(rig: Rig) -> None:
+    rig.supervisor.replies[ReloadConfig] = Reloaded(("models", "memory"), ("added tiny",))
+    status, body = await ask(rig, "POST", RELOAD, KEY)
     assert status == 200
     assert body == {"success": True, "updated": ["models", "memory"], "changes": ["added tiny"]}
 
@@ -96,10 +96,9 @@ async def test_a_bad_configuration_is_a_400_with_all_that_is_wrong() -> None:
     assert body["error"]["message"] == problems
 
 
-async def test_a_reload_without_a_supervisor_is_503() -> None:
-    async with router_rig() as rig:
-        await rig.supervisor.stop()
-        status, body = await ask(rig, "POST", RELOAD, KEY)
+async def test_a_reload_without_a_supervisor_is_503(rig: Rig) -> None:
+    await rig.supervisor.stop()
+    status, body = await ask(rig, "POST", RELOAD, KEY)
     assert (status, body["error"]["code"]) == (503, "supervisor_unavailable")
 
 

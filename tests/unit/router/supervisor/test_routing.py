@@ -270,31 +270,31 @@ async def with_route(rig: Rig, *names: str) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-async def test_where_the_first_fails_to_load_the_next_answers(path: str, stream: bool) -> None:
-    async with router_rig() as rig:
-        await with_route(rig, "big", MODEL)
-        body = chat_body(model="auto", stream=stream)
-        if path.endswith("/completions") and "chat" not in path:
-            body = {"model": "auto", "prompt": ["a", "b"], "stream": stream}
-        async with rig.http.post(f"{rig.url}{path}", json=body) as response:
-            assert response.status == 200, await response.text()
-            if stream:
-                chunks = [json.loads(line) for line in data_lines(await response.read())[:-1]]
-            else:
-                chunks = [await response.json()]
-        assert {chunk["model"] for chunk in chunks} == {MODEL}
-        asked = [one.model_id for _, _, one in rig.supervisor.acquires]
-        assert sorted(set(asked)) == ["big", MODEL]
+async def test_where_the_first_fails_to_load_the_next_answers(
+    rig: Rig, path: str, stream: bool
+) -> None:
+    await with_route(rig, "big", MODEL)
+    body = chat_body(model="auto", stream=stream)
+    if path.endswith("/completions") and "chat" not in path:
+        body = {"model": "auto", "prompt": ["a", "b"], "stream": stream}
+    async with rig.http.post(f"{rig.url}{path}", json=body) as response:
+        assert response.status == 200, await response.text()
+        if stream:
+            chunks = [json.loads(line) for line in data_lines(await response.read())[:-1]]
+        else:
+            chunks = [await response.json()]
+    assert {chunk["model"] for chunk in chunks} == {MODEL}
+    asked = [one.model_id for _, _, one in rig.supervisor.acquires]
+    assert sorted(set(asked)) == ["big", MODEL]
 
 
-async def test_where_none_loads_the_first_one_s_error_is_told() -> None:
-    async with router_rig() as rig:
-        await with_route(rig, "big")
-        status, body = await rig.chat_json(model="auto")
-        assert (status, body["error"]["code"]) == (503, "model_load_failed")
-        status, body = await rig.chat_json(model="reasoning")
-        assert status == 200
-        assert body["model"] == MODEL
+async def test_where_none_loads_the_first_one_s_error_is_told(rig: Rig) -> None:
+    await with_route(rig, "big")
+    status, body = await rig.chat_json(model="auto")
+    assert (status, body["error"]["code"]) == (503, "model_load_failed")
+    status, body = await rig.chat_json(model="reasoning")
+    assert status == 200
+    assert body["model"] == MODEL
 
 
 async def test_a_stream_that_has_begun_to_wait_goes_on_with_the_next(
@@ -316,38 +316,37 @@ async def test_a_stream_that_has_begun_to_wait_goes_on_with_the_next(
         assert {chunk["model"] for chunk in chunks} == {MODEL}
 
 
-async def test_routes_in_the_lists_of_models() -> None:
-    async with router_rig() as rig:
-        await rig.supervisor.publish(
-            ready(MODEL, INSTANCE, kind=CHAT, aliases=("tiny",), capabilities=("tools",),
-                  family="llama", created_s=1),
-            cold("org/Qwen3-8B-4bit", kind=CHAT, media=(MediaKind.IMAGE, MediaKind.VIDEO)),
-            cold("embedder", kind=EMBEDDING),
-            default="tiny", routes=(Route("mine", ("org/Qwen3-8B-4bit", MODEL)),),
-        )  # fmt: skip
-        await until(lambda: knows(rig.router, rig.supervisor.revision))
-        for name in ("auto", "chat", "mine", "tiny"):
-            async with rig.http.get(f"{rig.url}/v1/models/{name}") as response:
-                assert (await response.json())["id"] == MODEL
-        async with rig.http.get(f"{rig.url}/v1/chat/models") as response:
-            specs: list[dict[str, Any]] = await response.json()
-        assert specs == [
-            {
-                "name": MODEL, "family": "llama", "domain": "chat", "default": True,
-                "aliases": ["tiny", *ROUTE_NAMES, "mine"], "features": ["text", "tools"],
-            },
-            {
-                "name": "org/Qwen3-8B-4bit", "family": "qwen3", "domain": "chat",
-                "default": False, "aliases": [], "features": ["text", "image", "video"],
-            },
-        ]  # fmt: skip
-        async with rig.http.get(f"{rig.url}/v1/models") as response:
-            told = {each["id"]: each["modalities"] for each in (await response.json())["data"]}
-        assert told == {
-            MODEL: ["text"],
-            "org/Qwen3-8B-4bit": ["text", "image", "video"],
-            "embedder": ["text"],
-        }
+async def test_routes_in_the_lists_of_models(rig: Rig) -> None:
+    await rig.supervisor.publish(
+        ready(MODEL, INSTANCE, kind=CHAT, aliases=("tiny",), capabilities=("tools",),
+              family="llama", created_s=1),
+        cold("org/Qwen3-8B-4bit", kind=CHAT, media=(MediaKind.IMAGE, MediaKind.VIDEO)),
+        cold("embedder", kind=EMBEDDING),
+        default="tiny", routes=(Route("mine", ("org/Qwen3-8B-4bit", MODEL)),),
+    )  # fmt: skip
+    await until(lambda: knows(rig.router, rig.supervisor.revision))
+    for name in ("auto", "chat", "mine", "tiny"):
+        async with rig.http.get(f"{rig.url}/v1/models/{name}") as response:
+            assert (await response.json())["id"] == MODEL
+    async with rig.http.get(f"{rig.url}/v1/chat/models") as response:
+        specs: list[dict[str, Any]] = await response.json()
+    assert specs == [
+        {
+            "name": MODEL, "family": "llama", "domain": "chat", "default": True,
+            "aliases": ["tiny", *ROUTE_NAMES, "mine"], "features": ["text", "tools"],
+        },
+        {
+            "name": "org/Qwen3-8B-4bit", "family": "qwen3", "domain": "chat",
+            "default": False, "aliases": [], "features": ["text", "image", "video"],
+        },
+    ]  # fmt: skip
+    async with rig.http.get(f"{rig.url}/v1/models") as response:
+        told = {each["id"]: each["modalities"] for each in (await response.json())["data"]}
+    assert told == {
+        MODEL: ["text"],
+        "org/Qwen3-8B-4bit": ["text", "image", "video"],
+        "embedder": ["text"],
+    }
 
 
 async def test_the_wrong_kind_by_its_own_name_is_told_its_route() -> None:

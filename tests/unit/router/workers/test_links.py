@@ -20,7 +20,15 @@ from lmx.router.server.process import Router
 from lmx.router.workers.link import WorkerLink
 from lmx.router.workers.stream import CREDIT_DELTAS
 from tests.support.fakes.fake_peers import FakeStream, FakeSupervisor, cold, ready, until
-from tests.support.rigs.router_rig import INSTANCE, MODEL, chat_body, joined_text, knows, router_rig
+from tests.support.rigs.router_rig import (
+    INSTANCE,
+    MODEL,
+    Rig,
+    chat_body,
+    joined_text,
+    knows,
+    router_rig,
+)
 
 LOADED = "0000000b"
 
@@ -63,12 +71,11 @@ async def test_a_client_that_leaves_cancels_its_generation(stream: bool, script:
         await until(lambda: rig.router.traffic.under_way == 0)
 
 
-async def test_a_stream_that_ended_well_is_not_cancelled() -> None:
-    async with router_rig() as rig:
-        await rig.chat_json()
-        await rig.chat_events()
-        await rig.chat_json()
-        assert not any(stream.cancelled for stream in rig.worker.streams)
+async def test_a_stream_that_ended_well_is_not_cancelled(rig: Rig) -> None:
+    await rig.chat_json()
+    await rig.chat_events()
+    await rig.chat_json()
+    assert not any(stream.cancelled for stream in rig.worker.streams)
 
 
 # Slow and stalled readers.
@@ -206,13 +213,12 @@ async def test_last_words_that_the_news_of_the_exit_overtook_are_delivered(
     ("cause", "level"), [(ExitCause.UNLOADED, "info"), (ExitCause.CRASH, "warning")]
 )
 async def test_a_worker_that_was_to_end_and_had_nothing_to_do_is_no_warning(
-    cause: ExitCause, level: str
+    rig: Rig, cause: ExitCause, level: str
 ) -> None:
-    async with router_rig() as rig:
-        await rig.chat_json()
-        with structlog.testing.capture_logs() as logs:
-            await rig.supervisor.exited(INSTANCE, MODEL, cause, "")
-            await until(lambda: INSTANCE not in rig.router.workers.instances)
+    await rig.chat_json()
+    with structlog.testing.capture_logs() as logs:
+        await rig.supervisor.exited(INSTANCE, MODEL, cause, "")
+        await until(lambda: INSTANCE not in rig.router.workers.instances)
     assert [line["log_level"] for line in logs if line["event"] == "worker.exited"] == [level]
 
 
@@ -248,35 +254,33 @@ async def test_an_instance_that_is_not_there_goes_through_acquire() -> None:
 # The supervisor.
 
 
-async def test_a_lost_snapshot_heals_through_the_revision_of_a_beat() -> None:
-    async with router_rig() as rig:
-        rig.supervisor.publishes = False
-        asked = rig.supervisor.count(GetSnapshot)
-        await rig.supervisor.publish(ready(MODEL, INSTANCE), cold("new"))
-        await until(lambda: knows(rig.router, rig.supervisor.revision))
-        assert rig.supervisor.count(GetSnapshot) == asked + 1
+async def test_a_lost_snapshot_heals_through_the_revision_of_a_beat(rig: Rig) -> None:
+    rig.supervisor.publishes = False
+    asked = rig.supervisor.count(GetSnapshot)
+    await rig.supervisor.publish(ready(MODEL, INSTANCE), cold("new"))
+    await until(lambda: knows(rig.router, rig.supervisor.revision))
+    assert rig.supervisor.count(GetSnapshot) == asked + 1
 
 
-async def test_a_new_supervisor_is_told_who_we_are_and_replaces_the_directory() -> None:
-    async with router_rig() as rig:
-        await rig.supervisor.publish(ready(MODEL, INSTANCE))
-        await rig.supervisor.publish(ready(MODEL, INSTANCE))
-        old = rig.supervisor
-        await old.stop()
-        rig.supervisor = FakeSupervisor(rig.context, rig.run_dir)
-        await rig.supervisor.publish(cold("other"))
-        assert rig.supervisor.revision < old.revision
-        await until(lambda: rig.supervisor.count(RouterHello) == 1)
+async def test_a_new_supervisor_is_told_who_we_are_and_replaces_the_directory(rig: Rig) -> None:
+    await rig.supervisor.publish(ready(MODEL, INSTANCE))
+    await rig.supervisor.publish(ready(MODEL, INSTANCE))
+    old = rig.supervisor
+    await old.stop()
+    rig.supervisor = FakeSupervisor(rig.context, rig.run_dir)
+    await rig.supervisor.publish(cold("other"))
+    assert rig.supervisor.revision < old.revision
+    await until(lambda: rig.supervisor.count(RouterHello) == 1)
 
-        def other_only() -> bool:
-            latest = rig.router.supervisor.latest
-            return latest is not None and [m.model_id for m in latest.models] == ["other"]
+    def other_only() -> bool:
+        latest = rig.router.supervisor.latest
+        return latest is not None and [m.model_id for m in latest.models] == ["other"]
 
-        await until(other_only)
+    await until(other_only)
 
 
-async def test_a_router_without_any_supervisor_answers_503() -> None:
-    async with router_rig() as rig, aiohttp.ClientSession() as http:
+async def test_a_router_without_any_supervisor_answers_503(rig: Rig) -> None:
+    async with aiohttp.ClientSession() as http:
         forget_snapshot(rig.router)
         rig.supervisor.answers_beats = False
         async with http.get(f"{rig.url}/v1/models") as response:
@@ -284,8 +288,8 @@ async def test_a_router_without_any_supervisor_answers_503() -> None:
             assert (await response.json())["error"]["code"] == "supervisor_unavailable"
 
 
-async def test_a_request_before_the_first_snapshot_waits_for_it() -> None:
-    async with router_rig() as rig, aiohttp.ClientSession() as http:
+async def test_a_request_before_the_first_snapshot_waits_for_it(rig: Rig) -> None:
+    async with aiohttp.ClientSession() as http:
         rig.supervisor.answers_beats = False
         forget_snapshot(rig.router)
         asked = asyncio.create_task(http.get(f"{rig.url}/v1/models"))

@@ -9,7 +9,7 @@ from lmx.protocol.states import DeltaKind, FinishReason
 from lmx.router.http.api_family import ANTHROPIC, AnthropicError
 from tests.support.clients.answer_check import check_shape
 from tests.support.fakes.fake_peers import FakeStream
-from tests.support.rigs.router_rig import MODEL, TEXTS, router_rig
+from tests.support.rigs.router_rig import MODEL, TEXTS, Rig, router_rig
 
 PATH = "/v1/messages"
 HI = {"role": "user", "content": "hi"}
@@ -30,14 +30,13 @@ def events_of(raw: bytes) -> list[tuple[str, dict[str, Any]]]:
     return found
 
 
-async def test_an_answer_whole_and_as_a_stream() -> None:
-    async with router_rig() as rig:
-        status, whole = await rig.post_json(PATH, **body())
-        async with rig.http.post(f"{rig.url}{PATH}", json=body(stream=True)) as response:
-            assert response.content_type == "text/event-stream"
-            events = events_of(await response.read())
-            request_id = response.headers["Request-Id"]
-            assert request_id == response.headers["X-Request-Id"]
+async def test_an_answer_whole_and_as_a_stream(rig: Rig) -> None:
+    status, whole = await rig.post_json(PATH, **body())
+    async with rig.http.post(f"{rig.url}{PATH}", json=body(stream=True)) as response:
+        assert response.content_type == "text/event-stream"
+        events = events_of(await response.read())
+        request_id = response.headers["Request-Id"]
+        assert request_id == response.headers["X-Request-Id"]
     text = "".join(TEXTS)
     assert status == 200 and whole["id"].startswith("msg_")
     assert whole["content"] == [{"type": "text", "text": text}]
@@ -151,13 +150,12 @@ async def test_what_changes_nothing_is_named() -> None:
             assert "X-Lmx-Ignored" not in response.headers
 
 
-async def test_a_thread_is_refused_so_that_libraries_send_the_whole_conversation() -> None:
-    async with router_rig() as rig:
-        for thread in ({"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}):
-            status, refused = await rig.post_json(
-                "/v1/messages", model=MODEL, max_tokens=9, messages=[HI], thread=thread
-            )
-            assert (status, refused["error"]["param"]) == (400, "thread")
-            assert refused["error"]["details"]["error_code"] == "thread_unsupported_request"
-            check_shape(AnthropicError, refused)
-        assert not rig.worker.streams
+async def test_a_thread_is_refused_so_that_libraries_send_the_whole_conversation(rig: Rig) -> None:
+    for thread in ({"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}):
+        status, refused = await rig.post_json(
+            "/v1/messages", model=MODEL, max_tokens=9, messages=[HI], thread=thread
+        )
+        assert (status, refused["error"]["param"]) == (400, "thread")
+        assert refused["error"]["details"]["error_code"] == "thread_unsupported_request"
+        check_shape(AnthropicError, refused)
+    assert not rig.worker.streams

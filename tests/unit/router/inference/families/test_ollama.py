@@ -26,7 +26,7 @@ from tests.support.clients.answer_check import check_shape
 from tests.support.clients.sdk_types import left_out
 from tests.support.fakes.admin_lines import status_line, told_status
 from tests.support.fakes.fake_peers import FakeStream, ready, until
-from tests.support.rigs.router_rig import INSTANCE, MODEL, TEXTS, knows, router_rig
+from tests.support.rigs.router_rig import INSTANCE, MODEL, TEXTS, Rig, knows, router_rig
 
 HI = {"role": "user", "content": "hi"}
 CALL = {"function": {"name": "f", "arguments": {"a": 1}}}
@@ -54,31 +54,30 @@ def lines_of(raw: bytes) -> list[dict[str, Any]]:
     return [json.loads(line) for line in raw.decode().splitlines()]
 
 
-async def test_an_answer_whole_and_as_lines() -> None:
-    async with router_rig() as rig:
-        for path, fields, shape, theirs in (
-            ("/api/chat", {"messages": [HI]}, OllamaChatAnswer, ollama.ChatResponse),
-            ("/api/generate", {"prompt": "hi"}, OllamaGenerateAnswer, ollama.GenerateResponse),
-        ):
-            body = {"model": MODEL, **fields}
-            status, whole = await rig.post_json(path, **body, stream=False)
-            async with rig.http.post(f"{rig.url}{path}", json=body) as response:
-                assert response.content_type == "application/x-ndjson", "it streams by itself"
-                lines = lines_of(await response.read())
-            for line in [*lines, whole]:
-                check_shape(shape, line)
-                known(theirs, line)
-                # Without a fraction of the second OllamaKit, and so Enchanted, reads no time.
-                assert re.search(r"T\d\d:\d\d:\d\d\.\d+Z$", line["created_at"])
-            said = [
-                line["message"]["content"] if path == "/api/chat" else line["response"]
-                for line in lines
-            ]
-            assert said == [*TEXTS, ""]
-            assert [line["done"] for line in lines] == [False] * len(TEXTS) + [True]
-            shown = whole["message"]["content"] if path == "/api/chat" else whole["response"]
-            assert (status, shown, whole["done_reason"]) == (200, "".join(TEXTS), "stop")
-            assert lines[-1]["eval_count"] == whole["eval_count"] > 0
+async def test_an_answer_whole_and_as_lines(rig: Rig) -> None:
+    for path, fields, shape, theirs in (
+        ("/api/chat", {"messages": [HI]}, OllamaChatAnswer, ollama.ChatResponse),
+        ("/api/generate", {"prompt": "hi"}, OllamaGenerateAnswer, ollama.GenerateResponse),
+    ):
+        body = {"model": MODEL, **fields}
+        status, whole = await rig.post_json(path, **body, stream=False)
+        async with rig.http.post(f"{rig.url}{path}", json=body) as response:
+            assert response.content_type == "application/x-ndjson", "it streams by itself"
+            lines = lines_of(await response.read())
+        for line in [*lines, whole]:
+            check_shape(shape, line)
+            known(theirs, line)
+            # Without a fraction of the second OllamaKit, and so Enchanted, reads no time.
+            assert re.search(r"T\d\d:\d\d:\d\d\.\d+Z$", line["created_at"])
+        said = [
+            line["message"]["content"] if path == "/api/chat" else line["response"]
+            for line in lines
+        ]
+        assert said == [*TEXTS, ""]
+        assert [line["done"] for line in lines] == [False] * len(TEXTS) + [True]
+        shown = whole["message"]["content"] if path == "/api/chat" else whole["response"]
+        assert (status, shown, whole["done_reason"]) == (200, "".join(TEXTS), "stop")
+        assert lines[-1]["eval_count"] == whole["eval_count"] > 0
 
 
 async def test_a_call_is_one_line_and_thoughts_have_their_own() -> None:
@@ -160,48 +159,45 @@ async def test_logprobs() -> None:
         assert (status, refused["param"]) == (400, "top_logprobs")
 
 
-async def test_a_context_goes_on_with_its_conversation() -> None:
-    async with router_rig() as rig:
-        asked = {"model": MODEL, "prompt": "hi", "system": "Be brief."}
-        _, whole = await rig.post_json("/api/generate", **asked, stream=False)
-        async with rig.http.post(f"{rig.url}/api/generate", json=asked) as response:
-            *lines, last = lines_of(await response.read())
-        assert last["context"] == whole["context"]
-        assert not any("context" in line for line in lines)
-        body = {"model": MODEL, "prompt": "And?", "context": whole["context"], "stream": False}
-        _, second = await rig.post_json("/api/generate", **body)
-        said = "".join(TEXTS)
-        turns = [
-            {"role": "system", "content": "Be brief."},
-            {"role": "user", "content": "hi"},
-            {"role": "assistant", "content": said},
-            {"role": "user", "content": "And?"},
-        ]
-        assert list(rig.worker.streams[-1].request.messages or ()) == turns
-        _, third = await rig.post_json(
-            "/api/generate", **{**body, "context": second["context"], "system": "Shout."}
-        )
-        sent = rig.worker.streams[-1].request.messages or ()
-        assert [turn["content"] for turn in sent] == ["Shout.", "hi", said, "And?", said, "And?"]
-        known(ollama.GenerateResponse, third)
-        _, raw = await rig.post_json(
-            "/api/generate", model=MODEL, prompt="hi", raw=True, stream=False
-        )
-        assert "context" not in raw
-        for fields, param in (
-            ({"context": [1, 2, 3]}, "context"),
-            ({"context": [*whole["context"][:-1], 7]}, "context"),
-            ({"context": whole["context"][:-1]}, "context"),
-            ({"context": [whole["context"][0], -1]}, "context"),
-            ({"context": [whole["context"][0], 2**40, 2**70]}, "context"),
-            ({"template": "{{ .Prompt }}"}, "template"),
-            ({"context": whole["context"], "raw": True}, "context"),
-            ({"system": "x", "raw": True}, "system"),
-        ):
-            bad = {"model": MODEL, "prompt": "hi", **fields, "stream": False}
-            status, refused = await rig.post_json("/api/generate", **bad)
-            assert (status, refused["param"]) == (400, param), refused
-            assert f"`{param}" in refused["error"]
+async def test_a_context_goes_on_with_its_conversation(rig: Rig) -> None:
+    asked = {"model": MODEL, "prompt": "hi", "system": "Be brief."}
+    _, whole = await rig.post_json("/api/generate", **asked, stream=False)
+    async with rig.http.post(f"{rig.url}/api/generate", json=asked) as response:
+        *lines, last = lines_of(await response.read())
+    assert last["context"] == whole["context"]
+    assert not any("context" in line for line in lines)
+    body = {"model": MODEL, "prompt": "And?", "context": whole["context"], "stream": False}
+    _, second = await rig.post_json("/api/generate", **body)
+    said = "".join(TEXTS)
+    turns = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": said},
+        {"role": "user", "content": "And?"},
+    ]
+    assert list(rig.worker.streams[-1].request.messages or ()) == turns
+    _, third = await rig.post_json(
+        "/api/generate", **{**body, "context": second["context"], "system": "Shout."}
+    )
+    sent = rig.worker.streams[-1].request.messages or ()
+    assert [turn["content"] for turn in sent] == ["Shout.", "hi", said, "And?", said, "And?"]
+    known(ollama.GenerateResponse, third)
+    _, raw = await rig.post_json("/api/generate", model=MODEL, prompt="hi", raw=True, stream=False)
+    assert "context" not in raw
+    for fields, param in (
+        ({"context": [1, 2, 3]}, "context"),
+        ({"context": [*whole["context"][:-1], 7]}, "context"),
+        ({"context": whole["context"][:-1]}, "context"),
+        ({"context": [whole["context"][0], -1]}, "context"),
+        ({"context": [whole["context"][0], 2**40, 2**70]}, "context"),
+        ({"template": "{{ .Prompt }}"}, "template"),
+        ({"context": whole["context"], "raw": True}, "context"),
+        ({"system": "x", "raw": True}, "system"),
+    ):
+        bad = {"model": MODEL, "prompt": "hi", **fields, "stream": False}
+        status, refused = await rig.post_json("/api/generate", **bad)
+        assert (status, refused["param"]) == (400, param), refused
+        assert f"`{param}" in refused["error"]
 
 
 @given(st.lists(st.tuples(st.sampled_from(["system", "user", "assistant"]), st.text())))
@@ -211,35 +207,33 @@ def test_a_context_is_read_as_it_was_written(turns: list[tuple[str, str]]) -> No
     assert turns_of(context) == turns
 
 
-async def test_no_text_has_no_vector() -> None:
-    async with router_rig() as rig:
-        await rig.supervisor.publish(ready("embeds", "i", kind=ModelKind.EMBEDDING))
-        empty: tuple[Any, ...] = ([], "")
-        for nothing in empty:
-            status, made = await rig.post_json("/api/embed", model="embeds", input=nothing)
-            assert (status, made["embeddings"], made["prompt_eval_count"]) == (200, [], 0)
-            known(ollama.EmbedResponse, made)
-        made = await rig.post_json("/api/embeddings", model="embeds", prompt="")
-        assert made == (200, {"embedding": []})
-        assert (await rig.post_json("/api/embed", model="none", input=[]))[0] == 404
+async def test_no_text_has_no_vector(rig: Rig) -> None:
+    await rig.supervisor.publish(ready("embeds", "i", kind=ModelKind.EMBEDDING))
+    empty: tuple[Any, ...] = ([], "")
+    for nothing in empty:
+        status, made = await rig.post_json("/api/embed", model="embeds", input=nothing)
+        assert (status, made["embeddings"], made["prompt_eval_count"]) == (200, [], 0)
+        known(ollama.EmbedResponse, made)
+    made = await rig.post_json("/api/embeddings", model="embeds", prompt="")
+    assert made == (200, {"embedding": []})
+    assert (await rig.post_json("/api/embed", model="none", input=[]))[0] == 404
 
 
-async def test_when_a_model_is_unloaded() -> None:
-    async with router_rig() as rig:
-        for fields, expected in (
-            ({"idle_s": 2.0, "expires_in_s": 60.0}, time.time() + 60),
-            ({"idle_s": 2.0, "expires_in_s": None}, 10_000_000_000),
-            ({"idle_s": None, "expires_in_s": None}, None),
-        ):
-            rig.supervisor.replies[GetStatus] = Status(told_status(status_line(MODEL, **fields)))
-            async with rig.http.get(f"{rig.url}/api/ps") as response:
-                (model,) = (await response.json())["models"]
-            known(ollama.ProcessResponse, {"models": [model]})
-            made = ollama.ProcessResponse(models=[model]).models[0].expires_at
-            if expected is None:
-                assert made is None
-            else:
-                assert made is not None and abs(made.timestamp() - expected) < 90
+async def test_when_a_model_is_unloaded(rig: Rig) -> None:
+    for fields, expected in (
+        ({"idle_s": 2.0, "expires_in_s": 60.0}, time.time() + 60),
+        ({"idle_s": 2.0, "expires_in_s": None}, 10_000_000_000),
+        ({"idle_s": None, "expires_in_s": None}, None),
+    ):
+        rig.supervisor.replies[GetStatus] = Status(told_status(status_line(MODEL, **fields)))
+        async with rig.http.get(f"{rig.url}/api/ps") as response:
+            (model,) = (await response.json())["models"]
+        known(ollama.ProcessResponse, {"models": [model]})
+        made = ollama.ProcessResponse(models=[model]).models[0].expires_at
+        if expected is None:
+            assert made is None
+        else:
+            assert made is not None and abs(made.timestamp() - expected) < 90
 
 
 async def test_options_and_names() -> None:
@@ -265,33 +259,31 @@ async def test_options_and_names() -> None:
         assert not rig.worker.streams[-1].request.thinking.required
 
 
-async def test_nothing_to_answer_loads_and_unloads() -> None:
-    async with router_rig() as rig:
-        for path, keep, reason in (
-            ("/api/chat", None, "load"), ("/api/generate", 0, "unload"),
-        ):  # fmt: skip
-            status, answer = await rig.post_json(path, model=MODEL, keep_alive=keep, stream=False)
-            assert (status, answer["done"], answer["done_reason"]) == (200, True, reason)
-            assert rig.worker.streams[-1].request.max_tokens == 0
-            assert rig.worker.streams[-1].request.keep_alive_s == keep
+async def test_nothing_to_answer_loads_and_unloads(rig: Rig) -> None:
+    for path, keep, reason in (
+        ("/api/chat", None, "load"), ("/api/generate", 0, "unload"),
+    ):  # fmt: skip
+        status, answer = await rig.post_json(path, model=MODEL, keep_alive=keep, stream=False)
+        assert (status, answer["done"], answer["done_reason"]) == (200, True, reason)
+        assert rig.worker.streams[-1].request.max_tokens == 0
+        assert rig.worker.streams[-1].request.keep_alive_s == keep
 
 
-async def test_errors_are_ollama_s() -> None:
-    async with router_rig() as rig:
-        for body, status, param in (
-            ({"model": MODEL, "messages": 5}, 400, "messages"),
-            ({"messages": [HI]}, 400, "model"),
-            ({"model": "gpt-9", "messages": [HI]}, 404, "model"),
-            ({"model": MODEL, "messages": [HI], "options": {"top_p": 2}}, 400, "options.top_p"),
-            (
-                {"model": MODEL, "messages": [{**HI, "images": ["eA=="]}]},
-                400,
-                "messages[0].images[0]",
-            ),
-        ):
-            found = await rig.post_json("/api/chat", **body)
-            assert found[0] == status and isinstance(found[1]["error"], str)
-            assert param is None or found[1]["param"] == param
+async def test_errors_are_ollama_s(rig: Rig) -> None:
+    for body, status, param in (
+        ({"model": MODEL, "messages": 5}, 400, "messages"),
+        ({"messages": [HI]}, 400, "model"),
+        ({"model": "gpt-9", "messages": [HI]}, 404, "model"),
+        ({"model": MODEL, "messages": [HI], "options": {"top_p": 2}}, 400, "options.top_p"),
+        (
+            {"model": MODEL, "messages": [{**HI, "images": ["eA=="]}]},
+            400,
+            "messages[0].images[0]",
+        ),
+    ):
+        found = await rig.post_json("/api/chat", **body)
+        assert found[0] == status and isinstance(found[1]["error"], str)
+        assert param is None or found[1]["param"] == param
     made = OLLAMA.error_body(LmxError(ErrorCode.ENGINE_ERROR, "It failed."))
     check_shape(OllamaError, made)
     assert made["error"] == "It failed."
@@ -317,33 +309,32 @@ async def test_an_error_in_the_middle_is_a_line() -> None:
     assert lines[-1] == {"error": "It broke.", "code": "engine_error"}
 
 
-async def test_the_lists() -> None:
-    async with router_rig() as rig:
-        sizes = {"needed_bytes": 9, "disk_bytes": 5, "memory_bytes": 7}
-        await rig.supervisor.publish(ready(MODEL, INSTANCE, **sizes), default=MODEL)
-        await until(lambda: knows(rig.router, rig.supervisor.revision))
-        async with rig.http.get(f"{rig.url}/api/tags") as response:
-            tags = await response.json()
-        known(ollama.ListResponse, tags)
-        listed = tags["models"]
-        assert [one["name"] for one in listed] == [f"{MODEL}:latest"]
-        assert len(listed[0]["digest"]) == 64
-        assert listed[0]["size"] == 5, "what it takes on the disk"
-        async with rig.http.get(f"{rig.url}/api/ps") as response:
-            loaded = await response.json()
-        known(ollama.ProcessResponse, loaded)
-        assert [one["model"] for one in loaded["models"]] == [f"{MODEL}:latest"]
-        assert loaded["models"][0]["size"] == loaded["models"][0]["size_vram"] == 7
-        for body in ({"model": listed[0]["name"]}, {"name": MODEL}):
-            status, shown = await rig.post_json("/api/show", **body)
-            assert status == 200 and shown["capabilities"][0] == "completion"
-            known(ollama.ShowResponse, shown)
-            # OllamaKit reads an answer only with all of these.
-            texts = [shown[name] for name in ("license", "template", "modelfile", "parameters")]
-            assert all(isinstance(text, str) for text in texts)
-        assert (await rig.post_json("/api/show"))[0] == 400
-        async with rig.http.get(f"{rig.url}/api/version") as response:
-            assert (await response.json())["version"]
+async def test_the_lists(rig: Rig) -> None:
+    sizes = {"needed_bytes": 9, "disk_bytes": 5, "memory_bytes": 7}
+    await rig.supervisor.publish(ready(MODEL, INSTANCE, **sizes), default=MODEL)
+    await until(lambda: knows(rig.router, rig.supervisor.revision))
+    async with rig.http.get(f"{rig.url}/api/tags") as response:
+        tags = await response.json()
+    known(ollama.ListResponse, tags)
+    listed = tags["models"]
+    assert [one["name"] for one in listed] == [f"{MODEL}:latest"]
+    assert len(listed[0]["digest"]) == 64
+    assert listed[0]["size"] == 5, "what it takes on the disk"
+    async with rig.http.get(f"{rig.url}/api/ps") as response:
+        loaded = await response.json()
+    known(ollama.ProcessResponse, loaded)
+    assert [one["model"] for one in loaded["models"]] == [f"{MODEL}:latest"]
+    assert loaded["models"][0]["size"] == loaded["models"][0]["size_vram"] == 7
+    for body in ({"model": listed[0]["name"]}, {"name": MODEL}):
+        status, shown = await rig.post_json("/api/show", **body)
+        assert status == 200 and shown["capabilities"][0] == "completion"
+        known(ollama.ShowResponse, shown)
+        # OllamaKit reads an answer only with all of these.
+        texts = [shown[name] for name in ("license", "template", "modelfile", "parameters")]
+        assert all(isinstance(text, str) for text in texts)
+    assert (await rig.post_json("/api/show"))[0] == 400
+    async with rig.http.get(f"{rig.url}/api/version") as response:
+        assert (await response.json())["version"]
 
 
 def test_results_belong_to_their_calls() -> None:
@@ -361,14 +352,13 @@ def test_results_belong_to_their_calls() -> None:
     assert [sent[2]["name"], sent[3]["name"]] == ["g", "f"]
 
 
-async def test_models_of_one_source_are_told_apart() -> None:
+async def test_models_of_one_source_are_told_apart(rig: Rig) -> None:
     """llm's plugin takes names with one digest for names of one model, and asks for any of them."""
-    async with router_rig() as rig:
-        one = ready("thinks", "i", kind=ModelKind.CHAT)
-        await rig.supervisor.publish(one, replace(one, model_id="does not"))
-        await until(lambda: knows(rig.router, rig.supervisor.revision))
-        async with rig.http.get(f"{rig.url}/api/tags") as response:
-            listed = (await response.json())["models"]
+    one = ready("thinks", "i", kind=ModelKind.CHAT)
+    await rig.supervisor.publish(one, replace(one, model_id="does not"))
+    await until(lambda: knows(rig.router, rig.supervisor.revision))
+    async with rig.http.get(f"{rig.url}/api/tags") as response:
+        listed = (await response.json())["models"]
     assert len({one["digest"] for one in listed}) == len(listed) == 2
 
 
@@ -387,18 +377,17 @@ def test_what_a_model_can_is_told_in_ollama_s_words() -> None:
     ]
 
 
-async def test_a_model_that_is_there_needs_no_pulling() -> None:
-    async with router_rig() as rig:
-        for name in (MODEL, f"{MODEL}:latest"):
-            done = await rig.post_json("/api/pull", model=name, stream=False)
-            assert done == (200, {"status": "success"})
-            async with rig.http.post(f"{rig.url}/api/pull", json={"name": name}) as response:
-                assert response.content_type == "application/x-ndjson"
-                assert lines_of(await response.read()) == [{"status": "success"}]
-        status, refused = await rig.post_json("/api/pull", model="llama3.2")
-        assert (status, refused["code"]) == (404, "model_not_found")
-        assert "lmx pull" in refused["error"] and MODEL in refused["error"]
-        assert (await rig.post_json("/api/pull"))[0] == 400
+async def test_a_model_that_is_there_needs_no_pulling(rig: Rig) -> None:
+    for name in (MODEL, f"{MODEL}:latest"):
+        done = await rig.post_json("/api/pull", model=name, stream=False)
+        assert done == (200, {"status": "success"})
+        async with rig.http.post(f"{rig.url}/api/pull", json={"name": name}) as response:
+            assert response.content_type == "application/x-ndjson"
+            assert lines_of(await response.read()) == [{"status": "success"}]
+    status, refused = await rig.post_json("/api/pull", model="llama3.2")
+    assert (status, refused["code"]) == (404, "model_not_found")
+    assert "lmx pull" in refused["error"] and MODEL in refused["error"]
+    assert (await rig.post_json("/api/pull"))[0] == 400
 
 
 @pytest.mark.parametrize(
@@ -410,12 +399,11 @@ async def test_a_model_that_is_there_needs_no_pulling() -> None:
         ("POST", "/api/push", "hf upload"),
     ],
 )
-async def test_what_operators_do_is_said(method: str, path: str, instead: str) -> None:
-    async with router_rig() as rig:
-        body = {"model": MODEL, "source": MODEL, "destination": "b"}
-        async with rig.http.request(method, f"{rig.url}{path}", json=body) as response:
-            assert response.status == 400
-            assert instead in (await response.json())["error"]
+async def test_what_operators_do_is_said(rig: Rig, method: str, path: str, instead: str) -> None:
+    body = {"model": MODEL, "source": MODEL, "destination": "b"}
+    async with rig.http.request(method, f"{rig.url}{path}", json=body) as response:
+        assert response.status == 400
+        assert instead in (await response.json())["error"]
 
 
 def test_a_text_that_is_too_long_is_cut_off_unless_that_is_refused() -> None:

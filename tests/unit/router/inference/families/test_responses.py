@@ -76,12 +76,11 @@ def text_of(response: dict[str, Any]) -> str:
     )
 
 
-async def test_an_answer_whole_and_as_a_stream() -> None:
-    async with router_rig() as rig:
-        status, whole = await post(rig, instructions="Be kind.", metadata={"a": "b"})
-        assert status == 200 and text_of(whole) == WHOLE
-        found = await events(rig, instructions="Be kind.", metadata={"a": "b"})
-        sent = rig.worker.streams[-1].request
+async def test_an_answer_whole_and_as_a_stream(rig: Rig) -> None:
+    status, whole = await post(rig, instructions="Be kind.", metadata={"a": "b"})
+    assert status == 200 and text_of(whole) == WHOLE
+    found = await events(rig, instructions="Be kind.", metadata={"a": "b"})
+    sent = rig.worker.streams[-1].request
     assert sent.messages == (
         {"role": "system", "content": "Be kind."}, {"role": "user", "content": "hi"},
     )  # fmt: skip
@@ -236,48 +235,46 @@ async def test_refusals_and_failures_are_those_of_chat() -> None:
             )  # fmt: skip
 
 
-async def test_what_is_not_there_is_a_404() -> None:
-    async with router_rig() as rig:
-        status, told = await rig.post_json(f"{PATH}/compact", model=MODEL, input="hi")
-        assert (status, told["error"]["code"]) == (404, "not_found_error")
-        assert all(word in told["error"]["message"] for word in ("truncation", "Codex"))
+async def test_what_is_not_there_is_a_404(rig: Rig) -> None:
+    status, told = await rig.post_json(f"{PATH}/compact", model=MODEL, input="hi")
+    assert (status, told["error"]["code"]) == (404, "not_found_error")
+    assert all(word in told["error"]["message"] for word in ("truncation", "Codex"))
 
 
-async def test_a_conversation_that_is_kept() -> None:
-    async with router_rig() as rig:
-        _, first = await post(rig, instructions="Be kind.")
-        status, second = await post(rig, input=[{"role": "user", "content": "more"}],
-                                    previous_response_id=first["id"])  # fmt: skip
-        assert status == 200 and second["previous_response_id"] == first["id"]
-        conversation = [
-            {"role": "user", "content": "hi"},
-            {"role": "assistant", "content": WHOLE},
-            {"role": "user", "content": "more"},
-        ]
-        assert rig.worker.streams[-1].request.messages == tuple(conversation)
-        assert (await ask(rig, "GET", first["id"]))[1] == first
-        status, listed = await ask(rig, "GET", f"{second['id']}/input_items?order=asc&limit=2")
-        check_shape(InputItemList, listed)
-        assert [item["role"] for item in listed["data"]] == ["user", "assistant"]
-        assert listed["has_more"] and listed["data"][1] == first["output"][0]
-        after = f"{second['id']}/input_items?order=asc&after={listed['last_id']}"
-        rest = await ask(rig, "GET", after)
-        assert [item["content"][0]["text"] for item in rest[1]["data"]] == ["more"]
-        newest = (await ask(rig, "GET", f"{second['id']}/input_items"))[1]["data"]
-        assert [item["role"] for item in newest] == ["user", "assistant", "user"]
-        assert newest[0] == rest[1]["data"][0]
-        # An item by its id alone, as some clients send it.
-        reference = {"type": "item_reference", "id": first["output"][0]["id"]}
-        await post(rig, input=[conversation[0], reference, conversation[2]], store=False)
-        assert rig.worker.streams[-1].request.messages == tuple(conversation)
-        assert (await ask(rig, "DELETE", first["id"]))[0] == 200
-        assert (await ask(rig, "GET", first["id"]))[0] == 404
-        # What went on with it can still be shown, but not be gone on with.
-        assert (await ask(rig, "GET", second["id"]))[0] == 200
-        left = (await ask(rig, "GET", f"{second['id']}/input_items"))[1]["data"]
-        assert [item["content"][0]["text"] for item in left] == ["more"]
-        status, refused = await post(rig, previous_response_id=second["id"])
-        assert (status, refused["error"]["code"]) == (400, "previous_response_not_found")
+async def test_a_conversation_that_is_kept(rig: Rig) -> None:
+    _, first = await post(rig, instructions="Be kind.")
+    status, second = await post(rig, input=[{"role": "user", "content": "more"}],
+                                previous_response_id=first["id"])  # fmt: skip
+    assert status == 200 and second["previous_response_id"] == first["id"]
+    conversation = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": WHOLE},
+        {"role": "user", "content": "more"},
+    ]
+    assert rig.worker.streams[-1].request.messages == tuple(conversation)
+    assert (await ask(rig, "GET", first["id"]))[1] == first
+    status, listed = await ask(rig, "GET", f"{second['id']}/input_items?order=asc&limit=2")
+    check_shape(InputItemList, listed)
+    assert [item["role"] for item in listed["data"]] == ["user", "assistant"]
+    assert listed["has_more"] and listed["data"][1] == first["output"][0]
+    after = f"{second['id']}/input_items?order=asc&after={listed['last_id']}"
+    rest = await ask(rig, "GET", after)
+    assert [item["content"][0]["text"] for item in rest[1]["data"]] == ["more"]
+    newest = (await ask(rig, "GET", f"{second['id']}/input_items"))[1]["data"]
+    assert [item["role"] for item in newest] == ["user", "assistant", "user"]
+    assert newest[0] == rest[1]["data"][0]
+    # An item by its id alone, as some clients send it.
+    reference = {"type": "item_reference", "id": first["output"][0]["id"]}
+    await post(rig, input=[conversation[0], reference, conversation[2]], store=False)
+    assert rig.worker.streams[-1].request.messages == tuple(conversation)
+    assert (await ask(rig, "DELETE", first["id"]))[0] == 200
+    assert (await ask(rig, "GET", first["id"]))[0] == 404
+    # What went on with it can still be shown, but not be gone on with.
+    assert (await ask(rig, "GET", second["id"]))[0] == 200
+    left = (await ask(rig, "GET", f"{second['id']}/input_items"))[1]["data"]
+    assert [item["content"][0]["text"] for item in left] == ["more"]
+    status, refused = await post(rig, previous_response_id=second["id"])
+    assert (status, refused["error"]["code"]) == (400, "previous_response_not_found")
 
 
 async def test_what_nobody_reads_is_not_kept() -> None:
@@ -378,12 +375,11 @@ async def test_a_response_that_ends_late_is_deleted_at_once(
                 await until(lambda: rig.router.live.get(live.id) is None)
 
 
-async def test_a_response_that_is_not_kept() -> None:
-    async with router_rig() as rig:
-        _, made = await post(rig, store=False)
-        assert made["store"] is False
-        assert (await ask(rig, "GET", made["id"]))[0] == 404
-        assert (await post(rig, previous_response_id=made["id"]))[0] == 400
+async def test_a_response_that_is_not_kept(rig: Rig) -> None:
+    _, made = await post(rig, store=False)
+    assert made["store"] is False
+    assert (await ask(rig, "GET", made["id"]))[0] == 404
+    assert (await post(rig, previous_response_id=made["id"]))[0] == 400
 
 
 async def test_a_response_belongs_to_its_key() -> None:
@@ -403,23 +399,22 @@ async def test_a_response_belongs_to_its_key() -> None:
         assert (await ask(rig, "GET", made["id"]))[0] == 401
 
 
-async def test_a_response_outlives_its_router() -> None:
-    async with router_rig() as rig:
-        _, made = await post(rig)
-        assert (await ask(rig, "GET", made["id"]))[0] == 200
-        connection = file.open_records(Path(rig.spec.jobs_path))
-        try:
-            stored = records.response(connection, made["id"], None)
-            assert stored is not None and json.loads(stored.job.result or b"") == made
-            (turn,) = records.turns(connection, made["id"], None, 9, 1_000)
-            assert json.loads(turn.output or b"") == made["output"]
-            with pytest.raises(OverflowError):
-                records.turns(connection, made["id"], None, 9, 100)
-            # What another release lets go takes its input along.
-            connection.execute("DELETE FROM jobs")
-            assert connection.execute("SELECT count(*) FROM responses").fetchone() == (0,)
-        finally:
-            connection.close()
+async def test_a_response_outlives_its_router(rig: Rig) -> None:
+    _, made = await post(rig)
+    assert (await ask(rig, "GET", made["id"]))[0] == 200
+    connection = file.open_records(Path(rig.spec.jobs_path))
+    try:
+        stored = records.response(connection, made["id"], None)
+        assert stored is not None and json.loads(stored.job.result or b"") == made
+        (turn,) = records.turns(connection, made["id"], None, 9, 1_000)
+        assert json.loads(turn.output or b"") == made["output"]
+        with pytest.raises(OverflowError):
+            records.turns(connection, made["id"], None, 9, 100)
+        # What another release lets go takes its input along.
+        connection.execute("DELETE FROM jobs")
+        assert connection.execute("SELECT count(*) FROM responses").fetchone() == (0,)
+    finally:
+        connection.close()
 
 
 async def status_when(rig: Rig, response_id: str, wanted: str) -> Any:
