@@ -26,7 +26,9 @@ from tests.support.fakes.fake_peers import (
     FakeStream,
     FakeSupervisor,
     FakeWorker,
+    ends,
     fake_peers,
+    plays,
     ready,
     until,
 )
@@ -145,15 +147,9 @@ async def test_it_serves_says_hello_and_beats() -> None:
 async def test_sigterm_lets_streams_finish_and_refuses_new_ones() -> None:
     release = asyncio.Event()
 
-    async def slow(fake: FakeStream) -> None:
-        await fake.accept()
-        await fake.say("so far")
-        await release.wait()
-        await fake.finish(" and the end")
-
     async with (
         fake_peers() as (context, run_dir),
-        supervised(context, run_dir, slow) as (_, worker),
+        supervised(context, run_dir, plays("so far", release, ends(" and the end"))) as (_, worker),
         router_process(run_dir) as started,
         aiohttp.ClientSession() as http,
     ):
@@ -179,13 +175,9 @@ async def test_sigterm_lets_streams_finish_and_refuses_new_ones() -> None:
 
 
 async def test_streams_beyond_the_grace_end_with_an_error_event() -> None:
-    async def endless(fake: FakeStream) -> None:
-        await fake.accept()
-        await fake.say("so far")
-
     async with (
         fake_peers() as (context, run_dir),
-        supervised(context, run_dir, endless) as (_, worker),
+        supervised(context, run_dir, plays("so far")) as (_, worker),
         router_process(run_dir, shutdown_grace_s=0.2) as started,
         aiohttp.ClientSession() as http,
     ):

@@ -11,7 +11,7 @@ import contextlib
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -314,6 +314,62 @@ class FakeStream:
         await self.send(Outputs(failed=(Failed(self.request.stream_id, code, message),)))
 
 
+Script = Callable[[FakeStream], Awaitable[None]]
+
+
+def plays(*steps: str | Delta | tuple[Delta, ...] | asyncio.Event | Script) -> Script:
+    """A script that takes the request and then does each step: it says a text, sends deltas (a
+    tuple of them in one message), waits for an event, or runs another script."""
+
+    async def script(stream: FakeStream) -> None:
+        await stream.accept()
+        await _play(stream, steps)
+
+    return script
+
+
+async def _play(stream: FakeStream, steps: Iterable[Any]) -> None:
+    for step in steps:
+        match step:
+            case str():
+                await stream.say(step)
+            case Delta():
+                await stream.send_deltas(step)
+            case tuple():
+                await stream.send_deltas(*step)
+            case asyncio.Event():
+                await step.wait()
+            case _:
+                await step(stream)
+
+
+def ends(*last: str, **fields: Any) -> Script:
+    """End well: the arguments are those of :meth:`FakeStream.finish`."""
+    return lambda stream: stream.finish(*last, **fields)
+
+
+def fails(code: ErrorCode, message: str) -> Script:
+    """End badly."""
+    return lambda stream: stream.fail(code, message)
+
+
+def refuses(
+    code: ErrorCode, message: str, after: asyncio.Event | None = None, **fields: Any
+) -> Script:
+    """A script that does not take the request, once the event is set."""
+
+    async def script(stream: FakeStream) -> None:
+        await _play(stream, [after] if after else [])
+        await stream.refuse(code, message, **fields)
+
+    return script
+
+
+async def until_cancelled(stream: FakeStream) -> None:
+    """Wait until the router cancels the stream."""
+    await until(lambda: stream.cancelled)
+
+
 class FakeWorker:
     """Binds ``w-<instance>`` and runs ``script`` for every Generate that comes. A task gets the
     messages that ``task_script`` makes of it; ``tasks`` has them all, ``task_blobs`` the bytes of
@@ -327,7 +383,7 @@ class FakeWorker:
         context: zmq.asyncio.Context,
         run_dir: RunDirectory,
         instance: str,
-        script: Callable[[FakeStream], Any],
+        script: Script,
     ) -> None:
         self.instance = instance
         self.script = script

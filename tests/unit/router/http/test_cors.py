@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from lmx.protocol.errors import ErrorCode
-from tests.support.fakes.fake_peers import FakeStream
+from tests.support.fakes.fake_peers import fails, plays, refuses
 from tests.support.rigs.router_rig import MODEL, Rig, chat_body, router_rig
 
 APP = "https://app.example"
@@ -119,8 +119,7 @@ async def test_an_allowed_page_reads_answers_streams_and_errors() -> None:
 
 
 async def test_headers_of_refusals_are_exposed() -> None:
-    async def full(stream: FakeStream) -> None:
-        await stream.refuse(ErrorCode.QUEUE_FULL, "full", retry_after_s=3.0)
+    full = refuses(ErrorCode.QUEUE_FULL, "full", retry_after_s=3.0)
 
     async with router_rig(full, cors_origins=(APP,)) as rig:
         status, headers, _ = await asked(
@@ -131,10 +130,7 @@ async def test_headers_of_refusals_are_exposed() -> None:
 
 
 async def test_a_stream_that_is_lost_says_so_to_a_page() -> None:
-    async def lost(stream: FakeStream) -> None:
-        await stream.accept()
-        await stream.say("so far")
-        await stream.fail(ErrorCode.ENGINE_ERROR, "it broke")
+    lost = plays("so far", fails(ErrorCode.ENGINE_ERROR, "it broke"))
 
     async with router_rig(lost, cors_origins=("*",)) as rig, rig.http.post(
         f"{rig.url}/v1/chat/completions",

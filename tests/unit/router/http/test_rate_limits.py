@@ -14,7 +14,7 @@ from lmx.protocol.messages.specs import ApiKey, RateLimits
 from lmx.router.http.access import key_name
 from lmx.router.http.rate_limits import RateLimiter, reset_text
 from lmx.router.http.token_estimate import estimate_in_steps, estimated_tokens
-from tests.support.fakes.fake_peers import FakeStream, until
+from tests.support.fakes.fake_peers import FakeStream, ends, plays, until
 from tests.support.rigs.router_rig import Rig, answer, chat_body, router_rig
 
 NONE = RateLimits()
@@ -339,10 +339,7 @@ async def test_a_request_at_a_time_and_a_client_that_leaves() -> None:
 async def test_a_job_that_goes_on_after_its_time_out_counts_until_its_end() -> None:
     go_on = asyncio.Event()
 
-    async def slow(stream: FakeStream) -> None:
-        await stream.accept()
-        await go_on.wait()
-        await stream.finish("late", tokens=5)
+    slow = plays(go_on, ends("late", tokens=5))
 
     limits = RateLimits(tokens_per_minute=1000, concurrent_requests=1)
     async with router_rig(slow, key_limits=limits, sync_timeout_s=0.2) as rig:

@@ -9,7 +9,7 @@ from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.data import Generate
 from lmx.protocol.states import ExitCause, FinishReason
 from lmx.router.workers.stream import CREDIT_DELTAS
-from tests.support.fakes.fake_peers import FakeStream, until
+from tests.support.fakes.fake_peers import FakeStream, ends, fails, plays, refuses, until
 from tests.support.rigs.router_rig import (
     MODEL,
     TEXTS,
@@ -132,10 +132,7 @@ async def test_what_the_worker_is_sent(rig: Rig) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_refusal_is_a_real_status_also_for_streams(stream: bool) -> None:
-    async def refuse(fake: FakeStream) -> None:
-        await fake.refuse(
-            ErrorCode.CONTEXT_LENGTH_EXCEEDED, "9000 tokens, 4096 fit", param="messages"
-        )
+    refuse = refuses(ErrorCode.CONTEXT_LENGTH_EXCEEDED, "9000 tokens, 4096 fit", param="messages")
 
     async with router_rig(refuse) as rig:
         status, body = await rig.chat_json(stream=stream)
@@ -149,8 +146,7 @@ async def test_refusal_is_a_real_status_also_for_streams(stream: bool) -> None:
 
 
 async def test_queue_full_is_429_with_retry_after() -> None:
-    async def refuse(fake: FakeStream) -> None:
-        await fake.refuse(ErrorCode.QUEUE_FULL, "32 wait", retry_after_s=2.2)
+    refuse = refuses(ErrorCode.QUEUE_FULL, "32 wait", retry_after_s=2.2)
 
     async with router_rig(refuse) as rig, rig.chat() as response:
         assert response.status == 429
@@ -159,11 +155,7 @@ async def test_queue_full_is_429_with_retry_after() -> None:
 
 
 async def test_failure_before_the_first_token() -> None:
-    async def fail(fake: FakeStream) -> None:
-        await fake.accept()
-        await fake.fail(ErrorCode.ENGINE_ERROR, "no kernel")
-
-    async with router_rig(fail) as rig:
+    async with router_rig(plays(fails(ErrorCode.ENGINE_ERROR, "no kernel"))) as rig:
         status, body = await rig.chat_json()
         lines = await rig.chat_events()
     assert (status, body["error"]["code"]) == (500, "engine_error")
@@ -172,12 +164,7 @@ async def test_failure_before_the_first_token() -> None:
 
 
 async def test_failure_after_the_first_token_is_one_event_and_the_end() -> None:
-    async def fail(fake: FakeStream) -> None:
-        await fake.accept()
-        await fake.say("so far")
-        await fake.fail(ErrorCode.ENGINE_ERROR, "no kernel")
-
-    async with router_rig(fail) as rig:
+    async with router_rig(plays("so far", fails(ErrorCode.ENGINE_ERROR, "no kernel"))) as rig:
         async with rig.chat(stream=True) as response:
             assert response.status == 200
             lines = data_lines(await response.read())
@@ -209,11 +196,7 @@ EXITS = [
 async def test_worker_exit_ends_its_streams_with_the_reason(
     cause: ExitCause, code: str, status: int
 ) -> None:
-    async def begin(fake: FakeStream) -> None:
-        await fake.accept()
-        await fake.say("so far")
-
-    async with router_rig(begin) as rig:
+    async with router_rig(plays("so far")) as rig:
         streaming = asyncio.create_task(rig.chat_events())
         whole = asyncio.create_task(rig.chat_json())
         await rig.worker.stream(1)
@@ -230,21 +213,13 @@ async def test_worker_exit_ends_its_streams_with_the_reason(
 
 @pytest.mark.parametrize("reason", list(FinishReason))
 async def test_every_finish_reason_is_passed_on(reason: FinishReason) -> None:
-    async def end(fake: FakeStream) -> None:
-        await fake.accept()
-        await fake.finish("x", reason=reason)
-
-    async with router_rig(end) as rig:
+    async with router_rig(plays(ends("x", reason=reason))) as rig:
         _, body = await rig.chat_json()
     assert body["choices"][0]["finish_reason"] == reason.value
 
 
 async def test_an_empty_answer() -> None:
-    async def end(fake: FakeStream) -> None:
-        await fake.accept()
-        await fake.finish(tokens=0)
-
-    async with router_rig(end) as rig:
+    async with router_rig(plays(ends(tokens=0))) as rig:
         _, body = await rig.chat_json()
         lines = await rig.chat_events()
     assert body["choices"][0]["message"]["content"] == ""
@@ -273,10 +248,7 @@ async def test_many_streams_at_once_keep_their_text_apart() -> None:
 async def test_pings_while_nothing_comes() -> None:
     release = asyncio.Event()
 
-    async def slow(fake: FakeStream) -> None:
-        await fake.accept()
-        await release.wait()
-        await fake.finish("late")
+    slow = plays(release, ends("late"))
 
     async with router_rig(slow, ping_interval_s=0.05) as rig, rig.chat(stream=True) as response:
         seen = b""

@@ -9,7 +9,7 @@ import pytest
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.data import Delta, Timings, TokenLogprob, ToolCallPart, TopLogprob, Usage
 from lmx.protocol.states import DeltaKind, FinishReason, ModelKind, ToolChoice
-from tests.support.fakes.fake_peers import FakeStream, ready, until
+from tests.support.fakes.fake_peers import FakeStream, ends, plays, ready, until
 from tests.support.rigs.router_rig import INSTANCE, MODEL, Rig, knows, router_rig
 
 WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": {}}}
@@ -149,9 +149,7 @@ async def test_logprobs_come_with_their_text_and_with_bytes() -> None:
 
 
 async def test_speculation_shows_in_the_timings() -> None:
-    async def guess(fake: FakeStream) -> None:
-        await fake.accept()
-        await fake.finish("x", timings=Timings(0, 0, 1, drafted_tokens=10, accepted_tokens=9))
+    guess = plays(ends("x", timings=Timings(0, 0, 1, drafted_tokens=10, accepted_tokens=9)))
 
     async with router_rig(guess) as rig:
         _, body = await rig.chat_json(num_assistant_tokens=5)

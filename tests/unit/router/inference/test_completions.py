@@ -20,7 +20,7 @@ from lmx.protocol.messages.data import (
 from lmx.protocol.states import DeltaKind, ExitCause, FinishReason
 from lmx.router.schema.requests.completions import parse_completion
 from lmx.router.schema.requests.unsupported import COMPLETION
-from tests.support.fakes.fake_peers import FakeStream, until
+from tests.support.fakes.fake_peers import FakeStream, plays, until
 from tests.support.rigs.router_rig import MODEL, TEXTS, Rig, router_rig
 
 PATH = "/v1/completions"
@@ -259,11 +259,7 @@ async def test_a_client_that_leaves_cancels_all_its_prompts() -> None:
 
 
 async def test_a_worker_s_end_is_told_to_a_request_of_many_prompts() -> None:
-    async def begin(fake: FakeStream) -> None:
-        await fake.accept()
-        await fake.say("so far")
-
-    async with router_rig(begin) as rig:
+    async with router_rig(plays("so far")) as rig:
         request = asyncio.create_task(rig.post_events(PATH, prompt=["a", "b"]))
         await rig.worker.stream(1)
         await until(lambda: rig.router.workers.open_streams == 2)

@@ -20,7 +20,7 @@ from lmx.protocol.states import MediaForm, MediaKind
 from lmx.router.media.source import MediaSource
 from lmx.router.schema.requests.conversation.media import ImageReference, ImageUrlPart
 from lmx.router.services import SERVICES
-from tests.support.fakes.fake_peers import FakeStream, ready, until
+from tests.support.fakes.fake_peers import FakeStream, ends, plays, ready, refuses, until
 from tests.support.faults.hostile_server import HostileServer, answer, hostile_server, redirect
 from tests.support.rigs.router_rig import INSTANCE, MODEL, Rig, knows, router_rig
 from tests.support.rigs.router_rig import answer as says
@@ -223,10 +223,7 @@ async def test_a_model_that_takes_text_only_says_which_one_takes_images() -> Non
 
 
 async def test_the_bytes_go_along_when_the_request_is_sent_again() -> None:
-    async def leaves(stream: FakeStream) -> None:
-        await stream.refuse(ErrorCode.MODEL_UNLOADED, "draining")
-
-    async with seeing(leaves) as (rig, server):
+    async with seeing(refuses(ErrorCode.MODEL_UNLOADED, "draining")) as (rig, server):
         server.answers["/"] = answer(PNG)
         other = rig.add_worker("0000000b", says)
         rig.supervisor.acquire_reply = lambda _: Acquired(MODEL, "0000000b")
@@ -245,15 +242,10 @@ def _has(one: object, text: str) -> bool:
 async def test_what_is_held_is_given_back_once_a_worker_has_it() -> None:
     go_on = asyncio.Event()
 
-    async def slowly(stream: FakeStream) -> None:
-        await stream.accept()
-        await go_on.wait()
-        await stream.finish("done", tokens=1)
-
     large = b"\x89PNG\r\n\x1a\n" + bytes(90_000)
     text = base64.b64encode(large).decode()
     part = image_at(text)
-    async with seeing(slowly) as (rig, _):
+    async with seeing(plays(go_on, ends("done", tokens=1))) as (rig, _):
         media = rig.router._runner.app[SERVICES].media
         # Both are accepted, though there is room for one: the first is no longer held.
         tasks = []

@@ -10,7 +10,7 @@ from openai.types.chat import ChatCompletionToolParam, ParsedFunctionToolCall
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.data import Delta, TokenLogprob, ToolCallPart, TopLogprob
 from lmx.protocol.states import DeltaKind, FinishReason
-from tests.support.fakes.fake_peers import FakeStream
+from tests.support.fakes.fake_peers import FakeStream, fails, plays
 from tests.support.rigs.router_rig import MODEL, TEXTS, Rig, answer, router_rig
 
 TEXT = "".join(TEXTS)
@@ -63,10 +63,7 @@ async def test_errors_are_the_library_s_own(rig: Rig) -> None:
 
 
 async def test_an_error_in_a_stream_is_raised_after_the_text() -> None:
-    async def fail(fake: FakeStream) -> None:
-        await fake.accept()
-        await fake.say("so far")
-        await fake.fail(ErrorCode.ENGINE_ERROR, "no kernel")
+    fail = plays("so far", fails(ErrorCode.ENGINE_ERROR, "no kernel"))
 
     async with router_rig(fail) as rig, sdk(rig) as client:
         stream = await client.chat.completions.create(

@@ -15,7 +15,7 @@ from lmx.protocol.states import LoadPhase, SlotState, WorkerState
 from lmx.router.http.api_family import OPENAI
 from lmx.router.http.sse import EventStream
 from lmx.router.inference.answering import with_wait_comments
-from tests.support.fakes.fake_peers import FakeStream, cold, until
+from tests.support.fakes.fake_peers import FakeStream, cold, refuses, until
 from tests.support.rigs.router_rig import (
     MODEL,
     TEXTS,
@@ -160,9 +160,7 @@ async def test_whatever_a_stream_waits_for_it_opens_and_an_error_then_has_its_fo
     body, kind, ping, before = STREAMS[path]
     told = asyncio.Event()
 
-    async def refuse_late(fake: FakeStream) -> None:
-        await told.wait()
-        await fake.refuse(ErrorCode.CONTEXT_LENGTH_EXCEEDED, "too long")
+    refuse_late = refuses(ErrorCode.CONTEXT_LENGTH_EXCEEDED, "too long", after=told)
 
     async with router_rig(refuse_late) as rig:
         async with rig.http.post(rig.url + path, json={**body, "stream": True}) as response:

@@ -14,7 +14,7 @@ from lmx.protocol.messages.tasks import Embed
 from lmx.protocol.states import ExitCause, LoadPhase, SlotState, WorkerState
 from lmx.router.services import SERVICES
 from lmx.router.workers.dispatch import _PAUSES_S
-from tests.support.fakes.fake_peers import FakeStream, FakeSupervisor, cold, ready, until
+from tests.support.fakes.fake_peers import FakeStream, FakeSupervisor, cold, ready, refuses, until
 from tests.support.rigs.router_rig import INSTANCE, MODEL, TEXTS, Rig, answer, knows, router_rig
 
 LOADED = "0000000b"
@@ -188,8 +188,7 @@ async def test_load_time_is_in_the_timings(rig: Rig) -> None:
 # Workers on their way out.
 
 
-async def refuse(fake: FakeStream) -> None:
-    await fake.refuse(ErrorCode.MODEL_UNLOADED, "draining")
+refuse = refuses(ErrorCode.MODEL_UNLOADED, "draining")
 
 
 async def test_a_request_that_meets_workers_on_their_way_out_tries_again() -> None:
@@ -406,10 +405,7 @@ async def test_no_attempt_is_made_after_the_deadline() -> None:
 
 
 async def test_what_another_worker_would_not_change_is_final() -> None:
-    async def drained(fake: FakeStream) -> None:
-        await fake.refuse(ErrorCode.MODEL_DRAINED, "an operator drained it")
-
-    async with router_rig(drained) as rig:
+    async with router_rig(refuses(ErrorCode.MODEL_DRAINED, "an operator drained it")) as rig:
         status, body = await rig.chat_json()
         assert (status, body["error"]["code"]) == (503, "model_drained")
         assert not rig.supervisor.acquires

@@ -28,7 +28,7 @@ from lmx.router.operators.jobs import (
     LiveRequestList,
 )
 from tests.support.clients.answer_check import check_shape
-from tests.support.fakes.fake_peers import FakeStream, cold, until
+from tests.support.fakes.fake_peers import FakeStream, cold, ends, plays, refuses, until
 from tests.support.rigs.router_rig import (
     MODEL,
     TEXTS,
@@ -87,8 +87,7 @@ async def silent(stream: FakeStream) -> None:
     await stream.say("Hel", "lo")
 
 
-async def accepted_only(stream: FakeStream) -> None:
-    await stream.accept()
+accepted_only = plays()
 
 
 async def nothing(_: FakeStream) -> None:
@@ -131,10 +130,7 @@ async def test_a_stream_has_the_record_of_an_answer_that_does_not_stream(rig: Ri
 
 
 async def test_logprobs_are_in_the_record_unless_a_stream_had_them() -> None:
-    async def likely(fake: FakeStream) -> None:
-        await fake.accept()
-        await fake.send_deltas(Delta(0, "hi", 1, logprobs=(TokenLogprob(b"hi", -0.1, 5),)))
-        await fake.finish(tokens=1)
+    likely = plays(Delta(0, "hi", 1, logprobs=(TokenLogprob(b"hi", -0.1, 5),)), ends(tokens=1))
 
     async with router_rig(likely) as rig:
         streamed = json.loads((await rig.chat_events(logprobs=True))[0])
@@ -163,11 +159,7 @@ async def test_what_is_refused_before_it_began_is_no_job(
 ) -> None:
     refused = asyncio.Event()
 
-    async def refuse(fake: FakeStream) -> None:
-        await refused.wait()
-        await fake.refuse(code, "no")
-
-    async with router_rig(refuse) as rig:
+    async with router_rig(refuses(code, "no", after=refused)) as rig:
         request = asyncio.create_task(rig.chat(stream=stream))
         # Its record is written meanwhile, and goes again.
         assert (await only_job(rig))["state"] == "queued"
@@ -180,9 +172,7 @@ async def test_what_is_refused_before_it_began_is_no_job(
 async def test_what_is_refused_after_its_id_was_told_is_a_failed_job() -> None:
     go_on = asyncio.Event()
 
-    async def refuse(stream: FakeStream) -> None:
-        await go_on.wait()
-        await stream.refuse(ErrorCode.CONTEXT_LENGTH_EXCEEDED, "too long", param="messages")
+    refuse = refuses(ErrorCode.CONTEXT_LENGTH_EXCEEDED, "too long", param="messages", after=go_on)
 
     async with router_rig(refuse, sync_timeout_s=0.05) as rig:
         _, body = await rig.chat_json()
@@ -327,13 +317,7 @@ async def test_a_job_in_the_workers_queue_says_so() -> None:
 async def test_the_sync_timeout_tells_the_job_whose_result_comes_later() -> None:
     go_on = asyncio.Event()
 
-    async def slow(stream: FakeStream) -> None:
-        await stream.accept()
-        await stream.say("Hel")
-        await go_on.wait()
-        await stream.finish("lo", tokens=2)
-
-    async with router_rig(slow, sync_timeout_s=0.2) as rig:
+    async with router_rig(plays("Hel", go_on, ends("lo", tokens=2)), sync_timeout_s=0.2) as rig:
         async with rig.chat() as response:
             body = await response.json()
             assert (response.status, body["error"]["code"]) == (504, "sync_timeout")

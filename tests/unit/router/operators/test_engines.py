@@ -14,7 +14,7 @@ from lmx.protocol.messages.inventory import AddModel, RemoveModel
 from lmx.protocol.messages.status import GetStatus, Status
 from lmx.protocol.states import SlotState, WorkerState
 from tests.support.fakes.admin_lines import cold_line, status_line, told_status
-from tests.support.fakes.fake_peers import FakeStream, cold, ready, until
+from tests.support.fakes.fake_peers import cold, ends, plays, ready, until
 from tests.support.rigs.router_rig import INSTANCE, MODEL, Rig, knows, router_rig
 
 GIVEN = {
@@ -211,9 +211,7 @@ async def test_engines_are_listed() -> None:
     assert [one["status"] for one in body["engines"][2:]] == ["loading", "loading", "unloaded"]
 
 
-async def quick(stream: FakeStream) -> None:
-    await stream.accept()
-    await stream.finish("a", tokens=21, timings=Timings(queue_s=0, prefill_s=0, decode_s=0.5))
+quick = plays(ends("a", tokens=21, timings=Timings(queue_s=0, prefill_s=0, decode_s=0.5)))
 
 
 @pytest.mark.parametrize("path", ["org/tiny-model", "org%2Ftiny-model"])

@@ -11,18 +11,14 @@ from lmx.protocol.messages.control import Event, EventList, GetEvents
 from lmx.protocol.messages.inventory import Downloads, DownloadView, GetDownloads
 from lmx.protocol.states import DownloadStatus
 from lmx.router.server import process
-from tests.support.fakes.fake_peers import FakeStream
+from tests.support.fakes.fake_peers import ends, plays
 from tests.support.rigs.router_rig import MODEL, Rig, data_lines, joined_text, router_rig
 
 
 async def test_it_answers_what_is_under_way_and_says_goodbye_on_kept_connections() -> None:
     release = asyncio.Event()
 
-    async def slow(fake: FakeStream) -> None:
-        await fake.accept()
-        await fake.say("so far")
-        await release.wait()
-        await fake.finish(" and the end")
+    slow = plays("so far", release, ends(" and the end"))
 
     async with router_rig(slow) as rig, aiohttp.ClientSession() as other:
         async with other.get(f"{rig.url}/health") as response:

@@ -13,16 +13,14 @@ import pytest
 
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.router.server.sending import _while_it_is_read
-from tests.support.fakes.fake_peers import FakeStream, until
+from tests.support.fakes.fake_peers import ends, plays, until
 from tests.support.rigs.router_rig import MODEL, Rig, chat_body, router_rig
 
 TEXT = "x" * 12_000_000
 """Longer than what the kernel takes for a client that does not read."""
 
 
-async def say_much(stream: FakeStream) -> None:
-    await stream.accept()
-    await stream.finish(TEXT, tokens=1)
+say_much = plays(ends(TEXT, tokens=1))
 
 
 @contextlib.asynccontextmanager

@@ -10,15 +10,14 @@ from lmx.protocol.messages.control import Denied, ReloadConfig, Reloaded
 from lmx.protocol.messages.status import GetStatus, Status
 from lmx.protocol.web_origins import is_loopback
 from tests.support.fakes.admin_lines import told_status
-from tests.support.fakes.fake_peers import FakeStream, until
+from tests.support.fakes.fake_peers import plays, until
 from tests.support.rigs.router_rig import Rig, router_rig
 
 KEY = {"X-Admin-Key": "test-admin-key"}
 RELOAD = "/admin/config/reload"
 
 
-async def accept_only(stream: FakeStream) -> None:
-    await stream.accept()
+accept_only = plays()
 
 
 async def ask(

@@ -19,7 +19,7 @@ from lmx.protocol.wire.codec import encode
 from lmx.router.server.process import Router
 from lmx.router.workers.link import WorkerLink
 from lmx.router.workers.stream import CREDIT_DELTAS
-from tests.support.fakes.fake_peers import FakeStream, FakeSupervisor, cold, ready, until
+from tests.support.fakes.fake_peers import FakeStream, FakeSupervisor, cold, plays, ready, until
 from tests.support.rigs.router_rig import (
     INSTANCE,
     MODEL,
@@ -33,17 +33,14 @@ from tests.support.rigs.router_rig import (
 LOADED = "0000000b"
 
 
-async def accept_only(stream: FakeStream) -> None:
-    await stream.accept()
+accept_only = plays()
 
 
 async def never_answer(stream: FakeStream) -> None:
     """Neither accepted nor refused: still queued, as far as the router knows."""
 
 
-async def begin(stream: FakeStream) -> None:
-    await stream.accept()
-    await stream.say("so far")
+begin = plays("so far")
 
 
 def read_to_end(reader: socket.socket) -> bytes:

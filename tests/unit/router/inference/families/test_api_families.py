@@ -29,7 +29,7 @@ from lmx.router.schema.requests.chat import ChatRequest, parse_chat
 from lmx.router.server import app
 from lmx.router.server.routes import ROUTES
 from lmx.router.services import SERVICES
-from tests.support.fakes.fake_peers import FakeStream, cold, until
+from tests.support.fakes.fake_peers import FakeStream, cold, ends, fails, plays, until
 from tests.support.rigs.router_rig import MODEL, TEXTS, Rig, answer, chat_body, knows, router_rig
 
 PATH = "/toy/messages"
@@ -158,11 +158,7 @@ async def stream_of(rig: Rig, **fields: Any) -> list[tuple[str, dict[str, Any]]]
 
 
 async def test_a_stream_is_in_the_family_s_events() -> None:
-    async def think_first(stream: FakeStream) -> None:
-        await stream.accept()
-        await stream.send_deltas(Delta(0, "hm", 1, kind=DeltaKind.REASONING))
-        await stream.say("hel")
-        await stream.finish("lo", tokens=3)
+    think_first = plays(Delta(0, "hm", 1, kind=DeltaKind.REASONING), "hel", ends("lo", tokens=3))
 
     async with toy_rig(think_first) as rig:
         found = await stream_of(rig)
@@ -201,12 +197,7 @@ async def test_errors_before_a_stream_are_the_family_s() -> None:
 
 
 async def test_an_error_in_a_stream_is_the_family_s_event() -> None:
-    async def fail(stream: FakeStream) -> None:
-        await stream.accept()
-        await stream.say("hel")
-        await stream.fail(ErrorCode.ENGINE_ERROR, "broken")
-
-    async with toy_rig(fail) as rig:
+    async with toy_rig(plays("hel", fails(ErrorCode.ENGINE_ERROR, "broken"))) as rig:
         found = await stream_of(rig)
     error = {"type": "engine_error", "message": "broken"}
     assert found[-1] == ("error", {"type": "error", "error": error})
@@ -241,9 +232,7 @@ async def test_pings_are_the_family_s_while_it_waits_and_while_it_answers(
 
 
 async def test_a_router_that_hangs_says_so_in_the_family_s_words() -> None:
-    async def hold(stream: FakeStream) -> None:
-        await stream.accept()
-        await stream.say("hel")
+    hold = plays("hel")
 
     body = chat_body(stream=True)
     async with toy_rig(hold) as rig, rig.http.post(f"{rig.url}{PATH}", json=body) as response:

@@ -14,7 +14,7 @@ from lmx.router.http.endpoint import Access
 from lmx.router.http.errors import http_status
 from lmx.router.server.routes import ROUTES
 from tests.support.clients.answer_check import check_shape
-from tests.support.fakes.fake_peers import FakeStream
+from tests.support.fakes.fake_peers import fails, plays, refuses
 from tests.support.rigs.router_rig import MODEL, router_rig
 
 HI = {"role": "user", "content": "hi"}
@@ -78,10 +78,7 @@ async def test_refusals(path: str) -> None:
     fields, family = WAYS[path]
     wanted = ErrorCode.INTERNAL
 
-    async def refuses(stream: FakeStream) -> None:
-        await stream.refuse(wanted, "No.")
-
-    async with router_rig(refuses) as rig:
+    async with router_rig(refuses(wanted, "No.")) as rig:
         for wanted in REFUSALS:
             for stream in (True, False):
                 status, body = await rig.post_json(path, model=MODEL, stream=stream, **fields)
@@ -94,12 +91,7 @@ async def test_failures_in_the_middle(path: str) -> None:
     fields, family = WAYS[path]
     wanted = ErrorCode.INTERNAL
 
-    async def fails(stream: FakeStream) -> None:
-        await stream.accept()
-        await stream.send_deltas(Delta(0, "a", 1))
-        await stream.fail(wanted, "It broke.")
-
-    async with router_rig(fails) as rig:
+    async with router_rig(plays(Delta(0, "a", 1), fails(wanted, "It broke."))) as rig:
         for wanted in FAILURES:
             status, body = await rig.post_json(path, model=MODEL, stream=False, **fields)
             assert (status, code_of(body, family)) == (http_status(wanted), wanted.value)

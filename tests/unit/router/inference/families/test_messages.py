@@ -8,7 +8,7 @@ from lmx.protocol.messages.data import Delta, ToolCallPart
 from lmx.protocol.states import DeltaKind, FinishReason
 from lmx.router.http.api_family import ANTHROPIC, AnthropicError
 from tests.support.clients.answer_check import check_shape
-from tests.support.fakes.fake_peers import FakeStream
+from tests.support.fakes.fake_peers import FakeStream, fails, plays
 from tests.support.rigs.router_rig import MODEL, TEXTS, Rig, router_rig
 
 PATH = "/v1/messages"
@@ -93,10 +93,7 @@ async def test_errors_are_anthropic_s() -> None:
 
 
 async def test_an_error_in_a_stream() -> None:
-    async def fail(stream: FakeStream) -> None:
-        await stream.accept()
-        await stream.say("Hel")
-        await stream.fail(ErrorCode.ENGINE_ERROR, "broken")
+    fail = plays("Hel", fails(ErrorCode.ENGINE_ERROR, "broken"))
 
     asked = body(stream=True)
     async with router_rig(fail) as rig, rig.http.post(f"{rig.url}{PATH}", json=asked) as response:

@@ -25,7 +25,7 @@ from lmx.router.schema.requests.ollama.embed import parse_ollama_embed, parse_ol
 from tests.support.clients.answer_check import check_shape
 from tests.support.clients.sdk_types import left_out
 from tests.support.fakes.admin_lines import status_line, told_status
-from tests.support.fakes.fake_peers import FakeStream, ready, until
+from tests.support.fakes.fake_peers import FakeStream, ends, fails, plays, ready, until
 from tests.support.rigs.router_rig import INSTANCE, MODEL, TEXTS, Rig, knows, router_rig
 
 HI = {"role": "user", "content": "hi"}
@@ -120,17 +120,9 @@ async def test_logprobs() -> None:
         scored("é".encode()[1:], -0.125),
         scored(b"!", -2.0),
     ]
-
-    async def scores(stream: FakeStream) -> None:
-        await stream.accept()
-        await stream.send_deltas(
-            Delta(0, "Hm.", 1, kind=DeltaKind.REASONING),
-            Delta(0, "", 1, logprobs=(tokens[0],)),
-            Delta(0, "é", 1, logprobs=(tokens[1],)),
-            Delta(0, "!", 1, logprobs=(tokens[2],)),
-        )
-        await stream.finish(tokens=4)
-
+    answer = zip(("", "é", "!"), tokens, strict=True)
+    said = [Delta(0, text, 1, logprobs=(token,)) for text, token in answer]
+    scores = plays((Delta(0, "Hm.", 1, kind=DeltaKind.REASONING), *said), ends(tokens=4))
     async with router_rig(scores) as rig:
         for path, fields, theirs in (
             ("/api/chat", {"messages": [HI]}, ollama.ChatResponse),
@@ -292,14 +284,9 @@ async def test_errors_are_ollama_s(rig: Rig) -> None:
 
 
 async def test_an_error_in_the_middle_is_a_line() -> None:
-    async def fails(stream: FakeStream) -> None:
-        await stream.accept()
-        await stream.send_deltas(Delta(0, "a", 1))
-        await stream.fail(ErrorCode.ENGINE_ERROR, "It broke.")
-
     body = {"model": MODEL, "messages": [HI]}
     async with (
-        router_rig(fails) as rig,
+        router_rig(plays(Delta(0, "a", 1), fails(ErrorCode.ENGINE_ERROR, "It broke."))) as rig,
         rig.http.post(f"{rig.url}/api/chat", json=body) as response,
     ):
         lines = lines_of(await response.read())

@@ -28,7 +28,7 @@ from lmx.router.rendering.responses.state import ResponseObject, failed
 from tests.support.clients.answer_check import check_shape
 from tests.support.clients.codex_request import PATCH, codex_request
 from tests.support.clients.sdk_types import extras_of
-from tests.support.fakes.fake_peers import FakeStream, until
+from tests.support.fakes.fake_peers import FakeStream, ends, fails, plays, until, until_cancelled
 from tests.support.rigs.router_rig import MODEL, TEXTS, Rig, router_rig
 
 PATH = "/v1/responses"
@@ -122,23 +122,14 @@ async def test_a_custom_tool_and_a_namespace() -> None:
 
 
 async def test_a_response_that_is_cut_or_fails() -> None:
-    async def cut(stream: FakeStream) -> None:
-        await stream.accept()
-        await stream.finish("Hel", reason=FinishReason.LENGTH)
-
-    async with router_rig(cut) as rig:
+    async with router_rig(plays(ends("Hel", reason=FinishReason.LENGTH))) as rig:
         status, made = await post(rig)
         found = await events(rig)
     assert status == 200 and made["status"] == made["output"][0]["status"] == "incomplete"
     assert made["incomplete_details"] == {"reason": "max_output_tokens"}
     assert found[-1]["type"] == "response.incomplete"
 
-    async def fail(stream: FakeStream) -> None:
-        await stream.accept()
-        await stream.say("Hel")
-        await stream.fail(ErrorCode.ENGINE_ERROR, "broken")
-
-    async with router_rig(fail) as rig:
+    async with router_rig(plays("Hel", fails(ErrorCode.ENGINE_ERROR, "broken"))) as rig:
         found = await events(rig)
         assert found[-1]["type"] == "response.failed"
         failed = found[-1]["response"]
@@ -317,12 +308,7 @@ async def test_a_conversation_holds_as_much_as_a_request(monkeypatch: pytest.Mon
 async def test_logprobs_are_shown_and_not_gone_on_with() -> None:
     entry = TokenLogprob(b"hi", -1.0, 1, (TopLogprob(b"hi", -1.0, 1),))
 
-    async def script(stream: FakeStream) -> None:
-        await stream.accept()
-        await stream.send_deltas(Delta(0, "hi", 1, logprobs=(entry,)))
-        await stream.finish()
-
-    async with router_rig(script) as rig:
+    async with router_rig(plays(Delta(0, "hi", 1, logprobs=(entry,)), ends())) as rig:
         _, made = await post(rig, top_logprobs=1)
         assert made["output"][0]["content"][0]["logprobs"]
         assert (await ask(rig, "GET", made["id"]))[1] == made
@@ -352,12 +338,7 @@ async def test_a_response_of_an_earlier_release_is_gone_on_with(tmp_path: Path) 
 async def test_a_response_that_ends_late_is_deleted_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def long(stream: FakeStream) -> None:
-        await stream.accept()
-        await stream.say("secret")
-        await until(lambda: stream.cancelled)
-
-    async with router_rig(long) as rig:
+    async with router_rig(plays("secret", until_cancelled)) as rig:
         body = {"model": MODEL, "input": "hi", "stream": True}
         async with rig.http.post(f"{rig.url}{PATH}", json=body) as response:
             await response.content.readuntil(b"secret")
@@ -427,13 +408,7 @@ async def status_when(rig: Rig, response_id: str, wanted: str) -> Any:
 async def test_a_response_in_the_background() -> None:
     go_on = asyncio.Event()
 
-    async def slowly(stream: FakeStream) -> None:
-        await stream.accept()
-        await stream.say("Hel")
-        await go_on.wait()
-        await stream.finish("lo")
-
-    async with router_rig(slowly) as rig:
+    async with router_rig(plays("Hel", go_on, ends("lo"))) as rig:
         status, begun = await post(rig, background=True)
         # Whoever has the id finds the job, even if the router ends now.
         with closing(sqlite3.connect(rig.spec.jobs_path)) as file:
@@ -478,15 +453,8 @@ async def read_events(rig: Rig, path: str) -> list[dict[str, Any]]:
 async def test_a_stream_in_the_background_can_be_left_and_followed_again() -> None:
     go_on = asyncio.Event()
 
-    async def slowly(stream: FakeStream) -> None:
-        await stream.accept()
-        await stream.say("Hel")
-        await go_on.wait()
-        await stream.say("lo ")
-        await stream.finish("you")
-
     body = {"model": MODEL, "input": "hi", "stream": True, "background": True}
-    async with router_rig(slowly) as rig:
+    async with router_rig(plays("Hel", go_on, "lo ", ends("you"))) as rig:
         async with rig.http.post(f"{rig.url}{PATH}", json=body) as response:
             seen = b""
             while b"Hel" not in seen or not seen.endswith(b"\n\n"):
@@ -515,12 +483,7 @@ async def test_a_stream_in_the_background_that_is_refused_or_cancelled() -> None
         (event,) = await events(rig, background=True)
         assert (event["type"], event["code"]) == ("error", "queue_full")
 
-    async def for_ever(stream: FakeStream) -> None:
-        await stream.accept()
-        await stream.say("Hel")
-        await until(lambda: stream.cancelled)
-
-    async with router_rig(for_ever) as rig:
+    async with router_rig(plays("Hel", until_cancelled)) as rig:
         stream = asyncio.create_task(events(rig, background=True))
         await until(lambda: any(live.tokens for live in rig.router.live.all))
         (live,) = rig.router.live.all
@@ -532,12 +495,7 @@ async def test_a_stream_in_the_background_that_is_refused_or_cancelled() -> None
 
 @pytest.mark.parametrize("method", ["POST", "DELETE"])
 async def test_a_response_in_the_background_is_cancelled(method: str) -> None:
-    async def for_ever(stream: FakeStream) -> None:
-        await stream.accept()
-        await stream.say("Hel")
-        await until(lambda: stream.cancelled)
-
-    async with router_rig(for_ever) as rig:
+    async with router_rig(plays("Hel", until_cancelled)) as rig:
         _, begun = await post(rig, background=True)
         await status_when(rig, begun["id"], "in_progress")
         if method == "POST":
