@@ -11,6 +11,7 @@ import aiohttp
 import yarl
 import zmq.asyncio
 
+from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.messages.specs import ApiKey, LogSpec, RouterSpec
 from lmx.protocol.wire.endpoints import RunDirectory
 from lmx.router.server.process import Router
@@ -56,6 +57,15 @@ class Rig:
         worker = FakeWorker(self.context, self.run_dir, instance, script)
         self.others.append(worker)
         return worker
+
+    async def publish(self, *models: ModelView, **fields: Any) -> None:
+        """Have the supervisor publish these models, and wait until the router knows them."""
+        await self.supervisor.publish(*models, **fields)
+        await until(lambda: knows(self.router, self.supervisor.revision))
+
+    def asked(self, kind: type) -> list[Any]:
+        """The questions of a kind that the supervisor was asked."""
+        return [message for message in self.supervisor.seen if type(message) is kind]
 
     def chat(self, **fields: Any) -> Any:
         """POST a chat request (a context manager, as aiohttp's)."""

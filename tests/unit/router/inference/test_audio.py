@@ -16,7 +16,7 @@ from lmx.protocol.messages.speech import SpokenSegment, SpokenWord, Transcribe, 
 from lmx.protocol.messages.tasks import TaskFinished
 from lmx.protocol.states import ExitCause, MediaForm, MediaKind, ModelKind
 from tests.support.fakes.fake_peers import cold, ready, until
-from tests.support.rigs.router_rig import INSTANCE, MODEL, Rig, data_lines, knows, router_rig
+from tests.support.rigs.router_rig import INSTANCE, MODEL, Rig, data_lines, router_rig
 
 WAV: Final = b"RIFF\x24\x00\x00\x00WAVEfmt " + bytes(28)
 
@@ -43,8 +43,7 @@ def says(task: Transcribe) -> Iterable[Any]:
 
 async def serve(rig: Rig, script: Any = says, kind: ModelKind = ModelKind.TRANSCRIPTION) -> None:
     rig.worker.task_script = script
-    await rig.supervisor.publish(ready(MODEL, INSTANCE, kind=kind), default=MODEL)
-    await until(lambda: knows(rig.router, rig.supervisor.revision))
+    await rig.publish(ready(MODEL, INSTANCE, kind=kind), default=MODEL)
 
 
 def transcribes(rig: Rig) -> list[Transcribe]:
@@ -271,12 +270,11 @@ async def test_models_of_other_kinds_are_refused_with_their_route(rig: Rig) -> N
 
 async def test_without_a_name_the_model_that_hears_is_taken(rig: Rig) -> None:
     rig.worker.task_script = says
-    await rig.supervisor.publish(
+    await rig.publish(
         cold("chat", kind=ModelKind.CHAT),
         ready(MODEL, INSTANCE, kind=ModelKind.TRANSCRIPTION),
         default="chat",
     )
-    await until(lambda: knows(rig.router, rig.supervisor.revision))
     status, answer, _ = await post(rig)
     assert (status, answer["text"]) == (200, TEXT)
 

@@ -9,8 +9,8 @@ import pytest
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.data import Delta, Timings, TokenLogprob, ToolCallPart, TopLogprob, Usage
 from lmx.protocol.states import DeltaKind, FinishReason, ModelKind, ToolChoice
-from tests.support.fakes.fake_peers import FakeStream, ends, plays, ready, until
-from tests.support.rigs.router_rig import INSTANCE, MODEL, Rig, knows, router_rig
+from tests.support.fakes.fake_peers import FakeStream, ends, plays, ready
+from tests.support.rigs.router_rig import INSTANCE, MODEL, Rig, router_rig
 
 WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": {}}}
 
@@ -164,8 +164,7 @@ async def test_a_model_of_another_kind_is_refused_with_its_own_route(
     rig: Rig, kind: ModelKind, route: str
 ) -> None:
     model = ready(MODEL, INSTANCE, kind=kind, capabilities=(kind.value,))
-    await rig.supervisor.publish(model, default=MODEL)
-    await until(lambda: knows(rig.router, rig.supervisor.revision))
+    await rig.publish(model, default=MODEL)
     status, body = await rig.chat_json(stream=True)
     text_status, text_body = await rig.post_json("/v1/completions", prompt="x")
     async with rig.http.get(f"{rig.url}/v1/models/{MODEL}") as response:

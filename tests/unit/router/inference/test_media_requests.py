@@ -22,7 +22,7 @@ from lmx.router.schema.requests.conversation.media import ImageReference, ImageU
 from lmx.router.services import SERVICES
 from tests.support.fakes.fake_peers import FakeStream, ends, plays, ready, refuses, until
 from tests.support.faults.hostile_server import HostileServer, answer, hostile_server, redirect
-from tests.support.rigs.router_rig import INSTANCE, MODEL, Rig, knows, router_rig
+from tests.support.rigs.router_rig import INSTANCE, MODEL, Rig, router_rig
 from tests.support.rigs.router_rig import answer as says
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 4
@@ -202,18 +202,16 @@ async def test_too_many_media_are_refused() -> None:
 async def test_a_model_that_takes_text_only_says_which_one_takes_images() -> None:
     eyes = (MediaKind.IMAGE,)
     async with seeing() as (rig, _):
-        await rig.supervisor.publish(ready(MODEL, INSTANCE, media=()), default=MODEL)
-        await until(lambda: knows(rig.router, rig.supervisor.revision))
+        await rig.publish(ready(MODEL, INSTANCE, media=()), default=MODEL)
         status, told = await rig.chat_json(messages=asking(IMAGE))
         assert (status, told["error"]["code"], told["error"]["param"]) == (
             400, "unsupported_value", PATH,
         )  # fmt: skip
         assert "no model that is configured here takes images" in told["error"]["message"]
-        await rig.supervisor.publish(
+        await rig.publish(
             ready(MODEL, INSTANCE, media=()), ready("b/seeing", "0000000b", media=eyes),
             default=MODEL,
         )  # fmt: skip
-        await until(lambda: knows(rig.router, rig.supervisor.revision))
         status, told = await rig.chat_json(messages=asking(IMAGE))
         assert (status, "takes images: b/seeing" in told["error"]["message"]) == (400, True), told
         # A route takes the one that can.

@@ -24,7 +24,6 @@ from tests.support.rigs.router_rig import (
     chat_body,
     data_lines,
     joined_text,
-    knows,
     router_rig,
 )
 
@@ -35,11 +34,6 @@ LOADED = "0000000b"
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lmx.router.inference.answering.QUIET_S", 0.05)
     monkeypatch.setattr("lmx.router.inference.answering.INTERVAL_S", 0.01)
-
-
-async def publish(rig: Rig, *models: ModelView) -> None:
-    await rig.supervisor.publish(*models)
-    await until(lambda: knows(rig.router, rig.supervisor.revision))
 
 
 def weights(fraction: float) -> ModelView:
@@ -72,14 +66,14 @@ async def test_comments_tell_of_the_load_and_the_answer_is_the_same(
     rig: Rig, path: str, fields: dict[str, Any]
 ) -> None:
     rig.add_worker(LOADED, answer)
-    await publish(rig, cold("big", SlotState.QUEUED, position=2))
+    await rig.publish(cold("big", SlotState.QUEUED, position=2))
     async with rig.http.post(f"{rig.url}{path}", json={**fields, "stream": True}) as response:
         assert response.status == 200
         assert response.headers["X-Request-Id"]
         assert await line_of(response) == ": big waits for memory, 2nd in line"
-        await publish(rig, weights(0.4))
+        await rig.publish(weights(0.4))
         assert await line_of(response) == ": big is loading: weights 40%"
-        await publish(rig, weights(0.8))
+        await rig.publish(weights(0.8))
         assert await line_of(response) == ": big is loading: weights 80%"
         await rig.supervisor.reply(0, Acquired("big", LOADED))
         raw = await response.content.read()
@@ -102,7 +96,7 @@ def shape(line: str) -> Any:
 async def test_a_change_is_told_once_and_silence_is_broken_by_pings() -> None:
     async with router_rig(ping_interval_s=0.1) as rig:
         rig.add_worker(LOADED, answer)
-        await publish(rig, weights(0.4))
+        await rig.publish(weights(0.4))
         async with rig.chat(model="big", stream=True) as response:
             lines = [await line_of(response) for _ in range(4)]
             assert lines == [": big is loading: weights 40%", ": ping", ": ping", ": ping"]
@@ -115,7 +109,7 @@ async def rest(response: aiohttp.ClientResponse) -> bytes:
 
 
 async def test_an_error_after_the_headers_is_an_event(rig: Rig) -> None:
-    await publish(rig, weights(0.4))
+    await rig.publish(weights(0.4))
     async with rig.chat(model="big", stream=True) as response:
         assert (await line_of(response)).startswith(": big is loading")
         await rig.supervisor.reply(0, Denied(ErrorCode.MODEL_LOAD_FAILED, "bad weights"))
@@ -127,7 +121,7 @@ async def test_an_error_after_the_headers_is_an_event(rig: Rig) -> None:
 async def test_an_error_that_comes_soon_keeps_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lmx.router.inference.answering.QUIET_S", 5.0)
     async with router_rig() as rig:
-        await publish(rig, weights(0.4))
+        await rig.publish(weights(0.4))
         rig.supervisor.acquire_reply = lambda _: Denied(ErrorCode.INSUFFICIENT_MEMORY, "too big")
         async with rig.chat(model="big", stream=True) as response:
             assert response.status == 503
@@ -201,7 +195,7 @@ async def test_an_answer_that_comes_late_follows_the_pings(path: str) -> None:
 
 
 async def test_a_client_that_leaves_while_it_reads_comments_leaves_the_load_alone(rig: Rig) -> None:
-    await publish(rig, weights(0.4))
+    await rig.publish(weights(0.4))
     async with rig.chat(model="big", stream=True) as response:
         await line_of(response)
         response.close()

@@ -28,7 +28,7 @@ from lmx.protocol.messages.tasks import (
 )
 from lmx.protocol.states import ModelKind
 from tests.support.fakes.fake_peers import cold, ready, until
-from tests.support.rigs.router_rig import INSTANCE, MODEL, Rig, knows, router_rig
+from tests.support.rigs.router_rig import INSTANCE, MODEL, Rig, router_rig
 
 VECTORS = ((0.5, -1.25, 3.0), (1.0, 0.1, -0.0), (7.5, 8.0, 9.25))
 
@@ -50,17 +50,11 @@ def embeds(task: Any) -> Iterable[Any]:
 
 async def serve(rig: Rig, kind: ModelKind | None, script: Any) -> None:
     rig.worker.task_script = script
-    await rig.supervisor.publish(ready(MODEL, INSTANCE, kind=kind), default=MODEL)
-    await until(lambda: knows(rig.router, rig.supervisor.revision))
-
-
-async def post(rig: Rig, path: str, **body: Any) -> tuple[int, Any]:
-    async with rig.http.post(f"{rig.url}{path}", json=body) as response:
-        return response.status, await response.json()
+    await rig.publish(ready(MODEL, INSTANCE, kind=kind), default=MODEL)
 
 
 async def refused(rig: Rig, path: str, **body: Any) -> dict[str, Any]:
-    status, answer = await post(rig, path, **body)
+    status, answer = await rig.post_json(path, **body)
     assert status == 400, answer
     error: dict[str, Any] = answer["error"]
     return error
@@ -69,7 +63,7 @@ async def refused(rig: Rig, path: str, **body: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v3/embeddings"])
 async def test_vectors_come_in_the_inputs_order(rig: Rig, path: str) -> None:
     await serve(rig, ModelKind.EMBEDDING, embeds)
-    status, answer = await post(rig, path, input=["a", "b", "c"], user="u", dimensions=3)
+    status, answer = await rig.post_json(path, input=["a", "b", "c"], user="u", dimensions=3)
     assert status == 200, answer
     assert answer["object"] == "list"
     assert answer["model"] == MODEL
@@ -84,7 +78,7 @@ async def test_vectors_come_in_the_inputs_order(rig: Rig, path: str) -> None:
 
 async def test_base64_is_float32_in_little_endian(rig: Rig) -> None:
     await serve(rig, ModelKind.EMBEDDING, embeds)
-    _, answer = await post(rig, "/v1/embeddings", input="a", encoding_format="base64")
+    _, answer = await rig.post_json("/v1/embeddings", input="a", encoding_format="base64")
     raw = b64decode(answer["data"][0]["embedding"])
     assert struct.unpack("<3f", raw) == VECTORS[0]
 
@@ -113,7 +107,7 @@ async def test_the_openai_sdk_reads_both_forms(rig: Rig) -> None:
 )
 async def test_forms_of_input(rig: Rig, given: Any, texts: Any, tokens: Any) -> None:
     await serve(rig, ModelKind.EMBEDDING, embeds)
-    status, answer = await post(rig, "/v1/embeddings", input=given)
+    status, answer = await rig.post_json("/v1/embeddings", input=given)
     assert status == 200, answer
     (task,) = rig.worker.tasks
     assert isinstance(task, Embed)
@@ -177,13 +171,13 @@ async def test_a_worker_may_refuse(rig: Rig) -> None:
 )
 async def test_a_worker_that_answers_nonsense_is_no_answer(rig: Rig, script: Any) -> None:
     await serve(rig, ModelKind.EMBEDDING, script)
-    status, answer = await post(rig, "/v1/embeddings", input="a")
+    status, answer = await rig.post_json("/v1/embeddings", input="a")
     assert (status, answer["error"]["code"]) == (500, "protocol_error")
 
 
 async def test_a_client_that_leaves_cancels(rig: Rig) -> None:
     await serve(rig, ModelKind.EMBEDDING, lambda _: ())
-    request = asyncio.create_task(post(rig, "/v1/embeddings", input="a"))
+    request = asyncio.create_task(rig.post_json("/v1/embeddings", input="a"))
     await until(lambda: rig.worker.tasks)
     assert rig.router.workers.open_streams == 1
     request.cancel()
@@ -200,16 +194,15 @@ async def test_a_worker_on_its_way_out_is_replaced(rig: Rig) -> None:
     other = rig.add_worker("0000000b", None)  # type: ignore[arg-type]
     other.task_script = embeds
     rig.supervisor.acquire_reply = lambda _: Acquired(MODEL, "0000000b")
-    status, _ = await post(rig, "/v1/embeddings", input="a")
+    status, _ = await rig.post_json("/v1/embeddings", input="a")
     assert (status, len(rig.worker.tasks), len(other.tasks)) == (200, 1, 1)
 
 
 async def test_a_cold_model_is_loaded_first(rig: Rig) -> None:
     rig.worker.task_script = embeds
     rig.supervisor.acquire_reply = lambda _: Acquired(MODEL, INSTANCE)
-    await rig.supervisor.publish(cold(MODEL), default=MODEL)
-    await until(lambda: knows(rig.router, rig.supervisor.revision))
-    assert (await post(rig, "/v1/embeddings", input="a"))[0] == 200
+    await rig.publish(cold(MODEL), default=MODEL)
+    assert (await rig.post_json("/v1/embeddings", input="a"))[0] == 200
 
 
 def reranks(task: Any) -> Iterable[Any]:
@@ -224,7 +217,7 @@ DOCUMENTS = ["a", {"text": "b"}, "c", "d"]
 @pytest.mark.parametrize("path", ["/v1/rerank", "/rerank", "/v2/rerank"])
 async def test_documents_come_best_first(rig: Rig, path: str) -> None:
     await serve(rig, ModelKind.RERANK, reranks)
-    status, answer = await post(rig, path, query="q", documents=DOCUMENTS)
+    status, answer = await rig.post_json(path, query="q", documents=DOCUMENTS)
     assert status == 200, answer
     assert answer["id"].startswith("rerank-")
     assert answer["model"] == MODEL
@@ -242,8 +235,8 @@ async def test_documents_come_best_first(rig: Rig, path: str) -> None:
 
 async def test_the_best_alone_and_without_their_texts(rig: Rig) -> None:
     await serve(rig, ModelKind.RERANK, reranks)
-    _, answer = await post(
-        rig, "/v1/rerank", query="q", documents=DOCUMENTS, top_n=2, return_documents=False
+    _, answer = await rig.post_json(
+        "/v1/rerank", query="q", documents=DOCUMENTS, top_n=2, return_documents=False
     )
     assert answer["results"] == [
         {"index": 1, "relevance_score": 0.9},
@@ -272,14 +265,14 @@ async def test_a_bad_rerank_request_names_the_field(rig: Rig, body: Any, param: 
 async def test_pairs_are_scored_in_their_order(rig: Rig, path: str) -> None:
     await serve(rig, ModelKind.RERANK, reranks)
     texts = ["a", "b", "c", "d"]
-    status, answer = await post(rig, path, text_1="q", text_2=texts)
+    status, answer = await rig.post_json(path, text_1="q", text_2=texts)
     assert status == 200, answer
     assert (answer["object"], answer["model"]) == ("list", MODEL)
     assert answer["usage"] == {"prompt_tokens": 40, "total_tokens": 40}
     assert [entry["score"] for entry in answer["data"]] == [0.1, 0.9, 0.1, 0.5]
     assert [entry["index"] for entry in answer["data"]] == [0, 1, 2, 3]
-    await post(rig, path, text_1=["q", "r", "s", "t"], text_2=texts)
-    await post(rig, path, text_1=["q"], text_2=texts)
+    await rig.post_json(path, text_1=["q", "r", "s", "t"], text_2=texts)
+    await rig.post_json(path, text_1=["q"], text_2=texts)
     one, each, same = [task for task in rig.worker.tasks if isinstance(task, Rerank)]
     assert (one.query, one.documents, one.queries) == ("q", ("a", "b", "c", "d"), ())
     assert (each.documents, each.queries) == (("a", "b", "c", "d"), ("q", "r", "s", "t"))
@@ -288,7 +281,7 @@ async def test_pairs_are_scored_in_their_order(rig: Rig, path: str) -> None:
 
 async def test_pairs_of_an_embedding_model_are_scored_by_their_cosine(rig: Rig) -> None:
     await serve(rig, ModelKind.EMBEDDING, embeds)
-    status, answer = await post(rig, "/score", text_1="q", text_2=["a", "b"])
+    status, answer = await rig.post_json("/score", text_1="q", text_2=["a", "b"])
     assert status == 200, answer
     scores = [entry["score"] for entry in answer["data"]]
     assert scores == pytest.approx([0.11348, 0.45576], abs=1e-4)
@@ -359,15 +352,15 @@ def tokenizes(task: Any) -> Iterable[Any]:
 
 async def test_tokenize_and_back(rig: Rig) -> None:
     await serve(rig, ModelKind.RERANK, tokenizes)
-    assert await post(rig, "/tokenize", model=MODEL, prompt="hé") == (
+    assert await rig.post_json("/tokenize", model=MODEL, prompt="hé") == (
         200,
         {"count": 2, "max_model_len": 256, "tokens": [5, 6], "token_strs": None},
     )
-    _, answer = await post(
-        rig, "/tokenize", prompt="hé", return_token_strs=True, add_special_tokens=False
+    _, answer = await rig.post_json(
+        "/tokenize", prompt="hé", return_token_strs=True, add_special_tokens=False
     )
     assert answer["token_strs"] == ["h", "é"]
-    assert await post(rig, "/detokenize", tokens=[5, 6]) == (200, {"prompt": "hé"})
+    assert await rig.post_json("/detokenize", tokens=[5, 6]) == (200, {"prompt": "hé"})
     first, second, third = rig.worker.tasks
     assert isinstance(first, Tokenize)
     assert isinstance(second, Tokenize)
@@ -381,14 +374,14 @@ async def test_the_tokens_of_a_conversation_in_anthropic_s_form_are_counted() ->
     turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "So"}]
     async with router_rig() as rig:
         await serve(rig, ModelKind.CHAT, tokenizes)
-        assert await post(
-            rig, "/v1/messages/count_tokens", model=MODEL, messages=turns, system="Be kind."
+        assert await rig.post_json(
+            "/v1/messages/count_tokens", model=MODEL, messages=turns, system="Be kind."
         ) == (200, {"input_tokens": 2})
         (task,) = rig.worker.tasks
         assert isinstance(task, Tokenize) and task.messages is not None
         assert [message["role"] for message in task.messages] == ["system", "user", "assistant"]
         assert task.continue_final_message
-        status, refused_body = await post(rig, "/v1/messages/count_tokens", model=MODEL)
+        status, refused_body = await rig.post_json("/v1/messages/count_tokens", model=MODEL)
         assert (status, refused_body["type"]) == (400, "error")
 
 
@@ -396,8 +389,7 @@ async def test_a_conversation_is_tokenized_with_all_that_its_template_takes() ->
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     async with router_rig() as rig:
         await serve(rig, ModelKind.CHAT, tokenizes)
-        status, answer = await post(
-            rig,
+        status, answer = await rig.post_json(
             "/tokenize",
             messages=[{"role": "user", "content": [{"type": "text", "text": "hi"}]}],
             add_generation_prompt=False,
@@ -446,6 +438,6 @@ async def test_many_vectors_are_whole() -> None:
 
     async with router_rig() as rig:
         await serve(rig, ModelKind.EMBEDDING, script)
-        _, answer = await post(rig, "/v1/embeddings", input=["x"] * count)
+        _, answer = await rig.post_json("/v1/embeddings", input=["x"] * count)
         assert [item["embedding"][0] for item in answer["data"]] == list(range(count))
         assert json.dumps(answer)

@@ -15,15 +15,9 @@ from lmx.protocol.states import ExitCause, LoadPhase, SlotState, WorkerState
 from lmx.router.services import SERVICES
 from lmx.router.workers.dispatch import _PAUSES_S
 from tests.support.fakes.fake_peers import FakeStream, FakeSupervisor, cold, ready, refuses, until
-from tests.support.rigs.router_rig import INSTANCE, MODEL, TEXTS, Rig, answer, knows, router_rig
+from tests.support.rigs.router_rig import INSTANCE, MODEL, TEXTS, Rig, answer, router_rig
 
 LOADED = "0000000b"
-
-
-async def publish(rig: Rig, *models: ModelView) -> None:
-    """Have these models, and wait until the router knows."""
-    await rig.supervisor.publish(*models)
-    await until(lambda: knows(rig.router, rig.supervisor.revision))
 
 
 def loading(fraction: float | None = None, **fields: Any) -> ModelView:
@@ -47,7 +41,7 @@ def waiting(rig: Rig) -> int:
 
 async def test_a_hundred_requests_for_a_cold_model_share_one_acquire(rig: Rig) -> None:
     worker = rig.add_worker(LOADED, answer)
-    await publish(rig, cold("big"))
+    await rig.publish(cold("big"))
     requests = [asyncio.create_task(rig.chat_json(model="big")) for _ in range(100)]
     await until(lambda: waiting(rig) == 100 and rig.supervisor.acquires)
     beats = rig.supervisor.count(RouterBeat)
@@ -71,7 +65,7 @@ async def test_a_hundred_requests_for_a_cold_model_share_one_acquire(rig: Rig) -
 
 async def test_those_who_wait_are_released_in_the_order_of_their_arrival(rig: Rig) -> None:
     worker = rig.add_worker(LOADED, answer)
-    await publish(rig, cold("big"))
+    await rig.publish(cold("big"))
     requests = []
     for number in range(10):
         requests.append(asyncio.create_task(rig.chat_json(model="big", max_tokens=number + 1)))
@@ -83,7 +77,7 @@ async def test_those_who_wait_are_released_in_the_order_of_their_arrival(rig: Ri
 
 async def test_a_full_room_is_429_with_the_time_that_the_load_still_takes(rig: Rig) -> None:
     rig.add_worker(LOADED, answer)
-    await publish(rig, cold("big", SlotState.QUEUED, position=3, max_waiting=2))
+    await rig.publish(cold("big", SlotState.QUEUED, position=3, max_waiting=2))
     requests = [asyncio.create_task(rig.chat_json(model="big")) for _ in range(2)]
     await until(lambda: waiting(rig) == 2)
     async with rig.chat(model="big", stream=True) as response:
@@ -101,7 +95,7 @@ async def test_the_last_client_that_leaves_frees_its_place_and_takes_the_questio
     stream: bool,
 ) -> None:
     rig.add_worker(LOADED, answer)
-    await publish(rig, cold("big", max_waiting=1))
+    await rig.publish(cold("big", max_waiting=1))
     request = asyncio.create_task(rig.chat_json(model="big", stream=stream))
     await until(lambda: waiting(rig) == 1)
     assert (await rig.chat_json(model="big"))[0] == 429
@@ -119,7 +113,7 @@ async def test_the_last_client_that_leaves_frees_its_place_and_takes_the_questio
 
 async def test_the_question_stays_while_others_wait(rig: Rig) -> None:
     rig.add_worker(LOADED, answer)
-    await publish(rig, cold("big"))
+    await rig.publish(cold("big"))
     leaving = asyncio.create_task(rig.chat_json(model="big"))
     await until(lambda: waiting(rig) == 1)
     staying = asyncio.create_task(rig.chat_json(model="big"))
@@ -133,7 +127,7 @@ async def test_the_question_stays_while_others_wait(rig: Rig) -> None:
 
 async def test_each_request_waits_as_long_as_it_may_and_is_told_where_it_stood() -> None:
     async with router_rig(load_wait_s=0.3) as rig:
-        await publish(rig, loading(0.4))
+        await rig.publish(loading(0.4))
         first = asyncio.create_task(rig.chat_json(model="big"))
         await until(lambda: waiting(rig) == 1)
         second = asyncio.create_task(rig.chat_json(model="big"))
@@ -149,7 +143,7 @@ async def test_each_request_waits_as_long_as_it_may_and_is_told_where_it_stood()
 
 async def test_the_supervisor_is_asked_again_while_requests_wait(rig: Rig) -> None:
     rig.add_worker(LOADED, answer)
-    await publish(rig, cold("big"))
+    await rig.publish(cold("big"))
     request = asyncio.create_task(rig.chat_json(model="big"))
     await until(lambda: rig.supervisor.acquires)
     await rig.supervisor.reply(0, Denied(ErrorCode.MODEL_LOADING, "not yet"))
@@ -160,7 +154,7 @@ async def test_the_supervisor_is_asked_again_while_requests_wait(rig: Rig) -> No
 
 
 async def test_a_denied_acquire_is_the_answer_of_all_who_wait(rig: Rig) -> None:
-    await publish(rig, cold("big", SlotState.QUARANTINED))
+    await rig.publish(cold("big", SlotState.QUARANTINED))
     rig.supervisor.acquire_reply = lambda _: Denied(
         ErrorCode.MODEL_QUARANTINED, "crashed 4 times", retry_after_s=30
     )
@@ -176,7 +170,7 @@ async def test_a_denied_acquire_is_the_answer_of_all_who_wait(rig: Rig) -> None:
 
 async def test_load_time_is_in_the_timings(rig: Rig) -> None:
     rig.add_worker(LOADED, answer)
-    await publish(rig, cold("big"))
+    await rig.publish(cold("big"))
     request = asyncio.create_task(rig.chat_json(model="big"))
     await until(lambda: rig.supervisor.acquires)
     await asyncio.sleep(0.2)  # the duration of the load is what is measured
@@ -230,7 +224,7 @@ async def test_a_request_that_comes_back_is_not_refused_for_those_behind_it() ->
 
     async with router_rig() as rig:
         worker = rig.add_worker(LOADED, first_too_late)
-        await publish(rig, cold("big", max_waiting=1))
+        await rig.publish(cold("big", max_waiting=1))
         first = asyncio.create_task(rig.chat_json(model="big", max_tokens=1))
         await until(lambda: rig.supervisor.acquires)
         await rig.supervisor.reply(0, Acquired("big", LOADED))
@@ -286,7 +280,7 @@ async def test_a_worker_that_takes_no_request_up_is_asked_once_more_at_most(
         pass
 
     async with router_rig(silent) as rig:
-        await publish(rig, ready(MODEL, INSTANCE, max_queue_s=0.1))
+        await rig.publish(ready(MODEL, INSTANCE, max_queue_s=0.1))
         rig.supervisor.acquire_reply = lambda question: Acquired(question.model_id, INSTANCE)
         status, body = await rig.chat_json()
         assert (status, body["error"]["code"]) == (503, "worker_lost")
@@ -323,13 +317,13 @@ async def test_a_request_that_no_worker_had_taken_survives_one_crash(
     async with router_rig() as rig:
         for number, instance in enumerate(instances):
             rig.add_worker(instance, silent if number < crashes else answer)
-        await publish(rig, ready("big", instances[0]))
+        await rig.publish(ready("big", instances[0]))
         request = asyncio.create_task(rig.chat_json(model="big"))
         for number in range(crashes):
             await asyncio.wait_for(seen.get(), 90)
             following = Acquired("big", instances[number + 1])
             rig.supervisor.acquire_reply = partial(_always, following)
-            await publish(rig, ready("big", instances[number + 1]))
+            await rig.publish(ready("big", instances[number + 1]))
             await rig.supervisor.exited(instances[number], "big", ExitCause.CRASH, "status 1")
         assert (await request)[0] == status
 
@@ -356,7 +350,7 @@ async def test_a_request_that_its_worker_was_preparing_is_not_tried_on_another(
     async with router_rig() as rig:
         first = rig.add_worker("00000100", hang)
         second = rig.add_worker("00000101", answer)
-        await publish(rig, ready("big", "00000100"))
+        await rig.publish(ready("big", "00000100"))
 
         async def ask_for_trouble() -> tuple[int, Any, Any]:
             async with rig.chat(model="big", max_tokens=1) as response:
@@ -369,7 +363,7 @@ async def test_a_request_that_its_worker_was_preparing_is_not_tried_on_another(
         rig.supervisor.acquire_reply = partial(_always, Acquired("big", "00000101"))
         link = rig.router.workers.link_to("00000100")
         await until(lambda: any(stream.timeout.begun for stream in link._streams.values()))
-        await publish(rig, ready("big", "00000101"))
+        await rig.publish(ready("big", "00000101"))
         await rig.supervisor.exited("00000100", "big", cause, "no token for 120 s")
         found, headers, body = await bad
         assert (found, body["error"]["code"]) == (status, code)
@@ -419,7 +413,7 @@ async def test_without_a_supervisor_warm_models_serve_on_and_cold_ones_are_503(
 ) -> None:
     monkeypatch.setattr("lmx.router.supervisor.model_queues._SILENCE_GRACE_S", 0.3)
     async with router_rig() as rig:
-        await publish(rig, ready(MODEL, INSTANCE), cold("big"))
+        await rig.publish(ready(MODEL, INSTANCE), cold("big"))
         request = asyncio.create_task(rig.chat_json(model="big"))
         await until(lambda: rig.supervisor.acquires)
         rig.supervisor.answers_beats = False
@@ -438,7 +432,7 @@ async def test_without_a_supervisor_warm_models_serve_on_and_cold_ones_are_503(
 
 async def test_who_waits_asks_the_next_supervisor(rig: Rig) -> None:
     rig.add_worker(LOADED, answer)
-    await publish(rig, cold("big"))
+    await rig.publish(cold("big"))
     requests = [asyncio.create_task(rig.chat_json(model="big")) for _ in range(3)]
     await until(lambda: waiting(rig) == 3)
     await rig.supervisor.stop()
@@ -455,13 +449,13 @@ async def test_who_waits_asks_the_next_supervisor(rig: Rig) -> None:
 
 async def test_a_supervisor_that_never_replies_does_not_hold_a_request_for_ever() -> None:
     async with router_rig(load_wait_s=0.2) as rig:
-        await publish(rig, cold("big"))
+        await rig.publish(cold("big"))
         status, body = await asyncio.wait_for(rig.chat_json(model="big"), 90)
     assert (status, body["error"]["code"]) == (503, "model_loading")
 
 
 async def test_the_end_of_the_router_ends_the_waiting(rig: Rig) -> None:
-    await publish(rig, cold("big"))
+    await rig.publish(cold("big"))
     request = asyncio.create_task(rig.chat_json(model="big"))
     await until(lambda: waiting(rig) == 1)
     await rig.router.stop(grace_s=0.0)
@@ -482,7 +476,7 @@ async def test_who_comes_back_to_a_router_that_ends_is_told_so(
 
 
 async def test_tasks_wait_in_the_same_room(rig: Rig) -> None:
-    await publish(rig, cold("big"))
+    await rig.publish(cold("big"))
     request = asyncio.create_task(rig.post_json("/v1/embeddings", model="big", input="x"))
     await until(lambda: waiting(rig) == 1)
     worker = rig.add_worker(LOADED, answer)
@@ -495,7 +489,7 @@ async def test_tasks_wait_in_the_same_room(rig: Rig) -> None:
 
 async def test_an_adapter_waits_in_its_models_line_and_is_named_to_the_worker(rig: Rig) -> None:
     worker = rig.add_worker(LOADED, answer)
-    await publish(rig, cold("big"), cold("sql", base="big"))
+    await rig.publish(cold("big"), cold("sql", base="big"))
     names = ("big", "sql", "sql")
     requests = [asyncio.create_task(rig.chat_json(model=name)) for name in names]
     await until(lambda: waiting(rig) == 3 and rig.supervisor.acquires)

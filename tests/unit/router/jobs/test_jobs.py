@@ -185,8 +185,7 @@ async def test_what_is_refused_after_its_id_was_told_is_a_failed_job() -> None:
 
 async def test_a_model_that_does_not_load_fails_the_jobs_that_waited_for_it(rig: Rig) -> None:
     rig.supervisor.acquire_reply = lambda _: Denied(ErrorCode.MODEL_LOAD_FAILED, "it is broken")
-    await rig.supervisor.publish(cold(MODEL), default=MODEL)
-    await until(lambda: rig.router.supervisor.latest.snapshot.models[0].instance is None)  # type: ignore[union-attr]
+    await rig.publish(cold(MODEL), default=MODEL)
     async with rig.chat() as response:
         assert response.status == 503
         found = await job(rig, response.headers["X-Job-Id"])
@@ -275,8 +274,7 @@ async def test_all_prompts_of_a_completion_are_cancelled_together() -> None:
 
 
 async def test_a_job_that_waits_for_its_model_has_a_place_and_can_be_cancelled(rig: Rig) -> None:
-    await rig.supervisor.publish(cold(MODEL), default=MODEL)
-    await until(lambda: rig.router.supervisor.latest.snapshot.models[0].instance is None)  # type: ignore[union-attr]
+    await rig.publish(cold(MODEL), default=MODEL)
     first = asyncio.create_task(rig.chat_json())
     await until(lambda: rig.router.queues.waiting(MODEL) == 1)
     second = asyncio.create_task(rig.chat_json(stream=True))
@@ -496,11 +494,10 @@ async def test_operators_see_and_cancel_the_requests_of_all() -> None:
 
 async def test_an_embedding_is_under_way_but_no_job(rig: Rig) -> None:
     rig.worker.task_script = lambda _: ()
-    await rig.supervisor.publish(
+    await rig.publish(
         *(replace(model, kind=ModelKind.EMBEDDING) for model in rig.supervisor.models),
         default=MODEL,
     )
-    await until(lambda: rig.router.supervisor.latest.snapshot.revision == 2)  # type: ignore[union-attr]
     request = asyncio.create_task(rig.post_json("/v1/embeddings", model=MODEL, input="a"))
     await until(lambda: rig.worker.tasks)
     _, shown = await get(rig, "/admin/requests", **ADMIN)
@@ -525,12 +522,11 @@ async def test_a_task_that_waits_for_its_second_model_is_shown_there(rig: Rig) -
     rig.supervisor.acquire_reply = lambda question: (
         Denied(ErrorCode.MODEL_LOAD_FAILED, "no") if question.model_id == "big" else None
     )
-    await rig.supervisor.publish(
+    await rig.publish(
         cold("big", kind=ModelKind.EMBEDDING),
         cold("small", kind=ModelKind.EMBEDDING),
         routes=(Route("auto", ("big", "small")),),
     )
-    await until(lambda: rig.router.supervisor.latest.snapshot.revision == 2)  # type: ignore[union-attr]
     request = asyncio.create_task(rig.post_json("/v1/embeddings", model="auto", input="a"))
     await until(lambda: rig.router.queues.waiting("small"))
     [found] = (await get(rig, "/admin/requests", **ADMIN))[1]["data"]

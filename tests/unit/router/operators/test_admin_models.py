@@ -23,7 +23,7 @@ from lmx.protocol.states import SlotState
 from lmx.router.supervisor import queries
 from tests.support.fakes.admin_lines import GIB, last_exit, status_line, told_status
 from tests.support.fakes.fake_peers import cold, ready, until
-from tests.support.rigs.router_rig import Rig, knows, router_rig
+from tests.support.rigs.router_rig import Rig, router_rig
 
 LOAD, UNLOAD = "/admin/models/load", "/admin/models/unload"
 TINY = "org/tiny"
@@ -42,17 +42,8 @@ async def admin_rig(**fields: Any) -> AsyncIterator[Rig]:
                 )
             ),
         }
-        await publish(rig, cold(TINY, aliases=("t",)))
+        await rig.publish(cold(TINY, aliases=("t",)))
         yield rig
-
-
-async def publish(rig: Rig, *models: Any) -> None:
-    await rig.supervisor.publish(*models)
-    await until(lambda: knows(rig.router, rig.supervisor.revision))
-
-
-def asked(rig: Rig, kind: type) -> list[Any]:
-    return [message for message in rig.supervisor.seen if type(message) is kind]
 
 
 async def becomes_ready(rig: Rig, model_id: str = TINY, **fields: Any) -> None:
@@ -75,7 +66,7 @@ async def test_a_load_answers_once_the_model_is_ready(name: str) -> None:
         assert not loading.done()
         await becomes_ready(rig, context_length=2048)
         status, body = await loading
-        assert asked(rig, LoadModel) == [LoadModel(TINY, 2048)]
+        assert rig.asked(LoadModel) == [LoadModel(TINY, 2048)]
     assert status == 200
     took_ms = body.pop("time_to_load_ms")
     assert took_ms > 0
@@ -92,7 +83,7 @@ async def test_a_repository_that_nobody_served_is_loaded_under_its_own_name() ->
     async with admin_rig() as rig:
         loading = asyncio.create_task(rig.admin("POST", LOAD, model_id="org/new"))
         await until(lambda: rig.supervisor.count(LoadModel))
-        assert asked(rig, LoadModel) == [LoadModel("org/new", None)]
+        assert rig.asked(LoadModel) == [LoadModel("org/new", None)]
         await rig.supervisor.publish(cold(TINY), cold("org/new", source="org/new"))
         await becomes_ready(rig, "org/new")
         status, body = await loading
@@ -177,7 +168,7 @@ async def test_a_wrong_field_is_named(body: dict[str, Any], code: str, param: st
 
 async def test_an_unload_answers_once_the_worker_is_gone() -> None:
     async with admin_rig() as rig:
-        await publish(rig, ready(TINY, "0000000b"))
+        await rig.publish(ready(TINY, "0000000b"))
         unloading = asyncio.create_task(rig.admin("POST", UNLOAD, model_id=TINY))
         await until(lambda: rig.supervisor.count(UnloadModel))
         await asyncio.sleep(0)
@@ -202,7 +193,7 @@ async def test_an_unload_whose_memory_is_not_measured_in_time_says_what_was_held
     async with admin_rig() as rig:
         line = status_line(TINY, memory_bytes=4 * GIB, last_exit=last_exit(1, GIB))
         rig.supervisor.replies[GetStatus] = Status(told_status(line))
-        await publish(rig, ready(TINY, "0000000b"))
+        await rig.publish(ready(TINY, "0000000b"))
         unloading = asyncio.create_task(rig.admin("POST", UNLOAD, model_id=TINY))
         await until(lambda: rig.supervisor.count(UnloadModel))
         await rig.supervisor.publish(cold(TINY))
@@ -212,7 +203,7 @@ async def test_an_unload_whose_memory_is_not_measured_in_time_says_what_was_held
 
 async def test_one_that_is_loaded_again_at_once_was_unloaded() -> None:
     async with admin_rig() as rig:
-        await publish(rig, ready(TINY, "0000000b"))
+        await rig.publish(ready(TINY, "0000000b"))
         unloading = asyncio.create_task(rig.admin("POST", UNLOAD, model_id=TINY))
         await until(lambda: rig.supervisor.count(UnloadModel))
         await rig.supervisor.publish(ready(TINY, "0000000c"))
@@ -222,7 +213,7 @@ async def test_one_that_is_loaded_again_at_once_was_unloaded() -> None:
 @pytest.mark.parametrize("slot", [SlotState.COLD, SlotState.HELD, SlotState.QUARANTINED])
 async def test_what_is_not_loaded_is_409(slot: SlotState) -> None:
     async with admin_rig() as rig:
-        await publish(rig, cold(TINY, slot))
+        await rig.publish(cold(TINY, slot))
         status, body = await rig.admin("POST", UNLOAD, model_id=TINY)
         assert not rig.supervisor.count(UnloadModel)
     assert (status, body["error"]["code"]) == (409, "model_not_loaded")
@@ -234,7 +225,7 @@ async def test_an_unknown_model_is_404_and_a_slow_end_504() -> None:
         status, body = await rig.admin("POST", UNLOAD, model_id="nope")
         assert (status, body["error"]["code"]) == (404, "model_not_found")
         assert body["error"]["param"] == "model_id"
-        await publish(rig, ready(TINY, "0000000b"))
+        await rig.publish(ready(TINY, "0000000b"))
         status, body = await rig.admin("POST", UNLOAD, model_id=TINY)
     assert (status, body["error"]["code"]) == (504, "deadline_exceeded")
 
@@ -257,7 +248,7 @@ async def test_a_model_is_deleted(path: str, question: DeleteModel) -> None:
     async with admin_rig() as rig:
         rig.supervisor.replies[DeleteModel] = lambda one: Deleted(one.model_id, 1610612736)
         status, body = await rig.admin("DELETE", f"/admin/models/{path}")
-        assert asked(rig, DeleteModel) == [question]
+        assert rig.asked(DeleteModel) == [question]
     assert (status, body) == (
         200,
         {"success": True, "model_id": question.model_id, "freed_bytes": 1610612736},

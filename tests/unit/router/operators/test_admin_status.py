@@ -11,7 +11,7 @@ from lmx.protocol.messages.status import GetStatus, ModelStatus, Status
 from lmx.protocol.states import SlotState
 from tests.support.fakes.admin_lines import GIB, cold_line, status_line, told_status
 from tests.support.fakes.fake_peers import cold, ready, until
-from tests.support.rigs.router_rig import INSTANCE, MODEL, Rig, knows
+from tests.support.rigs.router_rig import INSTANCE, MODEL, Rig
 
 
 def tell(rig: Rig, *models: ModelStatus, **supervisor: Any) -> None:
@@ -138,8 +138,7 @@ async def test_short_memory_is_degraded_and_serves(rig: Rig) -> None:
 
 async def test_a_model_that_cannot_serve_and_a_missing_supervisor_are_503(rig: Rig) -> None:
     tell(rig, cold_line(MODEL))
-    await rig.supervisor.publish(cold(MODEL, SlotState.QUARANTINED, problem="broken"))
-    await until(lambda: knows(rig.router, rig.supervisor.revision))
+    await rig.publish(cold(MODEL, SlotState.QUARANTINED, problem="broken"))
     status, body = await health(rig)
     assert (status, body["status"]) == (503, "degraded")
     assert "broken" in body["reason"]
@@ -152,10 +151,7 @@ async def test_a_model_that_cannot_serve_and_a_missing_supervisor_are_503(rig: R
 
 
 async def test_kolosals_health_has_its_fields(rig: Rig) -> None:
-    await rig.supervisor.publish(
-        ready("a", INSTANCE, memory_bytes=1 << 30), cold("b", SlotState.FETCHING)
-    )
-    await until(lambda: knows(rig.router, rig.supervisor.revision))
+    await rig.publish(ready("a", INSTANCE, memory_bytes=1 << 30), cold("b", SlotState.FETCHING))
     for path in ("/v1/health", "/health", "/status"):
         async with rig.http.get(f"{rig.url}{path}") as response:
             assert response.status == 200

@@ -11,8 +11,8 @@ from lmx.protocol.states import MediaKind, ModelKind, SlotState
 from lmx.router.operators.catalog import codex_catalog, lm_studio_model
 from lmx.router.supervisor.directory import Directory
 from tests.support.clients.sdk_types import OURS, extras_of
-from tests.support.fakes.fake_peers import cold, ready, until
-from tests.support.rigs.router_rig import MODEL, Rig, knows
+from tests.support.fakes.fake_peers import cold, ready
+from tests.support.rigs.router_rig import MODEL, Rig
 
 CODEX_NEEDS = {
     "slug", "display_name", "supported_reasoning_levels", "shell_type", "visibility",
@@ -111,8 +111,7 @@ def test_lm_studio_s_shape(model: ModelView, wanted: dict[str, object]) -> None:
 )
 async def test_pages_for_anthropic_s_clients(rig: Rig, query: str, ids: str, more: bool) -> None:
     models = [ready(name, f"i{name}") for name in "abcde"]
-    await rig.supervisor.publish(*models, ready("embeds", "i", kind=ModelKind.EMBEDDING))
-    await until(lambda: knows(rig.router, rig.supervisor.revision))
+    await rig.publish(*models, ready("embeds", "i", kind=ModelKind.EMBEDDING))
     headers = {"anthropic-version": "2023-06-01"}
     async with rig.http.get(f"{rig.url}/v1/models?{query}", headers=headers) as response:
         found = await response.json()
@@ -135,8 +134,7 @@ async def test_pages_that_are_not_there(rig: Rig, query: str) -> None:
 
 
 async def test_what_a_transcription_model_takes(rig: Rig) -> None:
-    await rig.supervisor.publish(ready("whisper", "i", kind=ModelKind.TRANSCRIPTION))
-    await until(lambda: knows(rig.router, rig.supervisor.revision))
+    await rig.publish(ready("whisper", "i", kind=ModelKind.TRANSCRIPTION))
     async with rig.http.get(f"{rig.url}/v1/models/whisper") as response:
         found = await response.json()
     assert (found["modalities"], found["capabilities"]) == (["audio"], ["transcription"])

@@ -15,7 +15,7 @@ from lmx.protocol.messages.status import GetStatus, Status
 from lmx.protocol.states import SlotState, WorkerState
 from tests.support.fakes.admin_lines import cold_line, status_line, told_status
 from tests.support.fakes.fake_peers import cold, ends, plays, ready, until
-from tests.support.rigs.router_rig import INSTANCE, MODEL, Rig, knows, router_rig
+from tests.support.rigs.router_rig import INSTANCE, MODEL, Rig, router_rig
 
 GIVEN = {
     "engine_id": "llama-7b",
@@ -24,15 +24,6 @@ GIVEN = {
     "n_gpu_layers": 32,
 }
 PARAMETERS = {"n_ctx": 2048, "n_gpu_layers": 32, "main_gpu_id": 0}
-
-
-def asked(rig: Rig, kind: type) -> list[Any]:
-    return [message for message in rig.supervisor.seen if type(message) is kind]
-
-
-async def publish(rig: Rig, *models: Any) -> None:
-    await rig.supervisor.publish(*models)
-    await until(lambda: knows(rig.router, rig.supervisor.revision))
 
 
 @asynccontextmanager
@@ -67,10 +58,10 @@ async def test_an_engine_is_added_and_loaded() -> None:
         )
         await rig.supervisor.reply(0, Acquired("llama-7b", "0000000b"))
         status, body = await adding
-        assert asked(rig, AddModel) == [
+        assert rig.asked(AddModel) == [
             AddModel("llama-7b", "/models/llama-7b-q4.gguf", 2048, PARAMETERS)
         ]
-        assert asked(rig, LoadModel) == [LoadModel("llama-7b", None)]
+        assert rig.asked(LoadModel) == [LoadModel("llama-7b", None)]
         assert not rig.supervisor.count(RemoveModel)
     assert status == 201
     assert body == {
@@ -86,7 +77,7 @@ async def test_the_same_again_is_the_same() -> None:
         rig.supervisor.acquire_reply = lambda one: Acquired(one.model_id, INSTANCE)
         body = {"engine_id": MODEL, "model_path": "/m"}
         assert (await rig.admin("POST", "/engines", **body))[0] == 201
-        assert asked(rig, AddModel)[0].parameters == {
+        assert rig.asked(AddModel)[0].parameters == {
             "n_ctx": 4096,
             "n_gpu_layers": 100,
             "main_gpu_id": 0,
@@ -96,13 +87,13 @@ async def test_the_same_again_is_the_same() -> None:
 @pytest.mark.parametrize("given", [{}, {"n_ctx": 4096}])
 async def test_a_context_that_was_not_chosen_may_be_the_models_own(given: dict[str, int]) -> None:
     async with engine_rig() as rig:
-        await publish(rig, ready(MODEL, INSTANCE, context_length=2048))
+        await rig.publish(ready(MODEL, INSTANCE, context_length=2048))
         rig.supervisor.acquire_reply = lambda one: Acquired(one.model_id, INSTANCE)
         status, body = await rig.admin(
             "POST", "/engines", engine_id=MODEL, model_path="/m", **given
         )
-        assert asked(rig, AddModel)[0].context_length == 4096
-        assert asked(rig, AddModel)[0].context_at_most is not bool(given)
+        assert rig.asked(AddModel)[0].context_length == 4096
+        assert rig.asked(AddModel)[0].context_at_most is not bool(given)
     assert (status, body["parameters"]["n_ctx"]) == (201, 2048), "what it runs with"
 
 
@@ -139,7 +130,7 @@ async def test_what_cannot_be_loaded_is_removed_again() -> None:
         assert not adding.done(), "a list of the engines would still have it"
         await rig.supervisor.publish(ready(MODEL, INSTANCE))
         status, body = await adding
-        assert asked(rig, RemoveModel) == [RemoveModel("llama-7b")]
+        assert rig.asked(RemoveModel) == [RemoveModel("llama-7b")]
     assert (status, body["error"]["message"]) == (507, "too big")
 
 
@@ -164,7 +155,7 @@ async def test_a_quarantine_is_told_by_what_led_to_it() -> None:
 async def test_a_slow_load_and_a_model_that_was_there_stay(was_there: bool) -> None:
     async with engine_rig(load_wait_s=0.3) as rig:
         if was_there:
-            await publish(rig, cold("llama-7b"))
+            await rig.publish(cold("llama-7b"))
             rig.supervisor.acquire_reply = lambda _: Denied(ErrorCode.MODEL_LOAD_FAILED, "no")
         adding = asyncio.create_task(rig.admin("POST", "/engines", **GIVEN))
         await added(rig)
@@ -194,8 +185,7 @@ async def test_a_wrong_field_is_named(fields: dict[str, Any], code: str, param: 
 
 async def test_engines_are_listed() -> None:
     async with engine_rig() as rig:
-        await publish(
-            rig,
+        await rig.publish(
             ready("a", "0000000a", source="/models/a"),
             cold("org/b", source="org/b"),
             cold("c", SlotState.QUEUED),
@@ -219,7 +209,7 @@ async def test_the_status_of_an_engine(path: str) -> None:
     async with engine_rig(script=quick) as rig:
         line = status_line(MODEL, parameters={**PARAMETERS, "n_gpu_layers": 7})
         rig.supervisor.replies[GetStatus] = Status(told_status(line))
-        await publish(rig, ready(MODEL, INSTANCE, context_length=2048))
+        await rig.publish(ready(MODEL, INSTANCE, context_length=2048))
         status, body = await rig.admin("GET", f"/engines/{path}/status")
         assert status == 200
         assert body["performance"] == {"last_inference_tps": 0.0, "total_requests": 42}
@@ -241,7 +231,7 @@ async def test_the_status_of_what_was_never_loaded() -> None:
     async with engine_rig() as rig:
         line = cold_line("b", weights_bytes=None, context_bytes=None, problem="no folder")
         rig.supervisor.replies[GetStatus] = Status(told_status(line))
-        await publish(rig, cold("b"))
+        await rig.publish(cold("b"))
         status, body = await rig.admin("GET", "/engines/b/status")
     assert (status, body["status"], body["problem"]) == (200, "unloaded", "no folder")
     assert body["parameters"] == {"n_ctx": None, "n_gpu_layers": 100, "main_gpu_id": 0}

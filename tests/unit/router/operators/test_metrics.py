@@ -21,7 +21,7 @@ from tests.support.fakes.admin_lines import cold_line, status_line, told_status
 from tests.support.fakes.fake_peers import FakeStream, cold, ready, until
 from tests.support.references.metric_lint import problems
 from tests.support.references.promtool import check_metrics, obtain_promtool
-from tests.support.rigs.router_rig import INSTANCE, MODEL, Rig, knows, router_rig
+from tests.support.rigs.router_rig import INSTANCE, MODEL, Rig, router_rig
 
 KEY = {"X-Admin-Key": "test-admin-key"}
 
@@ -81,8 +81,7 @@ async def counted(rig: Rig, requests: int) -> Any:
 async def test_metrics_are_those_of_the_supervisor_s_status(rig: Rig) -> None:
     rig.supervisor.replies[GetStatus] = Status(STATUS)
     rig.supervisor.replies[GetDownloads] = Downloads((DOWNLOAD,))
-    await rig.supervisor.publish(ready(MODEL, INSTANCE), cold("big", SlotState.QUEUED))
-    await until(lambda: knows(rig.router, rig.supervisor.revision))
+    await rig.publish(ready(MODEL, INSTANCE), cold("big", SlotState.QUEUED))
     waiting = asyncio.create_task(rig.chat_json(model="big"))
     await until(lambda: rig.router.queues.waiting("big") == 1)
     found = samples(await scrape(rig))
@@ -134,8 +133,7 @@ async def test_metrics_are_those_of_the_supervisor_s_status(rig: Rig) -> None:
 
 
 async def test_without_a_supervisor_metrics_are_what_the_router_knows(rig: Rig) -> None:
-    await rig.supervisor.publish(ready(MODEL, INSTANCE, memory_bytes=77))
-    await until(lambda: knows(rig.router, rig.supervisor.revision))
+    await rig.publish(ready(MODEL, INSTANCE, memory_bytes=77))
     await rig.chat_json()
     await counted(rig, 1)
     early = samples(await scrape(rig))
@@ -213,8 +211,7 @@ async def test_requests_are_counted_once_and_as_they_ended() -> None:
 async def test_a_model_that_leaves_takes_its_series_with_it_and_totals_stay(rig: Rig) -> None:
     assert (await rig.chat_json())[0] == 200
     before = await counted(rig, 1)
-    await rig.supervisor.publish(ready("other", INSTANCE))
-    await until(lambda: knows(rig.router, rig.supervisor.revision))
+    await rig.publish(ready("other", INSTANCE))
     after = await figures(rig)
     text = await scrape(rig)
     assert list(before["per_model"]) == [MODEL]

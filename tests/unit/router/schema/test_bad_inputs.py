@@ -63,7 +63,6 @@ from tests.support.rigs.budgets import examples
 from tests.support.rigs.router_rig import MODEL, Rig, chat_body, router_rig
 
 CHAT_PATH = "/v1/chat/completions"
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 
 def part(**fields: Any) -> bytes:
@@ -82,79 +81,23 @@ NOT_BASE64 = "data:image/png;base64,@@@"
 CONTENT = "messages[0].content[1]"
 MIB = 2**20
 
-# What is sent, the status, the code, the path.
+# What is sent, the status, the code, the path. The faults of single fields are in the tests of the
+# schemas.
 TABLE: dict[str, tuple[bytes, int, str, str | None]] = {
-    "too many stops": (body(stop=["a"] * 65), 400, "invalid_value", "stop"),
-    "a stop that is a number": (body(stop=5), 400, "invalid_type", "stop"),
-    "stops that are numbers": (body(stop=[5]), 400, "invalid_type", "stop[0]"),
-    "a negative limit": (body(max_tokens=-2), 400, "invalid_value", "max_tokens"),
-    "no tokens": (body(max_tokens=0), 400, "invalid_value", "max_tokens"),
-    "two limits": (
-        body(max_tokens=1, max_completion_tokens=2), 400, "invalid_value", "max_tokens"),
+    "no conversation": (
+        b'{"model": "%b"}' % MODEL.encode(), 400, "missing_required_parameter", "messages"),
     "two penalties": (
         body(repeat_penalty=1.1, repetition_penalty=1.2), 400, "invalid_value", "repeat_penalty"),
     "two efforts": (
         body(think="low", reasoning={"effort": "high"}), 400, "invalid_value", "think"),
-    "no messages": (body(messages=[]), 400, "invalid_value", "messages"),
-    "no conversation": (
-        b'{"model": "%b"}' % MODEL.encode(), 400, "missing_required_parameter", "messages"),
-    "messages as text": (body(messages="hi"), 400, "invalid_type", "messages"),
-    "a role that there is not": (
-        body(messages=[{"role": "robot", "content": "x"}]), 400, "invalid_value",
-        "messages[0].role"),
-    "no content": (
-        body(messages=[{"role": "user"}]), 400, "missing_required_parameter",
-        "messages[0].content"),
-    "a tool's answer to nothing": (
-        body(messages=[{"role": "tool", "content": "42"}]), 400, "missing_required_parameter",
-        "messages[0].tool_call_id"),
-    "no answers": (body(n=0), 400, "invalid_value", "n"),
     "half an answer": (body(n=1.5), 400, "invalid_type", "n"),
-    "too many answers": (body(n=129), 400, "invalid_value", "n"),
-    "fewer made than given": (body(n=3, best_of=2), 400, "invalid_value", "best_of"),
     "an unknown model": (body(model="gpt-9"), 404, "model_not_found", "model"),
-    "a model that is a number": (body(model=5), 400, "invalid_type", "model"),
     "a path as a model": (body(model="../../etc/passwd"), 404, "model_not_found", "model"),
-    "hot": (body(temperature=2.5), 400, "invalid_value", "temperature"),
     "infinite": (
         body(temperature=0).replace(b": 0}", b": 1e999}"), 400, "invalid_value", "temperature"),
-    "not a number": (
-        body(temperature=0).replace(b": 0}", b": NaN}"), 400, "invalid_json", None),
-    "a seed beyond 64 bits": (body(seed=2**64), 400, "invalid_value", "seed"),
-    "a bias on no token": (body(logit_bias={"a": 1}), 400, "invalid_value", "logit_bias.a"),
-    "too many top logprobs": (
-        body(logprobs=True, top_logprobs=21), 400, "invalid_value", "top_logprobs"),
-    "top logprobs of nothing": (body(top_logprobs=2), 400, "invalid_value", "top_logprobs"),
-    "an unknown choice of tools": (
-        body(tools=[TOOL], tool_choice="perhaps"), 400, "invalid_value", "tool_choice"),
-    "a choice of no tool": (
-        body(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "g"}}),
-        400, "invalid_value", "tool_choice.function.name"),
-    "a choice without tools": (body(tool_choice="required"), 400, "invalid_value", "tool_choice"),
-    "parameters that are no schema": (
-        body(tools=[{"type": "function", "function": {"name": "f", "parameters": "x"}}]),
-        400, "invalid_type", "tools[0].function.parameters"),
-    "an unknown form": (
-        body(response_format={"type": "yaml"}), 400, "invalid_value", "response_format.type"),
-    "a form without its schema": (
-        body(response_format={"type": "json_schema"}), 400, "missing_required_parameter",
-        "response_format.json_schema"),
-    "a schema that is none": (
-        body(response_format={"type": "json_schema", "json_schema": {"schema": 5}}),
-        400, "invalid_type", "response_format.json_schema.schema"),
-    "a number no schema can hold": (
-        body(tools=[{"type": "function", "function": {"name": "f", "parameters": {"x": 10**40}}}]),
-        400, "invalid_value", "tools[0].function.parameters.x"),
     "a bad image": (
         part(type="image_url", image_url={"url": NOT_BASE64}), 400, "invalid_media",
         f"{CONTENT}.image_url"),
-    "an image without a source": (
-        part(type="image_url"), 400, "missing_required_parameter", f"{CONTENT}.image_url"),
-    "an image with no source in it": (
-        part(type="image_url", image_url={}), 400, "missing_required_parameter",
-        f"{CONTENT}.image_url"),
-    "a file": (part(type="file", file={"file_id": "f"}), 400, "unsupported_value",
-               f"{CONTENT}.type"),
     "a path as an image": (
         part(type="image_url", image_url="file:///etc/passwd"), 400, "invalid_value",
         f"{CONTENT}.image_url"),
@@ -175,18 +118,11 @@ TABLE: dict[str, tuple[bytes, int, str, str | None]] = {
     "inline video": (
         part(type="input_video", input_video={"data": "@", "format": "mp4"}),
         400, "invalid_media", f"{CONTENT}.input_video"),
-    "usage of no stream": (
-        body(stream_options={"include_usage": True}), 400, "invalid_value", "stream_options"),
-    "20,000 deep": (
-        b'{"messages": ' + b"[" * 20_000 + b"]" * 20_000 + b"}", 400, "invalid_json", None),
     "a key twice": (
         body(temperature=0).replace(b': 0}', b': 0, "temperature": 1}'), 400, "invalid_json",
         None),
     "half a surrogate pair": (
         body(user="x").replace(b'"x"', b'"\\ud800"'), 400, "invalid_json", None),
-    "not UTF-8": (body(user="x").replace(b'"x"', b'"\xff"'), 400, "invalid_json", None),
-    "nothing": (b"", 400, "invalid_json", None),
-    "a list": (b"[]", 400, "invalid_type", None),
     "a word": (b'"hi"', 400, "invalid_type", None),
     "null": (b"null", 400, "invalid_type", None),
     "a form": (b"model=x&prompt=y", 400, "invalid_json", None),
@@ -194,17 +130,9 @@ TABLE: dict[str, tuple[bytes, int, str, str | None]] = {
 }  # fmt: skip
 
 COMPLETIONS: dict[str, tuple[bytes, int, str, str | None]] = {
-    "no prompt": (completion(prompt=None), 400, "invalid_type", "prompt"),
-    "an empty list": (completion(prompt=[]), 400, "invalid_value", "prompt"),
     "a number": (completion(prompt=5), 400, "invalid_type", "prompt"),
-    "an object": (completion(prompt={}), 400, "invalid_type", "prompt"),
-    "mixed": (completion(prompt=["a", 5]), 400, "invalid_type", "prompt[1]"),
-    "no such token": (completion(prompt=[1, -1]), 400, "invalid_value", "prompt[1]"),
     "a huge token": (completion(prompt=[10**30]), 400, "invalid_value", "prompt[0]"),
-    "too many prompts": (completion(prompt=["a"] * 129), 400, "invalid_value", "prompt"),
-    "too many answers": (completion(prompt=["a"] * 65, n=2), 400, "invalid_value", "n"),
     "a suffix": (completion(suffix="x"), 400, "unsupported_value", "suffix"),
-    "too many logprobs": (completion(logprobs=6), 400, "invalid_value", "logprobs"),
 }
 
 

@@ -21,7 +21,6 @@ from tests.support.rigs.router_rig import (
     Rig,
     chat_body,
     data_lines,
-    knows,
     router_rig,
 )
 
@@ -302,7 +301,7 @@ async def test_an_unknown_model_is_404_with_the_known_ones(rig: Rig) -> None:
 
 
 async def test_models(rig: Rig) -> None:
-    await rig.supervisor.publish(
+    await rig.publish(
         ready(
             MODEL,
             INSTANCE,
@@ -313,7 +312,6 @@ async def test_models(rig: Rig) -> None:
         ),
         cold("big", SlotState.FETCHING, source="/private/models/big"),
     )
-    await until(lambda: knows(rig.router, rig.supervisor.revision))
     for prefix in ("/v1", "/v3"):
         async with rig.http.get(f"{rig.url}{prefix}/models") as response:
             listed = await response.json()
@@ -359,8 +357,7 @@ async def test_health_names_no_models_to_who_has_no_key() -> None:
         for problem in (None, "/secret place/model is gone"):
             if problem is not None:
                 lost = cold(MODEL, SlotState.COLD, failed=True, problem=problem)
-                await rig.supervisor.publish(replace(lost, source="/secret place/model"))
-                await until(lambda: knows(rig.router, rig.supervisor.revision))
+                await rig.publish(replace(lost, source="/secret place/model"))
             for path in ("/health", "/healthz", "/v1/health", "/status", "/"):
                 for headers in ({}, *keys, {"X-Admin-Key": rig.spec.admin_key}):
                     async with rig.http.get(f"{rig.url}{path}", headers=headers) as response:
@@ -373,15 +370,13 @@ async def test_health_names_no_models_to_who_has_no_key() -> None:
 async def test_health_when_the_only_model_can_never_be_loaded() -> None:
     async with router_rig(beat_interval_s=5.0) as rig:
         lost = cold(MODEL, SlotState.COLD, failed=True, problem="there is no folder /nowhere")
-        await rig.supervisor.publish(lost)
-        await until(lambda: knows(rig.router, rig.supervisor.revision))
+        await rig.publish(lost)
         status, body = await get_health(rig)
         assert (status, body["status"]) == (503, "unhealthy")
         assert "there is no folder [path]" in body["reason"]
         # Another one has a chance, as the same one has that is loaded all the same.
         for models in ((lost, cold("b", SlotState.COLD)), (ready(MODEL, INSTANCE, failed=True),)):
-            await rig.supervisor.publish(*models)
-            await until(lambda: knows(rig.router, rig.supervisor.revision))
+            await rig.publish(*models)
             assert (await get_health(rig))[0] == 200
 
 
@@ -401,8 +396,7 @@ async def test_health_follows_what_can_be_served(slot: SlotState, status: int) -
     # A supervisor counts as silent after five beats, which a busy machine may be late by.
     async with router_rig(beat_interval_s=5.0) as rig:
         loading = {"worker": WorkerState.LOADING} if slot is SlotState.OCCUPIED else {}
-        await rig.supervisor.publish(cold("m", slot, problem="crashed 4 times", **loading))
-        await until(lambda: knows(rig.router, rig.supervisor.revision))
+        await rig.publish(cold("m", slot, problem="crashed 4 times", **loading))
         got, body = await get_health(rig)
         assert got == status
         assert body["engines"] == {"loaded": 0, "unloaded": 1, "total": 1}
@@ -411,8 +405,7 @@ async def test_health_follows_what_can_be_served(slot: SlotState, status: int) -
 
 
 async def test_health_without_supervisor_or_models_is_503(rig: Rig) -> None:
-    await rig.supervisor.publish()
-    await until(lambda: knows(rig.router, rig.supervisor.revision))
+    await rig.publish()
     status, body = await get_health(rig)
     assert (status, body["reason"]) == (503, "no model is configured")
     rig.supervisor.answers_beats = False
@@ -424,16 +417,13 @@ async def test_health_without_supervisor_or_models_is_503(rig: Rig) -> None:
 
 async def test_health_is_degraded_while_nothing_can_be_loaded(rig: Rig) -> None:
     why = "the machine is short of memory"
-    await rig.supervisor.publish(ready(MODEL, INSTANCE), cold("m"), no_loads=why)
-    await until(lambda: knows(rig.router, rig.supervisor.revision))
+    await rig.publish(ready(MODEL, INSTANCE), cold("m"), no_loads=why)
     status, body = await get_health(rig)
     assert (status, body["status"], body["reason"]) == (200, "degraded", why)
-    await rig.supervisor.publish(cold("m"), no_loads=why)
-    await until(lambda: knows(rig.router, rig.supervisor.revision))
+    await rig.publish(cold("m"), no_loads=why)
     status, body = await get_health(rig)
     assert (status, body["status"], why in body["reason"]) == (503, "unhealthy", True)
-    await rig.supervisor.publish(ready(MODEL, INSTANCE))
-    await until(lambda: knows(rig.router, rig.supervisor.revision))
+    await rig.publish(ready(MODEL, INSTANCE))
     rig.supervisor.answers_beats = False
     await until(lambda: not rig.router.supervisor.alive)
     status, body = await get_health(rig)

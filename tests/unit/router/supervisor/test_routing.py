@@ -22,7 +22,7 @@ from lmx.router.supervisor.routing import (
     routes_by_leader,
 )
 from lmx.router.workers.fallback import NOT_LOADED, first_loaded
-from tests.support.fakes.fake_peers import cold, ready, until
+from tests.support.fakes.fake_peers import cold, ready
 from tests.support.rigs.router_rig import (
     INSTANCE,
     MODEL,
@@ -30,7 +30,6 @@ from tests.support.rigs.router_rig import (
     answer,
     chat_body,
     data_lines,
-    knows,
     router_rig,
 )
 
@@ -260,12 +259,11 @@ async def with_route(rig: Rig, *names: str) -> None:
     rig.supervisor.acquire_reply = lambda question: (
         LOAD_FAILED if question.model_id == "big" else Acquired(question.model_id, INSTANCE)
     )
-    await rig.supervisor.publish(
+    await rig.publish(
         cold("big", kind=CHAT, created_s=2),
         cold(MODEL, kind=CHAT, created_s=1),
         routes=(Route("auto", names),),
     )
-    await until(lambda: knows(rig.router, rig.supervisor.revision))
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -317,14 +315,13 @@ async def test_a_stream_that_has_begun_to_wait_goes_on_with_the_next(
 
 
 async def test_routes_in_the_lists_of_models(rig: Rig) -> None:
-    await rig.supervisor.publish(
+    await rig.publish(
         ready(MODEL, INSTANCE, kind=CHAT, aliases=("tiny",), capabilities=("tools",),
               family="llama", created_s=1),
         cold("org/Qwen3-8B-4bit", kind=CHAT, media=(MediaKind.IMAGE, MediaKind.VIDEO)),
         cold("embedder", kind=EMBEDDING),
         default="tiny", routes=(Route("mine", ("org/Qwen3-8B-4bit", MODEL)),),
     )  # fmt: skip
-    await until(lambda: knows(rig.router, rig.supervisor.revision))
     for name in ("auto", "chat", "mine", "tiny"):
         async with rig.http.get(f"{rig.url}/v1/models/{name}") as response:
             assert (await response.json())["id"] == MODEL
@@ -351,8 +348,7 @@ async def test_routes_in_the_lists_of_models(rig: Rig) -> None:
 
 async def test_the_wrong_kind_by_its_own_name_is_told_its_route() -> None:
     async with router_rig(answer) as rig:
-        await rig.supervisor.publish(cold("embedder", kind=EMBEDDING))
-        await until(lambda: knows(rig.router, rig.supervisor.revision))
+        await rig.publish(cold("embedder", kind=EMBEDDING))
         status, body = await rig.chat_json(model="embedder")
         assert (status, body["error"]["param"]) == (400, "model")
         assert "/v1/embeddings" in body["error"]["message"]

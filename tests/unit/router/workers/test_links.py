@@ -26,7 +26,6 @@ from tests.support.rigs.router_rig import (
     Rig,
     chat_body,
     joined_text,
-    knows,
     router_rig,
 )
 
@@ -230,8 +229,7 @@ async def test_links_close_when_their_instance_leaves_unless_streams_are_open() 
     async with router_rig(slow) as rig:
         request = asyncio.create_task(rig.chat_events())
         await rig.worker.stream()
-        await rig.supervisor.publish(cold(MODEL))
-        await until(lambda: knows(rig.router, rig.supervisor.revision))
+        await rig.publish(cold(MODEL))
         assert INSTANCE in rig.router.workers.instances
         release.set()
         assert (await request)[-1] == "[DONE]"
@@ -241,8 +239,7 @@ async def test_links_close_when_their_instance_leaves_unless_streams_are_open() 
 
 async def test_an_instance_that_is_not_there_goes_through_acquire() -> None:
     async with router_rig(worker_silence_s=0.3) as rig:
-        await rig.supervisor.publish(ready(MODEL, "deadbeef"))
-        await until(lambda: knows(rig.router, rig.supervisor.revision))
+        await rig.publish(ready(MODEL, "deadbeef"))
         rig.supervisor.acquire_reply = lambda question: Acquired(question.model_id, INSTANCE)
         status, _ = await rig.chat_json()
         assert status == 200
@@ -254,8 +251,7 @@ async def test_an_instance_that_is_not_there_goes_through_acquire() -> None:
 async def test_a_lost_snapshot_heals_through_the_revision_of_a_beat(rig: Rig) -> None:
     rig.supervisor.publishes = False
     asked = rig.supervisor.count(GetSnapshot)
-    await rig.supervisor.publish(ready(MODEL, INSTANCE), cold("new"))
-    await until(lambda: knows(rig.router, rig.supervisor.revision))
+    await rig.publish(ready(MODEL, INSTANCE), cold("new"))
     assert rig.supervisor.count(GetSnapshot) == asked + 1
 
 
@@ -312,5 +308,4 @@ async def test_garbage_on_the_sockets_is_dropped() -> None:
         await rig.supervisor.publish_raw(b"\x93garbage")
         await fake.finish(" fine")
         assert joined_text(await request) == "so far fine"
-        await rig.supervisor.publish(cold("still-heard"))
-        await until(lambda: knows(rig.router, rig.supervisor.revision))
+        await rig.publish(cold("still-heard"))

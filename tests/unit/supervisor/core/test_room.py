@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from lmx.protocol.errors import ErrorCode, UnavailableError
+from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages import control
 from lmx.protocol.messages.status import ReturnedMemory, WorkerFigures
 from lmx.protocol.states import ExitCause, MemoryPressure, SlotState, WorkerState
@@ -437,14 +437,6 @@ def test_reset_in_a_backoff_goes_on_for_the_operator_who_waits() -> None:
     assert rig.slot("a").state is SlotState.BACKOFF
     rig.operate(control.ResetModel("a"))
     assert rig.state("a") == "starting"
-
-
-def test_a_model_whose_fetch_failed_is_an_event() -> None:
-    rig = CoreRig({"a": 100})
-    rig.actions.remote.add("a")
-    rig.ask("a")
-    rig.core.fetch_ended("a", UnavailableError(ErrorCode.DOWNLOAD_FAILED, "no network"), 1.0)
-    assert rig.noted("model.not_started") == [("a", {"code": "download_failed"})]
 
 
 def test_a_load_that_can_never_work_is_quarantined_at_once() -> None:

@@ -401,15 +401,3 @@ def test_a_refusal_counts_as_busy_until_the_next_beat() -> None:
     worker, _ = step(worker, replace(beat(), idle_for_s=0.4), 4.0)
     assert not worker.busy
     assert worker.idle_since_s == 3.6
-
-
-def test_every_state_survives_what_a_worker_may_say_late() -> None:
-    """All worker messages in every living state: allowed, or an error that shows the past."""
-    stopping, _ = step(ready(), STOP, 3.0)
-    for event in EVENTS:
-        after, _ = step(stopping, event, 3.1)
-        assert after.state in (WorkerState.STOPPING, WorkerState.EXITED)
-    gone, _ = step(stopping, ProcessExited(0), 4.0)
-    for event in EVENTS:
-        with pytest.raises(LifecycleError, match="before that: spawned"):
-            step(gone, event, 5.0)

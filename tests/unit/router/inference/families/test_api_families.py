@@ -30,7 +30,7 @@ from lmx.router.server import app
 from lmx.router.server.routes import ROUTES
 from lmx.router.services import SERVICES
 from tests.support.fakes.fake_peers import FakeStream, cold, ends, fails, plays, until
-from tests.support.rigs.router_rig import MODEL, TEXTS, Rig, answer, chat_body, knows, router_rig
+from tests.support.rigs.router_rig import MODEL, TEXTS, Rig, answer, chat_body, router_rig
 
 PATH = "/toy/messages"
 
@@ -218,8 +218,7 @@ async def test_pings_are_the_family_s_while_it_waits_and_while_it_answers(
 
     async with toy_rig(slow, ping_interval_s=0.05) as rig:
         rig.add_worker("0000000b", slow)
-        await rig.supervisor.publish(cold("big", SlotState.QUEUED, position=2))
-        await until(lambda: knows(rig.router, rig.supervisor.revision))
+        await rig.publish(cold("big", SlotState.QUEUED, position=2))
         reading = asyncio.create_task(stream_of(rig, model="big"))
         await until(lambda: rig.supervisor.acquires)
         await asyncio.sleep(0.3)

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from lmx.protocol.errors import ErrorCode
-from lmx.protocol.messages.data import Delta
 from lmx.router.http.api_family import ANTHROPIC, ERROR_BODIES, OLLAMA, OPENAI, ApiFamily
 from lmx.router.http.endpoint import Access
 from lmx.router.http.errors import http_status
 from lmx.router.server.routes import ROUTES
 from tests.support.clients.answer_check import check_shape
-from tests.support.fakes.fake_peers import fails, plays, refuses
+from tests.support.fakes.fake_peers import plays
 from tests.support.rigs.router_rig import MODEL, router_rig
 
 HI = {"role": "user", "content": "hi"}
@@ -78,7 +77,7 @@ async def test_refusals(path: str) -> None:
     fields, family = WAYS[path]
     wanted = ErrorCode.INTERNAL
 
-    async with router_rig(refuses(wanted, "No.")) as rig:
+    async with router_rig(lambda stream: stream.refuse(wanted, "No.")) as rig:
         for wanted in REFUSALS:
             for stream in (True, False):
                 status, body = await rig.post_json(path, model=MODEL, stream=stream, **fields)
@@ -91,7 +90,7 @@ async def test_failures_in_the_middle(path: str) -> None:
     fields, family = WAYS[path]
     wanted = ErrorCode.INTERNAL
 
-    async with router_rig(plays(Delta(0, "a", 1), fails(wanted, "It broke."))) as rig:
+    async with router_rig(plays("a", lambda stream: stream.fail(wanted, "It broke."))) as rig:
         for wanted in FAILURES:
             status, body = await rig.post_json(path, model=MODEL, stream=False, **fields)
             assert (status, code_of(body, family)) == (http_status(wanted), wanted.value)

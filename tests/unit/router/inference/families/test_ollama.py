@@ -25,8 +25,8 @@ from lmx.router.schema.requests.ollama.embed import parse_ollama_embed, parse_ol
 from tests.support.clients.answer_check import check_shape
 from tests.support.clients.sdk_types import left_out
 from tests.support.fakes.admin_lines import status_line, told_status
-from tests.support.fakes.fake_peers import FakeStream, ends, fails, plays, ready, until
-from tests.support.rigs.router_rig import INSTANCE, MODEL, TEXTS, Rig, knows, router_rig
+from tests.support.fakes.fake_peers import FakeStream, ends, fails, plays, ready
+from tests.support.rigs.router_rig import INSTANCE, MODEL, TEXTS, Rig, router_rig
 
 HI = {"role": "user", "content": "hi"}
 CALL = {"function": {"name": "f", "arguments": {"a": 1}}}
@@ -298,8 +298,7 @@ async def test_an_error_in_the_middle_is_a_line() -> None:
 
 async def test_the_lists(rig: Rig) -> None:
     sizes = {"needed_bytes": 9, "disk_bytes": 5, "memory_bytes": 7}
-    await rig.supervisor.publish(ready(MODEL, INSTANCE, **sizes), default=MODEL)
-    await until(lambda: knows(rig.router, rig.supervisor.revision))
+    await rig.publish(ready(MODEL, INSTANCE, **sizes), default=MODEL)
     async with rig.http.get(f"{rig.url}/api/tags") as response:
         tags = await response.json()
     known(ollama.ListResponse, tags)
@@ -342,8 +341,7 @@ def test_results_belong_to_their_calls() -> None:
 async def test_models_of_one_source_are_told_apart(rig: Rig) -> None:
     """llm's plugin takes names with one digest for names of one model, and asks for any of them."""
     one = ready("thinks", "i", kind=ModelKind.CHAT)
-    await rig.supervisor.publish(one, replace(one, model_id="does not"))
-    await until(lambda: knows(rig.router, rig.supervisor.revision))
+    await rig.publish(one, replace(one, model_id="does not"))
     async with rig.http.get(f"{rig.url}/api/tags") as response:
         listed = (await response.json())["models"]
     assert len({one["digest"] for one in listed}) == len(listed) == 2
