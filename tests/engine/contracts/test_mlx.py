@@ -9,15 +9,10 @@ import mlx.nn as nn
 import pytest
 
 from lmx.worker.mlx.media.slices import Slicer
-from tests.support.references.private_parts import CPU, PARTS, SLICES, Part, find, said
+from tests.support.references.private_parts import CPU, PARTS, SLICES, said
 
 pytestmark = pytest.mark.engine
 LIBRARY = "mlx"
-
-
-@pytest.mark.parametrize("part", PARTS[LIBRARY], ids=lambda part: part.where)
-def test_it_is_there(part: Part) -> None:
-    assert find(LIBRARY, part) is not None
 
 
 def test_layers_look_it_up_when_they_are_called(monkeypatch: pytest.MonkeyPatch) -> None:

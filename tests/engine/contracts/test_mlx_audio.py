@@ -4,19 +4,13 @@ import inspect
 from pathlib import Path
 
 import mlx.core as mx
-import pytest
 
 from lmx.worker.mlx.speech.load import load_network
 from tests.support.models.whisper_models import make_tiny_whisper
-from tests.support.references.private_parts import FIELDS, PARTS, Part, find, said
+from tests.support.references.private_parts import FIELDS, said
 from tests.support.rigs.device import near
 
 LIBRARY = "mlx-audio"
-
-
-@pytest.mark.parametrize("part", PARTS[LIBRARY], ids=lambda part: part.where)
-def test_it_is_there(part: Part) -> None:
-    find(LIBRARY, part)
 
 
 def test_a_whisper_is_made_of_layers_that_can_be_called_alone(tmp_path: Path) -> None:

@@ -8,15 +8,10 @@ from mlx_vlm.generate.ar import _extend_cache
 from mlx_vlm.models.cache import BatchKVCache, KVCache
 from mlx_vlm.models.paddleocr_vl import paddleocr_vl
 
-from tests.support.references.private_parts import FIELDS, PARTS, Part, find, said
+from tests.support.references.private_parts import FIELDS, said
 
 pytestmark = pytest.mark.engine
 LIBRARY = "mlx-vlm"
-
-
-@pytest.mark.parametrize("part", PARTS[LIBRARY], ids=lambda part: part.where)
-def test_it_is_there(part: Part) -> None:
-    assert find(LIBRARY, part) is not None
 
 
 def filled(tokens: int) -> KVCache:

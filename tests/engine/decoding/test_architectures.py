@@ -107,8 +107,7 @@ def test_a_prompts_logprobs_are_those_of_one_forward(runner: EngineRunner, plain
     prompt = prompt_of(50)
     other = runner.admit(prompt_of(5), GREEDY, 100)
     row = runner.admit(prompt, GREEDY, 2, top_logprobs=None, prompt_logprobs=1)
-    while row in runner.live:
-        runner.step()
+    runner.finish_row(row)
     runner.remove(other)
     logprobs = plain.logprobs(prompt)
     scores = runner.started[row].prompt_scores

@@ -124,11 +124,9 @@ def test_a_row_that_leaves_midway_changes_nothing_for_others(tiny: EngineRunner)
     expected = tiny.alone("Count to ten, please.", GREEDY, 24)
     leaving = tiny.admit(QUESTION, HOT, 100)
     staying = tiny.admit("Count to ten, please.", GREEDY, 24)
-    while len(tiny.tokens[staying]) < 4:
-        tiny.step()
+    tiny.until(lambda: len(tiny.tokens[staying]) >= 4)
     tiny.remove(leaving)
-    while len(tiny.tokens[staying]) < 8:
-        tiny.step()
+    tiny.until(lambda: len(tiny.tokens[staying]) >= 8)
     tiny.admit("Once more", HOT, 4)
     tiny.finish()
     assert tiny.tokens[staying] == expected
@@ -137,8 +135,7 @@ def test_a_row_that_leaves_midway_changes_nothing_for_others(tiny: EngineRunner)
 def test_rows_advance_together(tiny: EngineRunner) -> None:
     first = tiny.admit("a", GREEDY, 20)
     second = tiny.admit("b", GREEDY, 20)
-    while not tiny.tokens[second]:
-        tiny.step()
+    tiny.until(lambda: tiny.tokens[second])
     lead = len(tiny.tokens[first]) - len(tiny.tokens[second])
     while tiny.live:
         assert first not in tiny.live or len(tiny.tokens[first]) == lead + len(tiny.tokens[second])
@@ -148,8 +145,7 @@ def test_rows_advance_together(tiny: EngineRunner) -> None:
 
 def test_rows_go_on_while_a_long_prompt_is_prefilled(tiny: EngineRunner) -> None:
     row = tiny.admit("a", GREEDY, 100)
-    while not tiny.tokens[row]:
-        tiny.step()
+    tiny.until(lambda: tiny.tokens[row])
     prompt = tiny.encode("x" * 150)
     long = tiny.admit(prompt, GREEDY, 2)
     chunks, made = [], []
@@ -173,8 +169,7 @@ def test_the_last_token_of_a_prompt_takes_no_pass_of_its_own(
 ) -> None:
     """A pass over one token reads all weights, as one over a token of every row does."""
     other = tiny.admit("a", GREEDY, 100)
-    while not tiny.tokens[other]:
-        tiny.step()
+    tiny.until(lambda: tiny.tokens[other])
     passes: list[list[int]] = []
 
     def noting(run: Callable[..., mx.array]) -> Callable[..., mx.array]:
@@ -219,11 +214,9 @@ def test_after_the_last_chunk_every_row_has_its_token_in_one_step(tiny: EngineRu
     """Rows that have waited for a chunk don't wait for two steps behind it. After that, the steps
     run ahead again."""
     row = tiny.admit("a", GREEDY, 100)
-    while not tiny.tokens[row]:
-        tiny.step()
+    tiny.until(lambda: tiny.tokens[row])
     long = tiny.admit("x" * 50, GREEDY, 20)
-    while long not in tiny.started:
-        tiny.step()
+    tiny.until(lambda: long in tiny.started)
     assert {token.sequence_id for token in tiny.step().tokens} == {row, long}
     made = [len(tiny.step().tokens) for _ in range(4)]
     assert made == [0, 2, 2, 2]
@@ -233,8 +226,7 @@ def test_after_the_last_chunk_every_row_has_its_token_in_one_step(tiny: EngineRu
 
 def test_a_short_prompt_passes_a_long_one_that_came_first(tiny: EngineRunner) -> None:
     beside = tiny.admit("a", GREEDY, 400)
-    while not tiny.tokens[beside]:
-        tiny.step()
+    tiny.until(lambda: tiny.tokens[beside])
     long = tiny.admit("x" * 300, GREEDY, 2)
     tiny.step()
     short = tiny.admit("y", GREEDY, 2)
@@ -246,13 +238,11 @@ def test_a_short_prompt_passes_a_long_one_that_came_first(tiny: EngineRunner) ->
 
 def test_a_short_prompt_passes_no_more_important_one(tiny: EngineRunner) -> None:
     beside = tiny.admit("a", GREEDY, 400)
-    while not tiny.tokens[beside]:
-        tiny.step()
+    tiny.until(lambda: tiny.tokens[beside])
     important = tiny.admit("x" * 300, GREEDY, 2, priority=-1)
     tiny.step()
     short = tiny.admit("y", GREEDY, 2)
-    while important not in tiny.started:
-        tiny.step()
+    tiny.until(lambda: important in tiny.started)
     assert short not in tiny.started
     tiny.finish_row(short)
     tiny.remove(beside)
@@ -335,8 +325,7 @@ def test_a_prompts_embeddings_are_not_kept(tiny_dir: Path) -> None:
 def test_a_step_lasts_as_long_as_its_chunk(real: EngineRunner) -> None:
     """Else the chunks' work would pile up in the last one, and nothing could get between."""
     other = real.admit("a", GREEDY, 100)
-    while not real.tokens[other]:
-        real.step()
+    real.until(lambda: real.tokens[other])
     row = real.admit("one two three", GREEDY, 2)
     took_s = []
     while row not in real.started:
@@ -418,8 +407,7 @@ def test_a_row_whose_constraint_raises_fails_alone(
 ) -> None:
     expected = tiny.alone("b", GREEDY, 20)
     beside = tiny.admit("b", GREEDY, 20)
-    while not tiny.tokens[beside]:
-        tiny.step()
+    tiny.until(lambda: tiny.tokens[beside])
     row = tiny.admit("a", HOT, 20, constraint=broken)
     tiny.finish()
     assert isinstance(tiny.failed.pop(row), RuntimeError)
@@ -436,8 +424,7 @@ def test_a_row_whose_prefill_raises_fails_alone(
     """As for an array that is too large for the device; where another row decodes."""
     expected = tiny.alone("b", GREEDY, 20)
     beside = tiny.admit("b", GREEDY, 20)
-    while not tiny.tokens[beside]:
-        tiny.step()
+    tiny.until(lambda: tiny.tokens[beside])
     row = tiny.admit(list(range(2 * LEAST_TOKENS + 1)), HOT, 20)
     forward = Forward.prompt
     results = iter([forward] * calls)
@@ -474,8 +461,7 @@ def test_shrinking_between_steps_gives_memory_back_and_changes_no_token(tiny_dir
     runner = EngineRunner(spec_of(tiny_dir, prefix_cache=PrefixCacheSpec(64 << 20)))
     runner.alone("z" * 300, GREEDY, 3)
     row = runner.admit("y" * 300, GREEDY, 60)
-    while len(runner.tokens[row]) < 20:
-        runner.step()
+    runner.until(lambda: len(runner.tokens[row]) >= 20)
     runner.resident.shrink()
     assert mx.get_cache_memory() == 0
     runner.finish()
@@ -525,12 +511,10 @@ def test_rows_that_decode_wait_for_no_disk(
     assert waits
     waits.clear()
     beside = runner.admit("b", GREEDY, 100)
-    while not runner.tokens[beside]:
-        runner.step()
+    runner.until(lambda: runner.tokens[beside])
     waits.clear()
     row = runner.admit(prompt, GREEDY, 2)
-    while row in runner.live:
-        runner.step()
+    runner.finish_row(row)
     assert not waits
 
 

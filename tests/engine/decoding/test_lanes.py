@@ -61,8 +61,7 @@ def test_a_long_row_and_short_ones_are_each_as_alone(runner: EngineRunner) -> No
     short = [[5, 6, 7], list(range(1, 40))]
     expected = [runner.alone(prompt, HOT, 30) for prompt in (LONG, *short)]
     rows = [runner.admit(prompt, HOT, 30) for prompt in (short[0], LONG, short[1])]
-    while rows[1] not in runner.started:
-        runner.step()
+    runner.until(lambda: rows[1] in runner.started)
     runner.finish()
     made = [runner.tokens[row] for row in rows]
     assert made == [expected[1], expected[0], expected[2]]
@@ -71,18 +70,14 @@ def test_a_long_row_and_short_ones_are_each_as_alone(runner: EngineRunner) -> No
 @everywhere
 def test_short_rows_are_not_padded_to_the_long_one(runner: EngineRunner) -> None:
     long = runner.admit(LONG, GREEDY, 400)
-    while not runner.tokens[long]:
-        runner.step()
+    runner.until(lambda: runner.tokens[long])
     rows = [runner.admit([token, 2, 3], GREEDY, 400) for token in (4, 5, 6)]
-    for row in rows:
-        while not runner.tokens[row]:
-            runner.step()
+    runner.until(lambda: all(runner.tokens[row] for row in rows))
     inner: Any = runner.generator
     lengths = [[len(row.tokens) for row in lane.rows] for lane in inner._rows._lanes._lanes]
     assert [len(lane) for lane in lengths] == [3, 1]
     before = len(runner.tokens[long])
-    while len(runner.tokens[long]) < before + 5:
-        runner.step()
+    runner.until(lambda: len(runner.tokens[long]) >= before + 5)
     runner.clear()
     assert runner.generator.step().tokens == []
 
@@ -93,16 +88,13 @@ def test_the_longer_rows_pay_for_the_change_to_them(
     model = make_tiny_model(tmp_path / "model", "llama")
     runner = EngineRunner(spec_of(model, max_decode_stall_s=10))
     long = runner.admit(LONG, GREEDY, 1000)
-    while not runner.tokens[long]:
-        runner.step()
+    runner.until(lambda: runner.tokens[long])
     short = runner.admit([4, 5, 6], GREEDY, 1000)
     # Every step takes a second, and so does the wait for what was drawn ahead.
     monkeypatch.setattr(lanes, "time", SimpleNamespace(perf_counter=itertools.count().__next__))
-    while len(runner.tokens[short]) < 20:
-        runner.step()
+    runner.until(lambda: len(runner.tokens[short]) >= 20)
     before = len(runner.tokens[short]), len(runner.tokens[long])
-    while len(runner.tokens[short]) < before[0] + 100:
-        runner.step()
+    runner.until(lambda: len(runner.tokens[short]) >= before[0] + 100)
     made = len(runner.tokens[long]) - before[1]
     runner.clear()
     # The two seconds are half of the time that at least four steps take.
@@ -117,11 +109,9 @@ def test_a_prompt_is_read_though_the_longer_rows_are_always_due(
     monkeypatch.setattr(length_buckets, "_SHARE", 1e9)
     runner = EngineRunner(spec_of(make_tiny_model(tmp_path / "model", "llama")))
     long = runner.admit(LONG, GREEDY, 1000)
-    while not runner.tokens[long]:
-        runner.step()
+    runner.until(lambda: runner.tokens[long])
     short = runner.admit([4, 5, 6], GREEDY, 1000)
-    while not runner.tokens[short]:
-        runner.step()
+    runner.until(lambda: runner.tokens[short])
     runner.admit(list(range(1, 100)), GREEDY, 5)
     before = len(runner.tokens[short]), len(runner.tokens[long])
     kinds: list[str] = []
@@ -142,8 +132,7 @@ def test_short_rows_wait_for_one_step_of_others_and_read_nothing_of_theirs(
     monkeypatch.setattr(length_buckets, "_SHARE", 1e9)
     runner = EngineRunner(spec_of(make_tiny_model(tmp_path / "model", "llama")))
     long = runner.admit(LONG, GREEDY, 1000)
-    while not runner.tokens[long]:
-        runner.step()
+    runner.until(lambda: runner.tokens[long])
     done: list[str] = []
     padding: list[int] = []
     step, advance = DecodeBatch.step, PromptPrefill.advance

@@ -61,8 +61,7 @@ def preempt(runner: EngineRunner, sequence_id: int) -> Callable[[], None]:
 
 
 def run_until(runner: EngineRunner, sequence_id: int, tokens: int) -> None:
-    while len(runner.tokens[sequence_id]) < tokens:
-        runner.step()
+    runner.until(lambda: len(runner.tokens[sequence_id]) >= tokens)
 
 
 def test_a_preempted_row_has_the_tokens_and_scores_that_it_has_alone(
@@ -149,8 +148,7 @@ def test_all_that_a_preempted_row_computed_is_found_in_the_prefix_cache(folder: 
     tokens = len(runner.tokens[row])
     del runner.started[row]
     come_back()
-    while row not in runner.started:
-        runner.step()
+    runner.until(lambda: row in runner.started)
     assert runner.started[row].cached_tokens == len(PROMPT) + tokens - 1
     runner.remove(other)
     runner.finish()
@@ -159,8 +157,7 @@ def test_all_that_a_preempted_row_computed_is_found_in_the_prefix_cache(folder: 
 def test_a_search_is_not_preempted(folder: Path) -> None:
     runner = EngineRunner(spec_of(folder, max_decode_stall_s=10))
     row = runner.admit(OTHER, GREEDY, 10, beam=BeamSearch(2, 1.0, frozenset({3})))
-    while row not in runner.started:
-        runner.step()
+    runner.until(lambda: row in runner.started)
     assert runner.generator.preempt(row) is None
     runner.finish()
     assert len(runner.found[row]) == 2

@@ -132,8 +132,7 @@ def test_a_preempted_row_goes_on(runner: EngineRunner) -> None:
     expected = cold(runner, prompt, HOT, 30)
     row = runner.admit(prompt, HOT, 30, cache_salt="preempted")
     other = runner.admit(prompt_of(20, 5), HOT, 400, cache_salt="preempted")
-    while len(runner.tokens[row]) < 12:
-        runner.step()
+    runner.until(lambda: len(runner.tokens[row]) >= 12)
     runner.flush()
     made = runner.generator.preempt(row)
     assert made is not None

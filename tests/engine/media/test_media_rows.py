@@ -66,8 +66,7 @@ def test_only_the_beginning_before_another_picture_is_shared(engine: Seeing) -> 
 
 def test_encoding_takes_steps_of_its_own(engine: Seeing) -> None:
     talking = engine.admit("Tell me a story.", max_tokens=40)
-    while not engine.tokens[talking]:
-        engine.step()
+    engine.until(lambda: engine.tokens[talking])
     prompt = engine.prompt(WHAT, picture(14), picture(15))
     assert prompt.media is not None
     seeing = engine.ask(prompt, 2)

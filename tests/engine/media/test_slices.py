@@ -61,8 +61,7 @@ def test_a_large_picture_is_the_same_in_slices(folder: Path) -> None:
 def test_other_rows_decode_between_the_slices(folder: Path) -> None:
     engine = Seeing(spec_of(folder))
     talking = engine.admit("Tell me a story.", max_tokens=2000)
-    while not engine.tokens[talking]:
-        engine.step()
+    engine.until(lambda: engine.tokens[talking])
     seeing = engine.ask(engine.prompt("What is it?", LARGE), 2)
     steps = 0
     while seeing not in engine.started:

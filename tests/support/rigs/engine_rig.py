@@ -1,7 +1,7 @@
 """Drives an MLX engine as the engine thread does, without threads; and what its models would
 say without it."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -152,13 +152,15 @@ class EngineRunner:
         self.generator.remove(sequence_id)
         del self.live[sequence_id]
 
-    def finish(self) -> None:
-        while self.live:
+    def until(self, condition: Callable[[], Any]) -> None:
+        while not condition():
             self.step()
 
+    def finish(self) -> None:
+        self.until(lambda: not self.live)
+
     def finish_row(self, sequence_id: int) -> None:
-        while sequence_id in self.live:
-            self.step()
+        self.until(lambda: sequence_id not in self.live)
 
     def alone(
         self,

@@ -13,15 +13,10 @@ from huggingface_hub.file_download import repo_folder_name
 from lmx.protocol.errors import OperationError
 from lmx.supervisor.memory.fetched import fetched_folder
 from lmx.supervisor.state.home import Home
-from tests.support.references.private_parts import CACHE, FETCHED, HUB, PARTS, Part, find, said
+from tests.support.references.private_parts import CACHE, FETCHED, HUB, said
 
 LIBRARY = "huggingface_hub"
 CACHE_VARIABLES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME")
-
-
-@pytest.mark.parametrize("part", PARTS[LIBRARY], ids=lambda part: part.where)
-def test_it_is_there(part: Part) -> None:
-    assert find(LIBRARY, part) is not None
 
 
 def test_the_cache_is_laid_out_as_lmx_reads_and_fills_it(tmp_path: Path) -> None:
