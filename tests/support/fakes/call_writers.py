@@ -5,11 +5,12 @@ parsers that servers have for them.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from xml.sax.saxutils import escape
 
 Calls = list[tuple[str, dict[str, Any]]]
+Writer = Callable[[Calls], str]
 
 
 def dumps(value: Any) -> str:
@@ -20,32 +21,123 @@ def text_of(value: Any) -> str:
     return value if isinstance(value, str) else dumps(value)
 
 
-def json_tools(calls: Calls) -> str:
-    return "\n".join(
-        f"<tool_call>\n{dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
-        for name, arguments in calls
+def objects(
+    call: str, around: str = "{}", between: str = "", parameters: str = "arguments"
+) -> Writer:
+    """Calls with their arguments in JSON. ``call`` has the name and the arguments, or ``{object}``
+    with both, or the index."""
+
+    def write(calls: Calls) -> str:
+        made = (
+            call.format(
+                name=name, arguments=dumps(arguments), index=index,
+                object=dumps({"name": name, parameters: arguments}),
+            )
+            for index, (name, arguments) in enumerate(calls)
+        )  # fmt: skip
+        return around.format(between.join(made))
+
+    return write
+
+
+def tags(
+    call: str,
+    argument: str,
+    around: str = "{}",
+    between: str = "",
+    text: Callable[[Any], str] = text_of,
+) -> Writer:
+    """Calls in tags. ``call`` has the name and all arguments, ``argument`` the key and value of one
+    of them."""
+
+    def one(name: str, arguments: dict[str, Any]) -> str:
+        inner = (
+            argument.format(key=key, value=text(value), is_text=dumps(isinstance(value, str)))
+            for key, value in arguments.items()
+        )
+        return call.format(name=name, arguments="".join(inner))
+
+    return lambda calls: around.format(between.join(one(*each) for each in calls))
+
+
+def array(start: str, end: str) -> Writer:
+    return lambda calls: (
+        start + dumps([{"name": name, "arguments": args} for name, args in calls]) + end
     )
 
 
-def mistral(calls: Calls) -> str:
-    return "".join(f"[TOOL_CALLS]{name}[ARGS]{dumps(arguments)}" for name, arguments in calls)
-
-
-def mistral_array(calls: Calls) -> str:
-    return "[TOOL_CALLS] " + dumps([{"name": name, "arguments": args} for name, args in calls])
-
-
-def mistral_ids(calls: Calls) -> str:
-    return "".join(f"[TOOL_CALLS]{name}[CALL_ID]aB3[ARGS]{dumps(args)}" for name, args in calls)
-
-
-def kimi(calls: Calls) -> str:
-    inner = "".join(
-        f"<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>"
-        f"{dumps(arguments)}<|tool_call_end|>"
-        for index, (name, arguments) in enumerate(calls)
+def prefixed(prefix: str) -> Writer:
+    return tags(
+        f"<{prefix}tool_call>{{name}}\n{{arguments}}</{prefix}tool_call>",
+        f"<{prefix}arg_key>{{key}}</{prefix}arg_key>\n"
+        f"<{prefix}arg_value>{{value}}</{prefix}arg_value>\n",
+        between="\n",
     )
-    return f"<|tool_calls_section_begin|>{inner}<|tool_calls_section_end|>"
+
+
+json_tools = objects("<tool_call>\n{object}\n</tool_call>", between="\n")
+mistral = objects("[TOOL_CALLS]{name}[ARGS]{arguments}")
+mistral_ids = objects("[TOOL_CALLS]{name}[CALL_ID]aB3[ARGS]{arguments}")
+kimi = objects(
+    "<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>{arguments}"
+    "<|tool_call_end|>",
+    "<|tool_calls_section_begin|>{}<|tool_calls_section_end|>",
+)
+internlm = objects(
+    "<|action_start|><|plugin|>\n{object}<|action_end|>", between="\n", parameters="parameters"
+)
+deepseek_v3 = objects(
+    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{arguments}\n```<｜tool▁call▁end｜>",
+    "<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜>",
+    "\n",
+)
+deepseek_v31 = objects(
+    "<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{arguments}<｜tool▁call▁end｜>",
+    "<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜>",
+)
+hunyuan = objects(
+    "<tool_call>{name}\n```json\n{arguments}\n```\n</tool_call>\n", "<tool_calls>\n{}</tool_calls>"
+)
+glm4 = objects("{name}\n{arguments}")
+llama3 = objects("{object}", parameters="parameters")
+
+qwen3_coder = tags(
+    "<tool_call>\n<function={name}>\n{arguments}</function>\n</tool_call>",
+    "<parameter={key}>\n{value}\n</parameter>\n",
+    between="\n",
+)
+minimax_m2 = tags(
+    '<invoke name="{name}">\n{arguments}</invoke>\n',
+    '<parameter name="{key}">{value}</parameter>\n',
+    "<minimax:tool_call>\n{}</minimax:tool_call>",
+)
+minicpm5 = tags(
+    '<function name="{name}">{arguments}</function>',
+    '<param name="{key}">{value}</param>',
+    between="\n",
+    text=lambda value: escape(text_of(value)),
+)
+atem = tags(
+    '<atem:invoke name="{name}">{arguments}</atem:invoke>',
+    '<atem:parameter name="{key}">{value}</atem:parameter>',
+    "<atem:function_calls>{}</atem:function_calls>",
+)
+deepseek_v32 = tags(
+    '<｜DSML｜invoke name="{name}">\n{arguments}</｜DSML｜invoke>\n',
+    '<｜DSML｜parameter name="{key}" string="{is_text}">{value}</｜DSML｜parameter>\n',
+    "<｜DSML｜function_calls>\n{}</｜DSML｜function_calls>",
+)
+seed_oss = tags(
+    "<seed:tool_call>\n<function={name}>\n{arguments}</function>\n</seed:tool_call>",
+    "<parameter={key}>{value}</parameter>\n",
+    between="\n",
+)
+step3 = tags(
+    '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="{name}">{arguments}'
+    "</steptml:invoke><｜tool_call_end｜>",
+    '<steptml:parameter name="{key}">{value}</steptml:parameter>',
+    "<｜tool_calls_begin｜>{}<｜tool_calls_end｜>",
+)
 
 
 def cohere(calls: Calls) -> str:
@@ -54,43 +146,6 @@ def cohere(calls: Calls) -> str:
         for index, (name, arguments) in enumerate(calls)
     ]
     return f"<|START_ACTION|>{json.dumps(listed, indent=4)}<|END_ACTION|>"
-
-
-def qwen3_coder(calls: Calls) -> str:
-    def one(name: str, arguments: dict[str, Any]) -> str:
-        inner = "".join(
-            f"<parameter={key}>\n{text_of(value)}\n</parameter>\n"
-            for key, value in arguments.items()
-        )
-        return f"<tool_call>\n<function={name}>\n{inner}</function>\n</tool_call>"
-
-    return "\n".join(one(*call) for call in calls)
-
-
-def tagged(prefix: str) -> Callable[[Calls], str]:
-    def render(calls: Calls) -> str:
-        def one(name: str, arguments: dict[str, Any]) -> str:
-            inner = "".join(
-                f"<{prefix}arg_key>{key}</{prefix}arg_key>\n"
-                f"<{prefix}arg_value>{text_of(value)}</{prefix}arg_value>\n"
-                for key, value in arguments.items()
-            )
-            return f"<{prefix}tool_call>{name}\n{inner}</{prefix}tool_call>"
-
-        return "\n".join(one(*call) for call in calls)
-
-    return render
-
-
-def minimax_m2(calls: Calls) -> str:
-    def one(name: str, arguments: dict[str, Any]) -> str:
-        inner = "".join(
-            f'<parameter name="{key}">{text_of(value)}</parameter>\n'
-            for key, value in arguments.items()
-        )
-        return f'<invoke name="{name}">\n{inner}</invoke>\n'
-
-    return f"<minimax:tool_call>\n{''.join(one(*c) for c in calls)}</minimax:tool_call>"
 
 
 def minimax_m3(calls: Calls) -> str:
@@ -114,17 +169,6 @@ def minimax_m3(calls: Calls) -> str:
     return f"{mark}<tool_call>{inner}{mark}</tool_call>"
 
 
-def minicpm5(calls: Calls) -> str:
-    def one(name: str, arguments: dict[str, Any]) -> str:
-        inner = "".join(
-            f'<param name="{key}">{escape(text_of(value))}</param>'
-            for key, value in arguments.items()
-        )
-        return f'<function name="{name}">{inner}</function>'
-
-    return "\n".join(one(*call) for call in calls)
-
-
 def gemma4(calls: Calls) -> str:
     def value_text(value: Any) -> str:
         if isinstance(value, str):
@@ -138,120 +182,26 @@ def gemma4(calls: Calls) -> str:
     return "".join(f"<|tool_call>call:{name}{value_text(args)}<tool_call|>" for name, args in calls)
 
 
-def pythonic(calls: Calls) -> str:
-    def one(name: str, arguments: dict[str, Any]) -> str:
-        return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
-
-    return f"<|tool_call_start|>[{', '.join(one(*c) for c in calls)}]<|tool_call_end|>"
-
-
-def atem(calls: Calls) -> str:
-    def one(name: str, arguments: dict[str, Any]) -> str:
-        inner = "".join(
-            f'<atem:parameter name="{key}">{text_of(value)}</atem:parameter>'
-            for key, value in arguments.items()
-        )
-        return f'<atem:invoke name="{name}">{inner}</atem:invoke>'
-
-    return f"<atem:function_calls>{''.join(one(*c) for c in calls)}</atem:function_calls>"
-
-
-def array(start: str, end: str) -> Callable[[Calls], str]:
-    def render(calls: Calls) -> str:
-        return start + dumps([{"name": name, "arguments": args} for name, args in calls]) + end
-
-    return render
-
-
-def internlm(calls: Calls) -> str:
-    return "\n".join(
-        f"<|action_start|><|plugin|>\n{dumps({'name': name, 'parameters': args})}<|action_end|>"
-        for name, args in calls
-    )
+def functiongemma(calls: Calls) -> str:
+    text = gemma4(calls).replace("<|tool_call>", "<start_function_call>")
+    return text.replace("<tool_call|>", "<end_function_call>").replace('<|"|>', "<escape>")
 
 
 def apertus(calls: Calls) -> str:
     return f"<|tools_prefix|>{dumps([{name: args} for name, args in calls])}<|tools_suffix|>"
 
 
-def deepseek_v3(calls: Calls) -> str:
-    inner = "\n".join(
-        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{dumps(args)}\n```"
-        "<｜tool▁call▁end｜>"
-        for name, args in calls
-    )
-    return f"<｜tool▁calls▁begin｜>{inner}<｜tool▁calls▁end｜>"
-
-
-def deepseek_v31(calls: Calls) -> str:
-    inner = "".join(
-        f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{dumps(args)}<｜tool▁call▁end｜>"
-        for name, args in calls
-    )
-    return f"<｜tool▁calls▁begin｜>{inner}<｜tool▁calls▁end｜>"
-
-
-def deepseek_v32(calls: Calls) -> str:
-    def one(name: str, arguments: dict[str, Any]) -> str:
-        inner = "".join(
-            f'<｜DSML｜parameter name="{key}" string="{dumps(isinstance(value, str))}">'
-            f"{text_of(value)}</｜DSML｜parameter>\n"
-            for key, value in arguments.items()
-        )
-        return f'<｜DSML｜invoke name="{name}">\n{inner}</｜DSML｜invoke>\n'
-
-    inner = "".join(one(*call) for call in calls)
-    return f"<｜DSML｜function_calls>\n{inner}</｜DSML｜function_calls>"
-
-
-def hunyuan(calls: Calls) -> str:
-    inner = "".join(
-        f"<tool_call>{name}\n```json\n{dumps(args)}\n```\n</tool_call>\n" for name, args in calls
-    )
-    return f"<tool_calls>\n{inner}</tool_calls>"
-
-
-def glm4(calls: Calls) -> str:
-    ((name, args),) = calls
-    return f"{name}\n{dumps(args)}"
-
-
-def llama3(calls: Calls) -> str:
-    ((name, args),) = calls
-    return dumps({"name": name, "parameters": args})
-
-
-def seed_oss(calls: Calls) -> str:
-    def one(name: str, arguments: dict[str, Any]) -> str:
-        inner = "".join(
-            f"<parameter={key}>{text_of(value)}</parameter>\n" for key, value in arguments.items()
-        )
-        return f"<seed:tool_call>\n<function={name}>\n{inner}</function>\n</seed:tool_call>"
-
-    return "\n".join(one(*call) for call in calls)
-
-
-def step3(calls: Calls) -> str:
-    def one(name: str, arguments: dict[str, Any]) -> str:
-        inner = "".join(
-            f'<steptml:parameter name="{key}">{text_of(value)}</steptml:parameter>'
-            for key, value in arguments.items()
-        )
-        return (
-            f'<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="{name}">{inner}'
-            "</steptml:invoke><｜tool_call_end｜>"
-        )
-
-    return f"<｜tool_calls_begin｜>{''.join(one(*c) for c in calls)}<｜tool_calls_end｜>"
-
-
-def functiongemma(calls: Calls) -> str:
-    text = gemma4(calls).replace("<|tool_call>", "<start_function_call>")
-    return text.replace("<tool_call|>", "<end_function_call>").replace('<|"|>', "<escape>")
+def in_python(calls: Calls, text: Callable[[Any], str] = repr) -> Iterator[str]:
+    for name, arguments in calls:
+        yield f"{name}({', '.join(f'{key}={text(value)}' for key, value in arguments.items())})"
 
 
 def python_list(calls: Calls) -> str:
-    return pythonic(calls).removeprefix("<|tool_call_start|>").removesuffix("<|tool_call_end|>")
+    return f"[{', '.join(in_python(calls))}]"
+
+
+def pythonic(calls: Calls) -> str:
+    return f"<|tool_call_start|>{python_list(calls)}<|tool_call_end|>"
 
 
 def llama4(calls: Calls) -> str:
@@ -259,56 +209,53 @@ def llama4(calls: Calls) -> str:
 
 
 def olmo3(calls: Calls) -> str:
-    lines = (
-        f"{name}({', '.join(f'{key}={dumps(value)}' for key, value in arguments.items())})"
-        for name, arguments in calls
-    )
-    return "<function_calls>\n" + "\n".join(lines) + "\n</function_calls>"
+    return "<function_calls>\n" + "\n".join(in_python(calls, dumps)) + "\n</function_calls>"
 
 
 def tool_code(calls: Calls) -> str:
-    lines = (python_list([call])[1:-1] for call in calls)
-    return "```tool_code\n" + "\n".join(lines) + "\n```"
+    return "```tool_code\n" + "\n".join(in_python(calls)) + "\n```"
 
 
-WRITERS: list[tuple[str, Callable[[Calls], str]]] = [
-    ("json_tools", json_tools),
-    ("mistral", mistral),
-    ("mistral", mistral_array),
-    ("mistral", mistral_ids),
-    ("kimi_k2", kimi),
-    ("cohere2_moe", cohere),
-    ("qwen3_coder", qwen3_coder),
-    ("qwen3_coder", json_tools),
-    ("glm47", tagged("")),
-    ("glm47", json_tools),
-    ("longcat", tagged("longcat_")),
-    ("minimax_m2", minimax_m2),
-    ("minimax_m3", minimax_m3),
-    ("minicpm5", minicpm5),
-    ("gemma4", gemma4),
-    ("gemma4", json_tools),
-    ("pythonic", pythonic),
-    ("atem", atem),
-    ("apertus", apertus),
-    ("deepseek_v3", deepseek_v3),
-    ("deepseek_v31", deepseek_v31),
-    ("deepseek_v32", deepseek_v32),
-    ("functiongemma", functiongemma),
-    ("granite", array("<|tool_call|>", "")),
-    ("hunyuan", hunyuan),
-    ("hunyuan", array("<tool_calls>", "</tool_calls>")),
-    ("internlm", internlm),
-    ("jamba", array("<tool_calls>", "</tool_calls>")),
-    ("llama4", llama4),
-    ("nemotron", array("<TOOLCALL>", "</TOOLCALL>")),
-    ("olmo3", olmo3),
-    ("phi4", array("<|tool_call|>", "<|/tool_call|>")),
-    ("seed_oss", seed_oss),
-    ("step3", step3),
-]
+FORMS: dict[str, Writer] = {
+    "json_tools": json_tools,
+    "mistral": mistral,
+    "mistral array": array("[TOOL_CALLS] ", ""),
+    "mistral ids": mistral_ids,
+    "kimi_k2": kimi,
+    "cohere2_moe": cohere,
+    "qwen3_coder": qwen3_coder,
+    "qwen3_coder json": json_tools,
+    "glm47": prefixed(""),
+    "glm47 json": json_tools,
+    "longcat": prefixed("longcat_"),
+    "minimax_m2": minimax_m2,
+    "minimax_m3": minimax_m3,
+    "minicpm5": minicpm5,
+    "gemma4": gemma4,
+    "gemma4 json": json_tools,
+    "pythonic": pythonic,
+    "atem": atem,
+    "apertus": apertus,
+    "deepseek_v3": deepseek_v3,
+    "deepseek_v31": deepseek_v31,
+    "deepseek_v32": deepseek_v32,
+    "functiongemma": functiongemma,
+    "granite": array("<|tool_call|>", ""),
+    "hunyuan": hunyuan,
+    "hunyuan array": array("<tool_calls>", "</tool_calls>"),
+    "internlm": internlm,
+    "jamba": array("<tool_calls>", "</tool_calls>"),
+    "llama4": llama4,
+    "nemotron": array("<TOOLCALL>", "</TOOLCALL>"),
+    "olmo3": olmo3,
+    "phi4": array("<|tool_call|>", "<|/tool_call|>"),
+    "seed_oss": seed_oss,
+    "step3": step3,
+}
+"""By family, and which of its forms it is where it has several."""
+WRITERS = [(name.split()[0], write) for name, write in FORMS.items()]
 
-BARE_WRITERS: list[tuple[str | None, Callable[[Calls], str]]] = [
+BARE_WRITERS: list[tuple[str | None, Writer]] = [
     (None, python_list),
     (None, tool_code),
     ("llama4", python_list),

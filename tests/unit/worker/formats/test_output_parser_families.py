@@ -13,6 +13,7 @@ from lmx.worker.formats.families.table import call_forms, family_of, parser_for
 from lmx.worker.formats.parser import OutputParser
 from tests.support.fakes.call_writers import (
     BARE_WRITERS,
+    FORMS,
     WRITERS,
     Calls,
     cohere,
@@ -24,9 +25,7 @@ from tests.support.fakes.call_writers import (
 from tests.support.rigs.budgets import examples
 from tests.support.rigs.parsed_output import parse, tool
 
-families = pytest.mark.parametrize(
-    ("name", "write"), WRITERS, ids=[f"{n}-{w.__name__}" for n, w in WRITERS]
-)
+families = pytest.mark.parametrize(("name", "write"), WRITERS, ids=list(FORMS))
 
 TOOLS = [
     tool("save", path="string", text="string", size="integer", tags="array", options="object"),
@@ -284,7 +283,7 @@ def test_cuts_make_no_difference_to_what_went_wrong(
 
 
 bare = pytest.mark.parametrize(
-    ("name", "write"), BARE_WRITERS, ids=[f"{n}-{w.__name__}" for n, w in BARE_WRITERS]
+    ("name", "write"), BARE_WRITERS, ids=["list", "code", "llama4", "glm4", "llama3_json"]
 )
 
 
@@ -356,7 +355,7 @@ def test_python_calls_may_have_the_words_of_json() -> None:
 def test_a_text_of_deepseek_stays_as_it_is() -> None:
     # Not even the word "null" or white space is anything but text there.
     arguments = {"path": " null\n", "text": "", "size": 3, "tags": [], "options": {"a": None}}
-    write = next(write for family, write in WRITERS if family == "deepseek_v32")
+    write = FORMS["deepseek_v32"]
     for text in ("null", "", "\n\n x \n"):
         parsed = parse(write([("save", arguments | {"text": text})]), "deepseek_v32", tools=TOOLS)
         assert parsed.objects == [("save", arguments | {"text": text})]
