@@ -200,7 +200,8 @@ async def test_worker_exit_ends_its_streams_with_the_reason(
         streaming = asyncio.create_task(rig.chat_events())
         whole = asyncio.create_task(rig.chat_json())
         await rig.worker.stream(1)
-        await until(lambda: rig.router.workers.open_streams == 2)
+        await until(lambda: [live.tokens for live in rig.router.live.all] == [1, 1])
+        assert rig.router.workers.open_streams == 2
         await rig.supervisor.exited(rig.worker.instance, MODEL, cause, "signal 9")
         lines = await streaming
         whole_status, body = await whole
