@@ -11,7 +11,7 @@ import contextlib
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -314,7 +314,7 @@ class FakeStream:
         await self.send(Outputs(failed=(Failed(self.request.stream_id, code, message),)))
 
 
-Script = Callable[[FakeStream], Awaitable[None]]
+Script = Callable[[FakeStream], Coroutine[Any, Any, None]]
 
 
 def plays(*steps: str | Delta | tuple[Delta, ...] | asyncio.Event | Script) -> Script:
