@@ -8,9 +8,10 @@ from typing import Final
 
 from lmx.supervisor.config.schema import TimingConfig
 
-ROUTER_EXIT_S: Final = 2.0
+ROUTER_EXIT_S: Final = 10.0
 """How long a router has after its grace to send the error events of requests that were cut off, and
-to end."""
+to end. It needs hundredths of a second, but a machine may have no processor for it. Its own bounds
+are within this one (`router/server/process.py`): a router that is only slow is not killed."""
 
 FETCH_GRACE_S: Final = 10.0
 """How long a fetch has to end after SIGTERM. Fetches end at the same time as the workers."""

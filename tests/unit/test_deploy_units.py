@@ -6,9 +6,10 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from lmx.router.server import process
 from lmx.supervisor.cli.main import main
 from lmx.supervisor.config.schema import TimingConfig
-from lmx.supervisor.config.shutdown_timeout import stop_bound_s
+from lmx.supervisor.config.shutdown_timeout import ROUTER_EXIT_S, stop_bound_s
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 PROGRAM = "@LMX@"
@@ -39,6 +40,11 @@ def accepts(arguments: list[str]) -> bool:
 def test_both_wait_longer_than_a_graceful_stop_takes() -> None:
     assert launchd()["ExitTimeOut"] > stop_bound_s(TimingConfig(), "darwin")
     assert float(systemd()["TimeoutStopSec"]) > stop_bound_s(TimingConfig(), "linux")
+
+
+def test_a_router_that_ends_within_its_own_bounds_is_not_killed() -> None:
+    own_s = 2 * process._LAST_EVENTS_S + process._WRITTEN_S
+    assert own_s < ROUTER_EXIT_S
 
 
 def test_the_bound_in_their_comments_is_the_real_one() -> None:
