@@ -79,8 +79,8 @@ _WRITTEN_S: Final = 3.0
 """The time that the last job records have to reach the disk."""
 
 _LAST_EVENTS_S: Final = 3.0
-"""The time that requests have to send their error when they are cut off at the end of the grace, and
-once more to end."""
+"""The time that requests have to send their error when they are cut off at the end of the grace,
+and once more to end."""
 
 _log = structlog.get_logger()
 
