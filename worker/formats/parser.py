@@ -75,7 +75,11 @@ class OutputParser:
         self._either = either
         self._feed = TextFeed()
         self._sink = PartSink(tools, parallel)
-        self._forms: Sequence[CallForm] = ()
+        # The forms of calls by the markers that begin them, the markers that end them, and all
+        # markers, those of the thinking included.
+        self._forms: dict[str, CallForm] = {}
+        self._ends: set[str] = set()
+        self._markers: Sequence[str] = ()
         self._sink.write = self._write
         family = family_of(tool_parser, reasoning)
         self._read_bare: Reader | None = None if marked_calls or not tools else family.read_bare
@@ -87,6 +91,8 @@ class OutputParser:
         self._wrote = False
         # Whether a thought has ended, and whether content has followed it since the last call.
         self._thought = self._answering = False
+        # Whether the answer behind the thinking was opened by a marker.
+        self._opened = False
         self._after_call = False
         # What reads the calls at the end of a thought.
         self._open_calls = partial(OutputParser, None, False, tool_parser, tools, parallel)
@@ -96,7 +102,11 @@ class OutputParser:
         if family.answer is not None:
             self._steps = family.answer.read(self._feed, self._sink, thinking_open)
         elif reasoning or tools:
-            self._forms = call_forms(family) if tools else ()
+            forms = call_forms(family) if tools else ()
+            self._forms = {form.start: form for form in forms}
+            self._ends = {form.end for form in forms}
+            thinking = (reasoning.start, reasoning.end, *reasoning.answer) if reasoning else ()
+            self._markers = [one for one in (*thinking, *self._forms, *self._ends) if one]
             self._holds_space = bool(tools)
             self._steps = self._read(thinking_open)
         self._advance()
@@ -167,41 +177,41 @@ class OutputParser:
             next(self._steps, None)
 
     def _read(self, thinking_open: bool) -> Steps[None]:
-        starts = {form.start: form for form in self._forms}
-        ends = {form.end for form in self._forms if form.end}
-        thinking = (self._reasoning.start, self._reasoning.end) if self._reasoning else ("", "")
-        opening, closing = self._reasoning.answer if self._reasoning else ("", "")
-        markers = tuple(
-            marker for marker in (*thinking, opening, closing, *starts, *ends) if marker
-        )
-        thought = opened = False
         if thinking_open and self._reasoning:
-            thought = yield from self._think(self._reasoning)
+            yield from self._think(self._reasoning)
         while True:
             if self._read_bare is not None and not self._wrote:
                 yield from self._bare_calls(self._read_bare)
-            marker = yield from self._feed.until(markers, self._write)
+            marker = yield from self._feed.until(self._markers, self._write)
             if marker is None:
                 break
             if self._reasoning and marker == self._reasoning.start and self._may_think:
                 self._space = ""
-                thought = yield from self._think(self._reasoning)
-            elif marker in starts:
-                yield from self._read_calls(starts[marker])
-            elif marker == opening and thought and not self._wrote:
-                self._trim = self._holds_space = opened = True
-            elif marker == closing and opened:
-                tail, self._tail = self._tail, ""
-                if tail:
-                    self._write(tail)
-                self._tail, self._space = self._space + marker, ""
-            elif marker in ends and (marker == self._kept_end or not self.called):
-                self._kept_end = ""
-                self._write(marker)
-            elif marker not in ends and (marker not in thinking or not self._may_think):
-                self._write(marker)
+                yield from self._think(self._reasoning)
+            elif marker in self._forms:
+                yield from self._read_calls(self._forms[marker])
+            else:
+                self._pass_marker(marker)
         if not self._after_call and not self._tail:
             self._sink.content(self._space)
+
+    def _pass_marker(self, marker: str) -> None:
+        """Handle a marker with which neither a thought nor a call begins: it opens or closes the
+        answer behind the thinking, is content, or is dropped."""
+        opening, closing = self._reasoning.answer if self._reasoning else ("", "")
+        if marker == opening and self._thought and not self._wrote:
+            self._trim = self._holds_space = self._opened = True
+        elif marker == closing and self._opened:
+            tail, self._tail = self._tail, ""
+            if tail:
+                self._write(tail)
+            self._tail, self._space = self._space + marker, ""
+        elif marker in self._ends:
+            if marker == self._kept_end or not self.called:
+                self._kept_end = ""
+                self._write(marker)
+        elif self._reasoning is None or marker in (opening, closing) or not self._may_think:
+            self._write(marker)
 
     @property
     def _may_think(self) -> bool:
@@ -214,7 +224,7 @@ class OutputParser:
         one."""
         thought = _Thought(self._sink.reasoning)
         trial: _Trial | None = None
-        starts = {form.start for form in self._forms if self._tries_calls}
+        starts = self._forms if self._tries_calls else {}
 
         def emit(text: str) -> None:
             nonlocal trial

@@ -110,7 +110,8 @@ class MediaDecoder(ChildProcess):
         except ChildTimeoutError as error:
             raise self._too_slow(item) from error
         except ChildMemoryError as error:
-            raise self._out_of_memory(item) from error
+            reason = f"takes more than {self._limits.memory_bytes >> 20} MiB of memory to decode"
+            raise _ended(item, ErrorCode.MEDIA_TOO_LARGE, reason) from error
         except ChildEndedError as error:
             if error.status is not None and error.status > 0:
                 # No file makes it exit so: it could not begin.
@@ -121,18 +122,15 @@ class MediaDecoder(ChildProcess):
             reason = "broke its decoder"
             if error.status == -signal.SIGXCPU:
                 reason = f"takes more than {self._limits.cpu_s:g} s of the processor's time"
-            raise self._ended(item, ErrorCode.INVALID_MEDIA, reason) from error
+            raise _ended(item, ErrorCode.INVALID_MEDIA, reason) from error
         if isinstance(reply, RequestError):
             raise reply
         log.debug("media.decoded", form=item.form.value, took_s=time.monotonic() - began_s)
         return reply
 
     def _too_slow(self, item: MediaItem) -> RequestError:
-        return self._ended(
-            item,
-            ErrorCode.MEDIA_TIMEOUT,
-            f"could not be decoded within {self._limits.deadline_s:g} s",
-        )
+        reason = f"could not be decoded within {self._limits.deadline_s:g} s"
+        return _ended(item, ErrorCode.MEDIA_TIMEOUT, reason)
 
     def _order(self, item: MediaItem, needs: MediaNeeds, timeout_s: float) -> DecodeOrder:
         wants_sound = item.kind is MediaKind.AUDIO or (
@@ -211,17 +209,6 @@ class MediaDecoder(ChildProcess):
         media = _value(order.kind, head, times_s, pixels, samples)
         return _Done(media, size_bytes, exchange.spent_s)
 
-    def _out_of_memory(self, item: MediaItem) -> RequestError:
-        return self._ended(
-            item,
-            ErrorCode.MEDIA_TOO_LARGE,
-            f"takes more than {self._limits.memory_bytes >> 20} MiB of memory to decode",
-        )
-
-    def _ended(self, item: MediaItem, code: ErrorCode, reason: str) -> RequestError:
-        log.warning("media.ended", form=item.form.value, size_bytes=item.size_bytes, reason=reason)
-        return _refusal(item, code, reason)
-
 
 def _value(
     kind: MediaKind,
@@ -240,6 +227,11 @@ def _value(
             return sound
         case MediaKind.VIDEO:
             return Video(pixels, tuple(times_s.tolist()), head.duration_s, sound)
+
+
+def _ended(item: MediaItem, code: ErrorCode, reason: str) -> RequestError:
+    log.warning("media.ended", form=item.form.value, size_bytes=item.size_bytes, reason=reason)
+    return _refusal(item, code, reason)
 
 
 def _refusal(item: MediaItem, code: ErrorCode, reason: str) -> RequestError:

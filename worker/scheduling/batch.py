@@ -87,11 +87,6 @@ class RunningRequest:
     _drafted_tokens: int = 0
     _accepted_tokens: int = 0
 
-    @classmethod
-    def begin(cls, request: EngineRequest, now: float) -> RunningRequest:
-        """Return a new one."""
-        return cls(request, now, deque(enumerate(request.sequences)))
-
     def drafted(self, drafts: DraftCounts) -> None:
         """Count the tokens that were drafted."""
         self._drafted_tokens += drafts.drafted_tokens
@@ -364,7 +359,8 @@ class Batch:
                 if not self._waiting or not self._fits(self._waiting.peek().sequences[0]):
                     return
                 request = self._waiting.pop()
-                running = RunningRequest.begin(request, time.monotonic())
+                sequences = deque(enumerate(request.sequences))
+                running = RunningRequest(request, time.monotonic(), sequences)
                 self._running[request.run_id] = running
                 self._unfilled.append(running)
             index, row = running.waiting[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 _T = TypeVar("_T")
@@ -33,13 +33,6 @@ class FairQueue(Generic[_T]):
 
     def __bool__(self) -> bool:
         return bool(self._levels)
-
-    def __iter__(self) -> Iterator[_T]:
-        """Iterate over all items by priority and owner, each owner's in their order."""
-        for level in self._levels.values():
-            for items in level.values():
-                for _, item in items:
-                    yield item
 
     def add(self, owner: str, item: _T, priority: int = 0) -> None:
         """Add an item."""

@@ -46,12 +46,9 @@ def resolve_sampling(
 
     Raises :class:`RequestError` for a token id that the model doesn't have.
     """
-    for bias in asked.logit_bias:
-        _check_token(bias.token, facts, "logit_bias")
-    for token in asked.stop_token_ids:
-        _check_token(token, facts, "stop_token_ids")
-    for token in asked.allowed_token_ids:
-        _check_token(token, facts, "allowed_token_ids")
+    _check_tokens([bias.token for bias in asked.logit_bias], facts, "logit_bias")
+    _check_tokens(asked.stop_token_ids, facts, "stop_token_ids")
+    _check_tokens(asked.allowed_token_ids, facts, "allowed_token_ids")
     parameters: dict[str, Any] = {
         name: _first(
             getattr(asked, name), getattr(spec, name), getattr(facts.sampling, name), known.default
@@ -113,11 +110,12 @@ def _first(*values: float | None) -> float:
     return next(value for value in values if value is not None)
 
 
-def _check_token(token: int, facts: ModelFacts, param: str) -> None:
-    if not 0 <= token < facts.vocabulary_size:
+def _check_tokens(tokens: Sequence[int], facts: ModelFacts, param: str) -> None:
+    unknown = [token for token in tokens if not 0 <= token < facts.vocabulary_size]
+    if unknown:
         raise RequestError(
             ErrorCode.INVALID_VALUE,
-            f"`{param}` has the token {token}, and the model's tokens are 0 to "
+            f"`{param}` has the token {unknown[0]}, and the model's tokens are 0 to "
             f"{facts.vocabulary_size - 1}.",
             param=param,
         )

@@ -28,6 +28,7 @@ from lmx.worker.scheduling.requests import (
     EngineRequest,
     MediaReleased,
     MediaWanted,
+    RequestEnd,
     RequestFailed,
     RequestFinished,
     RequestOutput,
@@ -56,22 +57,6 @@ class Generation(OpenRequest):
     review: AnswerReview | None = None
     """Checks the whole answers, if the request needs that."""
 
-    @classmethod
-    def begin(
-        cls, router: bytes, request: Generate, generations: Generations, run_id: int
-    ) -> Generation:
-        """Return a new one."""
-        search = request.search
-        ranked = not search.beam and search.best_of > search.n
-        return cls(
-            router,
-            request,
-            generations,
-            run_id,
-            Stream(request.stream_id, request.credit_deltas),
-            Ranking(search.n, search.best_of) if ranked else None,
-        )
-
     def release(self) -> None:
         """Wait no longer for its outputs."""
         self.generations.released(self)
@@ -99,8 +84,7 @@ class Generation(OpenRequest):
         assert self.review is not None
         self.run_id = run_id
         self.review = self.review.retry()
-        if self.ranking is not None:
-            self.ranking = Ranking(self.request.search.n, self.request.search.best_of)
+        self.ranking = _ranking(self.request)
 
     def send_reviewed(self, part: RouterOutputs) -> None:
         """Add the output that was held back for a review to ``part``. The review has found no
@@ -198,7 +182,9 @@ class Generations:
         """Begin a generation, or refuse it. ``blobs`` are the bytes of its media."""
         if not self._open.admits(router, request, blobs, self._thread.rows):
             return
-        opened = Generation.begin(router, request, self, next(self._run_ids))
+        stream = Stream(request.stream_id, request.credit_deltas)
+        run_id = next(self._run_ids)
+        opened = Generation(router, request, self, run_id, stream, _ranking(request))
         arrived_s = time.monotonic()
         self._open.begin(
             opened,
@@ -239,32 +225,25 @@ class Generations:
         """Send final output, in one message for each router."""
         outgoing = Outgoing()
         for output in outputs:
-            # A request that was cancelled is not in the table any more.
-            opened = self._by_run.get(output.stream_id)
-            # Nearly every output is a piece.
             if isinstance(output, Delta):
                 self._counts.tokens += output.tokens
-                if opened is not None:
-                    opened.receive(output, outgoing.to(opened.router))
+            elif isinstance(output, RequestEnd):
+                self._thread.clock.end()
+            # A request that was cancelled is not in the table any more.
+            opened = self._by_run.get(output.stream_id)
+            if opened is None:
                 continue
-            if isinstance(output, ChoiceFinished):
-                if opened is not None:
+            match output:
+                case Delta() | ChoiceFinished():
                     opened.receive(output, outgoing.to(opened.router))
-                continue
-            if isinstance(output, MediaReleased):
-                if opened is not None:
+                case MediaReleased():
                     self._open.hold(opened, 0)
-                continue
-            if isinstance(output, MediaWanted):
-                if opened is not None:
+                case MediaWanted():
                     self._restore_media(opened)
-                continue
-            if opened is not None and isinstance(output, RequestFinished | RequestFailed):
-                if isinstance(output, RequestFinished) and opened.review is not None:
+                case RequestFinished() if opened.review is not None:
                     self._review(opened, opened.review, output)
-                else:
+                case RequestFinished() | RequestFailed():
                     self._end(opened, output, outgoing.to(opened.router))
-            self._thread.clock.end()
         outgoing.send(self._open.send)
         self._open.report_if_idle()
 
@@ -340,11 +319,7 @@ class Generations:
         )
 
     def _media_restored(
-        self,
-        opened: Generation,
-        future: asyncio.Future[PromptMedia | None],
-        *,
-        may_retry: bool,
+        self, opened: Generation, future: asyncio.Future[PromptMedia | None], *, may_retry: bool
     ) -> None:
         error = future.exception()
         media = None if error else future.result()
@@ -464,3 +439,9 @@ class Generations:
                 opened.flush(part)
                 part.failed.append(Failed(stream_id, code, message))
         opened.log_end(end)
+
+
+def _ranking(request: Generate) -> Ranking | None:
+    search = request.search
+    ranked = not search.beam and search.best_of > search.n
+    return Ranking(search.n, search.best_of) if ranked else None

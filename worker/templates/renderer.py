@@ -31,6 +31,7 @@ MAX_BYTES: Final = 1 << 30
 its copies in Python and its text, is half of it."""
 
 _ALARM_GRACE_S: Final = 2.0
+_BROKEN: Final = "broke the process that renders it"
 
 
 class TemplateRefusedError(Exception):
@@ -111,12 +112,9 @@ class Renderer(ChildProcess):
             # On a busy machine its own alarm may come before this thread has its turn.
             if error.status == -signal.SIGALRM:
                 raise self._too_slow() from error
-            raise self._broken() from error
+            raise RenderingEndedError(_BROKEN) from error
         except ValueError as error:
-            raise self._broken() from error
-
-    def _broken(self) -> RenderingEndedError:
-        return RenderingEndedError("broke the process that renders it")
+            raise RenderingEndedError(_BROKEN) from error
 
     def _too_slow(self) -> RenderingEndedError:
         return RenderingEndedError(
@@ -124,6 +122,5 @@ class Renderer(ChildProcess):
         )
 
     def _too_large(self) -> RenderingEndedError:
-        return RenderingEndedError(
-            f"took more than {self._max_memory_bytes >> 20} MiB of memory and was stopped"
-        )
+        mib = self._max_memory_bytes >> 20
+        return RenderingEndedError(f"took more than {mib} MiB of memory and was stopped")

@@ -23,6 +23,7 @@ from lmx.worker.formats.forms.json import (
     json_arguments,
     json_array,
     json_call,
+    json_calls,
     read_arguments,
     read_json_calls,
     read_key,
@@ -43,9 +44,9 @@ JSON_CALLS: Final = CallGrammar(
 JSON_TOOLS: Final = Family(
     name="json_tools",
     calls=(
-        CallForm("<tool_call>", "</tool_call>", partial(read_json_calls, end="</tool_call>")),
+        json_calls("<tool_call>", "</tool_call>"),
         # Models write the plural now and then.
-        CallForm("<tool_calls>", "</tool_calls>", partial(read_json_calls, end="</tool_calls>")),
+        json_calls("<tool_calls>", "</tool_calls>"),
     ),
     grammar=JSON_CALLS,
     read_bare=read_bare_calls,
@@ -102,14 +103,8 @@ def _cohere_call(rules: Rules, tool: Tool, special: SpecialTokens) -> str:
 _COHERE2_MOE: Final = Family(
     name="cohere2_moe",
     calls=(
-        CallForm(
-            "<|START_ACTION|>",
-            "<|END_ACTION|>",
-            partial(
-                read_json_calls,
-                end="<|END_ACTION|>",
-                keys=CallKeys(("tool_name", "name"), ("parameters",)),
-            ),
+        json_calls(
+            "<|START_ACTION|>", "<|END_ACTION|>", CallKeys(("tool_name", "name"), ("parameters",))
         ),
     ),
     grammar=CallGrammar(
@@ -168,7 +163,7 @@ _DEEPSEEK_V31: Final = Family(
 # GigaChat 3: a message of the role ``function call`` with one call. Source: its chat template.
 _GIGACHAT: Final = Family(
     name="gigachat",
-    calls=(CallForm("function call<|role_sep|>", "", partial(read_json_calls, end="")),),
+    calls=(json_calls("function call<|role_sep|>", ""),),
     grammar=CallGrammar(
         json_call('function call<|role_sep|>\n{"name": $json_name, "arguments": ', "}"),
         several=False,
@@ -239,13 +234,7 @@ _JAMBA: Final = Family(
 # InternLM 2.5 and 3: an object for a plugin, between tokens. Source: their chat templates.
 _INTERNLM: Final = Family(
     name="internlm",
-    calls=(
-        CallForm(
-            "<|action_start|><|plugin|>",
-            "<|action_end|>",
-            partial(read_json_calls, end="<|action_end|>"),
-        ),
-    ),
+    calls=(json_calls("<|action_start|><|plugin|>", "<|action_end|>"),),
     grammar=CallGrammar(
         json_call(
             '<|action_start|><|plugin|>\n{"name": $json_name, "parameters": ', "}<|action_end|>"

@@ -43,9 +43,8 @@ def read_json_calls(
 ) -> Steps[bool]:
     """Read calls up to and including the marker ``end``; if it is "", as far as there are calls.
 
-    ``bare`` means that no marker came before, so that only text that is certainly a call counts.
-    The feed must be marked; the text that is marked at the end turned out to be no call. Returns
-    False if no part of it is a call.
+    See :data:`Reader`. ``bare`` means that no marker came before, so that only text that is
+    certainly a call counts.
     """
     begun = sink.calls
     yield from feed.skip()
@@ -97,12 +96,18 @@ def read_bare_json_calls(feed: TextFeed, sink: PartSink) -> Steps[bool]:
     return (yield from read_json_calls(feed, sink, end, bare=True))
 
 
+def json_calls(start: str, end: str, keys: CallKeys = COMMON_KEYS) -> CallForm:
+    """Return how JSON calls between two markers are read. If ``end`` is "", they end by
+    themselves."""
+    return CallForm(start, end, partial(read_json_calls, end=end, keys=keys))
+
+
 def json_array(start: str, end: str) -> tuple[CallForm, CallGrammar]:
     """Return how calls are read and written as one array of objects with a name and arguments,
     between two markers. If ``end`` is "", the array ends by itself."""
     call = json_call('{"name": $json_name, "arguments": ', "}")
     return (
-        CallForm(start, end, partial(read_json_calls, end=end)),
+        json_calls(start, end),
         CallGrammar(call, open=f"{start}[", between=", ", close=f"]{end}"),
     )
 

@@ -27,8 +27,7 @@ class SectionForm(NamedTuple):
 
 
 def read_section_calls(feed: TextFeed, sink: PartSink, form: SectionForm) -> Steps[bool]:
-    """Read calls up to and including the section's end. The feed must be marked; the text that is
-    marked at the end turned out to be no call. Returns False if no part of it is a call."""
+    """Read calls up to and including the section's end. See :data:`Reader`."""
     begun = sink.calls
     while True:
         yield from feed.skip()

@@ -106,11 +106,7 @@ def tagged_call(before: str, form: TagForm, after: str) -> CallWriter:
 
 
 def read_xml_calls(feed: TextFeed, sink: PartSink, form: XmlForm) -> Steps[bool]:
-    """Read calls up to and including the end marker; JSON calls are read too.
-
-    The feed must be marked; the text that is marked at the end turned out to be no call. Returns
-    False if no part of it is a call.
-    """
+    """Read calls up to and including the end marker (see :data:`Reader`), JSON calls too."""
     begun = sink.calls
     yield from feed.skip()
     if (yield from feed.char()) in ("{", "["):
