@@ -203,9 +203,6 @@ class _Evaluation:
         if isinstance(value, dict):
             dependent = schema.get("dependentSchemas", {})
             all_ += [one for name, one in dependent.items() if name in value]
-            for name, needed in schema.get("dependentRequired", {}).items():
-                if name in value and not all(one in value for one in needed):
-                    return None
         for one in all_:
             more = self.of(one, value, exact)
             if more is None:
@@ -302,6 +299,10 @@ def _of_number(holds: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
 _RULES: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
     "type": _type_is,
     "required": lambda value, names: not isinstance(value, dict) or all(n in value for n in names),
+    "dependentRequired": lambda value, needed: (
+        not isinstance(value, dict)
+        or all(one in value for name, names in needed.items() if name in value for one in names)
+    ),
     "minLength": _of_size(str, int.__ge__),
     "maxLength": _of_size(str, int.__le__),
     "minItems": _of_size(list, int.__ge__),

@@ -273,18 +273,15 @@ class _Rewriter:
             if least > 1 and not closed:
                 self._defer(node, "minProperties")
             return
-        if closed:
-            for key, limit in (("minProperties", least), ("maxProperties", most)):
-                if limit:
-                    options = _of_count(key, optional, limit - len(required))
-                    if options and self._may_expand(len(options), len(options)):
-                        parts.append(any_of(options))
-                    else:
-                        self._defer(node, key)
-            return
         for key, limit in (("minProperties", least), ("maxProperties", most)):
-            if limit or (key == "maxProperties" and limit == 0):
-                self._defer(node, key)
+            if limit:
+                options = _of_count(key, optional, limit - len(required)) if closed else None
+                if options and self._may_expand(len(options), len(options)):
+                    parts.append(any_of(options))
+                else:
+                    self._defer(node, key)
+        if most == 0 and not closed:
+            self._defer(node, "maxProperties")
 
     def _distinct(self, node: dict[str, Any], made: dict[str, Any], parts: list[Schema]) -> None:
         if not node.get("uniqueItems") or node.get("maxItems", 2) < 2:
