@@ -38,7 +38,6 @@ def test_one_owners_items_keep_their_order_and_are_taken_out_by_what_they_are() 
     queue: FairQueue[int] = FairQueue()
     for number in range(6):
         queue.add("ab"[number % 2], number)
-    assert sorted(queue) == list(range(6))
     assert queue.remove_if(lambda number: number == 3) == [3]
     assert sorted(queue.remove_leading(lambda number: number in (0, 1, 5))) == [0, 1, 5]
     assert [queue.peek(), queue.pop(), queue.pop(), bool(queue)] == [2, 2, 4, False]
@@ -53,7 +52,7 @@ def test_a_lower_value_comes_first_and_owners_take_turns_among_the_same() -> Non
         ("b late", "b", 5),
     ):  # fmt: skip
         queue.add(owner, item, priority)
-    assert (len(queue), sorted(queue)[0], queue.peek()) == (6, "a1", "urgent")
+    assert (len(queue), queue.peek()) == (6, "urgent")
     # `a` had a turn with what was urgent.
     assert [queue.pop() for _ in range(4)] == ["urgent", "b1", "a1", "a2"]
     assert queue.remove_leading(lambda item: item == "late") == ["late"]
