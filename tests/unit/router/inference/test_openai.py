@@ -4,13 +4,11 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
 import openai
-import pytest
 from openai.types.chat import ChatCompletionToolParam, ParsedFunctionToolCall
 
-from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.data import Delta, TokenLogprob, ToolCallPart, TopLogprob
 from lmx.protocol.states import DeltaKind, FinishReason
-from tests.support.fakes.fake_peers import FakeStream, fails, plays
+from tests.support.fakes.fake_peers import FakeStream
 from tests.support.rigs.router_rig import MODEL, TEXTS, Rig, answer, router_rig
 
 TEXT = "".join(TEXTS)
@@ -22,59 +20,6 @@ async def sdk(rig: Rig) -> AsyncIterator[openai.AsyncOpenAI]:
         base_url=f"{rig.url}/v1", api_key="none", max_retries=0, timeout=10
     ) as client:
         yield client
-
-
-async def test_whole_and_streamed_answers(rig: Rig) -> None:
-    async with sdk(rig) as client:
-        whole = await client.chat.completions.create(
-            model=MODEL, messages=[{"role": "user", "content": "hi"}]
-        )
-        stream = await client.chat.completions.create(
-            model=MODEL,
-            messages=[{"role": "user", "content": "hi"}],
-            stream=True,
-            stream_options={"include_usage": True},
-        )
-        chunks = [chunk async for chunk in stream]
-    assert whole.choices[0].message.content == TEXT
-    assert whole.choices[0].finish_reason == "stop"
-    assert whole.usage is not None
-    assert whole.usage.total_tokens == 12
-    assert whole._request_id is not None
-    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-    assert text == TEXT
-    assert chunks[-1].choices == []
-    assert chunks[-1].usage == whole.usage
-
-
-async def test_errors_are_the_library_s_own(rig: Rig) -> None:
-    async with sdk(rig) as client:
-        with pytest.raises(openai.NotFoundError) as not_found:
-            await client.chat.completions.create(
-                model="gpt-9", messages=[{"role": "user", "content": "hi"}]
-            )
-        assert not_found.value.code == "model_not_found"
-        assert not_found.value.param == "model"
-        with pytest.raises(openai.BadRequestError) as bad:
-            await client.chat.completions.create(
-                model=MODEL, messages=[{"role": "user", "content": "hi"}], temperature=3
-            )
-        assert bad.value.param == "temperature"
-
-
-async def test_an_error_in_a_stream_is_raised_after_the_text() -> None:
-    fail = plays("so far", fails(ErrorCode.ENGINE_ERROR, "no kernel"))
-
-    async with router_rig(fail) as rig, sdk(rig) as client:
-        stream = await client.chat.completions.create(
-            model=MODEL, messages=[{"role": "user", "content": "hi"}], stream=True
-        )
-        seen = []
-        with pytest.raises(openai.APIError, match="no kernel") as caught:
-            async for chunk in stream:
-                seen.append(chunk.choices[0].delta.content)  # noqa: PERF401 - kept when it raises
-        assert seen == ["", "so far"]
-        assert caught.value.code == "engine_error"
 
 
 async def test_leaving_a_stream_and_going_on() -> None:

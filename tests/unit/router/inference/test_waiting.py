@@ -297,6 +297,7 @@ async def test_a_prompt_that_comes_to_no_end_is_not_tried_again(
         await fake.prepare()
 
     async with router_rig(endless) as rig:
+        rig.supervisor.acquire_reply = lambda question: Acquired(question.model_id, INSTANCE)
         status, body = await rig.chat_json()
         assert (status, body["error"]["code"]) == (503, "worker_lost")
         assert "did not take the request in 0.1 s" in body["error"]["message"]
@@ -370,21 +371,6 @@ async def test_a_request_that_its_worker_was_preparing_is_not_tried_on_another(
         assert (headers["X-Should-Retry"], headers.get("Retry-After")) == ("false", None)
         assert (await good)[0] == 200
         assert [stream.request.max_tokens for stream in second.streams] == [2]
-
-
-async def test_a_request_without_a_verdict_is_not_asked_again_once_its_worker_has_begun(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("lmx.router.workers.dispatch._ACCEPT_DEADLINE_S", 0.3)
-
-    async def begin(fake: FakeStream) -> None:
-        await fake.prepare()
-
-    async with router_rig(begin) as rig:
-        rig.supervisor.acquire_reply = lambda question: Acquired(question.model_id, INSTANCE)
-        status, body = await rig.chat_json()
-        assert (status, body["error"]["code"]) == (503, "worker_lost")
-        assert len(rig.worker.streams) == 1
 
 
 async def test_no_attempt_is_made_after_the_deadline() -> None:

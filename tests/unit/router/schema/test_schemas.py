@@ -285,24 +285,6 @@ def test_history_with_calls_and_their_results() -> None:
     )
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False)
-    | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
-    max_leaves=6,
-)  # fmt: skip
-
-
-@given(st.sampled_from(sorted({*ChatRequest.model_fields, *CHAT})), JSON)
-def test_any_value_in_any_field_passes_or_is_a_request_error(name: str, value: Any) -> None:
-    try:
-        parse_chat(chat(**{name: value}))
-    except RequestError as error:
-        assert error.param is not None
-        assert error.param.startswith(name)
-        assert len(error.message) < 400
-
-
 def test_an_error_repeats_little_of_a_large_value() -> None:
     with pytest.raises(RequestError) as caught:
         parse_chat(chat(stop={"x": "y" * 100_000}))
