@@ -1,6 +1,5 @@
 """The events of the Messages API: their order, and that a stream says the same as a whole."""
 
-import itertools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -15,17 +14,17 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, TypeAdapter
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
-from lmx.protocol.messages.data import ChoiceEnded, Delta, Finished, Timings, ToolCallPart, Usage
-from lmx.protocol.states import DeltaKind, FinishReason
+from lmx.protocol.messages.data import ChoiceEnded, Delta
+from lmx.protocol.states import FinishReason
 from lmx.router.rendering.accumulator import AccumulatedChoice, Accumulator
-from lmx.router.rendering.answer_format import Beginning, Ending
+from lmx.router.rendering.answer_format import Beginning
 from lmx.router.rendering.anthropic import AnthropicMessage, MessageAnswer, MessageEvent
-from lmx.router.rendering.envelope import Identity, RouterTimings
+from lmx.router.rendering.envelope import Identity
 from tests.support.clients.answer_check import check_shape
 from tests.support.clients.sdk_types import extras_of
+from tests.support.rigs.answers import ENDING, call, ended, named_events, say, stream_of, think
 
 IDENTITY = Identity("msg_1", 1700000000, "org/model", "fp_0")
-ENDING = Ending(Finished(1, Usage(9, 4, 2, 1), Timings(0.1, 0.2, 0.5)), RouterTimings(1.0, 0.5, 0))
 EVENT: TypeAdapter[Any] = TypeAdapter(MessageEvent)
 SDK_EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 SDK_ERROR: TypeAdapter[Any] = TypeAdapter(ErrorResponse)
@@ -44,47 +43,13 @@ def known(reader: TypeAdapter[Any], value: Any) -> BaseModel:
     return made
 
 
-def say(text: str) -> Delta:
-    return Delta(1, text, 1)
-
-
-def think(text: str) -> Delta:
-    return Delta(1, text, 1, kind=DeltaKind.REASONING)
-
-
-def call(index: int, *arguments: str) -> list[Delta]:
-    begin = ToolCallPart(index, f"call_{index}", f"f{index}")
-    more = ToolCallPart(index)
-    parts = [begin, *[more] * len(arguments)]
-    return [
-        Delta(1, text, 1, kind=DeltaKind.TOOL_CALL, call=part)
-        for part, text in zip(parts, ("", *arguments), strict=True)
-    ]
-
-
-def ended(reason: FinishReason = FinishReason.STOP, stop: str | None = None) -> ChoiceEnded:
-    return ChoiceEnded(1, 0, reason, stop)
-
-
 def streamed(
     deltas: list[Delta], end: ChoiceEnded, answer: MessageAnswer, sizes: list[int]
 ) -> list[dict[str, Any]]:
-    """The data of all events, with the deltas in batches of these sizes."""
-    writer = answer.writer(IDENTITY, Beginning(9))
-    raw, left = writer.first(), iter(deltas)
-    for size in [*sizes, len(deltas)]:
-        raw += writer.deltas(list(itertools.islice(left, size)))
-    raw += b"".join(writer.ends([end])) + writer.last(ENDING)
-    blocks = raw.decode().split("\n\n")
-    assert blocks.pop() == ""
-    found = []
-    for block in blocks:
-        name, data = block.split("\n")
-        value = json.loads(data.removeprefix("data: "))
-        assert name == f"event: {value['type']}"
+    found = list(named_events(stream_of(answer, IDENTITY, deltas, end, sizes)))
+    for value in found:
         EVENT.validate_python(value)
         known(SDK_EVENT, value)
-        found.append(value)
     return found
 
 

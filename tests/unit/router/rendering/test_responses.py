@@ -14,17 +14,13 @@ from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.messages.data import (
     ChoiceEnded,
     Delta,
-    Finished,
-    Timings,
     TokenLogprob,
-    ToolCallPart,
     TopLogprob,
-    Usage,
 )
-from lmx.protocol.states import DeltaKind, FinishReason
+from lmx.protocol.states import FinishReason
 from lmx.router.rendering.accumulator import Accumulator
-from lmx.router.rendering.answer_format import Beginning, Ending
-from lmx.router.rendering.envelope import Identity, RouterTimings
+from lmx.router.rendering.answer_format import Beginning
+from lmx.router.rendering.envelope import Identity
 from lmx.router.rendering.responses.answer import ResponseAnswer
 from lmx.router.rendering.responses.events import ResponseStreamEvent as OurEvent
 from lmx.router.rendering.responses.items import ItemForm, response_of_item
@@ -33,9 +29,9 @@ from lmx.router.rendering.responses.state import ResponseObject
 from lmx.router.rendering.responses.tools import CalledTool, InputReader
 from tests.support.clients.answer_check import check_shape
 from tests.support.clients.sdk_types import extras_of
+from tests.support.rigs.answers import ENDING, call, ended, named_events, say, stream_of, think
 
 IDENTITY = Identity("resp_" + "0" * 24, 1700000000, "org/model", "fp_0")
-ENDING = Ending(Finished(1, Usage(9, 4, 2, 1), Timings(0.1, 0.2, 0.5)), RouterTimings(1.0, 0.5, 0))
 EVENT: TypeAdapter[Any] = TypeAdapter(OurEvent)
 SDK_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 ASKED: dict[str, Any] = {
@@ -59,43 +55,16 @@ CALLED = {
 KEY = sealing_key("secret")
 
 
-def say(text: str) -> Delta:
-    return Delta(1, text, 1)
-
-
-def think(text: str) -> Delta:
-    return Delta(1, text, 1, kind=DeltaKind.REASONING)
-
-
-def call(index: int, *arguments: str, name: int | None = None) -> list[Delta]:
-    begin = ToolCallPart(index, f"call_{index}", f"f{index if name is None else name}")
-    parts = [begin, *[ToolCallPart(index)] * len(arguments)]
-    return [
-        Delta(1, text, 1, kind=DeltaKind.TOOL_CALL, call=part)
-        for part, text in zip(parts, ("", *arguments), strict=True)
-    ]
-
-
-def ended(reason: FinishReason = FinishReason.STOP) -> ChoiceEnded:
-    return ChoiceEnded(1, 0, reason)
-
-
 def form(*, logprobs: bool = False, **options: Any) -> ResponseAnswer:
     return ResponseAnswer(ASKED, ItemForm(CALLED, **options), logprobs=logprobs)
 
 
 def events_of(raw: bytes) -> list[dict[str, Any]]:
-    blocks = raw.decode().split("\n\n")
-    assert blocks.pop() == ""
-    found = []
-    for block in blocks:
-        name, data = block.split("\n")
-        value = json.loads(data.removeprefix("data: "))
-        assert name == f"event: {value['type']}"
+    found = list(named_events(raw))
+    for value in found:
         EVENT.validate_python(value)
         extra = set(extras_of(SDK_EVENT.validate_python(value, strict=True)))
         assert extra <= OURS, extra - OURS
-        found.append(value)
     assert [value["sequence_number"] for value in found] == list(range(len(found)))
     return found
 
@@ -103,12 +72,7 @@ def events_of(raw: bytes) -> list[dict[str, Any]]:
 def streamed(
     deltas: list[Delta], end: ChoiceEnded, answer: ResponseAnswer, sizes: list[int]
 ) -> list[dict[str, Any]]:
-    """The data of all events, with the deltas in batches of these sizes."""
-    writer = answer.writer(IDENTITY, Beginning(9))
-    raw, left = writer.first(), iter(deltas)
-    for size in [*sizes, len(deltas)]:
-        raw += writer.deltas(list(itertools.islice(left, size)))
-    return events_of(raw + b"".join(writer.ends([end])) + writer.last(ENDING))
+    return events_of(stream_of(answer, IDENTITY, deltas, end, sizes))
 
 
 def whole(deltas: list[Delta], end: ChoiceEnded, answer: ResponseAnswer) -> dict[str, Any]:
