@@ -165,10 +165,7 @@ def _prepared_us() -> tuple[float, float]:
             return fit(for_template(messages, PLAIN_HISTORY), _TOOLS, fitting)[0]
 
     own = _least_s(prepare)
-    return (
-        own * 1e6 / len(messages),
-        _least_s(lambda: as_text(prepare())) * 1e6 / len(messages),
-    )
+    return (own * 1e6 / len(messages), _least_s(lambda: as_text(prepare())) * 1e6 / len(messages))
 
 
 def _conversation() -> list[dict[str, Any]]:

@@ -79,9 +79,7 @@ def test_the_example_fits_its_schema_which_it_names(validator: Draft202012Valida
     validator.validate(yaml.safe_load(path.read_text()))
 
 
-def test_the_example_is_as_good_with_every_key_switched_on(
-    validator: Draft202012Validator,
-) -> None:
+def test_the_example_is_as_good_with_every_key_switched_on(validator: Draft202012Validator) -> None:
     """As its head says: without the # directly before it, a key is set."""
     text = re.sub(r"^( *)#(?! )(.*)$", r"\1\2", generate.EXAMPLE.read_text(), flags=re.MULTILINE)
     text = re.sub(r"^( *)#(?=  )", r"\1", text, flags=re.MULTILINE)

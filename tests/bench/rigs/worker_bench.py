@@ -225,12 +225,7 @@ def rows_rate(
     own way."""
     traces = [
         worker.start(
-            "",
-            max_tokens,
-            messages=None,
-            prompt_tokens=tuple(prompt),
-            parse=False,
-            sampling=way,
+            "", max_tokens, messages=None, prompt_tokens=tuple(prompt), parse=False, sampling=way
         )
         for prompt, way in zip(prompts, samplings, strict=True)
     ]

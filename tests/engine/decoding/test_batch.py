@@ -104,11 +104,7 @@ def test_the_real_model_knows_its_capital(real: EngineRunner) -> None:
 
 def test_real_rows_that_join_midway_change_nothing_for_others(real: EngineRunner) -> None:
     """Greedy, hot and top_p rows, each as it is alone: token for token."""
-    asked = [
-        (QUESTION, GREEDY),
-        ("A story, please.", HOT),
-        ("Hi", WARM_TOP_P),
-    ]
+    asked = [(QUESTION, GREEDY), ("A story, please.", HOT), ("Hi", WARM_TOP_P)]
     expected = [real.alone(text, sampling, 3) for text, sampling in asked]
     rows = []
     for text, sampling in asked:

@@ -108,10 +108,7 @@ def table_search(
 
 
 def reference_search(
-    logprobs: Logprobs,
-    beam: BeamSearch,
-    max_tokens: int,
-    allowed: Allowed = lambda _answer: None,
+    logprobs: Logprobs, beam: BeamSearch, max_tokens: int, allowed: Allowed = lambda _answer: None
 ) -> list[tuple[tuple[int, ...], float]]:
     """Beam search over whole answers, all continuations of all beams sorted in each step."""
     running: list[tuple[tuple[int, ...], float]] = [((), 0.0)]

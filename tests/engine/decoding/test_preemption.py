@@ -64,9 +64,7 @@ def run_until(runner: EngineRunner, sequence_id: int, tokens: int) -> None:
     runner.until(lambda: len(runner.tokens[sequence_id]) >= tokens)
 
 
-def test_a_preempted_row_has_the_tokens_and_scores_that_it_has_alone(
-    runner: EngineRunner,
-) -> None:
+def test_a_preempted_row_has_the_tokens_and_scores_that_it_has_alone(runner: EngineRunner) -> None:
     kinds = [replace(one, min_tokens=20, end_ids=frozenset({3, 4})) for one in SAMPLINGS]
     expected = []
     for sampling in kinds:

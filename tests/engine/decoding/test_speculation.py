@@ -364,15 +364,9 @@ def _cached_tokens(batch: DecodeBatch, place: int) -> int:
     return offset if isinstance(offset, int) else int(offset[place].item())
 
 
-def test_a_recurrent_state_is_taken_back(
-    forward: Callable[[str], Forward],
-) -> None:
+def test_a_recurrent_state_is_taken_back(forward: Callable[[str], Forward]) -> None:
     ways = {kind: blocks(forward(kind)).alone for kind in RECURRENT}
-    assert ways == {
-        "qwen3_5": Undo.RECORDED,
-        "qwen3_next": Undo.REPLAYED,
-        "lfm2": Undo.REPLAYED,
-    }
+    assert ways == {"qwen3_5": Undo.RECORDED, "qwen3_next": Undo.REPLAYED, "lfm2": Undo.REPLAYED}
     for kind in RECURRENT:
         rig = compare(forward(kind), told=True)
         assert 0 < acceptance(rig) < 1

@@ -259,9 +259,7 @@ class Raising(Bursts):
         return Raising(self.period, self.free, self.taken)
 
 
-def test_a_constraint_that_raises_ends_its_row_alone(
-    runner: Callable[[str], EngineRunner],
-) -> None:
+def test_a_constraint_that_raises_ends_its_row_alone(runner: Callable[[str], EngineRunner]) -> None:
     llama = runner("llama")
     expected = llama.alone(PROMPT, HOT, 20)
     row = llama.admit(PROMPT, GREEDY, 20, constraint=Raising(10, 2))
@@ -311,9 +309,7 @@ def schema_maker(runner: EngineRunner) -> ConstraintMaker:
     return maker
 
 
-def test_a_schema_with_long_keys_takes_few_forwards(
-    runner: Callable[[str], EngineRunner],
-) -> None:
+def test_a_schema_with_long_keys_takes_few_forwards(runner: Callable[[str], EngineRunner]) -> None:
     llama = runner("llama")
     make = schema_maker(llama)
 

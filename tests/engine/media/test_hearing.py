@@ -95,9 +95,7 @@ def test_a_model_that_hears_one_sound_refuses_one_that_is_too_long(
     assert caught.value.param == "messages[0].content[0].input_audio"
 
 
-def test_the_long_sound_of_a_video_is_given_in_parts(
-    model_of: Callable[[str], MediaModel],
-) -> None:
+def test_the_long_sound_of_a_video_is_given_in_parts(model_of: Callable[[str], MediaModel]) -> None:
     model = model_of("gemma4")
     frames = video(1)
     media = model.encode(

@@ -27,10 +27,7 @@ pytestmark = pytest.mark.engine
     ],
 )
 def test_what_works_is_taken_and_each_pass_is_progress(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    family: str,
-    works: frozenset[MediaKind] | None,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, works: frozenset[MediaKind] | None
 ) -> None:
     looked_up, heard = 0, 0
     most_between = 0

@@ -21,9 +21,7 @@ class Scripted:
     """A constraint that does what the test says."""
 
     def __init__(
-        self,
-        mask: Callable[[], Mask | None],
-        accept: Callable[[int], None] = lambda _token: None,
+        self, mask: Callable[[], Mask | None], accept: Callable[[int], None] = lambda _token: None
     ) -> None:
         self._mask = mask
         self._accept = accept

@@ -335,9 +335,7 @@ def test_the_forms_of_one_request_have_one_time(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_llguidance_refuses_is_refused_in_words_with_its_place() -> None:
-    circle = {
-        "allOf": [{"$ref": "#/$defs/b"}, {"properties": {"a": {"$ref": "#/$defs/a"}}}],
-    }
+    circle = {"allOf": [{"$ref": "#/$defs/b"}, {"properties": {"a": {"$ref": "#/$defs/a"}}}]}
     schema = {
         "properties": {"x": {"items": {"$ref": "#/$defs/a"}}},
         "$defs": {"a": circle, "b": {"properties": {"a": {"$ref": "#/$defs/b"}}}},

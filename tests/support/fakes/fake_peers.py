@@ -379,11 +379,7 @@ class FakeWorker:
     """
 
     def __init__(
-        self,
-        context: zmq.asyncio.Context,
-        run_dir: RunDirectory,
-        instance: str,
-        script: Script,
+        self, context: zmq.asyncio.Context, run_dir: RunDirectory, instance: str, script: Script
     ) -> None:
         self.instance = instance
         self.script = script

@@ -54,11 +54,7 @@ def as_peft(folder: Path, adapter: Path) -> Path:
     """Write mlx-lm's adapter as PEFT would write the same one."""
     config = json.loads((adapter / "adapter_config.json").read_text())
     weights: Any = mx.load(str(adapter / "adapters.safetensors"))
-    names = {
-        "lora_a": "lora_A.weight",
-        "lora_b": "lora_B.weight",
-        "m": "lora_magnitude_vector",
-    }
+    names = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight", "m": "lora_magnitude_vector"}
     peft = {}
     for name, array in weights.items():
         layer, _, leaf = name.rpartition(".")

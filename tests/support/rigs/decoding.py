@@ -35,11 +35,7 @@ def sound(decoder: MediaDecoder, form: str, file: bytes, needs: MediaNeeds = EVE
 
 
 def video(
-    decoder: MediaDecoder,
-    form: str,
-    file: bytes,
-    needs: MediaNeeds = EVERYTHING,
-    **options: Any,
+    decoder: MediaDecoder, form: str, file: bytes, needs: MediaNeeds = EVERYTHING, **options: Any
 ) -> Video:
     """Decode a video."""
     (found,) = decoder.decode([item(MediaKind.VIDEO, form, file, **options)], [file], needs)

@@ -287,10 +287,7 @@ def command_of(process: psutil.Process) -> list[str]:
 
 @contextmanager
 def rig(
-    config: dict[str, Any],
-    variables: Mapping[str, str] | None = None,
-    *,
-    background: bool = False,
+    config: dict[str, Any], variables: Mapping[str, str] | None = None, *, background: bool = False
 ) -> Iterator[Rig]:
     """Run an lmx with a configuration; on a failure, show what it logged. ``variables`` as of
     :class:`Rig`. A supervisor in the ``background`` is replaced when it dies."""

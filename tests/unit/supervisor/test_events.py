@@ -16,10 +16,7 @@ def test_those_of_supervisors_before_fill_what_is_left_of_the_limit() -> None:
     assert log.after(0, 10).earlier == ()
     everything = log.after(0, 10, earlier=True)
     assert everything.events == (own,)
-    assert everything.earlier == (
-        EarlierEvents("a", (first, second)),
-        EarlierEvents("b", (third,)),
-    )
+    assert everything.earlier == (EarlierEvents("a", (first, second)), EarlierEvents("b", (third,)))
     some = log.after(0, 3, earlier=True)
     assert (some.events, some.earlier) == (
         (own,),

@@ -7,12 +7,7 @@ from typing import Any
 
 import pytest
 
-from lmx.protocol.host.limits import (
-    UNLIMITED,
-    file_limit,
-    open_files_limit,
-    report_shortage_rarely,
-)
+from lmx.protocol.host.limits import UNLIMITED, file_limit, open_files_limit, report_shortage_rarely
 
 ANY = resource.RLIM_INFINITY
 

@@ -91,8 +91,7 @@ async def test_a_full_room_is_429_with_the_time_that_the_load_still_takes(rig: R
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_last_client_that_leaves_frees_its_place_and_takes_the_question_back(
-    rig: Rig,
-    stream: bool,
+    rig: Rig, stream: bool
 ) -> None:
     rig.add_worker(LOADED, answer)
     await rig.publish(cold("big", max_waiting=1))

@@ -7,12 +7,7 @@ from aiohttp.helpers import is_ip_address
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lmx.router.media.addresses import (
-    AddressRule,
-    is_public,
-    literal_address,
-    own_network,
-)
+from lmx.router.media.addresses import AddressRule, is_public, literal_address, own_network
 
 RULE = AddressRule()
 

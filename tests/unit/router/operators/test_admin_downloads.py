@@ -99,8 +99,7 @@ async def test_a_download_begins(rig: Rig) -> None:
 
 @pytest.mark.parametrize("param", ["repo_id", "revision", "filename", None])
 async def test_a_source_that_turns_out_bad_has_one_error_wherever_it_is_told(
-    rig: Rig,
-    param: str | None,
+    rig: Rig, param: str | None
 ) -> None:
     view = replace(FAILED, error_code=ErrorCode.MODEL_SOURCE_INVALID, error="why", param=param)
     rig.supervisor.replies[StartDownload] = view

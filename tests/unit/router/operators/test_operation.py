@@ -132,21 +132,13 @@ async def test_a_model_s_id_comes_before_another_one_s_pid(rig: Rig) -> None:
 
 async def test_a_kill_of_nothing_is_404_and_of_what_has_no_process_409(rig: Rig) -> None:
     code, body = await answer(rig, "POST", "/admin/workers/nobody/kill")
-    assert (code, body["error"]["code"], body["error"]["param"]) == (
-        404,
-        "model_not_found",
-        "id",
-    )
+    assert (code, body["error"]["code"], body["error"]["param"]) == (404, "model_not_found", "id")
     assert not rig.supervisor.count(KillModel)
     rig.supervisor.replies[KillModel] = Denied(
         ErrorCode.MODEL_NOT_LOADED, "it has no worker", "model"
     )
     code, body = await answer(rig, "POST", f"/admin/workers/{MODEL}/kill")
-    assert (code, body["error"]["code"], body["error"]["param"]) == (
-        409,
-        "model_not_loaded",
-        "id",
-    )
+    assert (code, body["error"]["code"], body["error"]["param"]) == (409, "model_not_loaded", "id")
 
 
 # Logs.
@@ -201,19 +193,13 @@ async def test_a_log_that_is_not_there_yet_is_waited_for(rig: Rig) -> None:
 async def test_streams_end_with_the_router_and_leave_no_task(rig: Rig) -> None:
     rig.supervisor.replies[GetEvents] = EventList("e1", 0, ())
     before = len(asyncio.all_tasks())
-    async with (
-        reading(rig, f"/admin/logs/{MODEL}") as log,
-        reading(rig, "/admin/events") as events,
-    ):
+    async with reading(rig, f"/admin/logs/{MODEL}") as log, reading(rig, "/admin/events") as events:
         assert len(asyncio.all_tasks()) > before
     await until(lambda: len(asyncio.all_tasks()) <= before)
     asked = rig.supervisor.count(GetEvents)
     await asyncio.sleep(0.8)
     assert rig.supervisor.count(GetEvents) == asked, "nobody listens"
-    async with (
-        reading(rig, f"/admin/logs/{MODEL}") as log,
-        reading(rig, "/admin/events") as events,
-    ):
+    async with reading(rig, f"/admin/logs/{MODEL}") as log, reading(rig, "/admin/events") as events:
         rig.router.traffic.close()
         await until(lambda: log.ended and events.ended)
 
@@ -351,10 +337,7 @@ async def test_events_come_as_they_happen_with_ids_to_go_on_from() -> None:
 
 
 async def test_events_of_supervisors_before_come_first_and_are_gone_on_from(rig: Rig) -> None:
-    lives = (
-        EarlierEvents("aa", (event(1), event(7))),
-        EarlierEvents("bb", (event(1),)),
-    )
+    lives = (EarlierEvents("aa", (event(1), event(7))), EarlierEvents("bb", (event(1),)))
     rig.supervisor.replies[GetEvents] = EventList("cc", 2, (event(1), event(2)), lives)
     wanted = {
         None: ["aa-1", "aa-7", "bb-1", "cc-1", "cc-2"],

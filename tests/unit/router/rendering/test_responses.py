@@ -11,12 +11,7 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from lmx.protocol.errors import ErrorCode, LmxError
-from lmx.protocol.messages.data import (
-    ChoiceEnded,
-    Delta,
-    TokenLogprob,
-    TopLogprob,
-)
+from lmx.protocol.messages.data import ChoiceEnded, Delta, TokenLogprob, TopLogprob
 from lmx.protocol.states import FinishReason
 from lmx.router.rendering.accumulator import Accumulator
 from lmx.router.rendering.answer_format import Beginning

@@ -29,10 +29,7 @@ from lmx.router.schema.requests.ollama.embed import (
     parse_ollama_embed,
     parse_ollama_embeddings,
 )
-from lmx.router.schema.requests.ollama.generate import (
-    OllamaGenerateRequest,
-    parse_ollama_generate,
-)
+from lmx.router.schema.requests.ollama.generate import OllamaGenerateRequest, parse_ollama_generate
 from lmx.router.schema.requests.ollama.pull import OllamaPullRequest, parse_ollama_pull
 from lmx.router.schema.requests.ollama.show import OllamaShowRequest, parse_ollama_show
 from lmx.router.schema.requests.responses.responses import (

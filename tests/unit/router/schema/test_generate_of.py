@@ -11,11 +11,7 @@ from lmx.router.schema.requests.chat import parse_chat
 from lmx.router.schema.requests.completions import parse_completion
 from lmx.router.schema.requests.ollama.chat import parse_ollama_chat
 from lmx.router.schema.requests.ollama.generate import parse_ollama_generate
-from lmx.router.schema.requests.responses.responses import (
-    asked_of,
-    generation_of,
-    parse_responses,
-)
+from lmx.router.schema.requests.responses.responses import asked_of, generation_of, parse_responses
 
 TURN = {"messages": [{"role": "user", "content": "a"}]}
 VALUES = {name: 1 if name == "top_k" else 0.5 for name in PARAMETERS}

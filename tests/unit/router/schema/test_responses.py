@@ -189,10 +189,7 @@ def test_items_with_fields_missing() -> None:
     assert found[0] == {"role": "user", "content": ""}
     assert found[1]["reasoning_content"] == "kept!"
     calls = [one["function"] for one in found[1]["tool_calls"]]
-    assert calls == [
-        {"name": "f", "arguments": '{"a":1}'},
-        {"name": "space__f", "arguments": "{}"},
-    ]
+    assert calls == [{"name": "f", "arguments": '{"a":1}'}, {"name": "space__f", "arguments": "{}"}]
     assert found[2] == {"role": "tool", "tool_call_id": "c", "content": ""}
 
 

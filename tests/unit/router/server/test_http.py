@@ -15,14 +15,7 @@ from lmx.protocol.states import SlotState, WorkerState
 from lmx.router.inference import chat
 from lmx.router.server.routes import ROUTES
 from tests.support.fakes.fake_peers import cold, ready, until
-from tests.support.rigs.router_rig import (
-    INSTANCE,
-    MODEL,
-    Rig,
-    chat_body,
-    data_lines,
-    router_rig,
-)
+from tests.support.rigs.router_rig import INSTANCE, MODEL, Rig, chat_body, data_lines, router_rig
 
 JSON = {"Content-Type": "application/json"}
 
@@ -339,11 +332,7 @@ async def test_health_when_all_is_well(rig: Rig) -> None:
         assert (status, body["status"], body["reason"]) == (200, "healthy", None)
         assert body["version"] == "1.2.3"
         assert body["engines"] == {"loaded": 1, "unloaded": 0, "total": 1}
-        assert set(body["system"]) == {
-            "uptime_seconds",
-            "memory_usage_mb",
-            "cpu_usage_percent",
-        }
+        assert set(body["system"]) == {"uptime_seconds", "memory_usage_mb", "cpu_usage_percent"}
         assert body["engines_summary"] == [
             {"engine_id": MODEL, "status": "loaded", "state": "ready"}
         ]

@@ -27,8 +27,6 @@ def test_the_table() -> None:
     ],
 )  # fmt: skip
 async def test_a_conversation_is_answered_under_each(rig: Rig, path: str) -> None:
-    async with (
-        rig.http.post(URL(f"{rig.url}{path}", encoded=True), json=chat_body()) as response,
-    ):
+    async with rig.http.post(URL(f"{rig.url}{path}", encoded=True), json=chat_body()) as response:
         assert response.status == 200
         assert (await response.json())["object"] == "chat.completion"

@@ -98,9 +98,7 @@ def test_a_pace_that_was_seen_beats_the_supervisors_guess() -> None:
     position=st.none() | st.integers(1, 100),
 )
 def test_what_remains_is_never_nothing_and_never_absurd(
-    slot: SlotState,
-    steps: list[tuple[LoadPhase | None, float | None, float]],
-    position: int | None,
+    slot: SlotState, steps: list[tuple[LoadPhase | None, float | None, float]], position: int | None
 ) -> None:
     pace, now_s = LoadPace(), 0.0
     for phase, fraction, later_s in steps:

@@ -30,10 +30,7 @@ async def ask(
 
 async def test_more_requests_than_the_limit_are_429_and_operators_get_through() -> None:
     async with router_rig(accept_only, max_requests=2) as rig:
-        rig.supervisor.replies = {
-            ReloadConfig: Reloaded((), ()),
-            GetStatus: Status(told_status()),
-        }
+        rig.supervisor.replies = {ReloadConfig: Reloaded((), ()), GetStatus: Status(told_status())}
         held = [asyncio.create_task(rig.chat_json()) for _ in range(2)]
         await rig.worker.stream(1)
         async with rig.chat() as response:

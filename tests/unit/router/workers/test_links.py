@@ -20,14 +20,7 @@ from lmx.router.server.process import Router
 from lmx.router.workers.link import WorkerLink
 from lmx.router.workers.stream import CREDIT_DELTAS
 from tests.support.fakes.fake_peers import FakeStream, FakeSupervisor, cold, plays, ready, until
-from tests.support.rigs.router_rig import (
-    INSTANCE,
-    MODEL,
-    Rig,
-    chat_body,
-    joined_text,
-    router_rig,
-)
+from tests.support.rigs.router_rig import INSTANCE, MODEL, Rig, chat_body, joined_text, router_rig
 
 LOADED = "0000000b"
 

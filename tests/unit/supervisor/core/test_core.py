@@ -59,9 +59,7 @@ def test_bytes_are_held_until_the_exit_is_observed(rig: CoreRig) -> None:
     assert rig.state("a") == "cold"
 
 
-def test_a_killed_worker_comes_back_at_once_and_a_crashed_one_after_a_backoff(
-    rig: CoreRig,
-) -> None:
+def test_a_killed_worker_comes_back_at_once_and_a_crashed_one_after_a_backoff(rig: CoreRig) -> None:
     instance = load(rig)
     rig.operate(control.KillModel("a"))
     assert rig.actions.signals[-1][1] == signal.SIGKILL

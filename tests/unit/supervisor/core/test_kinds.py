@@ -31,10 +31,7 @@ def view(core: Core) -> ModelView:
 
 
 def bring_up(
-    core: Core,
-    *capabilities: str,
-    kind: ModelKind | None = None,
-    media: tuple[MediaKind, ...] = (),
+    core: Core, *capabilities: str, kind: ModelKind | None = None, media: tuple[MediaKind, ...] = ()
 ) -> None:
     core.operator.load("a", 0.0)
     (worker,) = core.workers

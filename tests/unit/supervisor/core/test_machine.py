@@ -10,13 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages import control
 from lmx.protocol.messages.status import WorkerFigures
-from lmx.protocol.states import (
-    ExitCause,
-    LoadPhase,
-    MemoryPressure,
-    SlotState,
-    WorkerState,
-)
+from lmx.protocol.states import ExitCause, LoadPhase, MemoryPressure, SlotState, WorkerState
 from lmx.supervisor.core.actions import WorkerStart
 from lmx.supervisor.core.placement_input import scene_of
 from lmx.supervisor.decisions.placement import decide

@@ -290,10 +290,7 @@ async def test_the_next_program_goes_on(ground: Ground) -> None:
     second = ground.downloads()
     second.resume()
     statuses = {each.repo_id: each.status for each in second.list().downloads}
-    assert statuses == {
-        "org/name": DownloadStatus.STARTING,
-        "org/other": DownloadStatus.CANCELLED,
-    }
+    assert statuses == {"org/name": DownloadStatus.STARTING, "org/other": DownloadStatus.CANCELLED}
     assert (await second.start(StartDownload("org/name"))).download_id == left.download_id
     await second.close(resume=False)
 

@@ -201,10 +201,7 @@ def test_an_exit_on_a_read_only_disk_is_an_exit(tmp_path: Path) -> None:
         socket_path.touch()
         disk.faults = iter(lambda: True, False)
         lmx.core.worker_exited(lmx.core.workers[0].instance, -9, lmx.now_s)
-        assert (lmx.core.slots["a"].worker, lmx.core.slots["a"].state) != (
-            None,
-            SlotState.OCCUPIED,
-        )
+        assert (lmx.core.slots["a"].worker, lmx.core.slots["a"].state) != (None, SlotState.OCCUPIED)
         told = [event.name for event in lmx.events.after(0, 100).events]
         assert "disk.failed" in told
         disk.faults = iter(())

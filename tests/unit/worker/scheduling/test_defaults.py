@@ -9,14 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.protocol.messages.data import (
-    Assist,
-    Generate,
-    Sampling,
-    Search,
-    Thinking,
-    TokenBias,
-)
+from lmx.protocol.messages.data import Assist, Generate, Sampling, Search, Thinking, TokenBias
 from lmx.protocol.messages.specs import LogSpec, SpeculationSpec, WorkerSpec
 from lmx.protocol.models.sampling import PARAMETERS, SamplingParameters
 from lmx.worker.engine.values import (
@@ -28,12 +21,7 @@ from lmx.worker.engine.values import (
     SequenceSampling,
 )
 from lmx.worker.media.values import Picture
-from lmx.worker.scheduling.prepare import (
-    prepare,
-    resolve_max_tokens,
-    resolve_sampling,
-    truncated,
-)
+from lmx.worker.scheduling.prepare import prepare, resolve_max_tokens, resolve_sampling, truncated
 from lmx.worker.scheduling.progress import ProgressClock
 from lmx.worker.scheduling.seeds import answer_seed
 from lmx.worker.service.admission import QueueEstimate
@@ -285,9 +273,7 @@ def test_thinking_that_is_required_is_refused_where_the_model_does_not_think() -
         assert (caught.value.code, caught.value.param) == (ErrorCode.UNSUPPORTED_VALUE, "think")
 
 
-def test_what_is_not_enforced_is_told_without_a_constraint(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_not_enforced_is_told_without_a_constraint(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = ScriptedEngine({})
     maker = ConstraintMaker(None, remarks=("Calls are not enforced.",))
     monkeypatch.setattr(engine, "constrain", lambda source: maker)

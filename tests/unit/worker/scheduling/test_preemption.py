@@ -69,13 +69,7 @@ class Rig:
         rules = TextRules(frozenset({0}))
         self.batch.add(
             EngineRequest(
-                self._jobs,
-                "r",
-                rows,
-                rules,
-                answers,
-                self.now,
-                memory_wait_s=memory_wait_s,
+                self._jobs, "r", rows, rules, answers, self.now, memory_wait_s=memory_wait_s
             )
         )
         return self._jobs

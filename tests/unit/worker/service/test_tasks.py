@@ -34,13 +34,7 @@ from lmx.protocol.messages.tasks import (
     TaskReply,
     Vectors,
 )
-from lmx.protocol.states import (
-    MediaForm,
-    MediaKind,
-    MemoryPressure,
-    ModelKind,
-    StructureKind,
-)
+from lmx.protocol.states import MediaForm, MediaKind, MemoryPressure, ModelKind, StructureKind
 from lmx.worker.engine.interfaces import Engine
 from lmx.worker.engine.values import TaskPlan
 from lmx.worker.media.decoder import MediaDecoder

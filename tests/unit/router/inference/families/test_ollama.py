@@ -267,11 +267,7 @@ async def test_errors_are_ollama_s(rig: Rig) -> None:
         ({"messages": [HI]}, 400, "model"),
         ({"model": "gpt-9", "messages": [HI]}, 404, "model"),
         ({"model": MODEL, "messages": [HI], "options": {"top_p": 2}}, 400, "options.top_p"),
-        (
-            {"model": MODEL, "messages": [{**HI, "images": ["eA=="]}]},
-            400,
-            "messages[0].images[0]",
-        ),
+        ({"model": MODEL, "messages": [{**HI, "images": ["eA=="]}]}, 400, "messages[0].images[0]"),
     ):
         found = await rig.post_json("/api/chat", **body)
         assert found[0] == status and isinstance(found[1]["error"], str)

@@ -122,11 +122,7 @@ def test_reports_that_only_administrators_may_see_are_not_called_none(
     ],
 )
 def test_a_service_of_launchd_is_an_agent_or_a_daemon(
-    home: Home,
-    monkeypatch: pytest.MonkeyPatch,
-    loaded: Sequence[str],
-    verdict: Verdict,
-    words: str,
+    home: Home, monkeypatch: pytest.MonkeyPatch, loaded: Sequence[str], verdict: Verdict, words: str
 ) -> None:
     system = Mac(home.path)
     run = system.run

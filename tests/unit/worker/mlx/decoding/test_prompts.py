@@ -8,13 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmx.worker.engine.values import SequenceRequest, SequenceSampling
-from lmx.worker.mlx.decoding.prompts import (
-    Prompt,
-    PromptQueue,
-    Standing,
-    Urgency,
-    urgencies,
-)
+from lmx.worker.mlx.decoding.prompts import Prompt, PromptQueue, Standing, Urgency, urgencies
 
 BASE = list(range(300))
 

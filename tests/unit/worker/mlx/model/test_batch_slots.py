@@ -8,13 +8,7 @@ import mlx.core as mx
 import pytest
 from mlx_vlm.models.cache import CacheList, KVCache, RotatingKVCache
 
-from lmx.worker.mlx.model.batch_slots import (
-    SlottedKVCache,
-    give_up_slots,
-    join,
-    kept_places,
-    leave,
-)
+from lmx.worker.mlx.model.batch_slots import SlottedKVCache, give_up_slots, join, kept_places, leave
 
 LAYERS, HEADS, WIDTH = 2, 2, 4
 

@@ -8,14 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmx.worker.mlx.speech.words import (
-    TimedWord,
-    fit_segment,
-    split_words,
-    tidy,
-    time_words,
-    warp,
-)
+from lmx.worker.mlx.speech.words import TimedWord, fit_segment, split_words, tidy, time_words, warp
 
 
 def plain_warp(costs: np.ndarray[Any, Any]) -> list[tuple[int, int]]:
@@ -26,11 +19,7 @@ def plain_warp(costs: np.ndarray[Any, Any]) -> list[tuple[int, int]]:
     total[0, 0] = 0
     for row in range(1, height + 1):
         for column in range(1, width + 1):
-            before = (
-                total[row - 1, column - 1],
-                total[row - 1, column],
-                total[row, column - 1],
-            )
+            before = (total[row - 1, column - 1], total[row - 1, column], total[row, column - 1])
             if before[0] < before[1] and before[0] < before[2]:
                 move[row, column] = 0
             elif before[1] < before[0] and before[1] < before[2]:
