@@ -184,7 +184,7 @@ BAD: list[tuple[dict[str, Any], str, ErrorCode, str]] = [
         chat(continue_final_message=True, messages=[{"role": "user", "content": ""}]),
         "messages[0]",
         VALUE,
-        "nothing to go on with",
+        "nothing to continue",
     ),
     (chat(functions=[{}]), "functions[0].name", MISSING, "required"),
     (chat(functions=[{"name": "f"}], function_call="f"), "function_call", VALUE, "none"),
