@@ -31,7 +31,6 @@ class Authority:
 
     host: str
     """In lower case, without a dot at the end and without the brackets of IPv6."""
-
     port: int | None
     """None if no port is written."""
 
@@ -109,7 +108,6 @@ class Origin:
 
     scheme: str
     host: str
-
     port: int | None
     """None: the port of the scheme."""
 
@@ -143,7 +141,6 @@ class OriginPattern:
 
     scheme: str
     """`*` allows any origin at all, `null` too."""
-
     host: str = ""
     port: int | None = None
     any_port: bool = False

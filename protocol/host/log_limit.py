@@ -42,7 +42,6 @@ class LogLimit:
 
     max_bytes: int
     """The size of each file."""
-
     keep: int
     """The number of older files."""
 

@@ -34,7 +34,6 @@ class RefusedAdapter:
     """An adapter that does not fit the model. The worker serves the model without it."""
 
     adapter_id: str
-
     problem: FreeText
     """Why, for people."""
 
@@ -47,32 +46,23 @@ class WorkerHello:
     instance: str
     model_id: str
     pid: int
-
     state: WorkerState
     """The worker's own view: STARTING if it has not begun to load, else LOADING, READY or
     DRAINING."""
-
     memory_bytes: int = 0
     """As in Loaded; 0 before the model is loaded."""
-
     context_length: int = 0
     """As in Loaded; 0 before the model is loaded."""
-
     capabilities: tuple[str, ...] = ()
     """As in Loaded; empty before the model is loaded."""
-
     kind: ModelKind | None = None
     """The kind of model that the worker's spec asked it to serve."""
-
     refused_adapters: tuple[RefusedAdapter, ...] = ()
     """As in Loaded; empty before the model is loaded."""
-
     media: tuple[MediaKind, ...] = ()
     """As in Loaded; empty before the model is loaded."""
-
     template: TemplateFacts = UNKNOWN_TEMPLATE
     """As in Loaded; empty before the model is loaded."""
-
     remarks: tuple[FreeText, ...] = ()
     """As in Loaded; empty before the model is loaded."""
 
@@ -84,10 +74,8 @@ class LoadAdvanced:
 
     instance: str
     phase: LoadPhase
-
     fraction: float | None
     """How much of the phase is done, from 0 to 1; None where that is unknown."""
-
     detail: FreeText = ""
 
 
@@ -97,26 +85,19 @@ class Loaded:
     """The model is loaded and answers requests."""
 
     instance: str
-
     memory_bytes: int
     """The worker's memory, measured in the worker and not estimated."""
-
     context_length: int
     load_s: float
-
     capabilities: tuple[str, ...] = ()
     """What requests may use, for clients to see: ``tools``, ``native_tools``,
     ``structured_outputs``, ``reasoning``."""
-
     refused_adapters: tuple[RefusedAdapter, ...] = ()
     """Those of the adapters in the worker's spec that can't be used."""
-
     media: tuple[MediaKind, ...] = ()
     """What the model takes besides text."""
-
     template: TemplateFacts = UNKNOWN_TEMPLATE
     """What its chat template takes."""
-
     remarks: tuple[FreeText, ...] = ()
     """Why its answers may differ from what the model was made for, in full sentences."""
 
@@ -129,7 +110,6 @@ class LoadFailed:
     instance: str
     code: ErrorCode
     message: FreeText
-
     permanent: bool = False
     """Whether another try would fail too, until the model's files or its configuration change."""
 
@@ -140,27 +120,20 @@ class WorkerBeat:
     """The heartbeat of a worker: how it is. A worker sends one every beat interval."""
 
     instance: str
-
     state: WorkerState
     """The worker's own view."""
-
     rows: int
     """The number of requests that the worker works on."""
-
     queued: int
     """The number of requests that wait in the worker."""
-
     stalled_for_s: float
     """For how many seconds work has been in flight without any progress: no token, and no chunk of
     a prompt. 0 while the worker is idle or advances."""
-
     figures: WorkerFigures = field(default=WorkerFigures(), metadata=FLAT)
     """What the worker measures and counts, for the status and the metrics."""
-
     idle_for_s: float = 0.0
     """The seconds since the last request ended, or since the load; 0 while a request is in
     flight."""
-
     keep_alive_s: float | None = None
     """For how many seconds the last request wants the model to stay loaded. None: it did not say;
     a negative value means forever."""
@@ -208,7 +181,6 @@ class BeatSeen:
     """Reply to every heartbeat: the supervisor is alive."""
 
     epoch: str
-
     revision: int
     """The revision of the supervisor's latest snapshot."""
 
@@ -254,15 +226,11 @@ class RouterBeat:
 
     pid: int
     streams: int
-
     requests_total: int
     """The number of requests that have ended."""
-
     memory_bytes: int
-
     waiting: int = 0
     """The number of requests that wait for a model."""
-
     retired: bool = False
     """Whether it takes no more requests, because another router has taken over."""
 
@@ -274,12 +242,9 @@ class Acquire:
     Denied."""
 
     model_id: str
-
     wait_s: float
     """The supervisor replies within this time, unless a Withdraw comes first."""
-
     request_id: str
-
     waited_s: float = 0.0
     """For how long the oldest of the requests that need the model has waited already. With it a
     router that asks again keeps its place in the queue."""
@@ -346,7 +311,6 @@ class LoadModel:
     added first, under its own name."""
 
     model_id: str
-
     context_length: int | None = None
     """Load the model with this context length, even if it is loaded with another one. It holds
     until a load names another one or the configuration changes."""
@@ -403,7 +367,6 @@ class PinModel:
     """Question: pin a model, or unpin it."""
 
     model_id: str
-
     pinned: bool
     """Whether the model is never evicted from now on."""
 
@@ -423,7 +386,6 @@ class Reloaded:
 
     sections: tuple[str, ...]
     """The sections that differ from before."""
-
     changes: tuple[FreeText, ...]
     """What follows from the changes, one sentence each, for people."""
 
@@ -448,18 +410,13 @@ class Event:
 
     seq: int
     """The number of the event within its epoch, from 1."""
-
     at_s: float
     """When it happened, in Unix time."""
-
     name: str
     """A dotted name, as in the logs."""
-
     model_id: str | None
-
     detail: FreeText
     """A sentence for people."""
-
     data: dict[str, Any]
     """More about it, as plain values."""
 
@@ -472,7 +429,6 @@ class GetEvents:
 
     after_seq: int
     limit: int
-
     earlier: bool = False
     """Whether the reply has the events of earlier supervisors as well, as far as ``limit``
     allows."""
@@ -494,13 +450,10 @@ class EventList:
 
     epoch: str
     """The supervisor's life in which the events are numbered. Another epoch counts from 1 again."""
-
     last_seq: int
     """The number of the latest event that there is. The next question asks from it."""
-
     events: tuple[Event, ...]
     """The events, the oldest first."""
-
     earlier: tuple[EarlierEvents, ...] = ()
     """Those of earlier supervisors, if the question asks for them: the oldest life first."""
 
@@ -517,7 +470,6 @@ class Done:
     """Reply to a command: it was carried out, or has begun where the question says so."""
 
     message: FreeText
-
     pid: int | None = None
     """The process that the command is about, if there is one."""
 

@@ -16,16 +16,12 @@ class Tally:
     """The counters of one model. The name ``""`` has the counters that belong to no model."""
 
     name: str
-
     counters: tuple[str, ...] = ()
     """The names of the counters."""
-
     values: tuple[float, ...] = ()
     """The value of each of ``counters``. A value only grows."""
-
     used_at_s: float | None = None
     """When the model's last request came, in Unix time."""
-
     tokens_per_s: float | None = None
     """The speed of its last request."""
 
@@ -40,16 +36,12 @@ class KeyUsage:
 
     asker: str
     """The client."""
-
     requests: float = 0.0
     """Requests of the last minute, as they counted ``age_s`` ago."""
-
     tokens: float = 0.0
     """Tokens of the last minute, as they counted ``age_s`` ago."""
-
     running: int = 0
     """Requests that are under way."""
-
     age_s: float = 0.0
 
 
@@ -62,16 +54,12 @@ class ReportCounts:
     pid: int
     tallies: tuple[Tally, ...]
     usage: tuple[KeyUsage, ...]
-
     fresh: bool = False
     """Whether this router has had no reply yet from any supervisor."""
-
     seen: int = 0
     """The revision of the last reply. It is 0 for a supervisor that has not replied yet."""
-
     ended: tuple[Tally, ...] = ()
     """For a supervisor that has not replied yet: what its predecessor replied as ``ended``."""
-
     since_s: float | None = None
     """For a supervisor that has not replied yet: what its predecessor replied as ``since_s``."""
 
@@ -83,20 +71,15 @@ class CountsKept:
 
     revision: int
     """The revision of ``ended``."""
-
     since_s: float
     """Since when all this is counted, in Unix time: the start of lmx."""
-
     ended: tuple[Tally, ...] | None = None
     """What routers that have ended had counted. None if the asking router has seen this
     revision."""
-
     others: tuple[Tally, ...] = ()
     """What the other running routers have counted until now."""
-
     elsewhere: tuple[KeyUsage, ...] = ()
     """The requests that the other routers have under way."""
-
     inherited: tuple[KeyUsage, ...] = ()
     """What clients have used of their rate limits. Only a fresh router gets it."""
 

@@ -33,22 +33,16 @@ class Sampling(SamplingParameters):
 
     seed: int | None = None
     """The same seed draws the same tokens. None: a random seed."""
-
     logit_bias: tuple[TokenBias, ...] = ()
     """What is added to the logits of some tokens."""
-
     ignore_eos: bool = False
     """Whether the answer continues after an end token of the model."""
-
     min_tokens: int = 0
     """Neither an end token nor a stop string ends the answer before it has this many tokens."""
-
     stop_token_ids: tuple[int, ...] = ()
     """More tokens that end the answer. They are not part of it."""
-
     allowed_token_ids: tuple[int, ...] = ()
     """The only tokens that the answer may have. None given: all of them."""
-
     bad_words: tuple[str, ...] = ()
     """Texts that the answer may not have."""
 
@@ -59,14 +53,11 @@ class Search:
 
     n: int = 1
     """The number of answers that are returned."""
-
     best_of: int = 1
     """The number of answers that are generated, at least ``n``. The ones with the highest mean
     probability of a token are returned. With ``beam`` it is the width of the beam search."""
-
     beam: bool = False
     """Whether the answers are found by beam search. Otherwise they are sampled."""
-
     length_penalty: float = 1.0
     """A beam search divides the score of an answer by its length to the power of this."""
 
@@ -76,14 +67,11 @@ class Structure:
     """The form that the answer must have."""
 
     kind: StructureKind
-
     text: str
     """The JSON schema, as JSON; the regular expression; the choices, as a JSON array of strings;
     or the grammar (Lark or GBNF). It is empty for a JSON object."""
-
     param: str
     """The field of the request that asks for this form. Errors name it."""
-
     whitespace: str | None = None
     """The regular expression that each stretch of white space in JSON must match. None: white
     space as models usually write it."""
@@ -95,16 +83,12 @@ class ToolUse:
 
     tools: tuple[dict[str, Any], ...]
     """The tools as OpenAI's objects. The router has checked them."""
-
     choice: ToolChoice = ToolChoice.AUTO
-
     function: str | None = None
     """The name of the function that the answer must call exactly once. ``choice`` is REQUIRED
     then."""
-
     parallel: bool = True
     """Whether an answer may hold more than one call."""
-
     allowed: tuple[str, ...] | None = None
     """The names of the tools that may be called. None: all of them."""
 
@@ -138,16 +122,12 @@ class Thinking:
 
     effort: str | None = None
     """OpenAI's word for the effort. The chat template gets the nearest that it takes."""
-
     enabled: bool | None = None
     """Whether the model thinks at all. The effort "none" means that it does not."""
-
     budget_tokens: int | None = None
     """The thinking is ended when it is this long."""
-
     param: str = "reasoning_effort"
     """The field of the request that asks for the effort."""
-
     required: bool = False
     """Whether the request is refused if the model does not think at all."""
 
@@ -173,92 +153,68 @@ class Generate:
     stream_id: int
     request_id: str
     sampling: Sampling
-
     credit_deltas: int
     """How many deltas the worker may send before the first Credit."""
-
     messages: tuple[dict[str, Any], ...] | None = None
     """OpenAI's messages. The router has checked them. The content of a message of text alone is a
     string. That of a message with media is a list of parts in the order of the request:
     ``{"type": "text", "text": ...}``, and ``{"type": KIND, "media": INDEX}`` with a kind and a
     place in ``media``."""
-
     prompt: str | None = None
     prompt_tokens: tuple[int, ...] | None = None
-
     max_tokens: int | None = None
     """The answer ends after this many tokens. None: the model's default; where it has none, the
     rest of the context. 0: nothing but the prompt is computed."""
-
     stop: tuple[str, ...] = ()
     """Strings that end the answer."""
-
     include_stop: bool = False
     """Whether the stop string is part of the answer."""
-
     search: Search = Search()
-
     top_logprobs: int | None = None
     """How many alternatives come with the logprob of each token. None: no logprobs at all."""
-
     echo: bool = False
     """Whether the answer begins with the prompt, and with its logprobs if logprobs are asked
     for."""
-
     prompt_logprobs: int | None = None
     """How many alternatives come with the logprob of each token of the prompt, in deltas of the
     kind PROMPT before the answers. None: there are no such deltas."""
-
     parse: bool = True
     """Whether reasoning and tool calls are separated from the content."""
-
     template_kwargs: dict[str, Any] | None = None
     structure: Structure | None = None
     tool_use: ToolUse | None = None
     thinking: Thinking = Thinking()
     assist: Assist = Assist()
-
     cache_salt: str = ""
     """Only requests with the same salt share cached prefixes."""
-
     keep_alive_s: float | None = None
     """For how long the model stays loaded after this request if no other request comes. 0: it is
     unloaded at once; negative: it stays forever; None: as it is configured."""
-
     owner: str = ""
     """An opaque name of the client whose request this is. Owners take turns where requests wait."""
-
     priority: int = 0
     """Requests of a lower value begin before those of a higher one, their prompts are read first,
     and they are preempted after them when memory runs out. Owners take turns among requests of the
     same value."""
-
     memory_wait_s: float | None = None
     """The longest that the request waits for a row while the machine is short of memory. None: as
     long as at other times."""
-
     whole: bool = False
     """Whether nobody reads the answer before its end. Then an answer that does not satisfy its
     schema may be generated once more."""
-
     token_ids: bool = False
     """Whether the ids of the tokens of the prompt and of the answer are sent too."""
-
     add_generation_prompt: bool = True
     """Whether the prompt of a conversation ends where an answer begins. Else it ends with the last
     message."""
-
     continue_final_message: bool = False
     """Whether the prompt of a conversation ends inside the last message, which the answer continues
     with."""
-
     truncate_prompt_tokens: int | None = None
     """How many tokens at the end of the prompt are taken. -1: as many as the context has room for
     besides the answer; None: all of them."""
-
     adapter: str = ""
     """The id of the adapter that is applied to the model. Empty: none."""
-
     media: tuple[MediaItem, ...] = ()
     """The images, sounds and videos of the messages. The bytes of each are one more frame behind
     this message."""
@@ -301,13 +257,10 @@ class Accepted:
     stream_id: int
     prompt_tokens: int
     queued: int
-
     remarks: tuple[FreeText, ...] = ()
     """Sentences for people about what the worker does differently from what was asked for."""
-
     prompt_ids: tuple[int, ...] = ()
     """The ids of the prompt's tokens, if token ids were asked for."""
-
     ignored: tuple[str, ...] = ()
     """The fields of the request that change nothing, because the model can't do what they ask."""
 
@@ -341,15 +294,11 @@ class TokenLogprob:
 
     token: bytes
     """The bytes of the token, which may be part of a character only."""
-
     logprob: float | None
     """None for the first token of a prompt, which has nothing before it."""
-
     token_id: int
-
     top: tuple[TopLogprob, ...] = ()
     """The likeliest tokens at this position."""
-
     rank: int | None = None
     """How many tokens were at least as likely, this one included. None: it was not counted."""
 
@@ -373,22 +322,16 @@ class Delta:
     stream_id: int
     """The stream that it belongs to. Within a worker it is the number of the job, and becomes that
     of the stream when the delta is sent."""
-
     text: str
-
     tokens: int
     """The number of tokens that this delta stands for, of every kind."""
-
     index: int = 0
     """Which of the stream's answers the text belongs to, from 0."""
-
     kind: DeltaKind = DeltaKind.CONTENT
     call: ToolCallPart | None = None
-
     logprobs: tuple[TokenLogprob, ...] = ()
     """The logprobs of the tokens whose text ends in this delta, which is content; or those of the
     next tokens of the prompt."""
-
     token_ids: tuple[int, ...] = ()
     """The ids of the tokens that ``tokens`` counts, if they were asked for."""
 
@@ -400,7 +343,6 @@ class ChoiceEnded:
     stream_id: int
     index: int
     reason: FinishReason
-
     stop: str | None = None
     """The stop string, or the id of the stop token as text, that ended the answer. None if an end
     token of the model or anything else ended it."""
@@ -415,13 +357,10 @@ class Usage:
     completion_tokens: int
     cached_tokens: int = 0
     reasoning_tokens: int = 0
-
     image_tokens: int = 0
     """How many of the prompt's tokens stand for images."""
-
     audio_tokens: int = 0
     """How many of the prompt's tokens stand for sound."""
-
     video_tokens: int = 0
     """How many of the prompt's tokens stand for the frames of videos."""
 
@@ -432,16 +371,12 @@ class Timings:
 
     queue_s: float
     """From the arrival of the request to the start of prefill."""
-
     prefill_s: float
     """From the start of prefill to the first token."""
-
     decode_s: float
     """From the first token to the last."""
-
     drafted_tokens: int = 0
     """The number of tokens that speculation guessed ahead."""
-
     accepted_tokens: int = 0
     """How many of the drafted tokens were right."""
 
@@ -454,7 +389,6 @@ class Finished:
     stream_id: int
     usage: Usage
     timings: Timings
-
     remarks: tuple[FreeText, ...] = ()
     """Further sentences like those of :class:`Accepted`, about the whole answer."""
 

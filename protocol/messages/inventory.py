@@ -25,15 +25,11 @@ class AddModel:
     """
 
     model_id: str
-
     source: str
     """The source, as in the configuration."""
-
     context_length: int | None = None
-
     parameters: dict[str, Any] = field(default_factory=dict)
     """Values that lmx keeps and shows, and does not use."""
-
     context_at_most: bool = False
     """Whether ``context_length`` is only an upper limit, because nobody chose it. A model whose own
     context is shorter gets its own, and a model that is known already keeps what it has."""
@@ -93,30 +89,21 @@ class DownloadView:
     revision: str | None
     filename: str | None
     status: DownloadStatus
-
     total_bytes: int | None
     """The size; None while it is not known yet."""
-
     downloaded_bytes: int
     """How much is here, with what was here before the download resumed."""
-
     speed_bytes_per_s: float
-
     started_s: float
     """When it was started, in Unix time."""
-
     ended_s: float | None = None
     """When it ended, in Unix time."""
-
     model_id: str | None = None
     """The id under which the model is served, once the download is COMPLETED."""
-
     error_code: ErrorCode | None = None
     error: FreeText | None = None
-
     param: FreeText | None = None
     """The field of StartDownload that caused the error."""
-
     retry_after_s: float | None = None
     """How many seconds after ``ended_s`` another try makes sense."""
 
@@ -141,11 +128,9 @@ class AvailableModel:
 
     repo_id: str
     """Its repository; the name of its folder if it is not from a repository."""
-
     local_path: str
     size_bytes: int
     downloaded_at_s: float
-
     model_id: str | None = None
     """The id under which it is served; None if it is not served."""
 
@@ -166,7 +151,6 @@ class DeleteModel:
     lmx did not put there."""
 
     model_id: str
-
     force: bool = False
     """Unload the model first if it is loaded."""
 
@@ -177,6 +161,5 @@ class Deleted:
     """Reply to DeleteModel: the files are deleted."""
 
     model_id: str
-
     freed_bytes: int
     """The size of the files that were deleted."""

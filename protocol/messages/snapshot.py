@@ -25,50 +25,35 @@ class ModelCommon:
 
     aliases: tuple[str, ...]
     """Its other names."""
-
     source: str
     """What it is made of, as the configuration has it: a repository, a folder or a file."""
-
     kind: ModelKind | None = None
     """What it is for; null until its files are known."""
-
     family: str | None = None
     """The name of its architecture (``qwen3``); null until its files are known."""
-
     media: tuple[MediaKind, ...] | None = None
     """What it takes besides text; null until its files are known."""
-
     added: bool = False
     """Whether it was added while lmx ran, and is not of the configuration."""
-
     pid: int | None = None
     """The process id of its worker, null where it has none."""
-
     instance: str | None = None
     """The name of its worker, another one for each start; null where it has none."""
-
     context_length: int | None = None
     """The context, in tokens, that its worker has or the next one will have; null where that is
     the model's own and its files are not known yet."""
-
     phase: LoadPhase | None = None
     """What its load is busy with, null where none is under way."""
-
     fraction: float | None = None
     """How much of that phase is done, from 0 to 1; null where that is unknown."""
-
     loaded_at_s: float | None = None
     """When its last load ended well, in Unix time; null where none did."""
-
     position: int | None = None
     """Its place, from 1, among the models that wait for memory; null where it does not wait."""
-
     pinned: bool = False
     """Whether it is never evicted."""
-
     needed_bytes: int | None = None
     """What its next worker would have reserved; null until its files are known."""
-
     problem: FreeText | None = None
     """Why it is down, or would be if it were started now, for people."""
 
@@ -79,42 +64,30 @@ class ModelView(ModelCommon):
 
     model_id: str
     """Its name in the configuration."""
-
     slot: SlotState
     """Where the model is."""
-
     worker: WorkerState | None = None
     """Where its worker is, null where it has none."""
-
     failed: bool = False
     """Whether its problem is one that somebody has to fix."""
-
     memory_bytes: int = 0
     """What its worker measured when it became ready; each beat's figure is in the status."""
-
     capabilities: tuple[str, ...] = ()
     """What requests may use: ``tools``, ``native_tools``, ``structured_outputs``,
     ``reasoning``."""
-
     template: TemplateFacts = UNKNOWN_TEMPLATE
     """What its chat template takes."""
-
     created_s: int = 0
     """When its files were made, in Unix time."""
-
     disk_bytes: int = 0
     """How much its files take; 0 until they are known."""
-
     retry_after_s: float | None = None
     """In how many seconds it may be ready, its load included, as of the last change of anything
     else."""
-
     max_waiting: int = 0
     """How many requests may wait for it."""
-
     max_queue_s: float = 300.0
     """How long a request may wait in its worker for its turn."""
-
     base: str | None = None
     """The id of the model whose worker answers for it: it is an adapter of that model, and what is
     said of the worker is the same for both. None: it is a model with a worker of its own."""
@@ -135,7 +108,6 @@ class Route:
     """A name that stands for several models: the first of them that can answer does."""
 
     name: str
-
     model_ids: tuple[str, ...]
     """In the order in which they are asked."""
 
@@ -154,22 +126,15 @@ class Snapshot:
 
     epoch: str
     """The life of the supervisor that published it."""
-
     revision: int
     """It grows by one with each change within an epoch."""
-
     default_model: str | None
     """The id of the model that answers requests which name no model."""
-
     models: tuple[ModelView, ...]
-
     stopping: bool = False
     """Whether lmx is being stopped."""
-
     routes: tuple[Route, ...] = ()
-
     free_bytes: int = 0
     """How much of the memory budget is not reserved."""
-
     no_loads: FreeText | None = None
     """Why no model at all can be loaded just now, for people; None if models can be loaded."""

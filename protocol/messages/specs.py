@@ -32,10 +32,8 @@ class PrefixCacheSpec:
     """Where the worker keeps prompts that it has computed."""
 
     memory_bytes: int
-
     disk_path: str | None = None
     """The folder on disk. None: prompts are kept in memory only."""
-
     disk_bytes: int = 0
 
 
@@ -47,14 +45,11 @@ class SpeculationSpec:
     """The folder of the small model, or of the drafter, that guesses. None: prompt lookup guesses,
     which looks for an earlier place of the last tokens in prompt and answer and takes what followed
     there."""
-
     num_assistant_tokens: int = 4
     assistant_confidence_threshold: float | None = None
     max_ngram_size: int = 3
-
     max_rows: int = 2
     """Nothing is guessed while more rows than this run."""
-
     own_heads: bool = False
     """Whether the model's own heads for further tokens guess, which are in its folder. Then there
     is no ``draft_path``."""
@@ -66,10 +61,8 @@ class AdapterSpec:
 
     adapter_id: str
     """The model id that clients know it by."""
-
     path: str
     """Its folder."""
-
     problem: FreeText | None = None
     """Why it can't be used, for people. The worker does not look into its folder then."""
 
@@ -85,78 +78,54 @@ class WorkerSpec(SamplingParameters):
     model_path: str
     run_dir: str
     log: LogSpec
-
     engine: str
     """``module:function``; the function loads the model (``EngineFactory`` of the worker)."""
-
     engine_options: dict[str, Any]
-
     memory_limit_bytes: int
     """The worker's share of the memory budget. Its weights and caches stay within it."""
-
     max_rows: int
     max_queue: int
     context_length: int | None = None
     default_max_tokens: int | None = None
     max_tokens_limit: int | None = None
     kind: ModelKind = ModelKind.CHAT
-
     template_kwargs: dict[str, Any] | None = None
     """The defaults of requests that do not set them."""
-
     tool_parser: str | None = None
-
     chat_template: str | None = None
     """A chat template in the place of the folder's own: its text, or its file."""
-
     tokenizer_config: dict[str, Any] | None = None
     """Values in the place of those in the folder's tokenizer_config.json."""
-
     allow_inexact: bool = False
     """Whether a model is loaded that the engine's library is known to compute wrongly."""
-
     calls_in_open_thought: bool = True
     """Whether whole calls at the end of a thought that was never closed are calls."""
-
     max_decode_stall_s: float = 0.3
     """The longest that the prefill of a prompt may keep running streams from their next token."""
-
     prefix_cache: PrefixCacheSpec | None = None
     """None: off."""
-
     speculation: SpeculationSpec | None = None
     """None: off."""
-
     kv_cache_bytes: int | None = None
     """What the KV caches of all rows may take together, counted with ``kv_layers``. None: they are
     not counted."""
-
     kv_layers: tuple[KvLayers, ...] = ()
-
     max_queue_s: float = 300.0
     """A request that has waited this long for its turn is given up: for the prompt thread, for the
     decoder, or for a row."""
-
     render_timeout_s: float = 10.0
     """A request whose chat template takes longer than this is refused."""
-
     beat_interval_s: float = 1.0
-
     orphan_grace_s: float = 300.0
     """For how long the worker continues without a supervisor."""
-
     allow_checkpoint_code: bool = False
     """Whether code that the model's folder, or its draft model's, brings along may run, in the
     worker."""
-
     adapters: tuple[AdapterSpec, ...] = ()
-
     kv_bits: int | None = None
     """The bits of each number in the KV caches, 4 or 8. None: they are not quantized."""
-
     decode: DecodeLimits = field(default_factory=DecodeLimits)
     """How much the images, sounds and videos of its requests may be and may take."""
-
     wiring: MemoryWiring = MemoryWiring.AUTO
     """Whether the weights are wired, on a Mac."""
 
@@ -175,13 +144,10 @@ class ApiKey:
     """An API key for inference."""
 
     key: str = field(repr=False)
-
     name: str = ""
     """The name for people; empty if the key has none."""
-
     limits: RateLimits | None = None
     """The key's own limits. None: the limits that hold for every key."""
-
     priority: int | None = None
     """The lowest priority value that requests with this key may have, and the one of those that
     name none. None: requests say it freely, and it is 0 for those that name none."""
@@ -193,10 +159,8 @@ class RescueSpec:
     command wakes or ends a supervisor that hangs, and starts another one if nobody else does."""
 
     command: tuple[str, ...]
-
     silence_s: float
     """The router runs the command after this long without a message from a supervisor."""
-
     environment: dict[str, Any] = field(default_factory=dict, repr=False)
     """The variables that the router's own environment lacks."""
 
@@ -207,24 +171,17 @@ class MediaLimits:
 
     allowed_networks: tuple[str, ...] = ()
     """The networks that URLs may lead to though they are not public, as ``192.168.1.0/24``."""
-
     max_items: int = 32
     """How many images, sounds and videos a request may have."""
-
     max_item_bytes: int = 32 * 1024 * 1024
-
     max_held_bytes: int = 512 * 1024 * 1024
     """How much of them the router holds at a time, for all requests."""
-
     max_fetches: int = 16
     """How many are fetched at a time, for all requests."""
-
     connect_timeout_s: float = 5.0
     """For finding the address of a host, and for the connection to it."""
-
     read_timeout_s: float = 10.0
     """For each wait for more of an answer."""
-
     total_timeout_s: float = 30.0
     """For everything that one URL needs, redirects included."""
 
@@ -237,11 +194,9 @@ class RouterSpec:
     router_id: str
     run_dir: str
     log: LogSpec
-
     listen_fd: int
     """An inherited, listening socket. While a router is being restarted, new connections wait in
     its backlog instead of being refused."""
-
     host: str
     port: int
     version: str
@@ -251,60 +206,41 @@ class RouterSpec:
     worker_silence_s: float
     ping_interval_s: float
     shutdown_grace_s: float
-
     max_requests: int
     """The number of requests that are answered at a time. More get the status 429."""
-
     admin_key: str = field(repr=False)
     """The key to the routes for operators."""
-
     sync_timeout_s: float
     """How long a request that does not stream waits for its answer."""
-
     jobs_path: str
     """The file of the job records. They are removed by age, number and size."""
-
     jobs_max_age_s: float
     jobs_max_count: int
-
     logs_dir: str
     """The folder where all processes log."""
-
     allowed_hosts: tuple[str, ...] = ()
     """Host names that the router answers to, besides the machine's own. Their form is that of
     :mod:`lmx.protocol.web_origins`."""
-
     cors_origins: tuple[str, ...] = ()
     """The other origins whose pages may use the router. Their form is that of
     :mod:`lmx.protocol.web_origins`."""
-
     api_keys: tuple[ApiKey, ...] = ()
     """The keys to the routes for clients. Without any, these routes take every key, and requests
     without a key."""
-
     jobs_max_bytes: int = 512 * 1024 * 1024
-
     metrics_key: str = field(default="", repr=False)
     """The key to the metrics. Empty: there is no such key."""
-
     share_prefix_cache: bool = False
     """Whether a request may use what was computed for another key."""
-
     key_limits: RateLimits = RateLimits()
     """The limits of each key, or of each client's address where there are no keys."""
-
     total_limits: RateLimits = RateLimits()
     """The limits of all clients together."""
-
     rescue: RescueSpec | None = None
     """None: the router does nothing about a silent supervisor."""
-
     beat_interval_s: float = 1.0
-
     orphan_grace_s: float = 300.0
     """For how long the router continues without a supervisor."""
-
     keep_billing_header: bool = False
     """Whether the line with which Claude Code begins its system prompt stays in the prompt."""
-
     media: MediaLimits = MediaLimits()

@@ -18,26 +18,19 @@ class Transcribe:
     stream_id: int
     request_id: str
     deadline_s: float
-
     media: tuple[MediaItem, ...]
     """The sound: exactly one item."""
-
     translate: bool = False
     """Whether the text is in English, whatever language is spoken."""
-
     language: str | None = None
     """The language that is spoken, by its code or its English name. None: the model finds out."""
-
     prompt: str = ""
     """What was said before, or a text in the style that the transcript is to have."""
-
     temperature: float | None = None
     """With which temperature all tokens are drawn. None: the likeliest tokens are taken, and a
     higher temperature is tried where they make no good text."""
-
     words: bool = False
     """Whether it is found out when each word was said."""
-
     keep_alive_s: float | None = None
     owner: str = ""
 
@@ -48,7 +41,6 @@ class SpokenWord:
 
     text: str
     """With the punctuation around it, and the space before it."""
-
     start_s: float
     end_s: float
 
@@ -61,25 +53,18 @@ class SpokenSegment:
     end_s: float
     text: str
     """With the space before it."""
-
     tokens: tuple[int, ...]
     """The ids of the model's tokens, those of times included."""
-
     window: int
     """The beginning of the window in which the model heard it, in hundredths of a second."""
-
     temperature: float
     """The temperature with which its tokens were drawn."""
-
     avg_logprob: float
     """The mean of the logprobs of all tokens of its window."""
-
     compression_ratio: float
     """How much shorter the text of its window gets by compression."""
-
     no_speech_prob: float
     """How likely the model found it that nobody speaks in its window."""
-
     words: tuple[SpokenWord, ...] = ()
     """Its words, if they were asked for."""
 
@@ -90,19 +75,14 @@ class Transcript:
     """What is said in the next part of the sound. It is final."""
 
     stream_id: int
-
     language: str
     """The English name of the language that is spoken, in lower case. Empty: nobody has spoken
     yet."""
-
     duration_s: float
     """How long the whole sound takes."""
-
     heard_s: float
     """Up to which time the model has heard the sound."""
-
     tokens: int
     """How many tokens were made for this part. Those that were discarded don't count."""
-
     segments: tuple[SpokenSegment, ...] = ()
     """In order. None: nobody speaks in this part."""

@@ -12,13 +12,7 @@ from typing import Any
 
 from lmx.protocol.free_text import FreeText
 from lmx.protocol.messages.snapshot import ModelCommon
-from lmx.protocol.states import (
-    ExitCause,
-    MemoryPressure,
-    ModelState,
-    RouterState,
-    SupervisorState,
-)
+from lmx.protocol.states import ExitCause, MemoryPressure, ModelState, RouterState, SupervisorState
 from lmx.protocol.wire.codec import FLAT, message, untrimmed
 
 
@@ -31,35 +25,25 @@ class WorkerFigures:
 
     memory_bytes: int = 0
     """The memory of its process now."""
-
     peak_memory_bytes: int = 0
     """The most memory that its process ever had, between heartbeats too."""
-
     decoder_bytes: int = 0
     """The memory of the process that decodes images, sounds and videos for it, now; 0 while there
     is none. It is no part of ``memory_bytes``."""
-
     kv_bytes: int = 0
     """The memory that is counted for the KV caches of its requests in flight."""
-
     requests_total: int = 0
     """How many requests it has accepted."""
-
     tokens_total: int = 0
     """How many tokens it has generated."""
-
     prompt_tokens_total: int = 0
     """How many tokens the prompts of the requests had that have ended."""
-
     cached_tokens_total: int = 0
     """How many of those were in the prefix cache."""
-
     drafted_tokens_total: int = 0
     """How many tokens were guessed ahead (speculative decoding)."""
-
     accepted_tokens_total: int = 0
     """How many of those were right."""
-
     preempted_total: int = 0
     """How many times a request in flight gave its memory to others and continued later."""
 
@@ -76,13 +60,10 @@ class ReturnedMemory:
 
     returned_bytes: int
     """The memory that the machine got back."""
-
     missing_bytes: int
     """The memory that it did not get back."""
-
     took_s: float
     """How many seconds passed from the order to end the worker until this measurement."""
-
     detail: FreeText
     """The same as a sentence for people."""
 
@@ -94,16 +75,12 @@ class LastExit:
 
     cause: ExitCause
     """The cause, in one word."""
-
     detail: FreeText
     """The cause as a sentence for people; may be empty."""
-
     at_s: float
     """When it ended, in Unix time."""
-
     pid: int | None = None
     """The process id that it had."""
-
     memory: ReturnedMemory | None = None
     """How much of its memory the machine got back; null until that is measured."""
 
@@ -115,10 +92,8 @@ class AdapterStatus:
 
     id: str
     """The model id that requests name."""
-
     source: str
     """Its folder, as the configuration has it."""
-
     problem: FreeText | None = None
     """Why it can't be used, for people; null where nothing is wrong, or not known yet."""
 
@@ -130,78 +105,55 @@ class ModelStatus(ModelCommon):
 
     model: str
     """The model's name in the configuration."""
-
     state: ModelState
     """The state of the model's worker; the model's own state if it has none."""
-
     parameters: dict[str, Any]
     """The parameters that were given when it was added (Kolosal's loading parameters); empty for a
     model of the configuration."""
-
     figures: WorkerFigures = field(metadata=FLAT)
     """The last figures of its worker; all are 0 if it has none."""
-
     reserved_bytes: int
     """How much of the memory budget is reserved for its worker."""
-
     weights_bytes: int | None
     """The planned memory of its weights; null until its files are known."""
-
     kv_capacity_bytes: int | None
     """The most memory that the KV caches of its requests may take; null until its files are
     known."""
-
     context_bytes: int | None
     """How much of that is for the requests of full length that memory is kept for
     (`concurrency`); null until its files are known."""
-
     idle_s: float | None
     """For how many seconds its worker has had no request; null if it has one, or is not
     ready."""
-
     expires_in_s: float | None
     """In how many seconds it is unloaded if no request comes; null if never, or if it is not
     idle."""
-
     waiting: int
     """How many requests wait in the supervisor until the model is ready."""
-
     max_rows: int
     """How many requests its worker computes at the same time at most."""
-
     requests_active: int
     """How many requests its worker works on."""
-
     requests_queued: int
     """How many requests wait in its worker."""
-
     stalled_s: float
     """For how many seconds its worker has had requests and made no progress."""
-
     loads_total: int
     """How many loads have succeeded since lmx was started."""
-
     load_s_total: float
     """How many seconds those loads took together."""
-
     exits: dict[str, int]
     """How many of its workers have ended since lmx was started, by cause."""
-
     last_exit: LastExit | None
     """How its last worker ended; null if none has ended."""
-
     restarts: int
     """How many times a worker was started again after one had ended by itself."""
-
     retry_in_s: float | None
     """In how many seconds it is started again by itself; null if it is not."""
-
     allow_checkpoint_code: bool = False
     """Whether Python code from its folder, or its draft model's, may run in its worker."""
-
     adapters: tuple[AdapterStatus, ...] = ()
     """Its adapters: models of their own for clients, and answered by its worker."""
-
     remarks: tuple[FreeText, ...] = ()
     """What its worker found at the load: why its answers may differ from what the model was made
     for."""
@@ -214,53 +166,37 @@ class SupervisorStatus:
 
     state: SupervisorState
     """Whether it is running or stopping."""
-
     pid: int
     """Its process id."""
-
     version: str
     """The version of lmx that it runs."""
-
     epoch: str
     """The name of its life: another value after each start."""
-
     home: str
     """The folder of its state and logs."""
-
     uptime_s: float
     """For how many seconds it has run."""
-
     memory_bytes: int
     """The memory of its own process."""
-
     budget_bytes: int
     """The memory that all models may take together."""
-
     reserved_bytes: int
     """How much of that is reserved for workers."""
-
     missing_bytes: int
     """The memory that the machine did not get back from processes that ended."""
-
     memory_pressure: MemoryPressure
     """How near the machine is to running out of memory."""
-
     memory_soft_line: float
     """The part of the machine's memory, from 0 to 1, above which nothing is loaded and idle models
     are unloaded."""
-
     machine_memory_bytes: int
     """The memory of the machine, or of the cgroup around lmx if that is less."""
-
     machine_used_bytes: int
     """How much of that is in use, by any process."""
-
     machine_available_bytes: int
     """How much of that is available."""
-
     swaps_total: int
     """How many models were evicted for another one since lmx was started."""
-
     notices: tuple[FreeText, ...]
     """Sentences for people about what is not as it should be, although lmx serves."""
 
@@ -273,41 +209,29 @@ class RouterStatus:
 
     state: RouterState
     """Whether it serves or is about to be started again."""
-
     pid: int | None
     """Its process id; null while it has no process."""
-
     host: str
     """The address that it listens on."""
-
     port: int | None
     """The port that it listens on; null while there is no router, 0 until the router has reported
     it."""
-
     adopted: bool
     """Whether an earlier supervisor started it."""
-
     memory_bytes: int
     """The memory of its process."""
-
     streams: int
     """How many requests are being answered."""
-
     waiting: int
     """How many requests wait for a model to be ready."""
-
     requests_total: int
     """How many requests have ended."""
-
     restarts: int
     """How many times a router was started again after one had ended by itself."""
-
     retiring: int
     """How many replaced routers still answer their last requests."""
-
     url: str | None = None
     """The base URL of its API, to show to people; null while it is not known."""
-
     urls: tuple[str, ...] = ()
     """Every base URL of its API, ``url`` first."""
 
@@ -318,9 +242,7 @@ class SystemStatus:
     """All of lmx at one moment."""
 
     supervisor: SupervisorStatus
-
     router: RouterStatus
-
     workers: tuple[ModelStatus, ...]
     """Every model, also one that has no worker."""
 

@@ -30,15 +30,12 @@ class Embed:
     request_id: str
     deadline_s: float
     texts: tuple[str, ...] = ()
-
     tokens: tuple[tuple[int, ...], ...] = ()
     """The ids of the model's own tokens, for each input."""
-
     dimensions: int | None = None
     """Only this many leading dimensions of each vector are returned. None: all of them."""
     keep_alive_s: float | None = None
     owner: str = ""
-
     truncate: bool = False
     """A text that is longer than the model's context is cut off at its end. Otherwise it is
     refused."""
@@ -56,7 +53,6 @@ class Rerank:
     documents: tuple[str, ...]
     keep_alive_s: float | None = None
     owner: str = ""
-
     queries: tuple[str, ...] = ()
     """A query for each document, in place of ``query``. Empty: ``query`` is that of all."""
 
@@ -121,12 +117,9 @@ class Vectors:
     """Some of the vectors that an Embed asked for. The vector of each input comes once."""
 
     stream_id: int
-
     indexes: tuple[int, ...]
     """The inputs whose vectors these are."""
-
     dimensions: int
-
     data: bytes
     """The vectors, one after the other, each of ``dimensions`` float32 numbers in little endian."""
 
@@ -137,10 +130,8 @@ class Scores:
     """Some of the scores that a Rerank asked for."""
 
     stream_id: int
-
     indexes: tuple[int, ...]
     """The documents whose scores these are."""
-
     scores: tuple[float, ...]
     """The higher a score, the better the document answers the query."""
 
@@ -162,7 +153,6 @@ class Tokenized:
     stream_id: int
     tokens: tuple[int, ...]
     context_tokens: int
-
     pieces_json: bytes = b""
     """The tokens' names as a JSON array, if they were asked for. To unpack a million strings, and
     to write them out again, would hold up the router's event loop for 0.15 s."""
@@ -183,7 +173,6 @@ class TokenizerDescribed:
     """Reply to DescribeTokenizer."""
 
     stream_id: int
-
     text: str
     """A JSON object, as text."""
 

@@ -13,11 +13,9 @@ class TemplateFacts:
     efforts: tuple[str, ...] = ()
     """The words for a reasoning effort that it distinguishes, the least first. A request with
     another word gets the nearest of those that it takes."""
-
     fitted: tuple[str, ...] = ()
     """The shapes of conversations that it does not take as they are: lmx fits them to it, and no
     text is lost. Their names are those of ``lmx.worker.templates.fitting.SHAPES``."""
-
     refused: tuple[str, ...] = ()
     """The shapes that it refuses, or drops a text of, whatever is done."""
 

@@ -43,16 +43,12 @@ class AdapterConfig:
 
     weights: Path
     """The file of its matrices."""
-
     peft: bool
     """Whether the matrices have PEFT's names and shapes; else mlx-lm's."""
-
     scale: float
     """By what the product of a layer's two matrices is multiplied."""
-
     dora: bool
     """Whether each layer also has a magnitude (DoRA)."""
-
     base: str | None = None
     """The model that it says it was made for, as a name or a path on the machine of its maker."""
 

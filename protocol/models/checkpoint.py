@@ -61,38 +61,27 @@ class CheckpointConfig:
 
     model_type: str
     """The whole model's type in lower case: ``gemma3``."""
-
     text_model_type: str
     """The language model's type in lower case: ``gemma3_text``. If the language model is not
     described separately, it is that of the whole model."""
-
     family: str | None
     """The type of the language model, else that of the whole model, as it is shown to people."""
-
     architectures: tuple[str, ...]
     """The names of the classes that the model was trained with."""
-
     context_tokens: int | None
     """The longest context that the model was made for. None: the file does not say."""
-
     impossible_context: str | None
     """What the file says of the context where no context can be that long."""
-
     layers: int
     hidden_size: int
     """How many numbers a layer passes on for each token."""
-
     attention_heads: int
     vocabulary_tokens: int
-
     names_code: bool
     """Whether the file names Python code of its own to run (``model_file``)."""
-
     text: Section = field(repr=False)
     """The part that describes the language model. It is the whole file if that is not nested."""
-
     whole: Section = field(repr=False)
-
     has_mark: bool = False
     """Whether the file begins with a byte order mark."""
 

@@ -18,19 +18,14 @@ class KvLayers:
 
     layers: int
     """The number of these layers."""
-
     token_bytes: int
     """What each token of a sequence takes in each of these layers."""
-
     window_tokens: int | None = None
     """A layer holds at most this many tokens. None: all of them."""
-
     fixed_bytes: int = 0
     """What each sequence takes in each of these layers, whatever its length: recurrent state."""
-
     step_tokens: int = 1
     """The cache grows by this many tokens at a time."""
-
     read_bytes: int = 0
     """What each token takes besides while the layer is computed, because its quantized cache is
     expanded for that. At any time this is so of one layer."""
@@ -42,20 +37,15 @@ class Activations:
 
     chunk_tokens: int
     """This many tokens of a prompt, or of a text, are computed at a time."""
-
     whole_texts: bool
     """Whether a longer text is computed in one chunk all the same."""
-
     token_bytes: int
     """What each token of a chunk takes."""
-
     pair_bytes: int
     """What each token of a chunk takes with each token before it; 0 if attention is one kernel."""
-
     depth_tokens: int
     """After this many tokens chunks are half as long, and so on, so that ``pair_bytes`` count for
     fewer than all of them. It is above 0."""
-
     row_bytes: int
     """What each sequence takes for which a token is drawn."""
 
@@ -66,10 +56,8 @@ class MediaMemory:
 
     weights_bytes: int
     """Their weights, a part of :attr:`MemoryModel.weights_bytes`."""
-
     image_tokens: int
     """How many tokens of the context a picture takes, about; 0 for a model that sees nothing."""
-
     image_bytes: int
     """What computing what is seen in a picture takes, and keeping it until the prompt is
     computed."""
@@ -81,26 +69,19 @@ class MemoryModel:
 
     weights_bytes: int
     """All tensors as they will be in memory."""
-
     process_bytes: int
     """The program with its libraries and the tokenizer, once the model is loaded."""
-
     buffers_bytes: int
     """The most freed memory that the engine keeps for reuse."""
-
     kv_layers: tuple[KvLayers, ...]
     """What each sequence keeps. It is empty for a model that does not generate, and for one about
     which the engine does not know it."""
-
     activations: Activations
-
     kv_layers_8bit: tuple[KvLayers, ...] = ()
     """What each sequence keeps if its keys and values are quantized to 8 bits. It is empty for an
     engine that can't do that."""
-
     kv_layers_4bit: tuple[KvLayers, ...] = ()
     """The same with 4 bits."""
-
     media: MediaMemory | None = None
     """What seeing and hearing take; None for a model that takes text only."""
 

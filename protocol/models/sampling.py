@@ -66,10 +66,7 @@ class SamplingParameters:
     """How tokens are drawn, as somebody asks for it. A parameter that is None was not set."""
 
     temperature: float | None = _parameter(
-        "How freely tokens are drawn. 0 is greedy: the likeliest token is taken.",
-        0,
-        2,
-        default=0.7,
+        "How freely tokens are drawn. 0 is greedy: the likeliest token is taken.", 0, 2, default=0.7
     )
     top_p: float | None = _parameter(
         "Tokens are drawn from the likeliest ones that make up this share of the probability. "

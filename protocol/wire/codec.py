@@ -49,7 +49,6 @@ class Envelope:
     """A decoded message."""
 
     message: Any
-
     correlation: int
     """The number that pairs a reply with its question; 0 without a question."""
 

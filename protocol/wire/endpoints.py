@@ -36,12 +36,10 @@ class RunDirectory:
 
     @property
     def control_socket(self) -> Path:
-        """The file behind :attr:`control`."""
         return self.path / "control"
 
     @property
     def events_socket(self) -> Path:
-        """The file behind :attr:`events`."""
         return self.path / "events"
 
     def worker(self, instance: str) -> str:

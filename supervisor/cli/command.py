@@ -149,10 +149,8 @@ class Found:
     config: Config
     path: Path | None
     """Its file, or None."""
-
     words: str
     """Where it is from, for people."""
-
     not_in_force: tuple[str, ...] = ()
     """The sections of it that the lmx that runs has not read yet."""
 

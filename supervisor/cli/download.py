@@ -1,5 +1,6 @@
 """Carries out the CLI's commands on models' files: asks the supervisor, or looks and downloads
-itself where none runs, and shows the answers."""
+itself where none runs, and shows the answers. What only the latter needs is imported there, because
+it takes several times as long to import as all else."""
 
 from __future__ import annotations
 
@@ -29,29 +30,14 @@ from lmx.protocol.messages.inventory import (
     StartDownload,
 )
 from lmx.protocol.states import DownloadStatus
-from lmx.supervisor.cli.command import own_config
 from lmx.supervisor.cli.views.json_output import json_text
 from lmx.supervisor.cli.views.progress import make_console
 from lmx.supervisor.cli.views.table import Column, model_table
 from lmx.supervisor.cli.views.words import find_model
 from lmx.supervisor.config.known_models import KNOWN_MODELS, meant_instead, repository_of
 from lmx.supervisor.config.sources import HubSource, parse_source
-from lmx.supervisor.decisions.ledger import budget_bytes, format_bytes
-from lmx.supervisor.inventory.added import with_added
-from lmx.supervisor.inventory.added_file import AddedFile
+from lmx.supervisor.decisions.ledger import format_bytes
 from lmx.supervisor.inventory.download_records import Download, requested_download
-from lmx.supervisor.inventory.without_supervisor import (
-    delete,
-    fetch,
-    keep,
-    list_available,
-    list_downloads,
-)
-from lmx.supervisor.memory.inspection import Question
-from lmx.supervisor.memory.system import read_memory
-from lmx.supervisor.memory.working_set import read_working_set
-from lmx.supervisor.processes.fetching import look_now
-from lmx.supervisor.processes.inspector import inspect_now
 from lmx.supervisor.sockets.client import ControlClient, supervisor_runs
 from lmx.supervisor.state.home import Home
 
@@ -114,6 +100,12 @@ def _by_supervisor(home: Home, wanted: Download) -> None:
 def _alone(home: Home, wanted: Download) -> None:
     """Download it in this process, for an lmx that is started later. Raises
     :class:`OperationError`."""
+    from lmx.supervisor.cli.command import own_config
+    from lmx.supervisor.decisions.ledger import budget_bytes
+    from lmx.supervisor.inventory.without_supervisor import fetch, keep
+    from lmx.supervisor.memory.system import read_memory
+    from lmx.supervisor.memory.working_set import read_working_set
+
     config = own_config(None)
     home.prepare()
     _report_size(
@@ -162,6 +154,8 @@ def _report_size(home: Home, wanted: Download, budget_bytes: int) -> None:
     """Say how large a download is, and whether the disk and the memory have room for it. Where that
     can't be found out nothing is said: the download itself says what is wrong. Raises
     :class:`OperationError` if a person then does not want it."""
+    from lmx.supervisor.processes.fetching import look_now
+
     look = look_now(home, wanted.repo_id, wanted.options)
     if look is None:
         return
@@ -182,7 +176,6 @@ def _report_size(home: Home, wanted: Download, budget_bytes: int) -> None:
 
 
 def cancel_download(home: Home, download_id: str) -> None:
-    """Cancel a download."""
     with ControlClient(home, _START_S) as client:
         view: DownloadView = client.ask(CancelDownload(download_id))
     click.echo(f"{view.download_id} ({view.repo_id}) is {view.status}")
@@ -196,6 +189,8 @@ def show_downloads(home: Home, as_json: bool) -> None:
             found: Downloads = client.ask(GetDownloads())
             views = found.downloads
     else:
+        from lmx.supervisor.inventory.without_supervisor import list_downloads
+
         views = list_downloads(home)
     if as_json:
         click.echo(json_text([dataclasses.asdict(view) for view in views]))
@@ -215,6 +210,11 @@ def show_available(home: Home, as_json: bool) -> None:
             found: Available = client.ask(GetAvailable())
             served = [(worker.model, worker.source) for worker in client.status().workers]
     else:
+        from lmx.supervisor.cli.command import own_config
+        from lmx.supervisor.inventory.added import with_added
+        from lmx.supervisor.inventory.added_file import AddedFile
+        from lmx.supervisor.inventory.without_supervisor import list_available
+
         config = with_added(own_config(None), AddedFile(home.added_models).read())
         found = asyncio.run(list_available(home, config))
         served = [(model.id, model.source) for model in config.models]
@@ -231,6 +231,9 @@ def show_available(home: Home, as_json: bool) -> None:
     if not rows:
         click.echo("no model is on this machine yet: `lmx pull -h` says how to get one")
         return
+    from lmx.supervisor.memory.inspection import Question
+    from lmx.supervisor.processes.inspector import inspect_now
+
     kinds = inspect_now(home, [Question(row.source) for row in rows])
     columns = (
         Column("MODEL", tuple(row.name for row in rows), right=False),
@@ -249,7 +252,6 @@ class _Row:
     name: str
     source: str
     """Where its kind is read from."""
-
     size: str
     served_as: str
 
@@ -262,12 +264,14 @@ def _on_disk(model: AvailableModel) -> _Row:
 
 
 def delete_model(home: Home, model: str, *, force: bool) -> None:
-    """Delete a model's files."""
     deleted: Deleted
     if supervisor_runs(home):
         with ControlClient(home, _DELETE_S) as client:
             deleted = client.ask(DeleteModel(model, force))
     else:
+        from lmx.supervisor.cli.command import own_config
+        from lmx.supervisor.inventory.without_supervisor import delete
+
         deleted = asyncio.run(delete(home, own_config(None), model))
     click.echo(f"deleted {deleted.model_id}: {format_bytes(deleted.freed_bytes)} freed")
 

@@ -281,10 +281,7 @@ main.add_section(
         models.remove, (disk.delete, "rm"), models.estimate,
     ],
 )  # fmt: skip
-main.add_section(
-    "Memory",
-    [models.load, models.unload, models.pin, models.unpin, watch.ps],
-)
+main.add_section("Memory", [models.load, models.unload, models.pin, models.unpin, watch.ps])
 main.add_section("Watch", [watch.status, watch.top, watch.events, watch.logs, doctor])
 main.add_section("Recover", [models.restart, models.kill, models.drain, models.reset])
 main.add_section("Configure", [cli_config.config_group, cli_config.reload_command, completion])

@@ -14,7 +14,6 @@ from lmx.protocol.messages.status import ModelStatus, ReturnedMemory, SystemStat
 from lmx.protocol.states import ModelState
 from lmx.supervisor.cli.views.progress import LoadProgress, make_console
 from lmx.supervisor.cli.views.words import SETTLED, find_model
-from lmx.supervisor.cli.without_supervisor import kill_worker
 from lmx.supervisor.config.known_models import repository_of
 from lmx.supervisor.config.sources import (
     HubSource,
@@ -23,11 +22,6 @@ from lmx.supervisor.config.sources import (
     parse_source,
     refuse_folder_as_repository,
 )
-from lmx.supervisor.processes.supervisor_pid import (
-    Unresponsive,
-    probe_supervisor,
-    supervisor_process,
-)
 from lmx.supervisor.sockets.client import (
     LONG_ANSWER_S,
     ControlClient,
@@ -35,7 +29,6 @@ from lmx.supervisor.sockets.client import (
     not_running,
 )
 from lmx.supervisor.state.home import Home
-from lmx.supervisor.state.process_records import Records
 
 _Found = TypeVar("_Found")
 
@@ -119,6 +112,14 @@ def drain_model(home: Home, model: str) -> None:
 def kill_model(home: Home, model: str) -> None:
     """Send SIGKILL to a model's worker, also when no supervisor answers. Waits until its memory has
     come back, but not until the model is loaded again."""
+    from lmx.supervisor.cli.without_supervisor import kill_worker
+    from lmx.supervisor.processes.supervisor_pid import (
+        Unresponsive,
+        probe_supervisor,
+        supervisor_process,
+    )
+    from lmx.supervisor.state.process_records import Records
+
     unresponsive = probe_supervisor(home)
     if unresponsive is None:
         try:

@@ -25,7 +25,6 @@ from lmx.supervisor.processes.descendants import end_marked, marked
 from lmx.supervisor.processes.supervisor_pid import (
     ANSWER_S,
     Unresponsive,
-    is_running,
     is_stopped,
     probe_supervisor,
     supervisor_process,
@@ -37,6 +36,8 @@ from lmx.supervisor.state.process_records import (
     Records,
     SupervisorLock,
     WorkerRecord,
+    holds_within,
+    is_running,
     wait_gone,
 )
 
@@ -180,9 +181,9 @@ def _end_hung(holder: psutil.Process, notify: Notify) -> bool:
     )
     _signal(holder, STACKS)
     _signal(holder, signal.SIGCONT)
-    if not _gone(holder, WRITTEN_S):
+    if not holds_within(WRITTEN_S, lambda: not is_running(holder)):
         _signal(holder, signal.SIGKILL)
-    return _gone(holder, _GONE_S)
+    return holds_within(_GONE_S, lambda: not is_running(holder))
 
 
 def _end_rest(home: Home, notify: Notify, *, locked: bool) -> list[int]:
@@ -241,12 +242,3 @@ def _pids(records: Sequence[ProcessRecord]) -> str:
 def _signal(process: psutil.Process, number: signal.Signals) -> None:
     with contextlib.suppress(psutil.Error):
         process.send_signal(number)
-
-
-def _gone(process: psutil.Process, limit_s: float) -> bool:
-    deadline_s = time.monotonic() + limit_s
-    while is_running(process):
-        if time.monotonic() >= deadline_s:
-            return False
-        time.sleep(_POLL_S / 10)
-    return True

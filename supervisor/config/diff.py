@@ -79,10 +79,8 @@ class ModelChanges:
 
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
-
     respawned: tuple[str, ...] = ()
     """Models that need another worker."""
-
     touched: tuple[str, ...] = ()
     """Models whose changes apply to the worker that they have, or to their next one."""
 
@@ -93,15 +91,11 @@ class ConfigDiff:
 
     sections: tuple[str, ...]
     """The keys at the top level below which something differs."""
-
     models: ModelChanges
-
     router: bool
     """Whether the router must be replaced."""
-
     moved: bool
     """Whether the new router must listen on another address."""
-
     sentences: tuple[str, ...]
     """All differences, for people."""
 

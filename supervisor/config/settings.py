@@ -16,10 +16,8 @@ class Change:
 
     old: Config
     """The configuration that was in force."""
-
     new: Config
     """The configuration that is in force from now on."""
-
     diff: ConfigDiff
     """What differs between the two."""
 

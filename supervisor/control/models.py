@@ -102,6 +102,5 @@ class ModelCommands:
         self._core.operator.hold(slot.model.id, now_s)
         verb = "draining" if pid else "holding"
         return control.Done(
-            f"{verb} {slot.model.id}; it stays down until `lmx load {slot.model.id}`",
-            pid,
+            f"{verb} {slot.model.id}; it stays down until `lmx load {slot.model.id}`", pid
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lmx.protocol.errors import ErrorCode, LmxError, OperationError, UnavailableError
+from lmx.protocol.errors import ErrorCode, LmxError, OperationError
 from lmx.protocol.messages import control
 from lmx.supervisor.config.diff import compare
 from lmx.supervisor.config.model import AddedModelConfig
@@ -50,8 +50,7 @@ class Reloader:
         return compare(self._settings.current, self._added.join(self._read())).sections
 
     def _reload(self, why: str, now_s: float) -> control.Reloaded:
-        if self._core.stopping:
-            raise UnavailableError(ErrorCode.SHUTTING_DOWN, "lmx is shutting down")
+        self._core.refuse_while_stopping()
         old, written = self._settings.current, self._read()
         if not written.models and not all(isinstance(m, AddedModelConfig) for m in old.models):
             # Most likely the file is just being written. To take it would unload everything.

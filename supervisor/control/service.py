@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from lmx.protocol.errors import ErrorCode, LmxError, OperationError, UnavailableError
@@ -41,25 +41,21 @@ class ServiceActions(Protocol):
         """Begin to put a new program in the place of this one."""
 
 
+@dataclass(eq=False, repr=False)
 class ServiceCommands:
     """Answers questions about the supervisor. A restart is answered when its outcome is known."""
 
-    def __init__(
-        self,
-        service: ServiceActions,
-        core: Core,
-        guard: RouterGuard,
-        events: EventLog,
-        reloader: Reloader,
-        invocation: Invocation,
-    ) -> None:
-        self._service = service
-        self._core = core
-        self._guard = guard
-        self._events = events
-        self._reloader = reloader
-        self._invocation = invocation
-        self.handlers: dict[type, Handler] = {
+    _service: ServiceActions
+    _core: Core
+    _guard: RouterGuard
+    _events: EventLog
+    _reloader: Reloader
+    _invocation: Invocation
+
+    @property
+    def handlers(self) -> dict[type, Handler]:
+        """The handlers by the kinds of questions."""
+        return {
             GetStatus: self._status,
             control.GetEvents: self._list_events,
             control.ReloadConfig: self._reload,
@@ -99,7 +95,7 @@ class ServiceCommands:
         )
 
     async def _restart_router(self, _question: control.RestartRouter, now_s: float) -> control.Done:
-        self._refuse_while_stopping()
+        self._core.refuse_while_stopping()
         try:
             pid = self._guard.replace(now_s)
         except OSError as error:
@@ -138,14 +134,10 @@ class ServiceCommands:
         self._service.replace()
         return control.Done("the supervisor replaces itself")
 
-    def _refuse_while_stopping(self) -> None:
-        if self._core.stopping:
-            raise UnavailableError(ErrorCode.SHUTTING_DOWN, "lmx is shutting down")
-
     def _refuse_while_changing(self) -> None:
         """Refuse while models end or a router is being replaced. A new supervisor would not know
         why the models end and would start them again, and it would continue with the old router."""
-        self._refuse_while_stopping()
+        self._core.refuse_while_stopping()
         if self._guard.successor is not None:
             raise UnavailableError(
                 ErrorCode.MODEL_LOADING,

@@ -28,11 +28,7 @@ class OwnProcess:
 
 
 def supervisor_status(
-    core: Core,
-    own: OwnProcess,
-    soft_line: float,
-    pressure: MemoryPressure,
-    reading: MemoryReading,
+    core: Core, own: OwnProcess, soft_line: float, pressure: MemoryPressure, reading: MemoryReading
 ) -> SupervisorStatus:
     """Return the supervisor's status, from what the core knows and the machine's memory as it was
     read last. ``soft_line`` is that of the configuration."""

@@ -96,6 +96,10 @@ class Core:
         """Whether lmx is being stopped, so that nothing is started any more."""
         return self._store.stopping
 
+    def refuse_while_stopping(self) -> None:
+        """Raise :class:`LmxError` (shutting_down) if lmx is being stopped."""
+        self._store.refuse_while_stopping()
+
     def begin_stopping(self) -> None:
         """Start nothing from here on. What runs continues until :meth:`stop_workers`."""
         self._store.stopping = True
@@ -269,7 +273,6 @@ class Core:
     def fetch_advanced(
         self, model_id: str, phase: LoadPhase, fraction: float | None, now_s: float
     ) -> None:
-        """Take a fetch's progress."""
         if model_id in self.slots:
             self._store.step(model_id, events.FetchAdvanced(phase, fraction), now_s)
 

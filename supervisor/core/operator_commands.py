@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from lmx.protocol.errors import ErrorCode, LmxError, UnavailableError
+from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.states import ExitCause
 from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.core.actions import Actions
@@ -29,14 +29,14 @@ class OperatorCommands:
         """Load the model, like a request that waits for ever. The model leaves backoff, quarantine
         and hold at once, and its failures are forgotten. Raises :class:`LmxError` while lmx is
         being stopped."""
-        self._refuse_while_stopping()
+        self._store.refuse_while_stopping()
         self._take(model_id, events.Ordered(), now_s)
 
     def load_with(self, model: ModelConfig, now_s: float) -> None:
         """Do what :meth:`load` does, with other settings than those in force. A worker with the old
         settings ends after its streams. The settings hold until the next such command, or until the
         configuration changes the model."""
-        self._refuse_while_stopping()
+        self._store.refuse_while_stopping()
         slot = replace(self._store.slots[model.id], model=model)
         self._store.put(plan_again(slot, self._actions))
         detail = f"it is loaded with a context of {model.context_length}"
@@ -96,7 +96,3 @@ class OperatorCommands:
     def _take(self, model_id: str, event: object, now_s: float) -> None:
         self._store.step(model_id, event, now_s)
         self._placer.place(now_s)
-
-    def _refuse_while_stopping(self) -> None:
-        if self._store.stopping:
-            raise UnavailableError(ErrorCode.SHUTTING_DOWN, "lmx is shutting down")

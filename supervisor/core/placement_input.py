@@ -11,13 +11,7 @@ from lmx.supervisor.config.schema import Config, MemoryConfig
 from lmx.supervisor.core.slot import Slot
 from lmx.supervisor.decisions.ledger import Ledger
 from lmx.supervisor.decisions.placement import queue_order
-from lmx.supervisor.decisions.placement_view import (
-    Groups,
-    PlacementView,
-    Resident,
-    Stage,
-    Waiting,
-)
+from lmx.supervisor.decisions.placement_view import Groups, PlacementView, Resident, Stage, Waiting
 from lmx.supervisor.decisions.worker import Worker
 
 _HANDOVER_S: Final = 2.0
@@ -35,11 +29,7 @@ _STAGES: Final = {
 
 
 def scene_of(
-    slots: Iterable[Slot],
-    ledger: Ledger,
-    config: Config,
-    pressure: MemoryPressure,
-    now_s: float,
+    slots: Iterable[Slot], ledger: Ledger, config: Config, pressure: MemoryPressure, now_s: float
 ) -> PlacementView:
     """Return what placement sees of the slots."""
     slots, memory = list(slots), config.memory

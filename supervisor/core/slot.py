@@ -89,7 +89,6 @@ class Slot:
 
     @property
     def state(self) -> SlotState:
-        """Where the model is."""
         return self.life.state
 
     @property

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
 
 import structlog
@@ -35,46 +35,37 @@ from lmx.supervisor.decisions.restart import RestartPolicy
 from lmx.supervisor.decisions.slots import effects as effects_of
 from lmx.supervisor.decisions.slots import events, table
 from lmx.supervisor.decisions.slots.life import Rules
-from lmx.supervisor.decisions.worker import (
-    Limits,
-    SendDrain,
-    SendSignal,
-    SendWelcome,
-    Worker,
-)
+from lmx.supervisor.decisions.worker import Limits, SendDrain, SendSignal, SendWelcome, Worker
 from lmx.supervisor.memory.inspection import Inspection
 from lmx.supervisor.memory.plan import context_problem
 
 log = structlog.get_logger()
 
 
+@dataclass(eq=False, repr=False)
 class SlotStore:
-    """All slots by model id, and the model of each worker."""
+    """All slots by model id, and the model of each worker. ``notify_routers`` is called before
+    requests get a worker, because a router must know a worker before it is to use it."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        ledger: Ledger,
-        actions: Actions,
-        epoch: str,
-        notify_routers: Callable[[float], None],
-    ) -> None:
-        """``notify_routers`` is called before requests get a worker, because a router must know a
-        worker before it is to use it."""
-        self.slots: dict[str, Slot] = {}
-        self.by_instance: dict[str, str] = {}
-        """The model of each worker."""
-        self.stopping = False
-        """Whether lmx is being stopped, so that nothing is started any more."""
-        self.swaps_total = 0
-        """How many workers ended to make room for another model."""
-        self.hindrance: str | None = None
-        """Why the system could not start a process, the last time."""
-        self._settings = settings
-        self._ledger = ledger
-        self._actions = actions
-        self._epoch = epoch
-        self._notify_routers = notify_routers
+    _settings: Settings
+    _ledger: Ledger
+    _actions: Actions
+    _epoch: str
+    _notify_routers: Callable[[float], None]
+    slots: dict[str, Slot] = field(default_factory=dict, init=False)
+    by_instance: dict[str, str] = field(default_factory=dict, init=False)
+    """The model of each worker."""
+    stopping: bool = field(default=False, init=False)
+    """Whether lmx is being stopped, so that nothing is started any more."""
+    swaps_total: int = field(default=0, init=False)
+    """How many workers ended to make room for another model."""
+    hindrance: str | None = field(default=None, init=False)
+    """Why the system could not start a process, the last time."""
+
+    def refuse_while_stopping(self) -> None:
+        """Raise :class:`LmxError` (shutting_down) if lmx is being stopped."""
+        if self.stopping:
+            raise UnavailableError(ErrorCode.SHUTTING_DOWN, "lmx is shutting down")
 
     def put(self, slot: Slot) -> None:
         """Replace the slot of a model by this value."""

@@ -8,11 +8,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from lmx.protocol.messages.snapshot import ModelView, Route, Snapshot
-from lmx.protocol.messages.status import (
-    AdapterStatus,
-    ModelStatus,
-    WorkerFigures,
-)
+from lmx.protocol.messages.status import AdapterStatus, ModelStatus, WorkerFigures
 from lmx.protocol.models.memory import kv_bytes
 from lmx.protocol.states import MediaKind, ModelKind, ModelState, model_state
 from lmx.supervisor.config.model import AddedModelConfig

@@ -35,23 +35,18 @@ class MemoryReading:
 
     total_bytes: int
     """The least of what the machine and the cgroups around this process have."""
-
     available_bytes: int
     """The least of what the machine and the cgroups around this process have available."""
-
     wired_bytes: int | None = None
     """Memory that does not end with a process by itself; None if it is unknown. On macOS it is what
     is wired, above all the buffers of the GPU. On Linux it is what is neither a process's own page
     nor cache: drivers, the kernel, shared memory."""
-
     fullest_share: float = 0.0
     """How much is taken, from 0 to 1, of the fullest of machine and cgroups. The two figures above
     would hide it if they came from different ones."""
-
     kernel_pressure: KernelPressure | None = None
     """What macOS says itself. It knows what it can compress and drop, so that this counts instead
     of the share in use. None: the system does not say it, as on Linux."""
-
     saved_bytes: int = 0
     """What macOS saves by compressing memory. A process's footprint counts its pages in full, also
     those that are compressed."""
@@ -74,16 +69,12 @@ class MacPages:
 
     wired: int
     """Pages that stay where they are, above all the kernel's and those that the GPU uses."""
-
     internal: int
     """Pages of programs' own memory, that is no file's, unless they are wired or compressed."""
-
     purgeable: int
     """Those of them that their program lets the system drop."""
-
     compressor: int
     """Pages that hold compressed ones."""
-
     uncompressed: int
     """How many pages those were before."""
 

@@ -42,10 +42,8 @@ class Waiting:
 
     model_id: str
     need_bytes: int
-
     requested_at_s: float | None
     """Since when its oldest request, or an operator, has waited; None if nobody waits."""
-
     pinned: bool = False
 
 
@@ -67,16 +65,12 @@ class Resident:
     held_bytes: int
     stage: Stage
     pinned: bool = False
-
     since_s: float = 0.0
     """When it became ready."""
-
     settled_at_s: float = 0.0
     """It is not evicted before this time, because its requests are only about to arrive."""
-
     idle_since_s: float | None = None
     """Since when it has had no request; None while it is busy."""
-
     expires_at_s: float | None = None
     """When it will have been idle for as long as it may stay; None: never."""
 
@@ -88,24 +82,17 @@ class PlacementView:
     waiting: tuple[Waiting, ...]
     residents: tuple[Resident, ...]
     budget_bytes: int
-
     free_bytes: int
     """What is free of the budget. It is negative if more is held than the budget has."""
-
     returning_bytes: int = 0
     """What workers held that have exited, and has not come back yet."""
-
     missing_bytes: int = 0
     """What did not come back of exited workers."""
-
     short_of_memory: bool = False
     """Whether the machine itself is short of memory."""
-
     groups: Groups = field(default_factory=Groups)
-
     min_residency_s: float = 0.0
     """A model is not evicted within this time after it became ready."""
-
     fair_wait_s: float = 0.0
     """For a model that has waited this long, busy models are drained."""
 
@@ -122,10 +109,8 @@ class Evict:
     """End the model's worker."""
 
     model_id: str
-
     for_model: str | None
     """The model that it makes room for. None: memory itself is short."""
-
     if_idle: bool
     """Whether it ends only if it is idle. Otherwise it ends, for fairness, after its requests."""
 

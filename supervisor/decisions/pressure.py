@@ -49,11 +49,9 @@ class Lines:
 
     soft: float
     """A share of the machine's memory."""
-
     hard: float
     """A share of the machine's memory. Both shares count only where the system does not say by
     itself how short memory is."""
-
     budget_bytes: int
     """The memory budget of lmx."""
 
@@ -65,13 +63,10 @@ class WorkerMemory:
     instance: str
     model_id: str
     measured_bytes: int
-
     granted_bytes: int
     """What was reserved for it, without what was added later because it had taken it."""
-
     busy: bool = False
     loading: bool = False
-
     leaving: bool = False
     """Whether its end has begun, so that nothing more is asked of it."""
 
@@ -87,23 +82,17 @@ class GuardState:
 
     level: MemoryPressure = MemoryPressure.NONE
     """The level that holds."""
-
     calm_since_s: float | None = None
     """Since when a lower level would do; None if none would."""
-
     victim: str | None = None
     """The worker that was asked to give up a request, or was killed."""
-
     asks: int = 0
     """How often the victim was asked."""
-
     killed: bool = False
     """Whether the victim was killed."""
-
     at_s: float = 0.0
     """When the victim was asked or killed last. Without a victim: when HARD began, or the last
     victim went."""
-
     external_reported: bool = False
     """Whether it was reported that other programs fill the memory."""
 
@@ -113,7 +102,6 @@ class SetLevel:
     """Another level holds: notify the core and every worker."""
 
     level: MemoryPressure
-
     reason: str
     """Why, for people."""
 
@@ -131,7 +119,6 @@ class Kill:
     """End this worker now."""
 
     instance: str
-
     detail: str
     """Why, and what to change, for people."""
 
@@ -178,10 +165,7 @@ def step(
 
 
 def wanted_level(
-    reading: MemoryReading,
-    workers: Sequence[WorkerMemory],
-    lines: Lines,
-    margin_share: float = 0.0,
+    reading: MemoryReading, workers: Sequence[WorkerMemory], lines: Lines, margin_share: float = 0.0
 ) -> MemoryPressure:
     """Return the level that a reading calls for, with all lines lower by ``margin_share``.
 
@@ -323,10 +307,7 @@ def _is_minor(reading: MemoryReading, workers: Sequence[WorkerMemory]) -> bool:
 
 
 def _kill_detail(
-    victim: WorkerMemory,
-    reading: MemoryReading,
-    workers: Sequence[WorkerMemory],
-    lines: Lines,
+    victim: WorkerMemory, reading: MemoryReading, workers: Sequence[WorkerMemory], lines: Lines
 ) -> str:
     return (
         f"lmx ended the worker because memory ran out: it held "

@@ -34,7 +34,6 @@ class Balance:
 
     attainable_bytes: int
     """What the machine has available, and what lmx's workers hold."""
-
     wired_slack_bytes: int | None = None
     """What lmx's workers may have wired, less what is wired on the whole machine; None if that is
     unknown. Only differences of this value mean something."""
@@ -46,21 +45,15 @@ class ExitedWorker:
 
     instance: str
     model_id: str
-
     held_bytes: int
     """What it held lately of the memory that was reserved for it."""
-
     before: Balance
     """The balance before its end."""
-
     exited_at_s: float
-
     missing_bytes: int | None = None
     """What was last reported as missing of it. None while its memory is still waited for."""
-
     footprint_bytes: int = 0
     """All memory that it held lately."""
-
     begun_at_s: float = 0.0
     """When it was asked to end, or ended by itself."""
 
@@ -75,10 +68,7 @@ class ExitedWorker:
         elif not returned_bytes:
             detail = "it ended before its memory was measured"
         return ReturnedMemory(
-            returned_bytes=returned_bytes,
-            missing_bytes=missing_bytes,
-            took_s=took_s,
-            detail=detail,
+            returned_bytes=returned_bytes, missing_bytes=missing_bytes, took_s=took_s, detail=detail
         )
 
 

@@ -32,16 +32,12 @@ class RestartPolicy:
 
     base_s: float
     """The longest wait after the first failure. It doubles with each further one."""
-
     max_s: float
     """The longest wait of all."""
-
     stable_after_s: float
     """The backoff restarts for a model that was ready for this long."""
-
     max_failures: int
     """How many failures within ``window_s`` are still retried. One more leads to quarantine."""
-
     window_s: float
 
 
@@ -56,10 +52,8 @@ class FailureRecord:
     """What is remembered about a model's failures."""
 
     failed_at_s: tuple[float, ...] = ()
-
     attempt: int = 0
     """The number of failures since the model was stable."""
-
     losses: int = 0
     """How many of its last workers in a row left memory behind when they ended."""
 

@@ -46,32 +46,24 @@ class Router:
 
     record: RouterRecord
     started_s: float
-
     beat_at_s: float
     """When its last heartbeat came. Before the first, when it was started or adopted."""
-
     port: int
     """0 until the router has said its port."""
-
     shutdown_grace_s: float
     """For how long its requests may continue after SIGTERM, as its spec says."""
-
     has_reported: bool
     """Whether it has sent anything. From then on the supervisor waits for its heartbeats, and
     before that for its start."""
-
     number: int = 0
     """Its number among the routers that this supervisor started, from 1; 0 for an adopted one."""
-
     beat: RouterBeat = _NO_BEAT
     """The figures of its last heartbeat."""
-
     signals: tuple[tuple[float, signal.Signals], ...] = ()
     """The signals that are still to be sent, each with its time. The last one is SIGKILL."""
 
     @property
     def pid(self) -> int:
-        """The id of its process."""
         return self.record.pid
 
     @property
@@ -112,7 +104,6 @@ class Routers:
 
     @property
     def state(self) -> State:
-        """What they are together."""
         if self.stopping:
             return State.STOPPING
         if self.serving is None:
@@ -172,10 +163,8 @@ class Exited:
     """The end of a router was observed."""
 
     pid: int
-
     status: int | None = None
     """As in ``Popen.returncode``; None if it can't be known."""
-
     jitter: float = 0.0
     """A uniform random number in [0, 1), for the wait before the next start."""
 
@@ -186,7 +175,6 @@ class Tick:
 
     paused_s: float = 0.0
     """How long the supervisor's process itself was not running."""
-
     waited_s: Mapping[int, float] = field(default_factory=dict)
     """How much of the time the routers that are late waited for a processor, by their pids."""
 

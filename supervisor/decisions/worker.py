@@ -38,31 +38,22 @@ class Worker:
     model_id: str
     pid: int
     limits: Limits
-
     state: WorkerState
     """Its state in the table of :mod:`lmx.supervisor.decisions.lifecycle`."""
-
     deadline_s: float | None
     """When the present state times out; None if it does not."""
-
     beat_at_s: float
     """When its last heartbeat came."""
-
     adopted: bool = False
     """Whether an earlier supervisor started it."""
-
     phase: LoadPhase | None = None
     """What its load is busy with."""
-
     fraction: float | None = None
     """How much of the phase is done, from 0 to 1; None where that is unknown."""
-
     ready_memory_bytes: int = 0
     """The memory that it measured when it became ready."""
-
     figures: WorkerFigures = field(default_factory=WorkerFigures)
     """The figures of its last heartbeat."""
-
     context_length: int | None = None
     capabilities: tuple[str, ...] = ()
     template: TemplateFacts = UNKNOWN_TEMPLATE
@@ -70,55 +61,38 @@ class Worker:
     """Why its model's answers may differ from what the model was made for."""
     media: tuple[MediaKind, ...] | None = None
     """What its model takes besides text; None before the model is loaded."""
-
     refused_adapters: tuple[RefusedAdapter, ...] = ()
     """The adapters that it can't use."""
-
     kind: ModelKind | None = None
-
     rows: int = 0
     """The number of requests that it worked on at its last heartbeat."""
-
     queued: int = 0
     """The number of requests that waited in it at its last heartbeat."""
-
     stalled_s: float = 0.0
     """For how long it had made no progress with its requests, at its last heartbeat."""
-
     stall_waited_s: float = 0.0
     """How much of that time it waited for a processor."""
-
     reported_state: WorkerState | None = None
     """The state that its last heartbeat named."""
-
     idle_since_s: float | None = None
     """When its last request ended; None while it has one, or is not READY."""
-
     keep_alive_s: float | None = None
     """For how long its last request wants the model to stay loaded."""
-
     polite: bool = False
     """Whether it was asked to drain only if it is idle."""
-
     stopping_at_s: float | None = None
     """When it was asked to end."""
-
     kill_at_s: float | None = None
     """When it is killed if it does not end by itself: of a hung one that was signalled to write its
     stacks, and not yet to end. None for all others."""
-
     kills: int = 0
     """How often SIGKILL was sent to it without ending it."""
-
     permanent: bool = False
     """Whether its load failed in such a way that another try would fail too."""
-
     cause: ExitCause | None = None
     """Why it ends."""
-
     detail: str = ""
     """More about why it ends, for people."""
-
     history: tuple[str, ...] = ()
     """Its latest changes of state, for the message of a bug."""
 
@@ -142,7 +116,6 @@ class Tick:
 
     paused_s: float = 0.0
     """How long the supervisor's process itself was not running."""
-
     waited_s: float = 0.0
     """How much of the time the worker waited for a processor, if it is late
     (:func:`lmx.supervisor.decisions.lifecycle.is_late`)."""
@@ -172,7 +145,6 @@ class KillRequested:
 
     cause: ExitCause
     detail: str
-
     may_end: bool = False
     """Whether it gets SIGTERM and its grace before."""
 
@@ -184,7 +156,6 @@ class ProcessExited:
     status: int | None
     """As in ``Popen.returncode``; None if it can't be known, because the process was not a child of
     this one."""
-
     out_of_memory: bool = False
     """Whether the system says that memory ran out."""
 

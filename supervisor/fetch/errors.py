@@ -63,8 +63,7 @@ def explained(error: Exception, repo_id: str, revision: str | None) -> Operation
             f"the disk got full while fetching {repo_id}: free some space there; {_KEPT}",
         )
     return OperationError(
-        failed,
-        f"fetching {repo_id} failed ({type(error).__name__}: {_first_line(error)}); {_KEPT}",
+        failed, f"fetching {repo_id} failed ({type(error).__name__}: {_first_line(error)}); {_KEPT}"
     )
 
 

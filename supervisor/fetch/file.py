@@ -133,7 +133,6 @@ class _Part:
         return self.size_bytes
 
     def restart(self) -> None:
-        """Throw away what has arrived."""
         self._file.seek(0)
         self._file.truncate()
         self._advanced(-self.size_bytes)

@@ -139,7 +139,6 @@ class _Echo(TextIOBase):
         self._report = report
 
     def write(self, text: str) -> int:
-        """Pass the text on."""
         sys.stderr.write(text)
         if "❌" in text:
             self.failures.append(text.replace("❌", "").strip())

@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 from pydantic import ValidationError
 
-from lmx.protocol.errors import ErrorCode, LmxError, OperationError, RequestError, UnavailableError
+from lmx.protocol.errors import ErrorCode, LmxError, OperationError, RequestError
 from lmx.protocol.messages.inventory import AddModel
 from lmx.supervisor.config.model import AddedModelConfig, ModelConfig
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.config.settings import Settings
 from lmx.supervisor.config.sources import HubSource, SourceError, folder_path, parse_source
-from lmx.supervisor.core.core import Core
 from lmx.supervisor.core.inspect_files import question_of
 from lmx.supervisor.events import Events
 from lmx.supervisor.inventory.added_file import AddedFile
 from lmx.supervisor.memory.inspection import Inspection, Question
 from lmx.supervisor.memory.plan import context_problem
+
+if TYPE_CHECKING:
+    # Commands import this module for its functions, and would wait for all of the core.
+    from lmx.supervisor.core.core import Core
 
 _PARAMETERS_LIMIT_CHARACTERS: Final = 16 * 1024
 
@@ -104,6 +108,7 @@ def shadowed(config: Config, added: Mapping[str, AddedModelConfig]) -> tuple[str
     return tuple(model_id for model_id in added if model_id in taken)
 
 
+@dataclass(eq=False, repr=False)
 class AddedModels:
     """The owner of the added models, in memory and in their file. The settings have them next to
     the models of the configuration file.
@@ -112,21 +117,12 @@ class AddedModels:
     ``now_s`` is the core's clock.
     """
 
-    def __init__(
-        self,
-        file: AddedFile,
-        models: Mapping[str, AddedModelConfig],
-        core: Core,
-        settings: Settings,
-        inspect: Callable[[Question], Awaitable[Inspection]],
-        now_s: Callable[[], float],
-    ) -> None:
-        self._file = file
-        self._models = dict(models)
-        self._core = core
-        self._settings = settings
-        self._inspect = inspect
-        self._now_s = now_s
+    _file: AddedFile
+    _models: Mapping[str, AddedModelConfig]
+    _core: Core
+    _settings: Settings
+    _inspect: Callable[[Question], Awaitable[Inspection]]
+    _now_s: Callable[[], float]
 
     def join(self, config: Config) -> Config:
         """Return the configuration that is in force when the file has ``config``."""
@@ -147,11 +143,11 @@ class AddedModels:
         parameters change, and only if it was added. Raises :class:`LmxError`: MODEL_EXISTS,
         MODEL_SOURCE_INVALID, INVALID_VALUE with the ``param`` that it is about, SHUTTING_DOWN.
         """
-        self._refuse_while_stopping()
+        self._core.refuse_while_stopping()
         model = read_added(question)
         if known_model(self._settings.current, model) is None:
             refuse_unreadable(model, await self._inspect(question_of(model)))
-            self._refuse_while_stopping()
+            self._core.refuse_while_stopping()
         # Somebody may have added it meanwhile.
         known = known_model(self._settings.current, model)
         if isinstance(known, AddedModelConfig):
@@ -186,11 +182,7 @@ class AddedModels:
         self._put_in_force(left, now_s)
         return pid
 
-    def _refuse_while_stopping(self) -> None:
-        if self._core.stopping:
-            raise UnavailableError(ErrorCode.SHUTTING_DOWN, "lmx is shutting down")
-
-    def _put_in_force(self, models: dict[str, AddedModelConfig], now_s: float) -> None:
+    def _put_in_force(self, models: Mapping[str, AddedModelConfig], now_s: float) -> None:
         old = self._settings.current
         written = tuple(m for m in old.models if not isinstance(m, AddedModelConfig))
         new = with_added(old.model_copy(update={"models": written}), models)

@@ -25,10 +25,8 @@ class Snapshot:
     commit: str
     refs: tuple[str, ...]
     path: Path
-
     missing: str | None
     """What it lacks as a model in safetensors form; None if it is complete."""
-
     has_gguf: bool = False
     """Whether it has a complete GGUF file."""
 

@@ -19,11 +19,7 @@ from lmx.supervisor.config.sources import (
     folder_path,
     parse_source,
 )
-from lmx.supervisor.inventory.disk import (
-    CachedRepo,
-    Conversion,
-    Snapshot,
-)
+from lmx.supervisor.inventory.disk import CachedRepo, Conversion, Snapshot
 from lmx.supervisor.inventory.download_records import Download
 
 
@@ -33,11 +29,9 @@ class Served:
 
     model_id: str
     source: Source
-
     file: Path | None = None
     """The GGUF file that the model is made from, with links followed. None for other models, and
     while the model's files were not inspected yet."""
-
     repositories: tuple[HubSource, ...] = ()
     """The repositories that its adapters come from."""
 
@@ -62,16 +56,12 @@ class DeletionPlan:
 
     repo_id: str | None = None
     """The repository in the hub's cache of which something is deleted."""
-
     commits: tuple[str, ...] = ()
     """The commits of the repository that are deleted. Empty: the whole repository."""
-
     snapshots: tuple[Path, ...] = ()
     """The folders of these commits."""
-
     folders: tuple[Path, ...] = ()
     """Folders that lmx made from ``files``, and deletes."""
-
     files: tuple[Path, ...] = ()
     """The GGUF files of ``folders``. They stay."""
 

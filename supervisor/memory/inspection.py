@@ -36,19 +36,14 @@ class Question:
 
     source: str
     """The source, as in the configuration."""
-
     path: str | None = None
     """The model's folder. None: look for it where an earlier fetch left it."""
-
     draft: str | None = None
     """The folder of the model's draft model, if it has one."""
-
     kind: ModelKind | None = None
     """What the model is for. None: its files say it."""
-
     engine: str = MLX_ENGINE
     """The engine that is asked for an estimate of the model's memory."""
-
     adapters: tuple[str, ...] = ()
     """The model's adapters: absolute paths of folders, and repositories of the hub."""
 
@@ -64,16 +59,12 @@ class ModelFacts:
 
     family: str | None = None
     """The architecture's name: ``qwen3``."""
-
     context_tokens: int | None = None
     """The longest context that the model was made for."""
-
     created_s: int | None = None
     """The time of day when the file was written."""
-
     media: tuple[MediaKind, ...] | None = None
     """What the model takes besides text, by its weights."""
-
     disk_bytes: int | None = None
     """How much the files of its folder take."""
 
@@ -84,13 +75,10 @@ class ModelFiles:
 
     memory: MemoryModel
     """The estimate of the model's engine."""
-
     context_tokens: int | None
     """The longest context that the model was made for. None: the files do not say."""
-
     revision: str
     """A hash that changes when the files do, those of its adapters too."""
-
     adapters_bytes: int = 0
     """The weights of its adapters."""
 
@@ -102,32 +90,25 @@ class Inspection:
     question: Question
     path: str | None = None
     """The model's folder. None: it is not on this machine."""
-
     missing: str | None = None
     """What a fetched folder still lacks. Nothing else is read then."""
-
     gguf_path: str | None = None
     """The GGUF file that the model is made from, with links followed."""
-
     kind: ModelKind | None = None
     facts: ModelFacts = field(default_factory=ModelFacts)
     files: ModelFiles | None = None
     draft_files: ModelFiles | None = None
     problem: str | None = None
     """Why the model can't be loaded, for people. None: it can be loaded."""
-
     by_host: bool = False
     """Whether the problem is that the machine has no process to read them with, or lost it: that
     may pass by itself."""
-
     adapter_problems: tuple[str | None, ...] = ()
     """Why each of the question's adapters can't be used, for people; None where nothing is wrong.
     Whether they fit the model is not known before the load. It is empty if they were not read."""
-
     adapter_paths: tuple[str | None, ...] = ()
     """The folders of the question's adapters. None: it was not fetched yet. It is empty if they
     were not read."""
-
     source_problem: str | None = None
     """Why its source can't be the source of a model, for people."""
 

@@ -67,15 +67,11 @@ def read_mac_memory() -> MemoryReading:
         raise OSError(f"{_TOTAL} can't be read")
     pages = mac_pages(_read_statistics())
     return mac_reading(
-        total_bytes,
-        os.sysconf("SC_PAGE_SIZE"),
-        pages,
-        kernel_pressure(sysctl_number(_PRESSURE)),
+        total_bytes, os.sysconf("SC_PAGE_SIZE"), pages, kernel_pressure(sysctl_number(_PRESSURE))
     )
 
 
 def mac_pages(found: VmStatistics64) -> MacPages:
-    """Return the counts that matter."""
     return MacPages(
         wired=found.wire_count,
         internal=found.internal_page_count,

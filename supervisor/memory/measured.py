@@ -23,10 +23,8 @@ class Measurement:
 
     static_bytes: int
     """What the worker took once its model was loaded. The latest figure counts."""
-
     peak_bytes: int
     """The most that any of these workers ever took; 0 while none has ended."""
-
     measured_at_s: float
     """In Unix time."""
 

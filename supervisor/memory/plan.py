@@ -96,29 +96,22 @@ class Estimate:
     weights_bytes: int
     draft_bytes: int
     """The weights of the draft model."""
-
     adapters_bytes: int
     """The weights of all adapters."""
-
     process_bytes: int
     kv_layers: tuple[KvLayers, ...]
     """The layers of the model and of its draft model."""
-
     context_tokens: int | None
     """None: the worker finds it out."""
-
     kv_cache_bytes: int
     prefix_cache_bytes: int
     activation_bytes: int
     buffers_bytes: int
     """Freed memory that the engine keeps for reuse."""
-
     kv_bits: int | None = None
     """The bits of each number in the caches of the model. None: they are not quantized."""
-
     media: MediaMemory | None = None
     """What the model's eyes and ears take; None for a model that takes text only."""
-
     decoder_bytes: int = 0
     """The most that the process takes which decodes images, sounds and videos for the worker; 0 for
     a model that takes none."""
@@ -154,31 +147,23 @@ class MemoryPlan:
 
     static_bytes: int
     """What is taken once the model is loaded: weights, a draft model, adapters, the process."""
-
     prefix_cache_bytes: int = 0
     """This is taken only while the worker works, and so are the next two."""
-
     kv_cache_bytes: int | None = None
     activation_bytes: int = 0
     peak_bytes: int = 0
     """The most that a worker with these settings was ever measured at; 0 if none was."""
-
     set_bytes: int | None = None
     """The share that a person set. It overrides all other figures."""
-
     context_tokens: int | None = None
     """None: the model's own context length."""
-
     kv_layers: tuple[KvLayers, ...] = ()
     settings_key: str = ""
     """The key of model, revision and settings under which measurements are kept."""
-
     weights_bytes: int = 0
     """A part of ``static_bytes``."""
-
     kv_bits: int | None = None
     """As in :class:`Estimate`."""
-
     decoder_bytes: int = 0
     """As in :class:`Estimate`. It is no part of what workers are measured at."""
 

@@ -33,7 +33,6 @@ class Footprint:
 
     held_bytes: int
     """What would come back if the process ended."""
-
     wired_bytes: int
     """How much of it the machine may count as wired."""
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import time
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -20,6 +19,7 @@ import structlog
 
 from lmx.protocol.host.lasting import begin
 from lmx.supervisor.state.home import Home
+from lmx.supervisor.state.process_records import holds_within, is_running
 
 log = structlog.get_logger()
 
@@ -75,7 +75,7 @@ def end_marked(home: Home, process_id: str | None = None) -> list[int]:
                 process.kill()
         killed.update((process.pid, process) for process in found)
         _wait_gone(found)
-    return [pid for pid, process in killed.items() if not _is_running(process)]
+    return [pid for pid, process in killed.items() if not is_running(process)]
 
 
 class Descendants:
@@ -106,6 +106,10 @@ class Descendants:
             log.warning("descendants.ended", of=what, pids=sorted(set(pids)))
 
 
+def _wait_gone(processes: list[psutil.Process]) -> None:
+    holds_within(_GONE_S, lambda: not any(map(is_running, processes)))
+
+
 def _environments() -> Iterator[tuple[psutil.Process, Mapping[str, str]]]:
     for process in psutil.process_iter():
         try:
@@ -113,18 +117,3 @@ def _environments() -> Iterator[tuple[psutil.Process, Mapping[str, str]]]:
                 yield process, process.environ()
         except (psutil.Error, OSError):
             continue  # it has ended, or is another user's
-
-
-def _wait_gone(processes: list[psutil.Process]) -> None:
-    deadline_s = time.monotonic() + _GONE_S
-    while time.monotonic() < deadline_s:
-        if not any(_is_running(process) for process in processes):
-            return
-        time.sleep(0.01)
-
-
-def _is_running(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False

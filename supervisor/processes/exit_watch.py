@@ -59,7 +59,6 @@ class ExitWatch:
             self._loop.add_reader(descriptor, self._pidfd_ready, descriptor, ended)
 
     def close(self) -> None:
-        """Stop watching all processes. They continue."""
         for descriptor in self._descriptors:
             self._loop.remove_reader(descriptor)
             os.close(descriptor)

@@ -49,10 +49,7 @@ class FetchProgram:
         return cls(home.models, home.fetch_log)
 
     async def run(
-        self,
-        source: str,
-        options: Sequence[str],
-        advanced: Callable[[dict[str, Any]], None],
+        self, source: str, options: Sequence[str], advanced: Callable[[dict[str, Any]], None]
     ) -> Path | LmxError:
         """Run the program to its end. Returns the path that it made, or the error. ``advanced`` is
         called with each line of progress. When this is cancelled, it ends the process and waits for
@@ -140,10 +137,8 @@ class Look:
     total_bytes: int
     missing_bytes: int
     """How much of it is not on this machine."""
-
     free_bytes: int
     """The room in ``folder``."""
-
     folder: str
     """Where it would be downloaded to."""
 
@@ -171,16 +166,12 @@ class Fetch:
 
     source: str
     """What is fetched, as the configuration writes it."""
-
     options: tuple[str, ...]
     """Further arguments of the program."""
-
     advanced: Callable[[dict[str, Any]], None]
     """It is called with each line of progress."""
-
     ended: Callable[[Path | LmxError], Awaitable[None]]
     """It is called with the outcome: the path that was made, or the error."""
-
     broke: Callable[[Exception], Awaitable[None]]
     """It is called with an error of this process: the program could not be started, or ``ended``
     failed."""
@@ -231,10 +222,7 @@ class FetchRuns:
         return [task for task, its_key in self._runs.items() if its_key == key]
 
     async def _run(
-        self,
-        fetch: Fetch,
-        before: Sequence[asyncio.Task[None]],
-        places: asyncio.Semaphore | None,
+        self, fetch: Fetch, before: Sequence[asyncio.Task[None]], places: asyncio.Semaphore | None
     ) -> None:
         try:
             if before:

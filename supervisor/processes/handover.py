@@ -32,13 +32,10 @@ class Handover:
 
     lock_fd: int
     """The descriptor of the lock. The lock is never free in between."""
-
     listen_fd: int | None = None
     """The descriptor of the listening socket; None if only the router has it."""
-
     down: tuple[str, ...] = ()
     """Models that nobody wants just now. They are not preloaded as they are at a start."""
-
     held: tuple[str, ...] = ()
     """Models that an operator drained."""
 
@@ -104,7 +101,6 @@ class Successor:
 
     requester_id: str
     """The id of the process of lmx that asked for it and lived then."""
-
     because: str
     """The reason, for people."""
 
@@ -115,19 +111,14 @@ class Invocation:
 
     config: Path | None
     """The file that was named on the command line."""
-
     detached: bool
     read_config: Callable[[], Config]
-
     handover: Handover | None = None
     """What the program before it left; None unless it was put in another program's place."""
-
     background: bool = False
     """Whether `start` started it, so that no terminal and no service manager looks after it."""
-
     find_config: Callable[[], Path | None] = lambda: None
     """Return the file that is read, wherever it was named, or None."""
-
     successor: Successor | None = None
     """None unless it was started because the supervisor before it had died or was ended."""
 

@@ -44,18 +44,13 @@ class Look:
 
     answers: bool
     """Whether it answered within a second."""
-
     stopped: bool = False
     """Whether a signal stopped it."""
-
     traced: bool = False
     """Whether a debugger holds it."""
-
     waits_on_disk: bool = False
-
     cpu_s: float = 0.0
     """The processor time that it has used in its life."""
-
     waited_s: float = 0.0
     """How much of the time since the last look it waited for a processor."""
 
@@ -66,19 +61,14 @@ class Patience:
 
     hung_s: float
     """For how long it may do nothing."""
-
     since_s: float = 0.0
     """When it was first looked at, was woken, or a look was late. It is judged from then on."""
-
     idle_s: float = 0.0
     """Since when it has done nothing."""
-
     looked_s: float | None = None
     """When it was looked at last."""
-
     cpu_s: float = 0.0
     """The processor time that it had used at the last look."""
-
     woken: bool = False
     """Whether SIGCONT was sent."""
 

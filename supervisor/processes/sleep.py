@@ -71,7 +71,6 @@ class SleepPrevention:
         self._not_before_s = 0.0
 
     def tick(self, now_s: float) -> None:
-        """Let time pass."""
         if not self._needed:
             return
         if self._works():
@@ -90,7 +89,6 @@ class SleepPrevention:
                 self._not_before_s = now_s + _AGAIN_S
 
     def close(self) -> None:
-        """Let the machine sleep."""
         if self._awake is not None:
             self._awake.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -101,8 +99,5 @@ class SleepPrevention:
 
 def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

@@ -94,14 +94,6 @@ def supervisor_process(home: Home) -> psutil.Process | None:
     return next((each for each in psutil.process_iter() if _has_open(each, home)), None)
 
 
-def is_running(process: psutil.Process) -> bool:
-    """Return whether a process still runs. A zombie does not."""
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
-
-
 def is_stopped(process: psutil.Process) -> bool:
     """Return whether a signal (SIGSTOP, Ctrl-Z) stopped a process. A debugger does not count."""
     try:

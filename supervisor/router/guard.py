@@ -128,7 +128,6 @@ class RouterGuard:
         self._step(deciding.Hello(pid, port), now_s)
 
     def beat(self, message: RouterBeat, now_s: float) -> None:
-        """Take a router's heartbeat."""
         self._step(message, now_s)
 
     def exited(self, pid: int, now_s: float, status: int | None = None) -> None:

@@ -27,11 +27,9 @@ class Launch:
 
     config: str | None
     """The absolute path of the file, or None."""
-
     variables: dict[str, str]
     """The ``LMX_*`` variables that are settings. Options of the command line have become variables
     by then. Keys may be among them, so that only the owner may read the file of it."""
-
     sections: dict[str, Any]
     """The configuration in force by its sections, without the models that were added, and without
     keys."""

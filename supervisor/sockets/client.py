@@ -19,7 +19,6 @@ from lmx.protocol.messages.status import GetStatus, Status, SystemStatus
 from lmx.protocol.wire import codec
 from lmx.protocol.wire.sockets import Role, open_socket
 from lmx.supervisor.state.home import Home
-from lmx.supervisor.state.process_records import Records
 
 _ANSWER_S: Final = 30.0
 LONG_ANSWER_S: Final = 120.0
@@ -46,6 +45,9 @@ def supervisor_runs(home: Home) -> bool:
 def not_running(home: Home) -> OperationError:
     """Return the error for a home without a supervisor. It names the processes that a supervisor
     left behind."""
+    # Only this case needs psutil and structlog, which take longer to import than most commands run.
+    from lmx.supervisor.state.process_records import Records
+
     orphans = Records(home.state).orphans()
     if not orphans:
         return OperationError(
@@ -105,7 +107,6 @@ class ControlClient:
         return reply
 
     def status(self) -> SystemStatus:
-        """Return the supervisor's status."""
         reply: Status = self.ask(GetStatus())
         return reply.status
 

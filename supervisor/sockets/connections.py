@@ -93,7 +93,6 @@ class Connection(asyncio.Protocol):
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def end(self) -> None:
-        """Close the connection at once."""
         if self._transport is not None:
             self._transport.abort()
 

@@ -52,7 +52,6 @@ class ControlServer:
             log.debug("control.unreachable", peer=repr(identity), kind=type(message).__name__)
 
     def publish(self, message: Any) -> None:
-        """Send to every subscriber."""
         payload = codec.encode_any(message)
         for subscriber in self._events.subscribers(payload):
             subscriber.send(payload)

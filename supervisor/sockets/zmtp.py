@@ -30,7 +30,6 @@ class Ready:
     """A peer has introduced itself."""
 
     socket_type: bytes
-
     identity: bytes
     """Empty if the peer has no identity of its own."""
 

@@ -30,7 +30,6 @@ class Holds:
 
     @property
     def path(self) -> Path:
-        """The path of the file."""
         return self._file.path
 
     def load(self) -> frozenset[str]:
@@ -91,13 +90,10 @@ class StateFiles:
 
     disk: DiskRetry
     """It retries the changes of files that failed."""
-
     records: Records
     """The records of the processes that run."""
-
     pins: Pins
     """The models that operators pinned and unpinned."""
-
     holds: Holds
     """The models that operators drained."""
 

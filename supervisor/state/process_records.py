@@ -31,7 +31,7 @@ _Record = TypeVar("_Record")
 
 _ACQUIRE_S: Final = 0.5
 _ACQUIRE_RETRY_S: Final = 0.01
-_GONE_POLL_S: Final = 0.01
+_POLL_S: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,6 @@ class ProcessRecord:
     """
 
     pid: int
-
     token: str
     """A word of its command line that no other process has."""
 
@@ -72,7 +71,6 @@ class RouterRecord(ProcessRecord):
 
     host: str
     port: int
-
     retiring: bool = False
     """Whether another router serves in its place, or will."""
 
@@ -81,14 +79,27 @@ class RouterRecord(ProcessRecord):
         return dataclasses.replace(self, retiring=True)
 
 
-def wait_gone(records: Sequence[ProcessRecord], limit_s: float) -> bool:
-    """Block until none of the processes runs, and return whether that was so in time."""
+def holds_within(limit_s: float, condition: Callable[[], bool], poll_s: float = _POLL_S) -> bool:
+    """Block until the condition holds, and return whether it did in time."""
     deadline_s = time.monotonic() + limit_s
-    while any(record.alive for record in records):
+    while not condition():
         if time.monotonic() >= deadline_s:
             return False
-        time.sleep(_GONE_POLL_S)
+        time.sleep(poll_s)
     return True
+
+
+def wait_gone(records: Sequence[ProcessRecord], limit_s: float) -> bool:
+    """Block until none of the processes runs, and return whether that was so in time."""
+    return holds_within(limit_s, lambda: not any(record.alive for record in records))
+
+
+def is_running(process: psutil.Process) -> bool:
+    """Return whether a process still runs. A zombie does not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
 
 
 class SupervisorLock:
@@ -188,7 +199,6 @@ class Records:
         self._change = change
 
     def save_worker(self, record: WorkerRecord) -> None:
-        """Write a worker's record."""
         self._save(self._worker_file(record.token), dataclasses.asdict(record))
 
     def forget_worker(self, instance: str) -> None:

@@ -18,13 +18,7 @@ from lmx.protocol.host.regular_file import TooLargeError, read_regular
 from lmx.protocol.messages.status import SystemStatus
 from lmx.protocol.states import ModelKind, ModelState
 from lmx.supervisor.cli.chat.client import ChatClient, PieceKind
-from lmx.supervisor.cli.chat.conversation import (
-    COMMANDS,
-    Conversation,
-    Lines,
-    command_of,
-    shown,
-)
+from lmx.supervisor.cli.chat.conversation import COMMANDS, Conversation, Lines, command_of, shown
 from lmx.supervisor.cli.command import read_config
 from lmx.supervisor.cli.views.words import find_model
 from lmx.supervisor.config.known_models import repository_of

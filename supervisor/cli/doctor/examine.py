@@ -27,9 +27,7 @@ class Examination:
 
     title: str
     """What machine this is, in a line."""
-
     lines: list[Line]
-
     folders: list[Path]
     """The folders that lmx needs: its home, its own code, the models that are not in its home."""
 

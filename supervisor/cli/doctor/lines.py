@@ -44,13 +44,10 @@ class Line:
 
     name: Name
     """One word, always the same."""
-
     assumption: str
     """What lmx needs."""
-
     measured: str
     verdict: Verdict
-
     fix: str = ""
     """The command that fixes it, or what to do; empty if there is nothing to fix. The report for
     programs calls it ``mend``."""

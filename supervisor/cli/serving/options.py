@@ -12,13 +12,7 @@ from typing import Any
 import click
 
 from lmx.protocol.errors import ErrorCode, OperationError
-from lmx.supervisor.cli.command import (
-    config_option,
-    config_path,
-    from_words,
-    home,
-    own_config,
-)
+from lmx.supervisor.cli.command import config_option, config_path, from_words, home, own_config
 from lmx.supervisor.cli.completion import MODEL
 from lmx.supervisor.state.home import Home
 

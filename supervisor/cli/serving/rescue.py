@@ -12,7 +12,6 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -26,8 +25,9 @@ from lmx.supervisor.cli.serving.background import spawn_background
 from lmx.supervisor.processes.descendants import own_mark
 from lmx.supervisor.processes.handover import Guarded
 from lmx.supervisor.processes.hang_detection import Look, Patience, Verdict, judge
-from lmx.supervisor.processes.supervisor_pid import is_running, probe_supervisor, supervisor_process
+from lmx.supervisor.processes.supervisor_pid import probe_supervisor, supervisor_process
 from lmx.supervisor.state.home import Home
+from lmx.supervisor.state.process_records import holds_within, is_running
 
 log = structlog.get_logger()
 
@@ -113,14 +113,17 @@ def _ended(holder: psutil.Process) -> bool:
         with contextlib.suppress(psutil.Error):
             holder.send_signal(number)
             holder.send_signal(signal.SIGCONT)
-        if _within(limit_s, lambda: not is_running(holder)):
+        if holds_within(limit_s, lambda: not is_running(holder)):
             return True
     return False
 
 
 def _see_up(home: Home, child: subprocess.Popen[bytes]) -> None:
     """Wait until the new supervisor answers, so that routers do not start this again meanwhile."""
-    if not _within(_START_S, lambda: child.poll() is not None or probe_supervisor(home) is None):
+    answers = holds_within(
+        _START_S, lambda: child.poll() is not None or probe_supervisor(home) is None
+    )
+    if not answers:
         log.error("supervisor.not_up", supervisor_pid=child.pid)
 
 
@@ -142,12 +145,3 @@ _GONE_FROM_HERE: Final = (
     b"\r\nlmx: the supervisor hung. Another one has taken over, in the background: see "
     b"`lmx status`; `lmx stop` ends it\r\n"
 )
-
-
-def _within(limit_s: float, condition: Callable[[], bool]) -> bool:
-    deadline_s = time.monotonic() + limit_s
-    while not condition():
-        if time.monotonic() >= deadline_s:
-            return False
-        time.sleep(_LOOK_S / 10)
-    return True

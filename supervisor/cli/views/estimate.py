@@ -41,9 +41,7 @@ class Line:
 
     name: str
     """What the bytes are for."""
-
     size_bytes: int
-
     reason: str = ""
     """How the figure comes about."""
 
@@ -69,14 +67,7 @@ def print_estimate(config: Config, home: Home, model: str, as_json: bool) -> Non
     budget = budget_bytes(config.memory, read_memory().total_bytes, read_working_set())
     decoder_bytes = config.media.decode_limits(chosen.media).process_bytes
     estimate = estimate_memory(
-        chosen,
-        kind,
-        files,
-        draft,
-        budget,
-        config.memory.kv_bits,
-        decoder_bytes,
-        len(config.models),
+        chosen, kind, files, draft, budget, config.memory.kv_bits, decoder_bytes, len(config.models)
     )
     if not estimate.weights_bytes:
         raise OperationError(

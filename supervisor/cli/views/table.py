@@ -21,14 +21,11 @@ class Column:
 
     heading: str
     cells: tuple[str, ...]
-
     leave: int | None = None
     """The order in which columns are left out if the width is too small: 1 is the first. None: the
     column always stays."""
-
     right: bool = True
     style: tuple[str, ...] = ()
-
     cut_to: int | None = None
     """If set, the column gets the width that is left, but at least this many characters."""
 

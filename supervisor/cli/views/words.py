@@ -43,11 +43,7 @@ _PHASES: Final = {
     LoadPhase.START: "starting",
     LoadPhase.WARMUP: "warming up",
 }
-_TAKEN: Final = {
-    MediaKind.IMAGE: "images",
-    MediaKind.AUDIO: "sound",
-    MediaKind.VIDEO: "videos",
-}
+_TAKEN: Final = {MediaKind.IMAGE: "images", MediaKind.AUDIO: "sound", MediaKind.VIDEO: "videos"}
 _FAILURES: Final = frozenset(
     {
         ExitCause.CRASH,

@@ -140,11 +140,9 @@ class NotStarted:
     """No worker of the model can be started as things stand."""
 
     error: LmxError
-
     by_host: bool = False
     """Whether the machine has no process or no file for it, or lost the process that reads the
     model's files, which passes by itself."""
-
     jitter: float = 1.0
     """As in :class:`Exited`."""
 

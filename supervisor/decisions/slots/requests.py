@@ -116,6 +116,18 @@ def withdraw_queued(life: SlotLife, event: events.Withdrawn, _rules: Rules, now_
     return cold, (Note("model.stays_cold", detail),)
 
 
+def _park(life: SlotLife, error: LmxError, state: SlotState, intent: Intent) -> Result:
+    after, denied = deny_all(life, error)
+    after, effects = park(after, state, intent=intent)
+    return after, (*denied, *effects)
+
+
+def _end(life: SlotLife, error: LmxError, intent: Intent, detail: str, now_s: float) -> Result:
+    after, denied = deny_all(life, error)
+    after, effects = drain(changed(after, intent=intent), ExitCause.UNLOADED, detail, now_s)
+    return after, (*denied, *effects)
+
+
 # Operators.
 
 
@@ -156,17 +168,13 @@ _UNLOADED: Final = "an operator unloaded the model"
 
 def unload(life: SlotLife, _event: Any, _rules: Rules, _now_s: float) -> Result:
     """The model is not on its way any more."""
-    after, denied = deny_all(life, unloaded_error(_UNLOADED))
-    after, effects = park(after, SlotState.COLD, intent=intended(life, Intent.DOWN))
-    return after, (*denied, *effects)
+    return _park(life, unloaded_error(_UNLOADED), SlotState.COLD, intended(life, Intent.DOWN))
 
 
 def unload_occupied(life: SlotLife, _event: Any, _rules: Rules, now_s: float) -> Result:
     """The worker ends after its streams."""
-    after, denied = deny_all(life, unloaded_error(_UNLOADED))
-    after = changed(after, intent=intended(life, Intent.DOWN))
-    after, effects = drain(after, ExitCause.UNLOADED, _UNLOADED, now_s)
-    return after, (*denied, *effects)
+    error = unloaded_error(_UNLOADED)
+    return _end(life, error, intended(life, Intent.DOWN), _UNLOADED, now_s)
 
 
 def unload_down(life: SlotLife, _event: Any, _rules: Rules, _now_s: float) -> Result:
@@ -180,18 +188,16 @@ _HELD: Final = Note("model.drained", "by an operator")
 
 def hold(life: SlotLife, _event: Any, _rules: Rules, _now_s: float) -> Result:
     """The model takes no request from here on."""
-    after, denied = deny_all(life, drained_error(life.model_id))
-    after, effects = park(after, SlotState.HELD, intent=operator_intended(life, Intent.HELD))
-    return after, (_HELD, *denied, *effects)
+    error, intent = drained_error(life.model_id), operator_intended(life, Intent.HELD)
+    after, effects = _park(life, error, SlotState.HELD, intent)
+    return after, (_HELD, *effects)
 
 
 def hold_occupied(life: SlotLife, _event: Any, _rules: Rules, now_s: float) -> Result:
     """The worker ends after its streams, and then the model stays down."""
-    after, denied = deny_all(life, drained_error(life.model_id))
-    after = changed(after, intent=operator_intended(life, Intent.HELD))
-    detail = "an operator drained the model"
-    after, effects = drain(after, ExitCause.UNLOADED, detail, now_s)
-    return after, (_HELD, *denied, *effects)
+    error, intent = drained_error(life.model_id), operator_intended(life, Intent.HELD)
+    after, effects = _end(life, error, intent, "an operator drained the model", now_s)
+    return after, (_HELD, *effects)
 
 
 def reset(life: SlotLife, _event: Any, rules: Rules, now_s: float) -> Result:
@@ -274,17 +280,13 @@ def reconfigure_held(life: SlotLife, _event: Any, _rules: Rules, _now_s: float) 
 
 def remove(life: SlotLife, event: events.Removed, _rules: Rules, _now_s: float) -> Result:
     """The slot is removed at once."""
-    after, denied = deny_all(life, unloaded_error(event.detail))
-    after, effects = park(after, SlotState.COLD, intent=Intent.REMOVED)
-    return after, (*denied, *effects, Gone())
+    after, effects = _park(life, unloaded_error(event.detail), SlotState.COLD, Intent.REMOVED)
+    return after, (*effects, Gone())
 
 
 def remove_occupied(life: SlotLife, event: events.Removed, _rules: Rules, now_s: float) -> Result:
     """The worker ends after its streams, and then the slot is removed."""
-    after, denied = deny_all(life, unloaded_error(event.detail))
-    after = changed(after, intent=Intent.REMOVED)
-    after, effects = drain(after, ExitCause.UNLOADED, event.detail, now_s)
-    return after, (*denied, *effects)
+    return _end(life, unloaded_error(event.detail), Intent.REMOVED, event.detail, now_s)
 
 
 def restore(life: SlotLife, event: events.Restored, rules: Rules, now_s: float) -> Result:
