@@ -134,14 +134,7 @@ def up(
 @click.command()
 @serving_options
 @command
-def serve(
-    models: tuple[str, ...],
-    host: str | None,
-    port: int | None,
-    api_keys: tuple[str, ...],
-    take_over: str | None,
-    config: Path | None,
-) -> None:
+def serve(**options: Any) -> None:
     """Serve models in the foreground, until Ctrl-C.
 
     MODEL is a model of the configuration, a short name (see `lmx pull -h`), org/name of the hub, a
@@ -156,21 +149,14 @@ def serve(
       lmx serve ./my-model coder=~/models/coder.gguf
       lmx serve --host 0.0.0.0 --api-key "$(openssl rand -hex 24)"
     """
-    apply(models, host, port, api_keys, take_over, config)
-    _run(config)
+    apply(**options)
+    _run(options["config"])
 
 
 @click.command()
 @serving_options
 @command
-def start(
-    models: tuple[str, ...],
-    host: str | None,
-    port: int | None,
-    api_keys: tuple[str, ...],
-    take_over: str | None,
-    config: Path | None,
-) -> None:
+def start(**options: Any) -> None:
     """Serve models in the background; returns when the API answers.
 
     MODEL and the options are those of `lmx serve`.
@@ -178,7 +164,8 @@ def start(
     from lmx.supervisor.cli.serving.background import start_background
     from lmx.supervisor.cli.views.progress import make_console, print_started
 
-    apply(models, host, port, api_keys, take_over, config)
+    apply(**options)
+    config = options["config"]
     started = start_background(home(), own_config(config), config_path(config))
     print_started(make_console(), started)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -10,6 +11,12 @@ from lmx.supervisor.cli.command import command, config_option, home, json_option
 from lmx.supervisor.cli.completion import MODEL
 
 _model = click.argument("model", type=MODEL)
+
+
+def _on_model(function: Callable[[str], None]) -> click.Command:
+    """Make a command of what is done with one model."""
+    return click.command()(_model(command(function)))
+
 
 _context = click.option(
     "--context-length", type=int, default=None, metavar="TOKENS", help="Instead of its own."
@@ -48,9 +55,7 @@ def add(id: str, source: str, context_length: int | None) -> None:
     add_model(home(), id, source, context_length)
 
 
-@click.command()
-@_model
-@command
+@_on_model
 def remove(model: str) -> None:
     """Stop serving MODEL, which was added or downloaded, once its streams have ended. Its files
     stay."""
@@ -59,9 +64,7 @@ def remove(model: str) -> None:
     remove_model(home(), model)
 
 
-@click.command()
-@_model
-@command
+@_on_model
 def unload(model: str) -> None:
     """Let MODEL's streams end, then give its memory back. A new request loads it again."""
     from lmx.supervisor.cli.operations import unload_model
@@ -69,9 +72,7 @@ def unload(model: str) -> None:
     unload_model(home(), model)
 
 
-@click.command()
-@_model
-@command
+@_on_model
 def drain(model: str) -> None:
     """Let MODEL's streams end and keep it down, for maintenance.
 
@@ -83,9 +84,7 @@ def drain(model: str) -> None:
     drain_model(home(), model)
 
 
-@click.command()
-@_model
-@command
+@_on_model
 def kill(model: str) -> None:
     """Kill MODEL's worker now, hung or not; the model comes back.
 
@@ -120,9 +119,7 @@ def restart(model: str | None, router: bool, supervisor: bool) -> None:
         operations.restart_model(home(), model)
 
 
-@click.command()
-@_model
-@command
+@_on_model
 def reset(model: str) -> None:
     """Forget MODEL's failures: out of quarantine, backoff or a drain.
 
@@ -133,9 +130,7 @@ def reset(model: str) -> None:
     reset_model(home(), model)
 
 
-@click.command()
-@_model
-@command
+@_on_model
 def pin(model: str) -> None:
     """Never unload MODEL to make room, nor because it is idle."""
     from lmx.supervisor.cli.operations import pin_model
@@ -143,9 +138,7 @@ def pin(model: str) -> None:
     pin_model(home(), model, pinned=True)
 
 
-@click.command()
-@_model
-@command
+@_on_model
 def unpin(model: str) -> None:
     """Allow MODEL to be unloaded again."""
     from lmx.supervisor.cli.operations import pin_model

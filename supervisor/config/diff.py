@@ -26,16 +26,16 @@ Changed = dict[str, tuple[Any, Any]]
 def changed_values(old: BaseModel, new: BaseModel) -> Changed:
     """Return the keys whose values differ. A model's id and what is not a setting do not count."""
     settings = ModelConfig if isinstance(old, ModelConfig) else type(old)
-    names = [name for name in settings.model_fields if not _is_id(old, name)]
+    names = [
+        name
+        for name in settings.model_fields
+        if not (isinstance(old, ModelConfig) and name == "id")
+    ]
     return {
         name: (getattr(old, name), getattr(new, name))
         for name in names
         if getattr(old, name) != getattr(new, name)
     }
-
-
-def _is_id(section: BaseModel, name: str) -> bool:
-    return isinstance(section, ModelConfig) and name == "id"
 
 
 def listed(changed: Changed) -> str:

@@ -14,6 +14,7 @@ from lmx.supervisor.control.handlers import Handler
 from lmx.supervisor.control.loading import Loading
 from lmx.supervisor.core.core import Core
 from lmx.supervisor.core.view import public_state
+from lmx.supervisor.decisions.slots import events
 from lmx.supervisor.decisions.slots.demand import Requester
 
 log = structlog.get_logger()
@@ -56,7 +57,7 @@ class ModelCommands:
     def _unload(self, question: control.UnloadModel, now_s: float) -> control.Done:
         slot = self._core.slot(question.model_id)
         pid = slot.worker.pid if slot.worker else None
-        self._core.operator.unload(slot.model.id, now_s)
+        self._core.operator.take(slot.model.id, events.Unloaded(), now_s)
         verb = "unloading" if pid else "unloaded"
         return control.Done(f"{verb} {slot.model.id}", pid)
 
@@ -74,12 +75,13 @@ class ModelCommands:
         if slot.worker is None:
             return self._loading.load(question.model_id, None)
         pid = slot.worker.pid
-        self._core.operator.restart(slot.model.id, now_s)
+        restart = events.ReloadOrdered("an operator restarted the model")
+        self._core.operator.take(slot.model.id, restart, now_s)
         return control.Done(f"restarting {slot.model.id}", pid)
 
     def _reset(self, question: control.ResetModel, now_s: float) -> control.Done:
         model_id = self._core.slot(question.model_id).model.id
-        self._core.operator.reset(model_id, now_s)
+        self._core.operator.take(model_id, events.Reset(), now_s)
         return control.Done(
             f"{model_id} is reset: it is {public_state(self._core.slots[model_id])}"
         )
@@ -99,7 +101,7 @@ class ModelCommands:
     def _hold(self, question: control.DrainModel, now_s: float) -> control.Done:
         slot = self._core.slot(question.model_id)
         pid = slot.worker.pid if slot.worker else None
-        self._core.operator.hold(slot.model.id, now_s)
+        self._core.operator.take(slot.model.id, events.Held(), now_s)
         verb = "draining" if pid else "holding"
         return control.Done(
             f"{verb} {slot.model.id}; it stays down until `lmx load {slot.model.id}`", pid

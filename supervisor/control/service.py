@@ -56,19 +56,15 @@ class ServiceCommands:
     def handlers(self) -> dict[type, Handler]:
         """The handlers by the kinds of questions."""
         return {
-            GetStatus: self._status,
-            control.GetEvents: self._list_events,
+            GetStatus: lambda _question, now_s: Status(self._service.status(now_s)),
+            control.GetEvents: lambda asked, _now_s: self._events.after(
+                asked.after_seq, asked.limit, earlier=asked.earlier
+            ),
             control.ReloadConfig: self._reload,
             control.RestartRouter: self._restart_router,
             control.RestartSupervisor: self._restart_supervisor,
             control.StopAll: self._stop_all,
         }
-
-    def _status(self, _question: GetStatus, now_s: float) -> Status:
-        return Status(self._service.status(now_s))
-
-    def _list_events(self, question: control.GetEvents, _now_s: float) -> control.EventList:
-        return self._events.after(question.after_seq, question.limit, earlier=question.earlier)
 
     def _stop_all(self, _question: control.StopAll, _now_s: float) -> control.Done:
         self._service.stop("an operator asked for it")

@@ -30,7 +30,7 @@ class OperatorCommands:
         and hold at once, and its failures are forgotten. Raises :class:`LmxError` while lmx is
         being stopped."""
         self._store.refuse_while_stopping()
-        self._take(model_id, events.Ordered(), now_s)
+        self.take(model_id, events.Ordered(), now_s)
 
     def load_with(self, model: ModelConfig, now_s: float) -> None:
         """Do what :meth:`load` does, with other settings than those in force. A worker with the old
@@ -40,15 +40,7 @@ class OperatorCommands:
         slot = replace(self._store.slots[model.id], model=model)
         self._store.put(plan_again(slot, self._actions))
         detail = f"it is loaded with a context of {model.context_length}"
-        self._take(model.id, events.ReloadOrdered(detail), now_s)
-
-    def unload(self, model_id: str, now_s: float) -> None:
-        """End the model's worker after its streams. The next request loads the model again."""
-        self._take(model_id, events.Unloaded(), now_s)
-
-    def restart(self, model_id: str, now_s: float) -> None:
-        """End the model's worker after its streams and load it again. There must be a worker."""
-        self._take(model_id, events.ReloadOrdered("an operator restarted the model"), now_s)
+        self.take(model.id, events.ReloadOrdered(detail), now_s)
 
     def kill(self, model_id: str, now_s: float) -> Worker:
         """Send SIGKILL to the model's worker. Raises :class:`LmxError` (model_not_loaded)."""
@@ -60,22 +52,8 @@ class OperatorCommands:
                 param="model",
             )
         detail = "an operator killed the model's worker"
-        self._take(model_id, KillRequested(ExitCause.KILLED, detail), now_s)
+        self.take(model_id, KillRequested(ExitCause.KILLED, detail), now_s)
         return slot.worker
-
-    def hold(self, model_id: str, now_s: float) -> None:
-        """End the model's worker after its streams, and keep the model unloaded. It takes no
-        request until an operator loads, restarts or resets it."""
-        self._take(model_id, events.Held(), now_s)
-
-    def reset(self, model_id: str, now_s: float) -> None:
-        """Forget the model's failures and its hold. The next request loads the model."""
-        self._take(model_id, events.Reset(), now_s)
-
-    def delete_files(self, model_id: str, leaving: bool, now_s: float) -> None:
-        """Begin nothing with the model's files while they are deleted (``leaving``), or no longer
-        keep from it."""
-        self._take(model_id, events.FilesLeaving(leaving), now_s)
 
     def pin(self, model_id: str, pinned: bool, now_s: float) -> str | None:
         """Never evict the model, or treat it like others again. This outlives the supervisor,
@@ -93,6 +71,8 @@ class OperatorCommands:
         self._placer.place(now_s)
         return not_written
 
-    def _take(self, model_id: str, event: object, now_s: float) -> None:
+    def take(self, model_id: str, event: object, now_s: float) -> None:
+        """Take an event of :mod:`lmx.supervisor.decisions.slots.events` that an operator caused:
+        ``Unloaded``, ``ReloadOrdered``, ``Held``, ``Reset`` or ``FilesLeaving``."""
         self._store.step(model_id, event, now_s)
         self._placer.place(now_s)

@@ -161,10 +161,6 @@ def _source(text: str, revision: str | None, filename: str | None) -> Source:
     return source
 
 
-def _platform() -> Platform:
-    return "darwin" if sys.platform == "darwin" else "linux"
-
-
 def _stop(_signal: int, _frame: FrameType | None) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -229,7 +225,7 @@ def main(argv: list[str] | None = None) -> int:
             arguments.filename,
             models_dir,
             psutil.virtual_memory().total,
-            _platform(),
+            "darwin" if sys.platform == "darwin" else "linux",
             outlet,
             arguments.longest_wait_s,
             arguments.adapter,

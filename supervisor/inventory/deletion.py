@@ -16,6 +16,7 @@ from lmx.protocol.states import DOWN
 from lmx.supervisor.core.core import Core
 from lmx.supervisor.core.slot import Slot
 from lmx.supervisor.decisions.ledger import format_bytes
+from lmx.supervisor.decisions.slots import events
 from lmx.supervisor.events import Events
 from lmx.supervisor.inventory.added import AddedModels
 from lmx.supervisor.inventory.delete_files import delete_files
@@ -130,7 +131,7 @@ class Deletion:
         now_s = time.monotonic()
         for model_id in ids:
             if model_id in self._core.slots:
-                self._core.operator.delete_files(model_id, leaving, now_s)
+                self._core.operator.take(model_id, events.FilesLeaving(leaving), now_s)
         self._core.flush(now_s)
 
     def _is_up(self, model_id: str) -> bool:
@@ -141,7 +142,7 @@ class Deletion:
         for model_id in ids:
             if self._is_up(model_id):
                 now_s = time.monotonic()
-                self._core.operator.unload(model_id, now_s)
+                self._core.operator.take(model_id, events.Unloaded(), now_s)
                 self._core.flush(now_s)
         for _ in range(int(_UNLOAD_S / _POLL_S)):
             if not any(self._is_up(name) for name in ids):

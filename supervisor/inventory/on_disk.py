@@ -86,7 +86,7 @@ def available(
                 )
             )
     for made in conversions:
-        ids = (s.model_id for s in served if _is_file(s, made.source))
+        ids = (s.model_id for s in served if s.gguf == made.source)
         found.append(
             AvailableModel(
                 made.path.name, str(made.path), made.size_bytes, made.modified_s, next(ids, None)
@@ -259,7 +259,3 @@ def _served_as(repo: CachedRepo, snapshot: Snapshot, served: Iterable[Served]) -
         if found:
             return each.model_id
     return None
-
-
-def _is_file(served: Served, file: Path) -> bool:
-    return served.gguf == file

@@ -120,15 +120,16 @@ class ExitQueue(Protocol):
         """Forget all of them."""
 
 
-class _Kqueue:
-    """An :class:`ExitQueue` of macOS."""
+if sys.platform == "darwin":
 
-    def __init__(self) -> None:
-        if sys.platform == "darwin":
+    class _Kqueue:
+        """An :class:`ExitQueue` of macOS."""
+
+        def __init__(self) -> None:
             self._kqueue = select.kqueue()
+            self.fileno, self.close = self._kqueue.fileno, self._kqueue.close
 
-    def add(self, pid: int) -> None:
-        if sys.platform == "darwin":
+        def add(self, pid: int) -> None:
             event = select.kevent(
                 pid,
                 filter=select.KQ_FILTER_PROC,
@@ -137,19 +138,8 @@ class _Kqueue:
             )
             self._kqueue.control([event], 0)
 
-    def take(self) -> list[int]:
-        if sys.platform == "darwin":
+        def take(self) -> list[int]:
             return [event.ident for event in self._kqueue.control(None, _MOST_EVENTS, 0)]
-        return []
-
-    def fileno(self) -> int:
-        if sys.platform == "darwin":
-            return self._kqueue.fileno()
-        return -1
-
-    def close(self) -> None:
-        if sys.platform == "darwin":
-            self._kqueue.close()
 
 
 class _ProcessQueue:

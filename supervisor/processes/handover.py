@@ -22,6 +22,7 @@ from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages.specs import RescueSpec
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.core.core import Core
+from lmx.supervisor.decisions.slots import events
 from lmx.supervisor.processes.child import keys
 from lmx.supervisor.processes.patience import done_within
 
@@ -68,7 +69,7 @@ def resume(handover: Handover, core: Core, now_s: float) -> None:
     """Restore the state of the models for which no worker was adopted."""
     for name in handover.held:
         if name in core.slots and not core.slots[name].life.held:
-            core.operator.hold(name, now_s)
+            core.operator.take(name, events.Held(), now_s)
     core.preload(now_s, but=handover.down)
 
 

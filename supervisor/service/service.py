@@ -18,13 +18,11 @@ from lmx.protocol.errors import LmxError
 from lmx.protocol.messages.status import SystemStatus
 from lmx.supervisor.config.schema import Config, LogConfig, ServerConfig
 from lmx.supervisor.control.status import OwnProcess, supervisor_status, with_urls
-from lmx.supervisor.core.core import Core
 from lmx.supervisor.memory.system import read_memory
 from lmx.supervisor.processes.descendants import marked
 from lmx.supervisor.processes.exit_watch import reap_children
 from lmx.supervisor.processes.handover import Handover, Invocation, leave, resume
 from lmx.supervisor.router.guard import RouterGuard
-from lmx.supervisor.service.adoption import Adoption
 from lmx.supervisor.service.clock import tick_forever
 from lmx.supervisor.service.launch import left_launch, taken_over
 from lmx.supervisor.service.parts import Parts, wire
@@ -164,13 +162,7 @@ class Service:
             loop.create_task(self._replace_asked.wait()),
         ]
         try:
-            await come_up(
-                parts.core,
-                parts.guard,
-                parts.adoption,
-                parts.settings.current.server,
-                self._invocation.handover,
-            )
+            await _come_up(parts, self._invocation.handover)
             self.serving = True
             parts.downloads.resume()
             self._report_ready(parts)
@@ -217,22 +209,19 @@ take at most half of this."""
 _ATTEMPTS: Final = int(_INTRODUCTION_S / _POLL_S)
 
 
-async def come_up(
-    core: Core,
-    guard: RouterGuard,
-    adoption: Adoption,
-    server: ServerConfig,
-    handover: Handover | None,
-) -> None:
+async def _come_up(parts: Parts, handover: Handover | None) -> None:
     """Start everything, while messages are handled and ticks continue.
 
     Raises :class:`lmx.protocol.errors.OperationError` when the port is taken.
     """
+    core, adoption, server = parts.core, parts.adoption, parts.settings.current.server
     adoption.take_over(server.host, server.port, time.monotonic())
-    if adoption.unknown_instances():
-        # These are workers whose record was never written. Their next heartbeat makes them known.
-        await _within(_INTRODUCTION_S, lambda: not adoption.unknown_instances())
-    await _start_router(guard, server)
+    # Workers whose record was never written are made known by their next heartbeat.
+    for _ in range(_ATTEMPTS):
+        if not adoption.unknown_instances():
+            break
+        await asyncio.sleep(_POLL_S)
+    await _start_router(parts.guard, server)
     now_s = time.monotonic()
     if handover is None:
         core.preload(now_s)
@@ -254,12 +243,3 @@ async def _start_router(guard: RouterGuard, server: ServerConfig) -> None:
             if attempt == 1 or error.errno != errno.EADDRINUSE:
                 raise listening.cannot_listen(server, error) from error
             await asyncio.sleep(_POLL_S)
-
-
-async def _within(limit_s: float, condition: Callable[[], bool]) -> bool:
-    """Wait until the condition holds, and return whether it did in time."""
-    for _ in range(int(limit_s / _POLL_S)):
-        if condition():
-            return True
-        await asyncio.sleep(_POLL_S)
-    return condition()

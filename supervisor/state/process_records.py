@@ -195,7 +195,11 @@ class Records:
     ) -> None:
         self._notify = notify
         self._workers = state / "workers"
-        self._routers = StateFile(state / "router.json", _router_records, notify)
+        self._routers = StateFile(
+            state / "router.json",
+            lambda values: [_typed(RouterRecord(**value)) for value in values],
+            notify,
+        )
         self._change = change
 
     def save_worker(self, record: WorkerRecord) -> None:
@@ -239,10 +243,6 @@ class Records:
 
     def _remove(self, path: Path) -> None:
         self._change(path, lambda: path.unlink(missing_ok=True))
-
-
-def _router_records(values: list[dict[str, Any]]) -> list[RouterRecord]:
-    return [_typed(RouterRecord(**value)) for value in values]
 
 
 def _worker_record(value: dict[str, Any]) -> WorkerRecord:

@@ -24,7 +24,7 @@ def doctor(config: Path | None, as_json: bool, bench: bool, sleep: bool) -> None
     The text can be shown to others: it has no keys and no prompts. The exit code is 1 if something
     does not work.
     """
-    from lmx.supervisor.cli.doctor.examine import examine
+    from lmx.supervisor.cli.doctor.examine import examine, measure, sleep_once
     from lmx.supervisor.cli.doctor.lines import as_json as json_report
     from lmx.supervisor.cli.doctor.lines import as_text, healthy
     from lmx.supervisor.cli.doctor.system import System
@@ -33,11 +33,8 @@ def doctor(config: Path | None, as_json: bool, bench: bool, sleep: bool) -> None
     system = System()
     found = examine(system, home(), config_path(config))
     lines = found.lines
-    if bench or sleep:
-        from lmx.supervisor.cli.doctor import bench as measuring
-
-        lines += measuring.bench(system, found.folders) if bench else []
-        lines += [measuring.sleep_once()] if sleep else []
+    lines += measure(system, found.folders) if bench else []
+    lines += [sleep_once()] if sleep else []
     user_home = str(Path.home())
     if as_json:
         click.echo(json_text(json_report(found.title, lines, user_home)))

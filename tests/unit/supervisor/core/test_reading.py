@@ -5,6 +5,7 @@ from lmx.protocol.messages import control
 from lmx.protocol.states import ModelKind, SlotState, WorkerState
 from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.core.inspect_files import question_of
+from lmx.supervisor.decisions.slots import events
 from lmx.supervisor.memory.inspection import Inspection, Question
 from tests.support.fakes.fake_actions import FILES
 from tests.support.rigs.core_rig import CoreRig
@@ -102,7 +103,7 @@ def test_an_answer_about_another_source_is_none() -> None:
 def test_one_that_was_unloaded_meanwhile_is_not_loaded() -> None:
     rig = reading("a")
     rig.ask("a")
-    rig.core.operator.unload("a", 0.0)
+    rig.core.operator.take("a", events.Unloaded(), 0.0)
     answer(rig, "a")
     assert rig.actions.spawned == []
     assert rig.state("a") == "cold"

@@ -21,6 +21,7 @@ from lmx.protocol.wire.endpoints import new_instance_id
 from lmx.supervisor.config.settings import Settings
 from lmx.supervisor.core.core import Core
 from lmx.supervisor.decisions.ledger import Ledger
+from lmx.supervisor.decisions.slots import events
 from lmx.supervisor.events import EventLog
 from lmx.supervisor.memory.measured import Measured
 from lmx.supervisor.processes import launcher, workers
@@ -243,7 +244,7 @@ def test_what_operators_drained_outlives_a_supervisor() -> None:
     actions = FakeActions({"a": 100, "b": 100})
     in_force = Settings(make_config(actions.needs))
     core = Core(in_force, Ledger(1000), actions, "one")
-    core.operator.hold("a", 1.0)
+    core.operator.take("a", events.Held(), 1.0)
     core.flush(1.0)
     assert actions.held == frozenset({"a"})
     after = Core(in_force, Ledger(1000), FakeActions(actions.needs), "two", {}, actions.held or ())

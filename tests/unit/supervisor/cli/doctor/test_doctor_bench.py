@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lmx.supervisor.cli.doctor import bench, device, processes
+from lmx.supervisor.cli.doctor import device, examine, processes
 from lmx.supervisor.cli.doctor import mac as launchd
 from lmx.supervisor.cli.doctor.lines import Verdict
 from lmx.supervisor.cli.doctor.system import System
@@ -172,4 +172,4 @@ def test_the_bench_measures_this_machine() -> None:
     assert line_of(lines, "footprint").verdict is OK
     assert line_of(lines, "batch").verdict is OK
     if sys.platform != "darwin":
-        assert bench.sleep_once().verdict is NOTE
+        assert examine.sleep_once().verdict is NOTE
