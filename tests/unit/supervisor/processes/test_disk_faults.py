@@ -122,17 +122,17 @@ class _Lmx:
             case "load":
                 operator.load(name, self.now_s)
             case "unload":
-                operator.unload(name, self.now_s)
+                operator.take(name, events.Unloaded(), self.now_s)
             case "hold":
-                operator.hold(name, self.now_s)
+                operator.take(name, events.Held(), self.now_s)
             case "reset":
-                operator.reset(name, self.now_s)
+                operator.take(name, events.Reset(), self.now_s)
             case "pin":
                 operator.pin(name, not slot.pinned, self.now_s)
             case "kill" if worker is not None:
                 operator.kill(name, self.now_s)
             case "restart" if worker is not None:
-                operator.restart(name, self.now_s)
+                operator.take(name, events.ReloadOrdered("by an operator"), self.now_s)
             case "up" if worker is not None and worker.state is WorkerState.STARTING:
                 self.bring_up(name)
             case "exit" if worker is not None:

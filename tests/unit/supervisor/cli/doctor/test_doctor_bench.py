@@ -37,7 +37,7 @@ def test_memory_that_comes_back_is_waited_for(
         device, "read_memory", lambda: readings[0] if len(readings) == 1 else readings.pop(0)
     )
     monkeypatch.setattr(device, "_LOOK_S", 0.0)
-    monkeypatch.setattr(device, "_BACK_S", 0.02)
+    monkeypatch.setattr(device, "_BACK_S", 0.02 if missing else 60.0)
     assert device._until_back(MemoryReading(110, 100, 0), 100)[1] == missing
 
 
