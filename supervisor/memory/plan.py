@@ -73,6 +73,10 @@ _PREFIX_SHARE: Final = 4
 _LEAST_KV_TOKENS: Final = 4096
 """The KV cache has room for at least this many tokens, so that short contexts are batched too."""
 
+_DRAFT_WINDOW_TOKENS: Final = 320
+"""So many tokens besides its window has a draft model's cache room for: guesses that are taken back
+out of it, and whole steps."""
+
 _USUAL_CONTEXT_TOKENS: Final = 32_768
 """A context that is not configured is at most this long while memory is short: every model would
 reserve gigabytes for more."""
@@ -393,7 +397,12 @@ def _writer(
     layers = memory.kv_layers_with(kv_bits)
     if draft is not None:
         # The draft model keeps its own keys and values of the same tokens.
-        layers += draft.memory.kv_layers
+        layers += tuple(
+            replace(part, window_tokens=part.window_tokens + _DRAFT_WINDOW_TOKENS)
+            if part.window_tokens is not None
+            else part
+            for part in draft.memory.kv_layers
+        )
     own = memory.kv_layers
     if model.speculation is not None and model.speculation.method == "mtp" and own:
         # The heads have a layer like the model's, which is never quantized. Their weights are among

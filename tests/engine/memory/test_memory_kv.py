@@ -6,11 +6,14 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
+from lmx.protocol.messages.data import Assist
 from lmx.protocol.models.checkpoint import read_checkpoint_config
 from lmx.protocol.models.memory import kv_bytes
 from lmx.protocol.states import ModelKind
+from lmx.supervisor.memory.plan import _DRAFT_WINDOW_TOKENS
 from lmx.worker.engine.values import SequenceRequest
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
+from lmx.worker.mlx.guessing.draft import DraftModel
 from lmx.worker.mlx.memory.estimate import estimate
 from lmx.worker.mlx.model.forward import Forward
 from lmx.worker.mlx.model.kv_quantization import quantize_kv
@@ -68,6 +71,24 @@ def test_a_prompt_that_waits_half_read_holds_no_more_than_is_counted(
         prefill.advance(CHUNK, ())
         held = sum(int(cache.nbytes) for cache in prefill.prompt_cache)
         assert held <= kv_bytes(layers, prefill.done_tokens)
+
+
+def test_a_draft_model_s_window_has_no_room_for_what_it_has_read(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, "gemma3")
+    layers = estimate(folder, read_checkpoint_config(folder), ModelKind.CHAT).kv_layers
+    more = sum(
+        part.layers * part.token_bytes * _DRAFT_WINDOW_TOKENS
+        for part in layers
+        if part.window_tokens is not None
+    )
+    assert more
+    row = DraftModel(open_checkpoint(folder).model, None).open_row(Assist())
+    for token in range(3):
+        row.read([token] * TOKENS)
+        row.guess([token], 2, lambda logits, _: mx.argmax(logits, axis=-1), None)
+        row.keep(0)
+        held = sum(int(cache.nbytes) for cache in row._cache)
+        assert held <= kv_bytes(layers, row.read_tokens) + more
 
 
 @pytest.mark.parametrize("bits", [8, 4])

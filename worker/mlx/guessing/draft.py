@@ -98,6 +98,12 @@ class DraftRow:
     def read(self, tokens: Sequence[int]) -> None:
         """Read the row's next tokens, and wait until it is done."""
         self._forward(mx.array([tokens]), self._cache)
+        for layer in self._cache:
+            if isinstance(layer, BufferedRotatingKVCache):
+                # Its room for a whole chunk would stay.
+                layer.state = [
+                    mx.contiguous(part[..., -layer.max_size :, :]) for part in layer.state
+                ]
         mx.eval(cache_states(self._cache))
         self._read_tokens += len(tokens)
 

@@ -49,7 +49,7 @@ def quantize_kv(forward: Forward, bits: int) -> None:
     kept = [leaf for leaf in leaves(forward.new_cache()) if hasattr(leaf, "keys")]
     if kept and all(type(leaf) is RotatingKVCache for leaf in kept):
         # They are planned as they are, and hold no more than their windows.
-        log.info("kv_cache.plain", reason="all of its layers see a window alone")
+        log.info("kv_cache.plain", reason="its only keys and values are those of windows")
         return
     if not any(groups):
         raise _refused(bits, "it has no cache of keys and values whose widths allow it")
