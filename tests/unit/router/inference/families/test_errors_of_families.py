@@ -25,19 +25,11 @@ WAYS: dict[str, tuple[dict[str, Any], ApiFamily]] = {
     "/api/generate": ({"prompt": "hi"}, OLLAMA),
 }
 REFUSALS = (
-    ErrorCode.INVALID_VALUE,
-    ErrorCode.UNSUPPORTED_VALUE,
-    ErrorCode.CONTEXT_LENGTH_EXCEEDED,
-    ErrorCode.CHAT_TEMPLATE_FAILED,
-    ErrorCode.STRUCTURE_NOT_ENFORCEABLE,
-    ErrorCode.INVALID_MEDIA,
-    ErrorCode.MODEL_NOT_FOUND,
-    ErrorCode.QUEUE_FULL,
-    ErrorCode.QUEUE_TIMEOUT,
-    ErrorCode.DEADLINE_EXCEEDED,
-    ErrorCode.MODEL_SOURCE_INVALID,
-    ErrorCode.INTERNAL,
-)
+    ErrorCode.INVALID_VALUE, ErrorCode.UNSUPPORTED_VALUE, ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+    ErrorCode.CHAT_TEMPLATE_FAILED, ErrorCode.STRUCTURE_NOT_ENFORCEABLE, ErrorCode.INVALID_MEDIA,
+    ErrorCode.MODEL_NOT_FOUND, ErrorCode.QUEUE_FULL, ErrorCode.QUEUE_TIMEOUT,
+    ErrorCode.DEADLINE_EXCEEDED, ErrorCode.MODEL_SOURCE_INVALID, ErrorCode.INTERNAL,
+)  # fmt: skip
 """What a worker may answer instead of accepting a request."""
 FAILURES = (
     ErrorCode.ENGINE_ERROR,
