@@ -152,11 +152,7 @@ class Agent:
             assert len(answer) == 24, made
             self._reuse.count(before, made)
             self.messages.append(
-                {
-                    "role": "assistant",
-                    "content": answer,
-                    "reasoning_content": text(self._rng, 20),
-                }
+                {"role": "assistant", "content": answer, "reasoning_content": text(self._rng, 20)}
             )
 
     def _use_tool(self, number: int) -> None:

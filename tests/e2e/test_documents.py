@@ -90,9 +90,7 @@ def of(*kinds: Kind) -> pytest.MarkDecorator:
 
 @pytest.fixture(scope="module")
 def live(
-    smollm2_gguf: Path,
-    minilm_dir: Path,
-    tmp_path_factory: pytest.TempPathFactory,
+    smollm2_gguf: Path, minilm_dir: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Live]:
     tiny = make_tiny_model(tmp_path_factory.mktemp("hub") / "tiny", "llama", 8192)
     with fake_hub() as hub, pytest.MonkeyPatch.context() as patch:

@@ -160,12 +160,7 @@ def test_fields_that_are_missing_get_their_default() -> None:
         frame("Snapshot", {"epoch": "e", "revision": 1, "default_model": None, "models": []})
     ).message
     assert snapshot == Snapshot("e", 1, None, ())
-    generate = {
-        "stream_id": 1,
-        "request_id": "r",
-        "sampling": {},
-        "credit_deltas": 1,
-    }
+    generate = {"stream_id": 1, "request_id": "r", "sampling": {}, "credit_deltas": 1}
     assert decode(frame("Generate", generate)).message == Generate(1, "r", Sampling(), 1)
 
 

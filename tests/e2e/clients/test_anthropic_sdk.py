@@ -75,9 +75,7 @@ def test_thoughts_come_first_and_are_taken_back(client: Anthropic) -> None:
     assert thought.type == "thinking" and thought.thinking == "Hm." and thought.signature
     assert text.type == "text" and text.text == "Yes."
     again = client.messages.create(
-        model="scripted",
-        max_tokens=50,
-        messages=[user(script), made.to_param(), user("Hello")],
+        model="scripted", max_tokens=50, messages=[user(script), made.to_param(), user("Hello")]
     )
     assert again.content[0].type == "text" and again.content[0].text == SENTENCE
 

@@ -264,9 +264,7 @@ async def test_a_prompt_that_hangs_its_worker_is_not_tried_on_the_next_one(lmx: 
         body = ask("strict", {"encode_s": 600}) | {"stream": False}
         hanging = asyncio.ensure_future(session.post(f"{lmx.url}/chat/completions", json=body))
         await asyncio.to_thread(
-            wait_until,
-            lambda: lmx.worker("strict")["requests_queued"] == 1,
-            "it is being prepared",
+            wait_until, lambda: lmx.worker("strict")["requests_queued"] == 1, "it is being prepared"
         )
         behind = Stream(session, lmx.url, ask("strict", {"tokens": 3}))
         async with await hanging as response:

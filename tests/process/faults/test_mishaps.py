@@ -241,11 +241,7 @@ def test_a_load_that_somebody_else_undoes_returns(slow: Rig) -> None:
     lmx = slow
     command = [sys.executable, "-m", "lmx.supervisor", "load", "slow"]
     loading = subprocess.Popen(
-        command,
-        env=lmx.environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
+        command, env=lmx.environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
     lmx.wait_state("slow", "loading")
     assert lmx.cli("unload", "slow").returncode == 0

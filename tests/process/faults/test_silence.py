@@ -52,11 +52,7 @@ async def test_kill_works_while_the_supervisor_is_stopped(left_alone: Rig) -> No
         os.kill(supervisor_of(lmx), signal.SIGSTOP)
         done = lmx.cli("kill", "alpha")
         assert (done.returncode, done.stderr) == (0, "")
-        for words in (
-            "does not answer: it is stopped",
-            f"pid {first['pid']}",
-            "starts it again",
-        ):
+        for words in ("does not answer: it is stopped", f"pid {first['pid']}", "starts it again"):
             assert words in done.stdout
         assert (
             not psutil.pid_exists(first["pid"])

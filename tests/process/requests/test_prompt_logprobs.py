@@ -52,9 +52,7 @@ async def test_a_conversation_s(server: Rig, settings: dict[str, Any]) -> None:
         assert len(whole["choices"][0]["logprobs"]["content"]) == 3
 
 
-async def test_a_prompt_s_logprobs_are_told_once_where_an_answer_is_made_again(
-    server: Rig,
-) -> None:
+async def test_a_prompt_s_logprobs_are_told_once_where_an_answer_is_made_again(server: Rig) -> None:
     content = {"pieces": ["[1, ", "1]"], "again": ["[3]"]}
     body = ask("alpha", content, stream=False, prompt_logprobs=0, response_format=FORM)
     status, whole = await answered(server, "chat/completions", body)

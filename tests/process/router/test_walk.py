@@ -25,12 +25,7 @@ import pytest
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages import control
 from lmx.protocol.messages.control import Event
-from lmx.protocol.messages.data import (
-    Delta,
-    TokenLogprob,
-    ToolCallPart,
-    TopLogprob,
-)
+from lmx.protocol.messages.data import Delta, TokenLogprob, ToolCallPart, TopLogprob
 from lmx.protocol.messages.inventory import (
     AddModel,
     Available,

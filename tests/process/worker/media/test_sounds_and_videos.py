@@ -182,10 +182,7 @@ def test_videos_of_every_form(decoder: MediaDecoder, form: str, container: str, 
     ],
 )
 def test_videos_are_upright(
-    decoder: MediaDecoder,
-    matrix: tuple[int, ...],
-    shape: tuple[int, int],
-    corner: tuple[int, int],
+    decoder: MediaDecoder, matrix: tuple[int, ...], shape: tuple[int, int], corner: tuple[int, int]
 ) -> None:
     """The file has a white corner on the upper left; the matrix says where it is to be seen."""
     frames = [np.zeros((48, 64, 3), np.uint8) for _ in range(5)]
