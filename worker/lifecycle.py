@@ -1,5 +1,4 @@
-"""A worker's lifecycle: its state, what each change of it means for the parts, and the load of its
-engine."""
+"""A worker's lifecycle: its state, what a change means for its parts, and its engine's load."""
 
 from __future__ import annotations
 
@@ -71,8 +70,7 @@ def close_bounds_s(platform: str = sys.platform) -> tuple[float, float]:
 
 
 class WorkerLifecycle:
-    """One worker on its event loop. It owns the worker's state; everything here runs on the
-    loop."""
+    """One worker. It owns the worker's state; everything here runs on the event loop."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         self._spec = spec

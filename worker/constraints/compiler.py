@@ -1,5 +1,4 @@
-"""Compiles the form that a request wants of an answer into constraints for its rows. Prompt
-thread."""
+"""Compiles the form that a request wants of its answers into constraints. Prompt thread."""
 
 from __future__ import annotations
 
@@ -16,7 +15,6 @@ from llguidance import LLMatcher
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Structure, ToolUse
 from lmx.protocol.states import StructureKind, ToolChoice
-from lmx.worker.constraints.bans import BanConstraint, ban_rules
 from lmx.worker.constraints.error_texts import (
     LONE_SURROGATE,
     TOO_COMPLEX,
@@ -25,7 +23,7 @@ from lmx.worker.constraints.error_texts import (
     has_lone_surrogate,
     parts,
 )
-from lmx.worker.constraints.grammar import Form, GrammarConstraint
+from lmx.worker.constraints.grammar import BanConstraint, Form, GrammarConstraint, ban_rules
 from lmx.worker.constraints.probe import LIMITS, verdict
 from lmx.worker.constraints.thinking import ThinkingConstraint, ThinkingRules
 from lmx.worker.constraints.vocabulary import GrammarVocabulary, read_vocabulary, supports_grammars
@@ -186,8 +184,7 @@ class ConstraintCompiler:
         return self._framed(grammar, structure.param, lark=lark), None
 
     def _schema(self, structure: Structure) -> tuple[LLMatcher, SchemaForm]:
-        """Return the matcher of a schema, which enforces as much of it as possible, and the
-        schema's form."""
+        """Return the matcher of a schema, which enforces most of it, and the schema's form."""
         schema = read_schema(structure)
 
         def compiled(form: SchemaForm) -> LLMatcher:
@@ -218,8 +215,7 @@ class ConstraintCompiler:
         raise refused
 
     def _accepts(self, schema: Mapping[str, Any]) -> bool:
-        """Return whether llguidance accepts a small schema. After the time of the request it
-        accepts none."""
+        """Return whether llguidance accepts a small schema: none after the request's time."""
         if time.thread_time() > self._until_s:
             return False
         grammar = json.dumps({"grammars": [schema_grammar(schema, ONE_LINE_SPACE)]})
@@ -400,8 +396,7 @@ class ConstraintCompiler:
                     raise invalid(param + path, reason)
 
     def _rules(self, source: ConstraintSource) -> ThinkingRules | None:
-        """Return how the model thinks before it answers; None if it doesn't. It reads the
-        vocabulary."""
+        """Return how the model thinks before it answers; None if it doesn't."""
         markers = self._reasoning
         if markers is None or (source.thinking.enabled is False and not source.thinking_open):
             return None

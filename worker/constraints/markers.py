@@ -25,8 +25,7 @@ class Marker:
     """The tokens that continue the marker, by how many of its bytes are written. The last of them
     may have more text behind the marker, the first has at most white space before it."""
     spilling: Sequence[Mask]
-    """The tokens that end the marker and have more than line breaks behind it, by how many of its
-    bytes are written."""
+    """The tokens that end the marker with more than line breaks behind it, by the bytes written."""
 
     def begun_by(self, data: bytes) -> int:
         """Return how many bytes of the marker the end of ``data`` has, if not all of them."""

@@ -50,8 +50,7 @@ class Verdict(NamedTuple):
     fault: str | None
     """Why they can't; None if they can."""
     counted: bool = True
-    """Whether the verdict comes from counted steps and not from the clock, so that it is the same
-    the next time."""
+    """Whether the verdict comes from counted steps, not from the clock: it stays the same."""
 
 
 def verdict(grammars: str, vocabulary: GrammarVocabulary, *, lark: bool = False) -> Verdict:

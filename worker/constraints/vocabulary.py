@@ -1,5 +1,4 @@
-"""A model's vocabulary in the form that grammars need. It is read once for each worker. Prompt
-thread."""
+"""A model's vocabulary in the form that grammars need, read once a worker. Prompt thread."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ class GrammarVocabulary:
 
     tokenizer: LLTokenizer
     special: SpecialTokens
-    """The tokens that are no text to llguidance: more than those that the tokenizer calls
-    special."""
+    """The tokens that are no text to llguidance: more than the tokenizer calls special."""
     masks: TokenMasks
     single: frozenset[int]
     """The bytes that have a token of their own."""

@@ -188,8 +188,7 @@ class Engine:
 
 
 LoadReporter = Callable[[LoadPhase, float | None, str], None]
-"""Takes the phase, the fraction that is done (None: unknown) and a word for people. Engine
-thread."""
+"""Takes the phase, the fraction done (None: unknown) and a word for people. Engine thread."""
 
 
 class EngineFactory(Protocol):

@@ -249,21 +249,18 @@ class ConstraintMaker:
     """Makes one row's constraint from a form that was compiled once for all rows of a request."""
 
     make: Callable[[], Constraint] | None
-    """Makes a constraint at its beginning. None: nothing is enforced, and there are only
-    remarks."""
+    """Makes a constraint at its beginning. None: nothing is enforced; there are remarks."""
     check: AnswerCheck | None = None
     """Checks the part of a text's form that the constraint does not enforce."""
     remarks: tuple[str, ...] = ()
     """What is enforced differently than the request asked for, in sentences for people."""
     call_checks: Mapping[str, AnswerCheck] = field(default_factory=dict)
-    """Check the part of functions' arguments that the constraint does not enforce, by function
-    name."""
+    """Check the part of functions' arguments that is not enforced, by function name."""
     marked_calls: bool = False
     """Whether text is a call only after the marker with which the family's calls begin."""
 
     def __call__(self) -> Constraint:
-        """Return a row's constraint, at its beginning; there must be something to enforce. Prompt
-        thread."""
+        """Return a row's constraint, at its beginning; ``make`` is not None. Prompt thread."""
         assert self.make is not None
         return self.make()
 
@@ -366,8 +363,7 @@ class TokenScores(NamedTuple):
     top: Sequence[tuple[int, float]]
     """The likeliest tokens in its place and their logprobs, the likeliest first."""
     rank: int | None = None
-    """How many tokens were at least as likely, this one included. It is known of a prompt's tokens
-    alone."""
+    """How many tokens were at least as likely, with this one. Only of a prompt's tokens."""
 
 
 class GeneratedToken(NamedTuple):
@@ -412,8 +408,7 @@ class DraftCounts(NamedTuple):
 
 @dataclass(slots=True)
 class StepOutput:
-    """The output of one step, which the engine fills on the way. If all of it is empty, the step
-    made no progress."""
+    """The output of one step, filled on the way. If all is empty, it made no progress."""
 
     tokens: list[GeneratedToken] = field(default_factory=list)
     """A row has no token in a step, or one, or with speculation several, in order."""

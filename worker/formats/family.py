@@ -127,8 +127,7 @@ class AnswerForm(NamedTuple):
     read: AnswerReader
     """Separates content, reasoning and calls."""
     grammar: Callable[[SpecialTokens, str], str]
-    """Returns Lark for the text around an answer. The second argument names the answer's
-    grammar."""
+    """Returns Lark for the text around an answer, whose grammar the second argument names."""
     free: Callable[[Rules, Sequence[Tool], SpecialTokens], str]
     """Returns Lark for an answer of any text, in which calls are held to their form."""
     tokens: tuple[str, ...]
@@ -144,13 +143,11 @@ class Family:
     calls: tuple[CallForm, ...] = ()
     """The forms to look for in an answer. It is empty only if ``answer`` describes everything."""
     grammar: CallGrammar | None = None
-    """The form of enforced calls. None: JSON in ``<tool_call>``, which is read with every
-    family."""
+    """The form of enforced calls. None: JSON in ``<tool_call>``, which is always read."""
     older: tuple[str, CallGrammar] | None = None
     """A special token, and the grammar for vocabularies that don't have it."""
     read_bare: Reader | None = None
-    """Reads calls without any marker at the beginning of an answer, if the family writes such
-    calls."""
+    """Reads calls without any marker at the beginning of an answer, if the family has them."""
     unmarked: UnmarkedForm | None = None
     """How the model itself writes calls, if it puts no marker before them."""
     answer: AnswerForm | None = None

@@ -35,8 +35,7 @@ _ANY: Final = "(?s:.*)"
 def tools_grammar(
     tools: Sequence[Tool], family: Family, parallel: bool, special: SpecialTokens
 ) -> Grammar:
-    """Return the grammar of one call; with ``parallel``, of one or more, if the family has such
-    answers."""
+    """Return the grammar of one call; with ``parallel``, of more if the family has them."""
     rules, form, call = _written_calls(tools, family, special)
     between, close = special.lark(form.between), special.lark(form.close)
     parallel = parallel and form.several
@@ -75,8 +74,7 @@ class FreeText(NamedTuple):
     grammar: Grammar | None
     """The grammar of the answer. None: its calls can't be held to their form."""
     remark: str = ""
-    """Why some calls, or all, are not held to their form: a part of a sentence for people. Empty:
-    all are."""
+    """Why calls are not held to their form: a part of a sentence for people. Empty: all are."""
     marked: bool = True
     """Whether text is a call only after the marker with which the family's calls begin."""
 
@@ -113,8 +111,7 @@ def free_text(
 
 
 def never_enforced(family: Family, special: SpecialTokens) -> str:
-    """Return why this model's calls can't be enforced in free text, whatever the functions are; ""
-    if they can."""
+    """Return why this model's calls can't be enforced in free text; "" if they can."""
     if family.answer is not None:
         missing = [one for one in family.answer.tokens if one not in special.ids]
         return f"this model's vocabulary has no token {missing[0]!r}" if missing else ""

@@ -358,8 +358,7 @@ class _Thought:
 
 
 class _Trial:
-    """Reads what looks like calls in a thought, with a parser of its own, as long as it may be
-    nothing else."""
+    """Reads what looks like calls in a thought, with a parser of its own, while it may be calls."""
 
     def __init__(self, parser: OutputParser) -> None:
         self._parser = parser

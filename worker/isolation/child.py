@@ -38,8 +38,7 @@ MAX_SLOWDOWN: Final = 2.0
 """On a busy machine an exchange may take this many times its time-out."""
 
 _KILLED_FROM_OUTSIDE: Final = frozenset({-signal.SIGKILL, -signal.SIGTERM})
-"""What nothing in the process itself ends it with: somebody, or the system, which is out of
-memory."""
+"""Signals that come from outside: from somebody, or from a system that is out of memory."""
 
 _OWN_LIMITS: Final = frozenset({-signal.SIGALRM, -signal.SIGXCPU})
 _EXIT_WAIT_S: Final = 0.2

@@ -29,14 +29,12 @@ NOUNS: Final = {MediaKind.IMAGE: "image", MediaKind.AUDIO: "sound", MediaKind.VI
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Picture:
-    """A picture, upright and without transparency. Raises ``ValueError`` for an array of another
-    form."""
+    """A picture, upright, without transparency. Raises ``ValueError`` for another array."""
 
     pixels: npt.NDArray[np.uint8]
     """Red, green and blue, as [height, width, 3]."""
     digest: bytes = field(init=False)
-    """The SHA-256 of the size and the pixels. It is the same for the same pixels in another
-    container."""
+    """The SHA-256 of the size and the pixels, whatever file they came in."""
 
     def __post_init__(self) -> None:
         pixels = _fixed(self.pixels, "uint8", 3)
@@ -127,8 +125,7 @@ class MediaNeeds:
     sample_rate_hz: int | None = None
     """The rate of the sounds that it takes; None for a model that takes none."""
     max_items: Mapping[MediaKind, int] = field(default_factory=dict)
-    """How many items of a kind one request may have; a kind that is not listed has no limit of the
-    model's own."""
+    """How many items of a kind one request may have; others have no limit of the model's own."""
     max_frames: int | None = None
     """How many frames of a video it takes at most; None: no limit of the model's own."""
     audio_in_video: bool = False

@@ -87,8 +87,7 @@ class ResultHead(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes | bytearray) -> ResultHead:
-        """Return the head that :meth:`encode` has encoded. Raises ``struct.error`` for bytes of
-        another length."""
+        """Return the head of :meth:`encode`. Raises ``struct.error`` for another length."""
         return cls(*_RESULT_HEAD.unpack(data))
 
     @property

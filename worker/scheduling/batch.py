@@ -64,8 +64,7 @@ class RunningRequest:
     request: EngineRequest
     started_s: float
     waiting: deque[tuple[int, SequenceRequest]]
-    """Its sequences that have not begun, and those that will come back, with the numbers of their
-    choices."""
+    """Its sequences that have not begun, or will come back, with the numbers of their choices."""
     choices: dict[int, Choice] = field(default_factory=dict)
     """The choices whose sequences the engine has, by sequence."""
     preempted: dict[int, Choice] = field(default_factory=dict)
@@ -285,8 +284,7 @@ class Batch:
 
     @property
     def busy(self) -> bool:
-        """Whether there is something to do: a row runs, a request waits for a place, or there is
-        output to take."""
+        """Whether there is something to do: a row runs, a request waits, or there is output."""
         return bool(
             self._request_of
             or self._waiting
@@ -339,8 +337,7 @@ class Batch:
             )
 
     def fail_waiting(self) -> None:
-        """Fail the requests that have no row: the engine is broken, and none of them has broken
-        it."""
+        """Fail the requests that have no row: the engine broke, and not because of them."""
         for request in self._waiting.remove_if(lambda _: True):
             self.outputs.append(RequestFailed(request.run_id, ErrorCode.WORKER_LOST, _NOT_BEGUN))
 

@@ -1,5 +1,4 @@
-"""One choice of a request, on the engine thread: its tokens become final text and the reason of its
-end. Pure."""
+"""One choice of a request, on the engine thread: its tokens become text, and have an end. Pure."""
 
 from __future__ import annotations
 
@@ -16,8 +15,7 @@ from lmx.worker.scheduling.requests import ChoiceFinished, EngineRequest, Reques
 from lmx.worker.text.stop_strings import StopMatcher
 
 PIECE_TOKENS: Final = 4096
-"""How many tokens of a prompt are sent in one delta. A long one with logprobs is too much for a
-message."""
+"""How many tokens of a prompt one delta has: a long one's logprobs are too much for a message."""
 
 
 class Choice:

@@ -46,8 +46,7 @@ class FairQueue(Generic[_T]):
         return self._levels[priority][owner][0][1]
 
     def pop(self) -> _T:
-        """Remove and return the next item; this was its owner's turn. Raises ``ValueError`` if
-        there is none."""
+        """Remove and return the next item: its owner's turn. Raises ``ValueError`` if empty."""
         priority, owner = self._next()
         _, item = self._levels[priority][owner].popleft()
         self._turn += 1
@@ -57,8 +56,7 @@ class FairQueue(Generic[_T]):
         return item
 
     def remove_if(self, matches: Callable[[_T], bool]) -> list[_T]:
-        """Remove and return all items for which ``matches`` is true. This does not count as a
-        turn."""
+        """Remove and return all items that match. This does not count as a turn."""
         taken: list[_T] = []
         for level in self._levels.values():
             for owner, items in level.items():

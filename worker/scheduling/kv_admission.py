@@ -67,8 +67,7 @@ class _Counted:
 
 
 def _step_begin(before_tokens: int, from_tokens: int, step_tokens: int) -> int:
-    """Return the least number from ``from_tokens`` on that, added to ``before_tokens``, begins a
-    step."""
+    """Return the least number from ``from_tokens`` on that begins a step with ``before_tokens``."""
     return from_tokens + (1 - before_tokens - from_tokens) % step_tokens
 
 
@@ -98,8 +97,7 @@ class KvAdmission:
 
     @property
     def exceeded(self) -> bool:
-        """Whether the rows take more than the limit at their present lengths, without what they
-        may become."""
+        """Whether the rows take more than the limit already at their present lengths."""
         if self._limit_bytes is None or self.total_bytes <= self._limit_bytes:
             return False
         if self._present_bytes is None:

@@ -341,8 +341,7 @@ def _check_adapter(adapter: str, facts: ModelFacts) -> None:
 
 
 def _check_assist(assist: Assist, speculation: SpeculationSpec | None) -> None:
-    """Refuse settings of speculation for a model that does not use it, or uses it in another
-    way."""
+    """Refuse settings of speculation that the model does not have, or not in this way."""
     by_draft = speculation is not None and (
         speculation.draft_path is not None or speculation.own_heads
     )
@@ -382,8 +381,7 @@ def _beam(request: Generate, spec: WorkerSpec, sampling: SequenceSampling) -> Be
 
 
 def _check_memory(spec: WorkerSpec, prompt_tokens: int, sequences: int, param: str) -> None:
-    """Refuse a prompt whose KV cache, with one more token, would never fit, even if no other row
-    ran."""
+    """Refuse a prompt whose KV cache, with one more token, would not fit even alone."""
     if spec.kv_cache_bytes is None:
         return
     needed = prompt_tokens + 1

@@ -1,5 +1,4 @@
-"""Measures how long work has been in flight without progress: this distinguishes a hang from a long
-step."""
+"""Measures how long work in flight made no progress: so a hang differs from a long step."""
 
 from __future__ import annotations
 

@@ -30,8 +30,7 @@ from lmx.worker.scheduling.progress import ProgressClock
 from lmx.worker.scheduling.requests import EngineRequest, RequestOutput
 
 PieceResult = TaskPart | Exception | None
-"""The result of a task's piece: the message that it made, an exception if it failed, or None if it
-was dropped."""
+"""The result of a task's piece: its message, an exception if it failed, None if it was dropped."""
 
 
 class EngineEvents(Protocol):

@@ -98,8 +98,7 @@ _NOTHING: Final = _Seen()
 
 
 class _Evaluation:
-    """The evaluation of one value. The value must outlive it, because its parts are known by
-    identity."""
+    """The evaluation of one value, which must outlive it: its parts are known by identity."""
 
     def __init__(
         self,

@@ -71,8 +71,7 @@ def _intersects(part: Mapping[str, Any]) -> bool:
 
 
 def _remainders(multiple: Any) -> int:
-    """Return how many remainders there are. The number is scaled to a whole one: 0.25 becomes
-    25."""
+    """Return how many remainders there are of the number as a whole one: 0.25 becomes 25."""
     if isinstance(multiple, bool) or not isinstance(multiple, int | float):
         return 0
     _, digits, exponent = Decimal(str(multiple)).normalize().as_tuple()

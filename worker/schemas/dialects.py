@@ -146,8 +146,7 @@ class _Reader:
                 self._find_names(value, base, False)
 
     def _reference(self, ref: Any, place: str, base: str) -> str | bool:
-        """Return a reference to the same schema in the new document, or the schema itself if it is
-        true or false."""
+        """Return a reference to the schema in the new document, or itself if true or false."""
         if not isinstance(ref, str):
             raise SchemaFault(place, "a reference is a string")
         document, fragment = _split(_joined(base, ref) if not ref.startswith("#") else base)

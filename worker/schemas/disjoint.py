@@ -1,5 +1,4 @@
-"""Finds out whether no value can satisfy two schemas at once, as far as that is easy to see.
-Pure."""
+"""Whether no value can satisfy two schemas at once, as far as that is easy to see. Pure."""
 
 from __future__ import annotations
 
@@ -171,8 +170,7 @@ def property_of(schema: dict[str, Any], name: str) -> Schema:
 
 
 def equal_text(value: Any) -> str:
-    """Return a text that is the same for two values that are equal in a schema: 1 equals 1.0, but
-    not true."""
+    """Return a text that is the same for values that are equal: 1 equals 1.0, but not true."""
     return json.dumps(_normalized(value), sort_keys=True)
 
 

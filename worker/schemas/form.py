@@ -1,5 +1,4 @@
-"""Splits a JSON schema into the part that llguidance enforces and the part that is checked later.
-Pure."""
+"""Splits a JSON schema into what llguidance enforces and what is checked later. Pure."""
 
 from __future__ import annotations
 

@@ -362,8 +362,7 @@ class _Rewriter:
         return None if made is None else self._schema(made)
 
     def _alternatives(self, node: dict[str, Any]) -> Iterable[_Alternatives]:
-        """Yield the keywords of a schema that are alternatives, in addition to the rest of the
-        schema."""
+        """Yield the keywords of a schema that are alternatives."""
         around = {key: value for key, value in node.items() if key in _AROUND}
         if "not" in node:
             made = self._negated(node["not"], around)
@@ -416,8 +415,7 @@ class _Rewriter:
     def _exactly_one(
         self, options: Sequence[Schema], meets: Mapping[int, Sequence[int]], around: Schema
     ) -> list[Schema] | None:
-        """Return each option without the values that it shares with another one; None if that has
-        no short form."""
+        """Return each option without the values that others share; None if that is not short."""
         negations: dict[int, Schema] = {}
         for at in meets:
             made = self._negated(options[at], around)
@@ -444,8 +442,7 @@ _AROUND: Final = frozenset(
 
 
 def _fitting(pattern: str, names: Collection[str]) -> frozenset[str]:
-    """Return the names in which a pattern is found. Raises ``TimeoutError`` if that accepts
-    long."""
+    """Return the names in which a pattern is found. Raises ``TimeoutError`` if it takes long."""
     fits, timeout_s = regex.compile(pattern), max(_MIN_S, _MAX_S / max(1, len(names)))
     return frozenset(name for name in names if fits.search(name, timeout=timeout_s))
 
@@ -516,8 +513,7 @@ def _joined(parts: Sequence[Schema]) -> Schema:
 
 
 def _of_count(key: str, names: Sequence[str], count: int) -> list[Schema] | None:
-    """Return schemas for at least, or at most, ``count`` of some names; None if they are too
-    many."""
+    """Return schemas for at least, or at most, ``count`` of the names; None if too many."""
     if count > len(names):
         return []
     if key == "minProperties":

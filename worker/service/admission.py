@@ -59,8 +59,7 @@ _MAX_S: Final = 60.0
 
 
 class QueueEstimate:
-    """A running mean of how long streams hold a row. It is only a hint: it knows nothing of
-    lengths."""
+    """A running mean of how long streams hold a row: a hint, without their lengths."""
 
     def __init__(self) -> None:
         self._mean_s = 0.0

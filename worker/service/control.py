@@ -1,5 +1,4 @@
-"""The worker's control socket: it sends facts and beats to the supervisor, and receives its
-orders."""
+"""The worker's control socket: it sends facts and beats, and receives orders."""
 
 from __future__ import annotations
 

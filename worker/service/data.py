@@ -46,8 +46,7 @@ class DataService:
             self._receive(handle, await self._socket.recv_multipart())
 
     def send(self, router: bytes, message: Any) -> bool:
-        """Send one message. Returns False if its router can't be reached: it is gone, or its queue
-        is full."""
+        """Send one message. Returns False if its router is gone, or has a full queue."""
         is_sent = send_nowait(self._socket, router, encode(message))
         if not is_sent:
             log.warning("router.unreachable", router=router.hex())

@@ -48,8 +48,7 @@ class FairThread:
         self._next()
 
     def pause(self, reason: str) -> None:
-        """Begin no further call until :meth:`resume` for the same reason: there is no memory yet
-        for what it makes."""
+        """Begin no further call until :meth:`resume` for the same reason, such as full memory."""
         self._pauses.add(reason)
 
     def resume(self, reason: str) -> None:

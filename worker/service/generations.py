@@ -36,8 +36,7 @@ from lmx.worker.scheduling.requests import (
 from lmx.worker.scheduling.thread import EngineThread
 from lmx.worker.service.admission import IdleClock, LifetimeCounts
 from lmx.worker.service.open_requests import OpenRequest, OpenRequests
-from lmx.worker.service.outgoing import Outgoing, RouterOutputs
-from lmx.worker.service.stream import Ranking, Stream
+from lmx.worker.service.stream import Outgoing, Ranking, RouterOutputs, Stream
 
 log = structlog.get_logger()
 
@@ -87,8 +86,7 @@ class Generation(OpenRequest):
         self.ranking = _ranking(self.request)
 
     def send_reviewed(self, part: RouterOutputs) -> None:
-        """Add the output that was held back for a review to ``part``. The review has found no
-        fault."""
+        """Add the output that was held back for a review, which found no fault, to ``part``."""
         assert self.review is not None
         for item in self.review.held():
             self._emit(item, part)
@@ -156,8 +154,7 @@ class Generation(OpenRequest):
 
 
 class Generations:
-    """All generations. Passes requests through the prompt thread and the engine thread, and sends
-    the text back."""
+    """Passes generations through the prompt and the engine thread, and sends the text back."""
 
     def __init__(
         self,

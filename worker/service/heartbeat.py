@@ -1,5 +1,4 @@
-"""What a worker reports about itself to a supervisor: its Hello, its beats and its memory. Event
-loop only."""
+"""What a worker reports about itself: its Hello, its beats, its memory. Event loop only."""
 
 from __future__ import annotations
 

@@ -1,13 +1,20 @@
-"""One stream's credit and the text that waits for it, and the choice of the answers to return.
-Pure."""
+"""One stream's credit and waiting text, which answers are returned, and what routers get. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
-from lmx.protocol.messages.data import Delta, TokenLogprob, ToolCallPart
+from lmx.protocol.messages.data import (
+    ChoiceEnded,
+    Delta,
+    Failed,
+    Finished,
+    Outputs,
+    TokenLogprob,
+    ToolCallPart,
+)
 from lmx.protocol.states import DeltaKind
 from lmx.worker.scheduling.requests import ChoiceFinished
 
@@ -77,8 +84,7 @@ class Stream:
         return [self._join(part) for part in going]
 
     def end(self, index: int) -> list[Delta]:
-        """Return the waiting text of an answer. It is sent with the answer's end, with or without
-        credit."""
+        """Return the waiting text of an answer, which goes with its end, whatever the credit."""
         going = [part for part in self._waiting if part.index == index]
         self._waiting = [part for part in self._waiting if part.index != index]
         return [self._join(part) for part in going]
@@ -110,8 +116,7 @@ class Ranking:
         self._ended: list[ChoiceFinished] = []
 
     def add(self, output: Delta | ChoiceFinished) -> Sequence[Delta | ChoiceFinished]:
-        """Add an answer's output; return what may be sent: nothing at first, and everything at the
-        end."""
+        """Add an answer's output; return what may be sent: nothing before the last end."""
         if isinstance(output, Delta):
             self._pieces.setdefault(output.index, []).append(output)
             return ()
@@ -129,3 +134,62 @@ class Ranking:
 
 def _mean(end: ChoiceFinished) -> float:
     return end.logprob / max(1, end.tokens)
+
+
+_MESSAGE_BYTES: Final = 256 * 1024
+"""A larger message holds up the router's event loop while it is read: this much takes 10 ms. What
+one step makes is smaller, but answers of which only the best are returned come all at once, and a
+prompt's logprobs do."""
+
+_DELTA_BYTES: Final = 64
+"""The size of a delta without its text, of a token's logprob, and of an alternative."""
+
+
+@dataclass(slots=True)
+class RouterOutputs:
+    """One router's part, while it is being collected."""
+
+    deltas: list[Delta] = field(default_factory=list)
+    ended: list[ChoiceEnded] = field(default_factory=list)
+    finished: list[Finished] = field(default_factory=list)
+    failed: list[Failed] = field(default_factory=list)
+
+
+class Outgoing:
+    """The parts by router. Each router with a part gets one message, however many rows there are,
+    unless it would be too large."""
+
+    def __init__(self) -> None:
+        self._by_router: dict[bytes, RouterOutputs] = {}
+
+    def to(self, router: bytes) -> RouterOutputs:
+        """Return a router's part, so that output can be added to it."""
+        found = self._by_router.get(router)
+        if found is None:
+            found = self._by_router[router] = RouterOutputs()
+        return found
+
+    def send(self, send: Callable[[bytes, Any], None]) -> None:
+        """Send each router its message. If it takes several, the last one has the ends."""
+        for router, part in self._by_router.items():
+            *before, deltas = _cut(part.deltas)
+            for some in before:
+                send(router, Outputs(some))
+            send(
+                router, Outputs(deltas, tuple(part.ended), tuple(part.finished), tuple(part.failed))
+            )
+
+
+def _cut(deltas: Iterable[Delta]) -> Iterator[tuple[Delta, ...]]:
+    going: list[Delta] = []
+    size_bytes = 0
+    for delta in deltas:
+        delta_bytes = len(delta.text) + _DELTA_BYTES
+        if delta.logprobs:
+            delta_bytes += _DELTA_BYTES * sum(1 + len(token.top) for token in delta.logprobs)
+        if going and size_bytes + delta_bytes > _MESSAGE_BYTES:
+            yield tuple(going)
+            going, size_bytes = [], 0
+        going.append(delta)
+        size_bytes += delta_bytes
+    yield tuple(going)

@@ -1,5 +1,4 @@
-"""A model's chat template: the choice of the right one, and its variables. It does what
-transformers does."""
+"""A model's chat template: which one, and its variables, as transformers has them."""
 
 from __future__ import annotations
 
@@ -67,8 +66,7 @@ class ChatTemplate:
 
 
 def _as_shown(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message without its nulls, with its reasoning under the names that templates
-    know."""
+    """Return a message without nulls, its reasoning under the names that templates know."""
     shown = {key: value for key, value in message.items() if value is not None}
     reasoning = next((shown[name] for name in _REASONING_NAMES if name in shown), None)
     if reasoning is not None:

@@ -78,8 +78,7 @@ _SOURCE: Final = """
 
 
 def template_of_deepseek_v32(bos: str, eos: str, tools: tuple[str, str]) -> str:
-    """Return the template's source. ``tools`` are the texts in front of the tools' descriptions and
-    behind them."""
+    """Return the template's source. ``tools`` are the texts before and behind the tools."""
     values = {"BOS": bos, "EOS": eos, "TOOLS_BEFORE": tools[0], "TOOLS_AFTER": tools[1]}
     named = (f"{{%- set {name} = {json.dumps(value)} %}}" for name, value in values.items())
     return "\n".join(named) + _SOURCE

@@ -26,8 +26,7 @@ from jinja2.utils import Namespace
 
 
 def render(source: str, variables: Mapping[str, Any]) -> str:
-    """Return the text that a template makes of its variables. It may raise anything, because a
-    template is code."""
+    """Return the text that a template makes. It may raise anything: a template is code."""
     return _compiled(source).render(**variables)
 
 

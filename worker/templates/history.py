@@ -19,8 +19,7 @@ class HistoryForm(NamedTuple):
     call_id: CallId | None = None
     """Makes ids of calls in the form that the template requires. None: it takes any id."""
     thinking_without_content: bool = False
-    """Whether the template calls the reasoning ``thinking``, and takes it only if there is no
-    content."""
+    """Whether the template calls reasoning ``thinking``, and takes it only without content."""
 
 
 PLAIN_HISTORY: Final = HistoryForm()

@@ -26,8 +26,7 @@ _MAX_REASON: Final = 2000
 
 
 def main() -> None:
-    """Answer until the worker is gone. The one argument is how many bytes of memory the process may
-    take."""
+    """Answer until the worker is gone. The argument is how many bytes the process may take."""
     ignore_terminal()
     limit_memory(int(sys.argv[1]))
     # Both mean that the worker is gone.

@@ -37,8 +37,7 @@ class RenderRequest(NamedTuple):
 
 
 def decode_request(payload: bytes | bytearray) -> RenderRequest:
-    """Return the request that :meth:`RenderRequest.encode` has encoded; tuples come back as
-    lists."""
+    """Return the request of :meth:`RenderRequest.encode`; tuples come back as lists."""
     return RenderRequest(*json.loads(payload.decode("utf-8", "surrogatepass")))
 
 

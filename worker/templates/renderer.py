@@ -52,8 +52,7 @@ class RenderingEndedError(Exception):
 
 
 class Renderer(ChildProcess):
-    """Renders one template at a time, for one thread. It has at most one process, which ends with
-    this process."""
+    """Renders one template at a time, for one thread, in at most one process."""
 
     def __init__(self, timeout_s: float, max_memory_bytes: int = MAX_BYTES) -> None:
         self._timeout_s = timeout_s

@@ -17,8 +17,7 @@ _BUDGET: Final = "thinking_budget"
 
 
 def thinking_variables(thinking: Thinking) -> dict[str, Any]:
-    """Return the variables that control how a template thinks; it ignores names that it doesn't
-    know."""
+    """Return the variables that control thinking; a template ignores those it doesn't know."""
     variables: dict[str, Any] = {}
     effort, enabled = thinking.effort, thinking.enabled
     if effort is not None:

@@ -37,8 +37,7 @@ class ByteDetokenizer:
             self.add(token)
 
     def add(self, token: int) -> str:
-        """Return the text that became final with this token: all of it, but for the first bytes of
-        a character."""
+        """Return the text that became final with this token, without bytes of half a character."""
         return "" if token in self._skip else self._decode(self._token_bytes[token])
 
     def flush(self) -> str:

@@ -63,8 +63,7 @@ class TextFeed:
         self._at -= length
 
     def mark(self, length: int = 0) -> None:
-        """Keep the text from here on, or from ``length`` characters before, which were just
-        read."""
+        """Keep the text from here on, or from ``length`` characters ago."""
         self._mark = self._at - length
 
     def unmark(self) -> None:

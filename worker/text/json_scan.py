@@ -1,5 +1,4 @@
-"""Follows one JSON value through text that arrives in pieces: where it ends, and whether it is
-valid."""
+"""Follows one JSON value through text in pieces: where it ends, and whether it is valid."""
 
 from __future__ import annotations
 

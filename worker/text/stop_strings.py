@@ -42,15 +42,13 @@ class StopMatcher:
         return text[:cut]
 
     def release(self) -> str:
-        """Return the text that is held back, because no stop string came of it. Called at the end
-        of the text."""
+        """Return the text that is held back, at the end: no stop string came of it."""
         held, self._held = self._held, ""
         return held
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of ``text`` that begins ``stop``; all of ``stop`` does
-    not count."""
+    """Return the length of the longest end of ``text`` that begins, but is not, ``stop``."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):
             return length

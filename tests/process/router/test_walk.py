@@ -60,7 +60,7 @@ from lmx.protocol.wire.codec import encode
 from lmx.router.jobs.records import JobRow, ResponseRow, write
 from lmx.router.jobs.store import open_records
 from lmx.router.server.routes import ROUTES
-from lmx.worker.service.outgoing import Outgoing
+from lmx.worker.service.stream import Outgoing
 from tests.support.fakes.admin_lines import status_line, told_status
 from tests.support.fakes.fake_peers import (
     FakeStream,

@@ -69,8 +69,7 @@ def members(parameters: Schema) -> list[Member] | None:
 
 
 def argument_types(parameters: Mapping[str, Any], key: str) -> frozenset[str]:
-    """Return the types that a schema allows an argument; none if it restricts them in no way, or
-    can't be read."""
+    """Return the types that a schema allows an argument; none if all, or if it can't be read."""
     schema = parameters["properties"].get(key)
     shared = {name: parameters[name] for name in ("$defs", "definitions") if name in parameters}
     return _types({**shared, **schema}) if isinstance(schema, dict) else frozenset()
@@ -98,8 +97,7 @@ class TagForm:
     strips: bool
     """Whether the parser removes white space around a value."""
     any_json: bool
-    """Whether every value that is not a string is read as JSON; otherwise only one of a plain type
-    is."""
+    """Whether every value but a string is read as JSON; otherwise only a plain type is."""
     open_json: str | None = None
     """The text before a value that is not a string, if it differs from ``open``."""
     following: tuple[str, ...] = ()

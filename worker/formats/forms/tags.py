@@ -93,8 +93,7 @@ def xml_calls(start: str, form: XmlForm, tokens: tuple[str, ...] = ()) -> tuple[
 
 
 def tagged_call(before: str, form: TagForm, after: str) -> CallWriter:
-    """Return the writer of calls with a tag for each argument. ``before`` has the function's name
-    in place of ``{}``."""
+    """Return the writer of calls with tags for arguments. ``before`` has ``{}`` for the name."""
 
     def write(rules: Rules, tool: Tool, special: SpecialTokens) -> str | None:
         arguments = tagged_arguments(rules, tool.parameters, form, special.lark)
@@ -195,8 +194,7 @@ def _read_name(feed: TextFeed, form: XmlForm, names: Collection[str]) -> Steps[s
 
 
 def _read_parameters(feed: TextFeed, sink: PartSink, form: XmlForm, name: str) -> Steps[str | None]:
-    """Read to the end of the call; return the text that ended it, None if the whole text ended
-    first."""
+    """Read to the end of the call; return the text that ended it, None if nothing did."""
     separator = ""
     while True:
         # Models write a word between the parameters now and then.

@@ -135,8 +135,7 @@ class _Track:
         return np.concatenate(self._parts)
 
     def _place(self, frame: AudioFrame) -> int:
-        """Make silence up to the frame's time, and return how many of its samples come too early to
-        be played."""
+        """Make silence up to the frame's time; return how many samples come too early for it."""
         skipped = 0
         time_s: float | None = frame.time
         if time_s is not None:
@@ -170,8 +169,7 @@ class _Track:
             self._resample()
 
     def _resample(self) -> None:
-        """Resample what waits. Frames are a hundredth of a second: one by one, an hour of them took
-        a minute."""
+        """Resample what waits. One by one, the short frames of an hour took a minute."""
         if not self._waiting_count:
             return
         # Channels become one by their mean, for which their places in a room don't matter.

@@ -34,8 +34,7 @@ from lmx.worker.media.wire import DecodeOrder
 _MATRIX: Final = "DISPLAYMATRIX"
 
 _ROUNDING_S: Final = 1e-3
-"""Containers round the times of frames to milliseconds: a frame that is late by so little is not
-late."""
+"""Containers round the times of frames to milliseconds: this little is not late."""
 
 
 def decode_video(data: bytes | bytearray, order: DecodeOrder, limits: DecodeLimits) -> Decoded:
@@ -86,8 +85,7 @@ class _Timeline(NamedTuple):
     shown_s: Sequence[float]
     """When each frame is shown, after ``start_s``; in order."""
     pts: Sequence[int] | None
-    """The same on the track's clock; None for a track without one: its frames come in order, at
-    even times."""
+    """The same on the track's clock; None: it has none, and frames at even times."""
 
 
 def _picture_track(container: InputContainer) -> VideoStream:
@@ -163,8 +161,7 @@ def _shown(
 def _numbered(
     stream: VideoStream, packets: Sequence[Packet[Any]], timeline: _Timeline, wanted: Sequence[int]
 ) -> Iterator[tuple[int, VideoFrame]]:
-    """Decode what is needed for the frames ``wanted``, and give them and others with their places
-    in the timeline."""
+    """Decode what the frames ``wanted`` need; yield frames with their places in the timeline."""
     if timeline.pts is None:
         frames = decoded(stream, packets)
         yield from enumerate(frame for frame in frames if isinstance(frame, VideoFrame))
