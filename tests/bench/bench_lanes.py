@@ -121,14 +121,14 @@ class _Rows:
     def lengthen(self, times: int) -> None:
         """Make the only row so many times as long."""
         generator: Any = self._runner.generator
-        (lane,) = generator._rows._lanes._lanes
-        for layer in lane.prompt_cache:
+        (bucket,) = generator._rows._buckets._buckets
+        for layer in bucket.prompt_cache:
             length = layer.offset
             layer.keys = mx.tile(layer.keys[:, :, :length], (1, 1, times, 1))
             layer.values = mx.tile(layer.values[:, :, :length], (1, 1, times, 1))
             layer.offset = length * times
             mx.eval(layer.keys, layer.values)
-        lane.rows[0].tokens *= times
+        bucket.rows[0].tokens *= times
 
     def turn(self) -> tuple[float, float, int]:
         """Step until the last row has made its tokens of a turn. Returns how long that took, how

@@ -35,26 +35,26 @@ from lmx.worker.engine.values import (
 )
 from lmx.worker.formats.families.table import marker_ids
 from lmx.worker.media.values import Media
-from lmx.worker.mlx.decoding.batching import Company, can_batch, can_take_turns
-from lmx.worker.mlx.decoding.media_trial import tried_media
+from lmx.worker.mlx.batching.batch_engine import BatchEngine
+from lmx.worker.mlx.decoding.batch_mode import BatchMode, can_batch, can_run_serially
+from lmx.worker.mlx.decoding.media_probe import probe_media
 from lmx.worker.mlx.decoding.pace import PrefillPace
-from lmx.worker.mlx.decoding.rollback import Blocks, try_blocks
-from lmx.worker.mlx.decoding.rows import RowSet
+from lmx.worker.mlx.decoding.rollback import Blocks, probe_multi_token
 from lmx.worker.mlx.decoding.speculation import Speculation
 from lmx.worker.mlx.device.cpu import tables
-from lmx.worker.mlx.device.metal_memory import give_back, hold_weights
-from lmx.worker.mlx.guessing.load import load_guesser
+from lmx.worker.mlx.device.metal_memory import release_memory, wire_weights
+from lmx.worker.mlx.drafting.load import make_drafter
 from lmx.worker.mlx.media.features import FeatureCache
-from lmx.worker.mlx.media.prompt import MediaPrompts
+from lmx.worker.mlx.media.media_prompt import MediaPrompts
 from lmx.worker.mlx.media.spans import media_of
 from lmx.worker.mlx.model.forward import Forward
 from lmx.worker.mlx.model.load import LoadedModel, load_model
-from lmx.worker.mlx.model.prompt import PromptEncoder
+from lmx.worker.mlx.model.prompt_encoder import PromptEncoder
 from lmx.worker.mlx.model.token_text import TokenTask, TokenTasks, TokenText
 from lmx.worker.mlx.prefix.cache import PrefixCache
 from lmx.worker.mlx.prefix.folder import prefix_namespace
 from lmx.worker.mlx.sampling.draw import warm_up_draws
-from lmx.worker.mlx.sampling.sampler import RowSampler
+from lmx.worker.mlx.sampling.sampler import BatchSampler
 from lmx.worker.templates.renderer import Renderer
 
 log = structlog.get_logger()
@@ -69,7 +69,7 @@ _COMPUTES: Final = "2"
 prefixes on the disk that were computed otherwise are not continued then."""
 
 _FEATURE_SHARE: Final = 8
-"""Features of pictures and sounds get one part in so many of the prefix cache's memory."""
+"""Features of pictures and sounds get one part in this many of the prefix cache's memory."""
 
 
 def load_generator(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
@@ -110,7 +110,7 @@ class MlxGenerator:
         )
         needs = facts.media
         if needs is not None:
-            needs = tried_media(forward, self._prompts.encode, needs)
+            needs = probe_media(forward, self._prompts.encode, needs)
         abilities = self._prompts.abilities
         self.facts = replace(facts, media=needs, template=abilities.facts)
         """What is known of the model, also by trying."""
@@ -121,19 +121,19 @@ class MlxGenerator:
             facts.reasoning,
             facts.tool_parser,
         )
-        sampler = RowSampler()
-        blocks = try_blocks(forward, guesses=spec.speculation is not None)
+        sampler = BatchSampler()
+        blocks = probe_multi_token(forward, drafts=spec.speculation is not None)
         speculation = _make_speculation(spec, loaded, sampler, blocks)
-        hold_weights(spec.wiring, spec.memory_limit_bytes)
+        wire_weights(spec.wiring, spec.memory_limit_bytes)
         pace = PrefillPace(spec.max_decode_stall_s, on_gpu=mx.metal.is_available())
         _warm_up(
-            RowSet(forward, sampler, pace, None, None, blocks, company=Company.TOGETHER), facts
+            BatchEngine(forward, sampler, pace, None, None, blocks, mode=BatchMode.BATCHED), facts
         )
         self._model = loaded.model
         self._features = _make_feature_cache(spec, loaded)
         self._prefixes = _make_prefix_cache(spec, loaded)
         self._adapters = loaded.adapters
-        self._rows = RowSet(
+        self._rows = BatchEngine(
             forward,
             sampler,
             pace,
@@ -141,7 +141,7 @@ class MlxGenerator:
             speculation,
             blocks,
             self._features,
-            company=_company(forward, facts),
+            mode=_batch_mode(forward, facts),
         )
 
     def encode(self, source: PromptSource) -> EncodedPrompt:
@@ -169,8 +169,8 @@ class MlxGenerator:
         return self._text.token_bytes(token)
 
     def can_admit(self) -> bool:
-        """Return whether a row may begin: always; but if the rows of the model can't live beside
-        each other, only while no other one does."""
+        """Return whether a row may begin: always; but if the rows of the model can't run at
+        the same time, only while no other one does."""
         return self._rows.can_admit()
 
     def admit(self, row: SequenceRequest) -> None:
@@ -198,7 +198,7 @@ class MlxGenerator:
             return self._rows.flush()
 
     def preempt(self, sequence_id: int) -> Sequence[int] | None:
-        """Take the row out, and keep what it has computed in the prefix cache."""
+        """Remove the row, and store what it has computed in the prefix cache."""
         with mx.stream(generation_stream):
             return self._rows.preempt(sequence_id)
 
@@ -212,7 +212,7 @@ class MlxGenerator:
             mx.clear_cache()
 
     def shrink(self) -> None:
-        """Give up half of the computed prompts in memory, and all memory that is kept for later."""
+        """Evict half of the computed prompts in memory, and free all memory that is reserved."""
         with mx.stream(generation_stream):
             self._rows.shrink()
             if self._prefixes is not None:
@@ -242,7 +242,7 @@ class MlxGenerator:
             return  # The system takes all of it back at the process's end.
         with mx.stream(generation_stream):
             del self._rows, self._prefixes, self._features, self._adapters
-            give_back([self._model])
+            release_memory([self._model])
 
     def memory_bytes(self) -> int:
         """Return MLX's own count: buffers in use and buffers kept for reuse."""
@@ -254,26 +254,28 @@ class MlxGenerator:
 
 
 def _make_speculation(
-    worker: WorkerSpec, loaded: LoadedModel, sampler: RowSampler, blocks: Blocks
+    worker: WorkerSpec, loaded: LoadedModel, sampler: BatchSampler, blocks: Blocks
 ) -> Speculation | None:
     spec = worker.speculation
     if spec is None or blocks.alone is None:
         return None
-    guesser = load_guesser(spec, Path(worker.model_path), loaded)
+    drafter = make_drafter(spec, Path(worker.model_path), loaded)
     end_ids = loaded.facts.eos_token_ids
-    return Speculation(spec, guesser, sampler, end_ids, worker.max_decode_stall_s)
+    return Speculation(spec, drafter, sampler, end_ids, worker.max_decode_stall_s)
 
 
-def _company(forward: Forward, facts: ModelFacts) -> Company:
-    """Return how rows live beside each other."""
+def _batch_mode(forward: Forward, facts: ModelFacts) -> BatchMode:
+    """Return which rows run at the same time."""
     if _can_batch(forward):
-        return Company.TOGETHER
+        return BatchMode.BATCHED
     # What a model keeps of its last picture is not tried.
-    if facts.media is None and can_take_turns(forward):
-        log.warning("rows.in_turns", advice="each row decodes by itself: many of them take longer")
-        return Company.IN_TURNS
-    log.warning("rows.alone", advice="a request waits until the one before has ended")
-    return Company.ALONE
+    if facts.media is None and can_run_serially(forward):
+        log.warning(
+            "batching.serial", advice="each row decodes by itself: many of them take longer"
+        )
+        return BatchMode.SERIAL
+    log.warning("batching.disabled", advice="a request waits until the one before has ended")
+    return BatchMode.DISABLED
 
 
 def _can_batch(forward: Forward) -> bool:
@@ -287,7 +289,7 @@ def _can_batch(forward: Forward) -> bool:
         return False
     forward.kv_quantization = quantization.expanded()
     if can_batch(forward):
-        log.info("batching.on", reason="quantized keys and values are expanded to be read")
+        log.info("batching.enabled", reason="quantized keys and values are expanded to be read")
         return True
     forward.kv_quantization = quantization
     return False
@@ -295,7 +297,7 @@ def _can_batch(forward: Forward) -> bool:
 
 def _make_prefix_cache(worker: WorkerSpec, loaded: LoadedModel) -> PrefixCache | None:
     spec = worker.prefix_cache
-    if spec is None or loaded.forward.whole_prompts:
+    if spec is None or loaded.forward.atomic_prompts:
         return None
     versions = [_COMPUTES, version("mlx"), version("mlx-lm"), version("mlx-vlm"), loaded.library]
     # It depends on the context which windows and rotary factors a model has.
@@ -327,7 +329,7 @@ def _media_prompts(loaded: LoadedModel) -> MediaPrompts | None:
     return MediaPrompts(loaded.processor, loaded.tokenizer, config, model_type)
 
 
-def _warm_up(rows: RowSet, facts: ModelFacts) -> None:
+def _warm_up(rows: BatchEngine, facts: ModelFacts) -> None:
     warm_up_draws(facts.vocabulary_size)
     on_gpu = mx.metal.is_available()
     most_tokens = _GPU_WARM_UP_PROMPT_TOKENS if on_gpu else _WARM_UP_PROMPT_TOKENS

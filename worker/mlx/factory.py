@@ -37,11 +37,11 @@ def create(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
     from lmx.worker.mlx.device.cpu import use_few_operations
 
     use_few_operations()
-    from lmx.worker.mlx.model.passes import passes_heard_by
+    from lmx.worker.mlx.model.passes import report_passes_to
 
     progress = _Progress(advanced)
     try:
-        with passes_heard_by(progress.repeat):
+        with report_passes_to(progress.repeat):
             engine = _load(spec, progress)
     except Exception:
         # It may have failed after the weights were wired, and then no engine gives them back.
@@ -50,7 +50,7 @@ def create(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
         unwire()
         raise
     if kernels is not None:
-        kernels.keep()
+        kernels.save()
     return engine
 
 

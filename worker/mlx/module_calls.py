@@ -17,13 +17,13 @@ def replace_methods(module: Any, **methods: Callable[..., Any]) -> None:
     module.__class__ = type(plain.__name__, (plain,), named)
 
 
-def wrap_call(module: Any, hear: Callable[[Any], None]) -> None:
-    """Let ``hear`` be called with all that a module returns."""
+def wrap_call(module: Any, observe: Callable[[Any], None]) -> None:
+    """Let ``observe`` be called with all that a module returns."""
     plain = type(module)
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         output = plain.__call__(self, *args, **kwargs)
-        hear(output)
+        observe(output)
         return output
 
     replace_methods(module, __call__=call)

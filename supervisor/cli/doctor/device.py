@@ -311,7 +311,8 @@ def decoding(size: int, layers: int, seconds: float) -> list[Line]:
             Verdict.OK if fits else Verdict.WARNING,
             ""
             if fits
-            else "such a model decodes each row alone (batching.off in its log); please report it",
+            else "such a model decodes each row alone (batching.probe_failed in its log): "
+            "please report it",
         ),
         Line(
             "together",

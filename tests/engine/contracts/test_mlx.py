@@ -43,4 +43,4 @@ def test_slices_replace_what_is_named_and_nothing_else() -> None:
         for path, _, name in [whole.rpartition(".")]
     }
     # A class of the model's own is replaced too, for the time in which it is recorded.
-    assert {(id(owner), name) for owner, name, _ in Slicer([], [])._seams} == places
+    assert {(id(owner), name) for owner, name, _ in Slicer([], [])._patches} == places

@@ -18,8 +18,8 @@ from lmx.protocol.states import LoadPhase
 from lmx.worker.engine.values import PromptSource, SequenceRequest, SequenceSampling
 from lmx.worker.lifecycle import load_engine
 from lmx.worker.mlx import engine as mlx_batch
-from lmx.worker.mlx.decoding import rows as mlx_rows
-from lmx.worker.mlx.decoding.batching import can_batch
+from lmx.worker.mlx.batching import batch_engine
+from lmx.worker.mlx.decoding.batch_mode import can_batch
 from lmx.worker.mlx.decoding.pace import LEAST_TOKENS
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
 from lmx.worker.mlx.model.forward import Forward
@@ -192,7 +192,7 @@ def test_no_token_waits_for_the_next_prompts_chunk(
     advance, waiting = PromptPrefill.advance, []
 
     def watched(prefill: PromptPrefill, *given: Any) -> int:
-        waiting.append(rows._lanes.ahead)
+        waiting.append(rows._buckets.ahead)
         return advance(prefill, *given)
 
     monkeypatch.setattr(PromptPrefill, "advance", watched)
@@ -498,7 +498,7 @@ def test_rows_that_decode_wait_for_no_disk(
     monkeypatch.setattr(PrefixStore, "wait", lambda _, timeout_s: waits.append(timeout_s))
     monkeypatch.setattr(PrefixStore, "bring", lambda *_: False)
     monkeypatch.setattr(cache, "_READ_WAIT_S", 0.01)
-    monkeypatch.setattr(mlx_rows, "_FETCH_WAIT_S", 0.0)
+    monkeypatch.setattr(batch_engine, "_FETCH_WAIT_S", 0.0)
     spec = PrefixCacheSpec(64 << 20, str(tmp_path), 1 << 20)
     runner = EngineRunner(spec_of(tiny_dir, prefix_cache=spec))
     prompt = list(range(40))
@@ -638,7 +638,9 @@ def test_a_model_that_keeps_something_of_the_last_row_serves_one_after_the_other
         monkeypatch.setattr(Forward, "decode", keeping)
         runner = EngineRunner(spec_of(folder))
         monkeypatch.undo()
-    assert [line["off"] > 0.1 for line in logs if line["event"] == "turns.tried"] == [True]
+    assert [line["off"] > 0.1 for line in logs if line["event"] == "batching.serial_probed"] == [
+        True
+    ]
     row = runner.admit("a", GREEDY, 4)
     runner.step()
     assert not runner.generator.can_admit()

@@ -13,7 +13,7 @@ import pytest
 
 from lmx.worker.engine.values import SequenceSampling
 from lmx.worker.mlx.sampling import penalties
-from lmx.worker.mlx.sampling.sampler import RowSampler
+from lmx.worker.mlx.sampling.sampler import BatchSampler
 from tests.support.models.tiny_models import VOCABULARY, make_tiny_model
 from tests.support.rigs.engine_rig import EngineRunner, spec_of
 
@@ -45,18 +45,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What happens to the sampler: a draw that is queued, a token that was read."""
     seen: list[str] = []
-    sample, accept = RowSampler.sample, RowSampler.accept
+    sample, accept = BatchSampler.sample, BatchSampler.accept
 
-    def sampled(self: RowSampler, *arguments: Any) -> mx.array:
+    def sampled(self: BatchSampler, *arguments: Any) -> mx.array:
         seen.append("draw")
         return sample(self, *arguments)
 
-    def accepted(self: RowSampler, sequence_id: int, token: int) -> None:
+    def accepted(self: BatchSampler, sequence_id: int, token: int) -> None:
         seen.append("read")
         accept(self, sequence_id, token)
 
-    monkeypatch.setattr(RowSampler, "sample", sampled)
-    monkeypatch.setattr(RowSampler, "accept", accepted)
+    monkeypatch.setattr(BatchSampler, "sample", sampled)
+    monkeypatch.setattr(BatchSampler, "accept", accepted)
     return seen
 
 

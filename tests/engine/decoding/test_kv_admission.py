@@ -47,7 +47,7 @@ def test_each_row_of_a_batch_takes_what_the_longest_takes(
         runner.step()
     rows: Any = runner.generator
     if beam is None:
-        held = held_bytes(rows._rows._lanes.only.prompt_cache)
+        held = held_bytes(rows._rows._buckets.only.prompt_cache)
     else:
         (search,) = rows._rows._searches.values()
         held = held_bytes(search._prompt_cache)

@@ -70,7 +70,7 @@ def cold(runner: EngineRunner, *asked: Any, **more: Any) -> list[int]:
 
 def caches(runner: EngineRunner) -> set[type]:
     rows: Any = runner.generator
-    return {type(leaf) for leaf in leaves(rows._rows._lanes.only.prompt_cache)}
+    return {type(leaf) for leaf in leaves(rows._rows._buckets.only.prompt_cache)}
 
 
 def test_rows_that_join_and_leave_are_what_they_are_alone(runner: EngineRunner) -> None:
@@ -122,7 +122,7 @@ def test_answers_to_one_prompt_share_its_reading(runner: EngineRunner) -> None:
     prompt = prompt_of(50, 4)
     samplings = [HOT, replace(HOT, seed=5), GREEDY]
     expected = [cold(runner, prompt, one, COUNT) for one in samplings]
-    rows = [runner.admit(prompt, one, COUNT, cache_salt="twins") for one in samplings]
+    rows = [runner.admit(prompt, one, COUNT, cache_salt="duplicates") for one in samplings]
     runner.finish()
     assert [runner.tokens[row] for row in rows] == expected
 

@@ -329,7 +329,7 @@ def assert_near(some: Sequence[TokenScores], others: Sequence[TokenScores]) -> N
 
 @pytest.fixture(autouse=True)
 def faults_and_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts that can't be read, and lanes of rows that differ by little."""
+    """Prompts that can't be read, and buckets of rows that differ by little."""
     advance = PromptPrefill.advance
 
     def advance_or_raise(self: PromptPrefill, most_tokens: int, stops: Sequence[int]) -> int:

@@ -1,4 +1,4 @@
-"""Guesses for models with a recurrent state: it is taken back, and every answer is as without."""
+"""Drafts for models with a recurrent state: it is taken back, and every answer is as without."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,8 +9,8 @@ import pytest
 
 from lmx.protocol.messages.specs import SpeculationSpec
 from lmx.worker.engine.values import DraftCounts, SequenceSampling
-from lmx.worker.mlx.decoding.decode_row import DecodeRow
 from lmx.worker.mlx.decoding.rollback import Blocks, Undo
+from lmx.worker.mlx.decoding.sequence import DecodeSequence
 from tests.support.models.text_models import make_text_model
 from tests.support.rigs.engine_rig import GREEDY, EngineRunner, spec_of
 
@@ -35,23 +35,23 @@ Said = list[tuple[list[int], list[float]]]
 
 
 def said(runner: EngineRunner, rows: Rows, told: Said) -> tuple[Said, list[Sequence[DraftCounts]]]:
-    """Return what rows say together, with their logprobs, and what was guessed in each step: what
+    """Return what rows say together, with their logprobs, and what was drafted in each step: what
     is ``told``, but for some tokens."""
     answers = {runner._next_row + place: tokens for place, (tokens, _) in enumerate(told)}
 
-    def guess(row: DecodeRow, _: int, count: int) -> mx.array | None:
+    def draft(row: DecodeSequence, _: int, count: int) -> mx.array | None:
         begin = row.generated_tokens + (not row.known)
         places = range(begin, min(begin + count, 30))
         right = answers[row.sequence_id]
         # Right once, twice, six times, ...: every pattern of acceptance.
-        guesses = [right[at] ^ (at**2 % 23 in (1, 6, 13, 18)) for at in places]
-        return mx.array(guesses) if guesses else None
+        drafts = [right[at] ^ (at**2 % 23 in (1, 6, 13, 18)) for at in places]
+        return mx.array(drafts) if drafts else None
 
     speculation = rows_of(runner)._speculation
     if speculation is not None:
-        # Time stands still, so that guesses never seem not to pay.
+        # Time stands still, so that drafts never seem not to pay.
         speculation._clock = lambda: 0.0
-        speculation._guess = guess
+        speculation._draft = draft
     admitted = [runner.admit(prompt, sampling, 30, top_logprobs=0) for prompt, sampling in rows]
     drafts: list[Sequence[DraftCounts]] = []
     while runner.live:
@@ -73,7 +73,7 @@ def test_a_row_says_the_same_with_guesses(tmp_path: Path, model_type: str) -> No
     folder = make_text_model(tmp_path, model_type)
     plain = EngineRunner(spec_of(folder))
     runner = EngineRunner(spec_of(folder, speculation=SpeculationSpec()))
-    blocks: Blocks = rows_of(runner)._lanes._blocks
+    blocks: Blocks = rows_of(runner)._buckets._blocks
     assert (blocks.alone, blocks.together) == (Undo.REPLAYED, Undo.REPLAYED)
     alone = [[(PROMPTS[0], sampling)] for sampling in SAMPLINGS]
     accepted_alone: set[int] = set()

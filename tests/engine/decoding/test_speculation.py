@@ -27,15 +27,15 @@ from lmx.worker.engine.values import (
     StepOutput,
 )
 from lmx.worker.mlx.decoding.decode import DecodeBatch, Joining
-from lmx.worker.mlx.decoding.decode_row import DecodeRow
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
-from lmx.worker.mlx.decoding.rollback import Blocks, Undo, try_blocks
+from lmx.worker.mlx.decoding.rollback import Blocks, Undo, probe_multi_token
+from lmx.worker.mlx.decoding.sequence import DecodeSequence
 from lmx.worker.mlx.decoding.speculation import Speculation
-from lmx.worker.mlx.guessing.draft import DraftModel, DraftRow, load_draft
-from lmx.worker.mlx.guessing.guesser import Guesser
-from lmx.worker.mlx.guessing.lookup import LookupGuesser
+from lmx.worker.mlx.drafting.draft_model import DraftModel, DraftModelSequence, load_draft
+from lmx.worker.mlx.drafting.prompt_lookup import LookupDrafter
+from lmx.worker.mlx.drafting.token_drafter import TokenDrafter
 from lmx.worker.mlx.model.forward import Forward
-from lmx.worker.mlx.sampling.sampler import RowSampler
+from lmx.worker.mlx.sampling.sampler import BatchSampler
 from tests.support.models.tiny_models import CONTEXT_TOKENS, make_tiny_model, make_tokenizer
 from tests.support.rigs.engine_rig import EngineRunner, spec_of
 
@@ -52,7 +52,7 @@ NO_END = frozenset({-1})
 
 @cache
 def blocks(forward: Forward) -> Blocks:
-    return try_blocks(forward, guesses=True)
+    return probe_multi_token(forward, drafts=True)
 
 
 @dataclass
@@ -60,14 +60,14 @@ class Rig:
     """What an engine does for its decode batch, without the rest of it."""
 
     forward: Forward
-    speculation: Callable[[RowSampler], Speculation] | None = None
+    speculation: Callable[[BatchSampler], Speculation] | None = None
     made: dict[int, list[GeneratedToken]] = field(default_factory=dict)
     drafts: list[DraftCounts] = field(default_factory=list)
     steps: int = 0
     shared_steps: int = 0
 
     def __post_init__(self) -> None:
-        self.sampler = RowSampler()
+        self.sampler = BatchSampler()
         self.batch = DecodeBatch(self.forward, self.sampler, blocks(self.forward))
         self.ahead = self.speculation(self.sampler) if self.speculation else None
 
@@ -80,7 +80,7 @@ class Rig:
         )
         if self.ahead:
             self.ahead.add(row.sequence_id, row.assist)
-        decode_row = DecodeRow(row.sequence_id, list(row.prompt), row.max_tokens, "")
+        decode_row = DecodeSequence(row.sequence_id, list(row.prompt), row.max_tokens, "")
         logits = prefill.finish()
         assert not self.batch.join(Joining(decode_row, cache, logits, prefill.rope_deltas()))
         self.made[row.sequence_id] = []
@@ -130,14 +130,14 @@ def forward(folder: Callable[[str], Path]) -> Callable[[str], Forward]:
     return get
 
 
-def guessing(
-    guesser: Guesser | None = None, end_ids: frozenset[int] = NO_END, **spec: Any
-) -> Callable[[RowSampler], Speculation]:
+def speculating(
+    drafter: TokenDrafter | None = None, end_ids: frozenset[int] = NO_END, **spec: Any
+) -> Callable[[BatchSampler], Speculation]:
     """Speculation for which time stands still, so that it never seems not to pay. Without a
-    guesser, tokens are looked up."""
-    guesser = guesser or LookupGuesser(SpeculationSpec().max_ngram_size)
+    drafter, tokens are looked up."""
+    drafter = drafter or LookupDrafter(SpeculationSpec().max_ngram_size)
     return lambda sampler: Speculation(
-        SpeculationSpec(**spec), guesser, sampler, end_ids, 1.0, clock=lambda: 0.0
+        SpeculationSpec(**spec), drafter, sampler, end_ids, 1.0, clock=lambda: 0.0
     )
 
 
@@ -147,26 +147,26 @@ def drafting(forward: Forward) -> DraftModel:
 
 def compare(
     forward: Forward,
-    speculation: Callable[[RowSampler], Speculation] | None = None,
+    speculation: Callable[[BatchSampler], Speculation] | None = None,
     *,
     told: bool = False,
     constrain: Callable[[], Constraint] | None = None,
     **row: Any,
 ) -> Rig:
-    """Run one row with and without; return the run with it. ``told``: with guesses that are
+    """Run one row with and without; return the run with it. ``told``: with drafts that are
     right at most times."""
     request: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 40, "sampling": GREEDY} | row
     plain = Rig(forward)
     plain.begin(SequenceRequest(1, constraint=constrain() if constrain else None, **request))
     plain.finish()
     if told:
-        speculation = guessing(Told([[*request["prompt"], *plain.tokens(1), 0]]))
+        speculation = speculating(Told([[*request["prompt"], *plain.tokens(1), 0]]))
     ahead = Rig(forward, speculation)
     ahead.begin(SequenceRequest(1, constraint=constrain() if constrain else None, **request))
     ahead.finish()
     assert ahead.tokens(1) == plain.tokens(1)
     assert len(ahead.tokens(1)) == request["max_tokens"]
-    assert ahead.drafts, "nothing was guessed"
+    assert ahead.drafts, "nothing was drafted"
     if plain.made[1][0].scores is not None:
         for one, other in zip(plain.made[1], ahead.made[1], strict=True):
             assert one.scores is not None and other.scores is not None
@@ -185,19 +185,19 @@ def acceptance(rig: Rig) -> float:
 @pytest.mark.parametrize("kind", KINDS)
 class TestGreedyIsIdentical:
     def test_with_prompt_lookup(self, forward: Callable[[str], Forward], kind: str) -> None:
-        compare(forward(kind), guessing())
+        compare(forward(kind), speculating())
 
     def test_with_itself_as_draft(self, forward: Callable[[str], Forward], kind: str) -> None:
-        rig = compare(forward(kind), guessing(drafting(forward(kind))))
+        rig = compare(forward(kind), speculating(drafting(forward(kind))))
         assert acceptance(rig) == 1.0
-        # Two plain steps to measure and one to begin with; then four guesses and one more.
+        # Two plain steps to measure and one to begin with; then four drafts and one more.
         assert rig.steps <= 3 + 40 / 5 + 1
 
     def test_with_another_model_as_draft(
         self, forward: Callable[[str], Forward], kind: str
     ) -> None:
         other = forward("qwen3" if kind == "llama" else "llama")
-        rig = compare(forward(kind), guessing(drafting(other)))
+        rig = compare(forward(kind), speculating(drafting(other)))
         assert acceptance(rig) < 0.5
 
     def test_however_much_is_right(self, forward: Callable[[str], Forward], kind: str) -> None:
@@ -214,7 +214,7 @@ class Told(DraftModel):
         self.context_tokens = None
         self._texts = iter(texts)
 
-    def open_row(self, assist: Assist) -> DraftRow:
+    def open_sequence(self, assist: Assist) -> DraftModelSequence:
         place, text = Place(), next(self._texts)
 
         def forward(tokens: mx.array, _: Any) -> mx.array:
@@ -224,7 +224,7 @@ class Told(DraftModel):
             told = 0 if wrong else text[place.offset]
             return mx.where(mx.arange(260) == told, 60.0, 0.0)[None]
 
-        return DraftRow(forward, [place], None)
+        return DraftModelSequence(forward, [place], None)
 
 
 @dataclass
@@ -274,7 +274,7 @@ SAMPLINGS = {
 def test_draws_are_identical(forward: Callable[[str], Forward], name: str, lookup: bool) -> None:
     # Every token has come before, so that there is always something to look up.
     prompt = list(range(256))
-    speculation = guessing() if lookup else None
+    speculation = speculating() if lookup else None
     rig = compare(
         forward("llama"),
         speculation,
@@ -290,7 +290,7 @@ def test_draws_are_identical(forward: Callable[[str], Forward], name: str, looku
 def test_a_constraint_is_kept_to(
     forward: Callable[[str], Forward], sampling: SequenceSampling
 ) -> None:
-    compare(forward("llama"), guessing(), sampling=sampling, constrain=EvenOnly)
+    compare(forward("llama"), speculating(), sampling=sampling, constrain=EvenOnly)
     rig = compare(forward("llama"), told=True, sampling=sampling, constrain=EvenOnly)
     assert acceptance(rig) > 0.25
 
@@ -305,7 +305,7 @@ def test_every_token_has_its_logprobs(
 
 def test_a_seed_draws_the_same_guesses(forward: Callable[[str], Forward]) -> None:
     sampling = SequenceSampling(1.0, seed=11)
-    rig = compare(forward("llama"), guessing(drafting(forward("llama"))), sampling=sampling)
+    rig = compare(forward("llama"), speculating(drafting(forward("llama"))), sampling=sampling)
     assert acceptance(rig) == 1.0
 
 
@@ -314,7 +314,7 @@ def test_no_row_gets_more_than_it_asked_for(
     forward: Callable[[str], Forward], max_tokens: int
 ) -> None:
     plain = Rig(forward("llama"))
-    ahead = Rig(forward("llama"), guessing(drafting(forward("llama"))))
+    ahead = Rig(forward("llama"), speculating(drafting(forward("llama"))))
     for rig in (plain, ahead):
         rig.begin(SequenceRequest(1, PROMPT, max_tokens, GREEDY))
         rig.finish()
@@ -339,7 +339,7 @@ def test_rows_join_and_leave(forward: Callable[[str], Forward], kind: str, max_r
         rig.finish()
         alone[row.sequence_id] = rig.tokens(row.sequence_id)
     texts = [[*row.prompt, *alone[row.sequence_id], 0] for row in rows]
-    together = Rig(model, guessing(Told(texts), max_rows=max_rows))
+    together = Rig(model, speculating(Told(texts), max_rows=max_rows))
     for row, pause in zip(rows, (7, 4, 2, 5), strict=True):
         together.begin(row)
         for _ in range(pause):
@@ -378,7 +378,7 @@ def test_nothing_is_returned_behind_an_end(forward: Callable[[str], Forward]) ->
     plain.begin(row)
     plain.finish()
     for end in plain.tokens(1)[8:14]:
-        ahead = Rig(forward("llama"), guessing(drafting(forward("llama")), frozenset({end})))
+        ahead = Rig(forward("llama"), speculating(drafting(forward("llama")), frozenset({end})))
         ahead.begin(row)
         while end not in ahead.tokens(1):
             ahead.step()
@@ -389,11 +389,11 @@ def test_nothing_is_returned_behind_an_end(forward: Callable[[str], Forward]) ->
 
 def test_unlikely_guesses_are_kept_back(forward: Callable[[str], Forward]) -> None:
     draft = drafting(forward("llama"))
-    sure = compare(forward("llama"), guessing(draft), top_logprobs=0)
+    sure = compare(forward("llama"), speculating(draft), top_logprobs=0)
     chances = sorted(math.exp(token.scores.logprob) for token in sure.made[1] if token.scores)
     median = chances[len(chances) // 2]
-    unsure = compare(forward("llama"), guessing(draft, assistant_confidence_threshold=median))
-    never = Rig(forward("llama"), guessing(draft))
+    unsure = compare(forward("llama"), speculating(draft, assistant_confidence_threshold=median))
+    never = Rig(forward("llama"), speculating(draft))
     never.begin(SequenceRequest(1, PROMPT, 9, GREEDY, assist=Assist(None, chances[-1] + 0.01)))
     never.finish()
     assert not never.drafts
@@ -401,11 +401,11 @@ def test_unlikely_guesses_are_kept_back(forward: Callable[[str], Forward]) -> No
 
 
 def test_a_request_says_how_far_to_guess(forward: Callable[[str], Forward]) -> None:
-    rig = compare(forward("llama"), guessing(), assist=Assist(num_assistant_tokens=2))
+    rig = compare(forward("llama"), speculating(), assist=Assist(num_assistant_tokens=2))
     assert {drafts.drafted_tokens for drafts in rig.drafts} <= {1, 2}
     most = compare(
         forward("llama"),
-        guessing(drafting(forward("llama"))),
+        speculating(drafting(forward("llama"))),
         assist=Assist(num_assistant_tokens=1000),
         max_tokens=80,
     )
@@ -416,7 +416,7 @@ def test_a_draft_model_with_a_short_context_stops_at_its_end(
     forward: Callable[[str], Forward],
 ) -> None:
     draft = DraftModel(forward("llama").model, context_tokens=len(PROMPT) + 12)
-    rig = compare(forward("llama"), guessing(draft))
+    rig = compare(forward("llama"), speculating(draft))
     assert acceptance(rig) == 1.0
     assert sum(drafts.accepted_tokens for drafts in rig.drafts) <= 12
 
@@ -424,13 +424,13 @@ def test_a_draft_model_with_a_short_context_stops_at_its_end(
 def test_a_long_prompt_is_read_by_the_draft_model_a_chunk_a_step(
     forward: Callable[[str], Forward],
 ) -> None:
-    rig = Rig(forward("llama"), guessing(drafting(forward("llama"))))
+    rig = Rig(forward("llama"), speculating(drafting(forward("llama"))))
     rig.begin(SequenceRequest(1, PROMPT * 10, 60, GREEDY))
     read = []
     for _ in range(6):
         rig.step()
         assert rig.ahead is not None
-        read.append(rig.ahead._rows[1].guesser.read_tokens)
+        read.append(rig.ahead._rows[1].drafter.read_tokens)
     assert read[0] == 16
     assert all(after <= 3 * before for before, after in pairwise(read))
     rig.finish()
@@ -451,7 +451,7 @@ def test_a_draft_model_must_speak_the_same_tokens(
 
 
 def test_an_engine_guesses_and_keeps_exactly_what_was_said(folder: Callable[[str], Path]) -> None:
-    """The next turn begins with the cache of the last one, out of which guesses were taken."""
+    """The next turn begins with the cache of the last one, out of which drafts were taken."""
     draft = SpeculationSpec(draft_path=str(folder("qwen3")), num_assistant_tokens=3)
     cache = PrefixCacheSpec(memory_bytes=64 << 20)
     plain = EngineRunner(spec_of(folder("llama")))
@@ -494,7 +494,7 @@ def test_a_constraint_that_raises_ends_its_row_alone(forward: Callable[[str], Fo
     alone = Rig(forward("llama"))
     alone.begin(other)
     alone.finish()
-    rig = Rig(forward("llama"), guessing())
+    rig = Rig(forward("llama"), speculating())
     rig.begin(SequenceRequest(1, PROMPT, 25, GREEDY, constraint=Raising()))
     rig.begin(other)
     assert rig.ahead is not None
@@ -512,10 +512,10 @@ def test_a_constraint_that_raises_ends_its_row_alone(forward: Callable[[str], Fo
 
 
 def test_a_real_model_says_the_same(smollm2_dir: Path, smollm2_int4_dir: Path) -> None:
-    """Its own 4-bit version guesses well."""
+    """Its own 4-bit version drafts well."""
     model, processor = load(str(smollm2_dir))
     tokenizer = getattr(processor, "tokenizer", processor)
     draft = load_draft(smollm2_int4_dir, tokenizer)
     prompt = tokenizer.encode("1 2 3 1 2 3 1")
-    rig = compare(Forward(model), guessing(draft), prompt=prompt, max_tokens=8)
+    rig = compare(Forward(model), speculating(draft), prompt=prompt, max_tokens=8)
     assert acceptance(rig) > 0.5

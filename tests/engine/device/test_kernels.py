@@ -25,7 +25,7 @@ import mlx.core as mx
 
 compute = mx.compile(lambda x: mx.exp(x) * mx.tanh(x) + 1)
 mx.eval(compute(mx.ones((8,))))
-kernels.keep()
+kernels.save()
 """
 
 
@@ -58,7 +58,7 @@ def test_what_no_load_has_used_is_not_kept(tmp_path: Path) -> None:
     made, kept = tmp_path / "made", tmp_path / "kept"
     made.mkdir()
     (made / "libcut.so").write_bytes(b"\x7fELF")  # its worker was killed meanwhile
-    Kernels(made, kept).keep()
+    Kernels(made, kept).save()
     assert list(kept.iterdir()) == []
     (kept / "libwhole.so").write_bytes(b"whole")
     Kernels(made, kept).fetch()

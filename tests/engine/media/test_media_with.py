@@ -1,4 +1,4 @@
-"""Rows with pictures together with what else the engine does: guesses, searches, rounded keys,
+"""Rows with pictures together with what else the engine does: drafts, searches, rounded keys,
 prompts on disk, media of several kinds."""
 
 import json

@@ -8,10 +8,10 @@ import pytest
 from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import Qwen3OmniMoeProcessor
 
 from lmx.worker.media.values import Video
+from lmx.worker.mlx.media.media_prompt import interleaved
 from lmx.worker.mlx.media.processor import Processed
-from lmx.worker.mlx.media.prompt import interleaved
 from lmx.worker.mlx.media.spans import MediaSpans
-from lmx.worker.mlx.model.mended.qwen3_omni import OmniTokens, omni_positions
+from lmx.worker.mlx.model.patches.qwen3_omni import OmniTokens, omni_positions
 from tests.support.models.media_models import make_media_model
 from tests.support.rigs.media_check import (
     CHUNKS,

@@ -102,7 +102,7 @@ class Tower(nn.Module):  # type: ignore[misc]
 
 def written(tower: Tower, call: Callable[[], mx.array]) -> tuple[list[Part], mx.array]:
     slicer = Slicer(tower.modules(), tower.modules())
-    with slicer.slicing(1e-7) as parts:
+    with slicer.recording(1e-7) as parts:
         made = call()
     return parts, made
 
@@ -153,7 +153,7 @@ def test_convolutions_are_cut_where_nothing_overlaps(layer: nn.Module, shape: An
 def test_nothing_stays_replaced() -> None:
     plain = nn.Linear.__call__, mx.fast.scaled_dot_product_attention, mx.eval, Rows.__call__
     slicer = Slicer(*[Tower(Rows()).modules()] * 2)
-    with pytest.raises(RuntimeError, match="refused"), slicer.slicing(1.0):
+    with pytest.raises(RuntimeError, match="refused"), slicer.recording(1.0):
         assert nn.Linear.__call__ is not plain[0]
         raise RuntimeError("refused")
     found = nn.Linear.__call__, mx.fast.scaled_dot_product_attention, mx.eval, Rows.__call__

@@ -92,7 +92,7 @@ def wrong(found: Conformance | FewBits) -> list[str]:
     if isinstance(found, Conformance):
         offs |= {
             "alone": found.alone_off,
-            "after guesses": found.guessed_off,
+            "after drafts": found.drafted_off,
             "in turns": found.in_turns_off,
         }
     return [name for name, off in offs.items() if off is not None and not off < MOST_OFF]

@@ -12,7 +12,7 @@ from lmx.worker.engine.values import ModelFacts, PromptSource, ReasoningMarkers
 from lmx.worker.formats.families import harmony
 from lmx.worker.formats.families.table import marker_ids
 from lmx.worker.formats.reasoning import find_markers
-from lmx.worker.mlx.model.prompt import PromptEncoder
+from lmx.worker.mlx.model.prompt_encoder import PromptEncoder
 from lmx.worker.templates.thinking import EFFORTS
 from tests.support.models.tiny_models import CHAT_TEMPLATE, make_tokenizer
 from tests.support.rigs.one_renderer import renderer

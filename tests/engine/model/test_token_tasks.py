@@ -15,7 +15,7 @@ from lmx.protocol.messages.tasks import (
 )
 from lmx.worker.engine.values import ModelFacts
 from lmx.worker.mlx.model import token_text
-from lmx.worker.mlx.model.prompt import PromptEncoder
+from lmx.worker.mlx.model.prompt_encoder import PromptEncoder
 from lmx.worker.mlx.model.token_text import MAX_CHARACTERS, TokenTasks
 from tests.support.models.tiny_models import make_tokenizer
 from tests.support.rigs.one_renderer import renderer

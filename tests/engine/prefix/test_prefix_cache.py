@@ -43,7 +43,7 @@ def test_what_is_found_never_ends_inside_of_a_part_that_is_computed_in_one_go() 
     cache = PrefixCache(PLAIN.make_cache, AMPLE, "n")
     keep(cache, PLAIN, prompt(1, 100), "s")
     asked = prompt(1, 70) + prompt(2, 30)
-    for uncut, found in (
+    for atomic, found in (
         ([(20, 90)], 20),
         ([(20, 70)], 70),
         ([(70, 90)], 70),
@@ -51,9 +51,9 @@ def test_what_is_found_never_ends_inside_of_a_part_that_is_computed_in_one_go() 
         ([(20, 66), (65, 80)], 20),
         ([(5, 90)], 0),
     ):
-        warm = cache.lookup(asked, "s", uncut)
+        warm = cache.lookup(asked, "s", atomic)
         assert (warm.cached_tokens if warm else 0) == found
-        assert cache.found(asked, "s", uncut) == found
+        assert cache.found(asked, "s", atomic) == found
 
 
 def test_a_plain_cache_is_cut_where_two_prompts_part() -> None:

@@ -176,7 +176,7 @@ def test_what_its_class_was_given_is_part_of_the_name_of_a_models_prefixes(
     spec = replace(spec_of(tmp_path), prefix_cache=PrefixCacheSpec(1 << 20))
     for window in (16, None, 16):
         loaded: Any = SimpleNamespace(
-            forward=SimpleNamespace(whole_prompts=False, new_cache=list),
+            forward=SimpleNamespace(atomic_prompts=False, new_cache=list),
             facts=SimpleNamespace(media=None),
             library="mlx-lm",
             config={"sliding_window": window},

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lmx.worker.engine.values import SequenceSampling
 from lmx.worker.mlx.sampling import penalties
 from lmx.worker.mlx.sampling.penalties import BatchEdits, RowEdits
-from lmx.worker.mlx.sampling.sampler import RowSampler
+from lmx.worker.mlx.sampling.sampler import BatchSampler
 from tests.support.references.sampling_reference import edited
 from tests.support.rigs.budgets import examples
 from tests.support.rigs.device import near
@@ -95,7 +95,7 @@ def test_edits_are_those_of_the_reference(
             np.testing.assert_allclose(applied[index], exact, atol=near(1e-5))
         some = [bool(random.integers(4)) for _ in rows]
         drawn = random.integers(VOCABULARY, size=len(rows))
-        edits.take(mx.array(drawn), None if all(some) else some)
+        edits.add_tokens(mx.array(drawn), None if all(some) else some)
         for answer, token, takes in zip(answers, drawn.tolist(), some, strict=True):
             if takes:
                 answer.append(token)
@@ -125,7 +125,7 @@ def test_beams_count_the_tokens_of_their_own_past(
         parents = [pick % len(answers) for pick in picks]
         drawn = random.integers(VOCABULARY, size=len(parents))
         edits = edits.continued(parents)
-        edits.take(mx.array(drawn))
+        edits.add_tokens(mx.array(drawn))
         answers = [
             [*answers[parent], token] for parent, token in zip(parents, drawn.tolist(), strict=True)
         ]
@@ -150,7 +150,7 @@ class Life:
 class Lives:
     """Rows that come and go in two batches, and tokens that the host reads late or at once."""
 
-    sampler: RowSampler = field(default_factory=RowSampler)
+    sampler: BatchSampler = field(default_factory=BatchSampler)
     rows: dict[int, Life] = field(default_factory=dict)
     batches: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
 
@@ -216,7 +216,7 @@ def _live(acts: list[tuple[str, Any]], random: np.random.Generator) -> None:
                 lives.rows[number] = Life(sampling, prompt, list(made))
                 lives.batches[batch].append(number)
             case "force":
-                # As guesses are that turn out to be right.
+                # As drafts are that turn out to be right.
                 if lives.rows:
                     sequence_id = list(lives.rows)[what[0] % len(lives.rows)]
                     lives.read(sequence_id)
@@ -244,7 +244,7 @@ def _live(acts: list[tuple[str, Any]], random: np.random.Generator) -> None:
 
 
 def test_nothing_is_kept_for_rows_without_edits() -> None:
-    sampler = RowSampler()
+    sampler = BatchSampler()
     for row in range(2):
         sampler.add(row, SequenceSampling(1.0, top_p=0.9), [1, 2], None, None)
     sampler.sample(mx.zeros((2, VOCABULARY)), [0, 1], [0, 0])
@@ -253,8 +253,8 @@ def test_nothing_is_kept_for_rows_without_edits() -> None:
 
 
 def test_tokens_that_were_not_drawn_count_too() -> None:
-    """As guesses are that turn out to be right."""
-    sampler = RowSampler()
+    """As drafts are that turn out to be right."""
+    sampler = BatchSampler()
     sampler.add(0, SequenceSampling(0.0, presence_penalty=1.0), [], None, None)
     logits = mx.array([[0.4, 0.3, 0.2, 0.1, 0.0]])
     assert sampler.sample(logits, [0], [0]).item() == 0

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from lmx.worker.engine.values import SequenceSampling
-from lmx.worker.mlx.sampling.sampler import RowSampler
+from lmx.worker.mlx.sampling.sampler import BatchSampler
 from tests.support.references.sampling_reference import chi_square, distribution, edited
 
 pytestmark = pytest.mark.engine
@@ -38,7 +38,7 @@ def drawn_counts(
     logits: npt.NDArray[np.float32], sampling: SequenceSampling, dtype: mx.Dtype = mx.float32
 ) -> npt.NDArray[np.int_]:
     """Return how often each token comes, over many positions of one seed."""
-    sampler = RowSampler()
+    sampler = BatchSampler()
     sampler.add(7, sampling, [], None, None)
     counts = np.zeros(logits.shape[-1], np.int_)
     at_once = 2000
@@ -126,7 +126,7 @@ def test_unlikely_tokens_of_a_large_vocabulary_are_drawn_as_often_as_they_should
     columns = 100_001
     logits = np.zeros((1, columns), np.float32)
     logits[0, 0] = np.log(columns - 1)
-    sampler = RowSampler()
+    sampler = BatchSampler()
     sampler.add(0, SequenceSampling(1.0, seed=5), [], None, None)
     tokens: list[int] = []
     for start in range(0, 600, 50):
@@ -181,7 +181,7 @@ class OddTokens:
 
 def generate(rows: Sequence[int], steps: int, columns: int) -> dict[int, list[int]]:
     """Sample some of the mixed rows together, each from its own logits at each step."""
-    sampler = RowSampler()
+    sampler = BatchSampler()
     everything = mixed_rows()
     for row in rows:
         constraint = OddTokens(columns) if row % 5 == 4 else None
@@ -195,7 +195,7 @@ def generate(rows: Sequence[int], steps: int, columns: int) -> dict[int, list[in
         for row, token in zip(rows, tokens, strict=True):
             made[row].append(token)
             sampler.accept(row, token)
-    assert sampler.take_failed() == []
+    assert sampler.pop_failed() == []
     return made
 
 
@@ -218,7 +218,7 @@ def test_batches_of_one_kind_draw_what_a_mixed_batch_does() -> None:
 
 
 def test_a_row_that_goes_or_comes_changes_nothing_for_the_others() -> None:
-    sampler = RowSampler()
+    sampler = BatchSampler()
     sampler.add(1, SequenceSampling(1.0, seed=1), [], None, None)
     sampler.add(2, SequenceSampling(1.0, top_p=0.9, seed=2), [], None, None)
     logits = mx.array(some_logits(0, 3))
@@ -238,7 +238,7 @@ def test_a_row_that_goes_or_comes_changes_nothing_for_the_others() -> None:
 
 def test_other_seeds_and_positions_draw_other_tokens() -> None:
     logits = mx.zeros((40, 1280))
-    sampler = RowSampler()
+    sampler = BatchSampler()
     for seed in (0, 1, -1, 2**64, 2**70 + 5):
         sampler.add(seed, SequenceSampling(1.0, seed=seed), [], None, None)
     runs = {
@@ -253,7 +253,7 @@ def test_other_seeds_and_positions_draw_other_tokens() -> None:
 
 def test_many_positions_of_a_row_at_once_are_those_one_by_one() -> None:
     sampling = SequenceSampling(1.0, top_p=0.9, seed=3, min_tokens=4, end_ids=frozenset(range(150)))
-    sampler = RowSampler()
+    sampler = BatchSampler()
     sampler.add(0, sampling, [], None, None)
     # More than are made at once for the steps that follow each other.
     steps = 150
@@ -265,7 +265,7 @@ def test_many_positions_of_a_row_at_once_are_those_one_by_one() -> None:
         return int(as_list(sampler.sample(here, [0], [position]))[0])
 
     assert [alone(position) for position in range(steps)] == at_once
-    # Guesses that turn out to be wrong leave steps out, and a row that comes back repeats some.
+    # Drafts that turn out to be wrong leave steps out, and a row that comes back repeats some.
     jumps = [7, 8, 9, 90, 91, 90, 91, 92, 93, 0, 1]
     assert [alone(position) for position in jumps] == [at_once[jump] for jump in jumps]
     assert min(at_once[:4]) >= 150
@@ -295,7 +295,7 @@ def test_many_positions_of_a_row_at_once_are_those_one_by_one() -> None:
 )
 def test_penalties_over_300_tokens(sampling: SequenceSampling) -> None:
     prompt = [0, 5, 5, 17, 200]
-    sampler = RowSampler()
+    sampler = BatchSampler()
     sampler.add(0, sampling, prompt, None, None)
     sampler.add(1, SequenceSampling(0.0), prompt, None, None)
     answer: list[int] = []
@@ -321,7 +321,7 @@ def test_penalised_draws_agree_with_penalised_logits() -> None:
     )
     logits = some_logits(6)[0]
     prompt, answer = [1, 2, 3], [int(token) for token in np.argsort(-logits)[:5]] * 2
-    sampler = RowSampler()
+    sampler = BatchSampler()
     draws = DRAWS // 3
     for row in range(draws):
         sampler.add(row, replace(sampling, seed=row), prompt, None, None, answer)
@@ -339,7 +339,7 @@ def test_edits_of_tokens_outside_the_vocabulary_are_ignored() -> None:
         sampling = SequenceSampling(
             0.0, logit_bias=(bias,), min_tokens=5, end_ids=frozenset({9999})
         )
-        sampler = RowSampler()
+        sampler = BatchSampler()
         sampler.add(0, sampling, [], None, None)
         assert as_list(sampler.sample(logits, [0], [0])) == [as_list(mx.argmax(logits))]
 
@@ -347,7 +347,7 @@ def test_edits_of_tokens_outside_the_vocabulary_are_ignored() -> None:
 def test_sampling_leaves_the_logits_as_they_are() -> None:
     logits = mx.array(some_logits(8, 2))
     before = np.array(logits)
-    sampler = RowSampler()
+    sampler = BatchSampler()
     sampler.add(0, SequenceSampling(1.0, logit_bias=((1, 5.0),)), [], OddTokens(), None)
     sampler.add(1, SequenceSampling(1.0), [], None, None)
     mx.eval(sampler.sample(logits, [0, 1], [0, 0]))
@@ -355,7 +355,7 @@ def test_sampling_leaves_the_logits_as_they_are() -> None:
 
 
 def test_only_rows_with_a_constraint_need_their_tokens_on_the_host() -> None:
-    sampler = RowSampler()
+    sampler = BatchSampler()
     free = [
         SequenceSampling(0.0),
         SequenceSampling(1.0, top_p=0.5, logit_bias=((1, 1.0),)),

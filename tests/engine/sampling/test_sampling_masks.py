@@ -10,7 +10,7 @@ import pytest
 
 from lmx.worker.engine.values import SequenceSampling
 from lmx.worker.mlx.sampling.mask import allows_other_than, fit_mask, mask_rows
-from lmx.worker.mlx.sampling.sampler import RowSampler
+from lmx.worker.mlx.sampling.sampler import BatchSampler
 
 pytestmark = pytest.mark.engine
 
@@ -48,7 +48,7 @@ def unpacked(mask: Mask, vocabulary: int) -> npt.NDArray[np.bool_]:
     return np.concatenate([bits, np.zeros(vocabulary - len(bits), bool)])
 
 
-def drawn(sampler: RowSampler, logits: mx.array, step: int = 0) -> list[int]:
+def drawn(sampler: BatchSampler, logits: mx.array, step: int = 0) -> list[int]:
     rows = logits.shape[0]
     return cast("list[int]", sampler.sample(logits, range(rows), [step] * rows).tolist())
 
@@ -81,11 +81,11 @@ def test_only_allowed_tokens_are_drawn_and_other_rows_are_free(temperature: floa
     allowed = [7, 250, 280]
     # The mask has bits for 320 tokens, all set beyond the vocabulary.
     mask = packed([*allowed, *range(vocabulary, 320)], 10)
-    sampler = RowSampler()
+    sampler = BatchSampler()
     for row in range(4):
         constraint = {1: Scripted(lambda: mask), 2: Scripted(lambda: None)}.get(row)
         sampler.add(row, SequenceSampling(temperature, seed=row), [], constraint, None)
-    free = RowSampler()
+    free = BatchSampler()
     for row in range(4):
         free.add(row, SequenceSampling(temperature, seed=row), [], None, None)
     seen = set()
@@ -95,7 +95,7 @@ def test_only_allowed_tokens_are_drawn_and_other_rows_are_free(temperature: floa
         tokens[1] = (unmasked := drawn(free, logits, step))[1]
         assert tokens == unmasked
     assert seen == (set(allowed) if temperature else {max(allowed, key=lambda t: logits[1, t])})
-    assert sampler.take_failed() == []
+    assert sampler.pop_failed() == []
 
 
 def raising(*_: Any) -> Any:
@@ -115,31 +115,31 @@ def raising(*_: Any) -> Any:
 )
 def test_a_row_whose_mask_is_broken_fails_alone(mask: Callable[[], Any]) -> None:
     logits = mx.random.normal((3, 100), key=mx.random.key(2))
-    sampler = RowSampler()
+    sampler = BatchSampler()
     sampler.add(0, SequenceSampling(0.0), [], Scripted(lambda: packed([5], 4)), None)
     sampler.add(1, SequenceSampling(0.0), [], Scripted(mask), None)
     sampler.add(2, SequenceSampling(0.0), [], None, None)
     expected = [5, *cast("list[int]", mx.argmax(logits[1:], axis=-1).tolist())]
     assert drawn(sampler, logits) == expected
-    ((row, error),) = sampler.take_failed()
+    ((row, error),) = sampler.pop_failed()
     assert row == 1 and isinstance(error, RuntimeError | ValueError)
     assert drawn(sampler, logits) == expected
-    assert sampler.take_failed() == []
+    assert sampler.pop_failed() == []
 
 
 def test_a_row_whose_constraint_refuses_a_token_fails_alone() -> None:
     taken: list[int] = []
-    sampler = RowSampler()
+    sampler = BatchSampler()
     sampler.add(0, SequenceSampling(0.0), [], Scripted(lambda: packed([5], 4), taken.append), None)
     sampler.add(1, SequenceSampling(0.0), [], Scripted(lambda: packed([6], 4), raising), None)
     logits = mx.zeros((2, 100))
     assert drawn(sampler, logits) == [5, 6]
     sampler.accept(0, 5)
     sampler.accept(1, 6)
-    assert [row for row, _ in sampler.take_failed()] == [1]
+    assert [row for row, _ in sampler.pop_failed()] == [1]
     sampler.accept(1, 6)
     assert drawn(sampler, logits) == [5, 0]
-    assert sampler.take_failed() == []
+    assert sampler.pop_failed() == []
     assert taken == [5]
 
 
@@ -147,7 +147,7 @@ def test_a_complete_answer_may_end_before_min_tokens() -> None:
     sampling = SequenceSampling(1.0, min_tokens=10, end_ids=frozenset({8, 9}))
     logits = mx.zeros((1, 100))
     for allowed, expected in (([8], {8}), ([8, 9], {8, 9}), ([8, 20], {20})):
-        sampler = RowSampler()
+        sampler = BatchSampler()
         constraint = Scripted(lambda allowed=allowed: packed(allowed, 4))  # type: ignore[misc]
         sampler.add(0, sampling, [], constraint, None)
         assert {drawn(sampler, logits, step % 10)[0] for step in range(50)} == expected

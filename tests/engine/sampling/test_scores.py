@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lmx.worker.engine.values import SequenceSampling, TokenScores
-from lmx.worker.mlx.sampling.sampler import RowSampler, prompt_scores
+from lmx.worker.mlx.sampling.sampler import BatchSampler, prompt_scores
 
 pytestmark = pytest.mark.engine
 
@@ -35,7 +35,7 @@ def test_each_row_gets_as_many_as_it_asked_for(vocabulary: int) -> None:
     logits = 3 * mx.random.normal((5, vocabulary), key=mx.random.key(1))
     # Raw logits count: not the temperature, not a bias.
     sampling = SequenceSampling(1.7, top_k=1, logit_bias=((4, 50.0),))
-    sampler = RowSampler()
+    sampler = BatchSampler()
     for row, top in enumerate(tops):
         sampler.add(row, sampling, [], None, top)
     tokens = sampler.sample(logits, range(5), [0] * 5)
@@ -51,13 +51,13 @@ def test_each_row_gets_as_many_as_it_asked_for(vocabulary: int) -> None:
 
 
 def test_nothing_is_made_where_nobody_asked() -> None:
-    sampler = RowSampler()
+    sampler = BatchSampler()
     sampler.add(0, SequenceSampling(0.0), [], None, None)
     assert sampler.scores(mx.zeros((1, 10)), mx.zeros((1,), mx.uint32), [0]) is None
 
 
 def test_logprobs_without_alternatives() -> None:
-    sampler = RowSampler()
+    sampler = BatchSampler()
     sampler.add(0, SequenceSampling(0.0), [], None, 0)
     pending = sampler.scores(mx.zeros((1, 10)), mx.array([3]), [0])
     assert pending is not None and len(pending.arrays) == 1
@@ -65,7 +65,7 @@ def test_logprobs_without_alternatives() -> None:
 
 
 def test_equally_likely_tokens_come_in_the_order_of_their_ids() -> None:
-    sampler = RowSampler()
+    sampler = BatchSampler()
     sampler.add(0, SequenceSampling(0.0), [], None, 5)
     pending = sampler.scores(mx.array([[0.0, 2.0, 0.0, 2.0, 2.0]]), mx.array([0]), [0])
     assert pending is not None

@@ -25,7 +25,7 @@ from lmx.worker.engine.values import (
     StepOutput,
 )
 from lmx.worker.media.values import MediaNeeds, Picture
-from lmx.worker.mlx.model.prompt import PromptEncoder
+from lmx.worker.mlx.model.prompt_encoder import PromptEncoder
 from lmx.worker.templates.renderer import Renderer
 from tests.support.fakes.call_writers import json_tools
 from tests.support.fakes.good_model import GoodModel, Script, answer

@@ -35,29 +35,29 @@ CPU = "worker/mlx/device/cpu.py"
 PREFILL = "worker/mlx/decoding/prefill.py"
 DECODE = "worker/mlx/decoding/decode.py"
 ROLLBACK = "worker/mlx/decoding/rollback.py"
-DRAFT = "worker/mlx/guessing/draft.py"
-DRAFTER = "worker/mlx/guessing/drafter.py"
-GUESSER = "worker/mlx/guessing/load.py"
+DRAFT = "worker/mlx/drafting/draft_model.py"
+DRAFTER = "worker/mlx/drafting/hidden_state_drafter.py"
+DRAFT_LOADER = "worker/mlx/drafting/load.py"
 STATE = "worker/mlx/prefix/state.py"
 ENGINE = "worker/mlx/engine.py"
-BOTH_WAYS = "worker/mlx/media/both_ways.py"
+BOTH_WAYS = "worker/mlx/media/bidirectional_mask.py"
 ENCODING = "worker/mlx/media/encoding.py"
 MARKERS = "worker/mlx/media/markers.py"
 PROCESSOR = "worker/mlx/media/processor.py"
-GEMMA3N = "worker/mlx/model/mended/gemma3n.py"
+GEMMA3N = "worker/mlx/model/patches/gemma3n.py"
 GUARD = "worker/mlx/model/guard.py"
-HY_V4 = "worker/mlx/model/mended/hy_v4.py"
-EXPERTS = "worker/mlx/model/mended/experts.py"
-MLLAMA = "worker/mlx/model/mended/mllama.py"
+HY_V4 = "worker/mlx/model/patches/hy_v4.py"
+EXPERTS = "worker/mlx/model/patches/experts.py"
+MLLAMA = "worker/mlx/model/patches/mllama.py"
 NEEDS = "worker/mlx/media/processor.py"
-PADDLEOCR_VL = "worker/mlx/model/mended/paddleocr_vl.py"
-PHI3SMALL = "worker/mlx/model/mended/phi3small.py"
-PLAMO3 = "worker/mlx/model/mended/plamo3.py"
-OMNI = "worker/mlx/model/mended/qwen3_omni.py"
+PADDLEOCR_VL = "worker/mlx/model/patches/paddleocr_vl.py"
+PHI3SMALL = "worker/mlx/model/patches/phi3small.py"
+PLAMO3 = "worker/mlx/model/patches/plamo3.py"
+OMNI = "worker/mlx/model/patches/qwen3_omni.py"
 SLICES = "worker/mlx/media/slices.py"
-ROPES = "worker/mlx/model/mended/ropes.py"
+ROPES = "worker/mlx/model/patches/ropes.py"
 SLOTS = "worker/mlx/model/batch_slots.py"
-WINDOWS = "worker/mlx/model/mended/windows.py"
+WINDOWS = "worker/mlx/model/patches/windows.py"
 GGUF = "supervisor/fetch/gguf.py"
 FILE = "supervisor/fetch/file.py"
 HUB = "supervisor/fetch/hub.py"
@@ -216,10 +216,10 @@ PARTS: dict[str, Sequence[Part]] = {
                 "wrong", ("self",)),
         Part(
             "mlx_vlm.speculative.cache_state:start_speculative_cache", (ROLLBACK,),
-            "taking wrong guesses back out of a cache", ("caches", "length")),
+            "taking wrong drafts back out of a cache", ("caches", "length")),
         Part(
             "mlx_vlm.speculative.cache_state:SpeculativeCacheTransaction.commit", (ROLLBACK,),
-            "keeping the right guesses of each row", ("self", "lengths")),
+            "keeping the right drafts of each row", ("self", "lengths")),
         Part(
             "mlx_vlm.apc_adapters:resolve_capability", (STATE,),
             "whether a kind of cache can be stored and restored", ("cache",)),
@@ -241,21 +241,21 @@ PARTS: dict[str, Sequence[Part]] = {
             ("text", "tools")),
         Part(
             "mlx_vlm.models.cache:BufferedRotatingKVCache", (DRAFT,),
-            "a sliding window out of which a draft model's guesses can be taken",
+            "a sliding window out of which a draft model's drafts can be taken",
             ("max_size", "buffer_size")),
         Part(
-            "mlx_vlm.speculative.drafters:load_drafter", (GUESSER,),
+            "mlx_vlm.speculative.drafters:load_drafter", (DRAFT_LOADER,),
             "loading a drafter, or the heads for further tokens out of a model's folder",
             ("path_or_repo",)),
         Part(
-            "mlx_vlm.speculative.drafters:validate_drafter_compatibility", (GUESSER,),
+            "mlx_vlm.speculative.drafters:validate_drafter_compatibility", (DRAFT_LOADER,),
             "whether a drafter was made for a model",
             ("target_model", "draft_model", "draft_kind")),
         Part(
-            "mlx_vlm.speculative.drafters.mtp_split:detect_mtp_splitter", (GUESSER,),
+            "mlx_vlm.speculative.drafters.mtp_split:detect_mtp_splitter", (DRAFT_LOADER,),
             "whether a model's folder has heads for further tokens", ("model_path",)),
         Part(
-            "mlx_vlm.speculative.utils:speculative_prefill_kwargs", (GUESSER,),
+            "mlx_vlm.speculative.utils:speculative_prefill_kwargs", (DRAFT_LOADER,),
             "which layers' hidden states a drafter takes", ("draft_kind", "drafter")),
         *(
             Part(
@@ -279,12 +279,12 @@ PARTS: dict[str, Sequence[Part]] = {
                         *("sampler", "token_dtype"),
                     ),
                 ),
-                ("draft_block", "guessing", _BLOCK),
+                ("draft_block", "drafting", _BLOCK),
             )
         ),
         Part(
             "mlx_vlm.speculative.drafters.qwen3_dflash.dflash:DFlashDraftModel.draft_block",
-            (DRAFTER,), "guessing a block of tokens", _BLOCK)),
+            (DRAFTER,), "drafting a block of tokens", _BLOCK)),
     "transformers": (
         Part(
             "transformers.dynamic_module_utils:get_class_in_module", (GUARD,),

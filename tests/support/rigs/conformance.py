@@ -22,14 +22,14 @@ from lmx.protocol.models.checkpoint import read_checkpoint_config
 from lmx.protocol.models.memory import kv_bytes
 from lmx.protocol.states import ModelKind
 from lmx.worker.engine.values import SequenceRequest, SequenceSampling
-from lmx.worker.mlx.decoding.batching import can_batch, can_take_turns
+from lmx.worker.mlx.decoding.batch_mode import can_batch, can_run_serially
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
 from lmx.worker.mlx.decoding.rollback import (
     Blocks,
     Rollback,
     Undo,
+    probe_multi_token,
     put_windows_in_order,
-    try_blocks,
 )
 from lmx.worker.mlx.device.cpu import use_few_operations
 from lmx.worker.mlx.engine import _can_batch as rows_go_together
@@ -77,7 +77,7 @@ class Conformance:
     prefix_off: float | None
     """After a prefix that was stored and restored, against a cold prompt."""
 
-    guessed_off: float | None
+    drafted_off: float | None
     """A block of tokens of which some are taken back, against one token after the other; of a row
     alone, and of two if that is done. The windows have slid."""
 
@@ -85,7 +85,7 @@ class Conformance:
     """``any``: cut anywhere; ``ends``: a state after a prompt; ``none``."""
 
     blocks: Blocks
-    """What can be done with guesses."""
+    """What can be done with drafts."""
 
     held_bytes: int
     """What its caches take after HELD_TOKENS."""
@@ -126,19 +126,19 @@ def examine(folder: Path, reference: Logits | None) -> Conformance:
             reference = _at_once(forward)
         layout = CacheLayout(forward.new_cache)
         prefix = "any" if layout.cuttable else "ends" if layout.restorable else "none"
-        if forward.whole_prompts:
+        if forward.atomic_prompts:
             prefix = "none"
         prefix_off = None if prefix == "none" else _after_prefix(forward)
         assert prefix == "none" or prefix_off is not None, "nothing was found again"
-        blocks, together = try_blocks(forward, guesses=True), can_batch(forward)
-        in_turns = not together and can_take_turns(forward)
+        blocks, together = probe_multi_token(forward, drafts=True), can_batch(forward)
+        in_turns = not together and can_run_serially(forward)
         return Conformance(
             library=loaded.library,
             alone_off=_off(alone, reference),
             batched_off=_in_company(forward) if together else None,
             in_turns_off=_in_turns(forward) if in_turns else None,
             prefix_off=prefix_off,
-            guessed_off=_guessed(forward, blocks, together=together),
+            drafted_off=_drafted(forward, blocks, together=together),
             prefix=prefix,
             blocks=blocks,
             held_bytes=_held_bytes(forward),
@@ -184,7 +184,7 @@ def examine_few_bits(
             together = rows_go_together(forward)
             alone = _alone(forward)
             prefix_off = None
-            if not forward.whole_prompts:
+            if not forward.atomic_prompts:
                 prefix_off = _after_prefix(forward)
                 assert CacheLayout(forward.new_cache).restorable == (prefix_off is not None)
             found[bits] = FewBits(
@@ -255,7 +255,7 @@ def _alone(forward: Forward) -> Logits:
 
 def _at_once(forward: Forward) -> Logits:
     """What looks ahead is given the prompt at once, and the tokens after it one by one."""
-    whole = PROMPT if forward.whole_prompts else [*PROMPT, *FOLLOWING]
+    whole = PROMPT if forward.atomic_prompts else [*PROMPT, *FOLLOWING]
     tokens, cache = mx.array([whole]), forward.new_cache()
     with functions_of_mlx():
         logits = [*forward.prompt(tokens, cache, forward.embed(tokens))[0, len(PROMPT) - 1 :]]
@@ -345,7 +345,7 @@ def _in_turns(forward: Forward) -> float:
     )
 
 
-def _guessed(forward: Forward, blocks: Blocks, *, together: bool) -> float | None:
+def _drafted(forward: Forward, blocks: Blocks, *, together: bool) -> float | None:
     ways: list[tuple[Undo | None, Sequence[int]]] = [(blocks.alone, (2,))]
     if together:
         ways.append((blocks.together, (2, 1) if blocks.apart else (2, 2)))

@@ -16,7 +16,7 @@ ON_GPU: Final = sys.platform == "darwin" and os.environ.get("LMX_TEST_DEVICE", "
 _GPU_LEAST: Final = 1e-3
 """What is tolerated of float32 on a GPU, for numbers around 1. Nobody has measured it."""
 
-_COMPARING: Final = frozenset({"adapters", "decoding", "guessing", "media", "prefix", "speech"})
+_COMPARING: Final = frozenset({"adapters", "decoding", "drafting", "media", "prefix", "speech"})
 """The folders of ``tests/engine`` whose tests compare tokens."""
 
 

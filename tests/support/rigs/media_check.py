@@ -20,15 +20,15 @@ from lmx.worker.engine.values import (
     SequenceSampling,
 )
 from lmx.worker.media.values import Media, Picture, Sound, Video
-from lmx.worker.mlx.decoding.batching import can_batch
+from lmx.worker.mlx.decoding.batch_mode import can_batch
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
 from lmx.worker.mlx.media.features import FeatureCache
-from lmx.worker.mlx.media.prompt import MediaPrompts
+from lmx.worker.mlx.media.media_prompt import MediaPrompts
 from lmx.worker.mlx.media.spans import MediaSpans
 from lmx.worker.mlx.model.batch_slots import join
 from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states
 from lmx.worker.mlx.model.library import open_checkpoint
-from lmx.worker.mlx.model.prompt import PromptEncoder
+from lmx.worker.mlx.model.prompt_encoder import PromptEncoder
 from lmx.worker.mlx.model.token_text import TokenTasks
 from tests.support.models.media_models import MlxVlmAlone, conversation, tiny_towers
 from tests.support.rigs.one_renderer import renderer
@@ -232,7 +232,7 @@ def check_cached(model: MediaModel, prompt: EncodedPrompt, right: np.ndarray[Any
     media = prompt.media
     assert isinstance(media, MediaSpans)
     for span in media.spans:
-        inside = [] if model.forward.whole_spans else [(span.start + span.end) // 2]
+        inside = [] if model.forward.atomic_media else [(span.start + span.end) // 2]
         for cached in (span.start - 1, span.start, *inside, span.end):
             first = model.begin(prompt)
             while first.done_tokens < cached and not first.ready:

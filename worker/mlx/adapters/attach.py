@@ -33,7 +33,7 @@ _TRIAL: Final = "\0trial"
 """No adapter's id: active while it is tried which layers a model really calls."""
 
 Run = Callable[[str, int], None]
-"""Runs the model with an adapter of this id on so many tokens. Lazy: what it computes is never
+"""Runs the model with an adapter of this id on this many tokens. Lazy: what it computes is never
 evaluated."""
 
 _RUNS: Final = (1, 2)
@@ -143,8 +143,8 @@ def _check(config: AdapterConfig, name: str, layer: Any, matrices: LayerMatrices
 
 
 def _of_another(config: AdapterConfig) -> str:
-    said = "" if config.base is None else f", by its configuration of {config.base}"
-    return f"it is of another model{said}"
+    base = "" if config.base is None else f", by its configuration of {config.base}"
+    return f"it is of another model{base}"
 
 
 class _Seen:

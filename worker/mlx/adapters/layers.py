@@ -80,7 +80,7 @@ class LowRankChange:
         self._ratio: mx.array | None = None
         if matrices.m is not None:
             assert weight is not None
-            # mlx-lm computes this anew in each step.
+            # mlx-lm computes this in each step.
             adapted = weight + (scale * self._b.T) @ self._a.T
             self._ratio = matrices.m / mx.linalg.norm(adapted, axis=1)
 

@@ -111,9 +111,9 @@ class _Ranking(NamedTuple):
 
     continuations: Sequence[Continuation]
     logprobs: dict[tuple[int, int], float]
-    """The model's own, by beam and token; empty if nobody wants them."""
+    """The model's own, by beam and token; empty if not requested."""
     tops: Sequence[Sequence[tuple[int, float]]]
-    """The likeliest tokens, by beam; empty if nobody wants them."""
+    """The likeliest tokens, by beam; empty if not requested."""
 
 
 class BeamGroup:
@@ -170,9 +170,9 @@ class BeamGroup:
         self._length += 1
         last = self._length == self._max_tokens
         ended, running = choose(ranking.continuations, self._beam, last)
-        self._keep(ended, ranking)
+        self._add_hypotheses(ended, ranking)
         if running and not self._is_settled(running[0].total):
-            self._go_on(running, ranking)
+            self._continue_with(running, ranking)
             return None
         if not self._kept:
             raise ValueError("the constraint allows no token in any beam")
@@ -188,12 +188,12 @@ class BeamGroup:
 
     def _rank(self, logits: mx.array) -> _Ranking:
         logits = logits.astype(mx.float32)
-        told = self._top_logprobs is not None
+        scored = self._top_logprobs is not None
         edited = self._edited(logits)
         logprobs = _log_softmax(edited)
-        own = _log_softmax(logits) if told and edited is not logits else logprobs
+        own = _log_softmax(logits) if scored and edited is not logits else logprobs
         values, tokens = candidates(self._masked(logprobs), considered(self._beam))
-        own_values = [mx.take_along_axis(own, tokens, axis=-1)] if told else []
+        own_values = [mx.take_along_axis(own, tokens, axis=-1)] if scored else []
         tops = list(candidates(own, self._top_logprobs)) if self._top_logprobs else []
         # Arrays on which no logit depends, such as a cache's offsets, would never be evaluated.
         mx.eval(values, tokens, own_values, tops, [*map(cache_states, self._caches)])
@@ -226,7 +226,7 @@ class BeamGroup:
                 masks[index] = fit_mask(mask, logprobs.shape[-1])
         return mask_rows(logprobs, masks) if masks else logprobs
 
-    def _keep(self, ended: Sequence[Continuation], ranking: _Ranking) -> None:
+    def _add_hypotheses(self, ended: Sequence[Continuation], ranking: _Ranking) -> None:
         for one in ended:
             tail: _Tail | None = self._extend(one, ranking)
             tails = []
@@ -249,14 +249,14 @@ class BeamGroup:
         scores = [kept.score for kept in self._kept]
         return is_settled(scores, best_total, self._length, self._beam)
 
-    def _go_on(self, chosen: Sequence[Continuation], ranking: _Ranking) -> None:
+    def _continue_with(self, chosen: Sequence[Continuation], ranking: _Ranking) -> None:
         parents = [one.beam for one in chosen]
-        heirs = {beam: index for index, beam in enumerate(parents)}
+        successors = {beam: index for index, beam in enumerate(parents)}
         running = []
         for index, one in enumerate(chosen):
             parent = self._running[one.beam]
             constraint = parent.constraint
-            if heirs[one.beam] != index:
+            if successors[one.beam] != index:
                 # The last of a beam's successors takes what it had itself.
                 constraint = None if constraint is None else constraint.fork()
             running.append(_Beam(self._extend(one, ranking), one.total, constraint))
@@ -268,10 +268,12 @@ class BeamGroup:
         if self._edits is not None:
             self._edits = self._edits.continued(parents)
             if self._edits.counts:
-                self._edits.take(mx.array([one.token for one in chosen]))
+                self._edits.add_tokens(mx.array([one.token for one in chosen]))
         if not self._together:
             self._caches = [
-                self._caches[beam] if heirs[beam] == index else copy.deepcopy(self._caches[beam])
+                self._caches[beam]
+                if successors[beam] == index
+                else copy.deepcopy(self._caches[beam])
                 for index, beam in enumerate(parents)
             ]
         elif self._length == 1:

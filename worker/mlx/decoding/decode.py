@@ -21,7 +21,7 @@ import mlx.core as mx
 from mlx_vlm.generate.ar import _get_batch_cache_eval_interval
 
 from lmx.worker.engine.values import DraftCounts, GeneratedToken, TokenScores
-from lmx.worker.mlx.decoding.decode_row import DecodeRow
+from lmx.worker.mlx.decoding.forced_tokens import ForcedTokens
 from lmx.worker.mlx.decoding.rollback import (
     Blocks,
     Rollback,
@@ -29,12 +29,12 @@ from lmx.worker.mlx.decoding.rollback import (
     cut_padding,
     put_windows_in_order,
 )
-from lmx.worker.mlx.decoding.sure import SureTokens
-from lmx.worker.mlx.decoding.verify import Guesses, draw, score, score_known
+from lmx.worker.mlx.decoding.sequence import DecodeSequence
+from lmx.worker.mlx.decoding.verify import Drafts, draw, score, score_known
 from lmx.worker.mlx.model import batch_slots
 from lmx.worker.mlx.model.batch_slots import can_be_single, single_row
 from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states
-from lmx.worker.mlx.sampling.sampler import PendingScores, RowSampler
+from lmx.worker.mlx.sampling.sampler import BatchSampler, PendingScores
 
 _METAL_EVAL_STEPS: Final = 512
 """On Metal each clearing costs the buffers of the next step, some hundreds; mlx-lm clears as often
@@ -44,7 +44,7 @@ as this."""
 class Joining(NamedTuple):
     """A row that has finished its prefill."""
 
-    row: DecodeRow
+    row: DecodeSequence
     prompt_cache: PromptCache
     """A single row's cache of the prompt; if ``logits`` is None, without the prompt's last
     token."""
@@ -63,27 +63,27 @@ class DecodeStep(NamedTuple):
     drafts: Sequence[DraftCounts] = ()
     hidden: Sequence[mx.array] = ()
     """For each row that the batch had, the hidden states [1, tokens, width] of the tokens that it
-    was fed and has kept. Empty: nobody listened."""
+    was fed and has kept. Empty: they were not captured."""
 
 
 class DecodeBatch:
     """Rows that decode together, each with its own parameters, and all with the adapter of
     ``forward``. Engine thread.
 
-    The sampler knows a row before it joins, and the caller tells it when the row is gone. A row
+    The sampler knows a row before it joins, and the caller removes it when the row is gone. A row
     with no tokens left is not removed here: the caller does that before the next step.
     """
 
-    def __init__(self, forward: Forward, sampler: RowSampler, blocks: Blocks) -> None:
+    def __init__(self, forward: Forward, sampler: BatchSampler, blocks: Blocks) -> None:
         self.adapter = forward.adapter
-        self.rows: list[DecodeRow] = []
+        self.rows: list[DecodeSequence] = []
         self.prompt_cache: PromptCache = []
         # Whether those are mlx-vlm's caches of a batch: not while a row is alone.
         self._batched = False
         self._forward = forward
         self._sampler = sampler
         self._blocks = blocks
-        self._sure = SureTokens(forward, sampler, blocks)
+        self._forced = ForcedTokens(forward, sampler, blocks)
         self._sequence_ids: list[int] = []
         self._shifted = False
         """Whether the rows have kept different numbers of tokens in this step."""
@@ -111,7 +111,7 @@ class DecodeBatch:
             first = mx.array([row.tokens[-1]], mx.uint32)
         else:
             first = self._sampler.sample(joining.logits, sequence_ids, [row.generated_tokens])
-            if failed := self._sampler.take_failed():
+            if failed := self._sampler.pop_failed():
                 return failed
             scores = self._sampler.scores(joining.logits, first, sequence_ids)
             new = [] if scores is None else [scores]
@@ -134,14 +134,15 @@ class DecodeBatch:
         self._sequence_ids.append(row.sequence_id)
         return ()
 
-    def step(self, *, listen: bool = False) -> DecodeStep:
-        """Return the tokens that were drawn ahead, feed them, and draw the next ones. A row whose
-        input was known returns none. ``listen``: return the hidden states of what is fed."""
+    def step(self, *, capture_hidden: bool = False) -> DecodeStep:
+        """Return the tokens that were drawn ahead, feed them, and draw the next ones. A row
+        whose input was known returns none. ``capture_hidden``: return the hidden states of what
+        is fed."""
         inputs, scores = self._next, self._scores
         assert inputs is not None, "a step is for at least one row"
-        if any(sure := self._foreseen()):
-            return self._step_over(sure, listen=listen)
-        logits, hidden = self._decode(inputs[:, None], listen=listen)
+        if any(forced := self._forced_now()):
+            return self._step_forced(forced, capture_hidden=capture_hidden)
+        logits, hidden = self._decode(inputs[:, None], capture_hidden=capture_hidden)
         logits = logits.squeeze(1)
         tokens: list[int] | None = None
         if self._sampler.needs_tokens(self._sequence_ids):
@@ -160,12 +161,12 @@ class DecodeBatch:
 
     @property
     def undo(self) -> Undo | None:
-        """How wrong guesses can be removed from the caches; None: they can't."""
+        """How wrong drafts can be removed from the caches; None: they can't."""
         return self._blocks.alone if len(self.rows) == 1 else self._blocks.together
 
     @property
     def in_step(self) -> bool:
-        """Whether all rows must keep the same number of guesses."""
+        """Whether all rows must keep the same number of drafts."""
         return len(self.rows) > 1 and not self._blocks.apart
 
     @property
@@ -189,26 +190,26 @@ class DecodeBatch:
         return self._accept(self._next)
 
     def verify(
-        self, guesses: Guesses, end_ids: Collection[int], *, listen: bool = False
+        self, drafts: Drafts, end_ids: Collection[int], *, capture_hidden: bool = False
     ) -> DecodeStep:
-        """Do a step, and also return the guesses for each row as far as they are right.
+        """Do a step, and also return the drafts for each row as far as they are right.
 
-        Not while ``undo`` is None. A row must get fewer guesses than it has tokens left. Nothing is
+        Not while ``undo`` is None. A row must get fewer drafts than it has tokens left. Nothing is
         drawn after a token of ``end_ids``. If the batch is ``in_step``, all rows keep as many
-        guesses as the one with the fewest. Blocks until the next tokens are drawn. ``listen``: see
-        ``step``.
+        drafts as the one with the fewest. Blocks until the next tokens are drawn.
+        ``capture_hidden``: see ``step``.
         """
         inputs, scores = self._next, self._scores
         assert inputs is not None, "a step is for at least one row"
-        tokens = mx.concatenate([inputs[:, None].astype(mx.int32), guesses.tokens], axis=1)
+        tokens = mx.concatenate([inputs[:, None].astype(mx.int32), drafts.tokens], axis=1)
         assert self.undo is not None, "the caller has asked"
         rollback = Rollback(self.prompt_cache, tokens.shape[1], self.undo)
-        logits, hidden = self._decode(tokens, listen=listen)
+        logits, hidden = self._decode(tokens, capture_hidden=capture_hidden)
         made = self._return(self._accept(inputs), scores)
         positions = [row.generated_tokens for row in self.rows]
         drawn = draw(
             logits,
-            guesses,
+            drafts,
             self._sequence_ids,
             positions,
             self._sampler,
@@ -229,35 +230,35 @@ class DecodeBatch:
         for row, (accepted, _) in zip(self.rows, drawn, strict=True):
             made += _extended(row, accepted, read)
         self._clean_up()
-        drafts = [
+        counts = [
             DraftCounts(sequence_id, length, len(row.accepted))
             for sequence_id, length, row in zip(
-                self._sequence_ids, guesses.lengths, drawn, strict=True
+                self._sequence_ids, drafts.lengths, drawn, strict=True
             )
             if length
         ]
-        return self._without_failed(made, drafts, _kept(hidden, kept))
+        return self._without_failed(made, counts, _kept(hidden, kept))
 
-    def _step_over(self, sure: Sequence[Sequence[int]], *, listen: bool) -> DecodeStep:
+    def _step_forced(self, forced: Sequence[Sequence[int]], *, capture_hidden: bool) -> DecodeStep:
         """Do a step, and also feed and return the tokens that must follow those that it feeds: for
-        each row those of ``sure``."""
+        each row those of ``forced``."""
         inputs, scores = self._next, self._scores
         assert inputs is not None, "a step is for at least one row"
-        known = Guesses.of(sure)
+        known = Drafts.of(forced)
         lengths = [1 + length for length in known.lengths]
         tokens = mx.concatenate([inputs[:, None].astype(mx.int32), known.tokens], axis=1)
         rollback = None
         put_windows_in_order(self.prompt_cache)
         if len(set(lengths)) > 1:
             rollback = Rollback(self.prompt_cache, tokens.shape[1], Undo.RECORDED)
-        logits, hidden = self._decode(tokens, listen=listen)
+        logits, hidden = self._decode(tokens, capture_hidden=capture_hidden)
         if rollback is not None:
             rollback.keep(lengths)
             self._shifted = True
         mx.async_eval(logits)  # type: ignore[no-untyped-call]
         made = self._return(self._accept(inputs), scores)
-        read = score_known(logits, sure, self._sequence_ids, self._sampler)
-        for row, following in zip(self.rows, sure, strict=True):
+        read = score_known(logits, forced, self._sequence_ids, self._sampler)
+        for row, following in zip(self.rows, forced, strict=True):
             row.known = False
             for token in following:
                 self._sampler.accept(row.sequence_id, token)
@@ -271,27 +272,27 @@ class DecodeBatch:
         self._clean_up()
         return self._without_failed(made, hidden=_kept(hidden, lengths))
 
-    def sure_after(self, row: DecodeRow, token: int) -> Sequence[int]:
+    def forced_after(self, row: DecodeSequence, token: int) -> Sequence[int]:
         """Return the tokens that must follow ``token``, which a row feeds next according to
         ``drawn``."""
-        possible = self._sure.possible(self._sequence_ids)
-        return self._sure.after(row, token, self.rows) if possible else ()
+        possible = self._forced.possible(self._sequence_ids)
+        return self._forced.after(row, token, self.rows) if possible else ()
 
-    def _foreseen(self) -> Sequence[Sequence[int]]:
+    def _forced_now(self) -> Sequence[Sequence[int]]:
         """Return for each row the tokens that must follow the one that it feeds next, as far as
         that is known without waiting for the device; empty if it doesn't pay to feed them at once.
         """
-        if not self._sure.possible(self._sequence_ids):
+        if not self._forced.possible(self._sequence_ids):
             return ()
-        sure: list[Sequence[int]] = []
+        forced: list[Sequence[int]] = []
         for row in self.rows:
             token = row.tokens[-1] if row.known else self._sampler.only(row.sequence_id)
             if token is None:
-                sure.append(())
+                forced.append(())
                 continue
-            self._take(row, token)
-            sure.append(self._sure.after(row, token, self.rows))
-        return sure if self._sure.pays(sure, self.prompt_cache) else ()
+            self._accept_one(row, token)
+            forced.append(self._forced.after(row, token, self.rows))
+        return forced if self._forced.pays(forced, self.prompt_cache) else ()
 
     def leave(self, sequence_ids: Collection[int]) -> None:
         """Remove rows, and free their caches; ignores those that are not here."""
@@ -332,7 +333,7 @@ class DecodeBatch:
         """Free the memory that is kept for rows that may join."""
         batch_slots.give_up_slots(self.prompt_cache)
 
-    def find(self, sequence_id: int) -> tuple[DecodeRow, int | None] | None:
+    def find(self, sequence_id: int) -> tuple[DecodeSequence, int | None] | None:
         """Return a row and its place in ``prompt_cache``; the place is None if that cache is a
         single row's. None if the row isn't here."""
         if sequence_id not in self._sequence_ids:
@@ -340,16 +341,18 @@ class DecodeBatch:
         index = self._sequence_ids.index(sequence_id)
         return self.rows[index], index if self._batched else None
 
-    def _decode(self, tokens: mx.array, *, listen: bool) -> tuple[mx.array, mx.array | None]:
+    def _decode(
+        self, tokens: mx.array, *, capture_hidden: bool
+    ) -> tuple[mx.array, mx.array | None]:
         def run() -> mx.array:
             return self._forward.decode(tokens, self.prompt_cache, self._rope_deltas)
 
-        return self._forward.listen(run) if listen else (run(), None)
+        return self._forward.capture_hidden(run) if capture_hidden else (run(), None)
 
     def _draw(
         self, logits: mx.array, positions: Sequence[int], last: mx.array | None = None
     ) -> None:
-        """Begin to draw what the next step feeds. ``last``: see :meth:`RowSampler.sample`."""
+        """Begin to draw what the next step feeds. ``last``: see :meth:`BatchSampler.sample`."""
         drawn = self._sampler.sample(logits, self._sequence_ids, positions, last)
         drawn_scores = self._sampler.scores(logits, drawn, self._sequence_ids)
         self._next = drawn
@@ -363,7 +366,7 @@ class DecodeBatch:
         drafts: Sequence[DraftCounts] = (),
         hidden: Sequence[mx.array] = (),
     ) -> DecodeStep:
-        failed = self._sampler.take_failed()
+        failed = self._sampler.pop_failed()
         gone = {sequence_id for sequence_id, _ in failed}
         if gone:
             made = [token for token in made if token.sequence_id not in gone]
@@ -374,10 +377,10 @@ class DecodeBatch:
         tokens = cast(list[int], inputs.tolist())
         if self._sampler.depends_on_tokens(self._sequence_ids):
             for row, token in zip(self.rows, tokens, strict=True):
-                self._take(row, token)
+                self._accept_one(row, token)
         return tokens
 
-    def _take(self, row: DecodeRow, token: int) -> None:
+    def _accept_one(self, row: DecodeSequence, token: int) -> None:
         """Give the sampler the token that a row feeds next, unless it knows that."""
         if not row.known and row.sequence_id not in self._taken:
             self._taken.add(row.sequence_id)
@@ -412,7 +415,7 @@ class DecodeBatch:
 
 
 def _extended(
-    row: DecodeRow, tokens: Sequence[int], scores: Mapping[tuple[int, int], TokenScores]
+    row: DecodeSequence, tokens: Sequence[int], scores: Mapping[tuple[int, int], TokenScores]
 ) -> list[GeneratedToken]:
     """Append tokens to a row; return them, with their ``scores`` by (row, place)."""
     row.tokens += tokens

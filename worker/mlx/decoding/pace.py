@@ -8,27 +8,27 @@ from typing import Final
 LEAST_TOKENS: Final = 8
 MOST_TOKENS: Final = 2048
 _FIRST_TOKENS: Final = 16
-# The rest of the limit is for what can't be foreseen: a busy machine, a deeper context. How much
-# that is, is learned: on a machine whose chunks take what was foreseen, nearly all of the limit is
+# The rest of the limit is for what can't be predicted: a busy machine, a deeper context. How much
+# that is, is learned: on a machine whose chunks take what was expected, nearly all of the limit is
 # used. Every chunk has a fixed cost, so on a slow machine this can double the tokens of a chunk:
 # where decoding and the fixed cost take half of the limit, chunks at 0.6 of it read a third as many
 # tokens as at 0.8.
 _FIRST_SHARE: Final = 0.75
 _LEAST_SHARE: Final = 0.5
 _MOST_SHARE: Final = 0.86
-# So much longer than foreseen from the late ones of the last chunks may the next one take.
+# The next chunk may take this much longer than the late ones of the last chunks.
 _SPARE: Final = 1.1
-# A wait that was longer by more than this, as when the machine sleeps, tells nothing more: the
+# A wait that was longer by more than this, as when the machine sleeps, shows nothing more: the
 # least share is used.
 _MOST_OVERRUN: Final = 1 / (_LEAST_SHARE * _SPARE)
-# A single late chunk tells little of the next one, and several tell much: each of them counts by
+# A single late chunk says little of the next one, and several say much: each of them counts by
 # this share.
 _NOTED: Final = 0.3
 # What remains of that with each chunk: a tenth after 22 of them.
 _REMEMBERED: Final = 0.9
-# So many of the last decode steps tell how long the next one takes.
+# The next decode step is estimated from this many of the last ones.
 _DECODES: Final = 3
-# What can't be interrupted should fit more than once, because it may take longer than foreseen.
+# What can't be interrupted should fit more than once, because it may take longer than expected.
 _PART_SHARE: Final = 0.25
 _LEAST_PART_S: Final = 0.005
 # While no row decodes, only cancellations and progress reports wait for a chunk.
@@ -38,7 +38,7 @@ _GPU_IDLE_LEAST_TOKENS: Final = 256
 """A GPU reads all weights for each chunk: chunks of 120 tokens, which take a model of 32 billion
 parameters a second, lose a tenth of the speed by that. It is far from what macOS lets a command
 buffer take, because mlx commits one every 40 operations."""
-# A chunk's cost is at most so many times what was foreseen when the next one doubles.
+# A chunk's cost is at most this many times what was expected when the next one doubles.
 _GROWTH: Final = 2.0
 # Attention costs as much as all the rest at about this depth in a model of 0.1 billion
 # parameters, later in larger ones.
@@ -57,7 +57,7 @@ class PrefillPace:
         self._idle_least_tokens = _GPU_IDLE_LEAST_TOKENS if on_gpu else LEAST_TOKENS
         self._max_stall_s = max_stall_s
         self._overrun = 1 / (_FIRST_SHARE * _SPARE)
-        """How many times as long as foreseen the streams have waited for the late ones of the last
+        """How many times as long as expected the streams have waited for the late ones of the last
         chunks."""
         self._last_decodes_s: list[float] = []
         self._suggested = _FIRST_TOKENS
@@ -98,8 +98,8 @@ class PrefillPace:
         return max(_LEAST_PART_S, _PART_SHARE * self._stall_s)
 
     def budget_s(self, decoding: bool) -> float:
-        """Return how long work on a prompt may take until it lets others go on. ``decoding`` says
-        whether rows wait for it."""
+        """Return how long work on a prompt may take until it lets others continue. ``decoding``
+        says whether rows wait for it."""
         if decoding:
             return max(0.0, self._stall_s - self._decode_s)
         return max(self._idle_chunk_s, self._stall_s)
@@ -115,8 +115,8 @@ class PrefillPace:
         share = 1 / (_SPARE * self._overrun)
         return self._max_stall_s * max(_LEAST_SHARE, min(share, _MOST_SHARE))
 
-    def _compare(self, waited_s: float, foreseen_s: float) -> None:
-        overrun = min(waited_s / foreseen_s, _MOST_OVERRUN) if foreseen_s > 0 else 1.0
+    def _compare(self, waited_s: float, expected_s: float) -> None:
+        overrun = min(waited_s / expected_s, _MOST_OVERRUN) if expected_s > 0 else 1.0
         noted = self._overrun + _NOTED * (overrun - self._overrun)
         self._overrun = max(noted, 1 + _REMEMBERED * (self._overrun - 1))
 

@@ -20,7 +20,7 @@ from mlx_vlm.generate.ar import (
 from mlx_vlm.generate.common import _chunked_prefill_enabled
 
 from lmx.worker.engine.values import SequenceRequest, TokenScores
-from lmx.worker.mlx.decoding.media import PromptMediaReading
+from lmx.worker.mlx.decoding.prefill_media import PrefillMedia
 from lmx.worker.mlx.media.spans import media_of
 from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states, trim_windows
 from lmx.worker.mlx.model.hidden import HiddenStates
@@ -44,7 +44,7 @@ class PromptPrefill:
         row: SequenceRequest,
         prompt_cache: PromptCache,
         cached_tokens: int,
-        heard_tokens: int = 0,
+        observed_tokens: int = 0,
     ) -> None:
         self.row = row
         self.prompt_cache = prompt_cache
@@ -53,20 +53,20 @@ class PromptPrefill:
         """How many of them were found, and not computed."""
         self.done_tokens = cached_tokens
         self.scores: list[TokenScores] = []
-        self._heard_tokens = heard_tokens
-        self._heard: list[mx.array] = []
+        self._observed_tokens = observed_tokens
+        self._observed: list[mx.array] = []
         self._forward = forward
         self._tokens = mx.array([row.prompt])
         media = media_of(row)
-        self.media = PromptMediaReading(forward, self._tokens, media) if media else None
+        self.media = PrefillMedia(forward, self._tokens, media) if media else None
         """Its pictures, sounds and videos; None: it has none."""
-        self.uncut_tokens = len(row.prompt) - row.generated_tokens if forward.whole_prompts else 0
+        self.atomic_tokens = len(row.prompt) - row.generated_tokens if forward.atomic_prompts else 0
         """How many of the first tokens must be processed at once. Those of an answer, with which a
         row comes back, see none behind them: they follow one by one."""
         arguments = forward.embed(self._tokens)
         self.chunked: bool = (
-            self.uncut_tokens < len(row.prompt)
-            if forward.whole_prompts
+            self.atomic_tokens < len(row.prompt)
+            if forward.atomic_prompts
             else _chunked_prefill_enabled(
                 forward.language_model if media is None else forward.model,
                 input_ids=self._tokens,
@@ -91,11 +91,11 @@ class PromptPrefill:
 
     @property
     def hidden(self) -> HiddenStates | None:
-        """The hidden states of the last ``heard_tokens`` tokens that were processed, or of fewer if
-        the others were found. None: there are none."""
-        if not self._heard:
+        """The hidden states of the last ``observed_tokens`` tokens that were processed, or of fewer
+        if the others were found. None: there are none."""
+        if not self._observed:
             return None
-        states = mx.concatenate(self._heard, axis=1)[:, -self._heard_tokens :]
+        states = mx.concatenate(self._observed, axis=1)[:, -self._observed_tokens :]
         return HiddenStates(self.done_tokens - states.shape[1], states)
 
     @property
@@ -115,14 +115,14 @@ class PromptPrefill:
         if self.row.prompt_logprobs is not None:
             end = min(end, begin + self._scored_tokens)
         end = min([end, *(stop for stop in stops if stop > begin)])
-        if self.uncut_tokens:
-            end = max(self.uncut_tokens, begin + 1)
+        if self.atomic_tokens:
+            end = max(self.atomic_tokens, begin + 1)
         elif self.media is not None:
-            end = self.media.whole_end(begin, end)
+            end = self.media.atomic_end(begin, end)
         logits = self._run(begin, end, {"n_to_process": end - begin})
         if self.row.prompt_logprobs is not None:
             self._score(logits, begin, end)
-        mx.eval(cache_states(self.prompt_cache), self._heard)
+        mx.eval(cache_states(self.prompt_cache), self._observed)
         self.done_tokens = end
         return end - begin
 
@@ -162,10 +162,10 @@ class PromptPrefill:
             trim_windows(self.prompt_cache)
             return logits
 
-        if end <= length - 1 - self._heard_tokens or not self._heard_tokens:
+        if end <= length - 1 - self._observed_tokens or not self._observed_tokens:
             return run()
-        logits, hidden = self._forward.listen(run)
-        self._heard.append(hidden)
+        logits, hidden = self._forward.capture_hidden(run)
+        self._observed.append(hidden)
         return logits
 
     def _arguments(self, begin: int, end: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Removes tokens from a prompt cache again: the guesses that turned out wrong.
+"""Removes tokens from a prompt cache again: the drafts that turned out wrong.
 
 Written for mlx-vlm 0.7.10, whose cache transactions do it for attention, for sliding windows, and
 for those recurrent models that record their states. The states of others are kept from before.
@@ -24,7 +24,7 @@ from mlx_vlm.models.cache import (
 from mlx_vlm.speculative.cache_state import iter_leaf_caches, start_speculative_cache
 
 from lmx.worker.engine.values import SequenceRequest, SequenceSampling
-from lmx.worker.mlx.decoding.batching import difference, without_forbidden
+from lmx.worker.mlx.decoding.batch_mode import difference, without_forbidden
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
 from lmx.worker.mlx.model.batch_slots import MOST_PADDING_TOKENS, SlottedKVCache, join
 from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states
@@ -49,7 +49,7 @@ _WINDOW_TOKENS: Final = 6
 
 
 class Undo(Enum):
-    """How wrong guesses are removed from a model's caches."""
+    """How wrong drafts are removed from a model's caches."""
 
     RECORDED = auto()
     """The caches know what each token has changed."""
@@ -69,7 +69,7 @@ class Rollback:
         self._tokens = tokens
         put_windows_in_order(prompt_cache)
         layers: list[Any] = list(iter_leaf_caches(prompt_cache))
-        # Nobody writes into a state: the next one is another array.
+        # A state is never changed in place: the next one is another array.
         self._before = [
             (layer, list(layer.state), layer.left_padding, layer.lengths)
             for layer in layers
@@ -84,7 +84,7 @@ class Rollback:
         self, kept_tokens: Sequence[int], replay: Callable[[int], object] | None = None
     ) -> None:
         """Keep this many tokens of each row. Where tokens are replayed, all rows must keep the same
-        number, and ``replay`` decodes so many of the first ones again."""
+        number, and ``replay`` decodes this many of the first ones again."""
         if not self._before or all(kept == self._tokens for kept in kept_tokens):
             self._transaction.commit(kept_tokens)
             return
@@ -110,8 +110,8 @@ def put_windows_in_order(prompt_cache: PromptCache) -> None:
 
 
 def cut_padding(prompt_cache: PromptCache, rows: int, longest_tokens: int) -> None:
-    """Remove what no row of a batch uses, if it is more than a little: the longest row has so many
-    tokens in the cache. Windows keep theirs until it slides out of them."""
+    """Remove what no row of a batch uses, if it is more than a little: the longest row has this
+    many tokens in the cache. Windows keep theirs until it slides out of them."""
     layers = [layer for layer in prompt_cache if type(layer) in _CUT]
     if layers and layers[0].size() - longest_tokens > MOST_PADDING_TOKENS:
         all_rows = mx.arange(rows)
@@ -137,8 +137,8 @@ class Blocks:
     """Whether several rows may keep different numbers of tokens; otherwise all keep the same."""
 
 
-def try_blocks(forward: Forward, *, guesses: bool) -> Blocks:
-    """Return what works. The reason is logged where something doesn't. Without ``guesses``, it is
+def probe_multi_token(forward: Forward, *, drafts: bool) -> Blocks:
+    """Return what works. The reason is logged where something doesn't. Without ``drafts``, it is
     not tried to remove the same number of tokens from all rows."""
     if (fault := _fault(forward, 1, _at_once)) is not None:
         log.info("decode.one_by_one", reason=fault)
@@ -154,7 +154,7 @@ def try_blocks(forward: Forward, *, guesses: bool) -> Blocks:
         and _fault(forward, 2, _at_once) is None
         and not (slides and _slips(forward, Undo.RECORDED, (2, 1)))
     )
-    if not guesses:
+    if not drafts:
         return Blocks(True, apart=apart)
     alone = _find_undo(forward, 1)
     together = None if alone is None else _find_undo(forward, 2)
@@ -177,7 +177,7 @@ def _find_undo(forward: Forward, rows: int) -> Undo | None:
 _Decode = Callable[..., mx.array]
 """Decodes the same tokens in all rows."""
 _Take = Callable[[_Decode, PromptCache, int], None]
-"""Lets each of so many rows take two tokens, in its way."""
+"""Lets each of this many rows take two tokens, in its way."""
 
 
 def _fault(forward: Forward, rows: int, take: _Take) -> str | None:
@@ -257,8 +257,8 @@ class _Undone:
 
 
 def _slips(forward: Forward, undo: Undo, kept: Sequence[int]) -> bool:
-    """Return whether something goes wrong in a batch whose windows have slid, if each row keeps so
-    many tokens: its logits differ from those of each row alone. The reason is logged.
+    """Return whether something goes wrong in a batch whose windows have slid, if each row keeps
+    that many tokens: its logits differ from those of each row alone. The reason is logged.
 
     The windows are made short for it. A real one would need a long prompt to slide.
     """
@@ -288,8 +288,8 @@ def _slips(forward: Forward, undo: Undo, kept: Sequence[int]) -> bool:
 
 
 def _logits_on_the_way(forward: Forward, batch: _Rows, undo: Undo, kept: Sequence[int]) -> mx.array:
-    """Return the logits [rows, tokens, vocabulary] of a block of which each row keeps so many
-    tokens, of a token after it, which is written over the oldest one of each window, and of a
+    """Return the logits [rows, tokens, vocabulary] of a block of which each row keeps that
+    many tokens, of a token after it, which is written over the oldest one of each window, and of a
     block after that."""
     decode = _decoding(forward, batch, len(kept))
     rollback = Rollback(batch.cache, len(_TAKEN) + len(_WRONG), undo)

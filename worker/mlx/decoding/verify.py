@@ -1,7 +1,7 @@
-"""Drawing several tokens of a row from one forward over guesses of them. Engine thread.
+"""Drawing several tokens of a row from one forward over drafts of them. Engine thread.
 
 Exact: each token is drawn by the row's own parameters from the model's logits, at the position
-and with the history that it would have in plain decoding. A guess is only ever compared with
+and with the history that it would have in plain decoding. A draft is only ever compared with
 what was drawn, so that it decides how many tokens a step has and never which.
 """
 
@@ -13,27 +13,27 @@ from typing import Any, NamedTuple, cast
 import mlx.core as mx
 
 from lmx.worker.engine.values import TokenScores
-from lmx.worker.mlx.sampling.sampler import PendingScores, RowSampler
+from lmx.worker.mlx.sampling.sampler import BatchSampler, PendingScores
 
 
-class Guesses(NamedTuple):
+class Drafts(NamedTuple):
     """What may follow the tokens that are drawn but not fed. Of each row's line in ``tokens``
-    [rows, most guessed], only the first ``lengths`` tokens count. They may not be evaluated yet."""
+    [rows, most drafted], only the first ``lengths`` tokens count. They may not be evaluated yet."""
 
     tokens: mx.array
     lengths: Sequence[int]
 
     @staticmethod
-    def of(rows: Sequence[Sequence[int]]) -> Guesses:
-        """Return guesses that are known, at least one for some row."""
+    def of(rows: Sequence[Sequence[int]]) -> Drafts:
+        """Return drafts that are known, at least one for some row."""
         lengths = [len(row) for row in rows]
         width = max(lengths)
         lines = [[*row, *[0] * (width - len(row))] for row in rows]
-        return Guesses(mx.array(lines, mx.int32), lengths)
+        return Drafts(mx.array(lines, mx.int32), lengths)
 
 
 class Drawn(NamedTuple):
-    """What became of a row's guesses: those that are right, and the token drawn after them."""
+    """What became of a row's drafts: those that are right, and the token drawn after them."""
 
     accepted: Sequence[int]
     following: int
@@ -41,20 +41,20 @@ class Drawn(NamedTuple):
 
 def draw(
     logits: mx.array,
-    guesses: Guesses,
+    drafts: Drafts,
     sequence_ids: Sequence[int],
     positions: Sequence[int],
-    sampler: RowSampler,
+    sampler: BatchSampler,
     end_ids: Collection[int],
     *,
     in_step: bool,
 ) -> list[Drawn]:
-    """Draw each row's tokens as far as its guesses are right. Blocks.
+    """Draw each row's tokens as far as its drafts are right. Blocks.
 
-    ``logits`` [rows, 1 + most guessed, vocabulary]; the first are for ``positions``. The
-    sampler accepts the tokens that were guessed; ``following`` isn't, as it is not fed yet.
+    ``logits`` [rows, 1 + most drafted, vocabulary]; the first are for ``positions``. The
+    sampler accepts the tokens that were drafted; ``following`` isn't, as it is not fed yet.
     Nothing is drawn behind a token of ``end_ids``: a row is about to end there. ``in_step``: all
-    rows go on only as far as the guesses of all are right.
+    rows continue only as far as the drafts of all are right.
     """
     rows, width, _ = logits.shape
     everything: list[list[int]] | None = None
@@ -62,7 +62,7 @@ def draw(
         mx.async_eval(logits)  # type: ignore[no-untyped-call]
     else:
         everything = _draw_everything(logits, sequence_ids, positions, sampler)
-    guessed: Any = guesses.tokens.tolist()
+    drafted: Any = drafts.tokens.tolist()
     drawn: list[list[int]] = [[] for _ in sequence_ids]
     going = list(range(rows))
     for offset in range(width):
@@ -78,8 +78,8 @@ def draw(
         right = []
         for row, token in zip(going, tokens, strict=True):
             drawn[row].append(token)
-            was_guessed = offset < guesses.lengths[row] and token == guessed[row][offset]
-            if was_guessed and token not in end_ids:
+            was_drafted = offset < drafts.lengths[row] and token == drafted[row][offset]
+            if was_drafted and token not in end_ids:
                 right.append(row)
         if not right or (in_step and len(right) < rows):
             break
@@ -90,7 +90,7 @@ def draw(
 
 
 def _draw_everything(
-    logits: mx.array, sequence_ids: Sequence[int], positions: Sequence[int], sampler: RowSampler
+    logits: mx.array, sequence_ids: Sequence[int], positions: Sequence[int], sampler: BatchSampler
 ) -> list[list[int]]:
     """Draw at all positions at once: no draw depends on the one before."""
     rows, width, vocabulary = logits.shape
@@ -111,7 +111,7 @@ class DrawnScores(NamedTuple):
 
 
 def score(
-    logits: mx.array, drawn: Sequence[Drawn], sequence_ids: Sequence[int], sampler: RowSampler
+    logits: mx.array, drawn: Sequence[Drawn], sequence_ids: Sequence[int], sampler: BatchSampler
 ) -> DrawnScores:
     """Score what was drawn from ``logits``. Blocks where a row wants scores."""
     following: list[PendingScores] = []
@@ -131,7 +131,7 @@ def score_known(
     logits: mx.array,
     known: Sequence[Sequence[int]],
     sequence_ids: Sequence[int],
-    sampler: RowSampler,
+    sampler: BatchSampler,
 ) -> dict[tuple[int, int], TokenScores]:
     """Return the scores of each row's ``known`` tokens by ``logits`` [rows, tokens, vocabulary], by
     (row, place). Rows that want none are left out. Blocks where a row wants some."""
@@ -156,7 +156,7 @@ def _score_some(
     offset: int,
     tokens: Sequence[int],
     sequence_ids: Sequence[int],
-    sampler: RowSampler,
+    sampler: BatchSampler,
 ) -> PendingScores | None:
     some = [sequence_ids[row] for row in rows]
     return sampler.scores(logits[mx.array(list(rows)), offset], mx.array(list(tokens)), some)

@@ -24,14 +24,15 @@ import mlx.nn as nn
 import numpy as np
 
 _MOST_TABLES: Final = 8
-"""Some models have layers of two kinds, each with positions of its own; and there may be lanes."""
+"""Some models have layers of two kinds, each with positions of its own; and there may be
+buckets."""
 
 _MOST_OFFSETS: Final = 64
-"""Those of many lanes, of which each has some in a step. They are a number for each row."""
+"""Those of many buckets, of which each has some in a step. They are a number for each row."""
 
 _MOST_NUMBERS: Final = 1 << 16
 """How large a table may be to be kept. One for a long part of a prompt would take megabytes, and
-what it spares is nothing beside that part."""
+what it spares is nothing next to that part."""
 
 _mlx_rms_norm = mx.fast.rms_norm
 _mlx_rope = mx.fast.rope
@@ -115,12 +116,13 @@ class RopeTables:
         self._freqs: dict[tuple[mx.Dtype, bytes], mx.array] = {}
 
     def name_offsets(self, offset: mx.array) -> None:
-        """Note that nobody changes this array of offsets in place, as most caches change theirs."""
+        """Note that this array of offsets is never changed in place, as most caches change
+        theirs."""
         self._offsets.appendleft(offset)
 
     def share_freqs(self, model: nn.Module) -> None:
         """Give layers whose frequencies are equal the same array of them. Only these have tables:
-        of others it is not known that they are not made anew at each call. Does nothing where the
+        of others it is not known that they are not made again at each call. Does nothing where the
         functions of this module are not used."""
         if mx.fast.rope is not rope:
             return

@@ -48,15 +48,15 @@ class Kernels:
             fetched = sum(_copied(each, self._made) for each in self._kept.glob("*.so"))
             log.info("kernels.fetched", kernels=fetched)
 
-    def keep(self) -> None:
+    def save(self) -> None:
         """Keep those that this process has loaded, and so are whole."""
         loaded = _loaded(self._made)
         with contextlib.suppress(OSError):
             self._kept.mkdir(mode=0o700, parents=True, exist_ok=True)
             if loaded and _is_ours(self._kept):
-                room = _MOST_KERNELS - sum(1 for _ in self._kept.iterdir())
-                kept = sum(_copied(each, self._kept) for each in loaded[: max(0, room)])
-                log.info("kernels.kept", kernels=kept)
+                free = _MOST_KERNELS - sum(1 for _ in self._kept.iterdir())
+                kept = sum(_copied(each, self._kept) for each in loaded[: max(0, free)])
+                log.info("kernels.saved", kernels=kept)
 
 
 def shared_kernels() -> Kernels | None:
@@ -86,12 +86,12 @@ def _copied(kernel: Path, folder: Path) -> bool:
     target = folder / kernel.name
     if target.exists():
         return False
-    beside = folder / f".{os.getpid()}-{kernel.name}"[:250]
+    partial = folder / f".{os.getpid()}-{kernel.name}"[:250]
     try:
-        shutil.copyfile(kernel, beside)
-        beside.replace(target)
+        shutil.copyfile(kernel, partial)
+        partial.replace(target)
     finally:
-        beside.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
     return True
 
 

@@ -17,7 +17,7 @@ from lmx.worker.mlx.device.wired import wired_bytes
 log = structlog.get_logger()
 
 
-def hold_weights(wiring: MemoryWiring, limit_bytes: int) -> None:
+def wire_weights(wiring: MemoryWiring, limit_bytes: int) -> None:
     """Wire the weights as ``wiring`` says. Called when they are in memory, and nothing else is.
 
     From now on mlx waits for what it computes before it takes more than ``limit_bytes``, the
@@ -44,7 +44,7 @@ def hold_weights(wiring: MemoryWiring, limit_bytes: int) -> None:
     )
 
 
-def give_back(models: Iterable[Any]) -> None:
+def release_memory(models: Iterable[Any]) -> None:
     """Free the parameters of these models, whoever still refers to them, and unwire all memory. The
     models can't be used any more.
 

@@ -20,7 +20,7 @@ from lmx.protocol.messages.tasks import TaskReply
 from lmx.protocol.states import LoadPhase
 from lmx.worker.engine.interfaces import LoadReporter
 from lmx.worker.engine.values import ModelFacts, PromptSource
-from lmx.worker.mlx.device.metal_memory import give_back, hold_weights
+from lmx.worker.mlx.device.metal_memory import release_memory, wire_weights
 from lmx.worker.mlx.encoders.folder import EncoderSettings, read_encoder_settings
 from lmx.worker.mlx.model.folder import effective_context, read_folder
 from lmx.worker.mlx.model.guard import forbid_checkpoint_code
@@ -64,7 +64,7 @@ def load_encoder(spec: WorkerSpec, advanced: LoadReporter, read_model: ReadModel
     forbid_checkpoint_code()
     model = read_model(folder, settings)
     read_weights(model, advanced, folder, config.checkpoint, spec.kind)
-    hold_weights(spec.wiring, spec.memory_limit_bytes)
+    wire_weights(spec.wiring, spec.memory_limit_bytes)
     return LoadedEncoder(
         model,
         AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False),
@@ -136,7 +136,7 @@ class EncoderMemory:
 
     def release(self) -> None:
         """Free the weights, and unwire the memory."""
-        give_back([self._model])
+        release_memory([self._model])
 
     def memory_bytes(self) -> int:
         """Return what mlx holds."""

@@ -1,9 +1,9 @@
 """The parts of an encoding: after each of them, it can pause.
 
-MLX computes nothing before it is asked for. So the whole of an encoding is written down at once,
-with what each part makes noted on the way, and the parts are then computed one after the other, in
-as many steps as other rows want to come between. A part is a block of the model's eyes or ears, or
-less of it if that would take too long.
+MLX computes nothing before it is evaluated. So the whole of an encoding is recorded at once, with
+what each part makes, and the parts are then computed one after the other, in as many steps as other
+rows want to come between. A part is a block of the vision or audio encoder, or less of it if that
+would take too long.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from lmx.worker.mlx.media.slices import Part, Slicer
 from lmx.worker.mlx.module_calls import wrap_call
 
 _OTHERS: Final = frozenset({"language_model", "talker", "code2wav", "lm_head"})
-"""The parts of a model that neither see nor hear."""
+"""The parts of a model that are no encoders."""
 
 
 class BlockTap:
-    """Notes the parts in which a model's eyes and ears compute. Engine thread."""
+    """Records the parts in which a model's vision and audio encoders compute. Engine thread."""
 
     def __init__(self, model: Any) -> None:
         blocks = list(_blocks(model))
         known = {id(block) for block in blocks}
-        towers = list(_modules(model))
-        small = [one for one in towers if known.isdisjoint(map(id, _modules(one)))]
-        self._slicer = Slicer(towers, small)
+        encoders = list(_modules(model))
+        small = [one for one in encoders if known.isdisjoint(map(id, _modules(one)))]
+        self._slicer = Slicer(encoders, small)
         for block in blocks:
             wrap_call(block, self._note)
 
     @contextmanager
-    def noting(self, part_s: float) -> Iterator[Callable[[Features], Encoding]]:
-        """Note, as long as the block of the statement runs, what the model computes, in parts that
+    def recording(self, part_s: float) -> Iterator[Callable[[Features], Encoding]]:
+        """Record, until the end of the block, what the model computes, in parts that
         seem to take ``part_s`` at most. The function returns how the features are computed."""
-        with self._slicer.slicing(part_s) as parts:
+        with self._slicer.recording(part_s) as parts:
             yield lambda features: Encoding(features, parts, self._slicer)
 
     def _note(self, output: Any) -> None:
@@ -92,7 +92,7 @@ class Encoding:
 
 
 def _modules(module: Any) -> Iterator[Any]:
-    """Yield a module and those in it that see or hear."""
+    """Yield a module and those in it that belong to an encoder."""
     yield module
     for name, child in module.children().items():
         if name not in _OTHERS:

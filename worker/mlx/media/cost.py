@@ -1,4 +1,4 @@
-"""How long computing takes, foreseen from what was measured. Pure."""
+"""How long computing takes, estimated from what was measured. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Final
 
 _MOST_AT_ONCE: Final = 2.0
-"""A part of several kinds that took longer than foreseen makes each of them so many times as dear
+"""A part of several kinds that took longer than expected makes each of them this many times as dear
 at most."""
 
 
@@ -33,7 +33,7 @@ class ComputingCost:
         self._measured_s[kind] = (known_s + each_s) / 2
 
     def exceeded(self, kinds: Collection[str], times: float) -> None:
-        """Note that computing of several kinds took so many ``times`` what was foreseen, more than
+        """Note that computing of several kinds took ``times`` what was expected, more than
         once."""
         for kind in kinds:
             known_s = self._measured_s.get(kind, self._first_s)

@@ -161,7 +161,7 @@ def _counted(model: Any, span: MediaSpan) -> Iterator[None]:
     if span.kind is MediaKind.AUDIO and hasattr(hears, "get_audio_features"):
         # What is too much is cut off by the class, and what lacks is silence.
         replaced.append((hears, "get_audio_features", None))
-        listen = _counting_ears(hears.get_audio_features, count)
+        listen = _counting_audio(hears.get_audio_features, count)
         object.__setattr__(hears, "get_audio_features", listen)
     for name in _MERGERS:
         plain = getattr(model, name, None)
@@ -191,7 +191,7 @@ def _counting_scatter(scatter: Callable[..., Any]) -> Callable[..., Any]:
     return counting
 
 
-def _counting_ears(listen: Callable[..., Any], count: int) -> Callable[..., Any]:
+def _counting_audio(listen: Callable[..., Any], count: int) -> Callable[..., Any]:
     @functools.wraps(listen)
     def counting(*args: Any, **kwargs: Any) -> Any:
         features = listen(*args, **kwargs)

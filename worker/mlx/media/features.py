@@ -13,7 +13,7 @@ class FeatureCache:
     """The features of what was seen or heard last. Engine thread.
 
     What was computed for requests with one salt is found only by those with the same: the time that
-    an answer takes must not tell whether somebody else has sent the same picture.
+    an answer takes must not show whether somebody else has sent the same picture.
     """
 
     def __init__(self, limit_bytes: int) -> None:

@@ -40,7 +40,7 @@ def process(processor: Any, media: Media, marker: str, image_token: int | None) 
     """Return what the model gets for one picture, sound or video.
 
     ``marker`` is what the chat template writes for it, and ``image_token`` the number of the
-    placeholder, which a few processors must be told. Prompt thread. Raises ``ValueError`` and what
+    placeholder, which a few processors need. Prompt thread. Raises ``ValueError`` and what
     else a processor raises for something that it can't take.
     """
     # The device is the engine thread's; this is nothing but converting.
@@ -116,14 +116,14 @@ def to_mlx(value: Any) -> Any:
 
 _FIRST_S: Final = 32.0
 _END_S: Final = 0.1
-"""A processor that sees a change of so much of the end takes all of a sound. It may leave out less,
-where that fills no window of its features."""
+"""A processor that sees a change of this much of the end takes all of a sound. It may leave out
+less, where that fills no window of its features."""
 _EXACT_S: Final = 0.01
 
 Process = Callable[[Sound], Processed]
 
 
-class Hearing:
+class AudioLimits:
     """Knows how much of a sound one processor takes.
 
     What takes all of a sound takes all of shorter ones. So the processor is tried again only with a
@@ -134,7 +134,7 @@ class Hearing:
         self._whole_s = 0.0
         """A sound of this length is taken as a whole."""
         self.most_s: float | None = None
-        """What comes after so much of a sound is left out. None: nothing was so far."""
+        """What comes after this much of a sound is left out. None: nothing was so far."""
 
     def windows(self, sound: Sound, process: Process) -> Sequence[Sound]:
         """Return a sound in parts of one length, each of which ``process`` takes as a whole: one,

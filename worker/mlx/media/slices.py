@@ -1,11 +1,11 @@
-"""Attention, layers and other modules of a model's eyes and ears, computed in slices.
+"""Attention, layers and other modules of a model's vision and audio encoders, computed in slices.
 
 A single block of a model may take seconds for a large picture. But attention reads the keys of all
 patches for each query alone, and a layer knows no other patch than its own. So slices of the
 queries, or of the patches, give the same numbers as the whole.
 
-MLX computes nothing before it is asked for. So the slices are written down while the model's own
-class is called, and computed later, one after the other.
+MLX computes nothing before it is evaluated. So the slices are recorded while the model's own class
+is called, and computed later, one after the other.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _FIRST_GPU_S: Final = 1e-11
 """How long a multiplication takes on the slowest machines, before anything was measured."""
 
 _EVEN: Final = 32
-"""Slices of more rows than this have a multiple of it: kernels compute blocks of so many."""
+"""Slices of more rows than this have a multiple of it: kernels compute blocks of this many."""
 
 _LAYERS: Final = (nn.Linear, nn.QuantizedLinear)
 _CONVOLUTIONS: Final = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 _ATTENTION: Final = "attention"
 _COMPILED_ATTENTION: Final = ("ensure_fused_sdpa", "chunked_attention")
-"""Functions of mlx-vlm that are compiled: what these call can't be written down."""
+"""Functions of mlx-vlm that are compiled: what these call can't be recorded."""
 
 _TRIAL_CUTS: Final = (0, 1, 6, 13)
 """Where the rows of the trial of a module are cut. A module that mixes the rows of windows has
@@ -47,15 +47,15 @@ windows of other sizes."""
 _TRIAL_TOLERANCE: Final = 0.02
 """A share of the largest output; bfloat16 rounds to less."""
 
-_Seam = tuple[Any, str, Any]
-"""An object, the name of an attribute, and what the attribute is while parts are written down."""
+_Patch = tuple[Any, str, Any]
+"""An object, the name of an attribute, and what the attribute is while parts are recorded."""
 
 
 class Part(NamedTuple):
     """What is computed in one go."""
 
     array: mx.array
-    foreseen_s: float
+    expected_s: float
     kinds: frozenset[str]
     """What it computes, of that which is counted."""
     multiplications: float = 0.0
@@ -63,18 +63,18 @@ class Part(NamedTuple):
 
 
 class Slicer:
-    """Writes down, in parts, what a model's classes compute. Engine thread."""
+    """Records, in parts, what a model's classes compute. Engine thread."""
 
-    def __init__(self, towers: Sequence[Any], small: Sequence[Any]) -> None:
-        """``towers`` are all modules that see or hear, and ``small`` those of them that hold none
-        of the blocks that stand one behind the other."""
+    def __init__(self, encoders: Sequence[Any], small: Sequence[Any]) -> None:
+        """``encoders`` are all modules of the vision and audio encoders, and ``small`` those of
+        them that hold none of the blocks that stand one behind the other."""
         gpu = mx.default_device() == mx.Device(mx.gpu)
         self._cost = ComputingCost(_FIRST_GPU_S if gpu else _FIRST_CPU_S)
-        self._seams = list(self._found_seams(towers, small))
+        self._patches = list(self._found_patches(encoders, small))
         self._known_by_rows: dict[Any, bool] = {}
         """Whether a module computes each row alone, by its class and the shapes of its weights."""
         self._thread: int | None = None
-        """The thread for which parts are written down. None: nothing is."""
+        """The thread for which parts are recorded. None: nothing is."""
         self._parts: list[Part] = []
         self._part_s = 0.0
         self._pending_s = 0.0
@@ -83,12 +83,12 @@ class Slicer:
         """Of which kinds that is."""
 
     @contextmanager
-    def slicing(self, part_s: float) -> Iterator[list[Part]]:
-        """Write down, as long as the block of the statement runs, what is computed, in parts that
+    def recording(self, part_s: float) -> Iterator[list[Part]]:
+        """Record, until the end of the block, what is computed, in parts that
         seem to take ``part_s`` at most."""
         self._parts, self._part_s = [], part_s
         with ExitStack() as seams:
-            for owner, name, value in self._seams:
+            for owner, name, value in self._patches:
                 seams.enter_context(_replaced(owner, name, value))
             self._thread = threading.get_ident()
             try:
@@ -99,8 +99,8 @@ class Slicer:
                 self._pending.clear()
 
     def pause(self, array: mx.array) -> None:
-        """End a part with an array, if parts are written down."""
-        if self._writes:
+        """End a part with an array, if parts are recorded."""
+        if self._records:
             self._parts.append(Part(array, self._pending_s, frozenset(self._pending)))
             self._pending_s = 0.0
             self._pending.clear()
@@ -110,18 +110,18 @@ class Slicer:
         if part.multiplications:
             (kind,) = part.kinds
             self._cost.measured(kind, part.multiplications, took_s)
-        elif took_s > 2 * part.foreseen_s > self._part_s:
+        elif took_s > 2 * part.expected_s > self._part_s:
             # Of a part with little that is counted, the rest may be what took long.
-            self._cost.exceeded(part.kinds, took_s / part.foreseen_s)
+            self._cost.exceeded(part.kinds, took_s / part.expected_s)
 
     @property
-    def _writes(self) -> bool:
+    def _records(self) -> bool:
         return self._thread == threading.get_ident()
 
-    def _found_seams(self, towers: Sequence[Any], small: Sequence[Any]) -> Iterator[_Seam]:
+    def _found_patches(self, encoders: Sequence[Any], small: Sequence[Any]) -> Iterator[_Patch]:
         fast, name = mx.fast, "scaled_dot_product_attention"
         yield fast, name, self._outermost(self._attention, getattr(fast, name))
-        spaces = {type(one).__module__ for one in towers} | {base.__name__}
+        spaces = {type(one).__module__ for one in encoders} | {base.__name__}
         for space, name in itertools.product(sorted(spaces), _COMPILED_ATTENTION):
             if (plain := getattr(sys.modules[space], name, None)) is not None:
                 yield sys.modules[space], name, self._outermost(self._attention, plain)
@@ -135,11 +135,11 @@ class Slicer:
 
     def _outermost(self, written: Callable[..., Any], plain: Callable[..., Any]) -> Any:
         """Return a function that calls ``written`` instead of ``plain``, with that before its
-        arguments, while parts are written down, but not for what a slice calls."""
+        arguments, while parts are recorded, but not for what a slice calls."""
 
         @functools.wraps(plain)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if self._writes:
+            if self._records:
                 return written(plain, *args, **kwargs)
             return plain(*args, **kwargs)
 
@@ -149,7 +149,7 @@ class Slicer:
         """Return a function for what a class evaluates on the way, to save memory."""
 
         def evaluate(*values: Any) -> None:
-            if not self._writes:
+            if not self._records:
                 plain(*values)
                 return
             for _, value in tree_flatten(list(values)):
@@ -171,7 +171,7 @@ class Slicer:
         widths = queries.shape[-1] + values.shape[-1]
         multiplications = float(queries.size // queries.shape[-1] * keys.shape[-2] * widths)
         if any(isinstance(option, str) for option in (*args, *kwargs.values())):
-            count = 1  # A mask that is said by its name is one of the whole.
+            count = 1  # A mask that is given by name is one of the whole.
 
         def slice_of(begin: int, end: int) -> mx.array:
             def cut(option: Any) -> Any:
@@ -183,7 +183,7 @@ class Slicer:
 
         whole = functools.partial(plain, queries, keys, values, *args, **kwargs)
         inputs = (queries, keys, values)
-        return self._written(_ATTENTION, multiplications, count, whole, slice_of, -2, inputs)
+        return self._recorded(_ATTENTION, multiplications, count, whole, slice_of, -2, inputs)
 
     def _layer(self, plain: Callable[..., mx.array], layer: Any, x: mx.array) -> mx.array:
         kind, each = type(layer).__name__, layer.weight.shape[0] * x.shape[-1]
@@ -208,12 +208,12 @@ class Slicer:
         beside = tuple(steps) == tuple(layer.weight.shape[1:-1]) and not any(padding)
         if x.shape[0] > 1 or not beside:
             # Each picture, or window of a sound, is alone.
-            return self._written(
+            return self._recorded(
                 type(layer).__name__, multiplications, x.shape[0], whole,
                 lambda begin, end: plain(layer, x[begin:end]), 0, (x,),
             )  # fmt: skip
         step = steps[0]
-        return self._written(
+        return self._recorded(
             type(layer).__name__, multiplications, made.shape[1], whole,
             lambda begin, end: plain(layer, x[:, step * begin : step * end]), 1, (x,),
         )  # fmt: skip
@@ -221,9 +221,9 @@ class Slicer:
     def _rows(
         self, kind: str, multiplications: float, call: Callable[[mx.array], mx.array], x: mx.array
     ) -> mx.array:
-        """Write down a call that computes each row alone, with so many multiplications."""
+        """Record a call that computes each row alone, with this many multiplications."""
         rows = x.shape[-2] if x.ndim > 1 else 1
-        return self._written(
+        return self._recorded(
             kind, multiplications * x.size / x.shape[-1], rows, functools.partial(call, x),
             lambda begin, end: call(x[..., begin:end, :]), -2, (x,),
         )  # fmt: skip
@@ -231,7 +231,7 @@ class Slicer:
     def _large(self, kind: str, multiplications: float) -> bool:
         return self._cost.seconds(kind, multiplications) > self._part_s
 
-    def _written(
+    def _recorded(
         self,
         kind: str,
         multiplications: float,

@@ -16,7 +16,7 @@ from lmx.protocol.states import MediaKind
 from lmx.worker.engine.values import PromptMedia, SequenceRequest
 
 _LEAST_WORDS: Final = 5
-"""So many words of 31 bits are enough to tell any two media apart, whoever chose them."""
+"""This many words of 31 bits distinguish any two media, whoever chose them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,7 +77,7 @@ class MediaSpans:
         return sum(_size_bytes(value) for span in self.spans for value in span.inputs.values())
 
     def release(self) -> None:
-        """Give the encoder's inputs back. Places and digests stay: they tell prompts apart."""
+        """Give the encoder's inputs back. Places and digests stay: they distinguish prompts."""
         self.spans = tuple(replace(span, inputs={}) for span in self.spans)
 
     def restore(self, again: PromptMedia) -> None:
@@ -93,7 +93,7 @@ class MediaSpans:
     @property
     def salt(self) -> str:
         """What has to be added to the salt of the prefix cache, because media with few placeholders
-        are not told apart by their keys. Empty for most."""
+        are not distinguished by their keys. Empty for most."""
         return "".join(
             f" {span.digest.hex()}" for span in self.spans if len(span.places) < _LEAST_WORDS
         )

@@ -1,7 +1,8 @@
 """Which model folders are drafters, and what a drafter keeps of a sequence, by config.json. Pure.
 
-A drafter guesses from the hidden states of another model (:mod:`lmx.worker.mlx.guessing.drafter`).
-mlx-vlm 0.7.10 tells drafters by the same names.
+A drafter works from the hidden states of another model
+(:mod:`lmx.worker.mlx.drafting.hidden_state_drafter`). mlx-vlm 0.7.10 recognizes drafters by the
+same names.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from typing import Any, Final
 from lmx.protocol.models.checkpoint import CheckpointConfig, count
 from lmx.protocol.models.memory import KvLayers
 
-HEARD_TOKENS: Final = 1024
+OBSERVED_TOKENS: Final = 1024
 """Of how many of a prompt's last tokens a drafter gets the hidden states. Those of a whole prompt
 take a fifth of its keys and values (EAGLE-3 with an 8B model: 2.3 GiB for 100,000 tokens), and the
-drafter would have to read them all before its first guess."""
+drafter would have to read them all before its first draft."""
 
-_KEPT_TOKENS: Final = 2 * HEARD_TOKENS
+_KEPT_TOKENS: Final = 2 * OBSERVED_TOKENS
 """So many tokens' hidden states wait for a drafter at most."""
 
 _STEP_TOKENS: Final = 256
@@ -40,7 +41,7 @@ class DrafterKind(Enum):
     """A layer or two, which take the hidden states of three layers."""
 
     DFLASH = "dflash"
-    """A small model that guesses a block of tokens in one pass from those of several layers."""
+    """A small model that drafts a block of tokens in one pass from those of several layers."""
 
 
 def drafter_type(config: CheckpointConfig) -> str:
@@ -71,17 +72,17 @@ def head_layers(config: CheckpointConfig) -> int:
     return count(config.text, "mtp_num_hidden_layers", "num_nextn_predict_layers") or 1
 
 
-def heard_layers(config: CheckpointConfig, element_bytes: int) -> tuple[KvLayers, ...]:
+def hidden_state_layers(config: CheckpointConfig, element_bytes: int) -> tuple[KvLayers, ...]:
     """Return what the hidden states that wait for a drafter take; nothing if it is none."""
     kind = drafter_kind(config)
     if kind is None or not config.hidden_size:
         return ()
-    layers = {DrafterKind.MTP: 1, DrafterKind.EAGLE3: _EAGLE_LAYERS}.get(kind) or _heard(config)
+    layers = {DrafterKind.MTP: 1, DrafterKind.EAGLE3: _EAGLE_LAYERS}.get(kind) or _observed(config)
     width = layers * (count(config.whole, "target_hidden_size") or config.hidden_size)
     return (KvLayers(1, width * element_bytes, _KEPT_TOKENS, 0, _STEP_TOKENS),)
 
 
-def _heard(config: CheckpointConfig) -> int:
+def _observed(config: CheckpointConfig) -> int:
     own: Any = config.whole.get("dflash_config")
     sections = (own if isinstance(own, dict) else {}, config.whole)
     named = (section.get("target_layer_ids") for section in sections)

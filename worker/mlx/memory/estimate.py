@@ -13,7 +13,7 @@ from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.models.checkpoint import CheckpointConfig, count
 from lmx.protocol.models.memory import Activations, MemoryModel
 from lmx.protocol.states import ModelKind
-from lmx.worker.mlx.memory.drafters import heard_layers
+from lmx.worker.mlx.memory.drafters import hidden_state_layers
 from lmx.worker.mlx.memory.kv import kv_layers
 from lmx.worker.mlx.memory.media import media_memory
 from lmx.worker.mlx.memory.speech import speech_activations, speech_weights_bytes
@@ -55,7 +55,7 @@ _LOGIT_COPIES: Final = 6
 
 
 _LEAST_BUFFERS_BYTES: Final = 64 * _MIB
-"""Without any buffers, each step would allocate all of them anew."""
+"""Without any buffers, each step would allocate all of them again."""
 
 _MOST_BUFFERS_BYTES: Final = 1024 * _MIB
 """Larger models need no more: a layer's buffers are what counts."""
@@ -97,7 +97,7 @@ def estimate(
             if platform == "darwin"
             else buffers_bytes(weights.total_bytes)
         ),
-        kv_layers=layers + heard_layers(config, weights.element_bytes),
+        kv_layers=layers + hidden_state_layers(config, weights.element_bytes),
         kv_layers_8bit=layers_8bit,
         kv_layers_4bit=layers_4bit,
         activations=work,

@@ -21,9 +21,9 @@ STEP_TOKENS: Final = 256
 """mlx-vlm's caches grow by whole steps."""
 
 GROUP_SIZES: Final = (64, 32)
-"""So many quantized numbers have a scale and a bias in common: the first size of these that divides
-the widths of keys and values. Larger groups take less memory. No other size can be had for the
-usual widths."""
+"""This many quantized numbers have a scale and a bias in common: the first size of these that
+divides the widths of keys and values. Larger groups take less memory. No other size can be had for
+the usual widths."""
 
 _MOST_LAYERS: Final = 4096
 _STATE_NUMBER_BYTES: Final = 4
@@ -75,7 +75,7 @@ _EXPAND: Final = frozenset(
 )
 """Model types with latent attention whose caches hold all heads' keys and values all the same."""
 
-_EXPANDS_WITH_EYES: Final = "mistral4"
+_EXPANDS_WITH_VISION: Final = "mistral4"
 """mlx-vlm's class of it does so, and mlx-lm's, which is taken for text alone, does not."""
 
 _REPEAT: Final = frozenset({"falcon_ocr", "falcon_perception"})
@@ -101,7 +101,7 @@ _EVERY_FOURTH: Final = frozenset({_CHUNKED, _PROJECTING})
 
 _RECURRENT: Final = frozenset({"mamba", "mamba2", "falcon_mamba", "rwkv7", "z1t"})
 _UNKNOWN_STATE: Final = 128
-"""Numbers of recurrent state for each of the hidden ones, where the configuration tells nothing:
+"""Numbers of recurrent state for each of the hidden ones, where the configuration says nothing:
 what the known kinds come to."""
 
 
@@ -189,9 +189,9 @@ def _layer(
         inputs = config.hidden_size + contents[0].heads * contents[0].key_width
         kernel = count(config.text, "sconv_kernel_size") or 4
         fixed = (kernel - 1) * 2 * inputs * _STATE_NUMBER_BYTES
-    indexer_bytes, beside = _indexer(config, types, index, element_bytes)
+    indexer_bytes, unquantizable = _indexer(config, types, index, element_bytes)
     stored_bytes = token_bytes
-    if bits is not None and not beside:
+    if bits is not None and not unquantizable:
         stored_bytes = sum(_stored_bytes(content, element_bytes, bits) for content in contents)
     read_bytes = token_bytes if stored_bytes < token_bytes else 0
     shapes = [_Shape(stored_bytes + indexer_bytes, None, fixed, read_bytes)]
@@ -327,7 +327,7 @@ def _by_name(name: str, types: set[str]) -> _Holds:
 
 
 def _by_rule(text: Section, types: set[str], index: int) -> _Holds:
-    """Return what a layer holds, where a number or the model's type tells."""
+    """Return what a layer holds, where a number or the model's type decides it."""
     if types & _EVERY_FOURTH:
         others = _Holds.WINDOW if _CHUNKED in types else _Holds.STATE
         return _Holds.ALL if (index + 1) % 4 == 0 else others
@@ -369,7 +369,7 @@ def _contents(
     rope = count(text, "qk_rope_head_dim")
     if rank and _ONE_INDEX in types:
         return (_Content(1, rank, rope), _Content(1, (count(text, "index_head_dim") + 1) // 2, 0))
-    expands = types & _EXPAND or (_EXPANDS_WITH_EYES in types and "vision_config" in config.whole)
+    expands = types & _EXPAND or (_EXPANDS_WITH_VISION in types and "vision_config" in config.whole)
     if rank and not expands:
         # The indexer keeps its keys in the place of values too, if it has a cache like others.
         indexer = 0 if _PROJECTING in types else count(text, "index_head_dim")

@@ -1,4 +1,4 @@
-"""What seeing takes: tokens of the context, and memory. This module is pure.
+"""What pictures take: tokens of the context, and memory. This module is pure.
 
 It counts for one picture of 1024 x 768 pixels, from config.json alone. The processor, which has the
 last word, is not known before the model is loaded.
@@ -25,7 +25,7 @@ _LEAST_RATIO: Final = 1 / 64
 
 _TILED: Final = frozenset({"idefics3", "smolvlm"})
 _TILES_A_SIDE: Final = 4
-"""Idefics 3 and SmolVLM make a picture so large that its longer side is so many tiles."""
+"""Idefics 3 and SmolVLM make a picture so large that its longer side is this many tiles."""
 
 _INTERNVL_TILES: Final = 12
 _LFM_TILES: Final = 10
@@ -33,7 +33,7 @@ _LFM_TILE_PIXELS: Final = 512
 
 
 class _View(NamedTuple):
-    """What the eyes are shown of a picture: so many pieces of one size."""
+    """What the vision encoder is given of a picture: pieces of one size."""
 
     pieces: int
     patches: int
@@ -45,34 +45,34 @@ class _View(NamedTuple):
 def media_memory(
     config: CheckpointConfig, weights_bytes: int, element_bytes: int, *, fused_attention: bool
 ) -> MediaMemory | None:
-    """Return what a model's eyes and ears take. ``weights_bytes``: those of them; 0: it has none.
-    ``fused_attention``: attention keeps no scores, because it is one kernel."""
+    """Return what a model's vision and audio encoders take. ``weights_bytes``: those of them; 0: it
+    has none. ``fused_attention``: attention keeps no scores, because it is one kernel."""
     if not weights_bytes:
         return None
-    eyes = _eyes(config.whole)
-    if not eyes:
+    vision = _vision(config.whole)
+    if not vision:
         return MediaMemory(weights_bytes, 0, 0)
-    view = _view(config, eyes)
+    view = _view(config, vision)
     return MediaMemory(
         weights_bytes,
         image_tokens=view.pieces * view.tokens,
-        image_bytes=_encoding_bytes(eyes, view, element_bytes, fused_attention=fused_attention)
+        image_bytes=_encoding_bytes(vision, view, element_bytes, fused_attention=fused_attention)
         + view.pieces * view.tokens * config.hidden_size * element_bytes,
     )
 
 
-def _eyes(whole: Section) -> Section:
+def _vision(whole: Section) -> Section:
     for section in (whole, whole.get("thinker_config")):
-        eyes = section.get("vision_config") if isinstance(section, Mapping) else None
-        if isinstance(eyes, Mapping) and eyes:
-            return eyes
+        vision = section.get("vision_config") if isinstance(section, Mapping) else None
+        if isinstance(vision, Mapping) and vision:
+            return vision
     return {}
 
 
-def _view(config: CheckpointConfig, eyes: Section) -> _View:
-    patch = count(eyes, "patch_size", "spatial_patch_size") or 16
-    image = count(eyes, "image_size") or 448
-    merge = _merge(config.whole, eyes)
+def _view(config: CheckpointConfig, vision: Section) -> _View:
+    patch = count(vision, "patch_size", "spatial_patch_size") or 16
+    image = count(vision, "image_size") or 448
+    merge = _merge(config.whole, vision)
     fixed = _fixed_tokens(config)
     if fixed:
         return _View(1, fixed * merge * merge if merge > 1 else (image // patch) ** 2, fixed)
@@ -98,12 +98,12 @@ def _piece(pieces: int, width: int, height: int, patch: int, merge: int) -> _Vie
     return _View(pieces, tokens * merge * merge, tokens)
 
 
-def _merge(whole: Section, eyes: Section) -> int:
+def _merge(whole: Section, vision: Section) -> int:
     """Return how many patches a side become one token."""
     merge = (
-        count(eyes, "spatial_merge_size")
+        count(vision, "spatial_merge_size")
         or count(whole, "spatial_merge_size", "scale_factor", "downsample_factor")
-        or count(eyes, "pooling_kernel_size")
+        or count(vision, "pooling_kernel_size")
     )
     ratio = whole.get("downsample_ratio")
     if not merge and isinstance(ratio, float) and _LEAST_RATIO <= ratio < 1:
@@ -135,11 +135,11 @@ def _grids(least: int, most: int) -> Iterator[tuple[int, int]]:
 
 
 def _encoding_bytes(
-    eyes: Section, view: _View, element_bytes: int, *, fused_attention: bool
+    vision: Section, view: _View, element_bytes: int, *, fused_attention: bool
 ) -> int:
-    hidden = count(eyes, "hidden_size", "embed_dim", "width")
-    inner = count(eyes, "intermediate_size") or 4 * hidden
-    heads = count(eyes, "num_heads", "num_attention_heads", "heads")
+    hidden = count(vision, "hidden_size", "embed_dim", "width")
+    inner = count(vision, "intermediate_size") or 4 * hidden
+    heads = count(vision, "num_heads", "num_attention_heads", "heads")
     numbers = _HIDDEN_COPIES * hidden + _INNER_COPIES * inner
     scores = 0 if fused_attention else _SCORE_COPIES * heads * view.patches
     return view.pieces * view.patches * (numbers + scores) * element_bytes

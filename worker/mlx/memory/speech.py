@@ -16,7 +16,7 @@ _HIDDEN_COPIES: Final = 16
 hidden one included. Measured with tiny.en and base in float32: 106 and 141 MiB in all."""
 
 _SOUND_BYTES: Final = 64 * 1024**2
-"""Sounds that are being written down, or wait for it: 17 minutes of them."""
+"""Sounds that are being transcribed, or wait for it: 17 minutes of them."""
 
 
 def computing_bytes(platform: str = sys.platform) -> int:

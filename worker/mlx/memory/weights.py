@@ -29,7 +29,7 @@ class Weights:
     bytes."""
 
     media_bytes: int
-    """Those of the model's eyes and ears; 0: it takes text only."""
+    """Those of the vision and audio encoders; 0: it takes text only."""
 
 
 def read_weights(folder: Path, kind: ModelKind) -> Weights:

@@ -58,8 +58,8 @@ def window_layers(section: Mapping[str, Any], layers: int) -> Sequence[bool]:
 
 
 def with_windows(section: Mapping[str, Any], context_tokens: int) -> tuple[dict[str, Any], str]:
-    """Return a section in the words of its model's class, and what that can't compute: it goes on
-    after "config.json". A window that no text of ``context_tokens`` is longer than is left out."""
+    """Return a section in the words of its model's class, and what that can't compute: it continues
+    "config.json". A window that no text of ``context_tokens`` is longer than is left out."""
     made, kind = dict(section), section.get("model_type")
     window, names = section.get("sliding_window"), section.get("layer_types")
     if kind in _RULES and isinstance(window, int) and 0 < context_tokens <= window:

@@ -1,7 +1,7 @@
 """Rows that join a batch and leave it, in the caches of all layers. A batch that has one row left
 keeps its caches as those of a single row, which need no mask.
 
-mlx-vlm's ``BatchKVCache`` has room for its rows alone: whenever a row joins or leaves, the keys and
+mlx-vlm's ``BatchKVCache`` holds its rows alone: whenever a row joins or leaves, the keys and
 values of all rows are copied. :class:`SlottedKVCache` moves the last row into the slot of one that
 leaves, and keeps the slot behind the remaining rows free for the next row that joins. So one row is
 copied. Caches of all other kinds, such as windows, states and quantized ones, are copied. All
@@ -33,15 +33,15 @@ from lmx.worker.mlx.model.forward import PromptCache, cache_states
 from lmx.worker.mlx.model.quantized_cache import BatchQuantizedCache
 
 _COPIED_BYTES: Final = 64 << 20
-"""Copies are evaluated when they take so much memory. With less, the device would wait for the next
-ones."""
+"""Copies are evaluated when they take this much memory. With less, the device would wait for the
+next ones."""
 MOST_PADDING_TOKENS: Final = 64
 """If no remaining row is nearly as long as the cache, the cache is cut, by a copy."""
 _SLOTS_SHARE: Final = 4
-"""One free slot for so many rows; at least one."""
+"""One free slot for this many rows; at least one."""
 
 _CHANGES: Final = 4
-"""A layer goes through several, one after the other: guesses are added, and then taken back."""
+"""A layer goes through several, one after the other: drafts are added, and then taken back."""
 
 
 class SlottedKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm has no types.
@@ -95,12 +95,12 @@ class SlottedKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm has no type
         BatchKVCache.state.fset(self, value)
 
     def may_free(self, slots: int) -> bool:
-        """Return whether so many more slots may be free."""
+        """Return whether this many more slots may be free."""
         rows = self.batch_size - slots
         return rows > 1 and self.free_slots + slots <= max(1, rows // _SLOTS_SHARE)
 
     def fits(self, rows: int, tokens: int) -> bool:
-        """Return whether free slots can take so many rows with so many tokens."""
+        """Return whether free slots can take this many rows with this many tokens."""
         return rows <= self.free_slots and 0 < tokens <= self._idx
 
     def give_up_slots(self) -> None:
@@ -160,7 +160,7 @@ class SlottedKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm has no type
         return n
 
     def joined(self, before: int | mx.array, row_tokens: int) -> None:
-        """Note that a row of so many tokens has joined; ``before``: the offsets without it."""
+        """Note that a row of this many tokens has joined; ``before``: the offsets without it."""
         self._share(before, ("joined", row_tokens))
 
     def move_rows(self, places: mx.array) -> None:
@@ -190,7 +190,7 @@ class SlottedKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm has no type
         return self.keys[:rows, :, :end], self.values[:rows, :, :end]
 
     def _grown(self, content: mx.array, tokens: int) -> mx.array:
-        """Return a copy with room for so many more tokens, and some more."""
+        """Return a copy with capacity for this many more tokens, and some more."""
         rows, heads, _, width = content.shape
         more = -(-tokens // self.step) * self.step
         return mx.concatenate(
@@ -262,7 +262,7 @@ def join(prompt_cache: PromptCache, other: PromptCache) -> PromptCache:
 
 def leave(prompt_cache: PromptCache, places: Sequence[int], longest_tokens: int) -> None:
     """Keep the rows of these places, in the order that ``kept_places`` gives. The longest of them
-    holds so many tokens. ``prompt_cache`` must be evaluated."""
+    holds this many tokens. ``prompt_cache`` must be evaluated."""
     kept = mx.array(list(places), mx.int32)
     slotted: list[SlottedKVCache] = []
     copies = _Copies()

@@ -67,13 +67,13 @@ def effective_context(
     known.
     """
     if declared is None and configured is None:
-        said = (
+        problem = (
             f"says that its context has {impossible} tokens, which can't be"
             if impossible
             else "doesn't say how long its context is"
         )
         raise OperationError(
-            ErrorCode.CONFIG_INVALID, f"The model's config.json {said}: set context_length."
+            ErrorCode.CONFIG_INVALID, f"The model's config.json {problem}: set context_length."
         )
     if declared is not None and configured is not None and configured > declared:
         raise OperationError(

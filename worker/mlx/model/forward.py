@@ -13,8 +13,8 @@ from mlx_vlm.models.cache import ChunkedKVCache, RotatingKVCache, make_prompt_ca
 from mlx_vlm.speculative.cache_state import iter_leaf_caches
 
 from lmx.worker.mlx.adapters.layers import ActiveAdapter
+from lmx.worker.mlx.media.bidirectional_mask import needs_whole_prompt, patch_bidirectional_mask
 from lmx.worker.mlx.media.blocks import BlockTap, Encoding
-from lmx.worker.mlx.media.both_ways import reads_whole_prompts, sees_both_ways
 from lmx.worker.mlx.media.encoding import encode
 from lmx.worker.mlx.media.spans import MediaSpan
 from lmx.worker.mlx.model.hidden import HiddenTap
@@ -47,11 +47,11 @@ class Forward:
         self.kv_quantization: KvQuantization | None = None
         """How keys and values are stored. None: as the model computes them."""
         self.tap: HiddenTap | None = None
-        """Where hidden states are heard, if somebody wants them."""
+        """Where hidden states are captured, if somebody wants them."""
         self._blocks = BlockTap(model)
-        self.whole_spans = sees_both_ways(self.language_model)
+        self.atomic_media = patch_bidirectional_mask(self.language_model)
         """Whether the tokens of a picture must be processed in one forward pass."""
-        self.whole_prompts = reads_whole_prompts(model)
+        self.atomic_prompts = needs_whole_prompt(model)
         """Whether those of a prompt must be."""
         # Shapes are known without computing anything.
         probe = self.decode(mx.array([[0]]), self.new_cache(), None)
@@ -90,7 +90,7 @@ class Forward:
         most. Raises what :func:`lmx.worker.mlx.media.encoding.encode` raises."""
         note_pass()
         self.active.adapter_id = self.adapter
-        with self._blocks.noting(part_s) as in_parts:
+        with self._blocks.recording(part_s) as in_parts:
             return in_parts(encode(self.model, span))
 
     def embed_part(self, tokens: mx.array, begin: int, end: int) -> dict[str, Any]:
@@ -124,13 +124,13 @@ class Forward:
         arguments = {} if rope_deltas is None else {"rope_deltas": rope_deltas}
         return _logits(self.language_model(tokens, cache=cache, **arguments))
 
-    def listen(self, run: Callable[[], mx.array]) -> tuple[mx.array, mx.array]:
+    def capture_hidden(self, run: Callable[[], mx.array]) -> tuple[mx.array, mx.array]:
         """Return what ``run`` returns, and the hidden states [rows, tokens, width] of the forward
         pass that it makes. There must be a tap."""
         assert self.tap is not None
-        with self.tap.listening() as heard:
+        with self.tap.capturing() as captured:
             logits = run()
-            return logits, heard()
+            return logits, captured()
 
     @cached_property
     def weight_bytes(self) -> int:

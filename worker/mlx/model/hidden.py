@@ -1,8 +1,8 @@
 """Hidden states taken out of forward passes: what some layers of a model pass on for each token.
 
 Few model classes of mlx-vlm, and none of mlx-lm, return them, so the modules that make them are
-made to leave them here: each gets a class of its own that is called as before. A pass that nobody
-listens to costs one more Python call for each of these modules.
+made to leave them here: each gets a class of its own that is called as before. A pass whose
+states are not captured costs one more Python call for each of these modules.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NORMS: Final = ("norm", "norm_f", "final_layernorm", "ln_f")
 
 
 class HiddenStates(NamedTuple):
-    """What was heard of consecutive tokens of one row."""
+    """The hidden states of consecutive tokens of one row."""
 
     begin: int
     """The place of the first of them in the row."""
@@ -31,30 +31,30 @@ class HiddenStates(NamedTuple):
 
 
 class HiddenTap:
-    """Listens to modules of one model. Engine thread."""
+    """Captures what modules of one model return. Engine thread."""
 
     def __init__(self, modules: Sequence[Any]) -> None:
-        self._heard: list[list[mx.array]] | None = None
+        self._observed: list[list[mx.array]] | None = None
         self._modules = len(modules)
         for place, module in enumerate(modules):
-            wrap_call(module, partial(self._hear, place))
+            wrap_call(module, partial(self._observe, place))
 
     @contextmanager
-    def listening(self) -> Iterator[Callable[[], mx.array]]:
-        """Listen to the forward pass inside of the block. The function returns what was heard,
+    def capturing(self) -> Iterator[Callable[[], mx.array]]:
+        """Capture the forward pass inside of the block. The function returns the states,
         [rows, tokens, width], not evaluated."""
-        heard: list[list[mx.array]] = [[] for _ in range(self._modules)]
-        self._heard = heard
+        observed: list[list[mx.array]] = [[] for _ in range(self._modules)]
+        self._observed = observed
         try:
             # Some models process the rows of a batch one after the other.
-            yield lambda: mx.concatenate([_joined(outputs) for outputs in heard], axis=-1)
+            yield lambda: mx.concatenate([_joined(outputs) for outputs in observed], axis=-1)
         finally:
-            self._heard = None
+            self._observed = None
 
-    def _hear(self, place: int, output: Any) -> None:
-        if self._heard is not None:
+    def _observe(self, place: int, output: Any) -> None:
+        if self._observed is not None:
             # Some layers return more than the hidden states, behind them.
-            self._heard[place].append(output[0] if isinstance(output, tuple) else output)
+            self._observed[place].append(output[0] if isinstance(output, tuple) else output)
 
 
 def layer_modules(language_model: Any, layers: Sequence[int]) -> list[Any]:

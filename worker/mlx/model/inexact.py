@@ -19,7 +19,7 @@ _NEEDED: Final = {"ernie4_5_moe": ".moe_statics.e_score_correction_bias"}
 drops them."""
 
 
-def wrong_as_a_whole(model_type: str, tensors: Iterable[str]) -> str | None:
+def known_inexact(model_type: str, tensors: Iterable[str]) -> str | None:
     """Return why a model with these weights is computed wrongly; None: it is not known to be."""
     if reason := INEXACT.get(model_type):
         return (

@@ -23,24 +23,25 @@ from lmx.worker.scheduling.engine_errors import is_device_failure
 log = structlog.get_logger()
 
 _PROMPT: Final = tuple(range(1, 49))
-"""So many queries that keys and values are expanded for them."""
+"""Enough queries for keys and values to be expanded."""
 
 _FOLLOWING: Final = ((50, 51, 52), (53,), (54,))
-"""So few that they are not."""
+"""Few enough for them not to be expanded."""
 
 _TRIED_BITS: Final = 8
-"""Whatever the configuration says: with 4 bits, rounding could not be told from a fault."""
+"""Whatever the configuration says: with 4 bits, rounding could not be distinguished from a
+fault."""
 
 _TOLERANCE: Final = 0.15
 """A share of the spread of the logits. Rounding to 8 bits moved them by up to 0.02 in the models
 that were tried; an attention that takes other numbers than it should moves them by about 1."""
 
-_ROUGH: Final = 0.5
-"""Beyond this share, rounding changes so much that people should know."""
+_INACCURATE: Final = 0.5
+"""Beyond this share, rounding changes enough to be reported."""
 
 
 def quantize_kv(forward: Forward, bits: int) -> None:
-    """Let a model keep its keys and values in so many bits from now on.
+    """Let a model keep its keys and values in this many bits from now on.
 
     Raises :class:`OperationError` if it can't. That also holds if the bits are the default for all
     models: the memory that the worker has was planned for such caches.
@@ -111,9 +112,9 @@ def _off(found: mx.array, plain: mx.array) -> float:
 
 def _report(bits: int, expanded: bool, off: float) -> None:
     log.info("kv_cache.quantized", bits=bits, expanded_to_read=expanded, off=round(off, 3))
-    if not off <= _ROUGH:
+    if not off <= _INACCURATE:
         log.warning(
-            "kv_cache.rough",
+            "kv_quantization.inaccurate",
             bits=bits,
             off=round(off, 3),
             advice="this model's answers change much with so few bits: use kv_bits 8 or none",

@@ -1,8 +1,8 @@
 """A model folder opened by the library that can: mlx-lm where there is text alone, else mlx-vlm.
 
 Both know most types of models, and each knows some that the other doesn't, or gets wrong. What
-``mlx_lm.convert`` writes of a model with eyes or ears has neither their weights nor their
-configuration, which mlx-vlm asks for.
+``mlx_lm.convert`` writes of a model with a vision or audio encoder has neither their weights nor
+their configuration, which mlx-vlm asks for.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from lmx.worker.mlx.media.processor import media_needs
 from lmx.worker.mlx.memory.windows import window_keys
 from lmx.worker.mlx.model.forward import Forward
 from lmx.worker.mlx.model.guard import forbid_checkpoint_code, needs_code
-from lmx.worker.mlx.model.inexact import allowed, wrong_as_a_whole
-from lmx.worker.mlx.model.mended.gemma3n import mend_gemma3n
-from lmx.worker.mlx.model.mended.hy_v4 import mend_hy_v4
-from lmx.worker.mlx.model.mended.mllama import mend_mllama
-from lmx.worker.mlx.model.mended.paddleocr_vl import mend_paddleocr_vl
-from lmx.worker.mlx.model.mended.qwen3_omni import mend_qwen3_omni
+from lmx.worker.mlx.model.inexact import allowed, known_inexact
+from lmx.worker.mlx.model.patches.gemma3n import patch_gemma3n
+from lmx.worker.mlx.model.patches.hy_v4 import patch_hy_v4
+from lmx.worker.mlx.model.patches.mllama import patch_mllama
+from lmx.worker.mlx.model.patches.paddleocr_vl import patch_paddleocr_vl
+from lmx.worker.mlx.model.patches.qwen3_omni import patch_qwen3_omni
 from lmx.worker.mlx.model.readable import FolderChanges, readable
 from lmx.worker.mlx.model.text_model import TextModel, load_text_model
 from lmx.worker.mlx.model.unread import unread_remarks
@@ -65,9 +65,9 @@ raise for a token that they can't take."""
 _UNFIT_TOKENIZER: Final = (*_UNFIT, OSError)
 _UNFIT_WEIGHTS: Final = re.compile(r"^(Missing|Received) \d+ parameters|^Expected shape")
 _NEEDS_METAL: Final = re.compile(r"^\[\w+\] No Metal back-end")
-"""What mlx says, in a ``RuntimeError``, where a class has kernels for a Mac's GPU alone."""
+"""What mlx raises, in a ``RuntimeError``, where a class has kernels for a Mac's GPU alone."""
 _UNKNOWN: Final = re.compile(r"^Model type \S+ not supported")
-_LONGEST_SAYING: Final = 200
+_LONGEST_MESSAGE: Final = 200
 
 
 class Checkpoint(NamedTuple):
@@ -123,7 +123,7 @@ def open_checkpoint(
     tensors = [tensor.name for tensor in read_tensors(folder, ModelKind.CHAT)]
     _refuse_doubles(folder, tensors)
     remarks: tuple[str, ...] = ()
-    if problem := wrong_as_a_whole(config.model_type, tensors):
+    if problem := known_inexact(config.model_type, tensors):
         remarks = (allowed(problem, changes.allow_inexact),)
     shown, whole, differing = readable(folder, config, changes)
     remarks += differing
@@ -135,7 +135,7 @@ def open_checkpoint(
         except (*_UNFIT, RuntimeError) as error:
             if not _is_refusal(error):
                 raise
-            log.info("model.library_refused", library=load.__module__, reason=_told(error))
+            log.info("model.library_refused", library=load.__module__, reason=_described(error))
             errors.append(error)
             continue
         except SystemExit:
@@ -150,7 +150,7 @@ def open_checkpoint(
             folder, shown, forward.model, text_only=text_only, allow_code=allow_code
         )
         if changes.chat_template is None:
-            _take_named_template(tokenizer)
+            _apply_named_template(tokenizer)
         # mlx-lm's models get what lmx reads.
         read = window_keys(config.model_type) if library == "mlx-lm" else ()
         remarks += unread_remarks(whole, _class_of(forward.model), read)
@@ -162,7 +162,7 @@ def open_checkpoint(
     raise _refused(folder, config, errors) from errors[-1]
 
 
-def _take_named_template(tokenizer: Any) -> None:
+def _apply_named_template(tokenizer: Any) -> None:
     """Give the tokenizer the template that its ``chat_template_type`` names, if it is one of
     mlx-lm's programs that lmx has as a template. It goes before the folder's own, as in mlx-lm."""
     if getattr(tokenizer, "init_kwargs", {}).get("chat_template_type") != "deepseek_v32":
@@ -206,11 +206,11 @@ def _loaders(config: CheckpointConfig, *, text_only: bool) -> list[Callable[[Pat
 
 def _load_vlm(folder: Path) -> Any:
     model = load_model(folder, lazy=True)
-    mend_gemma3n(model)
-    mend_hy_v4(model)
-    mend_mllama(model)
-    mend_paddleocr_vl(model)
-    mend_qwen3_omni(model)
+    patch_gemma3n(model)
+    patch_hy_v4(model)
+    patch_mllama(model)
+    patch_paddleocr_vl(model)
+    patch_qwen3_omni(model)
     return model
 
 
@@ -246,7 +246,7 @@ def _open_tokenizer(
             if not text_only:
                 raise _refused_processor(folder, error, options) from error
             # A processor of images, whose settings the folder doesn't have.
-            log.info("model.no_processor", reason=_told(error))
+            log.info("model.no_processor", reason=_described(error))
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(shown), **options)
     except _UNFIT_TOKENIZER as error:
@@ -268,8 +268,8 @@ def _refused_tokenizer(folder: Path, error: Exception) -> Exception:
         return needs_code(f"that of its tokenizer, in {folder}")
     return OperationError(
         ErrorCode.MODEL_SOURCE_INVALID,
-        f"The tokenizer in {folder} can't be loaded ({_told(error)}): fetch the model again, with "
-        "its tokenizer's files, or choose another conversion of it.",
+        f"The tokenizer in {folder} can't be loaded ({_described(error)}): fetch the model again, "
+        "with its tokenizer's files, or choose another conversion of it.",
     )
 
 
@@ -285,7 +285,7 @@ def _refused_processor(folder: Path, error: Exception, options: dict[str, Any]) 
     return OperationError(
         ErrorCode.MODEL_SOURCE_INVALID,
         f"mlx-vlm {version('mlx-vlm')} can't load what makes images and sounds ready for the model "
-        f"in {folder} ({_told(error)}): choose another conversion of it, or try a newer lmx.",
+        f"in {folder} ({_described(error)}): choose another conversion of it, or try a newer lmx.",
     )
 
 
@@ -321,16 +321,16 @@ def _refused(folder: Path, config: CheckpointConfig, errors: Sequence[Exception]
         problem = f"{folder} is not complete ({_first_line(str(known[-1]))})"
         advice = "fetch the model again, with its *.safetensors"
     else:
-        told = "; ".join(dict.fromkeys(map(_told, known)))
-        problem = f"{folder} can't be loaded as a model of the type {name!r} ({told})"
+        reasons = "; ".join(dict.fromkeys(map(_described, known)))
+        problem = f"{folder} can't be loaded as a model of the type {name!r} ({reasons})"
         advice = "choose another conversion of it, or try a newer lmx"
     return OperationError(ErrorCode.MODEL_SOURCE_INVALID, f"{problem}: {advice}.")
 
 
-def _told(error: Exception) -> str:
+def _described(error: Exception) -> str:
     return f"{type(error).__name__}: {_first_line(str(error))}"
 
 
 def _first_line(text: str) -> str:
     line = next(iter(text.strip().splitlines()), "").rstrip(": .")
-    return line if len(line) <= _LONGEST_SAYING else f"{line[:_LONGEST_SAYING]} ..."
+    return line if len(line) <= _LONGEST_MESSAGE else f"{line[:_LONGEST_MESSAGE]} ..."

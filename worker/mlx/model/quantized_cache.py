@@ -22,7 +22,7 @@ import mlx.core as mx
 from mlx_vlm.models.cache import BatchQuantizedKVCache, CacheList, KVCache, QuantizedKVCache
 
 _FEW_QUERIES: Final = 16
-"""Decoding has one query for each row, and as many more as tokens are guessed."""
+"""Decoding has one query for each row, and as many more as tokens are drafted."""
 
 _Parts = tuple[mx.array, ...]
 """Packed numbers, scales and biases."""

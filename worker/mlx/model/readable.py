@@ -142,7 +142,7 @@ def _with_experts(section: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _keys_of_class(config: Mapping[str, Any]) -> Collection[str]:
     """Return the keys of config.json that the class of this type reads, in either library; as far
-    as its source tells."""
+    as its source shows."""
     name = str(config.get("model_type"))
     name = MODEL_REMAPPING.get(name, name)
     if not name.isidentifier():

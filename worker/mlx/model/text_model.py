@@ -18,12 +18,12 @@ from mlx_lm.utils import load_model
 from mlx_vlm.models.base import InputEmbeddingsFeatures
 
 from lmx.worker.mlx.model.batch_slots import SlottedKVCache
-from lmx.worker.mlx.model.mended.experts import classes_of, mend_ernie_experts
-from lmx.worker.mlx.model.mended.minicpm import mend_minicpm
-from lmx.worker.mlx.model.mended.phi3small import mend_phi3small
-from lmx.worker.mlx.model.mended.plamo3 import mend_plamo3
-from lmx.worker.mlx.model.mended.ropes import mend_ropes
-from lmx.worker.mlx.model.mended.windows import mend_windows
+from lmx.worker.mlx.model.patches.experts import classes_of, patch_ernie_experts
+from lmx.worker.mlx.model.patches.minicpm import patch_minicpm
+from lmx.worker.mlx.model.patches.phi3small import patch_phi3small
+from lmx.worker.mlx.model.patches.plamo3 import patch_plamo3
+from lmx.worker.mlx.model.patches.ropes import patch_ropes
+from lmx.worker.mlx.model.patches.windows import patch_windows
 
 _CACHES: Final[Mapping[type, Any]] = {
     lm.KVCache: lambda _: vlm.KVCache(),
@@ -119,12 +119,12 @@ def load_text_model(folder: Path) -> TextModel:
     """Return mlx-lm's model of a folder, its weights not read yet. Raises whatever mlx-lm raises
     for a folder that it can't load, and ``TypeError`` as :class:`TextModel` does."""
     model, config = load_model(folder, lazy=True, get_model_classes=classes_of)
-    mend_ernie_experts(model, sorted(folder.glob("model*.safetensors")))
-    mend_minicpm(model)
-    mend_phi3small(model)
-    mend_plamo3(model)
-    mend_ropes(model, config)
-    mend_windows(model, config)
+    patch_ernie_experts(model, sorted(folder.glob("model*.safetensors")))
+    patch_minicpm(model)
+    patch_phi3small(model)
+    patch_plamo3(model)
+    patch_ropes(model, config)
+    patch_windows(model, config)
     return TextModel(model)
 
 

@@ -192,9 +192,9 @@ class TokenTasks:
 
     def _description(self) -> dict[str, Any]:
         """Return the tokenizer's settings, without the files of this machine."""
-        told = dict(getattr(self._tokenizer, "init_kwargs", None) or {})
+        given = dict(getattr(self._tokenizer, "init_kwargs", None) or {})
         settings = {
-            key: value for key, value in told.items() if not key.endswith(("_file", "_or_path"))
+            key: value for key, value in given.items() if not key.endswith(("_file", "_or_path"))
         }
         settings["tokenizer_class"] = type(self._tokenizer).__name__
         if getattr(self._tokenizer, "chat_template", None):

@@ -19,7 +19,7 @@ from typing import Any, Final
 from lmx.protocol.models.checkpoint import TEXT_SECTIONS
 
 _HARMLESS: Final = (
-    # Names, versions, and what a runtime other than lmx is told.
+    # Names, versions, and options of other runtimes.
     *("_*", "model_type", "architectures", "auto_map", "*dtype", "*_version"),
     *("is_*", "*_hidden_states", "output_*", "return_*", "use_return_dict", "problem_type"),
     *("label2id", "id2label", "num_labels", "task_specific_params", "finetuning_task", "name"),
@@ -52,13 +52,13 @@ _HARMLESS: Final = (
     *("cla_share_factor", "dense_list", "full_attn_mod", "use_rotary_pos_emb"),
     # Rotary embeddings: lmx.worker.mlx.model.rope lifts or refuses these.
     *("rope_parameters", "rope_scaling"),
-    # The parts of a model that see, hear or speak, which are read by themselves.
+    # Encoders and heads of other media, which are read by themselves.
     *("*vision*", "*audio*", "*image*", "*video*", "*speech*", "mm_*", "*talker*", "*wav*"),
     *("spatial_merge_size", "patch_size", "num_channels", "projection_layer*", "*projector*"),
     *("*_tower*", "text_config", "language_config", "llm_config", "*thinker*"),
 )
 """Patterns of keys that say nothing of what the language model computes, or of which something
-else would tell."""
+else shows."""
 
 _BOUND: Final = re.compile(r"limit|softcap")
 """Round numbers that count as the class's own where its source has them. Other round numbers are
@@ -119,13 +119,17 @@ def _unread(section: Mapping[str, Any], source: str) -> Iterator[str]:
     words = set(re.findall(r"\w+", source))
     read = {key: value for key, value in section.items() if key in words}
     for key, value in section.items():
-        if key in read or _neutral(key, value, section, source) or _said(key, value, read):
+        if (
+            key in read
+            or _neutral(key, value, section, source)
+            or _given_elsewhere(key, value, read)
+        ):
             continue
         if not any(fnmatchcase(key, pattern) for pattern in _HARMLESS):
             yield key
 
 
-def _said(key: str, value: Any, read: Mapping[str, Any]) -> bool:
+def _given_elsewhere(key: str, value: Any, read: Mapping[str, Any]) -> bool:
     """Return whether a key that is read has the same number, and a word of the key in its name."""
     words = set(key.split("_"))
     return type(value) in (int, float) and any(

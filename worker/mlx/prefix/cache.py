@@ -33,7 +33,7 @@ log = structlog.get_logger()
 _LEAST_TOKENS: Final = 16
 # The longest run. So memory and disk space are given up, and files read, in pieces.
 _RUN_TOKENS: Final = 512
-# States are kept after so many tokens, and after twice as many, and so on: at least half of
+# States are kept after this many tokens, after twice as many, and so on: at least half of
 # what two prompts share is found, at the price of a few states for each prompt.
 _FIRST_STATE_TOKENS: Final = 256
 # If a prompt branches off from a stored one after this many tokens, a state is worth its price.
@@ -49,7 +49,7 @@ _CLOSE_S: Final = 3.0
 TokenIds = Sequence[int] | Tokens
 """An array spares a long prompt the copying, which takes longer than finding it."""
 
-Uncut = Sequence[tuple[int, int]]
+AtomicSpans = Sequence[tuple[int, int]]
 """Where parts of a prompt begin and end that must be computed in one go, in order: the cached part
 of a prompt never ends inside of one."""
 
@@ -102,7 +102,7 @@ class PrefixCache:
         return self._store.bytes_held
 
     def lookup(
-        self, tokens: TokenIds, salt: str, uncut: Uncut = (), *, wait: bool = True
+        self, tokens: TokenIds, salt: str, atomic: AtomicSpans = (), *, wait: bool = True
     ) -> WarmPrefix | None:
         """Return the cache of the longest stored beginning of ``tokens``, but never of all of them.
 
@@ -112,28 +112,28 @@ class PrefixCache:
         self.lookups += 1
         deadline = time.monotonic() + (_READ_WAIT_S if wait else 0.0)
         prompt = np.asarray(tokens, np.int32)
-        while not self._fetch(prompt, salt, uncut) and (left_s := deadline - time.monotonic()) > 0:
+        while not self._fetch(prompt, salt, atomic) and (left_s := deadline - time.monotonic()) > 0:
             self._store.wait(left_s)
-        hit = self._best(prompt, salt, len(prompt) - 1, uncut, resident=True)
+        hit = self._best(prompt, salt, len(prompt) - 1, atomic, resident=True)
         if hit is None:
             return None
         self._store.touch(hit.segments)
         self.hits += 1
         self.hit_tokens += hit.length
-        # Room for the prompt and its first token, so that prefill doesn't copy all of it again.
+        # Capacity for the prompt and its first token, so that prefill doesn't copy all of it again.
         capacity = -(-(len(tokens) + 1) // _CAPACITY_STEP) * _CAPACITY_STEP
         return WarmPrefix(self._restore(hit, capacity), hit.length)
 
-    def found(self, tokens: TokenIds, salt: str, uncut: Uncut = ()) -> int:
+    def found(self, tokens: TokenIds, salt: str, atomic: AtomicSpans = ()) -> int:
         """Return how many tokens ``lookup`` would find, including those on disk."""
         prompt = np.asarray(tokens, np.int32)
-        hit = self._best(prompt, salt, len(prompt) - 1, uncut, resident=False)
+        hit = self._best(prompt, salt, len(prompt) - 1, atomic, resident=False)
         return 0 if hit is None else hit.length
 
-    def fetch(self, tokens: TokenIds, salt: str, uncut: Uncut = ()) -> bool:
+    def fetch(self, tokens: TokenIds, salt: str, atomic: AtomicSpans = ()) -> bool:
         """Begin to read from disk what ``lookup`` would return. True: there is nothing to wait for.
         Never blocks."""
-        return self._fetch(np.asarray(tokens, np.int32), salt, uncut)
+        return self._fetch(np.asarray(tokens, np.int32), salt, atomic)
 
     def checkpoints(self, tokens: TokenIds, cached_tokens: int, salt: str = "") -> Sequence[int]:
         """Return after how many tokens prefill is to pause for a :meth:`store`, in order.
@@ -187,7 +187,7 @@ class PrefixCache:
             self._enabled = False
             return
         total_bytes = sum(payload.nbytes for _, _, payload in captured)
-        if not self._layout.cuttable and not self._store.make_room(total_bytes, path):
+        if not self._layout.cuttable and not self._store.evict_for(total_bytes, path):
             return  # Runs without their state are of no use.
         added = self._store.add(parent, captured, path)
         self._store.touch([*path, *added])
@@ -210,7 +210,7 @@ class PrefixCache:
         self._store.close(_CLOSE_S)
 
     def _best(
-        self, prompt: Tokens, salt: str, limit: int, uncut: Uncut, *, resident: bool
+        self, prompt: Tokens, salt: str, limit: int, atomic: AtomicSpans, *, resident: bool
     ) -> Hit | None:
         """Return the longest part of a prompt, at most ``limit`` tokens, that can be restored."""
         ways = self._store.tree.match(prompt, salt)
@@ -222,16 +222,16 @@ class PrefixCache:
             best = max((hit for hit in hits if hit), key=lambda hit: hit.length, default=None)
             if best is None or best.length < _LEAST_TOKENS:
                 return None
-            inside = next((begin for begin, end in uncut if begin < best.length < end), None)
+            inside = next((begin for begin, end in atomic if begin < best.length < end), None)
             if inside is None:
                 return best
             limit = inside
 
-    def _fetch(self, prompt: Tokens, salt: str, uncut: Uncut) -> bool:
-        hit = self._best(prompt, salt, len(prompt) - 1, uncut, resident=False)
+    def _fetch(self, prompt: Tokens, salt: str, atomic: AtomicSpans) -> bool:
+        hit = self._best(prompt, salt, len(prompt) - 1, atomic, resident=False)
         self._store.settle(hit.segments if hit else ())
         # Another one, if a part of that is gone.
-        hit = self._best(prompt, salt, len(prompt) - 1, uncut, resident=False)
+        hit = self._best(prompt, salt, len(prompt) - 1, atomic, resident=False)
         return hit is None or self._store.bring(hit)
 
     def _restore(self, hit: Hit, capacity_tokens: int) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The thread that writes and reads the prefix cache's files, while the engine goes on."""
+"""The thread that writes and reads the prefix cache's files, while the engine continues."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class _Touch:
 
 
 class PrefixDisk:
-    """Calls never wait for the disk; ``take`` returns what has finished. All methods are for one
+    """Calls never wait for the disk; ``collect`` returns what has finished. All methods are for one
     caller's thread. The caller limits the queue: it can cancel writes."""
 
     def __init__(self, root: Path, namespace: str, limit_bytes: int) -> None:
@@ -103,14 +103,14 @@ class PrefixDisk:
                     return True
         return False
 
-    def take(self) -> list[Finished]:
+    def collect(self) -> list[Finished]:
         """Return the jobs that have finished since the last call."""
         with self._changed:
             finished, self._finished = self._finished, []
         return finished
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until ``take`` has something to give."""
+        """Wait until ``collect`` has something to give."""
         with self._changed:
             self._changed.wait_for(lambda: self._finished or self._closed, timeout_s)
 
@@ -122,7 +122,7 @@ class PrefixDisk:
     def close(self, timeout_s: float) -> None:
         """Write the queued segments as far as the time allows; then end."""
         if not self.settle(timeout_s):
-            log.warning("prefix_cache.unsaved", segments=len(self._writes))
+            log.warning("prefix_cache.write_failed", segments=len(self._writes))
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -175,7 +175,7 @@ class PrefixDisk:
             lost = self._folder.write(job.record, job.data)
         except OSError as error:
             if not self._failing:
-                log.warning("prefix_cache.not_written", reason=str(error))
+                log.warning("prefix_cache.write_failed", reason=str(error))
             self._failing = True
             return [Finished(Outcome.NOT_WRITTEN, job.segment_id, job.held)]
         self._failing = False

@@ -105,9 +105,9 @@ def read_segment(path: Path) -> tuple[SegmentRecord, list[memoryview]]:
         header, length = _read_header(file)
         data = memoryview(_read(file, length))
     metadata = dict(header["__metadata__"])
-    said = metadata.pop("checksum", None)
+    declared = metadata.pop("checksum", None)
     checksum = zlib.crc32(data, zlib.crc32(_dump({**header, "__metadata__": metadata})))
-    if said != str(checksum):
+    if declared != str(checksum):
         raise DamagedSegmentError("its checksum is wrong")
     record = _record(header, bytes(data[: header[_TOKENS]["data_offsets"][1]]))
     parts = []

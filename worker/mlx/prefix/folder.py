@@ -1,7 +1,7 @@
 """The prefix cache's folder: one file for each segment. The least recently used is deleted first.
 
 Below ``root`` each namespace has its folder, and the limit holds for all of them together: the
-files of a model that is not used any more make room for those in use. Several processes may share
+files of a model that is not used any more are evicted for those in use. Several processes may share
 the root, and even a namespace: names are hashes of a file's content, and any file may vanish at any
 time.
 
@@ -89,7 +89,7 @@ class PrefixFolder:
 
     def write(self, record: SegmentRecord, data: Sequence[memoryview]) -> list[bytes]:
         """Write a segment, unless it is there; return the segments of this namespace that were
-        deleted to make room.
+        evicted.
 
         A process that dies meanwhile leaves no file under a segment's name. Raises ``OSError``,
         also if the segment alone exceeds the limit.
@@ -102,7 +102,7 @@ class PrefixFolder:
         size = record.nbytes + record.tokens.nbytes
         if size > self._limit_bytes:
             raise OSError(f"{size} bytes are more than the limit")
-        lost = self._list_again() + self._make_room(size)
+        lost = self._list_again() + self._evict_for(size)
         part = self._folder / f"{path.stem}.{os.getpid()}{_UNFINISHED_SUFFIX}"
         try:
             written_bytes = write_segment(part, record, data)
@@ -113,7 +113,7 @@ class PrefixFolder:
         self._index.put(path, Use(time.time_ns(), written_bytes))
         self._unlisted_bytes += written_bytes
         # With its header the file may be a little too large.
-        return lost + self._make_room(0)
+        return lost + self._evict_for(0)
 
     def read(self, segment_id: bytes) -> tuple[SegmentRecord, Sequence[memoryview]] | None:
         """Return a segment, after checking every byte; None if there is none, or if it was damaged
@@ -142,10 +142,10 @@ class PrefixFolder:
             except FileNotFoundError:
                 self._index.drop(path)
             except OSError as error:
-                log.warning("prefix_cache.not_touched", reason=str(error))
+                log.warning("prefix_cache.touch_failed", reason=str(error))
                 return
 
-    def _make_room(self, size: int) -> list[bytes]:
+    def _evict_for(self, size: int) -> list[bytes]:
         lost = []
         while self._index.total_bytes + size > self._limit_bytes:
             oldest = self._index.oldest()
@@ -194,7 +194,7 @@ class PrefixFolder:
         try:
             path.unlink(missing_ok=True)
         except OSError as failure:
-            log.warning("prefix_cache.not_deleted", file=path.name, reason=str(failure))
+            log.warning("prefix_cache.delete_failed", file=path.name, reason=str(failure))
 
     def _path(self, segment_id: bytes) -> Path:
         return self._folder / f"{segment_id.hex()}{SUFFIX}"

@@ -110,7 +110,7 @@ class CacheLayout:
             if type(leaf) is RotatingKVCache and not leaf.keep and leaf.keys is not None:
                 # It may have room for more tokens than it holds.
                 leaf = leaf.merge([leaf]).extract(0)
-            structure.append(_take_apart(leaf.prefix_cache_snapshot(), arrays))
+            structure.append(_flatten(leaf.prefix_cache_snapshot(), arrays))
         return structure, arrays
 
     def fits(self, record: SegmentRecord) -> bool:
@@ -139,7 +139,7 @@ class CacheLayout:
     ) -> list[Any]:
         """Return a single row's cache, made of the first tokens of each run, and of a state.
 
-        It has room for ``capacity_tokens``. It shares no array with the arguments: an update in
+        It has capacity for ``capacity_tokens``. It shares no array with the arguments: an update in
         place can't change the store.
         """
         prompt_cache = self._new_cache()
@@ -156,7 +156,7 @@ class CacheLayout:
         if state is not None:
             structure, arrays = state
             for n, tree in zip(self._states, structure, strict=True):
-                leaves[n].prefix_cache_restore(_put_together(tree, arrays))
+                leaves[n].prefix_cache_restore(_unflatten(tree, arrays))
         return prompt_cache
 
 
@@ -249,34 +249,34 @@ def _join(runs: Sequence[tuple[Arrays, int]], name: str, capacity_tokens: int) -
     parts = [arrays[name][:, :, :count] for arrays, count in runs]
     rows, heads, _, width = parts[0].shape
     spare = capacity_tokens - sum(count for _, count in runs)
-    # With a single part and no spare room, the result would be the stored array itself.
+    # With a single part and no spare capacity, the result would be the stored array itself.
     spare = max(1, spare)
     return mx.concatenate([*parts, mx.zeros((rows, heads, spare, width), parts[0].dtype)], axis=2)
 
 
-def _take_apart(tree: Any, arrays: dict[str, mx.array]) -> Any:
+def _flatten(tree: Any, arrays: dict[str, mx.array]) -> Any:
     if isinstance(tree, mx.array):
         name = f"a{len(arrays)}"
         arrays[name] = mx.contiguous(tree)
         return {"array": name}
     if isinstance(tree, dict):
-        return {"dict": {str(key): _take_apart(value, arrays) for key, value in tree.items()}}
+        return {"dict": {str(key): _flatten(value, arrays) for key, value in tree.items()}}
     if isinstance(tree, list | tuple):
         kind = "list" if isinstance(tree, list) else "tuple"
-        return {kind: [_take_apart(value, arrays) for value in tree]}
+        return {kind: [_flatten(value, arrays) for value in tree]}
     if tree is None or isinstance(tree, bool | int | float | str):
         return {"value": tree}
     raise TypeError(f"a cache's state has a {type(tree).__name__}")
 
 
-def _put_together(tree: Any, arrays: Arrays) -> Any:
+def _unflatten(tree: Any, arrays: Arrays) -> Any:
     ((kind, value),) = tree.items()
     if kind == "array":
         # This is another object on the same buffer: assigning to a part of it makes a copy first.
         return arrays[value][...]
     if kind == "dict":
-        return {key: _put_together(part, arrays) for key, part in value.items()}
+        return {key: _unflatten(part, arrays) for key, part in value.items()}
     if kind == "value":
         return value
-    parts = [_put_together(part, arrays) for part in value]
+    parts = [_unflatten(part, arrays) for part in value]
     return parts if kind == "list" else tuple(parts)

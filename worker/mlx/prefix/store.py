@@ -36,7 +36,7 @@ class Payload:
 class PrefixStore:
     """Keeps segments in memory and on disk. Engine thread.
 
-    Segments for which memory has no room stay on disk, if they were written; a segment that is in
+    Segments that don't fit into memory stay on disk, if they were written; a segment that is in
     neither is removed from ``tree``.
     """
 
@@ -68,10 +68,10 @@ class PrefixStore:
         keep: Collection[Segment],
     ) -> list[Segment]:
         """Add segments, each as the child of the one before, and evaluate them; return those for
-        which the budget has room besides ``keep``."""
+        which the budget has capacity besides ``keep``."""
         added: list[Segment] = []
         for start, tokens, payload in captured:
-            if not self.make_room(payload.nbytes, [*keep, *added]):
+            if not self.evict_for(payload.nbytes, [*keep, *added]):
                 break
             parent = self.tree.add(parent, start, tokens)
             self._hold(parent, payload)
@@ -89,7 +89,7 @@ class PrefixStore:
             self._disk.touch([segment.segment_id for segment in segments])
 
     def bring(self, hit: Hit) -> bool:
-        """Begin to read the segments that aren't in memory and have room there. True: there is
+        """Begin to read the segments that aren't in memory and fit there. True: there is
         nothing to wait for."""
         sizes = [segment.nbytes for segment in hit.segments]
         if self._disk is None or (hit.state is not None and sum(sizes) > self._limit_bytes):
@@ -116,13 +116,13 @@ class PrefixStore:
     def settle(self, keep: Collection[Segment] = ()) -> None:
         """Take in what the disk has done. Segments that were read may displace others, but not
         those of ``keep``."""
-        for finished in self._disk.take() if self._disk else ():
+        for finished in self._disk.collect() if self._disk else ():
             segment = self.tree.get(finished.segment_id)
             self._leaving.pop(finished.segment_id, None)
             if finished.outcome is Outcome.READ:
                 self._reading.discard(finished.segment_id)
                 if segment is not None:
-                    self._take_in(segment, finished, keep)
+                    self._load(segment, finished, keep)
             elif segment is not None:
                 segment.on_disk = finished.outcome is Outcome.WRITTEN
                 if not segment.on_disk and segment.payload is None:
@@ -135,7 +135,7 @@ class PrefixStore:
         if self._disk is not None:
             self._disk.close(timeout_s)
 
-    def make_room(self, size: int, keep: Collection[Segment]) -> bool:
+    def evict_for(self, size: int, keep: Collection[Segment]) -> bool:
         """Give up the least recently used segments until ``size`` bytes fit; return False if they
         can't."""
         if self.bytes_held + size <= self._limit_bytes:
@@ -163,7 +163,7 @@ class PrefixStore:
                 return
             if segment.on_disk:
                 self._give_up(segment)
-        self.make_room(0, ())
+        self.evict_for(0, ())
 
     def regrow(self) -> None:
         """Hold as much as the budget allows again."""
@@ -175,7 +175,7 @@ class PrefixStore:
         try:
             disk = PrefixDisk(Path(spec.disk_path), namespace, spec.disk_bytes)
         except OSError as error:
-            log.warning("prefix_cache.no_disk", path=spec.disk_path, reason=str(error))
+            log.warning("prefix_cache.disk_unavailable", path=spec.disk_path, reason=str(error))
             return None
         for record in disk.stored:
             # A segment whose parent is gone is useless, and will be removed too.
@@ -216,11 +216,11 @@ class PrefixStore:
         else:
             self._leaving[segment.segment_id] = segment.nbytes
 
-    def _take_in(self, segment: Segment, read: Finished, keep: Collection[Segment]) -> None:
+    def _load(self, segment: Segment, read: Finished, keep: Collection[Segment]) -> None:
         assert read.record is not None
         if not self._layout.fits(read.record):
             self._forget(segment)
-        elif segment.payload is None and self.make_room(segment.nbytes, keep):
+        elif segment.payload is None and self.evict_for(segment.nbytes, keep):
             arrays = arrays_of(read.record.tensors, read.data)
             self._hold(segment, Payload(arrays, read.record.structure))
 

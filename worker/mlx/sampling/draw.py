@@ -115,11 +115,11 @@ def _first_beyond(weights: mx.array, number: mx.array) -> mx.array:
 
 
 _ONE_SUM: Final = 1024
-"""So few weights are added up in one go: what rounding takes from the unlikely ones is then less
-than a ten-thousandth of the chances."""
+"""Up to this many weights are added up in one go: what rounding takes from the unlikely ones is
+then less than a ten-thousandth of the chances."""
 
 _AHEAD_STEPS: Final = 64
-"""For so many steps numbers are made at once."""
+"""For this many steps numbers are made at once."""
 
 _GREEDY_BELOW: Final = 1e-5
 """In float32 a division by much less makes every logit infinite. At this temperature, tokens

@@ -2,7 +2,7 @@
 
 Pure functions of arrays, one row of logits for each row of the batch and parameters of shape
 [rows, 1]. No operation mixes rows and none depends on how many there are, so on a CPU a row comes
-out the same, bit for bit, alone and in company. A GPU may add up in another order for another
+out the same, bit for bit, alone and with others. A GPU may add up in another order for another
 number of rows.
 
 *Weights* are probabilities but for a factor: the likeliest token's is 1. A token that is
@@ -20,7 +20,7 @@ import mlx.core as mx
 from lmx.worker.engine.values import SequenceSampling
 
 LANES: Final = 128
-"""Long rows are padded to a multiple of this, and summed in so many lanes at once: five times
+"""Long rows are padded to a multiple of this, and summed in that many lanes at once: five times
 as fast on a CPU as along the row. Most vocabularies are such a multiple already."""
 
 _BLOCK: Final = 32

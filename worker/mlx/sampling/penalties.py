@@ -23,7 +23,7 @@ import numpy.typing as npt
 from lmx.worker.engine.values import SequenceSampling
 
 _MOST_TAKEN: Final = 256
-"""After so many tokens, the edits of a batch are made anew."""
+"""After this many tokens, the edits of a batch are built again."""
 
 
 class _Slots(NamedTuple):
@@ -137,8 +137,8 @@ class BatchEdits:
 
     @property
     def full(self) -> bool:
-        """Whether so many tokens were taken that it pays to begin anew, with one slot for each
-        token."""
+        """Whether enough tokens were added for it to pay to build them again, with one slot for
+        each token."""
         return self._tokens.shape[1] - self._first_width >= _MOST_TAKEN
 
     def missing(self, made: Sequence[int]) -> list[int]:
@@ -153,7 +153,7 @@ class BatchEdits:
             for length, counts in zip(missing, self._counting, strict=True)
         ]
 
-    def take(self, drawn: mx.array, some: Sequence[bool] | None = None) -> None:
+    def add_tokens(self, drawn: mx.array, some: Sequence[bool] | None = None) -> None:
         """Count a token of each row's answer, ``drawn`` [rows], or, if ``some`` are given, of those
         rows alone. Not evaluated."""
         column = mx.expand_dims(drawn.astype(mx.uint32), 1)
@@ -175,7 +175,7 @@ class BatchEdits:
             self._taken[row] += taken
 
     def continued(self, parents: Sequence[int]) -> BatchEdits:
-        """Return the edits of rows that go on from these rows, each from one of them. This is for
+        """Return the edits of rows that continue these rows, each from one of them. This is for
         a batch that began as a single row: what does not depend on its tokens is kept once."""
         chosen = mx.array(list(parents))
         new = copy.copy(self)

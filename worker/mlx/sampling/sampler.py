@@ -1,7 +1,7 @@
 """One sampler for a batch whose rows all sample differently.
 
-A row's tokens depend on its own parameters, history and logits alone, never on the company it
-decodes in. What a draw does, in this order:
+A row's tokens depend on its own parameters, history and logits alone, never on the rows it
+decodes with. What a draw does, in this order:
 
 1. repetition penalty, over prompt and answer;
 2. presence and frequency penalty, over the answer;
@@ -37,13 +37,13 @@ from lmx.worker.mlx.sampling.filters import candidates
 from lmx.worker.mlx.sampling.mask import allows_other_than, fit_mask, mask_rows, only_token
 from lmx.worker.mlx.sampling.penalties import BatchEdits, RowEdits
 
-__all__ = ["PendingScores", "RowSampler", "prompt_scores"]
+__all__ = ["BatchSampler", "PendingScores", "prompt_scores"]
 
 _MOST_PLANS: Final = 64
 
 
 @dataclass(slots=True)
-class _Row:
+class _SampledSequence:
     """How one row samples."""
 
     sampling: SequenceSampling
@@ -75,11 +75,11 @@ class _Plan:
     scored: list[int]
 
 
-class RowSampler:
+class BatchSampler:
     """Samples for a batch whose rows all sample differently. Engine thread."""
 
     def __init__(self) -> None:
-        self._rows: dict[int, _Row] = {}
+        self._rows: dict[int, _SampledSequence] = {}
         self._plans: dict[tuple[int, ...], _Plan] = {}
         # By the rows of a batch, and the indices of those that are edited. A row is in one at most.
         self._edits: dict[tuple[tuple[int, ...], tuple[int, ...]], BatchEdits] = {}
@@ -97,7 +97,7 @@ class RowSampler:
         """Sample the row ``sequence_id`` in this way from now on. ``made``: the tokens of its
         answer that it has already, of which ``constraint`` knows."""
         edits = RowEdits(sampling, prompt, made) if RowEdits.needed(sampling) else None
-        self._rows[sequence_id] = _Row(sampling, top_logprobs, edits, constraint)
+        self._rows[sequence_id] = _SampledSequence(sampling, top_logprobs, edits, constraint)
         self._plans.clear()
 
     def remove(self, sequence_id: int) -> None:
@@ -132,7 +132,9 @@ class RowSampler:
         known before the draw is evaluated. None: it could have been another."""
         return self._rows[sequence_id].only
 
-    def foresee(self, sequence_id: int, after: int, vocabulary: int, most_tokens: int) -> list[int]:
+    def forced_after(
+        self, sequence_id: int, after: int, vocabulary: int, most_tokens: int
+    ) -> list[int]:
         """Return the tokens that must follow ``after``, the last one that the row accepted, because
         its constraint allows no others: at most ``most_tokens``, and none behind an end token.
         Changes nothing. ``vocabulary`` is the width of the logits.
@@ -193,7 +195,7 @@ class RowSampler:
         asking = [sequence_ids[index] for index in scored]
         return score(logits, tokens, asking, [self._rows[row].top_logprobs or 0 for row in asking])
 
-    def take_failed(self) -> list[tuple[int, Exception]]:
+    def pop_failed(self) -> list[tuple[int, Exception]]:
         """Return the rows whose constraint raised, or allowed nothing, since the last call.
 
         They are sampled without it until they are removed.
@@ -201,7 +203,7 @@ class RowSampler:
         failed, self._failed = self._failed, []
         return failed
 
-    def _fail(self, sequence_id: int, row: _Row, error: Exception) -> None:
+    def _fail(self, sequence_id: int, row: _SampledSequence, error: Exception) -> None:
         row.constraint, row.words, row.only = None, None, None
         self._failed.append((sequence_id, error))
         self._plans.clear()
@@ -265,7 +267,7 @@ class RowSampler:
                 last = mx.array([self._last_accepted(sequence_ids[index]) for index in indices])
             elif len(indices) < len(sequence_ids):
                 last = last[mx.array(indices)]
-            edits.take(last, None if all(missing) else [length > 0 for length in missing])
+            edits.add_tokens(last, None if all(missing) else [length > 0 for length in missing])
         return edits.apply(logits, bans)
 
     def _batch_edits(
@@ -307,7 +309,7 @@ def _words(constraint: Constraint, vocabulary: int) -> npt.NDArray[np.uint32] | 
     return words
 
 
-def _make_plan(rows: Sequence[_Row]) -> _Plan:
+def _make_plan(rows: Sequence[_SampledSequence]) -> _Plan:
     return _Plan(
         draws=DrawGroups([row.sampling for row in rows]),
         needs_tokens=any(row.constraint is not None for row in rows),

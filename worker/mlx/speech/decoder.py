@@ -1,5 +1,5 @@
 """Runs Whisper's network: a window's sound to features, tokens to the next token, and the attention
-that tells when tokens were said.
+that shows when tokens were spoken.
 
 The classes are mlx-audio's, but their blocks are called one by one. So the keys and values of the
 sound are computed once for all attempts at a window, logits only for the positions that need them,
@@ -32,8 +32,8 @@ _SMOOTH_OVER: Final = 7
 """The attention to each time is the median of this many times, 20 ms apart."""
 
 
-class HeardWindow:
-    """A window that the model has heard, for as many attempts at its text as are needed."""
+class EncodedWindow:
+    """An encoded window, for as many attempts at its text as are needed."""
 
     def __init__(self, network: SpeechNetwork, features: mx.array) -> None:
         self._network = network
@@ -92,7 +92,7 @@ class HeardWindow:
         tokens = [*begin, vocabulary.no_stamps, *text, vocabulary.end]
         hidden = self._embed(tokens, 0)
         total = mx.zeros((len(text) + 1, frames // 2))
-        # The first row tells the first token of the text, the last one tells the end.
+        # The first row is of the first token of the text, the last one of the end.
         rows = slice(len(begin), len(tokens) - 1)
         for index, heads in enumerate(self._network.alignment_heads):
             hidden, _, scores = self._call(index, hidden, (None, self._cross[index]))
@@ -144,7 +144,7 @@ class SpeechNetwork:
         self.vocabulary = vocabulary
         self.alignment_heads = alignment_heads
         """The heads of each of the decoder's layers that attend to the time at which a token is
-        said."""
+        spoken."""
         self.most_tokens = model.dims.n_text_ctx // 2
         """How many tokens a window's transcript may have; as many more are for what came before."""
         ids = mx.arange(model.dims.n_vocab)
@@ -153,7 +153,7 @@ class SpeechNetwork:
         self._ids, self._never = ids, mx.array(never)
         mx.eval(self._ids, self._never)
 
-    def hear(self, samples: np.ndarray[Any, Any]) -> Generator[None, None, HeardWindow]:
+    def encode(self, samples: np.ndarray[Any, Any]) -> Generator[None, None, EncodedWindow]:
         """Compute a window's features: of at most 30 s at 16 kHz, filled up with silence. Yields
         between two layers."""
         padded = np.zeros(WINDOW_SAMPLES, np.float32)
@@ -170,7 +170,7 @@ class SpeechNetwork:
             yield
         features = encoder.ln_post(hidden)
         mx.eval(features)
-        return HeardWindow(self, features)
+        return EncodedWindow(self, features)
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Return the logits of one position, or of several."""
@@ -179,7 +179,7 @@ class SpeechNetwork:
 
     def no_speech_prob(self, hidden: mx.array) -> float:
         """Return how likely it is that nobody speaks, by the state at the transcript's beginning;
-        0 for a model that can't tell."""
+        0 for a model without that token."""
         if self.vocabulary.no_speech is None:
             return 0.0
         probability: Any = mx.softmax(self.logits(hidden))[self.vocabulary.no_speech].item()

@@ -13,8 +13,8 @@ from typing import Final
 TEMPERATURES: Final = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 """They are tried in this order, unless the request has a temperature of its own."""
 
-FORGETFUL_TEMPERATURE: Final = 0.5
-"""What was drawn at a higher temperature is not told to the next window."""
+FORGET_ABOVE_TEMPERATURE: Final = 0.5
+"""What was drawn at a higher temperature is no context for the next window."""
 
 _MOST_COMPRESSION: Final = 2.4
 _LEAST_LOGPROB: Final = -1.0

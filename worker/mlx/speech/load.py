@@ -45,11 +45,11 @@ def load_network(folder: Path, advanced: LoadReporter) -> tuple[SpeechNetwork, A
     model = _model(folder, dict(config))
     read_weights(model, advanced, folder, read, ModelKind.TRANSCRIPTION)
     settings = _generation_settings(folder)
-    told = settings.get("is_multilingual")
+    declared = settings.get("is_multilingual")
     vocabulary = SpeechVocabulary(
         tokenizer,
         model.dims.n_vocab,
-        multilingual=told if isinstance(told, bool) else bool(model.is_multilingual),
+        multilingual=declared if isinstance(declared, bool) else bool(model.is_multilingual),
     )
     return SpeechNetwork(model, vocabulary, _alignment_heads(settings, model)), tokenizer
 

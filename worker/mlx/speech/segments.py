@@ -12,7 +12,7 @@ FRAMES_PER_SECOND: Final = 100
 FRAMES_PER_STAMP: Final = 2
 
 WINDOW_FRAMES: Final = 3000
-"""Whisper hears 30 s at a time."""
+"""Whisper takes 30 s at a time."""
 
 _LEAST_ADVANCE_FRAMES: Final = 10
 """A window begins at least this much after the one before, so that any sound comes to an end."""
@@ -37,7 +37,7 @@ class CutWindow:
     advance_frames: int
     """How far behind this window's beginning the next one begins."""
     whole: bool
-    """Whether the model has heard this window to its end: its last segment was complete, and
+    """Whether the model has encoded this window to its end: its last segment was complete, and
     nothing was said after it."""
 
 

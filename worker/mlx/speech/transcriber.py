@@ -1,4 +1,4 @@
-"""The engine of models that write down what they hear."""
+"""The engine of transcription models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lmx.protocol.states import LoadPhase, MediaKind, ModelKind
 from lmx.worker.engine.interfaces import Engine, LoadReporter
 from lmx.worker.engine.values import ModelFacts, PromptSource, TaskPlan, wrong_kind
 from lmx.worker.media.values import Media, MediaNeeds, Sound
-from lmx.worker.mlx.device.metal_memory import hold_weights
+from lmx.worker.mlx.device.metal_memory import wire_weights
 from lmx.worker.mlx.encoders.encoder import EncoderMemory
 from lmx.worker.mlx.model.passes import note_pass
 from lmx.worker.mlx.model.token_text import TokenTask, TokenTasks
@@ -31,11 +31,11 @@ SAMPLE_RATE_HZ: Final = 16_000
 
 
 def load_transcriber(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
-    """Load a Whisper, and let it hear a second, so that a model that can't be served fails here.
+    """Load a Whisper, and transcribe a second, so that a model that can't be served fails here.
     See ``EngineFactory``."""
     advanced(LoadPhase.WEIGHTS, 0.0, "")
     network, tokenizer = load_network(Path(spec.model_path), advanced)
-    hold_weights(spec.wiring, spec.memory_limit_bytes)
+    wire_weights(spec.wiring, spec.memory_limit_bytes)
     advanced(LoadPhase.WARMUP, None, "")
     _warm_up(network)
     dimensions = network.model.dims
@@ -67,13 +67,13 @@ class MlxTranscriber:
         raise wrong_kind(ModelKind.TRANSCRIPTION)
 
     def transcribe(self, task: Transcribe, sound: Sound) -> TaskPlan:
-        """Check the language and tokenize the prompt; the windows follow from what is heard."""
+        """Check the language and tokenize the prompt; the windows follow from what is encoded."""
         vocabulary = self._network.vocabulary
         language = _language(vocabulary, task)
         prompt = vocabulary.encode(" " + task.prompt.strip()) if task.prompt.strip() else []
-        heard_tokens = int(sound.duration_s * STAMPS_PER_SECOND)
+        sound_tokens = int(sound.duration_s * STAMPS_PER_SECOND)
         pieces = Transcription(self._network, task, sound, language, prompt)
-        return TaskPlan(heard_tokens + len(prompt), pieces, sound.samples.nbytes)
+        return TaskPlan(sound_tokens + len(prompt), pieces, sound.samples.nbytes)
 
 
 def _language(vocabulary: SpeechVocabulary, task: Transcribe) -> str | None:
@@ -81,7 +81,7 @@ def _language(vocabulary: SpeechVocabulary, task: Transcribe) -> str | None:
     if not vocabulary.languages and task.translate:
         raise RequestError(
             ErrorCode.UNSUPPORTED_VALUE,
-            "This model hears English only, so that it has nothing to translate: name a Whisper "
+            "This model knows English only, so that it has nothing to translate: name a Whisper "
             "that knows other languages.",
             param="model",
         )
@@ -113,10 +113,10 @@ def _warm_up(network: SpeechNetwork) -> None:
 
 
 def _first_tokens(network: SpeechNetwork) -> Generator[None, None, None]:
-    heard = yield from network.hear(np.zeros(SAMPLE_RATE_HZ, np.float32))
+    encoded = yield from network.encode(np.zeros(SAMPLE_RATE_HZ, np.float32))
     language = next(iter(network.vocabulary.languages), ENGLISH)
     begin = network.vocabulary.begin(language, translate=False)
-    next(heard.write(begin, (), 0.0, 0), None)
+    next(encoded.write(begin, (), 0.0, 0), None)
 
 
 def _refuse_messages(source: PromptSource) -> NoReturn:

@@ -1,5 +1,5 @@
-"""One sound on its way to a transcript: its windows, one after the other, and what the model is
-told about the windows before."""
+"""One sound on its way to a transcript: its windows, one after the other, and the
+text before them as context."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from lmx.worker.media.values import Sound
 from lmx.worker.mlx.speech.decoder import (
     SAMPLES_PER_FRAME,
     WINDOW_SAMPLES,
-    HeardWindow,
+    EncodedWindow,
     SpeechNetwork,
 )
 from lmx.worker.mlx.speech.fallback import (
-    FORGETFUL_TEMPERATURE,
+    FORGET_ABOVE_TEMPERATURE,
     TEMPERATURES,
     Attempt,
     best_of,
@@ -40,11 +40,11 @@ from lmx.worker.mlx.speech.vocabulary import ENGLISH, language_name
 from lmx.worker.mlx.speech.words import TimedWord, fit_segment, split_words, tidy, time_words
 
 _QUIET: Final = 0.001
-"""Where nothing is louder (-60 dB), nobody speaks. The model does not hear that, because it tends
+"""Where nothing is louder (-60 dB), nobody speaks. The model is not given that, because it tends
 to write thanks and goodbyes where there is nothing."""
 
 _LEAD_FRAMES: Final = 50
-"""So much of what is quiet is heard before what is loud."""
+"""This much of what is quiet is encoded before what is loud."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +82,9 @@ class Transcription:
         self._seed = int.from_bytes(sound.digest[:4], "little")
         self._frames = -(-sound.samples.size // SAMPLES_PER_FRAME)
         self._language = language
-        self._said = list(prompt)
-        self._told_from = 0
-        """From this token on, what was said is told to the next window."""
+        self._written = list(prompt)
+        self._context_from = 0
+        """From this token on, the text is context for the next window."""
         self._seek = 0
         self._spoken_s = 0.0
         """When the last word ended."""
@@ -101,22 +101,22 @@ class Transcription:
         begin = self._behind_quiet(self._seek)
         window = _Window(begin, min(WINDOW_FRAMES, self._frames - begin))
         if window.frames <= 0:
-            return self._heard(window, 0)
+            return self._finish(window, 0)
         first = window.seek * SAMPLES_PER_FRAME
-        heard = yield from self._network.hear(self._samples[first : first + WINDOW_SAMPLES])
+        encoded = yield from self._network.encode(self._samples[first : first + WINDOW_SAMPLES])
         if self._language is None:
-            self._language = heard.likeliest_language()
+            self._language = encoded.likeliest_language()
             yield
-        attempt = yield from self._best_attempt(heard, window)
+        attempt = yield from self._best_attempt(encoded, window)
         if is_silence(attempt):
-            return self._heard(window, window.frames)
+            return self._finish(window, window.frames)
         cut = cut_window(attempt.tokens, self._network.vocabulary.stamp_begin, window.frames)
         segments = [self._segment(one, window, attempt) for one in cut.segments]
         advance = cut.advance_frames
         if self._task.words:
-            segments = yield from self._with_words(heard, window, segments)
+            segments = yield from self._with_words(encoded, window, segments)
             advance = self._behind_last_word(window, cut, segments)
-        return self._heard(window, advance, segments, attempt)
+        return self._finish(window, advance, segments, attempt)
 
     def _behind_quiet(self, seek: int) -> int:
         """Return the frame at which there is something to hear, from ``seek`` on; the number of all
@@ -128,18 +128,20 @@ class Transcription:
                 return max(seek, frame - _LEAD_FRAMES)
         return self._frames
 
-    def _best_attempt(self, heard: HeardWindow, window: _Window) -> Generator[None, None, Attempt]:
+    def _best_attempt(
+        self, encoded: EncodedWindow, window: _Window
+    ) -> Generator[None, None, Attempt]:
         given = self._task.temperature
-        room = self._network.most_tokens - 1
-        before = self._said[self._told_from :][-room:]
+        most_context = self._network.most_tokens - 1
+        before = self._written[self._context_from :][-most_context:]
         attempts: list[Attempt] = []
         for number, temperature in enumerate((given,) if given else TEMPERATURES):
             seed = self._seed + window.seek * len(TEMPERATURES) + number
-            attempt = yield from heard.write(self._begin(), before, temperature, seed)
+            attempt = yield from encoded.write(self._begin(), before, temperature, seed)
             if not is_poor(attempt):
                 return attempt
             attempts.append(attempt)
-            # It may be just what was said before that the text repeats.
+            # It may be just the context that the text repeats.
             before = []
         return best_of(attempts)
 
@@ -161,7 +163,7 @@ class Transcription:
         )
 
     def _with_words(
-        self, heard: HeardWindow, window: _Window, segments: Sequence[SpokenSegment]
+        self, encoded: EncodedWindow, window: _Window, segments: Sequence[SpokenSegment]
     ) -> Generator[None, None, list[SpokenSegment]]:
         """Return the segments with their words, and with the times of these."""
         vocabulary = self._network.vocabulary
@@ -169,14 +171,14 @@ class Transcription:
         together = [token for text in texts for token in text]
         if not together:
             return list(segments)
-        matrix = yield from heard.attention(self._begin(), together, window.frames)
+        matrix = yield from encoded.attention(self._begin(), together, window.frames)
         yield
         words = split_words(together, vocabulary.decode, self._language or ENGLISH)
         timed, median_s = tidy(time_words(words, matrix))
         left = iter(timed)
         result = []
         for segment, text in zip(segments, texts, strict=True):
-            own = [self._shifted(word, window) for word in _take(left, len(text))]
+            own = [self._shifted(word, window) for word in _next_words(left, len(text))]
             own = fit_segment(own, segment.start_s, segment.end_s, median_s, self._spoken_s)
             if own:
                 segment = replace(
@@ -196,7 +198,7 @@ class Transcription:
         self, window: _Window, cut: CutWindow, segments: Sequence[SpokenSegment]
     ) -> int:
         """Return how far behind this window's beginning the next one begins: right behind the last
-        word, unless the model has heard the window to its end."""
+        word, unless the model has encoded the window to its end."""
         ends_s = [one.words[-1].end_s for one in segments if one.words]
         if cut.whole or not ends_s or ends_s[-1] <= window.start_s:
             return cut.advance_frames
@@ -213,7 +215,7 @@ class Transcription:
         # The model may write stamps in the silence that fills up the last window.
         return round(min(time_s, self._duration_s), 2)
 
-    def _heard(
+    def _finish(
         self,
         window: _Window,
         advance_frames: int,
@@ -222,9 +224,9 @@ class Transcription:
     ) -> Transcript:
         self._seek = next_seek(window.seek, advance_frames)
         kept = [one for one in segments if one.text.strip() and one.end_s > one.start_s]
-        self._said += [token for one in kept for token in one.tokens]
-        if attempt is not None and attempt.temperature > FORGETFUL_TEMPERATURE:
-            self._told_from = len(self._said)
+        self._written += [token for one in kept for token in one.tokens]
+        if attempt is not None and attempt.temperature > FORGET_ABOVE_TEMPERATURE:
+            self._context_from = len(self._written)
         return Transcript(
             self._task.stream_id,
             language_name(self._language) if self._language else "",
@@ -245,7 +247,7 @@ def _advance(work: Generator[None, None, Transcript]) -> Transcript | None:
     return None
 
 
-def _take(words: Iterator[TimedWord], tokens: int) -> Iterator[TimedWord]:
+def _next_words(words: Iterator[TimedWord], tokens: int) -> Iterator[TimedWord]:
     """Take the words of the next ``tokens`` tokens."""
     taken = 0
     while taken < tokens and (word := next(words, None)) is not None:

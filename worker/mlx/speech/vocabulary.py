@@ -32,7 +32,7 @@ class SpeechVocabulary:
         """It ends a transcript. All tokens of text are below it."""
         self.start = self._id("<|startoftranscript|>")
         self.previous = self._id("<|startofprev|>")
-        """What was said before follows it."""
+        """The text before the window follows it."""
         self.no_stamps = self._id("<|notimestamps|>")
         self.stamp_begin = self.no_stamps + 1
         """The first stamp. All tokens from here on are stamps."""
@@ -45,13 +45,13 @@ class SpeechVocabulary:
                 ErrorCode.MODEL_SOURCE_INVALID,
                 "The tokens of this folder's tokenizer are not in Whisper's order: fetch it again.",
             )
-        # A model that hears English only has the tokens of languages too.
+        # A model of English only has the tokens of languages too.
         self.languages: Mapping[str, int] = (
             {code: self._ids[name] for code in LANGUAGES if (name := f"<|{code}|>") in self._ids}
             if multilingual
             else {}
         )
-        """The token of each language that the model tells apart. Empty: it hears English only."""
+        """The token of each language that the model distinguishes. Empty: it knows English only."""
 
     def begin(self, language: str, *, translate: bool) -> tuple[int, ...]:
         """Return the tokens with which a transcript begins."""

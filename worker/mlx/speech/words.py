@@ -90,7 +90,7 @@ def time_words(words: Sequence[tuple[str, int]], matrix: np.ndarray[Any, Any]) -
 
 
 def tidy(words: Sequence[TimedWord]) -> tuple[list[TimedWord], float]:
-    """Return the words with their punctuation, none of them too long beside the end of a sentence;
+    """Return the words with their punctuation, none of them too long at the end of a sentence;
     and their median length in seconds."""
     lengths = [word.end_s - word.start_s for word in words if word.end_s > word.start_s]
     median_s = min(_USUAL_WORD_S, float(np.median(lengths)) if lengths else 0.0)

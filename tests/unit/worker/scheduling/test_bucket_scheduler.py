@@ -12,37 +12,37 @@ COSTS = st.lists(st.floats(0.001, 10), min_size=1, max_size=5)
 def test_the_others_get_less_than_half_of_what_the_shortest_gets(
     costs: list[float], steps: int
 ) -> None:
-    lanes = list(range(len(costs)))
+    buckets = list(range(len(costs)))
     turns = BucketScheduler()
     spent = [0.0] * len(costs)
     for _ in range(steps):
-        lane = turns.next(lanes)
-        assert isinstance(lane, int)
-        spent[lane] += costs[lane]
-        turns.record(lanes, lane, costs[lane])
+        bucket = turns.next(buckets)
+        assert isinstance(bucket, int)
+        spent[bucket] += costs[bucket]
+        turns.record(buckets, bucket, costs[bucket])
     # Each of the others is stepped once, so that its cost is known.
     assert sum(spent[1:]) <= 0.45 * spent[0] + sum(costs[1:]) + 1e-9
 
 
 @given(costs=COSTS.filter(lambda costs: len(costs) > 1))
 def test_nobody_starves(costs: list[float]) -> None:
-    lanes = list(range(len(costs)))
+    buckets = list(range(len(costs)))
     turns = BucketScheduler()
     stepped: set[int] = set()
     spent_s = 0.0
     while len(stepped) < len(costs) or spent_s < 10 * sum(costs):
-        lane = turns.next(lanes)
-        assert isinstance(lane, int)
-        spent_s += costs[lane]
+        bucket = turns.next(buckets)
+        assert isinstance(bucket, int)
+        spent_s += costs[bucket]
         if spent_s > 5 * sum(costs):
-            stepped.add(lane)
-        turns.record(lanes, lane, costs[lane])
+            stepped.add(bucket)
+        turns.record(buckets, bucket, costs[bucket])
         assert spent_s < 1000 * len(costs) * sum(costs)
 
 
 def test_a_lane_that_is_gone_leaves_nothing_behind() -> None:
     turns = BucketScheduler()
-    for lane in ("short", "long"):
-        turns.record(["short", "long"], lane, 1.0)
+    for bucket in ("short", "long"):
+        turns.record(["short", "long"], bucket, 1.0)
     turns.record(["short"], "short", 1.0)
     assert turns.next(["short", "long"]) == "long", "its cost is not known"

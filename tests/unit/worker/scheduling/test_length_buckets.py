@@ -43,27 +43,27 @@ def test_lanes_hold_no_more_than_their_rows_are_counted_at(
             SequenceRequest(sequence_id, [1] * prompt_tokens, max_tokens, SequenceSampling(0.0))
         )
         left[sequence_id] = max_tokens
-    lanes: list[dict[int, int]] = []
+    buckets: list[dict[int, int]] = []
     for sequence_id, (length, _, steps) in enumerate(asked):
-        for lane in lanes:
-            lengths = [length, *lane.values()]
+        for bucket in buckets:
+            lengths = [length, *bucket.values()]
             if batchable(min(lengths), max(lengths)):
-                lane[sequence_id] = length
+                bucket[sequence_id] = length
                 break
         else:
-            lanes.append({sequence_id: length})
-        for lane in lanes:
-            for one in list(lane):
+            buckets.append({sequence_id: length})
+        for bucket in buckets:
+            for one in list(bucket):
                 made = min(steps, left[one])
                 for _ in range(made):
                     admission.advance(one)
-                lane[one] += made
+                bucket[one] += made
                 left[one] -= made
                 if not left[one]:
-                    del lane[one]
+                    del bucket[one]
                     admission.end(one)
-        lanes = [lane for lane in lanes if lane]
-        held = sum(len(lane) * kv_bytes(LLAMA_8B, max(lane.values())) for lane in lanes)
+        buckets = [bucket for bucket in buckets if bucket]
+        held = sum(len(bucket) * kv_bytes(LLAMA_8B, max(bucket.values())) for bucket in buckets)
         assert held <= admission.total_bytes
 
 

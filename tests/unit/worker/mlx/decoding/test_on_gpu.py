@@ -11,7 +11,8 @@ from structlog.testing import capture_logs
 
 from lmx.worker.engine.values import SequenceRequest, SequenceSampling, StepOutput
 from lmx.worker.mlx import engine
-from lmx.worker.mlx.decoding import batching, decode, rows
+from lmx.worker.mlx.batching import batch_engine
+from lmx.worker.mlx.decoding import batch_mode, decode
 from lmx.worker.mlx.decoding.pace import LEAST_TOKENS, MOST_TOKENS, PrefillPace
 
 
@@ -61,13 +62,15 @@ def test_on_a_gpu_one_pair_of_prompts_decides_nothing(
         shifts.append(shift)
         return off[len(shifts) - 1]
 
-    monkeypatch.setattr(batching, "_off", tried)
+    monkeypatch.setattr(batch_mode, "_off", tried)
     forward: Any = SimpleNamespace(vocabulary_size=100, model=None)
     with capture_logs() as logs:
-        fits = batching.can_batch(forward)
+        fits = batch_mode.can_batch(forward)
     assert fits is (gpu_fits if on_gpu else cpu_fits)
     assert len(set(shifts)) == (3 if on_gpu else 1)
-    assert [line["event"] for line in logs] == ["batching.tried" if fits else "batching.off"]
+    assert [line["event"] for line in logs] == [
+        "batching.probed" if fits else "batching.probe_failed"
+    ]
     assert logs[0]["off"] == pytest.approx(sorted(off)[1] if on_gpu else off[0], nan_ok=True)
 
 
@@ -144,13 +147,15 @@ def test_a_join_takes_no_buffers_from_the_rows_that_decode(
 ) -> None:
     joined: list[int] = []
     for name in ("_advance_prefill", "_finish_prefill"):
-        monkeypatch.setattr(rows.RowSet, name, lambda *_: None)
-    monkeypatch.setattr(rows.RowSet, "_join", lambda _, row, *rest: joined.append(row.sequence_id))
+        monkeypatch.setattr(batch_engine.BatchEngine, name, lambda *_: None)
+    monkeypatch.setattr(
+        batch_engine.BatchEngine, "_join", lambda _, row, *rest: joined.append(row.sequence_id)
+    )
     pace = PrefillPace(1.0, on_gpu=on_gpu)
     forward: Any = SimpleNamespace(adapter=None)
     nothing: Any = SimpleNamespace()
-    row_set = rows.RowSet(
-        forward, nothing, pace, None, None, nothing, company=batching.Company.TOGETHER
+    row_set = batch_engine.BatchEngine(
+        forward, nothing, pace, None, None, nothing, mode=batch_mode.BatchMode.BATCHED
     )
     row_set._prompts.add(SequenceRequest(7, [1, 2], 1, SequenceSampling(0.0)))
     prompt = row_set._prompts._prompts[7]

@@ -1,4 +1,4 @@
-"""Whether guessing goes on, by what steps took."""
+"""Whether drafting goes on, by what steps took."""
 
 import pytest
 
@@ -15,12 +15,12 @@ def measured(rows: int = 1) -> Experience:
 
 
 def steps_tried(pace: SpeculationPace, steps: int, accepted: int, took_s: float) -> int:
-    """Run so many steps in which ``accepted`` guesses are right; return how many guessed."""
+    """Run so many steps in which ``accepted`` drafts are right; return how many drafted."""
     tried = 0
     for _ in range(steps):
-        guessed = pace.tokens(1)
-        if guessed:
-            pace.tried(1, guessed, min(accepted, guessed), took_s)
+        drafted = pace.tokens(1)
+        if drafted:
+            pace.tried(1, drafted, min(accepted, drafted), took_s)
             tried += 1
         else:
             pace.rested()
@@ -81,7 +81,7 @@ def test_tokens_that_were_foreseen_end_a_pause() -> None:
             pace.tried(1, 4, 0, 3 * PLAIN_S)
         assert pace.tokens(1) == 0
         for tokens in range(1000):
-            pace.foreseen(tokens)
+            pace.predicted(tokens)
             if not pace.pausing:
                 needed.append(tokens)
                 break

@@ -100,7 +100,7 @@ def test_buffers_of_the_load_are_not_counted_as_weights(
     limits: list[tuple[str, int]],
 ) -> None:
     fake = metal(monkeypatch, weights * GIB)
-    metal_memory.hold_weights(wiring, 70 * GIB)
+    metal_memory.wire_weights(wiring, 70 * GIB)
     assert fake.calls == [("synchronize", None), ("clear_cache", None), *limits]
 
 
@@ -108,7 +108,7 @@ def test_all_is_freed_before_it_is_unwired(monkeypatch: pytest.MonkeyPatch) -> N
     fake = metal(monkeypatch, 60 * GIB)
     model = Layer(weight=1, part=Layer(weight=2))
     part = model["part"]
-    metal_memory.give_back([model])
+    metal_memory.release_memory([model])
     assert model == {} and part == {}, "also if somebody else still refers to a part"
     assert fake.calls == [("synchronize", None), ("set_wired_limit", 0), ("clear_cache", None)]
 
@@ -122,7 +122,7 @@ def test_a_device_that_has_failed_is_unwired_all_the_same(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(fake, "synchronize", fail)
     with pytest.raises(RuntimeError, match="METAL"):
-        metal_memory.give_back([Layer(weight=1)])
+        metal_memory.release_memory([Layer(weight=1)])
     assert fake.calls == [("set_wired_limit", 0), ("clear_cache", None)]
 
 
@@ -131,7 +131,7 @@ def test_a_load_that_fails_leaves_nothing_wired(monkeypatch: pytest.MonkeyPatch)
     fake = metal(monkeypatch, 60 * GIB)
 
     def load(spec: Any, advanced: Any) -> None:
-        metal_memory.hold_weights(ALWAYS, 70 * GIB)
+        metal_memory.wire_weights(ALWAYS, 70 * GIB)
         raise RuntimeError("[malloc] Unable to allocate")
 
     monkeypatch.setattr(embedding, "load_embedder", load)
@@ -155,8 +155,8 @@ def test_a_worker_has_given_its_memory_back_before_it_is_killed(platform: str) -
 def test_other_machines_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = metal(monkeypatch, 60 * GIB, False)
     model = Layer(weight=1)
-    metal_memory.hold_weights(ALWAYS, 70 * GIB)
-    metal_memory.give_back([model])
+    metal_memory.wire_weights(ALWAYS, 70 * GIB)
+    metal_memory.release_memory([model])
     assert fake.calls == [] and model == {"weight": 1}
 
 

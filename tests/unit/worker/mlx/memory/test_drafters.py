@@ -9,7 +9,7 @@ import pytest
 from lmx.protocol.models.checkpoint import parse_checkpoint_config, read_checkpoint_config
 from lmx.protocol.models.memory import KvLayers
 from lmx.protocol.states import ModelKind
-from lmx.worker.mlx.memory.drafters import HEARD_TOKENS, DrafterKind, drafter_kind
+from lmx.worker.mlx.memory.drafters import OBSERVED_TOKENS, DrafterKind, drafter_kind
 from lmx.worker.mlx.memory.estimate import estimate
 from tests.support.models.model_folders import write_model
 
@@ -70,5 +70,5 @@ def test_its_layers_and_what_waits_for_it_are_counted(
     found = estimate(folder, read_checkpoint_config(folder), ModelKind.CHAT).kv_layers
     assert found == (
         KvLayers(own_layers, TOKEN_BYTES, None, 0, 256),
-        KvLayers(1, heard_bytes, 2 * HEARD_TOKENS, 0, 256),
+        KvLayers(1, heard_bytes, 2 * OBSERVED_TOKENS, 0, 256),
     )

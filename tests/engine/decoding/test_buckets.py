@@ -1,0 +1,164 @@
+"""Rows of unlike length decode apart: nobody's tokens change, and none is padded to a long one."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
+from lmx.worker.mlx.batching import buckets
+from lmx.worker.mlx.decoding.decode import DecodeBatch, DecodeStep
+from lmx.worker.mlx.decoding.prefill import PromptPrefill
+from lmx.worker.scheduling import length_buckets
+from tests.support.models.tiny_models import make_tiny_model
+from tests.support.rigs.engine_rig import GREEDY, HOT, EngineRunner, spec_of
+from tests.support.rigs.matrices import combinations
+
+pytestmark = pytest.mark.engine
+
+LONG = [token % 200 + 1 for token in range(2600)]
+"""Longer than any row that it could decode with."""
+
+
+MODELS = ["llama", "gemma3", "qwen3_next"]
+WITH: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "prefix cache": {"prefix_cache": PrefixCacheSpec(64 << 20)},
+    "speculation": {"speculation": SpeculationSpec()},
+}
+everywhere = pytest.mark.parametrize(("model", "beside"), combinations(MODELS, list(WITH)))
+
+
+@pytest.fixture(scope="module")
+def runners(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], EngineRunner]:
+    """Makes an engine once for each model and what it has beside."""
+
+    @cache
+    def folder(model: str) -> Path:
+        return make_tiny_model(tmp_path_factory.mktemp("tiny"), model)
+
+    @cache
+    def made(model: str, beside: str) -> EngineRunner:
+        return EngineRunner(spec_of(folder(model), max_decode_stall_s=10, **WITH[beside]))
+
+    return made
+
+
+@pytest.fixture
+def runner(
+    model: str, beside: str, runners: Callable[[str, str], EngineRunner]
+) -> Iterator[EngineRunner]:
+    yield runners(model, beside)
+    runners(model, beside).clear()
+
+
+@everywhere
+def test_a_long_row_and_short_ones_are_each_as_alone(runner: EngineRunner) -> None:
+    short = [[5, 6, 7], list(range(1, 40))]
+    expected = [runner.alone(prompt, HOT, 30) for prompt in (LONG, *short)]
+    rows = [runner.admit(prompt, HOT, 30) for prompt in (short[0], LONG, short[1])]
+    runner.until(lambda: rows[1] in runner.started)
+    runner.finish()
+    made = [runner.tokens[row] for row in rows]
+    assert made == [expected[1], expected[0], expected[2]]
+
+
+@everywhere
+def test_short_rows_are_not_padded_to_the_long_one(runner: EngineRunner) -> None:
+    long = runner.admit(LONG, GREEDY, 400)
+    runner.until(lambda: runner.tokens[long])
+    rows = [runner.admit([token, 2, 3], GREEDY, 400) for token in (4, 5, 6)]
+    runner.until(lambda: all(runner.tokens[row] for row in rows))
+    inner: Any = runner.generator
+    lengths = [[len(row.tokens) for row in bucket.rows] for bucket in inner._rows._buckets._buckets]
+    assert [len(bucket) for bucket in lengths] == [3, 1]
+    before = len(runner.tokens[long])
+    runner.until(lambda: len(runner.tokens[long]) >= before + 5)
+    runner.clear()
+    assert runner.generator.step().tokens == []
+
+
+def test_the_longer_rows_pay_for_the_change_to_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_tiny_model(tmp_path / "model", "llama")
+    runner = EngineRunner(spec_of(model, max_decode_stall_s=10))
+    long = runner.admit(LONG, GREEDY, 1000)
+    runner.until(lambda: runner.tokens[long])
+    short = runner.admit([4, 5, 6], GREEDY, 1000)
+    # Every step takes a second, and so does the wait for what was drawn ahead.
+    monkeypatch.setattr(buckets, "time", SimpleNamespace(perf_counter=itertools.count().__next__))
+    runner.until(lambda: len(runner.tokens[short]) >= 20)
+    before = len(runner.tokens[short]), len(runner.tokens[long])
+    runner.until(lambda: len(runner.tokens[short]) >= before[0] + 100)
+    made = len(runner.tokens[long]) - before[1]
+    runner.clear()
+    # The two seconds are half of the time that at least four steps take.
+    assert 18 <= made <= 25
+
+
+def test_a_prompt_is_read_though_the_longer_rows_are_always_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a step of the long row costs less than half of one of the short rows, it is due after
+    each of those: prompts and longer rows take turns."""
+    monkeypatch.setattr(length_buckets, "_SHARE", 1e9)
+    runner = EngineRunner(spec_of(make_tiny_model(tmp_path / "model", "llama")))
+    long = runner.admit(LONG, GREEDY, 1000)
+    runner.until(lambda: runner.tokens[long])
+    short = runner.admit([4, 5, 6], GREEDY, 1000)
+    runner.until(lambda: runner.tokens[short])
+    runner.admit(list(range(1, 100)), GREEDY, 5)
+    before = len(runner.tokens[short]), len(runner.tokens[long])
+    kinds: list[str] = []
+    for _ in range(16):
+        made = runner.step()
+        kinds.append("chunk" if made.prefill_tokens else "rows")
+    runner.clear()
+    assert kinds.count("chunk") >= 3
+    assert len(runner.tokens[short]) - before[0] >= 7
+    assert len(runner.tokens[long]) - before[1] >= 3
+
+
+def test_short_rows_wait_for_one_step_of_others_and_read_nothing_of_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though longer rows are always due, and a prompt is being read. A step of the short rows reads
+    as many entries of the caches as without the others, but for the room of a row that left."""
+    monkeypatch.setattr(length_buckets, "_SHARE", 1e9)
+    runner = EngineRunner(spec_of(make_tiny_model(tmp_path / "model", "llama")))
+    long = runner.admit(LONG, GREEDY, 1000)
+    runner.until(lambda: runner.tokens[long])
+    done: list[str] = []
+    padding: list[int] = []
+    step, advance = DecodeBatch.step, PromptPrefill.advance
+
+    def stepped(self: DecodeBatch, **more: Any) -> DecodeStep:
+        longest = max(len(row.cached) for row in self.rows)
+        short = longest < len(LONG)
+        done.append("short" if short else "long")
+        if short:
+            padding.append(self.prompt_cache[0].size() - longest)
+        return step(self, **more)
+
+    def advanced(self: PromptPrefill, *arguments: Any) -> int:
+        done.append("chunk")
+        return advance(self, *arguments)
+
+    monkeypatch.setattr(DecodeBatch, "step", stepped)
+    monkeypatch.setattr(PromptPrefill, "advance", advanced)
+    lasting = runner.admit(list(range(1, 19)), GREEDY, 1000)
+    others = [runner.admit(list(range(2, 2 + tokens)), GREEDY, 2 * tokens) for tokens in (12, 15)]
+    for row in (*others, runner.admit(list(range(1, 200)), GREEDY, 3)):
+        runner.finish_row(row)
+    assert lasting in runner.live
+    runner.clear()
+    assert {"short", "long", "chunk"} == set(done)
+    first, last = done.index("short"), len(done) - done[::-1].index("short")
+    between = "".join(name[0] for name in done[first:last]).split("s")
+    assert max(map(len, between)) == 1, between
+    assert len(padding) > 20 and max(padding) <= 64

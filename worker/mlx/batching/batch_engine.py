@@ -1,0 +1,446 @@
+"""The rows of one model: prompts that are read, rows that decode, and beam searches.
+
+A step either advances everything that decodes or reads one chunk of one prompt, in turns if there
+is both. Computed tokens are returned before a chunk is begun: no token waits for another row's
+prompt.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import mlx.core as mx
+
+from lmx.worker.engine.values import (
+    PrefillFinished,
+    SequenceRequest,
+    StepOutput,
+)
+from lmx.worker.mlx.batching.buckets import DecodeBuckets
+from lmx.worker.mlx.batching.next_work import Shortest, Standing, Work, next_work
+from lmx.worker.mlx.batching.prefill_queue import PrefillQueue, Prompt
+from lmx.worker.mlx.decoding.batch_mode import BatchMode
+from lmx.worker.mlx.decoding.beam import BeamGroup
+from lmx.worker.mlx.decoding.decode import DecodeBatch, DecodeStep, Joining
+from lmx.worker.mlx.decoding.pace import PrefillPace
+from lmx.worker.mlx.decoding.prefill import PromptPrefill
+from lmx.worker.mlx.decoding.rollback import Blocks
+from lmx.worker.mlx.decoding.sequence import DecodeSequence
+from lmx.worker.mlx.decoding.speculation import Speculation
+from lmx.worker.mlx.media.features import FeatureCache
+from lmx.worker.mlx.media.spans import media_of
+from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states
+from lmx.worker.mlx.prefix.cache import AtomicSpans, PrefixCache
+from lmx.worker.mlx.sampling.sampler import BatchSampler
+
+# A row waits no longer than this for a prefix from disk.
+_FETCH_WAIT_S: Final = 2.0
+
+
+class BatchEngine:
+    """Admits, steps and removes rows as ``Generator`` says.
+
+    It is called in mlx-vlm's generation stream. ``prefixes`` keeps what rows compute, and rows
+    begin with the stored part of their prompt. ``speculation``, if there is one, steps the decoding
+    rows while they are in one bucket. ``features`` are those of pictures and sounds that were
+    encoded before; None for a model that takes text only. ``mode`` says which rows run at the same
+    time.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        sampler: BatchSampler,
+        pace: PrefillPace,
+        prefixes: PrefixCache | None,
+        speculation: Speculation | None,
+        blocks: Blocks,
+        features: FeatureCache | None = None,
+        *,
+        mode: BatchMode,
+    ) -> None:
+        self._mode = mode
+        self._forward = forward
+        self._sampler = sampler
+        self._pace = pace
+        self._prefixes = prefixes
+        self._speculation = speculation
+        self._features = features
+        self._buckets = DecodeBuckets(forward, sampler, blocks, together=mode is BatchMode.BATCHED)
+        self._prompts = PrefillQueue(self._found)
+        self._searches: dict[int, BeamGroup] = {}
+        self._shortest = Shortest.WAITED_FOR_LONGER
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is no row."""
+        return not self._prompts and not self._decoding
+
+    def can_admit(self) -> bool:
+        """Return whether a row may begin: always; but if rows run one by one, only while there is
+        no other."""
+        return self._mode is not BatchMode.DISABLED or self.idle
+
+    def admit(self, row: SequenceRequest) -> None:
+        """Add a row, which waits until its prompt is read."""
+        self._enter(row)
+        self._prompts.add(row)
+
+    def step(self) -> StepOutput:
+        """Advance everything that decodes, or read a chunk of a prompt."""
+        made = StepOutput()
+        decoding = self._decoding
+        prompt = self._next_prompt(decoding) if self._prompts else None
+        has_prompt = prompt is not None
+        is_ahead = has_prompt and self._buckets.ahead
+        standing = Standing(
+            self._shortest, decoding, has_prompt, self._buckets.longer_due, is_ahead
+        )
+        work = next_work(standing)
+        if work is Work.RETURN:
+            self._add_step(self._buckets.flush(), made)
+        elif work is Work.READ:
+            assert prompt is not None
+            self._read(prompt, decoding, made)
+        else:
+            self._advance(made, alone=work is Work.STEP, longer=work is Work.STEP_LONGER)
+        self._shortest = standing.after(work)
+        return made
+
+    def remove(self, sequence_id: int) -> None:
+        """Remove a row, wherever it is."""
+        if (prompt := self._prompts.remove(sequence_id)) is not None:
+            self._forget(sequence_id)
+            if prompt.prefill is not None:
+                mx.clear_cache()
+        elif self._searches.pop(sequence_id, None) is None:
+            self._end([sequence_id], keep=True)
+
+    def flush(self) -> StepOutput:
+        """Return the tokens that are drawn and not returned. A row's cache then lacks its last
+        token, as that of a prompt that was read does."""
+        made = StepOutput()
+        if self._buckets.ahead:
+            self._add_step(self._buckets.flush(), made)
+        return made
+
+    def preempt(self, sequence_id: int) -> Sequence[int] | None:
+        """Remove a row, and return the tokens that it has made; None: it is a beam search, and
+        stays."""
+        if sequence_id in self._searches:
+            return None
+        if (prompt := self._prompts.remove(sequence_id)) is not None:
+            self._forget(sequence_id)
+            if prompt.prefill is not None:
+                self._keep_prompt(prompt.prefill)
+                mx.clear_cache()
+            return prompt.row.generated
+        here = self._buckets.find(sequence_id)
+        if here is None:
+            return None
+        made = here.row.tokens[len(here.row.tokens) - here.row.generated_tokens :]
+        self._end([sequence_id], keep=True)
+        self.shrink()
+        return made
+
+    def shrink(self) -> None:
+        """Free the memory that is reserved for rows that may come."""
+        self._buckets.give_up_slots()
+
+    @property
+    def _decoding(self) -> bool:
+        return bool(self._buckets or self._searches)
+
+    def _next_prompt(self, decoding: bool) -> Prompt | None:
+        """Return the prompt of which a chunk can be read; None: all of them wait, and others
+        decode."""
+        prompt = self._prompts.next(self._can_begin)
+        if prompt is None and not decoding:
+            prompt = self._prompts.next(lambda _: True)
+        return prompt
+
+    def _found(self, prompt: Prompt) -> int | None:
+        if self._prefixes is None or not self._prefixes.enabled:
+            return None
+        if prompt.row.prompt_logprobs is not None:
+            return 0
+        return self._prefixes.found(prompt.tokens, prompt.row.cache_salt, self._atomic(prompt))
+
+    def _atomic(self, prompt: Prompt) -> AtomicSpans:
+        """Return the parts of a prompt that must be processed in one go."""
+        media = media_of(prompt.row)
+        if media is None or not self._forward.atomic_media:
+            return ()
+        return [(span.start, span.end) for span in media.spans]
+
+    def _advance(self, made: StepOutput, *, alone: bool, longer: bool) -> None:
+        """Advance everything that decodes by a step: a bucket of ``longer`` rows or the shortest
+        bucket. If it is not ``alone``, the tokens that it draws are returned."""
+        began_s = time.perf_counter()
+        if self._speculation is not None and self._buckets.only is None:
+            self._speculation.interrupt()
+        if self._buckets:
+            step = self._buckets.step(
+                lambda batch: self._step_batch(batch, alone=alone), longer=longer
+            )
+            self._add_step(step, made)
+        for sequence_id in list(self._searches):
+            self._search(sequence_id, made)
+        if not alone and self._buckets.ahead:
+            self._add_step(self._buckets.flush(), made)
+        self._pace.decoded(time.perf_counter() - began_s)
+
+    def _add_step(self, step: DecodeStep, made: StepOutput) -> None:
+        made.tokens += step.tokens
+        made.drafts += step.drafts
+        if step.failed:
+            made.failed += step.failed
+            self._end([sequence_id for sequence_id, _ in step.failed], keep=False)
+        self._end(
+            [row.sequence_id for row in self._buckets.rows if row.left_tokens <= 0], keep=True
+        )
+
+    def _step_batch(self, batch: DecodeBatch, *, alone: bool) -> DecodeStep:
+        if self._speculation is None:
+            return batch.step()
+        return self._speculation.step(batch, alone=alone and not self._searches)
+
+    def _search(self, sequence_id: int, made: StepOutput) -> None:
+        try:
+            found = self._searches[sequence_id].step()
+        except Exception as error:  # Its constraint's: it concerns this row alone.
+            made.failed.append((sequence_id, error))
+            del self._searches[sequence_id]
+            return
+        made.search_tokens += 1
+        if found is not None:
+            made.found.append((sequence_id, found))
+            del self._searches[sequence_id]
+
+    def _can_begin(self, prompt: Prompt) -> bool:
+        """Return whether its prefix is in memory, as far as it will be. While other rows have work,
+        they don't wait for the disk with this one."""
+        row = prompt.row
+        if self._prefixes is None or row.prompt_logprobs is not None:
+            return True
+        if time.monotonic() - prompt.arrived_s > _FETCH_WAIT_S:
+            return True
+        return self._prefixes.fetch(prompt.tokens, row.cache_salt, self._atomic(prompt))
+
+    def _read(self, prompt: Prompt, decoding: bool, made: StepOutput) -> None:
+        """Read the next chunk of a row's prompt, and let the row join when its prompt is
+        finished."""
+        row = prompt.row
+        try:
+            if prompt.prefill is None:
+                prompt.prefill = self._begin_prefill(prompt, decoding)
+            prefill = prompt.prefill
+            if self._encode(prefill, decoding, made):
+                self._prompts.read()
+                return
+            self._advance_prefill(prefill, self._prompts.stops(prompt), decoding, made)
+            self._prompts.read()
+            if not prefill.ready:
+                return
+            logits = self._finish_prefill(prefill, made)
+        except Exception as error:  # Such as for a buffer that is too large for the device.
+            # Until it joins, its arrays are its own, and no other row is concerned. If it is the
+            # device that failed, also what others compute, the batch sees that in the error.
+            made.failed.append((row.sequence_id, error))
+            self.remove(row.sequence_id)
+            return
+        duplicates = self._prompts.pop_duplicates(prompt)
+        self._prompts.remove(row.sequence_id)
+        # An update in place must not reach another row's cache.
+        caches = [copy.deepcopy(prefill.prompt_cache) for _ in duplicates]
+        self._join(row, prefill, prefill.cached_tokens, prefill.prompt_cache, logits, made)
+        for duplicate, prompt_cache in zip(duplicates, caches, strict=True):
+            made.prefill_tokens += 1
+            self._join(duplicate, prefill, len(row.prompt) - 1, prompt_cache, logits, made)
+        if not (decoding and mx.metal.is_available()):
+            # On Metal the rows that decode would have to allocate their buffers again.
+            mx.clear_cache()
+
+    def _begin_prefill(self, prompt: Prompt, decoding: bool) -> PromptPrefill:
+        row, prompt_cache, cached_tokens = prompt.row, None, 0
+        if self._prefixes is not None:
+            if row.prompt_logprobs is None:
+                warm = self._prefixes.lookup(
+                    prompt.tokens, row.cache_salt, self._atomic(prompt), wait=not decoding
+                )
+                if warm is not None:
+                    prompt_cache, cached_tokens = warm
+            prompt.checkpoints = self._prefixes.checkpoints(
+                prompt.tokens, cached_tokens, row.cache_salt
+            )
+        if prompt_cache is None:
+            prompt_cache = self._forward.new_cache()
+        forward = self._forward.with_adapter(row.adapter)
+        observed_tokens = 0
+        if self._speculation is not None and row.beam is None:
+            observed_tokens = self._speculation.observed_tokens(row.sequence_id)
+        return PromptPrefill(forward, row, prompt_cache, cached_tokens, observed_tokens)
+
+    def _encode(self, prefill: PromptPrefill, decoding: bool, made: StepOutput) -> bool:
+        """Continue to encode the next picture, sound or video that the prompt's next chunk needs,
+        and return whether that was this step's work. One that was encoded before needs no step."""
+        media = prefill.media
+        if media is None:
+            return False
+        begin, row = prefill.done_tokens, prefill.row
+        end = len(row.prompt)
+        if not prefill.ready:
+            chunk_end = begin + self._pace.chunk(begin, decoding=decoding)
+            end = min(end, max(chunk_end, prefill.atomic_tokens))
+        assert self._features is not None
+        while (span := media.missing(begin, end)) is not None:
+            features = self._features.get(span.digest, row.cache_salt)
+            if features is not None:
+                media.put(span, features)
+                continue
+            encoding = media.encoding
+            if encoding is None:
+                # Recording it is a step of its own: for a large picture it takes a while.
+                forward = self._forward.with_adapter(row.adapter)
+                media.encoding = forward.encode(span, self._pace.part_s)
+                return True
+            before = encoding.done_share
+            if encoding.advance(self._pace.budget_s(decoding)):
+                self._features.put(span.digest, row.cache_salt, encoding.features)
+                media.put(span, encoding.features)
+            tokens = len(span.places)
+            made.media_tokens += int(tokens * encoding.done_share) - int(tokens * before)
+            return True
+        return False
+
+    def _advance_prefill(
+        self, prefill: PromptPrefill, stops: Sequence[int], decoding: bool, made: StepOutput
+    ) -> None:
+        if prefill.ready:
+            return
+        depth_tokens = prefill.done_tokens
+        chunk_tokens = self._pace.chunk(depth_tokens, decoding=decoding)
+        began_s = time.perf_counter()
+        done_tokens = prefill.advance(chunk_tokens, stops)
+        took_s = time.perf_counter() - began_s
+        self._pace.prefilled(done_tokens, took_s, depth_tokens, decoding=decoding)
+        made.prefill_tokens += done_tokens
+        if prefill.done_tokens in stops:
+            self._keep_prompt(prefill)
+
+    def _finish_prefill(self, prefill: PromptPrefill, made: StepOutput) -> mx.array | None:
+        """Return the logits of the first token to make, evaluated; None: decoding processes the
+        prompt's last token."""
+        logits = None
+        made.prefill_tokens += len(prefill.row.prompt) - prefill.done_tokens
+        if prefill.row.beam is not None or not prefill.chunked:
+            logits = prefill.finish()
+            mx.eval(logits, cache_states(prefill.prompt_cache))
+        self._keep_prompt(prefill)
+        return logits
+
+    def _join(
+        self,
+        row: SequenceRequest,
+        prefill: PromptPrefill,
+        cached_tokens: int,
+        prompt_cache: PromptCache,
+        logits: mx.array | None,
+        made: StepOutput,
+    ) -> None:
+        """Let a row decode, with its own cache of its prompt."""
+        started = PrefillFinished(row.sequence_id, cached_tokens, prefill.scores)
+        if row.max_tokens == 0:
+            # The prompt was all that had to be computed.
+            self._forget(row.sequence_id)
+            made.started.append(started)
+            return
+        deltas = prefill.rope_deltas()
+        if row.beam is not None:
+            assert logits is not None
+            self._start_search(row, prompt_cache, logits, deltas)
+            made.started.append(started)
+            return
+        decode_row = DecodeSequence(
+            row.sequence_id,
+            list(row.prompt),
+            row.max_tokens,
+            row.cache_salt,
+            row.generated_tokens,
+            adapter=row.adapter,
+            media=media_of(row),
+        )
+        failed = self._buckets.join(Joining(decode_row, prompt_cache, logits, deltas))
+        if failed:
+            made.failed += failed
+            self._forget(row.sequence_id)
+            return
+        if self._speculation is not None and prefill.hidden is not None:
+            self._speculation.observe(row.sequence_id, prefill.hidden)
+        made.started.append(started)
+
+    def _start_search(
+        self,
+        row: SequenceRequest,
+        prompt_cache: PromptCache,
+        logits: mx.array,
+        deltas: mx.array | None,
+    ) -> None:
+        assert row.beam is not None
+        adapted = self._forward.with_adapter(row.adapter)
+
+        def forward(tokens: mx.array, cache: PromptCache) -> mx.array:
+            rows = tokens.shape[0]
+            each = None if deltas is None else mx.broadcast_to(deltas, (rows, deltas.shape[1]))
+            return adapted.decode(tokens, cache, each)[:, -1, :]
+
+        self._searches[row.sequence_id] = BeamGroup(
+            forward,
+            prompt_cache,
+            logits,
+            row.beam,
+            row.max_tokens,
+            row.constraint,
+            row.top_logprobs,
+            row.sampling,
+            row.prompt,
+            together=self._mode is BatchMode.BATCHED,
+        )
+
+    def _keep_prompt(self, prefill: PromptPrefill) -> None:
+        if self._prefixes is not None:
+            self._prefixes.store(prefill.keys, prefill.prompt_cache, prefill.row.cache_salt)
+
+    def _end(self, sequence_ids: Sequence[int], *, keep: bool) -> None:
+        """Remove decoding rows. With ``keep``, their caches are stored for the next turn."""
+        if not sequence_ids:
+            return
+        for sequence_id in sequence_ids:
+            self._forget(sequence_id)
+            here = self._buckets.find(sequence_id)
+            if keep and self._prefixes is not None and here is not None:
+                row = here.row
+                self._prefixes.store(row.keys, here.prompt_cache, row.salt, here.place)
+        self._buckets.leave(sequence_ids)
+
+    def _enter(self, row: SequenceRequest) -> None:
+        if row.beam is None:
+            prompt = row.prompt[: len(row.prompt) - row.generated_tokens]
+            self._sampler.add(
+                row.sequence_id,
+                row.sampling,
+                prompt,
+                row.constraint,
+                row.top_logprobs,
+                row.generated,
+            )
+            if self._speculation is not None:
+                self._speculation.add(row.sequence_id, row.assist)
+
+    def _forget(self, sequence_id: int) -> None:
+        self._sampler.remove(sequence_id)
+        if self._speculation is not None:
+            self._speculation.remove(sequence_id)

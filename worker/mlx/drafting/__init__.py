@@ -1,0 +1,1 @@
+"""Drafts of what a row says next, each from another source."""

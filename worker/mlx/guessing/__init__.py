@@ -1,1 +1,0 @@
-"""Guesses of what a row says next, each from another source."""
