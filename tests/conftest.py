@@ -15,7 +15,7 @@ import structlog
 from hypothesis import HealthCheck, settings
 from structlog.testing import capture_logs
 
-from lmx.worker.mlx.model.blas import prefer_openblas
+from lmx.worker.mlx.device.before_mlx import prefer_openblas
 from tests.support.models.minilm import obtain_minilm
 from tests.support.rigs.budgets import examples
 from tests.support.rigs.device import choose_device, may_differ

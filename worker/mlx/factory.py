@@ -24,9 +24,8 @@ def create(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
 
     This imports MLX, which takes seconds. These engines have no ``engine_options``.
     """
+    from lmx.worker.mlx.device.before_mlx import keep_resident, prefer_openblas
     from lmx.worker.mlx.device.kernels import shared_kernels
-    from lmx.worker.mlx.device.residency import keep_resident
-    from lmx.worker.mlx.model.blas import prefer_openblas
 
     kernels = shared_kernels()
     if kernels is not None:

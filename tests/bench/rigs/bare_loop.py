@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 
-from lmx.worker.mlx.model.blas import prefer_openblas
+from lmx.worker.mlx.device.before_mlx import prefer_openblas
 
 # Stdout is for answers.
 structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))

@@ -21,8 +21,7 @@ from mlx_vlm.utils import load_model as load_alone
 from PIL import Image
 
 from lmx.worker.media.values import Media, Picture, Sound, Video
-from lmx.worker.mlx.model.patches.gemma3n import patch_gemma3n
-from lmx.worker.mlx.model.patches.qwen3_omni import patch_qwen3_omni
+from lmx.worker.mlx.model.patches.mlx_vlm import patch_mlx_vlm
 from tests.support.models.media_families import FAMILIES, FIRST_MEDIA_TOKEN, WRONG_ALONE
 from tests.support.models.tiny_models import make_tokenizer
 from tests.support.models.vlm_models import SEEING, save_random_model, seeing_config
@@ -128,8 +127,7 @@ class MlxVlmAlone:
         with tiny_towers():
             self.model: Any = load_alone(folder)
             self.processor: Any = load_processor(folder)
-        patch_gemma3n(self.model)
-        patch_qwen3_omni(self.model)
+        patch_mlx_vlm(self.model)
 
     def inputs(
         self, messages: Sequence[Mapping[str, Any]], media: Sequence[Media]

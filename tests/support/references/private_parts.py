@@ -44,20 +44,13 @@ BOTH_WAYS = "worker/mlx/media/bidirectional_mask.py"
 ENCODING = "worker/mlx/media/encoding.py"
 MARKERS = "worker/mlx/media/markers.py"
 PROCESSOR = "worker/mlx/media/processor.py"
-GEMMA3N = "worker/mlx/model/patches/gemma3n.py"
 GUARD = "worker/mlx/model/guard.py"
-HY_V4 = "worker/mlx/model/patches/hy_v4.py"
-EXPERTS = "worker/mlx/model/patches/experts.py"
-MLLAMA = "worker/mlx/model/patches/mllama.py"
 NEEDS = "worker/mlx/media/processor.py"
-PADDLEOCR_VL = "worker/mlx/model/patches/paddleocr_vl.py"
-PHI3SMALL = "worker/mlx/model/patches/phi3small.py"
-PLAMO3 = "worker/mlx/model/patches/plamo3.py"
+LM_PATCHES = "worker/mlx/model/patches/mlx_lm.py"
+VLM_PATCHES = "worker/mlx/model/patches/mlx_vlm.py"
 OMNI = "worker/mlx/model/patches/qwen3_omni.py"
 SLICES = "worker/mlx/media/slices.py"
-ROPES = "worker/mlx/model/patches/ropes.py"
 SLOTS = "worker/mlx/model/batch_slots.py"
-WINDOWS = "worker/mlx/model/patches/windows.py"
 GGUF = "supervisor/fetch/gguf.py"
 FILE = "supervisor/fetch/file.py"
 HUB = "supervisor/fetch/hub.py"
@@ -100,28 +93,28 @@ PARTS: dict[str, Sequence[Part]] = {
         )),
     "mlx-lm": (
         Part(
-            "mlx_lm.utils:_get_classes", (EXPERTS,), "the class of each type but gpt-oss",
+            "mlx_lm.utils:_get_classes", (LM_PATCHES,), "the class of each type but gpt-oss",
             ("config",)),
         Part(
-            "mlx_lm.models.ernie4_5_moe:Ernie4_5_MoeMLP.__call__", (EXPERTS,),
+            "mlx_lm.models.ernie4_5_moe:Ernie4_5_MoeMLP.__call__", (LM_PATCHES,),
             "choosing experts as the weights say: lmx replaces it", ("self", "x")),
         Part(
-            "mlx_lm.models.gpt_oss:Model.sanitize", (EXPERTS,),
+            "mlx_lm.models.gpt_oss:Model.sanitize", (LM_PATCHES,),
             "reading weights under transformers' names", ("self", "weights")),
         Part(
-            "mlx_lm.models.gemma2:TransformerBlock.__call__", (WINDOWS,),
+            "mlx_lm.models.gemma2:TransformerBlock.__call__", (LM_PATCHES,),
             "giving each layer a mask of its own: so it is in all classes with windows in lmx",
             ("self", "x", "mask", "cache")),
         Part(
-            "mlx_lm.models.rope_utils:initialize_rope", (ROPES,),
+            "mlx_lm.models.rope_utils:initialize_rope", (LM_PATCHES,),
             "scaled rotary embeddings of classes that have plain ones",
             ("dims", "base", "traditional", "scaling_config", "max_position_embeddings")),
         Part(
-            "mlx_lm.models.phi3small:Attention._block_sparse_attention", (PHI3SMALL,),
+            "mlx_lm.models.phi3small:Attention._block_sparse_attention", (LM_PATCHES,),
             "attention by blocks that begin with the text: lmx replaces it",
             ("self", "queries", "keys", "values", "scale", "mask")),
         Part(
-            "mlx_lm.models.plamo3:Model.make_cache", (PLAMO3,),
+            "mlx_lm.models.plamo3:Model.make_cache", (LM_PATCHES,),
             "letting the caches hold the whole window", ("self",))),
     "mlx-vlm": (
         *(
@@ -172,22 +165,23 @@ PARTS: dict[str, Sequence[Part]] = {
             "mlx_vlm.models.gemma4.language:Gemma4TextModel._block_sequence_ids_for_mask",
             (BOTH_WAYS,), "telling the pictures of a chunk apart", ("self", "mm_token_type_ids")),
         Part(
-            "mlx_vlm.models.gemma3n.gemma3n:Model.get_input_embeddings", (GEMMA3N,),
+            "mlx_vlm.models.gemma3n.gemma3n:Model.get_input_embeddings", (VLM_PATCHES,),
             "multiplying the embeddings of a text as those of an answer are",
             ("self", "input_ids")),
         Part(
-            "mlx_vlm.models.gemma3n.language:Gemma3nAttention.__call__", (GEMMA3N,),
+            "mlx_vlm.models.gemma3n.language:Gemma3nAttention.__call__", (VLM_PATCHES,),
             "turning the queries of layers that read another one's keys by the tokens' own places",
             ("self", "x", "mask", "cache")),
         Part(
-            "mlx_vlm.models.hy_v4.indexer:_partition_scores", (HY_V4,),
+            "mlx_vlm.models.hy_v4.indexer:_partition_scores", (VLM_PATCHES,),
             "choosing the tokens to attend to, for texts of every length", ("top_k", "masked")),
         Part(
-            "mlx_vlm.models.mllama.language:MllamaCrossAttentionDecoderLayer.__call__", (MLLAMA,),
+            "mlx_vlm.models.mllama.language:MllamaCrossAttentionDecoderLayer.__call__",
+            (VLM_PATCHES,),
             "letting a text without pictures pass over these layers: lmx replaces it",
             ("self", "hidden_states", "cross_attention_states")),
         Part(
-            "mlx_vlm.models.paddleocr_vl.paddleocr_vl:Model.get_input_embeddings", (PADDLEOCR_VL,),
+            "mlx_vlm.models.paddleocr_vl.paddleocr_vl:Model.get_input_embeddings", (VLM_PATCHES,),
             "letting the positions of a text count on", ("self",)),
         Part(
             "mlx_vlm.models.qwen3_vl.qwen3_vl:Model._merge_deepstack_features", (ENCODING,),
@@ -375,7 +369,7 @@ FIELDS: dict[str, Sequence[tuple[str, str, str]]] = {
         ("_positional_embedding", SPEECH, "where a window's parts are in time")),
     "mlx-vlm": (
         ("_idx", STATE, "where a row's tokens end in the cache of a batch"),
-        ("_rope_deltas", PADDLEOCR_VL, "letting the positions of a text count on"))}
+        ("_rope_deltas", VLM_PATCHES, "letting the positions of a text count on"))}
 # fmt: on
 """Private fields of a library's objects, the file that reads them, and what for. They exist only in
 instances: a test of their own makes one."""

@@ -20,13 +20,22 @@ import mlx.nn as nn
 from mlx_lm.models import switch_layers as lm
 from mlx_vlm.models import switch_layers as vlm
 
-from lmx.worker.mlx.adapters.matrices import LayerMatrices
-
 _EXPERTS: Final = (
     *(lm.SwitchLinear, lm.QuantizedSwitchLinear, vlm.SwitchLinear, vlm.QuantizedSwitchLinear),
 )
 _LINEAR: Final = (nn.Linear, nn.QuantizedLinear)
 _EMBEDDING: Final = (nn.Embedding, nn.QuantizedEmbedding)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerMatrices:
+    """What an adapter has for one layer, as mlx-lm has it: ``a`` [inputs, rank], ``b`` [rank,
+    outputs]; of experts [experts, rank, inputs] and [experts, outputs, rank]."""
+
+    a: mx.array
+    b: mx.array
+    m: mx.array | None
+    """The magnitudes of the layer's outputs; None without DoRA."""
 
 
 @dataclass(slots=True)

@@ -15,10 +15,9 @@ from mlx_vlm.models.cache import (
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages.data import Assist
-from lmx.worker.mlx.drafting.token_drafter import Choose
+from lmx.worker.mlx.drafting.token_drafter import Choose, SequenceDrafter
 from lmx.worker.mlx.model.folder import read_folder
 from lmx.worker.mlx.model.forward import cache_states
-from lmx.worker.mlx.model.hidden import HiddenStates
 from lmx.worker.mlx.model.library import open_checkpoint
 from lmx.worker.mlx.model.load import evaluate
 from lmx.worker.mlx.model.passes import note_pass
@@ -28,17 +27,13 @@ _ROLLBACK_TOKENS: Final = 64
 
 
 class DraftModel:
-    """A ``TokenDrafter`` that knows nothing of the model that
-    checks its drafts."""
+    """A ``TokenDrafter`` that knows nothing of the model that checks its drafts."""
+
+    observed_tokens = 0
 
     def __init__(self, model: Any, context_tokens: int | None) -> None:
         self._language_model = getattr(model, "language_model", model)
         self.context_tokens = context_tokens
-
-    @property
-    def observed_tokens(self) -> int:
-        """Return 0: it reads the tokens alone."""
-        return 0
 
     def open_sequence(self, assist: Assist) -> DraftModelSequence:
         """Begin a row. Its KV cache goes when the row does."""
@@ -66,7 +61,7 @@ class DraftModel:
         return logits[:, -1]
 
 
-class DraftModelSequence:
+class DraftModelSequence(SequenceDrafter):
     """A ``SequenceDrafter`` with the draft model's KV cache of
     the row."""
 
@@ -139,13 +134,6 @@ class DraftModelSequence:
             layer.trim(self._drafted_in_cache - kept)
         self._read_tokens += kept
         self._drafted_in_cache = 0
-
-    def observe(self, hidden: HiddenStates) -> None:
-        """Do nothing: see :attr:`DraftModel.observed_tokens`."""
-
-    def predicted(self, rest: Sequence[int]) -> bool:
-        """Return False: a draft model drafts nothing for free."""
-        return False
 
 
 def load_draft(folder: Path, tokenizer: Any, *, allow_code: bool = False) -> DraftModel:

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple, cast
 import mlx.core as mx
 
 from lmx.protocol.messages.data import Assist
-from lmx.worker.mlx.drafting.token_drafter import Choose
+from lmx.worker.mlx.drafting.token_drafter import Choose, SequenceDrafter
 from lmx.worker.mlx.memory.drafters import OBSERVED_TOKENS
 from lmx.worker.mlx.model.hidden import HiddenStates
 
@@ -60,7 +60,7 @@ class HiddenStateDrafter(NamedTuple):
         return HiddenStateSequence(_OneByOne(model, self.target), _ANY_NUMBER)
 
 
-class HiddenStateSequence:
+class HiddenStateSequence(SequenceDrafter):
     """A ``SequenceDrafter`` with a drafter of its own.
 
     The hidden states of a token and the token after it are taken together, so the drafter is one
@@ -89,13 +89,6 @@ class HiddenStateSequence:
         """Return how many tokens it drafts at most; 0 if it has not observed the token before the
         last one."""
         return self._most_tokens if self._observed and self._end == length - 1 else 0
-
-    def unread_tokens(self, length: int) -> int:
-        """Return 0: what it has observed is never much."""
-        return 0
-
-    def read(self, tokens: Sequence[int]) -> None:
-        """Do nothing: it takes tokens only with their hidden states."""
 
     def draft(
         self,
@@ -133,10 +126,6 @@ class HiddenStateSequence:
         self._end += hidden.states.shape[1]
         while self._end - self._begin - self._observed[0].shape[1] >= OBSERVED_TOKENS:
             self._restart(self._begin + self._observed.popleft().shape[1])
-
-    def predicted(self, rest: Sequence[int]) -> bool:
-        """Return False: a drafter drafts nothing for free."""
-        return False
 
     def _restart(self, begin: int) -> None:
         self._begin = begin

@@ -8,8 +8,7 @@ from typing import Final
 import mlx.core as mx
 
 from lmx.protocol.messages.data import Assist
-from lmx.worker.mlx.drafting.token_drafter import Choose
-from lmx.worker.mlx.model.hidden import HiddenStates
+from lmx.worker.mlx.drafting.token_drafter import Choose, SequenceDrafter
 
 MOST_NGRAM_SIZE: Final = 8
 """A request that asks for more than this gets this."""
@@ -76,13 +75,10 @@ class LookupDrafter:
     """A ``TokenDrafter`` without a model. ``max_ngram_size`` is
     for requests that name none."""
 
+    observed_tokens = 0
+
     def __init__(self, max_ngram_size: int) -> None:
         self._max_ngram_size = max_ngram_size
-
-    @property
-    def observed_tokens(self) -> int:
-        """Return 0: it needs the tokens alone."""
-        return 0
 
     def open_sequence(self, assist: Assist) -> LookupSequence:
         """Begin a row."""
@@ -90,7 +86,7 @@ class LookupDrafter:
         return LookupSequence(PromptLookup(min(ngram_size, MOST_NGRAM_SIZE)))
 
 
-class LookupSequence:
+class LookupSequence(SequenceDrafter):
     """A ``SequenceDrafter`` that looks up what came before."""
 
     def __init__(self, lookup: PromptLookup) -> None:
@@ -100,14 +96,6 @@ class LookupSequence:
     def read_tokens(self) -> int:
         """How many tokens are indexed."""
         return len(self._lookup)
-
-    def most_drafts(self, length: int) -> int | None:
-        """Return None: there is no limit."""
-        return None
-
-    def unread_tokens(self, length: int) -> int:
-        """Return 0: nothing is computed."""
-        return 0
 
     def read(self, tokens: Sequence[int]) -> None:
         """Index the tokens."""
@@ -127,9 +115,6 @@ class LookupSequence:
 
     def keep(self, accepted_tokens: int) -> None:
         """Do nothing: drafts are not indexed."""
-
-    def observe(self, hidden: HiddenStates) -> None:
-        """Do nothing: see :attr:`LookupDrafter.observed_tokens`."""
 
     def predicted(self, rest: Sequence[int]) -> bool:
         """Index the tokens, and compare the last of them with what would have been drafted."""

@@ -20,7 +20,8 @@ returns the tokens [tokens]: those that the row itself would draw from such logi
 
 
 class SequenceDrafter(Protocol):
-    """One row's drafter. It takes each of the row's tokens once, in their order."""
+    """One row's drafter. It takes each of the row's tokens once, in their order. What it does not
+    define costs nothing, and knows no limit."""
 
     @property
     def read_tokens(self) -> int:
@@ -29,13 +30,16 @@ class SequenceDrafter(Protocol):
     def most_drafts(self, length: int) -> int | None:
         """Return how many tokens it can draft after the row's first ``length`` tokens; None: any
         number."""
+        return None
 
     def unread_tokens(self, length: int) -> int:
         """Return how many of the row's first ``length`` tokens it has still to compute; 0 if
         taking them costs next to nothing."""
+        return 0
 
     def read(self, tokens: Sequence[int]) -> None:
         """Take the row's next tokens ahead of a draft, and wait until that is done."""
+        return
 
     def draft(
         self,
@@ -57,11 +61,13 @@ class SequenceDrafter(Protocol):
     def observe(self, hidden: HiddenStates) -> None:
         """Take what the model has computed of the row's tokens. Rows of a drafter that wants hidden
         states observe those of each token that is fed; there are gaps where none were captured."""
+        return
 
     def predicted(self, rest: Sequence[int]) -> bool:
         """Take the row's tokens that came while nothing was drafted, and return whether the
         drafter would have drafted the last of them. If that costs more than next to nothing, do
         neither, and return False."""
+        return False
 
 
 class TokenDrafter(Protocol):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,16 +45,6 @@ def _read_model(folder: Path, settings: EncoderSettings) -> Any:
     return model
 
 
-@dataclass(frozen=True, slots=True)
-class EmbedPiece:
-    """Some inputs of an Embed, as tokens."""
-
-    stream_id: int
-    indexes: tuple[int, ...]
-    rows: tuple[tuple[int, ...], ...]
-    dimensions: int | None
-
-
 class MlxEmbedder:
     """A ``TaskEngine``. It pools and normalizes as the model's files say.
 
@@ -89,16 +78,19 @@ class MlxEmbedder:
             case _:
                 return self._inputs.reply(task)
 
-    def _compute(self, piece: EmbedPiece) -> Vectors:
-        vectors = self._embed(piece.rows)
-        if piece.dimensions is not None and piece.dimensions < self._dimensions:
-            vectors = vectors[:, : piece.dimensions]
+    def _compute(
+        self, task: Embed, indexes: Sequence[int], rows: Sequence[Sequence[int]]
+    ) -> Vectors:
+        """Compute the vectors of some inputs, whose tokens are ``rows``."""
+        vectors = self._embed(rows)
+        if task.dimensions is not None and task.dimensions < self._dimensions:
+            vectors = vectors[:, : task.dimensions]
             if self._settings.normalize:
                 vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
         if not np.isfinite(vectors).all():
             raise ArithmeticError("a vector has numbers that are not finite")
         data = np.ascontiguousarray(vectors, dtype="<f4").tobytes()
-        return Vectors(piece.stream_id, piece.indexes, vectors.shape[1], data)
+        return Vectors(task.stream_id, tuple(indexes), vectors.shape[1], data)
 
     def _plan_embed(self, task: Embed) -> TaskPlan:
         if task.dimensions is not None and task.dimensions > self._dimensions:
@@ -111,15 +103,10 @@ class MlxEmbedder:
         rows = self._rows(task)
         lengths = [len(row) for row in rows]
         pieces = [
-            EmbedPiece(
-                task.stream_id,
-                tuple(batch),
-                tuple(tuple(rows[index]) for index in batch),
-                task.dimensions,
-            )
+            partial(self._compute, task, batch, [rows[index] for index in batch])
             for batch in cut(lengths, self._encoder.piece_tokens)
         ]
-        return TaskPlan(sum(lengths), [partial(self._compute, piece) for piece in pieces])
+        return TaskPlan(sum(lengths), pieces)
 
     def _rows(self, task: Embed) -> Sequence[Sequence[int]]:
         rows: Sequence[Sequence[int]] = task.tokens

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import mlx.core as mx
 from transformers import AutoTokenizer
@@ -19,7 +19,7 @@ from lmx.protocol.messages.specs import WorkerSpec
 from lmx.protocol.messages.tasks import TaskReply
 from lmx.protocol.states import LoadPhase
 from lmx.worker.engine.interfaces import LoadReporter
-from lmx.worker.engine.values import ModelFacts, PromptSource
+from lmx.worker.engine.values import ModelFacts
 from lmx.worker.mlx.device.metal_memory import release_memory, wire_weights
 from lmx.worker.mlx.encoders.folder import EncoderSettings, read_encoder_settings
 from lmx.worker.mlx.model.folder import effective_context, read_folder
@@ -84,7 +84,6 @@ class EncoderInputs:
             encoder.tokenizer,
             encoder.facts.vocabulary_size,
             self._context_tokens,
-            _refuse_messages,
         )
 
     def reply(self, task: TokenTask) -> TaskReply:
@@ -145,14 +144,6 @@ class EncoderMemory:
     def peak_memory_bytes(self) -> int:
         """Return the most that mlx had in use."""
         return int(mx.get_peak_memory())
-
-
-def _refuse_messages(source: PromptSource) -> NoReturn:
-    raise RequestError(
-        ErrorCode.UNSUPPORTED_VALUE,
-        "This model has no chat template: send `prompt` instead of `messages`.",
-        param="messages",
-    )
 
 
 def _context(settings: EncoderSettings, configured: int | None) -> int:

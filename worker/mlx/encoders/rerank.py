@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol, cast
@@ -44,16 +43,9 @@ _BODY: Final = (
 _AFTER: Final = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 
-@dataclass(frozen=True, slots=True)
-class RerankPiece:
-    """Some of a Rerank's documents, each together with the query, as tokens."""
-
-    stream_id: int
-    indexes: tuple[int, ...]
-    rows: tuple[tuple[int, ...], ...]
-    types: tuple[tuple[int, ...], ...] | None
-    """Says for each token whether it belongs to the query or to the document. None for a model that
-    doesn't need it."""
+_Rows = Sequence[Sequence[int]]
+"""Of each pair of query and document its tokens; or the types of these, which say whether a token
+belongs to the query or to the document."""
 
 
 class _Form(Protocol):
@@ -62,12 +54,11 @@ class _Form(Protocol):
     sigmoid: bool
     """Whether a sigmoid maps scores to the range 0 to 1."""
 
-    def pairs(
-        self, queries: Sequence[str], documents: Sequence[str]
-    ) -> tuple[list[list[int]], list[list[int]] | None]:
-        """Return each query with its document as tokens, and their types. Prompt thread."""
+    def pairs(self, queries: Sequence[str], documents: Sequence[str]) -> tuple[_Rows, _Rows | None]:
+        """Return each query with its document as tokens, and their types; None for a model that
+        doesn't need them. Prompt thread."""
 
-    def score(self, piece: RerankPiece) -> mx.array:
+    def score(self, rows: _Rows, types: _Rows | None) -> mx.array:
         """Return a score for each row, before the sigmoid. Engine thread."""
 
 
@@ -100,7 +91,7 @@ class MlxReranker:
         self._inputs = EncoderInputs(encoder)
         self._piece_tokens = encoder.piece_tokens
         self._form = form
-        self._compute(RerankPiece(0, (0,), ((0, 1),), None))
+        self._compute(0, [0], [[0, 1]], None)
 
     def plan(self, task: Task, media: Sequence[Media] = ()) -> TaskPlan | TaskReply:
         """Tokenize each pair, check the lengths, and sort them into batches."""
@@ -112,14 +103,17 @@ class MlxReranker:
             case _:
                 return self._inputs.reply(task)
 
-    def _compute(self, piece: RerankPiece) -> Scores:
-        logits = self._form.score(piece)
+    def _compute(
+        self, stream_id: int, indexes: Sequence[int], rows: _Rows, types: _Rows | None
+    ) -> Scores:
+        """Compute the scores of some documents."""
+        logits = self._form.score(rows, types)
         if self._form.sigmoid:
             logits = mx.sigmoid(logits)
         scores = cast("list[float]", logits.astype(mx.float32).tolist())
         if not all(map(math.isfinite, scores)):
             raise ArithmeticError("a score is not finite")
-        return Scores(piece.stream_id, piece.indexes, tuple(scores))
+        return Scores(stream_id, tuple(indexes), tuple(scores))
 
     def _plan_rerank(self, task: Rerank) -> TaskPlan:
         queries = task.queries or (task.query,) * len(task.documents)
@@ -128,15 +122,16 @@ class MlxReranker:
         for index, length in enumerate(lengths):
             self._inputs.check_length(length, f"documents[{index}]")
         pieces = [
-            RerankPiece(
+            partial(
+                self._compute,
                 task.stream_id,
-                tuple(batch),
-                tuple(tuple(rows[index]) for index in batch),
-                None if types is None else tuple(tuple(types[index]) for index in batch),
+                batch,
+                [rows[index] for index in batch],
+                None if types is None else [types[index] for index in batch],
             )
             for batch in cut(lengths, self._piece_tokens)
         ]
-        return TaskPlan(sum(lengths), [partial(self._compute, piece) for piece in pieces])
+        return TaskPlan(sum(lengths), pieces)
 
 
 class _CrossEncoder:
@@ -150,9 +145,7 @@ class _CrossEncoder:
         # Not every tokenizer returns the types unless it is asked to.
         self._has_types = getattr(encoder.model.config, "type_vocab_size", 1) > 1
 
-    def pairs(
-        self, queries: Sequence[str], documents: Sequence[str]
-    ) -> tuple[list[list[int]], list[list[int]] | None]:
+    def pairs(self, queries: Sequence[str], documents: Sequence[str]) -> tuple[_Rows, _Rows | None]:
         encoded = self._tokenizer(
             list(queries),
             list(documents),
@@ -163,13 +156,13 @@ class _CrossEncoder:
         )
         return encoded["input_ids"], encoded["token_type_ids"] if self._has_types else None
 
-    def score(self, piece: RerankPiece) -> mx.array:
-        ids, mask = self._inputs.pad(piece.rows)
-        types = None
-        if piece.types is not None:
+    def score(self, rows: _Rows, types: _Rows | None) -> mx.array:
+        ids, mask = self._inputs.pad(rows)
+        padded = None
+        if types is not None:
             longest = ids.shape[1]
-            types = mx.array([[*row, *([0] * (longest - len(row)))] for row in piece.types])
-        logits: mx.array = self._model(ids, attention_mask=mask, token_type_ids=types).logits
+            padded = mx.array([[*row, *([0] * (longest - len(row)))] for row in types])
+        logits: mx.array = self._model(ids, attention_mask=mask, token_type_ids=padded).logits
         return logits[:, 0]
 
 
@@ -189,9 +182,7 @@ class _Judge:
         self._after = self._encode(_AFTER)
         self._yes, self._no = self._encode("yes")[-1], self._encode("no")[-1]
 
-    def pairs(
-        self, queries: Sequence[str], documents: Sequence[str]
-    ) -> tuple[list[list[int]], list[list[int]] | None]:
+    def pairs(self, queries: Sequence[str], documents: Sequence[str]) -> tuple[_Rows, _Rows | None]:
         bodies = (
             _BODY.format(query=query, document=document)
             for query, document in zip(queries, documents, strict=True)
@@ -203,15 +194,15 @@ class _Judge:
         ]
         return rows, None
 
-    def score(self, piece: RerankPiece) -> mx.array:
-        ids, _ = self._inputs.pad(piece.rows)
+    def score(self, rows: _Rows, types: _Rows | None) -> mx.array:
+        ids, _ = self._inputs.pad(rows)
         inner = self._model.model
         hidden = inner.embed_tokens(ids)
         for layer in inner.layers:
             # Padding is at the end: no token of a row looks at it.
             hidden = layer(hidden, "causal", None)
-        last = mx.array([len(row) - 1 for row in piece.rows])
-        hidden = inner.norm(hidden[mx.arange(len(piece.rows)), last])
+        last = mx.array([len(row) - 1 for row in rows])
+        hidden = inner.norm(hidden[mx.arange(len(rows)), last])
         head = getattr(self._model, "lm_head", None) or inner.embed_tokens.as_linear
         logits: mx.array = head(hidden)
         return logits[:, self._yes] - logits[:, self._no]

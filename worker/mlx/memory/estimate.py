@@ -6,20 +6,27 @@ The constants are measured (``docs/memory.md``, written by ``make bench-memory``
 from __future__ import annotations
 
 import sys
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.models.checkpoint import CheckpointConfig, count
+from lmx.protocol.models.media import of_media
 from lmx.protocol.models.memory import Activations, MemoryModel
+from lmx.protocol.models.safetensors import read_tensors
 from lmx.protocol.states import ModelKind
 from lmx.worker.mlx.memory.drafters import hidden_state_layers
 from lmx.worker.mlx.memory.kv import kv_layers
 from lmx.worker.mlx.memory.media import media_memory
 from lmx.worker.mlx.memory.speech import speech_activations, speech_weights_bytes
-from lmx.worker.mlx.memory.weights import Weights, read_weights
 
 _MIB: Final = 1024**2
+
+_FLOAT_BYTES: Final = {"F32": 4, "F16": 2, "BF16": 2}
+_DEFAULT_FLOAT_BYTES: Final = 2
+"""Of a model that has none of these: 8-bit floats are computed with in 16 bits."""
 
 _PROCESS_BYTES: Final = {
     ModelKind.CHAT: 88 * _MIB,
@@ -66,6 +73,22 @@ _MOST_METAL_BUFFERS_BYTES: Final = 4096 * _MIB
 
 _BUFFERS_SHARE: Final = 16
 """The buffers' share of the weights is one part in this many: larger models have larger buffers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What the headers of a model's weights say."""
+
+    total_bytes: int
+    """All tensors, as they will be in memory."""
+
+    element_bytes: int
+    """One number in activations and caches. mlx computes in the type of the weights, of quantized
+    ones in that of their scales: of the types that hold floats it is the one with the most
+    bytes."""
+
+    media_bytes: int
+    """Those of the vision and audio encoders; 0: it takes text only."""
 
 
 def estimate(
@@ -174,3 +197,20 @@ def _inner_size(config: CheckpointConfig) -> int:
     routed = experts * count(text, "moe_intermediate_size", "expert_dim")
     dense = count(text, "intermediate_size", "n_inner", "ffn_dim") or 4 * config.hidden_size
     return max(routed, dense)
+
+
+def read_weights(folder: Path, kind: ModelKind) -> Weights:
+    """Read the headers of all weights of a model folder. Raises as
+    :func:`lmx.protocol.models.safetensors.read_tensors` does."""
+    sizes: Counter[str] = Counter()
+    media_bytes = 0
+    for tensor in read_tensors(folder, kind):
+        sizes[tensor.dtype] += tensor.size_bytes
+        if of_media(tensor.name):
+            media_bytes += tensor.size_bytes
+    return Weights(sizes.total(), _element_bytes(sizes), media_bytes)
+
+
+def _element_bytes(sizes: Counter[str]) -> int:
+    floats = [dtype for dtype, _ in sizes.most_common() if dtype in _FLOAT_BYTES]
+    return _FLOAT_BYTES[floats[0]] if floats else _DEFAULT_FLOAT_BYTES

@@ -1,15 +1,8 @@
-"""What must be set up in a worker's process before a model is loaded: no checkpoint's code is
-run, and mlx computes with a fast BLAS.
+"""No checkpoint's code is run, unless the configuration allows it.
 
-``trust_remote_code=False`` is not enough against a checkpoint's code, because many of mlx-vlm's
-processors pass True by themselves. To refuse every checkpoint with an ``auto_map`` would be too
-much, because most of them load with built-in classes alone. So the one function that executes such
-code is replaced.
-
-On Linux, ``mlx-cpu`` brings the reference BLAS, which reaches 4.5 GFLOP/s on one core; an OpenBLAS
-reaches 50 to 98, and makes prefill of float32 weights about ten times faster. The symbols of a
-library that is loaded globally before mlx win over those that mlx brings. So this module imports no
-mlx: it must come first. On macOS mlx uses Accelerate and Metal.
+``trust_remote_code=False`` is not enough, because many of mlx-vlm's processors pass True by
+themselves. To refuse every checkpoint with an ``auto_map`` would be too much, because most of them
+load with built-in classes alone. So the one function that executes such code is replaced.
 """
 
 from __future__ import annotations

@@ -38,11 +38,7 @@ from lmx.worker.mlx.memory.windows import window_keys
 from lmx.worker.mlx.model.forward import Forward
 from lmx.worker.mlx.model.guard import forbid_checkpoint_code, needs_code
 from lmx.worker.mlx.model.inexact import allowed, known_inexact
-from lmx.worker.mlx.model.patches.gemma3n import patch_gemma3n
-from lmx.worker.mlx.model.patches.hy_v4 import patch_hy_v4
-from lmx.worker.mlx.model.patches.mllama import patch_mllama
-from lmx.worker.mlx.model.patches.paddleocr_vl import patch_paddleocr_vl
-from lmx.worker.mlx.model.patches.qwen3_omni import patch_qwen3_omni
+from lmx.worker.mlx.model.patches.mlx_vlm import patch_mlx_vlm
 from lmx.worker.mlx.model.readable import FolderChanges, readable
 from lmx.worker.mlx.model.text_model import TextModel, load_text_model
 from lmx.worker.mlx.model.unread import unread_remarks
@@ -206,11 +202,7 @@ def _loaders(config: CheckpointConfig, *, text_only: bool) -> list[Callable[[Pat
 
 def _load_vlm(folder: Path) -> Any:
     model = load_model(folder, lazy=True)
-    patch_gemma3n(model)
-    patch_hy_v4(model)
-    patch_mllama(model)
-    patch_paddleocr_vl(model)
-    patch_qwen3_omni(model)
+    patch_mlx_vlm(model)
     return model
 
 

@@ -18,12 +18,7 @@ from mlx_lm.utils import load_model
 from mlx_vlm.models.base import InputEmbeddingsFeatures
 
 from lmx.worker.mlx.model.batch_slots import SlottedKVCache
-from lmx.worker.mlx.model.patches.experts import classes_of, patch_ernie_experts
-from lmx.worker.mlx.model.patches.minicpm import patch_minicpm
-from lmx.worker.mlx.model.patches.phi3small import patch_phi3small
-from lmx.worker.mlx.model.patches.plamo3 import patch_plamo3
-from lmx.worker.mlx.model.patches.ropes import patch_ropes
-from lmx.worker.mlx.model.patches.windows import patch_windows
+from lmx.worker.mlx.model.patches.mlx_lm import classes_of, patch_mlx_lm
 
 _CACHES: Final[Mapping[type, Any]] = {
     lm.KVCache: lambda _: vlm.KVCache(),
@@ -119,12 +114,7 @@ def load_text_model(folder: Path) -> TextModel:
     """Return mlx-lm's model of a folder, its weights not read yet. Raises whatever mlx-lm raises
     for a folder that it can't load, and ``TypeError`` as :class:`TextModel` does."""
     model, config = load_model(folder, lazy=True, get_model_classes=classes_of)
-    patch_ernie_experts(model, sorted(folder.glob("model*.safetensors")))
-    patch_minicpm(model)
-    patch_phi3small(model)
-    patch_plamo3(model)
-    patch_ropes(model, config)
-    patch_windows(model, config)
+    patch_mlx_lm(model, config, sorted(folder.glob("model*.safetensors")))
     return TextModel(model)
 
 

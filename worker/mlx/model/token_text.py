@@ -159,10 +159,11 @@ class TokenTasks:
         tokenizer: Any,
         vocabulary_size: int,
         context_tokens: int,
-        encode: Callable[[PromptSource], EncodedPrompt],
+        encode: Callable[[PromptSource], EncodedPrompt] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        """``template_kwargs`` are the values for the chat template that the configuration sets."""
+        """``encode``: None for a model without a chat template. ``template_kwargs`` are the values
+        for the template that the configuration sets."""
         self._tokenizer = tokenizer
         self._vocabulary_size = vocabulary_size
         self._context_tokens = context_tokens
@@ -216,6 +217,12 @@ class TokenTasks:
                 self._tokenizer.encode(
                     task.text, add_special_tokens=task.add_special_tokens, verbose=False
                 )
+            )
+        if self._encode is None:
+            raise RequestError(
+                ErrorCode.UNSUPPORTED_VALUE,
+                "This model has no chat template: send `prompt` instead of `messages`.",
+                param="messages",
             )
         source = PromptSource(
             messages=task.messages,

@@ -17,8 +17,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx_audio.stt.models.whisper.audio import HOP_LENGTH, N_SAMPLES, log_mel_spectrogram
 
-from lmx.worker.mlx.speech.fallback import Attempt
-from lmx.worker.mlx.speech.rules import Allowed, allowed_next
+from lmx.worker.mlx.speech.rules import Allowed, Attempt, allowed_next
 from lmx.worker.mlx.speech.vocabulary import SpeechVocabulary
 
 SAMPLES_PER_FRAME: Final = int(HOP_LENGTH)

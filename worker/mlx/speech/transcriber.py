@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
 import mlx.core as mx
 import numpy as np
@@ -15,7 +15,7 @@ from lmx.protocol.messages.speech import Transcribe
 from lmx.protocol.messages.tasks import Task, TaskReply
 from lmx.protocol.states import LoadPhase, MediaKind, ModelKind
 from lmx.worker.engine.interfaces import Engine, LoadReporter
-from lmx.worker.engine.values import ModelFacts, PromptSource, TaskPlan, wrong_kind
+from lmx.worker.engine.values import ModelFacts, TaskPlan, wrong_kind
 from lmx.worker.media.values import Media, MediaNeeds, Sound
 from lmx.worker.mlx.device.metal_memory import wire_weights
 from lmx.worker.mlx.encoders.encoder import EncoderMemory
@@ -45,9 +45,7 @@ def load_transcriber(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
         vocabulary_size=int(dimensions.n_vocab),
         media=MediaNeeds(frozenset({MediaKind.AUDIO}), SAMPLE_RATE_HZ, {MediaKind.AUDIO: 1}),
     )
-    token_tasks = TokenTasks(
-        tokenizer, facts.vocabulary_size, facts.context_tokens, _refuse_messages
-    )
+    token_tasks = TokenTasks(tokenizer, facts.vocabulary_size, facts.context_tokens)
     transcriber = MlxTranscriber(network, token_tasks)
     return Engine(facts, EncoderMemory(network.model), tasks=transcriber, transcriber=transcriber)
 
@@ -117,11 +115,3 @@ def _first_tokens(network: SpeechNetwork) -> Generator[None, None, None]:
     language = next(iter(network.vocabulary.languages), ENGLISH)
     begin = network.vocabulary.begin(language, translate=False)
     next(encoded.write(begin, (), 0.0, 0), None)
-
-
-def _refuse_messages(source: PromptSource) -> NoReturn:
-    raise RequestError(
-        ErrorCode.UNSUPPORTED_VALUE,
-        "This model has no chat template: send `prompt` instead of `messages`.",
-        param="messages",
-    )

@@ -19,21 +19,19 @@ from lmx.worker.mlx.speech.decoder import (
     EncodedWindow,
     SpeechNetwork,
 )
-from lmx.worker.mlx.speech.fallback import (
+from lmx.worker.mlx.speech.rules import (
     FORGET_ABOVE_TEMPERATURE,
-    TEMPERATURES,
-    Attempt,
-    best_of,
-    is_poor,
-    is_silence,
-)
-from lmx.worker.mlx.speech.rules import STAMPS_PER_SECOND
-from lmx.worker.mlx.speech.segments import (
     FRAMES_PER_SECOND,
+    STAMPS_PER_SECOND,
+    TEMPERATURES,
     WINDOW_FRAMES,
+    Attempt,
     Cut,
     CutWindow,
+    best_of,
     cut_window,
+    is_poor,
+    is_silence,
     next_seek,
 )
 from lmx.worker.mlx.speech.vocabulary import ENGLISH, language_name

@@ -1,1 +1,1 @@
-"""Models of mlx-vlm that answer wrongly as they are, and what makes them right."""
+"""Models that the libraries compute wrongly as they are, and what makes them right."""

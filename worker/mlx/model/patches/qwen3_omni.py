@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from lmx.worker.mlx.module_calls import replace_methods
 
-_MODULE: Final = "mlx_vlm.models.qwen3_omni_moe.qwen3_omni_moe"
 _SECONDS_A_GRID: Final = 2.0
 """The time between two grids of two frames each, of which there is one a second."""
 
@@ -37,9 +36,7 @@ class OmniTokens(NamedTuple):
 
 
 def patch_qwen3_omni(model: Any) -> None:
-    """Make a model's positions right if it is a Qwen3-Omni of mlx-vlm's."""
-    if type(model).__module__ != _MODULE:
-        return
+    """Make a Qwen3-Omni's positions right."""
     language_model = model.language_model
     plain = type(language_model)
     config = language_model.config

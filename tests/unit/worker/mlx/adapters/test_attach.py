@@ -8,9 +8,8 @@ import mlx.nn as nn
 import pytest
 
 from lmx.protocol.messages.specs import AdapterSpec
-from lmx.worker.mlx.adapters.attach import Adapters, attach_adapters
+from lmx.worker.mlx.adapters.attach import Adapters, attach_adapters, layer_name
 from lmx.worker.mlx.adapters.layers import ActiveAdapter
-from lmx.worker.mlx.adapters.matrices import layer_name
 from tests.support.models.tiny_adapters import write_adapter
 
 

@@ -15,7 +15,7 @@ from lmx.supervisor.config.shutdown_timeout import term_grace_s
 from lmx.worker.lifecycle import close_bounds_s
 from lmx.worker.mlx import factory
 from lmx.worker.mlx.device import metal_memory
-from lmx.worker.mlx.device.residency import VARIABLE, keep_resident
+from lmx.worker.mlx.device.before_mlx import VARIABLE, keep_resident
 from lmx.worker.mlx.device.wired import wired_bytes
 from lmx.worker.mlx.encoders import embedding
 

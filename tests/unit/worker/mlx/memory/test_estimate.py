@@ -17,9 +17,8 @@ from lmx.protocol.models.engine import estimate_function
 from lmx.protocol.models.memory import KvLayers, activation_bytes, kv_bytes
 from lmx.protocol.models.safetensors import file_tensors
 from lmx.protocol.states import ModelKind
-from lmx.worker.mlx.memory.estimate import activations, estimate, process_bytes
+from lmx.worker.mlx.memory.estimate import activations, estimate, process_bytes, read_weights
 from lmx.worker.mlx.memory.kv import STEP_TOKENS, kv_layers
-from lmx.worker.mlx.memory.weights import read_weights
 from tests.support.models.model_folders import PLAIN, PLAIN_TOKEN_BYTES, write_model, write_shard
 from tests.support.rigs.budgets import examples
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lmx.worker.mlx.speech.fallback import Attempt, is_poor, is_silence
+from lmx.worker.mlx.speech.rules import Attempt, is_poor, is_silence
 
 
 def attempt(text: str = "a good text", logprob: float = -0.3, no_speech: float = 0.0) -> Attempt:

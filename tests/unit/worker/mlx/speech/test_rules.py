@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmx.worker.mlx.speech.rules import Allowed, allowed_next
-from lmx.worker.mlx.speech.segments import cut_window
+from lmx.worker.mlx.speech.rules import Allowed, allowed_next, cut_window
 
 STAMPS, BEGIN = 1501, 1000
 """The tokens below are text."""

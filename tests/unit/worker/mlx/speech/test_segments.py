@@ -1,6 +1,6 @@
 """Windows are cut at pairs of stamps; what is not complete is heard again."""
 
-from lmx.worker.mlx.speech.segments import Cut, cut_window, next_seek
+from lmx.worker.mlx.speech.rules import Cut, cut_window, next_seek
 
 BEGIN = 1000
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 import structlog.testing
 
-from lmx.worker.mlx.model.blas import prefer_openblas
+from lmx.worker.mlx.device.before_mlx import prefer_openblas
 
 
 def events_with(

@@ -1,0 +1,130 @@
+"""Models of mlx-vlm 0.7.10 that are computed wrongly as they are, and what makes them right.
+
+Each patch changes the modules of one model. Its docstring says what is wrong without it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import mlx.core as mx
+
+from lmx.worker.mlx.model.patches.qwen3_omni import patch_qwen3_omni
+from lmx.worker.mlx.module_calls import replace_methods
+
+_MODELS: Final = "mlx_vlm.models."
+
+
+def patch_mlx_vlm(model: Any) -> None:
+    """Patch a model if its class is one of those that need it."""
+    _, _, name = type(model).__module__.partition(_MODELS)
+    if patch := _PATCHES.get(name.partition(".")[0]):
+        patch(model)
+
+
+def _patch_gemma3n(model: Any) -> None:
+    """Gemma 3n with its encoders: the embeddings of a prompt are not multiplied as the tokens of an
+    answer are (in transformers ``Gemma3nTextScaledWordEmbedding`` does it). And the layers that
+    read the keys of an earlier one turn their queries as if the tokens came after themselves,
+    because that layer has moved the cache on: a prompt in chunks would be another one than the
+    whole prompt. mlx-lm's class, which is of text alone, does both right."""
+    plain = type(model)
+
+    def scaled(patched: Any, input_ids: mx.array, *args: Any, **kwargs: Any) -> Any:
+        found = plain.get_input_embeddings(patched, input_ids, *args, **kwargs)
+        is_text = (input_ids < patched.embed_vision.vocab_offset)[..., None]
+        embeddings = found.inputs_embeds
+        scale = patched.config.text_config.hidden_size**0.5
+        found.inputs_embeds = mx.where(is_text, embeddings * scale, embeddings)
+        return found
+
+    replace_methods(model, get_input_embeddings=scaled)
+    for layer in model.language_model.model.layers:
+        if layer.self_attn.is_kv_shared_layer:
+            _turn_where_they_are(layer.self_attn)
+
+
+class _Before:
+    """A cache as it was before the tokens of a pass were added, but with their keys in it."""
+
+    def __init__(self, cache: Any, tokens: int) -> None:
+        self._cache = cache
+        self.offset = cache.offset - tokens
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
+
+
+def _turn_where_they_are(attention: Any) -> None:
+    plain = type(attention)
+
+    def call(patched: Any, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
+        before = None if cache is None else _Before(cache, x.shape[1])
+        found: mx.array = plain.__call__(patched, x, mask, before)
+        return found
+
+    replace_methods(attention, __call__=call)
+
+
+def _patch_hy_v4(model: Any) -> None:
+    """Hy V4: its indexer is compiled once for all lengths, but the place at which it parts the
+    scores is counted from the end of the first text that it meets. For every other length it takes
+    other tokens, or fewer: what an answer is then depends on the length of the first prompt after
+    the load."""
+    indexer: Any = importlib.import_module(f"{_MODELS}hy_v4.indexer")
+    indexer._partition_scores = _partition_scores
+
+
+def _partition_scores(top_k: int, masked: bool) -> Callable[..., mx.array]:
+    """Return the same as mlx-vlm's function does, but not compiled."""
+
+    def partition(
+        queries: mx.array, keys: mx.array, weights: mx.array, mask: mx.array | None = None
+    ) -> mx.array:
+        scores = mx.maximum(queries @ keys.swapaxes(-1, -2), 0)
+        scores = (scores * weights.swapaxes(-1, -2)[..., None]).sum(axis=1, keepdims=True)
+        if masked and mask is not None:
+            scores = mx.where(mask, scores, -mx.inf)
+        return mx.argpartition(scores, kth=-top_k, axis=-1)
+
+    return partition
+
+
+def _patch_mllama(model: Any) -> None:
+    """Llama 3.2 Vision: where a text has no picture, its cross attention reads the queries as keys
+    and values. transformers passes over these layers then. With a picture, an answer would read
+    the same; :mod:`lmx.worker.mlx.media.encoding` refuses pictures of this kind."""
+    for index in model.language_model.config.cross_attention_layers:
+        replace_methods(model.layers[index], __call__=_pass_over)
+
+
+def _pass_over(layer: Any, hidden_states: mx.array, **seen: Any) -> mx.array:
+    if seen.get("cross_attention_states") is not None:
+        raise NotImplementedError("lmx does not show pictures to models of the type mllama")
+    return hidden_states
+
+
+def _patch_paddleocr_vl(model: Any) -> None:
+    """PaddleOCR-VL: whenever a text is embedded, the class forgets what it knows of its positions,
+    and lets the next chunk of the text begin at the first one."""
+    plain = type(model)
+
+    def embed(patched: Any, *args: Any, **kwargs: Any) -> Any:
+        found = plain.get_input_embeddings(patched, *args, **kwargs)
+        if patched.language_model._rope_deltas is None:
+            patched.language_model._rope_deltas = mx.zeros((1, 1), mx.int32)
+        return found
+
+    replace_methods(model, get_input_embeddings=embed)
+
+
+_PATCHES: Final[Mapping[str, Callable[[Any], None]]] = {
+    "gemma3n": _patch_gemma3n,
+    "hy_v4": _patch_hy_v4,
+    "mllama": _patch_mllama,
+    "paddleocr_vl": _patch_paddleocr_vl,
+    "qwen3_omni_moe": patch_qwen3_omni,
+}
+"""By the package of a model's class."""
