@@ -112,7 +112,7 @@ def both(
 ) -> tuple[int, int]:
     """Run rows with and without; return the numbers of steps until the first of them had ended."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DecodeBatch, "_foreseen", lambda _: ())
+        patch.setattr(DecodeBatch, "_forced_now", lambda _: ())
         plain, plain_steps = run(runner, rows(), pause)
     made, steps = run(runner, rows(), pause)
     for (tokens, scores), (expected, expected_scores) in zip(made, plain, strict=True):
@@ -204,7 +204,7 @@ def test_they_come_before_any_guess(tmp_path: Path) -> None:
     ]
     for company in (rows[:1], rows):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(DecodeBatch, "_foreseen", lambda _: ())
+            patch.setattr(DecodeBatch, "_forced_now", lambda _: ())
             expected = run(plain, [row | fresh(row) for row in company], 0)[0]
         drafts: list[DraftCounts] = []
         admitted = [drafting.admit(**(row | fresh(row))) for row in company]
@@ -371,7 +371,7 @@ def test_where_a_text_has_many_spellings_the_answer_is_that_of_single_draws(
         ]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DecodeBatch, "_foreseen", lambda _: ())
+        patch.setattr(DecodeBatch, "_forced_now", lambda _: ())
         plain, plain_steps = answers(real, rows())
     made, steps = answers(real, rows())
     for (tokens, scores), (expected, expected_scores) in zip(made, plain, strict=True):
