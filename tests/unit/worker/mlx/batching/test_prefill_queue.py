@@ -197,7 +197,7 @@ def test_an_important_twin_hurries_the_one_that_reads_for_it_and_what_that_waits
     queue.read()
     second = queue.next(lambda _: True)
     assert second is not None and second.row.sequence_id == 2
-    assert [duplicate_of.sequence_id for duplicate_of in queue.pop_duplicates(second)] == [4]
+    assert [row.sequence_id for row in queue.pop_duplicates(second)] == [4]
 
 
 def test_nobody_waits_for_one_that_waits_for_what_the_two_do_not_share() -> None:
@@ -277,9 +277,7 @@ class Reading:
             self.kept.append(tokens)
         if end < last:
             return tokens, []
-        duplicates = [
-            duplicate_of.sequence_id for duplicate_of in self.queue.pop_duplicates(prompt)
-        ]
+        duplicates = [row.sequence_id for row in self.queue.pop_duplicates(prompt)]
         self.queue.remove(prompt.row.sequence_id)
         return tokens, [prompt.row.sequence_id, *duplicates]
 
