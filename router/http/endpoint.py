@@ -72,7 +72,7 @@ class Endpoint:
     def is_inference(self) -> bool:
         """Whether a model works for it: such requests are limited and counted."""
         takes_work = self.request is not None or self.form is not None
-        return self.access is Access.INFERENCE and takes_work
+        return self.access is Access.INFERENCE and takes_work and not self.quiet
 
 
 ANTHROPIC_VERSION: Final = "Anthropic-Version"

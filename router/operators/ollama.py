@@ -19,7 +19,7 @@ from lmx.protocol.states import MediaKind, ModelKind
 from lmx.router.http.api_family import OLLAMA
 from lmx.router.http.bodies.json_body import read_object
 from lmx.router.http.responses import Answer, json_value
-from lmx.router.operators.pages.front_page import Version
+from lmx.router.operators.version import Version
 from lmx.router.rendering.ollama import time_text
 from lmx.router.schema.requests.ollama.pull import parse_ollama_pull
 from lmx.router.schema.requests.ollama.show import parse_ollama_show

@@ -14,6 +14,8 @@ from typing import Final
 
 from aiohttp import web
 
+from lmx.router.console.markdown import MARKDOWN, end_markdown
+from lmx.router.console.markdown_process import MarkdownProcess
 from lmx.router.http.access import key_name
 from lmx.router.http.allowed_hosts import HostCheck
 from lmx.router.http.bodies.json_body import BODY_BUDGET, LARGE_BODIES
@@ -46,6 +48,8 @@ def make_app(services: Services) -> web.Application:
     app[ENDPOINTS] = {}
     app[LARGE_BODIES] = asyncio.Lock()
     app[BODY_BUDGET] = BodyBudget(max(MOST_BYTES, 2 * spec.body_limit_bytes))
+    app[MARKDOWN] = MarkdownProcess()
+    app.on_cleanup.append(end_markdown)
     app[API_DOCUMENT] = ApiDocument(ROUTES, spec.version)
     app.on_response_prepare.append(add_headers)
     # This comes last, so that it sees every header.

@@ -43,7 +43,7 @@ from lmx.router.operators.ollama import (
     ollama_tags,
     ollama_version,
 )
-from lmx.router.operators.pages.front_page import Version
+from lmx.router.operators.version import Version
 from lmx.router.rendering.anthropic import AnthropicMessage, MessageEvent
 from lmx.router.rendering.ollama import OllamaChatAnswer, OllamaGenerateAnswer
 from lmx.router.rendering.responses.events import ResponseStreamEvent

@@ -7,6 +7,16 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from lmx.protocol.errors import ErrorCode
+from lmx.router.console.api_page import (
+    docs_page,
+    docs_page_style,
+    docs_script,
+    docs_start,
+    docs_style,
+)
+from lmx.router.console.files import icon, page_file
+from lmx.router.console.front import Front, front
+from lmx.router.console.markdown import MarkdownTrees, render_markdown
 from lmx.router.http.endpoint import Access, Endpoint
 from lmx.router.inference.audio import speech, transcriptions, translations
 from lmx.router.inference.chat import chat_completions
@@ -76,25 +86,6 @@ from lmx.router.operators.models import (
     load_model,
     unload_model,
 )
-from lmx.router.operators.pages.api_page import (
-    docs_page,
-    docs_page_style,
-    docs_script,
-    docs_start,
-    docs_style,
-)
-from lmx.router.operators.pages.front_page import (
-    Front,
-    Version,
-    front,
-    icon,
-    page_attachments,
-    page_chat,
-    page_markdown,
-    page_style,
-    ping,
-    version,
-)
 from lmx.router.operators.status import (
     HealthAnswer,
     MemoryAnswer,
@@ -105,6 +96,7 @@ from lmx.router.operators.status import (
     admin_models,
     admin_status,
 )
+from lmx.router.operators.version import Version, ping, version
 from lmx.router.operators.workers import KillAnswer, WorkersAnswer, kill_worker, list_workers
 from lmx.router.rendering.chat import ChatCompletion, ChatCompletionChunk
 from lmx.router.rendering.text import TextCompletion, TextCompletionChunk
@@ -118,6 +110,7 @@ from lmx.router.schema.openapi.document import openapi_document
 from lmx.router.schema.requests.audio import TranscriptionRequest, TranslationRequest
 from lmx.router.schema.requests.chat import ChatRequest
 from lmx.router.schema.requests.completions import CompletionRequest
+from lmx.router.schema.requests.console import MarkdownRequest
 from lmx.router.schema.requests.models import ModelsQuery
 from lmx.router.schema.requests.operators import (
     DeleteQuery,
@@ -349,16 +342,20 @@ def _front() -> Iterator[Endpoint]:
         "GET", "/version", version, use, tag, "lmx's version", answer=Version, quiet=True
     )
     yield Endpoint("GET", "/ping", ping, use, tag, "Whether the router is alive", quiet=True)
-    for path, handler, media in (
-        ("/page.css", page_style, "text/css"),
-        ("/attachments.js", page_attachments, "text/javascript"),
-        ("/chat.js", page_chat, "text/javascript"),
-        ("/markdown.js", page_markdown, "text/javascript"),
-        ("/favicon.ico", icon, "image/svg+xml"),
-    ):
-        yield Endpoint(
-            "GET", path, handler, use, "Description", "A file of the page", media=media, quiet=True
-        )
+    yield Endpoint(
+        "GET", "/favicon.ico", icon, use, "Description", "The picture of the page",
+        media="image/svg+xml", quiet=True,
+    )  # fmt: skip
+    yield Endpoint(
+        "GET", "/ui/{file}", page_file, use, "Description", "A file of the page",
+        media="text/javascript", also="text/css", errors=(ErrorCode.NOT_FOUND,), quiet=True,
+    )  # fmt: skip
+    # Quiet: it is asked for several times a second while an answer streams, and no model works.
+    yield Endpoint(
+        "POST", "/ui/markdown", render_markdown, Access.INFERENCE, "Description",
+        "Render Markdown, for the page", request=MarkdownRequest, answer=MarkdownTrees,
+        errors=(ErrorCode.QUEUE_FULL,), quiet=True,
+    )  # fmt: skip
 
 
 def _operation() -> Iterator[Endpoint]:

@@ -516,14 +516,18 @@ async def operators(walk: Walk) -> None:
 
 
 @case("openapi_document", "docs_page", "docs_start", "docs_page_style", "docs_style", "docs_script",
-      "ping", "version", "page_style", "page_attachments", "page_chat", "page_markdown", "icon",
-      "ollama_version")  # fmt: skip
+      "ping", "version", "page_file", "icon", "ollama_version")  # fmt: skip
 async def files(walk: Walk) -> None:
     for path in ("/openapi.json", "/docs", "/docs/start.js", "/docs/page.css",
                  "/docs/swagger-ui.css", "/docs/swagger-ui-bundle.js", "/ping", "/version",
-                 "/page.css", "/attachments.js", "/chat.js", "/markdown.js", "/favicon.ico",
+                 "/ui/page.css", "/ui/app.js", "/favicon.ico",
                  "/api/version"):  # fmt: skip
         await walk.ask("GET", path)
+
+
+@case("render_markdown")
+async def as_much_markdown_as_a_request_may_have(walk: Walk) -> None:
+    await walk.ask("POST", "/ui/markdown", {"blocks": ["*a* `b` [c](https://d) " * 10_000]})
 
 
 @case("tokenizer_info")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yarl
 
-from lmx.router.operators.pages.api_page import page
+from lmx.router.console.api_page import page
 from tests.support.rigs.router_rig import Rig, router_rig
 
 

@@ -1,0 +1,241 @@
+// @ts-check
+// The page at /: puts its parts together, and knows which conversation is shown.
+
+import { answer, runningIn, stop } from "./answers.js";
+import { url } from "./api.js";
+import * as attachments from "./attachments.js";
+import * as composer from "./composer.js";
+import { addTurn, bodyOf, choose, newConversation, shownTurns } from "./conversation.js";
+import { asCurl, asJavaScript, asPython } from "./copy_as.js";
+import { announce, at, copyText, h, icon } from "./dom.js";
+import * as models from "./models.js";
+import * as options from "./options.js";
+import * as settings from "./settings.js";
+import * as sidebar from "./sidebar.js";
+import * as store from "./store.js";
+import * as thread from "./thread.js";
+
+/** @typedef {import("./conversation.js").Conversation} Conversation */
+/** @typedef {import("./conversation.js").Turn} Turn */
+
+const SAVE_MS = 1000;
+const LONGEST_ANNOUNCED = 3000;
+const IDEAS = ["Explain a piece of code", "Draft a reply to an email", "Compare two options in a table"];
+
+/** @type {Conversation} */
+let shown = newConversation("", settings.firstSettings());
+
+// --- What is shown -----------------------------------------------------------------------------------
+
+function show() {
+  models.chooseModel(shown.model);
+  thread.showThread(shown, actions, welcome());
+  composer.showSend(Boolean(runningIn(shown.id)));
+  document.title = shown.title ? `${shown.title} · lmx` : "lmx";
+  at("share").hidden = false;
+  sidebar.showList(shown.id);
+}
+
+function welcome() {
+  const ideas = IDEAS.map((idea) =>
+    h("button", { type: "button", onclick: () => suggest(idea) }, idea),
+  );
+  const model = shown.model || "a model";
+  return h(
+    "div",
+    { class: "welcome" },
+    h("p", { class: "greeting" }, "What shall we work on?"),
+    h("p", { class: "soft" }, "Answers come from ", h("span", { class: "mono" }, model), " on this server."),
+    h("div", { class: "ideas" }, ...ideas),
+  );
+}
+
+/** @param {string} idea */
+function suggest(idea) {
+  at("say").value = `${idea}: `;
+  at("say").focus();
+  composer.grow();
+}
+
+function startNew() {
+  shown = newConversation(at("model").value || models.firstModel(), settings.firstSettings());
+  history.replaceState(null, "", "#");
+  attachments.clear();
+  show();
+  sidebar.slide(false);
+  at("say").focus();
+}
+
+/** @param {string} id */
+async function open(id) {
+  const found = await store.loadConversation(id);
+  if (!found) return startNew();
+  shown = found;
+  history.replaceState(null, "", `#${id}`);
+  show();
+  sidebar.slide(false);
+}
+
+// --- Asking ------------------------------------------------------------------------------------------
+
+/** @param {Conversation} conversation */
+async function keep(conversation) {
+  try {
+    await store.saveConversation(conversation);
+  } catch {
+    attachments.refuse("The browser has no room to keep this conversation: delete older ones.");
+  }
+}
+
+/** Has a new turn answered, below the one with the id `parent`.
+ *  @param {Conversation} conversation
+ *  @param {string} parent */
+async function ask(conversation, parent) {
+  if (runningIn(conversation.id)) return;
+  const turn = addTurn(conversation, parent, { role: "assistant", model: conversation.model });
+  const turns = shownTurns(conversation);
+  let drawing = false;
+  let told = false;
+  let savedMs = performance.now();
+  const draw = () => {
+    drawing = false;
+    thread.updateTurn(conversation.id, turn.id);
+  };
+  const ended = answer(conversation, turn, turns.slice(0, turns.indexOf(turn)), () => {
+    // Drawn once a frame, however fast the tokens come.
+    if (!drawing) requestAnimationFrame(draw);
+    drawing = true;
+    if (runningIn(conversation.id)?.progress && !told) {
+      told = true;
+      models.refreshModels();
+    }
+    if (performance.now() - savedMs < SAVE_MS) return;
+    savedMs = performance.now();
+    keep(conversation);
+  });
+  await keep(conversation);
+  if (shown === conversation) {
+    show();
+    thread.toEnd();
+  }
+  // The seconds of a thought, and of a load, go on without a token.
+  const ticking = setInterval(() => document.hidden || draw(), 500);
+  await ended;
+  clearInterval(ticking);
+  await keep(conversation);
+  draw();
+  composer.showSend(Boolean(runningIn(shown.id)));
+  sidebar.showList(shown.id);
+  if (shown === conversation) announce(spoken(turn));
+  models.refreshModels();
+}
+
+/** Returns what is said of an answer that has ended: once, and not in pieces.
+ *  @param {Turn} turn */
+function spoken(turn) {
+  if (turn.error) return `The answer failed: ${turn.error.message}`;
+  if (turn.state === "stopped") return "Stopped";
+  const calls = turn.calls.map((call) => `The model calls ${call.name}.`).join(" ");
+  return `${turn.text.slice(0, LONGEST_ANNOUNCED)} ${calls}`.trim();
+}
+
+function send() {
+  const text = at("say").value.trim();
+  const files = attachments.files();
+  if (runningIn(shown.id) || !(text || files.length)) return;
+  if (!shown.model) return options.askForKey(false);
+  at("say").value = "";
+  composer.grow();
+  attachments.clear();
+  const last = shownTurns(shown).at(-1);
+  const turn = addTurn(shown, last?.id ?? "", { role: "user", text, files });
+  history.replaceState(null, "", `#${shown.id}`);
+  ask(shown, turn.id);
+}
+
+/** @type {import("./message.js").Actions} */
+const actions = {
+  again: (turn) => ask(shown, turn.parent),
+  edited: (turn, text) => {
+    if (runningIn(shown.id)) return;
+    const edited = addTurn(shown, turn.parent, { role: "user", text, files: turn.files });
+    ask(shown, edited.id);
+  },
+  shown: (turn) => {
+    choose(shown, turn);
+    keep(shown);
+    show();
+  },
+  resultsGiven: (turn) => ask(shown, turn.id),
+};
+
+// --- The same elsewhere ------------------------------------------------------------------------------
+
+/** Returns the request that would be sent now, with what stands in the box; an example where nothing
+ *  was said yet. */
+function nextBody() {
+  const text = at("say").value.trim();
+  const turns = shownTurns(shown);
+  const files = attachments.files();
+  const next = text || files.length || !turns.length;
+  const asked = next && addTurn(newConversation("", shown.settings), "", { role: "user", text: text || "Hello", files });
+  // The last answer is not part of the request that it answers.
+  const before = !asked && turns.at(-1)?.role === "assistant" ? turns.slice(0, -1) : turns;
+  return bodyOf(shown.model, shown.settings, asked ? [...before, asked] : before);
+}
+
+/** @param {(base: string, body: Record<string, any>, keyed: boolean) => string} write */
+const copyAs = (write) => async () => {
+  sidebar.closePopups(null);
+  if (await copyText(write(url("v1"), nextBody(), models.asksForKey()))) announce("Copied");
+};
+
+// --- Beginning ---------------------------------------------------------------------------------------
+
+async function begin() {
+  at("open-sidebar").append(icon("menu"));
+  at("close-sidebar").append(icon("close"));
+  at("jump").append(icon("down"));
+  attachments.listen();
+  thread.listen();
+  composer.listen(send, () => stop(shown.id), () => Boolean(runningIn(shown.id)));
+  settings.listen(() => shown.settings, () => {
+    if (shown.turns.length) keep(shown);
+  });
+  options.listen(startNew, () => {
+    shown.model ||= models.firstModel();
+    show();
+  });
+  sidebar.listen(open, (id) => {
+    stop(id);
+    if (id === shown.id) startNew();
+  });
+  models.listen((model) => {
+    shown.model = model;
+    if (shown.turns.length) keep(shown);
+    else show();
+  }, options.askForKey);
+  sidebar.menu(at("share"), at("share-menu"));
+  at("as-curl").addEventListener("click", copyAs(asCurl));
+  at("as-python").addEventListener("click", copyAs(asPython));
+  at("as-javascript").addEventListener("click", copyAs(asJavaScript));
+  at("as-markdown").addEventListener("click", () => sidebar.exportAs(shown, "md"));
+  at("as-json").addEventListener("click", () => sidebar.exportAs(shown, "json"));
+  at("new").addEventListener("click", startNew);
+  store.onOtherTab(() => sidebar.showList(shown.id));
+  window.addEventListener("pagehide", () => {
+    if (runningIn(shown.id)) keep(shown);
+  });
+
+  const answered = models.refreshModels();
+  const id = location.hash.slice(1);
+  const found = id && (await store.loadConversation(id));
+  if (found) shown = found;
+  show();
+  await answered;
+  if (!shown.model) shown.model = models.firstModel();
+  show();
+  document.body.classList.add("ready");
+}
+
+begin();

@@ -1,0 +1,131 @@
+// @ts-check
+// Builds elements. Texts become texts: nothing here, and nothing else on the page, parses HTML.
+
+/** Returns the element of the page with an id.
+ *  @param {string} id
+ *  @returns {any} */
+export const at = (id) => document.getElementById(id);
+
+/** Returns an element. A property is set as such, one with a hyphen and `class` and `role` as an
+ *  attribute, and one that begins with `on` is a listener. What is null or false is left out.
+ *  @template {keyof HTMLElementTagNameMap} Tag
+ *  @param {Tag} tag
+ *  @param {Record<string, any>} properties
+ *  @param {...(Node | string | null | false | undefined)} children
+ *  @returns {HTMLElementTagNameMap[Tag]} */
+export function h(tag, properties = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name.includes("-") || name === "class" || name === "role") {
+      element.setAttribute(name, value === true ? "" : value);
+    } else Object.assign(element, { [name]: value });
+  }
+  for (const child of children) if (child || child === "") element.append(child);
+  return element;
+}
+
+const SHAPES = {
+  attach: "M20 11.5 12 19.5a5 5 0 0 1-7-7l8.5-8.5a3.3 3.3 0 0 1 4.7 4.7L9.8 17a1.6 1.6 0 0 1-2.3-2.3l7.5-7.5",
+  close: "M6 6l12 12M18 6 6 18",
+  copy: "M9 9h10v11H9zM15 9V5H5v11h4",
+  down: "M12 5v14M6 13l6 6 6-6",
+  edit: "M4 20h4L19 9l-4-4L4 16zM13 7l4 4",
+  left: "M14 6l-6 6 6 6",
+  menu: "M4 7h16M4 12h16M4 17h10",
+  more: "M5 12h.01M12 12h.01M19 12h.01",
+  again: "M5 12a7 7 0 1 0 2.2-5.1L5 9M5 4v5h5",
+  right: "M10 6l6 6-6 6",
+  send: "M12 19V5M6 11l6-6 6 6",
+  stop: "M8 8h8v8H8z",
+};
+
+/** Returns a picture for a button. It is hidden from screen readers: the button has a label.
+ *  @param {keyof typeof SHAPES} name */
+export function icon(name) {
+  const namespace = "http://www.w3.org/2000/svg";
+  const svg = document.createElementNS(namespace, "svg");
+  for (const [key, value] of Object.entries({ viewBox: "0 0 24 24", "aria-hidden": "true", class: `shape ${name}` })) {
+    svg.setAttribute(key, value);
+  }
+  const path = document.createElementNS(namespace, "path");
+  path.setAttribute("d", SHAPES[name]);
+  svg.append(path);
+  return svg;
+}
+
+/** Returns a small button with a picture and a label.
+ *  @param {keyof typeof SHAPES} shape
+ *  @param {string} label
+ *  @param {(event: any) => void} onclick */
+export function iconButton(shape, label, onclick) {
+  return h("button", { class: "quiet icon small", type: "button", "aria-label": label, title: label, onclick }, icon(shape));
+}
+
+/** Copies a text. Without TLS a browser gives no clipboard to another machine's page: the older way
+ *  still works there, and where that fails too, the text is shown.
+ *  @param {string} text
+ *  @returns {Promise<boolean>} whether it was copied */
+export async function copyText(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    const box = h("textarea", { value: text, class: "unseen", readOnly: true });
+    const focused = /** @type {HTMLElement | null} */ (document.activeElement);
+    document.body.append(box);
+    box.select();
+    const copied = document.execCommand("copy");
+    box.remove();
+    focused?.focus();
+    if (!copied) {
+      at("code").textContent = text;
+      at("code-dialog").showModal();
+    }
+    return copied;
+  }
+}
+
+/** Copies what `text` returns when a button is pressed, and says so on it for a moment.
+ *  @param {HTMLElement} button
+ *  @param {string} text */
+export async function copyBy(button, text) {
+  if (!(await copyText(text))) return;
+  button.classList.add("done");
+  announce("Copied");
+  setTimeout(() => button.classList.remove("done"), 1500);
+}
+
+/** Has screen readers say a text, once.
+ *  @param {string} text */
+export function announce(text) {
+  at("announce").textContent = text;
+}
+
+/** Offers a text as a file.
+ *  @param {string} name
+ *  @param {string} type
+ *  @param {string} text */
+export function download(name, type, text) {
+  const href = URL.createObjectURL(new Blob([text], { type }));
+  h("a", { href, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(href), 10_000);
+}
+
+/** Asks a question that has to be confirmed.
+ *  @param {string} title
+ *  @param {string} text
+ *  @param {string} yes
+ *  @returns {Promise<boolean>} */
+export function sure(title, text, yes) {
+  const dialog = at("sure");
+  at("sure-title").textContent = title;
+  at("sure-text").textContent = text;
+  at("sure-yes").textContent = yes;
+  dialog.returnValue = "";
+  dialog.showModal();
+  return new Promise((resolve) => {
+    dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true });
+  });
+}

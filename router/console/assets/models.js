@@ -1,0 +1,106 @@
+// @ts-check
+// The models that chat: which there are, which one is chosen, and what it takes. They are asked for
+// when the page is opened or comes to the front, and after each answer; by the clock only while the
+// chosen one is on its way to another state.
+
+import { ApiError, health, listModels } from "./api.js";
+import { offer } from "./attachments.js";
+import { at, h } from "./dom.js";
+
+const LAST = "lmx-model";
+const PASSING = ["queued", "fetching", "starting", "loading", "backoff", "stopping", "draining"];
+const LOOK_AGAIN_MS = 2000;
+
+/** @type {any[]} */
+let models = [];
+let keyed = false;
+let again = 0;
+/** @type {((wrong: boolean) => void)} */
+let needsKey = () => {};
+
+/** Returns the chosen model as GET /v1/models has it; nothing where there is none.
+ *  @returns {any} */
+export const chosenModel = () => models.find((model) => model.id === at("model").value);
+
+/** Returns whether the server asks for a key. */
+export const asksForKey = () => keyed;
+
+/** Returns the model that a new conversation begins with. */
+export function firstModel() {
+  const last = localStorage.getItem(LAST);
+  return models.some((model) => model.id === last) ? last : (models[0]?.id ?? "");
+}
+
+/** Begins to listen.
+ *  @param {(model: string) => void} chosen
+ *  @param {(wrong: boolean) => void} onKey Called where a key is missing, or not right. */
+export function listen(chosen, onKey) {
+  needsKey = onKey;
+  at("model").addEventListener("change", () => {
+    localStorage.setItem(LAST, at("model").value);
+    chosen(at("model").value);
+    showState();
+  });
+  document.addEventListener("visibilitychange", () => document.hidden || refreshModels());
+  at("model").addEventListener("focus", () => refreshModels());
+}
+
+/** Chooses a model, even one that is not there any more: a conversation keeps its own.
+ *  @param {string} id */
+export function chooseModel(id) {
+  fill(id);
+  at("model").value = id;
+  showState();
+}
+
+/** @param {string} also A model that is listed whether it is there or not. */
+function fill(also) {
+  const ids = models.map((model) => model.id);
+  if (also && !ids.includes(also)) ids.push(also);
+  const known = [...at("model").options].map((option) => option.value);
+  if (ids.join("\n") === known.join("\n")) return;
+  at("model").replaceChildren(...ids.map((id) => h("option", { value: id }, id)));
+}
+
+/** Asks the server for its models and its health. Returns whether it answered.
+ *  @param {boolean} wasGiven Whether a key was given just now. */
+export async function refreshModels(wasGiven = false) {
+  const banner = at("health");
+  try {
+    const { status, reason } = await health();
+    banner.textContent = status === "healthy" ? "" : `${status}${reason ? `: ${reason}` : ""}`;
+    models = (await listModels()).filter((/** @type {any} */ model) => (model.kind ?? "chat") === "chat");
+    const chosen = at("model").value || firstModel();
+    fill(chosen);
+    at("model").value = chosen;
+    showState();
+    return true;
+  } catch (/** @type {any} */ error) {
+    if (error instanceof ApiError && error.status === 401) {
+      keyed = true;
+      models = [];
+      needsKey(wasGiven);
+    } else {
+      banner.textContent = error.message;
+    }
+    return false;
+  } finally {
+    banner.hidden = !banner.textContent;
+  }
+}
+
+/** Notes that the server took a key. */
+export function keyTaken() {
+  keyed = true;
+}
+
+function showState() {
+  const model = chosenModel();
+  const state = model?.state ?? "";
+  at("state").textContent = state;
+  at("state").className = `state ${state}`;
+  at("state").hidden = !state;
+  offer(model?.modalities ?? []);
+  clearTimeout(again);
+  if (PASSING.includes(state) && !document.hidden) again = setTimeout(refreshModels, LOOK_AGAIN_MS);
+}

@@ -1,0 +1,105 @@
+// @ts-check
+// The key of this browser, and whether it keeps conversations.
+
+import { at, sure } from "./dom.js";
+import { faultOfKey, forgetKey, isRemembered, key, useKey } from "./key.js";
+import { keyTaken, refreshModels } from "./models.js";
+import { keeps, listConversations, removeAll, setKeeps } from "./store.js";
+
+const WRONG = "This key is not right: the server does not know it.";
+
+/** @type {() => void} */
+let taken = () => {};
+
+/** Begins to listen.
+ *  @param {() => void} emptied Called when the conversations were deleted.
+ *  @param {() => void} onTaken Called when the server took a key. */
+export function listen(emptied, onTaken) {
+  taken = onTaken;
+  const dialog = at("options");
+  at("open-options").addEventListener("click", () => openOptions(""));
+  at("options-close").addEventListener("click", () => dialog.close());
+  dialog.addEventListener("submit", (/** @type {Event} */ event) => {
+    event.preventDefault();
+    give();
+  });
+  at("forget").addEventListener("click", async () => {
+    forgetKey();
+    await refreshModels();
+    showKey("");
+  });
+  at("keep").addEventListener("change", async () => {
+    const wanted = at("keep").checked;
+    const many = wanted ? 0 : (await listConversations()).length;
+    const text = "What is kept is deleted, and later conversations end with this tab.";
+    if (many && !(await sure("Keep no conversations?", text, "Delete and keep none"))) {
+      at("keep").checked = true;
+      return;
+    }
+    await setKeeps(wanted);
+    if (many) emptied();
+    showStorage();
+  });
+  at("delete-all").addEventListener("click", async () => {
+    if (!(await sure("Delete all conversations?", "They can't be brought back.", "Delete all"))) return;
+    await removeAll();
+    emptied();
+    showStorage();
+  });
+}
+
+/** Opens the dialog because a key is needed, or was asked for.
+ *  @param {string} fault */
+export function openOptions(fault) {
+  showKey(fault);
+  showStorage();
+  at("remember").checked = isRemembered() || !key();
+  if (!at("options").open) at("options").showModal();
+  at("key").focus();
+}
+
+/** Says that the key which is sent is missing, or not right.
+ *  @param {boolean} wasGiven Whether it was given just now. */
+export function askForKey(wasGiven) {
+  openOptions(key() || wasGiven ? WRONG : "");
+}
+
+async function give() {
+  const given = at("key").value.trim();
+  const fault = faultOfKey(given);
+  if (fault) return showKey(fault);
+  const before = key();
+  const remembered = isRemembered();
+  useKey(given, at("remember").checked);
+  if (await refreshModels(true)) {
+    keyTaken();
+    taken();
+    at("options").close();
+    at("say").focus();
+  } else {
+    // One that was right stays; nothing that is wrong is kept.
+    if (before) useKey(before, remembered);
+    else forgetKey();
+    at("key").select();
+  }
+}
+
+/** @param {string} fault */
+function showKey(fault) {
+  at("key-fault").textContent = fault;
+  at("key-fault").hidden = !fault;
+  at("key").value = fault ? at("key").value : "";
+  at("key-state").textContent = key()
+    ? `A key is set, kept ${isRemembered() ? "in this browser" : "in this tab"}.`
+    : "No key is set. It is needed where the server has API keys.";
+  at("forget").hidden = !key();
+}
+
+async function showStorage() {
+  at("keep").checked = keeps();
+  const many = (await listConversations()).length;
+  at("keep-state").textContent = keeps()
+    ? `${many} ${many === 1 ? "conversation" : "conversations"}, on this machine alone.`
+    : "Nothing is kept: conversations end with this tab.";
+  at("delete-all").hidden = !many;
+}

@@ -1,0 +1,179 @@
+// @ts-check
+// The list of conversations: by day, with a search, and with what can be done with each.
+
+import { runningIn } from "./answers.js";
+import { asJson, asMarkdown } from "./conversation.js";
+import { at, download, h, icon, sure } from "./dom.js";
+import { listConversations, loadConversation, removeConversation, saveConversation, searchConversations } from "./store.js";
+
+/** @typedef {import("./conversation.js").Conversation} Conversation */
+/** @typedef {import("./store.js").Head} Head */
+
+const DAY_MS = 86_400_000;
+const TYPING_MS = 150;
+
+let current = "";
+/** @type {(id: string) => void} */
+let opened = () => {};
+/** @type {(id: string) => void} */
+let removed = () => {};
+
+/** Begins to listen.
+ *  @param {(id: string) => void} onOpen
+ *  @param {(id: string) => void} onRemove */
+export function listen(onOpen, onRemove) {
+  opened = onOpen;
+  removed = onRemove;
+  let typing = 0;
+  at("search").addEventListener("input", () => {
+    clearTimeout(typing);
+    typing = setTimeout(() => showList(current), TYPING_MS);
+  });
+  at("open-sidebar").addEventListener("click", () => slide(true));
+  at("close-sidebar").addEventListener("click", () => slide(false));
+  at("shade").addEventListener("click", () => slide(false));
+  at("sidebar").addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
+    if (event.key === "Escape" && document.body.classList.contains("slid")) slide(false);
+  });
+  document.addEventListener("click", (event) => closePopups(/** @type {Node} */ (event.target)));
+  document.addEventListener("keydown", (event) => event.key === "Escape" && closePopups(null));
+}
+
+/** Shows or hides the list where there is no room for it beside the conversation.
+ *  @param {boolean} is */
+export function slide(is) {
+  const was = document.body.classList.contains("slid");
+  document.body.classList.toggle("slid", is);
+  at("shade").hidden = !is;
+  at("open-sidebar").setAttribute("aria-expanded", String(is));
+  if (is) at("new").focus();
+  else if (was) at("open-sidebar").focus();
+}
+
+/** Closes every menu but the one that was clicked in.
+ *  @param {Node | null} inside */
+export function closePopups(inside) {
+  for (const popup of document.querySelectorAll(".popup:not([hidden])")) {
+    const menu = /** @type {HTMLElement} */ (popup.parentElement);
+    if (inside && menu.contains(inside) && !popup.contains(inside)) continue;
+    /** @type {HTMLElement} */ (popup).hidden = true;
+    menu.querySelector("[aria-expanded]")?.setAttribute("aria-expanded", "false");
+  }
+}
+
+/** Returns a button that opens a menu, with the menu behind it.
+ *  @param {HTMLElement} button
+ *  @param {HTMLElement} popup */
+export function menu(button, popup) {
+  button.addEventListener("click", () => {
+    const opens = popup.hidden;
+    closePopups(null);
+    popup.hidden = !opens;
+    button.setAttribute("aria-expanded", String(opens));
+    if (opens) popup.querySelector("button")?.focus();
+  });
+}
+
+/** Shows the conversations.
+ *  @param {string} shown The id of the one that is shown. */
+export async function showList(shown) {
+  current = shown;
+  const wanted = at("search").value.trim();
+  const [all, found] = await Promise.all([listConversations(), wanted ? searchConversations(wanted) : null]);
+  const heads = found ? all.filter((head) => found.has(head.id)) : all;
+  const groups = new Map();
+  for (const head of heads) {
+    const day = dayOf(head.updated);
+    groups.set(day, [...(groups.get(day) ?? []), head]);
+  }
+  const shownGroups = [...groups].map(([day, group]) =>
+    h("section", {}, h("h2", {}, day), h("ul", {}, ...group.map(entry))),
+  );
+  const nothing = wanted ? "No conversation holds this." : "Your conversations will be here.";
+  at("conversations").replaceChildren(...(shownGroups.length ? shownGroups : [h("p", { class: "soft" }, nothing)]));
+}
+
+/** @param {number} ms */
+function dayOf(ms) {
+  const today = new Date().setHours(0, 0, 0, 0);
+  if (ms >= today) return "Today";
+  if (ms >= today - DAY_MS) return "Yesterday";
+  if (ms >= today - 7 * DAY_MS) return "This week";
+  return new Date(ms).toLocaleDateString(undefined, { month: "long", year: "numeric" });
+}
+
+/** @param {Head} head */
+function entry(head) {
+  const title = head.title || "Untitled";
+  const open = h(
+    "button",
+    { class: "title", type: "button", "aria-current": head.id === current ? "true" : null, onclick: () => opened(head.id) },
+    runningIn(head.id) ? h("span", { class: "pulse", "aria-label": "Answering" }) : null,
+    h("span", {}, title),
+  );
+  const popup = h(
+    "div",
+    { class: "popup", hidden: true },
+    h("button", { type: "button", onclick: () => rename(head, item) }, "Rename"),
+    h("button", { type: "button", onclick: () => save(head.id, "md") }, "Export as Markdown"),
+    h("button", { type: "button", onclick: () => save(head.id, "json") }, "Export as JSON"),
+    h("hr"),
+    h("button", { type: "button", class: "danger", onclick: () => remove(head) }, "Delete"),
+  );
+  const more = h(
+    "button",
+    { class: "quiet icon small", type: "button", "aria-label": `More for ${title}`, "aria-haspopup": "true", "aria-expanded": "false" },
+    icon("more"),
+  );
+  menu(more, popup);
+  const item = h("li", { class: "menu" }, open, more, popup);
+  return item;
+}
+
+/** @param {Head} head
+ *  @param {HTMLElement} item */
+function rename(head, item) {
+  const box = h("input", { value: head.title, "aria-label": "Name of the conversation" });
+  let over = false;
+  const end = async (/** @type {boolean} */ keep) => {
+    if (over) return;
+    over = true;
+    const conversation = keep && box.value.trim() && (await loadConversation(head.id));
+    if (conversation) {
+      conversation.title = box.value.trim();
+      await saveConversation(conversation);
+    }
+    await showList(current);
+  };
+  box.addEventListener("keydown", (event) => {
+    if (event.key === "Enter") end(true);
+    if (event.key === "Escape") end(false);
+  });
+  box.addEventListener("blur", () => end(true));
+  item.replaceChildren(box);
+  box.select();
+}
+
+/** @param {string} id
+ *  @param {"md" | "json"} form */
+async function save(id, form) {
+  const conversation = await loadConversation(id);
+  if (conversation) exportAs(conversation, form);
+}
+
+/** Offers a conversation as a file.
+ *  @param {Conversation} conversation
+ *  @param {"md" | "json"} form */
+export function exportAs(conversation, form) {
+  const name = (conversation.title || "conversation").replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "").slice(0, 60);
+  const text = form === "md" ? asMarkdown(conversation) : asJson(conversation);
+  download(`${name || "conversation"}.${form}`, form === "md" ? "text/markdown" : "application/json", text);
+}
+
+/** @param {Head} head */
+async function remove(head) {
+  if (!(await sure("Delete this conversation?", head.title, "Delete"))) return;
+  await removeConversation(head.id);
+  removed(head.id);
+  await showList(current);
+}

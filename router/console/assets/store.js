@@ -1,0 +1,156 @@
+// @ts-check
+// Keeps conversations in this browser, or for as long as the page is open where nothing is to be
+// kept or the browser keeps nothing.
+
+/** @typedef {import("./conversation.js").Conversation} Conversation */
+/** @typedef {{id: string, title: string, created: number, updated: number}} Head */
+
+const SWITCH = "lmx-keep";
+const HEADS = "heads";
+const BODIES = "bodies";
+
+/** @type {Map<string, Conversation>} */
+const open = new Map();
+/** @type {Promise<IDBDatabase | null> | null} */
+let opening = null;
+const channel = new BroadcastChannel("lmx");
+
+/** Returns whether conversations are kept. */
+export const keeps = () => localStorage.getItem(SWITCH) !== "no";
+
+/** Sets whether conversations are kept; what was kept before is deleted where not.
+ *  @param {boolean} is */
+export async function setKeeps(is) {
+  if (!is) await removeAll();
+  localStorage.setItem(SWITCH, is ? "yes" : "no");
+}
+
+/** Has a function called when another tab changed what is kept.
+ *  @param {() => void} changed */
+export function onOtherTab(changed) {
+  channel.addEventListener("message", changed);
+}
+
+/** @returns {Promise<IDBDatabase | null>} */
+function database() {
+  if (!keeps()) return Promise.resolve(null);
+  opening ??= new Promise((resolve) => {
+    const request = indexedDB.open("lmx", 1);
+    request.onupgradeneeded = () => {
+      request.result.createObjectStore(HEADS, { keyPath: "id" });
+      request.result.createObjectStore(BODIES, { keyPath: "id" });
+    };
+    request.onsuccess = () => resolve(request.result);
+    // A private window may have none.
+    request.onerror = () => resolve(null);
+  });
+  return opening;
+}
+
+/** @template Result
+ *  @param {IDBRequest<Result>} request
+ *  @returns {Promise<Result>} */
+function done(request) {
+  return new Promise((resolve, reject) => {
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(request.error);
+  });
+}
+
+/** @param {IDBTransaction} transaction
+ *  @returns {Promise<void>} */
+function committed(transaction) {
+  return new Promise((resolve, reject) => {
+    transaction.oncomplete = () => resolve();
+    transaction.onerror = transaction.onabort = () => reject(transaction.error);
+  });
+}
+
+/** @param {Conversation} conversation
+ *  @returns {Head} */
+const headOf = ({ id, title, created, updated }) => ({ id, title, created, updated });
+
+/** Returns all conversations without their turns, the newest first.
+ *  @returns {Promise<Head[]>} */
+export async function listConversations() {
+  const db = await database();
+  const kept = db ? await done(db.transaction(HEADS).objectStore(HEADS).getAll()) : [];
+  const heads = new Map(kept.map((head) => [head.id, head]));
+  for (const conversation of open.values()) heads.set(conversation.id, headOf(conversation));
+  return [...heads.values()].sort((one, other) => other.updated - one.updated);
+}
+
+/** Returns a conversation; nothing if there is none. One that is open in this tab is the same object
+ *  each time, so that an answer which still streams goes where it belongs.
+ *  @param {string} id
+ *  @returns {Promise<Conversation | undefined>} */
+export async function loadConversation(id) {
+  const known = open.get(id);
+  if (known) return known;
+  const db = await database();
+  const found = db && (await done(db.transaction(BODIES).objectStore(BODIES).get(id)));
+  if (!found) return undefined;
+  // Whatever ran when the page was closed has ended.
+  for (const turn of found.turns) if (turn.state === "running") turn.state = "stopped";
+  open.set(id, found);
+  return found;
+}
+
+/** Keeps a conversation as it is now. Throws where the browser has no room.
+ *  @param {Conversation} conversation */
+export async function saveConversation(conversation) {
+  open.set(conversation.id, conversation);
+  const db = await database();
+  if (!db) return;
+  const transaction = db.transaction([HEADS, BODIES], "readwrite");
+  transaction.objectStore(HEADS).put(headOf(conversation));
+  transaction.objectStore(BODIES).put(conversation);
+  await committed(transaction);
+  channel.postMessage("changed");
+}
+
+/** @param {string} id */
+export async function removeConversation(id) {
+  open.delete(id);
+  const db = await database();
+  if (!db) return;
+  const transaction = db.transaction([HEADS, BODIES], "readwrite");
+  transaction.objectStore(HEADS).delete(id);
+  transaction.objectStore(BODIES).delete(id);
+  await committed(transaction);
+  channel.postMessage("changed");
+}
+
+export async function removeAll() {
+  open.clear();
+  const db = await database();
+  if (!db) return;
+  const transaction = db.transaction([HEADS, BODIES], "readwrite");
+  transaction.objectStore(HEADS).clear();
+  transaction.objectStore(BODIES).clear();
+  await committed(transaction);
+  channel.postMessage("changed");
+}
+
+/** Returns the ids of the conversations that hold a text, in their title or in any turn.
+ *  @param {string} text
+ *  @returns {Promise<Set<string>>} */
+export async function searchConversations(text) {
+  const wanted = text.toLowerCase();
+  /** @param {Conversation} conversation */
+  const holds = ({ title, turns }) =>
+    title.toLowerCase().includes(wanted) || turns.some((turn) => turn.text.toLowerCase().includes(wanted));
+  const found = new Set([...open.values()].filter(holds).map(({ id }) => id));
+  const db = await database();
+  if (!db) return found;
+  const cursor = db.transaction(BODIES).objectStore(BODIES).openCursor();
+  await new Promise((resolve, reject) => {
+    cursor.onerror = () => reject(cursor.error);
+    cursor.onsuccess = () => {
+      if (!cursor.result) return resolve(null);
+      if (!open.has(cursor.result.value.id) && holds(cursor.result.value)) found.add(cursor.result.value.id);
+      cursor.result.continue();
+    };
+  });
+  return found;
+}

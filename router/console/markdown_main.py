@@ -1,0 +1,36 @@
+"""The process that renders Markdown: ``python -m lmx.router.console.markdown_main``.
+
+Each line of its input is a JSON object with ``blocks``, a list of texts. Each line of its output is
+one with their trees, in the same order. It ends when its input does.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+import orjson
+
+from lmx.router.console.markdown_tree import markdown_tree
+
+DEADLINE_S = 5
+"""A request that takes longer ends the process. Some of pygments' patterns take for ever on some
+texts, within one call that nothing in Python can interrupt: only a signal that kills does."""
+
+
+def main() -> None:
+    """Serve until the input ends."""
+    # A terminal's Ctrl-C reaches this process too, and is not meant for it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+    for line in sys.stdin.buffer:
+        signal.alarm(DEADLINE_S)
+        blocks = [markdown_tree(text) for text in orjson.loads(line)["blocks"]]
+        sys.stdout.buffer.write(orjson.dumps({"blocks": blocks}) + b"\n")
+        sys.stdout.buffer.flush()
+        signal.alarm(0)
+
+
+if __name__ == "__main__":
+    main()

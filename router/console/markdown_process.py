@@ -1,0 +1,115 @@
+"""Owns the process that renders Markdown: it is started for the first text, does one request after
+another, and is ended when it has been idle.
+
+It is a process because the text is a model's and the patterns that read it are a library's: one
+that never ends would hold the interpreter, and with it every stream
+(docs/decisions/markdown-in-a-process.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from typing import Final
+
+import structlog
+
+from lmx.protocol.errors import ErrorCode, LmxError, RequestError, UnavailableError
+from lmx.router.console.markdown_main import DEADLINE_S
+
+_COMMAND: Final = (sys.executable, "-m", "lmx.router.console.markdown_main")
+_IDLE_S: Final = 60.0
+_PATIENCE_S: Final = DEADLINE_S + 10.0
+"""The process ends itself at its deadline; this is for one that has been stopped, say."""
+
+_MOST_WAITING: Final = 32
+_LONGEST_LINE_BYTES: Final = 64 * 2**20
+"""A tree takes about thirty bytes for a character, at worst."""
+
+_log = structlog.get_logger()
+
+
+class MarkdownProcess:
+    """Renders for everybody, one request at a time. Used from one event loop only."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+        self._waiting = 0
+        self._process: asyncio.subprocess.Process | None = None
+        self._idle: asyncio.TimerHandle | None = None
+
+    async def render(self, line: bytes) -> bytes:
+        """Return the line that answers ``line``, without its end.
+
+        Raises QUEUE_FULL (503) where many others wait, INVALID_VALUE (400) for a text that takes
+        too long, INTERNAL where no process can be started.
+        """
+        if self._waiting >= _MOST_WAITING:
+            raise UnavailableError(
+                ErrorCode.QUEUE_FULL,
+                f"{_MOST_WAITING} texts wait to be rendered: try again in a few seconds.",
+                retry_after_s=2.0,
+            )
+        self._waiting += 1
+        try:
+            async with self._turn:
+                return await self._ask(line)
+        finally:
+            self._waiting -= 1
+
+    async def close(self) -> None:
+        """End the process."""
+        process = self._process
+        self._end()
+        if process is not None:
+            await process.wait()
+
+    async def _ask(self, line: bytes) -> bytes:
+        if self._idle is not None:
+            self._idle.cancel()
+        if self._process is None or self._process.returncode is not None:
+            self._process = await _started()
+        answer = b""
+        try:
+            assert self._process.stdin is not None and self._process.stdout is not None
+            with contextlib.suppress(ConnectionError, TimeoutError):
+                async with asyncio.timeout(_PATIENCE_S):
+                    self._process.stdin.write(line + b"\n")
+                    await self._process.stdin.drain()
+                    answer = await self._process.stdout.readline()
+        finally:
+            # Also where the client left: its answer would be taken for the next one's.
+            if not answer.endswith(b"\n"):
+                self._end()
+        if not answer.endswith(b"\n"):
+            _log.warning("markdown.given_up", size_bytes=len(line))
+            raise RequestError(
+                ErrorCode.INVALID_VALUE,
+                f"The text takes more than {DEADLINE_S} s to render: show it as it is.",
+                param="blocks",
+            )
+        self._idle = asyncio.get_running_loop().call_later(_IDLE_S, self._end)
+        return answer[:-1]
+
+    def _end(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+        self._process = None
+
+
+async def _started() -> asyncio.subprocess.Process:
+    try:
+        return await asyncio.create_subprocess_exec(
+            *_COMMAND,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=_LONGEST_LINE_BYTES,
+        )
+    except OSError as error:
+        raise LmxError(
+            ErrorCode.INTERNAL, f"The process that renders Markdown was not started: {error}."
+        ) from error

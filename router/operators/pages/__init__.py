@@ -1,1 +1,0 @@
-"""Pages for browsers: at / and at /docs."""

@@ -1,0 +1,110 @@
+"""POST /ui/markdown: its process, its limits, and who may ask."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from lmx.router.console import markdown_process
+from lmx.router.console.markdown import LONGEST_BODY_BYTES
+from tests.support.rigs.router_rig import router_rig
+
+KEY = "an-api-key-for-tests"
+SLOW = "lmx-test-slow"
+
+
+def children() -> list[psutil.Process]:
+    """The processes that render for this one."""
+    mine = psutil.Process().children()
+    return [one for one in mine if any("markdown" in word for word in one.cmdline())]
+
+
+@pytest.fixture
+def slow_lexer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Has the process render by a program in which one text never ends, within one call of re."""
+    program = tmp_path_factory.mktemp("slow") / "markdown_slow.py"
+    program.write_text(
+        "import re\n"
+        "from lmx.router.console import markdown_main\n"
+        "tree = markdown_main.markdown_tree\n"
+        "def slow(text):\n"
+        f"    if text == {SLOW!r}: re.match('(a+)+b', 'a' * 64)\n"
+        "    return tree(text)\n"
+        "markdown_main.markdown_tree = slow\n"
+        "markdown_main.DEADLINE_S = 1\n"
+        "markdown_main.main()\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        command = (markdown_process._COMMAND[0], str(program))
+        patch.setattr(markdown_process, "_COMMAND", command)
+        yield
+
+
+async def test_texts_become_trees_in_a_process_that_starts_with_the_first() -> None:
+    async with router_rig() as rig:
+        assert children() == []
+        status, answer = await rig.post_json("/ui/markdown", blocks=["*a*", "", "b"])
+        trees = [[["p", {}, ["em", {}, "a"]]], [], [["p", {}, "b"]]]
+        assert (status, answer) == (200, {"blocks": trees})
+        (process,) = children()
+        many = await asyncio.gather(
+            *(rig.post_json("/ui/markdown", blocks=[f"text {number}"]) for number in range(20))
+        )
+        for number, (status, answer) in enumerate(many):
+            assert (status, answer) == (200, {"blocks": [[["p", {}, f"text {number}"]]]})
+        assert children() == [process]
+    assert children() == []
+
+
+async def test_a_text_that_never_ends_costs_no_stream(slow_lexer: None) -> None:
+    async with router_rig() as rig:
+        slow = asyncio.create_task(rig.post_json("/ui/markdown", blocks=[SLOW]))
+        other = asyncio.create_task(rig.post_json("/ui/markdown", blocks=["after"]))
+        while not children():
+            await asyncio.sleep(0.01)
+        assert (await rig.chat_json())[0] == 200
+        assert not slow.done()
+        status, answer = await slow
+        assert (status, answer["error"]["code"]) == (400, "invalid_value")
+        assert (await other)[0] == 200
+        # One that is killed by somebody else is started again.
+        for process in children():
+            os.kill(process.pid, 9)
+            process.wait(90)
+        assert (await rig.post_json("/ui/markdown", blocks=["again"]))[0] == 200
+
+
+async def test_a_client_that_leaves_takes_nobodys_answer(slow_lexer: None) -> None:
+    async with router_rig() as rig:
+        assert (await rig.post_json("/ui/markdown", blocks=["first"]))[0] == 200
+        left = asyncio.create_task(rig.post_json("/ui/markdown", blocks=[SLOW]))
+        await asyncio.sleep(0.1)
+        left.cancel()
+        status, answer = await rig.post_json("/ui/markdown", blocks=["mine"])
+        assert (status, answer) == (200, {"blocks": [[["p", {}, "mine"]]]})
+
+
+async def test_a_process_that_is_idle_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(markdown_process, "_IDLE_S", 0.05)
+    async with router_rig() as rig, asyncio.timeout(90):
+        assert (await rig.post_json("/ui/markdown", blocks=["a"]))[0] == 200
+        while children():
+            await asyncio.sleep(0.02)
+
+
+async def test_its_limits(slow_lexer: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(markdown_process, "_MOST_WAITING", 2)
+    async with router_rig(api_keys=(KEY,)) as rig:
+        assert (await rig.post_json("/ui/markdown", blocks=["a"]))[0] == 401
+        rig.http.headers["Authorization"] = f"Bearer {KEY}"
+        for blocks, status in (
+            ("a", 400), ([1], 400), (["a"] * 257, 400), (["a" * LONGEST_BODY_BYTES], 413),
+        ):  # fmt: skip
+            assert (await rig.post_json("/ui/markdown", blocks=blocks))[0] == status
+        asked = [rig.post_json("/ui/markdown", blocks=[SLOW]) for _ in range(3)]
+        statuses = sorted([(await one)[0] for one in map(asyncio.create_task, asked)])
+        assert statuses == [400, 400, 503]
