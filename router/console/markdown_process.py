@@ -18,7 +18,7 @@ import structlog
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError, UnavailableError
 from lmx.router.console.markdown_main import DEADLINE_S
 
-_COMMAND: Final = (sys.executable, "-m", "lmx.router.console.markdown_main")
+_COMMAND: Final = (sys.executable, "-P", "-m", "lmx.router.console.markdown_main")
 _IDLE_S: Final = 60.0
 _PATIENCE_S: Final = DEADLINE_S + 10.0
 """The process ends itself at its deadline; this is for one that has been stopped, say."""
@@ -42,7 +42,7 @@ class MarkdownProcess:
     async def render(self, line: bytes) -> bytes:
         """Return the line that answers ``line``, without its end.
 
-        Raises QUEUE_FULL (503) where many others wait, INVALID_VALUE (400) for a text that takes
+        Raises QUEUE_FULL (429) where many others wait, INVALID_VALUE (400) for a text that takes
         too long, INTERNAL where no process can be started.
         """
         if self._waiting >= _MOST_WAITING:

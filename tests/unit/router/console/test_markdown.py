@@ -39,7 +39,7 @@ def slow_lexer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         "markdown_main.main()\n"
     )
     with pytest.MonkeyPatch.context() as patch:
-        command = (markdown_process._COMMAND[0], str(program))
+        command = (markdown_process._COMMAND[0], "-P", str(program))
         patch.setattr(markdown_process, "_COMMAND", command)
         yield
 
@@ -61,7 +61,7 @@ async def test_texts_become_trees_in_a_process_that_starts_with_the_first() -> N
 
 
 async def test_a_text_that_never_ends_costs_no_stream(slow_lexer: None) -> None:
-    async with router_rig() as rig:
+    async with router_rig() as rig, asyncio.timeout(90):
         slow = asyncio.create_task(rig.post_json("/ui/markdown", blocks=[SLOW]))
         other = asyncio.create_task(rig.post_json("/ui/markdown", blocks=["after"]))
         while not children():
@@ -74,13 +74,10 @@ async def test_a_text_that_never_ends_costs_no_stream(slow_lexer: None) -> None:
         # One that is killed by somebody else is started again.
         for process in children():
             os.kill(process.pid, 9)
-            process.wait(90)
+        while children():
+            await asyncio.sleep(0.01)
         assert (await rig.post_json("/ui/markdown", blocks=["again"]))[0] == 200
-
-
-async def test_a_client_that_leaves_takes_nobodys_answer(slow_lexer: None) -> None:
-    async with router_rig() as rig:
-        assert (await rig.post_json("/ui/markdown", blocks=["first"]))[0] == 200
+        # A client that leaves: the next one must not get its answer.
         left = asyncio.create_task(rig.post_json("/ui/markdown", blocks=[SLOW]))
         await asyncio.sleep(0.1)
         left.cancel()
@@ -105,6 +102,6 @@ async def test_its_limits(slow_lexer: None, monkeypatch: pytest.MonkeyPatch) -> 
             ("a", 400), ([1], 400), (["a"] * 257, 400), (["a" * LONGEST_BODY_BYTES], 413),
         ):  # fmt: skip
             assert (await rig.post_json("/ui/markdown", blocks=blocks))[0] == status
-        asked = [rig.post_json("/ui/markdown", blocks=[SLOW]) for _ in range(3)]
-        statuses = sorted([(await one)[0] for one in map(asyncio.create_task, asked)])
-        assert statuses == [400, 400, 503]
+        asked = [rig.post_json("/ui/markdown", blocks=[text]) for text in (SLOW, "b", "c")]
+        statuses = [status for status, _ in await asyncio.gather(*asked)]
+        assert sorted(statuses) == [200, 400, 429]

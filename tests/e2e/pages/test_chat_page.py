@@ -1,0 +1,524 @@
+"""The page at / in a real browser: its chat, its conversations, its keys, and who can use it.
+
+All tests share a browser and a server; each begins with a page of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tests.e2e.conftest import API_KEY
+from tests.support.clients.chromium import Page, chromium, require_chromium
+from tests.support.clients.client_packages import node_folder
+from tests.support.fakes.media_files import sine, wav_file
+from tests.support.faults.hostile_media import picture
+from tests.support.rigs.rig import Rig
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.process,
+    pytest.mark.timeout(900),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+SENTENCE = "The quick brown fox jumps over the lazy dog."
+LONG = {"tokens": 400, "step_s": 0.02, "text": "Word after word after word.\n\n"}
+PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+DESKTOP = {"width": 1280, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+CHECKS = Path(__file__).parent / "page_checks"
+
+STATE = """(() => {
+  const last = [...document.querySelectorAll("#turns article")].at(-1);
+  const text = (found) => found && !found.hidden ? found.textContent : "";
+  return {
+    text: text(last?.querySelector(".text")),
+    fault: text(last?.querySelector(".fault")),
+    figures: text(last?.querySelector(".figures")),
+    wait: text(last?.querySelector(".wait")),
+    turns: document.querySelectorAll("#turns article").length,
+    runs: document.getElementById("send").dataset.does === "stop",
+    ready: document.body.classList.contains("ready"),
+  };
+})()"""
+
+
+def at(name: str) -> str:
+    return f'document.getElementById("{name}")'
+
+
+async def until(page: Page, script: str, what: str, deadline_s: float = 90.0) -> Any:
+    """What a script comes to, as soon as that is true."""
+    end_s = time.monotonic() + deadline_s
+    while not (value := await page.run(script)):
+        assert time.monotonic() < end_s, f"{what}: {await page.run(STATE)}"
+        await asyncio.sleep(0.05)
+    return value
+
+
+async def say(page: Page, text: Any) -> None:
+    said = text if isinstance(text, str) else json.dumps(text)
+    await page.run(
+        f"{at('say')}.value = {json.dumps(said)};"
+        f"{at('say')}.dispatchEvent(new Event('input')); {at('form')}.requestSubmit()"
+    )
+
+
+async def answered(page: Page) -> Any:
+    """The last turn, when its answer has ended and its Markdown is drawn."""
+    await until(page, f"!({STATE}).runs", "an answer that ends")
+    await until(page, '!document.querySelector("#turns .raw")', "Markdown that is drawn")
+    return await page.run(STATE)
+
+
+async def asked(page: Page, text: Any) -> Any:
+    await say(page, text)
+    return await answered(page)
+
+
+async def press(page: Page, key: str) -> None:
+    for kind in ("keyDown", "keyUp"):
+        await page.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key)
+
+
+async def choose(page: Page, model: str) -> None:
+    await until(
+        page, f'[...{at("model")}.options].some((one) => one.value === "{model}")', "the models"
+    )
+    await page.run(
+        f'{at("model")}.value = "{model}"; {at("model")}.dispatchEvent(new Event("change"))'
+    )
+
+
+async def reopen(page: Page, origin: str, path: str = "/") -> None:
+    await page.open("about:blank#")
+    await page.open(f"{origin}{path}")
+    await until(page, f"({STATE}).ready", "the page")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Page]:
+    require_chromium()
+    async with chromium() as page:
+        yield page
+
+
+@pytest.fixture
+def origin(scripted_server: Rig) -> str:
+    return scripted_server.url.removesuffix("/v1")
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def page(browser: Page, origin: str) -> Page:
+    """A page of a browser that has kept nothing but the key."""
+    await browser.ask("Emulation.setDeviceMetricsOverride", **DESKTOP)
+    await browser.open(f"{origin}/ping")
+    await browser.run(
+        "(async () => { sessionStorage.clear(); localStorage.clear();"
+        f' localStorage.setItem("lmx-key", "{API_KEY}"); localStorage.setItem("lmx-model",'
+        ' "scripted"); for (const one of await indexedDB.databases())'
+        " await new Promise((done) => { const gone = indexedDB.deleteDatabase(one.name);"
+        " gone.onsuccess = gone.onerror = gone.onblocked = done; }); })()"
+    )
+    await reopen(browser, origin)
+    return browser
+
+
+async def test_keys(page: Page, origin: str) -> None:
+    """A key is asked for; a wrong one and one that can't be are said; it can be forgotten."""
+    await page.run("localStorage.clear()")
+    await reopen(page, origin)
+    await until(page, f"{at('options')}.open", "the field for the key")
+    assert await page.run(f"{at('key-fault')}.hidden")
+    assert await page.run(f"{at('model')}.options.length") == 0, "names of models are hidden"
+    assert "scripted" not in await page.run("document.body.textContent")
+
+    async def give(key: str) -> str:
+        await page.run(
+            f"{at('key')}.value = {json.dumps(key)}; {at('key-fault')}.textContent = '';"
+            f"{at('key-save')}.click()"
+        )
+        fault = f"!{at('options')}.open || {at('key-fault')}.textContent"
+        return str(await until(page, fault, "what becomes of the key"))
+
+    assert "not right" in await give("another-key-of-16-letters")
+    fault = await give("an\u2013inference-key")
+    assert "“\u2013”" in fault and "character 3" in fault, fault
+    assert "a space" in await give("two words of a key")
+    assert await give(API_KEY) == "True"
+    assert (await asked(page, "Hello"))["text"].strip() == SENTENCE
+    # Another tab needs not ask again.
+    assert await page.run("localStorage.getItem('lmx-key')") == API_KEY
+    await page.run(f"{at('open-options')}.click(); {at('forget')}.click()")
+    await until(page, "localStorage.getItem('lmx-key') === null", "a key that is forgotten")
+    await until(page, f"{at('forget')}.hidden", "no key to forget")
+
+
+# As in a page of another machine without TLS, which has no clipboard.
+COPIES = """
+Object.defineProperty(navigator, "clipboard", { value: undefined });
+document.execCommand = () => {
+  window.copied = document.activeElement.value;
+  return true;
+};
+"""
+MARKS = """1. first
+   - nested one
+   - nested two
+2. second
+
+| a | b |
+|---|---|
+| 1 | ~~2~~ |
+
+```python
+def f(): return "<b>x</b>"
+```
+
+<img src=x onerror="window.broken = 1"> [bad](javascript:window.broken=1)
+"""
+SHAPE = """(() => {
+  const text = [...document.querySelectorAll(".assistant .text")].at(-1);
+  return {
+    nested: text.querySelectorAll("ol > li > ul > li").length,
+    items: text.querySelectorAll("ol > li").length,
+    cells: [...text.querySelectorAll("table td")].map((cell) => cell.textContent),
+    struck: text.querySelector("s")?.textContent,
+    coloured: text.querySelector("pre .nf")?.textContent,
+    code: text.querySelector("pre code")?.textContent,
+    images: text.querySelectorAll("img").length,
+    links: text.querySelectorAll("a").length,
+    broken: window.broken ?? null,
+  };
+})()"""
+
+
+async def test_an_answer(page: Page) -> None:
+    """Markdown, reasoning that moves, figures; its end is in sight, and whoever reads higher up is
+    left there; it is announced once; stopping keeps the focus."""
+    await page.run(
+        "window.said = []; new MutationObserver(() => said.push("
+        f"{at('announce')}.textContent)).observe({at('announce')}, {{childList: true}})"
+    )
+    shown = await asked(page, {"pieces": [*MARKS]})
+    assert await page.run(SHAPE) == {
+        "nested": 2, "items": 2, "cells": ["1", "2"], "struck": "2", "coloured": "f",
+        "code": 'def f(): return "<b>x</b>"', "images": 0, "links": 0, "broken": None,
+    }  # fmt: skip
+    assert "tokens/s" in shown["figures"] and "first token after" in shown["figures"]
+    said = await until(page, "window.said.length && window.said", "an answer that is announced")
+    assert said == [MARKS.strip()]
+    await page.run(f"{COPIES} document.querySelector('button.copy').click()")
+    await until(page, "window.copied", "code that is copied")
+    assert await page.run("window.copied") == 'def f(): return "<b>x</b>"'
+
+    thoughts = 'document.querySelector("#turns article:last-child .thoughts")'
+    await say(page, {"pieces": ["<think>", *["Hm. "] * 200, "</think>", "So."], "step_s": 0.05})
+    await until(page, f"{thoughts}?.classList.contains('moving')", "thoughts that move")
+    assert not await page.run(f"{thoughts}.open"), "they are folded"
+    now = f"{thoughts}.querySelector('.now').textContent"
+    first = await until(page, now, "what is thought")
+    await until(page, f"{now} !== {json.dumps(first)}", "a thought that goes on")
+    await page.run(f"{at('send')}.focus(); {at('send')}.click()")
+    assert "Stopped" in (await answered(page))["figures"]
+    assert await page.run("document.activeElement.id") == "send", "the focus is kept"
+
+    await say(page, LONG)
+    await until(page, f"{at('thread')}.scrollTop > 300", "an answer longer than the page")
+    ends = (
+        "[...document.querySelectorAll('#turns .block')].at(-1).getBoundingClientRect().bottom"
+        f" <= {at('form')}.getBoundingClientRect().top"
+    )
+    await until(page, ends, "the end above the box")
+    # What has ended can be selected while the answer goes on.
+    await page.run(
+        "getSelection().selectAllChildren(document.querySelector("
+        "'#turns article:last-child .block p'))"
+    )
+    chosen = await page.run("String(getSelection())")
+    await page.ask("Input.dispatchMouseEvent", type="mouseWheel", x=700, y=300, deltaX=0,
+                   deltaY=-200)  # fmt: skip
+    await until(page, f"!{at('jump')}.hidden", "a button that leads to the end")
+    top, length = await page.run(f"[{at('thread')}.scrollTop, {STATE}.text.length]")
+    await until(page, f"{STATE}.text.length > {length + 200}", "an answer that goes on")
+    assert await page.run(f"{at('thread')}.scrollTop") == top, "nobody is taken away"
+    assert await page.run("String(getSelection())") == chosen and chosen
+    await page.run(f"{at('jump')}.click()")
+    assert await page.run(f"{at('jump')}.hidden && document.activeElement.id === 'say'")
+    await press(page, "Escape")
+    assert "Stopped" in (await answered(page))["figures"]
+    assert await page.run("document.activeElement.id") == "say"
+    assert await page.run("window.said.length") == 4, "each answer once, and that it was copied"
+
+
+CONVERSATIONS = (
+    '[...document.querySelectorAll("#conversations .title")].map((one) => one.innerText)'
+)
+CHOICE = "document.querySelector('#turns article:last-child .branches span')?.textContent"
+
+
+async def test_conversations(page: Page, origin: str) -> None:
+    """They outlive a reload, are searched, renamed, exported and deleted; a new one has nothing of
+    the old one; turns have branches."""
+    await page.run(
+        "window.sent = []; const send = window.fetch; window.fetch = (url, options) => {"
+        " if (String(url).endsWith('completions')) sent.push(JSON.parse(options.body));"
+        " return send(url, options); }"
+    )
+    await say(page, LONG)
+    await until(page, f"({STATE}).text.length > 10", "a stream")
+    await page.run(f"{at('new')}.click()")
+    assert (await asked(page, "Hello"))["text"].strip() == SENTENCE
+    assert await page.run("sent[1].messages") == [{"role": "user", "content": "Hello"}]
+    assert len(await page.run(CONVERSATIONS)) == 2
+
+    # What was asked, edited, and answered once more.
+    await page.run('document.querySelector(".user [aria-label=Edit]").click()')
+    await page.run(
+        'document.querySelector("form.edit textarea").value = "Hello again";'
+        'document.querySelector("form.edit").requestSubmit()'
+    )
+    await until(page, "sent.length === 3", "a question that was edited")
+    await answered(page)
+    assert await page.run("sent[2].messages") == [{"role": "user", "content": "Hello again"}]
+    await page.run("document.querySelector(\"[aria-label='Answer again']\").click()")
+    await until(page, f"{CHOICE} === '2/2'", "a second answer")
+    await answered(page)
+    branch = "document.querySelector('.user .branches span').textContent"
+    assert await page.run(branch) == "2/2"
+    await page.run("document.querySelector(\".user [aria-label='Version before']\").click()")
+    await until(page, "document.querySelector('.bubble').innerText === 'Hello'", "the other one")
+
+    await page.run(f"{at('open-settings')}.click(); {at('temperature')}.value = 9;"
+                   f"{at('settings-save')}.click()")  # fmt: skip
+    assert "from 0 to 2" in await page.run(f"{at('settings-fault')}.textContent")
+    await page.run(f"{at('temperature')}.value = 0.5; {at('system')}.value = 'Be brief.';"
+                   f"{at('settings-save')}.click()")  # fmt: skip
+
+    path = await page.run("location.pathname + location.hash")
+    await reopen(page, origin, path)
+    shown = await answered(page)
+    assert (shown["text"].strip(), shown["turns"]) == (SENTENCE, 2)
+    assert await page.run(branch) == "1/2"
+    await page.run(f"{at('open-settings')}.click()")
+    kept = f"[{at('temperature')}.value, {at('system')}.value]"
+    assert await page.run(kept) == ["0.5", "Be brief."]
+    await page.run(f"{at('settings-cancel')}.click()")
+
+    async def search(text: str) -> None:
+        await page.run(f"{at('search')}.value = '{text}';"
+                       f"{at('search')}.dispatchEvent(new Event('input'))")  # fmt: skip
+
+    await search("lazy DOG")
+    await until(page, f"{CONVERSATIONS}.join() === 'Hello'", "the one that holds it")
+    await search("")
+    await until(page, f"{CONVERSATIONS}.length === 2", "both")
+    entry = "document.querySelector('#conversations li:has([aria-current])')"
+
+    async def do(what: str) -> None:
+        await page.run(
+            f"{entry}.querySelector('.icon').click(); [...{entry}.querySelectorAll('.popup button"
+            f"')].find((one) => one.textContent === '{what}').click()"
+        )
+
+    await do("Rename")
+    await page.run("document.querySelector('#conversations li > input').value = 'Greeting'")
+    await press(page, "Enter")
+    await until(page, f"{CONVERSATIONS}.includes('Greeting')", "its new name")
+    await page.run("URL.createObjectURL = (blob) => { window.exported = blob.text(); return '#'; }")
+    await do("Export as Markdown")
+    assert await page.run("window.exported") == (
+        f"# Greeting\n\n## System\n\nBe brief.\n\n## You\n\nHello\n\n## scripted\n\n{SENTENCE}\n"
+    )
+    await do("Export as JSON")
+    assert len(json.loads(await page.run("window.exported"))["turns"]) == 5
+    await do("Delete")
+    await page.run(f"{at('sure-yes')}.click()")
+    await until(page, f"{CONVERSATIONS}.length === 1", "the other one")
+    assert (await page.run(STATE))["turns"] == 0
+
+    await page.run(f"{at('open-options')}.click(); {at('keep')}.click()")
+    await until(page, f"{at('sure')}.open", "a question first")
+    await page.run(f"{at('sure-yes')}.click()")
+    await until(page, f"{CONVERSATIONS}.length === 0", "nothing kept")
+    await page.run(f"{at('options-close')}.click()")
+    await asked(page, "Hello")
+    assert len(await page.run(CONVERSATIONS)) == 1
+    await reopen(page, origin)
+    assert await page.run(CONVERSATIONS) == []
+
+
+async def test_a_model_that_loads_and_one_that_is_killed(page: Page, scripted_server: Rig) -> None:
+    await choose(page, "slow")
+    await say(page, "Hello")
+    await until(page, f"/slow is loading: weights \\d+%/.test({STATE}.wait)", "how far it is")
+    assert not await page.run("document.querySelector('.bar').hidden")
+    assert (await answered(page))["text"].strip() == SENTENCE
+
+    await choose(page, "scripted")
+    await say(page, {"tokens": 2000, "step_s": 0.02})
+    await until(page, f"{STATE}.text.length > 10 && {STATE}.runs", "a stream")
+    killed = await asyncio.to_thread(scripted_server.cli, "kill", "scripted")
+    assert killed.returncode == 0, killed.stderr
+    shown = await answered(page)
+    assert "worker_killed" in shown["fault"] and shown["text"], "what there is stays"
+    # What broke is not part of what is asked next.
+    assert (await asked(page, "Hello"))["text"].strip() == SENTENCE, "the model is back"
+    await asyncio.to_thread(scripted_server.wait_state, "scripted", "ready", deadline_s=300)
+
+
+FILES = """const files = new DataTransfer();
+for (const [name, type, content] of CONTENTS) {
+  const bytes = Uint8Array.from(atob(content), (one) => one.charCodeAt(0));
+  files.items.add(new File([bytes], name, { type }));
+}
+"""
+CHIPS = '[...document.querySelectorAll("#files .name")].map((one) => one.textContent)'
+
+
+async def test_files_and_the_same_request_elsewhere(page: Page) -> None:
+    image, sound = picture("png"), wav_file(sine(440, 0.2, 16_000), 16_000)
+    assert await page.run(f"{at('attach')}.hidden"), "the model takes text only"
+    await choose(page, "narrow")
+    await until(page, f"!{at('attach')}.hidden", "a button for files")
+    await page.run(
+        "window.sent = []; const send = window.fetch; window.fetch = (url, options) => {"
+        " if (String(url).endsWith('completions')) sent.push(JSON.parse(options.body));"
+        f" return send(url, options); }}; {COPIES}"
+    )
+
+    async def attach(how: str, *files: tuple[str, str, bytes]) -> None:
+        contents = [[name, kind, base64.b64encode(data).decode()] for name, kind, data in files]
+        many = len(await page.run(CHIPS))
+        await page.run(f"{{ {FILES.replace('CONTENTS', json.dumps(contents))} {how} }}")
+        await until(page, f"{CHIPS}.length > {many}", "files that are attached")
+
+    picked = (
+        f"{at('picker')}.files = files.files; {at('picker')}.dispatchEvent(new Event('change'))"
+    )
+    dropped = (
+        "document.body.dispatchEvent(new DragEvent('drop', {dataTransfer: files, bubbles: true}))"
+    )
+    pasted = f"{at('say')}.dispatchEvent(new ClipboardEvent('paste', {{clipboardData: files}}))"
+    await attach(picked, ("page.pdf", "application/pdf", b"%PDF-"), ("cat.png", "image/png", image))
+    assert "page.pdf is left out" in await page.run(f"{at('refused')}.textContent")
+    await attach(dropped, ("dog.png", "image/png", image))
+    await attach(pasted, ("talk.wav", "audio/wav", sound))
+    assert await page.run("document.querySelectorAll('#files img').length") == 2
+    await page.run('document.querySelector("#files button").click()')
+    assert [chip.split(" ")[0] for chip in await page.run(CHIPS)] == ["dog.png", "talk.wav"]
+
+    assert (await asked(page, "What is it?"))["text"].strip() == SENTENCE
+    assert await page.run(CHIPS) == []
+    data = base64.b64encode(image).decode()
+    (turn,) = await page.run("sent[0].messages")
+    assert turn["content"] == [
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}},
+        {"type": "input_audio",
+         "input_audio": {"data": base64.b64encode(sound).decode(), "format": "wav"}},
+        {"type": "text", "text": "What is it?"},
+    ]  # fmt: skip
+    assert await page.run("document.querySelector('.bubble img').naturalWidth > 0"), "a thumbnail"
+    await asked(page, "And now?")
+    assert (await page.run("sent[1].messages"))[0] == turn
+
+    # What stands in the box is part of what is copied; files are not.
+    await page.run(f'{at("say")}.value = "It\'s next"')
+    for name, parts in {
+        "as-curl": ["curl -N", "Bearer $LMX_API_KEY", "It'\\''s next", "base64,..."],
+        "as-python": ['api_key=os.environ["LMX_API_KEY"]', '"It\'s next"', '"data": "..."'],
+        "as-javascript": ["apiKey: process.env.LMX_API_KEY", '"It\'s next"'],
+    }.items():
+        await page.run(f"window.copied = ''; {at('share')}.click(); {at(name)}.click()")
+        copied = await until(page, "window.copied", name)
+        assert all(part in copied for part in parts), copied
+        assert API_KEY not in copied and data not in copied
+    await page.run(f"{at('say')}.value = ''; {at('new')}.click(); window.copied = '';"
+                   f"{at('share')}.click(); {at('as-curl')}.click()")  # fmt: skip
+    assert '"content": "Hello"' in await until(page, "window.copied", "an example")
+
+    await attach(picked, ("cat.png", "image/png", b"<svg/>"))
+    assert "invalid_media" in (await asked(page, "What is it?"))["fault"]
+
+
+AXE = """(async () => {
+  const found = await axe.run(document, { resultTypes: ["violations"] });
+  return found.violations.map(({ id, nodes }) => [id, ...nodes.map(({ html }) => html)]);
+})()"""
+
+
+async def test_everybody_can_use_it(page: Page, origin: str, packages: Path) -> None:
+    """axe finds nothing, in both colours and sizes; a long name breaks no phone; nothing is loaded
+    from elsewhere, and the policy is kept."""
+    loaded = await page.run('performance.getEntriesByType("resource").map((one) => one.name)')
+    assert loaded and all(name.startswith(origin) for name in loaded)
+    broken = await page.run(
+        "new Promise((resolve) => {"
+        ' document.addEventListener("securitypolicyviolation", (event) =>'
+        "   resolve(event.effectiveDirective));"
+        ' try { document.body.innerHTML = "<p>"; } catch {} })'
+    )
+    assert broken == "require-trusted-types-for", "no script makes elements of text"
+
+    axe = node_folder(packages, CHECKS) / "node_modules" / "axe-core" / "axe.min.js"
+    await asked(page, {"pieces": ["<think>", "Hm.", "</think>", *MARKS]})
+    await asked(page, {"fail_at": 1})
+    await page.run(axe.read_text())
+    for size in (DESKTOP, PHONE):
+        await page.ask("Emulation.setDeviceMetricsOverride", **size)
+        for colours in ("light", "dark"):
+            media = [{"name": "prefers-color-scheme", "value": colours}]
+            await page.ask("Emulation.setEmulatedMedia", features=media)
+            for opened in ("", "settings", "options"):
+                if opened:
+                    await page.run(f"{at(f'open-{opened}')}.click()")
+                # Colours change over some frames.
+                await page.run("Promise.all(document.getAnimations().map((one) => one.finished"
+                               ".catch(() => null)).slice(0, 0))")  # fmt: skip
+                await asyncio.sleep(0.3)
+                assert await page.run(AXE) == [], (size["width"], colours, opened)
+                if opened:
+                    await page.run(f"{at(opened)}.close()")
+    await page.run(
+        f"{at('model')}.append(new Option('a-model-with-a-name-'.repeat(6)));"
+        f"{at('model')}.selectedIndex = {at('model')}.options.length - 1"
+    )
+    assert await page.run("document.documentElement.scrollWidth") == PHONE["width"]
+    assert await page.run(f"{at('share')}.getBoundingClientRect().right") <= PHONE["width"]
+    await page.ask("Emulation.setEmulatedMedia", features=[])
+
+
+CUT = """
+(async () => {
+  const { cut } = await import("/ui/blocks.js");
+  const text = TEXT;
+  const whole = cut(`${text}\\n\\nend`).closed;
+  const differ = [];
+  for (let end = 0; end <= text.length; end += 1) {
+    const { closed, rest } = cut(text.slice(0, end));
+    if ([...closed, rest].join("\\n") !== text.slice(0, end)) differ.push(["lost", end]);
+    if (closed.some((block, place) => block !== whole[place])) differ.push(["moved", end]);
+  }
+  return { whole, differ };
+})()
+"""
+
+
+async def test_blocks_that_have_ended_stay_as_the_text_grows(page: Page) -> None:
+    blocks = [
+        "# A **title**\n", "A paragraph of two\nlines.\n", "> a quote\n> > in it\n",
+        "- one\n\n- two\n  ```\n  code\n\n  more\n  ```\n\n  and more\n",
+        "```py\nx = 1\n\n- y\n```\n", "~~~\nnot\n\nended\n~~~\n", "| a |\n|---|\n| 1 |\n",
+        "Text.\n",
+    ]  # fmt: skip
+    text = "\n".join(blocks)
+    shown = await page.run(CUT.replace("TEXT", json.dumps(text)))
+    assert shown == {"whole": [*blocks[:-1], f"{blocks[-1]}"], "differ": []}
