@@ -113,11 +113,12 @@ async function ask(conversation, parent) {
     savedMs = performance.now();
     keep(conversation);
   });
-  await keep(conversation);
+  const kept = keep(conversation);
   if (shown === conversation) {
     show();
     thread.toEnd();
   }
+  await kept;
   // The seconds of a thought, and of a load, go on without a token.
   const ticking = setInterval(() => document.hidden || draw(), 500);
   await ended;

@@ -6,6 +6,7 @@
 import { ApiError, health, listModels } from "./api.js";
 import { offer } from "./attachments.js";
 import { at, h } from "./dom.js";
+import { key } from "./key.js";
 
 const LAST = "lmx-model";
 const PASSING = ["queued", "fetching", "starting", "loading", "backoff", "stopping", "draining"];
@@ -23,7 +24,7 @@ let needsKey = () => {};
 export const chosenModel = () => models.find((model) => model.id === at("model").value);
 
 /** Returns whether the server asks for a key. */
-export const asksForKey = () => keyed;
+export const asksForKey = () => keyed || Boolean(key());
 
 /** Returns the model that a new conversation begins with. */
 export function firstModel() {
@@ -87,11 +88,6 @@ export async function refreshModels(wasGiven = false) {
   } finally {
     banner.hidden = !banner.textContent;
   }
-}
-
-/** Notes that the server took a key. */
-export function keyTaken() {
-  keyed = true;
 }
 
 function showState() {

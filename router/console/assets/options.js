@@ -3,7 +3,7 @@
 
 import { at, sure } from "./dom.js";
 import { faultOfKey, forgetKey, isRemembered, key, useKey } from "./key.js";
-import { keyTaken, refreshModels } from "./models.js";
+import { refreshModels } from "./models.js";
 import { keeps, listConversations, removeAll, setKeeps } from "./store.js";
 
 const WRONG = "This key is not right: the server does not know it.";
@@ -72,7 +72,6 @@ async function give() {
   const remembered = isRemembered();
   useKey(given, at("remember").checked);
   if (await refreshModels(true)) {
-    keyTaken();
     taken();
     at("options").close();
     at("say").focus();

@@ -31,7 +31,7 @@ pytestmark = [
 ]
 
 SENTENCE = "The quick brown fox jumps over the lazy dog."
-LONG = {"tokens": 400, "step_s": 0.02, "text": "Word after word after word.\n\n"}
+LONG = {"tokens": 1500, "step_s": 0.05, "text": "Word after word after word.\n\n"}
 PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
 DESKTOP = {"width": 1280, "height": 800, "deviceScaleFactor": 1, "mobile": False}
 CHECKS = Path(__file__).parent / "page_checks"
@@ -221,7 +221,7 @@ async def test_an_answer(page: Page) -> None:
     assert await page.run("window.copied") == 'def f(): return "<b>x</b>"'
 
     thoughts = 'document.querySelector("#turns article:last-child .thoughts")'
-    await say(page, {"pieces": ["<think>", *["Hm. "] * 200, "</think>", "So."], "step_s": 0.05})
+    await say(page, {"pieces": ["<think>", *["Hm. "] * 200, "</think>", "So."], "step_s": 0.3})
     await until(page, f"{thoughts}?.classList.contains('moving')", "thoughts that move")
     assert not await page.run(f"{thoughts}.open"), "they are folded"
     now = f"{thoughts}.querySelector('.now').textContent"
