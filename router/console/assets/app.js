@@ -31,6 +31,7 @@ function show() {
   models.chooseModel(shown.model);
   thread.showThread(shown, actions, welcome());
   composer.showSend(Boolean(runningIn(shown.id)));
+  at("title").textContent = shown.title || "New conversation";
   document.title = shown.title ? `${shown.title} · lmx` : "lmx";
   at("share").hidden = false;
   sidebar.showList(shown.id);
