@@ -73,6 +73,7 @@ EXAMPLES: Final[dict[str, dict[str, Any]]] = {
     "EngineRequest": {"engine_id": "small", "model_path": "mlx-community/Qwen3-0.6B-4bit"},
     "InputTokensRequest": {"input": "Hello"},
     "LoadRequest": {"model_id": "small"},
+    "MarkdownRequest": {"blocks": ["# Title", "A **word**, and `code`."]},
     "MessagesRequest": {
         "model": "auto",
         "max_tokens": 50,

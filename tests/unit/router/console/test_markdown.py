@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Iterator
 
@@ -19,8 +20,13 @@ SLOW = "lmx-test-slow"
 
 def children() -> list[psutil.Process]:
     """The processes that render for this one."""
-    mine = psutil.Process().children()
-    return [one for one in mine if any("markdown" in word for word in one.cmdline())]
+    found = []
+    for one in psutil.Process().children():
+        # It may be gone between two looks.
+        with contextlib.suppress(psutil.Error):
+            if any("markdown" in word for word in one.cmdline()):
+                found.append(one)
+    return found
 
 
 @pytest.fixture

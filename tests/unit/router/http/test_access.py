@@ -224,7 +224,7 @@ def test_what_is_open_is_health_and_its_description() -> None:
     found = {endpoint.path for endpoint in ROUTES if endpoint.access is Access.OPEN}
     assert found >= OPEN_PATHS - {"/admin/health"}
     described = {"/openapi.json", "/docs", "/admin/health", "/favicon.ico"}
-    described |= {"/page.css", "/attachments.js", "/chat.js", "/markdown.js"}
+    described |= {"/ui/{file}"}
     assert all(path in OPEN_PATHS | described or path.startswith("/docs") for path in found)
 
 

@@ -22,6 +22,7 @@ from lmx.router.schema.requests.anthropic.messages import (
 )
 from lmx.router.schema.requests.chat import ChatRequest, parse_chat
 from lmx.router.schema.requests.completions import CompletionRequest, parse_completion
+from lmx.router.schema.requests.console import MarkdownRequest
 from lmx.router.schema.requests.ollama.chat import OllamaChatRequest, parse_ollama_chat
 from lmx.router.schema.requests.ollama.embed import (
     OllamaEmbeddingsRequest,
@@ -55,6 +56,7 @@ from lmx.router.schema.requests.tasks import (
     reranking_of,
 )
 from lmx.router.schema.requests.unsupported import CHAT, COMPLETION
+from lmx.router.schema.validation import validated
 from lmx.router.server.routes import ROUTES
 from tests.support.rigs.budgets import examples
 from tests.support.rigs.router_rig import MODEL, Rig, chat_body, router_rig
@@ -237,6 +239,7 @@ SCHEMAS: list[tuple[type[BaseModel], Callable[[dict[str, Any]], Any], dict[str, 
     (OllamaEmbeddingsRequest, parse_ollama_embeddings, {"model": MODEL, "prompt": "a"}),
     (OllamaPullRequest, lambda body: (parse_ollama_pull(body), ()), {"model": MODEL}),
     (OllamaShowRequest, lambda body: (parse_ollama_show(body), ()), {"model": MODEL}),
+    (MarkdownRequest, lambda body: (validated(MarkdownRequest, body), ()), {"blocks": ["a"]}),
     (ResponsesRequest, _response_of, {"input": "hi"}),
     (InputTokensRequest, _tokens_of, {"input": "hi"}),
 ]
