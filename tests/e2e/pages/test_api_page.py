@@ -1,7 +1,5 @@
 """The page that describes the API, in a real browser."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from typing import Any

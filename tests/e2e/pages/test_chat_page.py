@@ -3,8 +3,6 @@
 All tests share a browser and a server; each begins with a page of its own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

@@ -1,7 +1,5 @@
 """The scripts of the page at / are right by their types, which stand in their comments."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """POST /ui/markdown: its process, its limits, and who may ask."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

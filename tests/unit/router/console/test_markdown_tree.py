@@ -1,7 +1,5 @@
 """What Markdown becomes: known elements and texts, whatever is written."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
