@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Awaitable
 from typing import Final
 
 _INTERVAL_S: Final = 0.1
@@ -23,6 +24,17 @@ async def yield_to_loop() -> None:
     await _whole_round()
     if not gc.isenabled() and _collected():
         await _whole_round()
+
+
+async def ends_in_time(work: Awaitable[object], deadline_s: float | None) -> bool:
+    """Await ``work``; return False if it takes longer than ``deadline_s`` (None: there is no time
+    limit)."""
+    try:
+        async with asyncio.timeout(deadline_s):
+            await work
+    except TimeoutError:
+        return False
+    return True
 
 
 async def collect_between_steps() -> None:

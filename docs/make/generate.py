@@ -34,8 +34,8 @@ from pydantic.fields import FieldInfo
 from docs.make.figures import PACKAGES
 from docs.make.status_schema import status_schema
 from lmx.protocol.models.keep_alive import keep_alive_text
-from lmx.router.schema.openapi.docstrings import field_docstrings
 from lmx.router.schema.openapi.document import describe_api
+from lmx.router.schema.openapi.schemas import field_docstrings
 from lmx.router.server.routes import ROUTES
 from lmx.supervisor.config.load import variable_names
 from lmx.supervisor.config.needs import IN_WORDS, needs_of

@@ -38,7 +38,7 @@ def check_access(request: web.Request, access: Access, spec: RouterSpec) -> str 
             return None
         case Access.LOCAL if is_loopback(spec.host):
             return None
-        case Access.METRICS | Access.LOCAL if _is_sent(request, spec.metrics_key):
+        case Access.METRICS | Access.LOCAL if _among(_given_keys(request), [spec.metrics_key]):
             return None
         case Access.ADMIN | Access.METRICS | Access.LOCAL:
             _require_admin(request, spec)
@@ -135,10 +135,6 @@ def _only(request: web.Request, header: str) -> str:
     """Return the value of a header; an empty text if it is missing, or there more than once."""
     values = request.headers.getall(header, ())
     return values[0] if len(values) == 1 else ""
-
-
-def _is_sent(request: web.Request, key: str) -> bool:
-    return bool(key) and _among(_given_keys(request), [key]) is not None
 
 
 def _keys(spec: RouterSpec) -> list[str]:

@@ -7,7 +7,8 @@ answers themselves are written by an :class:`lmx.router.rendering.answer_format.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, NotRequired, Protocol
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal, NotRequired
 
 import orjson
 from pydantic import Field
@@ -66,43 +67,6 @@ def comment_line(text: str) -> bytes:
 
 
 _EVENT_STREAM: Final = "text/event-stream; charset=utf-8"
-
-
-class ApiFamily(Protocol):
-    """The parts of an API family's language that belong to no answer."""
-
-    @property
-    def stream_type(self) -> str:
-        """The media type of a stream."""
-
-    @property
-    def ping(self) -> bytes:
-        """What keeps proxies and clients from giving up on a long silence, and what clients skip:
-        a whole event, a comment, or white space. It may come before the first event of an
-        answer."""
-
-    def comment(self, text: str) -> bytes:
-        """Return a text for people in a form that clients skip; empty where they skip nothing."""
-
-    def error_body(
-        self,
-        error: LmxError,
-        *,
-        operator: bool = False,
-        job_id: str | None = None,
-        request_id: str | None = None,
-    ) -> Mapping[str, Any]:
-        """Return the body of an error that is sent with an HTTP status. ``operator`` is true on a
-        route for operators. ``job_id`` is the id of the job that continues although its request has
-        ended. ``request_id`` is shown where clients look for it in the body."""
-
-    def error_event(self, error: LmxError, request_id: str | None) -> bytes:
-        """Return the event that ends a stream in its middle. ``request_id`` is shown where clients
-        look for it in the event. Also called from a thread."""
-
-    @property
-    def request_id_header(self) -> str:
-        """The header in which the family's clients look for the request's id."""
 
 
 class ErrorObject(Answer):
@@ -169,104 +133,102 @@ class OllamaError(Answer):
     """It is there with `sync_timeout`: the job continues, and has the answer when it has ended."""
 
 
-class OpenAiFamily:
-    """OpenAI's errors, and comments as pings. Every route that names no other family has this
-    one."""
+@dataclass(frozen=True, slots=True)
+class ErrorContext:
+    """Where an error is shown."""
 
-    stream_type: Final = _EVENT_STREAM
-    ping: Final = b": ping\n\n"
-    request_id_header: Final = "X-Request-Id"
+    operator: bool = False
+    """Whether that is on a route for operators."""
+    job_id: str | None = None
+    """The id of the job that continues although its request has ended."""
+    request_id: str | None = None
+    """It is shown where clients look for it in the body."""
+
+
+_ANYWHERE: Final = ErrorContext()
+
+
+def openai_error(error: LmxError, context: ErrorContext = _ANYWHERE) -> Error:
+    """Return ``{"error": {message, type, param, code}}``, all four keys always."""
+    shown: ErrorObject = {
+        "message": shown_message(error, operator=context.operator),
+        "type": error_type(error.code, operator=context.operator),
+        "param": error.param,
+        "code": error.code,
+    }
+    if context.job_id is not None:
+        shown["job_id"] = context.job_id
+    return {"error": shown}
+
+
+class ApiFamily:
+    """The parts of an API family's language that belong to no answer. Those here are OpenAI's, and
+    every route that names no other family has them: its errors, and comments as pings."""
+
+    stream_type: str = _EVENT_STREAM
+    """The media type of a stream."""
+    ping: bytes = b": ping\n\n"
+    """What keeps proxies and clients from giving up on a long silence, and what clients skip: a
+    whole event, a comment, or white space. It may come before the first event of an answer."""
+    request_id_header: str = "X-Request-Id"
+    """The header in which the family's clients look for the request's id."""
 
     def comment(self, text: str) -> bytes:
-        """Return a comment of server-sent events."""
+        """Return a text for people in a form that clients skip; empty where they skip nothing."""
         return comment_line(text)
 
-    def error_body(
-        self,
-        error: LmxError,
-        *,
-        operator: bool = False,
-        job_id: str | None = None,
-        request_id: str | None = None,
-    ) -> Error:
-        """Return ``{"error": {message, type, param, code}}``, all four keys always."""
-        shown: ErrorObject = {
-            "message": shown_message(error, operator=operator),
-            "type": error_type(error.code, operator=operator),
-            "param": error.param,
-            "code": error.code,
-        }
-        if job_id is not None:
-            shown["job_id"] = job_id
-        return {"error": shown}
+    def error_body(self, error: LmxError, context: ErrorContext = _ANYWHERE) -> Mapping[str, Any]:
+        """Return the body of an error that is sent with an HTTP status."""
+        return openai_error(error, context)
 
     def error_event(self, error: LmxError, request_id: str | None) -> bytes:
-        """Return an error as the event that ends a stream which has begun."""
+        """Return the event that ends a stream in its middle. ``request_id`` is shown where clients
+        look for it in the event. Also called from a thread."""
         return b"data: " + orjson.dumps(self.error_body(error)) + b"\n\n"
 
 
-class ResponsesFamily(OpenAiFamily):
+class ResponsesFamily(ApiFamily):
     """OpenAI's errors, and the event of its Responses API for one that comes before a response
     exists. The writer of a response's events has another one."""
 
     def error_event(self, error: LmxError, request_id: str | None) -> bytes:
-        """Return an error as the only event of a stream."""
-        shown = {
-            "code": error.code.value,
-            "message": shown_message(error),
-            "param": error.param,
-        }
+        shown = {"code": error.code.value, "message": shown_message(error), "param": error.param}
         return named_event({"type": "error", **shown, "sequence_number": 0})
 
 
-class AnthropicFamily:
+class AnthropicFamily(ApiFamily):
     """Anthropic's errors, and its event as pings.
 
     Source: the "Errors" and "Streaming messages" pages of its API's documentation. Besides the type
     and the message, an error has lmx's code, and the field that it is about.
     """
 
-    stream_type: Final = _EVENT_STREAM
-    ping: Final = named_event({"type": "ping"})
-    request_id_header: Final = "Request-Id"
+    ping = named_event({"type": "ping"})
+    request_id_header = "Request-Id"
 
-    def comment(self, text: str) -> bytes:
-        """Return a comment of server-sent events."""
-        return comment_line(text)
-
-    def error_body(
-        self,
-        error: LmxError,
-        *,
-        operator: bool = False,
-        job_id: str | None = None,
-        request_id: str | None = None,
-    ) -> AnthropicError:
-        """Return ``{"type": "error", "error": {type, message, code}, "request_id"}``, with
-        ``param`` if the error is about a field."""
-        status = http_status(error.code, operator=operator)
+    def error_body(self, error: LmxError, context: ErrorContext = _ANYWHERE) -> AnthropicError:
+        status = http_status(error.code, operator=context.operator)
         shown: AnthropicErrorObject = {
             "type": _ANTHROPIC_TYPES.get(status, _ANTHROPIC_REST[status >= 500]),
-            "message": shown_message(error, operator=operator),
+            "message": shown_message(error, operator=context.operator),
             "code": error.code,
         }
         if error.param is not None:
             shown["param"] = error.param
             if error.code is ErrorCode.UNSUPPORTED_VALUE and error.param in _ANTHROPIC_DETAILS:
                 shown["details"] = _ANTHROPIC_DETAILS[error.param]
-        if job_id is not None:
-            shown["job_id"] = job_id
+        if context.job_id is not None:
+            shown["job_id"] = context.job_id
         body: AnthropicError = {"type": "error", "error": shown}
-        if request_id is not None:
-            body["request_id"] = request_id
+        if context.request_id is not None:
+            body["request_id"] = context.request_id
         return body
 
     def error_event(self, error: LmxError, request_id: str | None) -> bytes:
-        """Return an error as the event that ends a stream which has begun."""
-        return named_event(self.error_body(error, request_id=request_id))
+        return named_event(self.error_body(error, ErrorContext(request_id=request_id)))
 
 
-class OllamaFamily:
+class OllamaFamily(ApiFamily):
     """Ollama's errors. Its streams are lines of JSON, all of which its clients read. They skip
     nothing but white space at the beginning of a line, which is part of JSON: so a space is the
     ping, and comments can't be sent.
@@ -275,40 +237,26 @@ class OllamaFamily:
     the field that it is about.
     """
 
-    stream_type: Final = "application/x-ndjson"
-    ping: Final = b" "
-    request_id_header: Final = "X-Request-Id"
+    stream_type = "application/x-ndjson"
+    ping = b" "
 
     def comment(self, text: str) -> bytes:
-        """Return nothing."""
         return b""
 
-    def error_body(
-        self,
-        error: LmxError,
-        *,
-        operator: bool = False,
-        job_id: str | None = None,
-        request_id: str | None = None,
-    ) -> OllamaError:
-        """Return ``{"error": message, "code": code}``, with ``param`` if the error is about a
-        field."""
-        shown: OllamaError = {
-            "error": shown_message(error, operator=operator),
-            "code": error.code,
-        }
+    def error_body(self, error: LmxError, context: ErrorContext = _ANYWHERE) -> OllamaError:
+        message = shown_message(error, operator=context.operator)
+        shown: OllamaError = {"error": message, "code": error.code}
         if error.param is not None:
             shown["param"] = error.param
-        if job_id is not None:
-            shown["job_id"] = job_id
+        if context.job_id is not None:
+            shown["job_id"] = context.job_id
         return shown
 
     def error_event(self, error: LmxError, request_id: str | None) -> bytes:
-        """Return an error as the line that ends a stream which has begun."""
         return orjson.dumps(self.error_body(error)) + b"\n"
 
 
-OPENAI: Final = OpenAiFamily()
+OPENAI: Final = ApiFamily()
 RESPONSES: Final = ResponsesFamily()
 ANTHROPIC: Final = AnthropicFamily()
 OLLAMA: Final = OllamaFamily()

@@ -198,6 +198,14 @@ def _row(code: ErrorCode, *, operator: bool) -> tuple[int, ErrorType]:
     return (operator and _FOR_OPERATORS.get(code)) or _TABLE[code]
 
 
+def internal_error(request_id: str) -> LmxError:
+    """Return the error for a bug."""
+    return LmxError(
+        ErrorCode.INTERNAL,
+        f"An internal error occurred. The log has the details under request id {request_id}.",
+    )
+
+
 def rejection(
     code: ErrorCode,
     message: str,

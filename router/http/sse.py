@@ -6,6 +6,7 @@ When a ping is due is decided here and nowhere else (:meth:`EventStream.send_all
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
@@ -140,6 +141,14 @@ class EventStream:
         """Send what ``source`` yields, as :meth:`send_all`. It must yield ``b""`` where it has
         nothing yet, more often than pings are due."""
         await self.send_all(lambda _: anext(source, None), ping_interval_s)
+
+    async def send_and_end(self, source: AsyncIterator[bytes], ping_interval_s: float) -> None:
+        """Send all of a stream, from its headers to its end. A client that reads nothing any more
+        has been dropped then."""
+        await self.open()
+        with contextlib.suppress(GenerationError):
+            await self.send_each(source, ping_interval_s)
+            await self.end()
 
     async def end(self) -> None:
         """End the response, and with it the connection. Raises as :meth:`send` does."""

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
 
+from lmx.router.event_loop import ends_in_time
+
 
 class Traffic:
     """Counts requests. Only :meth:`close` stops new ones from being accepted, and it can't be
@@ -17,24 +19,16 @@ class Traffic:
         self.requests_total = 0
         self.used_connections: WeakSet[asyncio.BaseTransport] = WeakSet()
         """The connections on which a request has come."""
-        self._under_way = 0
-        self._closed = False
+        self.under_way = 0
+        """How many requests have begun and not ended."""
+        self.closed = False
+        """Whether the router is ending and accepts no more requests."""
         self._idle = asyncio.Event()
         self._idle.set()
 
-    @property
-    def closed(self) -> bool:
-        """Whether the router is ending and accepts no more requests."""
-        return self._closed
-
-    @property
-    def under_way(self) -> int:
-        """How many requests have begun and not ended."""
-        return self._under_way
-
     def close(self) -> None:
         """Accept no more requests; those under way continue."""
-        self._closed = True
+        self.closed = True
 
     @contextmanager
     def count(self) -> Iterator[None]:
@@ -55,18 +49,13 @@ class Traffic:
     async def idle(self, deadline_s: float | None) -> bool:
         """Wait until nothing is under way; return False if that takes longer than ``deadline_s``
         (None: there is no time limit)."""
-        try:
-            async with asyncio.timeout(deadline_s):
-                await self._idle.wait()
-        except TimeoutError:
-            return False
-        return True
+        return await ends_in_time(self._idle.wait(), deadline_s)
 
     def _begin(self) -> None:
-        self._under_way += 1
+        self.under_way += 1
         self._idle.clear()
 
     def _end(self) -> None:
-        self._under_way -= 1
-        if not self._under_way:
+        self.under_way -= 1
+        if not self.under_way:
             self._idle.set()

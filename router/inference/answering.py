@@ -20,8 +20,9 @@ from aiohttp import web
 from lmx.protocol.errors import ErrorCode, GenerationError, LmxError
 from lmx.protocol.messages.data import Delta
 from lmx.protocol.messages.snapshot import ModelView
-from lmx.router.event_loop import yield_to_loop
+from lmx.router.event_loop import ends_in_time, yield_to_loop
 from lmx.router.http.endpoint import family_of
+from lmx.router.http.errors import internal_error
 from lmx.router.http.outcome import CONTEXT, follow_outcome, note_ignored
 from lmx.router.http.rate_limits import ADMISSION
 from lmx.router.http.responses import json_text
@@ -53,25 +54,30 @@ def is_ovms(request: web.Request) -> bool:
     return request.path.startswith("/v3/")
 
 
-async def answer(
-    request: web.Request,
-    models: Sequence[ModelView],
-    generate: Callable[[ModelView], AbstractAsyncContextManager[Source]],
-    form: AnswerFormat,
-    kind: RequestKind,
-    *,
-    id_prefix: str,
-    stream: bool,
-    stored: StoredInput | None = None,
-) -> web.StreamResponse:
-    """Answer a request with what ``generate`` gives for the first available model of ``models``.
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a request is answered."""
 
-    ``id_prefix`` begins the answer's id, which is also its job's id. ``stored`` is the input that
-    is kept with the job's record. Errors before a stream's headers are sent are raised; later ones
-    end the stream with an error event.
+    models: Sequence[ModelView]
+    """The models to try, in this order."""
+    generate: Callable[[ModelView], AbstractAsyncContextManager[Source]]
+    """Begins the generation on a model."""
+    form: AnswerFormat
+    kind: RequestKind
+    id_prefix: str
+    """Begins the answer's id, which is also its job's id."""
+    stored: StoredInput | None = None
+    """The input that is stored with the job's record."""
+
+
+async def answer(request: web.Request, plan: Plan, *, stream: bool) -> web.StreamResponse:
+    """Answer a request with what the first available model generates.
+
+    Errors before a stream's headers are sent are raised; later ones end the stream with an error
+    event.
     """
     events = EventStream(request, request.app[SERVICES].spec.stall_timeout_s) if stream else None
-    reply = begin(request, models, generate, form, kind, id_prefix, events, stored)
+    reply = begin(request, plan, events)
     if events is not None:
         return await _answer_stream(request, reply, events)
     return await _answer_complete(request, reply)
@@ -107,22 +113,12 @@ class Reply:
         return batch
 
 
-def begin(
-    request: web.Request,
-    models: Sequence[ModelView],
-    generate: Callable[[ModelView], AbstractAsyncContextManager[Source]],
-    form: AnswerFormat,
-    kind: RequestKind,
-    id_prefix: str,
-    events: EventStream | None,
-    stored: StoredInput | None,
-) -> Reply:
-    """Return what makes an answer. ``events`` is its stream. The other arguments are those of
-    :func:`answer`."""
-    services, model = request.app[SERVICES], models[0]
+def begin(request: web.Request, plan: Plan, events: EventStream | None) -> Reply:
+    """Return what makes an answer. ``events`` is its stream."""
+    services, model = request.app[SERVICES], plan.models[0]
     version = services.spec.version
     identity = Identity(
-        f"{id_prefix}{secrets.token_hex(12)}",
+        f"{plan.id_prefix}{secrets.token_hex(12)}",
         int(time.time()),
         model.model_id,
         fingerprint(version, model.model_id, model.source),
@@ -130,7 +126,7 @@ def begin(
     live = LiveRequest(
         identity.completion_id,
         request[CONTEXT],
-        kind,
+        plan.kind,
         request.remote,
         model.model_id,
         events is not None,
@@ -145,9 +141,10 @@ def begin(
         live.model_id = identity.model_id = chosen.model_id
         identity.fingerprint = fingerprint(version, chosen.model_id, chosen.source)
 
-    job = Job(services.live, services.jobs, live, identity, form, knows_id, stored)
+    form = plan.form
+    job = Job(services.live, services.jobs, live, identity, form, knows_id, plan.stored)
     follow_outcome(request, job.outcome)
-    return Reply(first_opened(models, generate, choose), form, identity, job)
+    return Reply(first_opened(plan.models, plan.generate, choose), form, identity, job)
 
 
 async def _answer_complete(request: web.Request, reply: Reply) -> web.Response:
@@ -260,11 +257,7 @@ async def _answer_stream(
         if not events.is_open:
             raise
         _log.exception("stream.failed")
-        lost = LmxError(
-            ErrorCode.INTERNAL,
-            "An internal error occurred. The log has the details under "
-            f"{request[CONTEXT].request_id}.",
-        )
+        lost = internal_error(request[CONTEXT].request_id)
     follow_outcome(request, lambda: replace(job.outcome(), error=lost.code.value))
     if lost.code is not ErrorCode.CLIENT_STALLED:
         end = family_of(request).error_event if writer is None else writer.failed
@@ -376,7 +369,9 @@ class _WaitComments:
     async def next_comment(self, wait_s: float) -> bytes | None:
         """Return the comment that is due. The first one, or a ping, opens the stream."""
         # Before the stream is open there are no pings that the quiet could hold up.
-        if await _is_set(self.over, QUIET_S if self._is_quiet else min(INTERVAL_S, wait_s)):
+        if await ends_in_time(
+            self.over.wait(), QUIET_S if self._is_quiet else min(INTERVAL_S, wait_s)
+        ):
             return None
         self._is_quiet = False
         text = self._progress()
@@ -387,12 +382,3 @@ class _WaitComments:
             await self._events.open()
             return line or self._events.family.ping
         return line
-
-
-async def _is_set(event: asyncio.Event, wait_s: float) -> bool:
-    try:
-        async with asyncio.timeout(wait_s):
-            await event.wait()
-    except TimeoutError:
-        return False
-    return True

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from aiohttp import web
@@ -23,7 +23,7 @@ from lmx.router.http.sse import EventStream
 from lmx.router.inference.answering import with_wait_comments
 from lmx.router.inference.model_choice import models_of_kind
 from lmx.router.jobs.live import LiveRequest, RequestKind
-from lmx.router.media.budget import HeldMedia
+from lmx.router.media.source import HeldMedia
 from lmx.router.rendering.transcripts import (
     FORMATS,
     JSON,
@@ -58,21 +58,10 @@ async def transcriptions(request: web.Request) -> web.StreamResponse:
     form = await read_form(request, request.app[SERVICES].spec.media.max_item_bytes)
     wanted, task = parse_transcription(form)
     note_ignored(request, ignored_form_fields(form, TranscriptionRequest))
-    models = await models_of_kind(
-        request, wanted.model, ModelKind.TRANSCRIPTION, stream=bool(wanted.stream)
-    )
-    async with _held(request, wanted) as held:
-        work = _Transcription(request, models, task, held)
+    async with _opened(request, wanted, task, stream=bool(wanted.stream)) as work:
         if wanted.stream:
             return await work.stream()
-        whole = await work.complete()
-    if wanted.response_format == VERBOSE:
-        text = verbose_transcript(
-            whole, translated=False, segments=wanted.segments, words=wanted.words
-        )
-        return _response(text, JSON)
-    media, write = FORMATS[wanted.response_format or "json"]
-    return _response(write(whole), media)
+        return _response(wanted, await work.complete(), wanted.segments, wanted.words)
 
 
 async def translations(request: web.Request) -> web.StreamResponse:
@@ -80,32 +69,37 @@ async def translations(request: web.Request) -> web.StreamResponse:
     form = await read_form(request, request.app[SERVICES].spec.media.max_item_bytes)
     wanted, task = parse_translation(form)
     note_ignored(request, ignored_form_fields(form, TranslationRequest))
-    models = await models_of_kind(request, wanted.model, ModelKind.TRANSCRIPTION, stream=False)
-    async with _held(request, wanted) as held:
-        whole = await _Transcription(request, models, task, held).complete()
-    if wanted.response_format == VERBOSE:
-        text = verbose_transcript(whole, translated=True, segments=True, words=False)
-        return _response(text, JSON)
-    media, write = FORMATS[wanted.response_format or "json"]
-    return _response(write(whole), media)
+    async with _opened(request, wanted, task, stream=False) as work:
+        return _response(wanted, await work.complete(), segments=True, words=False)
 
 
-def _held(
-    request: web.Request, wanted: TranslationRequest
-) -> AbstractAsyncContextManager[HeldMedia]:
+@asynccontextmanager
+async def _opened(
+    request: web.Request, wanted: TranslationRequest, task: Transcribe, *, stream: bool
+) -> AsyncIterator[_Transcription]:
+    models = await models_of_kind(request, wanted.model, ModelKind.TRANSCRIPTION, stream=stream)
     media = request.app[SERVICES].media
-    return media.hold(wanted.sound, MediaKind.AUDIO, "file")
+    async with media.hold(wanted.sound, MediaKind.AUDIO, "file") as held:
+        yield _Transcription(request, models, task, held)
+
+
+def _response(
+    wanted: TranslationRequest, whole: CompleteTranscript, segments: bool, words: bool
+) -> web.Response:
+    if wanted.response_format == VERBOSE:
+        translated = not isinstance(wanted, TranscriptionRequest)
+        text = verbose_transcript(whole, translated=translated, segments=segments, words=words)
+        return web.Response(body=text, content_type=JSON)
+    media, write = FORMATS[wanted.response_format or "json"]
+    charset = None if media == JSON else "utf-8"
+    return web.Response(body=write(whole), content_type=media, charset=charset)
 
 
 class _Transcription:
     """One sound that is being transcribed."""
 
     def __init__(
-        self,
-        request: web.Request,
-        models: Sequence[ModelView],
-        task: Transcribe,
-        held: HeldMedia,
+        self, request: web.Request, models: Sequence[ModelView], task: Transcribe, held: HeldMedia
     ) -> None:
         context = request[CONTEXT]
         self._request = request
@@ -209,8 +203,3 @@ class _Transcription:
             completion_tokens=self._transcript.output_tokens,
             audio_s=self._transcript.duration_s,
         )
-
-
-def _response(text: bytes, media: str) -> web.Response:
-    charset = None if media == JSON else "utf-8"
-    return web.Response(body=text, content_type=media, charset=charset)

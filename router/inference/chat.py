@@ -8,7 +8,7 @@ from lmx.protocol.states import ModelKind
 from lmx.router.http.access import own_request
 from lmx.router.http.bodies.json_body import checked_ahead, next_step, read_object
 from lmx.router.http.outcome import CONTEXT, note_ignored
-from lmx.router.inference.answering import answer, is_ovms
+from lmx.router.inference.answering import Plan, answer, is_ovms
 from lmx.router.inference.media import generation
 from lmx.router.inference.model_choice import models_of_kind
 from lmx.router.inference.stray_results import with_known_calls
@@ -55,12 +55,6 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     # Media may be megabytes of text, which nobody needs for as long as the answer takes.
     del body, shaped, chat, sources
     await next_step(request)
-    return await answer(
-        request,
-        models,
-        begin,
-        OpenAiAnswer(form, ChatShape, stream=stream),
-        RequestKind.CHAT,
-        id_prefix="chatcmpl-",
-        stream=stream,
-    )
+    shape = OpenAiAnswer(form, ChatShape, stream=stream)
+    plan = Plan(models, begin, shape, RequestKind.CHAT, "chatcmpl-")
+    return await answer(request, plan, stream=stream)

@@ -8,7 +8,7 @@ from lmx.protocol.states import ModelKind
 from lmx.router.http.access import own_request
 from lmx.router.http.bodies.json_body import next_step, read_object
 from lmx.router.http.outcome import CONTEXT, note_ignored
-from lmx.router.inference.answering import answer, is_ovms
+from lmx.router.inference.answering import Plan, answer, is_ovms
 from lmx.router.inference.model_choice import models_of_kind
 from lmx.router.jobs.live import RequestKind
 from lmx.router.rendering.envelope import Form
@@ -43,12 +43,11 @@ async def completions(request: web.Request) -> web.StreamResponse:
     )
     named = [own_request(generate, context) for generate in generates]
     await next_step(request)
-    return await answer(
-        request,
+    plan = Plan(
         models,
         lambda chosen: generate_all(services.dispatcher, chosen, named),
         OpenAiAnswer(form, TextShape, stream=stream, prompts=len(generates)),
         RequestKind.COMPLETION,
-        id_prefix="cmpl-",
-        stream=stream,
+        "cmpl-",
     )
+    return await answer(request, plan, stream=stream)

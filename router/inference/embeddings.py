@@ -14,16 +14,12 @@ from aiohttp import web
 from lmx.protocol.messages.tasks import Vectors
 from lmx.protocol.states import ModelKind
 from lmx.router.event_loop import yield_to_loop
-from lmx.router.http.bodies.json_body import next_step, read_object
-from lmx.router.http.outcome import note_ignored
 from lmx.router.http.responses import Answer, json_pieces
 from lmx.router.inference.model_choice import models_of_kind
-from lmx.router.inference.tasks import Computed, compute
+from lmx.router.inference.tasks import Computed, compute, read_task
 from lmx.router.jobs.live import RequestKind
 from lmx.router.rendering.envelope import Usage
 from lmx.router.schema.requests.tasks import EMBEDDING, EmbeddingRequest, parse_embedding
-from lmx.router.schema.requests.unsupported import ignored_fields
-from lmx.router.services import SERVICES
 
 _AT_ONCE: Final = 16
 """How many vectors are written out before other requests get their turn on the loop: some
@@ -54,10 +50,7 @@ class EmbeddingList(Answer):
 
 async def embeddings(request: web.Request) -> web.Response:
     """Return a vector for each input, in the inputs' order."""
-    body = await read_object(request, request.app[SERVICES].spec.body_limit_bytes)
-    wanted, embed = parse_embedding(body)
-    await next_step(request)
-    note_ignored(request, ignored_fields(body, EmbeddingRequest, EMBEDDING))
+    wanted, embed = await read_task(request, parse_embedding, EmbeddingRequest, EMBEDDING)
     models = await models_of_kind(request, wanted.model, ModelKind.EMBEDDING)
     answer_id = f"embd-{secrets.token_hex(12)}"
     computed = await compute(request, models, embed, RequestKind.EMBEDDING, answer_id)

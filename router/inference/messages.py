@@ -10,7 +10,7 @@ from lmx.router.http.access import own_request
 from lmx.router.http.bodies.json_body import checked_ahead, next_step, read_object
 from lmx.router.http.outcome import CONTEXT, note_ignored
 from lmx.router.http.responses import Answer, json_value
-from lmx.router.inference.answering import answer
+from lmx.router.inference.answering import Plan, answer
 from lmx.router.inference.media import generation
 from lmx.router.inference.model_choice import models_for, models_of_kind
 from lmx.router.inference.stray_results import with_known_calls
@@ -57,15 +57,8 @@ async def messages(request: web.Request) -> web.StreamResponse:
     # Media may be megabytes of text, which nobody needs for as long as the answer takes.
     del body, wanted, sources
     await next_step(request)
-    return await answer(
-        request,
-        models,
-        begin,
-        form,
-        RequestKind.CHAT,
-        id_prefix="msg_",
-        stream=stream,
-    )
+    plan = Plan(models, begin, form, RequestKind.CHAT, "msg_")
+    return await answer(request, plan, stream=stream)
 
 
 async def count_tokens(request: web.Request) -> web.Response:

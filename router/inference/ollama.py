@@ -18,12 +18,12 @@ from lmx.router.http.access import own_request
 from lmx.router.http.bodies.json_body import next_step, read_object
 from lmx.router.http.outcome import CONTEXT, note_ignored
 from lmx.router.http.responses import Answer, json_pieces, json_text
-from lmx.router.inference.answering import answer
+from lmx.router.inference.answering import Plan, answer
 from lmx.router.inference.embeddings import as_array, written_vectors
 from lmx.router.inference.media import generation
 from lmx.router.inference.model_choice import models_of_kind
 from lmx.router.inference.stray_results import with_known_calls
-from lmx.router.inference.tasks import Computed, compute
+from lmx.router.inference.tasks import Computed, compute, read_task
 from lmx.router.jobs.live import RequestKind
 from lmx.router.media.source import MediaSource
 from lmx.router.rendering.ollama import OllamaAnswer, nanoseconds
@@ -35,10 +35,7 @@ from lmx.router.schema.requests.ollama.embed import (
     parse_ollama_embed,
     parse_ollama_embeddings,
 )
-from lmx.router.schema.requests.ollama.generate import (
-    OllamaGenerateRequest,
-    parse_ollama_generate,
-)
+from lmx.router.schema.requests.ollama.generate import OllamaGenerateRequest, parse_ollama_generate
 from lmx.router.schema.requests.unsupported import ignored_fields
 from lmx.router.services import SERVICES
 from lmx.router.supervisor.routing import untagged
@@ -93,10 +90,7 @@ async def ollama_generate(request: web.Request) -> web.StreamResponse:
 async def ollama_embed(request: web.Request) -> web.Response:
     """Return a vector for each text, in the texts' order."""
     started_s = time.monotonic()
-    body = await read_object(request, request.app[SERVICES].spec.body_limit_bytes)
-    wanted, embed = parse_ollama_embed(body)
-    await next_step(request)
-    note_ignored(request, ignored_fields(body, OllamaEmbedRequest, {}))
+    wanted, embed = await read_task(request, parse_ollama_embed, OllamaEmbedRequest)
     computed = await _embedded(request, wanted.model, embed)
     vectors = await written_vectors(computed, as_array) if computed else []
     rest = orjson.dumps(
@@ -112,10 +106,7 @@ async def ollama_embed(request: web.Request) -> web.Response:
 
 async def ollama_embeddings(request: web.Request) -> web.Response:
     """Return the vector of one text."""
-    body = await read_object(request, request.app[SERVICES].spec.body_limit_bytes)
-    wanted, embed = parse_ollama_embeddings(body)
-    await next_step(request)
-    note_ignored(request, ignored_fields(body, OllamaEmbeddingsRequest, {}))
+    wanted, embed = await read_task(request, parse_ollama_embeddings, OllamaEmbeddingsRequest)
     computed = await _embedded(request, wanted.model, embed)
     (vector,) = await written_vectors(computed, as_array) if computed else (b"[]",)
     return json_text(b'{"embedding":' + vector + b"}")
@@ -139,23 +130,17 @@ async def _answer(
         loaded = "unload" if generate.keep_alive_s == 0 else "load"
     elif isinstance(wanted, OllamaGenerateRequest) and not wanted.raw:
         turns = wanted.turns
-    return partial(
-        answer,
-        request,
-        models,
-        generation(services, generate, sources),
-        OllamaAnswer(
-            wanted.model,
-            chat=chat,
-            loaded=loaded,
-            logprobs=generate.top_logprobs is not None,
-            stream=stream,
-            turns=turns,
-        ),
-        RequestKind.CHAT if chat else RequestKind.COMPLETION,
-        id_prefix="ollama-",
+    form = OllamaAnswer(
+        wanted.model,
+        chat=chat,
+        loaded=loaded,
+        logprobs=generate.top_logprobs is not None,
         stream=stream,
+        turns=turns,
     )
+    kind = RequestKind.CHAT if chat else RequestKind.COMPLETION
+    plan = Plan(models, generation(services, generate, sources), form, kind, "ollama-")
+    return partial(answer, request, plan, stream=stream)
 
 
 async def _embedded(request: web.Request, name: str, embed: Embed) -> Computed | None:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from aiohttp import web
+from pydantic import BaseModel
 
 from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.messages.tasks import Scores, Task, TaskFinished, Tokenize
-from lmx.router.http.outcome import CONTEXT, Outcome, follow_outcome, set_outcome
+from lmx.router.http.bodies.json_body import next_step, read_object
+from lmx.router.http.outcome import CONTEXT, Outcome, follow_outcome, note_ignored, set_outcome
 from lmx.router.jobs.live import LiveRequest, RequestKind
 from lmx.router.media.source import MediaSource
 from lmx.router.rendering.envelope import Usage
+from lmx.router.schema.requests.unsupported import ignored_fields
 from lmx.router.services import SERVICES
 from lmx.router.workers.dispatch import COMPUTE_DEADLINE_S
 from lmx.router.workers.fallback import perform_on_first
 from lmx.router.workers.task import Last, Part
+
+_Parsed = TypeVar("_Parsed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +42,23 @@ class Computed:
         return {"prompt_tokens": self.prompt_tokens, "total_tokens": self.prompt_tokens}
 
 
-async def compute(
+async def read_task(
     request: web.Request,
-    models: Sequence[ModelView],
-    task: Task,
-    kind: RequestKind,
-    answer_id: str,
+    parse: Callable[[dict[str, Any]], _Parsed],
+    schema: type[BaseModel],
+    supported: dict[str, tuple[Any, ...]] | None = None,
+) -> _Parsed:
+    """Return what ``parse`` makes of a request's body, and note the fields that change nothing:
+    those that are not in ``schema``, nor in the table of values that are ``supported``."""
+    body = await read_object(request, request.app[SERVICES].spec.body_limit_bytes)
+    parsed = parse(body)
+    await next_step(request)
+    note_ignored(request, ignored_fields(body, schema, supported or {}))
+    return parsed
+
+
+async def compute(
+    request: web.Request, models: Sequence[ModelView], task: Task, kind: RequestKind, answer_id: str
 ) -> Computed:
     """Have the first available model of ``models`` do ``task``. Meanwhile it is listed as
     ``answer_id`` among the requests under way. Raises the error of its refusal, or
@@ -91,12 +108,12 @@ async def ask_tokenizer(
 
 
 def scores_of(computed: Computed) -> dict[int, float]:
-    """Return the score of each text, by the text's index."""
+    """Return the score of each text, by the text's index, in the texts' order."""
     scores: dict[int, float] = {}
     for part in computed.parts:
         assert isinstance(part, Scores)
         scores.update(zip(part.indexes, part.scores, strict=True))
-    return scores
+    return dict(sorted(scores.items()))
 
 
 def _own(request: web.Request, task: Task) -> Task:

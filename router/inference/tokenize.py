@@ -19,7 +19,7 @@ from lmx.router.http.outcome import note_ignored
 from lmx.router.http.responses import Answer, json_text, json_value
 from lmx.router.inference.model_choice import models_for
 from lmx.router.inference.stray_results import with_known_calls
-from lmx.router.inference.tasks import ask_tokenizer
+from lmx.router.inference.tasks import ask_tokenizer, read_task
 from lmx.router.schema.requests.conversation.messages import MESSAGES
 from lmx.router.schema.requests.tasks import (
     TOKENIZE,
@@ -80,10 +80,7 @@ async def tokenize(request: web.Request) -> web.Response:
 
 async def detokenize(request: web.Request) -> web.Response:
     """Return the text of tokens."""
-    body = await read_object(request, request.app[SERVICES].spec.body_limit_bytes)
-    wanted, task = parse_detokenize(body)
-    await next_step(request)
-    note_ignored(request, ignored_fields(body, DetokenizeRequest, {}))
+    wanted, task = await read_task(request, parse_detokenize, DetokenizeRequest)
     await next_step(request)
     answer = await ask_tokenizer(request, await models_for(request, wanted.model, None), task)
     assert isinstance(answer, Detokenized)

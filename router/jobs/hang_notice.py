@@ -22,6 +22,7 @@ from aiohttp import web
 
 from lmx.protocol.errors import ErrorCode, GenerationError
 from lmx.protocol.host.lasting import keep_up_in_thread
+from lmx.router.http.api_family import ErrorContext
 from lmx.router.http.cors import ORIGIN
 from lmx.router.http.endpoint import error_family_of, family_of
 from lmx.router.http.errors import http_error
@@ -124,7 +125,8 @@ def _request_id(request: web.Request) -> str | None:
 def _error_response(request: web.Request) -> bytes:
     form = http_error(hung_error())
     request_id = _request_id(request)
-    body = orjson.dumps(error_family_of(request).error_body(hung_error(), request_id=request_id))
+    context = ErrorContext(request_id=request_id)
+    body = orjson.dumps(error_family_of(request).error_body(hung_error(), context))
     headers = [
         f"HTTP/1.1 {form.status} Service Unavailable",
         "Server: lmx",

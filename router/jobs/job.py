@@ -16,20 +16,15 @@ import structlog
 
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.messages.data import ChoiceEnded, Delta, Finished
-from lmx.router.http.api_family import OPENAI
-from lmx.router.http.errors import http_status
+from lmx.router.http.api_family import openai_error
+from lmx.router.http.errors import http_status, internal_error
 from lmx.router.http.outcome import Outcome
 from lmx.router.jobs.live import LiveRequest, LiveRequests, LiveState
 from lmx.router.jobs.records import JobRow, JobState, ResponseRow
 from lmx.router.jobs.store import JobStore
 from lmx.router.rendering.accumulator import AccumulatedChoice, Accumulator
-from lmx.router.rendering.answer_format import AnswerFormat, Beginning, Ending
-from lmx.router.rendering.envelope import (
-    Identity,
-    RouterTimings,
-    timings_object,
-    usage_object,
-)
+from lmx.router.rendering.answer_format import AnswerFormat, Beginning, Ending, Generated
+from lmx.router.rendering.envelope import Identity, RouterTimings, timings_object, usage_object
 from lmx.router.workers.dispatch import Generation
 from lmx.router.workers.prompt_group import PromptGroup
 from lmx.router.workers.stream import Batch
@@ -162,7 +157,9 @@ class Job:
     def empty_answer(self) -> Mapping[str, Any]:
         """Return the answer as it is at its beginning, also when it has gone further."""
         nothing = Accumulator(self._form.choices, self._form.retained_logprobs).choices
-        return self._form.complete_answer(self._identity, self.beginning, nothing, {}, None)
+        return self._form.complete_answer(
+            Generated(self._identity, self.beginning, nothing, {}, None)
+        )
 
     def began(self, source: Source) -> None:
         """Note that the generation is accepted."""
@@ -236,7 +233,7 @@ class Job:
         self._put(
             state,
             http_status=http_status(error.code),
-            error=orjson.dumps(OPENAI.error_body(error)["error"]),
+            error=orjson.dumps(openai_error(error)["error"]),
             result=partial,
         )
         if live.detached:
@@ -248,9 +245,8 @@ class Job:
             self._response = replace(self._response, output=output)
 
     def _complete_answer(self, ending: Ending | None) -> Mapping[str, Any]:
-        return self._form.complete_answer(
-            self._identity, self.beginning, self._made.choices, self._ends, ending
-        )
+        made = Generated(self._identity, self.beginning, self._made.choices, self._ends, ending)
+        return self._form.complete_answer(made)
 
     def _put(self, state: JobState, **known: Any) -> None:
         live, ending = self.live, self.ending
@@ -297,7 +293,4 @@ def _reason(error: BaseException | None, request_id: str) -> LmxError:
                 ErrorCode.CLIENT_DISCONNECTED, "The client left before the answer was whole."
             )
         case _:
-            return LmxError(
-                ErrorCode.INTERNAL,
-                f"An internal error occurred. The log has the details under {request_id}.",
-            )
+            return internal_error(request_id)

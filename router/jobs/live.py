@@ -9,11 +9,14 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
+from lmx.router.event_loop import ends_in_time
 from lmx.router.http.outcome import RequestContext
 from lmx.router.http.responses import Answer
+from lmx.router.jobs.records import JobRow
+from lmx.router.jobs.store import JobStore
 from lmx.router.rendering.accumulator import Accumulator
 
 _T = TypeVar("_T")
@@ -227,3 +230,25 @@ def live_object(live: LiveRequest, state: LiveState, position: int | None) -> Li
         "prompt_tokens": live.prompt_tokens,
         "tokens": live.tokens,
     }
+
+
+_ENDS_WITHIN_S: Final = 2.0
+"""How long a reply waits for the end of a cancelled request. A client that reads slowly may delay
+the end; the reply does not wait for it."""
+
+
+async def cancel_job(listed: LiveRequests, store: JobStore, row: JobRow) -> None:
+    """Cancel the job of a record that is under way, and wait for its end. It may have ended by
+    itself just before. Raises JOB_RUNS_ELSEWHERE for a job of another router."""
+    live = listed.get(row.id)
+    if live is not None:
+        live.cancel()
+        # Whether it has ended or not: it is cancelled all the same, and shown so.
+        await ends_in_time(live.ended.wait(), _ENDS_WITHIN_S)
+    elif not store.is_own(row):
+        raise RequestError(
+            ErrorCode.JOB_RUNS_ELSEWHERE,
+            f"The job {row.id} runs in another router process ({row.router_pid}), which ends with "
+            "its last request. It can't be cancelled from here: wait for its end, or close its "
+            "connection.",
+        )

@@ -20,7 +20,7 @@ import orjson
 import psutil
 
 from lmx.protocol.errors import ErrorCode, LmxError
-from lmx.router.http.api_family import OPENAI
+from lmx.router.http.api_family import openai_error
 
 SCHEMA_VERSION: Final = 1
 """The file's ``user_version``. Raise it with every change of the table."""
@@ -258,11 +258,7 @@ def response(
 
 
 def turns(
-    connection: sqlite3.Connection,
-    response_id: str,
-    owner: str | None,
-    most: int,
-    max_bytes: int,
+    connection: sqlite3.Connection, response_id: str, owner: str | None, most: int, max_bytes: int
 ) -> list[Turn]:
     """Return a response and those that it continues, the newest first: up to ``most``, and up to
     the first one that is not there, or is none of that owner. Raises ``OverflowError`` if their
@@ -496,7 +492,7 @@ def is_alive(router: Router) -> bool:
 
 
 def _interruption(message: str) -> bytes:
-    return orjson.dumps(OPENAI.error_body(LmxError(ErrorCode.JOB_INTERRUPTED, message))["error"])
+    return orjson.dumps(openai_error(LmxError(ErrorCode.JOB_INTERRUPTED, message))["error"])
 
 
 ROUTER_ENDED: Final = _interruption(

@@ -242,8 +242,7 @@ class JobStore:
         with self._changed:
             self._changed.wait_for(lambda: self._rows or self._reads or self._closing)
             self._changed.wait_for(
-                lambda: self._reads or self._closing or self._rows_bytes > _AT_ONCE_BYTES,
-                _GATHER_S,
+                lambda: self._reads or self._closing or self._rows_bytes > _AT_ONCE_BYTES, _GATHER_S
             )
             rows, self._rows, self._rows_bytes = self._rows, {}, 0
             reads = list(self._reads)

@@ -13,14 +13,7 @@ releases.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from ipaddress import (
-    IPv4Address,
-    IPv4Network,
-    IPv6Address,
-    IPv6Network,
-    ip_address,
-    ip_network,
-)
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final
 
 Address = IPv4Address | IPv6Address

@@ -18,8 +18,8 @@ from yarl import URL
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
 from lmx.protocol.messages.specs import MediaLimits
+from lmx.router.byte_budget import ByteShare
 from lmx.router.media.addresses import AddressRule, Network
-from lmx.router.media.budget import MediaShare
 from lmx.router.media.fair_semaphore import FairSemaphore
 from lmx.router.media.inline import too_large
 from lmx.router.media.resolver import (
@@ -63,7 +63,7 @@ class Fetcher:
         self._slots = FairSemaphore(limits.max_fetches)
         self._session: aiohttp.ClientSession | None = None
 
-    async def fetch(self, url: str, param: str, share: MediaShare, owner: str = "") -> bytes:
+    async def fetch(self, url: str, param: str, share: ByteShare, owner: str = "") -> bytes:
         """Return what a URL leads to. ``share`` grows with each piece that comes. ``owner`` names
         the client whose turn it is.
 
@@ -100,7 +100,7 @@ class Fetcher:
         if self._system_lookup is not None:
             self._system_lookup.close()
 
-    async def _follow(self, text: str, param: str, share: MediaShare) -> bytes:
+    async def _follow(self, text: str, param: str, share: ByteShare) -> bytes:
         url = _checked(text, None, param)
         for _ in range(MOST_REDIRECTS + 1):
             async with self._get(url) as response:
@@ -122,7 +122,7 @@ class Fetcher:
             yield response
 
     async def _content(
-        self, response: aiohttp.ClientResponse, param: str, share: MediaShare
+        self, response: aiohttp.ClientResponse, param: str, share: ByteShare
     ) -> bytes:
         if response.status != 200:
             raise _refused(param, f"could not be fetched: its server answered {response.status}")

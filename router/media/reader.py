@@ -13,12 +13,12 @@ from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.media import MediaItem
 from lmx.protocol.messages.specs import MediaLimits
 from lmx.protocol.states import MediaForm, MediaKind
+from lmx.router.byte_budget import ByteBudget, ByteShare
 from lmx.router.event_loop import yield_to_loop
-from lmx.router.media.budget import HeldMedia, MediaBudget, MediaShare
 from lmx.router.media.fetch import Fetcher
 from lmx.router.media.inline import decoded
 from lmx.router.media.sniff import detected_form
-from lmx.router.media.source import MediaSource, Origin, origin_of
+from lmx.router.media.source import HeldMedia, MediaSource, Origin, origin_of
 
 _AT_A_TIME: Final = 4
 """How many media of one request are fetched at a time."""
@@ -33,7 +33,9 @@ class MediaReader:
     def __init__(self, limits: MediaLimits, fetcher: Fetcher) -> None:
         self._limits = limits
         self._fetcher = fetcher
-        self._budget = MediaBudget(limits.max_held_bytes)
+        self._budget = ByteBudget(
+            limits.max_held_bytes, "images, sounds and videos of requests", "media.max_held_bytes"
+        )
 
     @property
     def held_bytes(self) -> int:
@@ -82,9 +84,7 @@ class MediaReader:
             item = MediaItem(kind, form, param, len(content), digest)
             yield HeldMedia((item,), (content,), share)
 
-    async def _all(
-        self, sources: Sequence[MediaSource], share: MediaShare, owner: str
-    ) -> HeldMedia:
+    async def _all(self, sources: Sequence[MediaSource], share: ByteShare, owner: str) -> HeldMedia:
         turns = asyncio.Semaphore(_AT_A_TIME)
         tasks = [asyncio.create_task(self._one(source, share, turns, owner)) for source in sources]
         try:
@@ -97,7 +97,7 @@ class MediaReader:
         return HeldMedia(tuple(item for item, _ in read), tuple(blob for _, blob in read), share)
 
     async def _one(
-        self, source: MediaSource, share: MediaShare, turns: asyncio.Semaphore, owner: str
+        self, source: MediaSource, share: ByteShare, turns: asyncio.Semaphore, owner: str
     ) -> tuple[MediaItem, bytes]:
         async with turns:
             if origin_of(source) is Origin.URL:
@@ -108,7 +108,7 @@ class MediaReader:
             digest = await _sha256(content)
         return _item(source, form, content, digest), content
 
-    async def _decode(self, source: MediaSource, share: MediaShare) -> bytes:
+    async def _decode(self, source: MediaSource, share: ByteShare) -> bytes:
         pieces: list[bytes] = []
         for piece in decoded(source.text, source.param, self._limits.max_item_bytes):
             share.grow(len(piece))

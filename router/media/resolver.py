@@ -41,10 +41,7 @@ class CheckedResolver(AbstractResolver):
     """Gives aiohttp the addresses of a host that the rule admits."""
 
     def __init__(
-        self,
-        rule: AddressRule,
-        lookup: Lookup,
-        own_networks: Callable[[], Sequence[Network]],
+        self, rule: AddressRule, lookup: Lookup, own_networks: Callable[[], Sequence[Network]]
     ) -> None:
         self._rule = rule
         self._lookup = lookup
@@ -122,12 +119,6 @@ class SystemLookup:
     def close(self) -> None:
         """Let no look-up begin any more. Those under way end by themselves."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-def _text_of(address: tuple[Any, ...]) -> str:
-    # The fourth part of an IPv6 address is its zone, which no public address has.
-    zone = f"%{address[3]}" if len(address) > 3 and address[3] else ""
-    return f"{address[0]}{zone}"
 
 
 def interface_networks() -> Sequence[Network]:

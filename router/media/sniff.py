@@ -11,37 +11,16 @@ from typing import Final
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.states import MediaForm, MediaKind
 
+
+def _forms(names: str) -> frozenset[MediaForm]:
+    return frozenset(map(MediaForm, names.split()))
+
+
 _FORMS: Final[dict[MediaKind, frozenset[MediaForm]]] = {
-    MediaKind.IMAGE: frozenset(
-        {
-            MediaForm.PNG,
-            MediaForm.JPEG,
-            MediaForm.WEBP,
-            MediaForm.GIF,
-            MediaForm.BMP,
-            MediaForm.TIFF,
-            MediaForm.HEIC,
-            MediaForm.AVIF,
-        }
-    ),
+    MediaKind.IMAGE: _forms("png jpeg webp gif bmp tiff heic avif"),
     # Browsers and phones record sound into the containers of videos.
-    MediaKind.AUDIO: frozenset(
-        {
-            MediaForm.WAV,
-            MediaForm.MP3,
-            MediaForm.FLAC,
-            MediaForm.OGG,
-            MediaForm.M4A,
-            MediaForm.AAC,
-            MediaForm.MP4,
-            MediaForm.WEBM,
-            MediaForm.MKV,
-            MediaForm.MOV,
-        }
-    ),
-    MediaKind.VIDEO: frozenset(
-        {MediaForm.MP4, MediaForm.WEBM, MediaForm.MKV, MediaForm.AVI, MediaForm.MOV}
-    ),
+    MediaKind.AUDIO: _forms("wav mp3 flac ogg m4a aac mp4 webm mkv mov"),
+    MediaKind.VIDEO: _forms("mp4 webm mkv avi mov"),
 }
 """The forms that each kind may have."""
 

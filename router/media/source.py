@@ -1,5 +1,5 @@
 """Where an image, a sound or a video of a request comes from, before anything of it was fetched or
-decoded. Pure."""
+decoded, and what it is afterwards. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from enum import Enum, auto
 from typing import Final
 
 from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.messages.media import MediaItem
 from lmx.protocol.states import MediaKind
+from lmx.router.byte_budget import ByteShare
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,30}):")
 _SHOWN: Final = 60
@@ -46,6 +48,21 @@ class MediaSource:
     max_pixels: int | None = None
     max_frames: int | None = None
     use_audio_in_video: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class HeldMedia:
+    """The media of one request, in the order of the request. It is passed on as a whole: who kept
+    ``blobs`` itself would hold the bytes after they are counted as released."""
+
+    items: tuple[MediaItem, ...]
+    blobs: tuple[bytes, ...]
+    share: ByteShare
+
+    def release(self) -> None:
+        """Hold the bytes no longer: a worker has them."""
+        self.blobs = ()
+        self.share.release()
 
 
 def origin_of(source: MediaSource) -> Origin:

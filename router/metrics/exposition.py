@@ -8,12 +8,7 @@ from dataclasses import dataclass
 
 import psutil
 from prometheus_client import generate_latest
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    InfoMetricFamily,
-    Metric,
-)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from lmx.protocol.messages.inventory import Downloads
@@ -70,9 +65,7 @@ def exposition(scrape: Scrape) -> bytes:
 
 def _about(version: str) -> Iterator[Metric]:
     yield InfoMetricFamily(
-        "lmx_build",
-        "What runs.",
-        value={"version": version, "python": platform.python_version()},
+        "lmx_build", "What runs.", value={"version": version, "python": platform.python_version()}
     )
     process = psutil.Process()
     times = process.cpu_times()

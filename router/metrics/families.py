@@ -46,11 +46,7 @@ _SUPERVISOR_GAUGES: Final[tuple[tuple[str, Callable[[SupervisorStatus], float], 
 )
 
 _MODEL_GAUGES: Final[tuple[tuple[str, Callable[[ModelStatus], float | None], str], ...]] = (
-    (
-        "model_reserved_bytes",
-        lambda model: model.reserved_bytes,
-        "What is reserved for it.",
-    ),
+    ("model_reserved_bytes", lambda model: model.reserved_bytes, "What is reserved for it."),
     (
         "model_peak_bytes",
         lambda model: model.figures.peak_memory_bytes,
@@ -66,11 +62,7 @@ _MODEL_GAUGES: Final[tuple[tuple[str, Callable[[ModelStatus], float | None], str
         lambda model: model.figures.kv_bytes,
         "What the KV caches of its requests in flight have.",
     ),
-    (
-        "kv_cache_capacity_bytes",
-        lambda model: model.kv_capacity_bytes,
-        "What they may have.",
-    ),
+    ("kv_cache_capacity_bytes", lambda model: model.kv_capacity_bytes, "What they may have."),
     (
         "kv_cache_usage_perc",
         lambda model: (
@@ -88,11 +80,7 @@ _MODEL_GAUGES: Final[tuple[tuple[str, Callable[[ModelStatus], float | None], str
 here."""
 
 _MODEL_COUNTERS: Final[tuple[tuple[str, Callable[[ModelStatus], float], str], ...]] = (
-    (
-        "model_loads",
-        lambda model: model.loads_total,
-        "Loads that ended well.",
-    ),
+    ("model_loads", lambda model: model.loads_total, "Loads that ended well."),
     (
         "worker_restarts",
         lambda model: model.restarts,

@@ -225,13 +225,8 @@ class RequestMetrics:
         of the prompt only those tokens that were not counted then. The request itself was
         counted."""
         self.changes += 1
-        totals, tally = self._totals, self._tally(outcome.model or NONE)
         prompt_tokens = (outcome.prompt_tokens or 0) - counted_prompt_tokens
-        totals.prompt_tokens += prompt_tokens
-        totals.completion_tokens += outcome.completion_tokens or 0
-        tally.prompt_tokens += prompt_tokens
-        tally.cached_tokens += outcome.cached_tokens or 0
-        tally.completion_tokens += outcome.completion_tokens or 0
+        self._count_tokens(outcome, prompt_tokens)
 
     def last_tokens_per_s(self, model_id: str) -> float | None:
         """Return the speed of the model's last whole answer, without its prompt; None before the
@@ -291,11 +286,7 @@ class RequestMetrics:
         else:
             totals.errors += 1
             tally.errors[code] += 1
-        totals.prompt_tokens += outcome.prompt_tokens or 0
-        totals.completion_tokens += outcome.completion_tokens or 0
-        tally.prompt_tokens += outcome.prompt_tokens or 0
-        tally.cached_tokens += outcome.cached_tokens or 0
-        tally.completion_tokens += outcome.completion_tokens or 0
+        self._count_tokens(outcome, outcome.prompt_tokens or 0)
         tally.used_at_s = time.time()
         if outcome.completion_tokens and outcome.decode_s:
             tally.tokens_per_s = outcome.completion_tokens / outcome.decode_s
@@ -304,6 +295,14 @@ class RequestMetrics:
         for measure in MEASURES:
             if (value := measure.of(outcome, duration_s)) is not None:
                 tally.histograms[measure.name].add((value,))
+
+    def _count_tokens(self, outcome: Outcome, prompt_tokens: int) -> None:
+        tally = self._tally(outcome.model or NONE)
+        counted: tuple[Totals | ModelTally, ...] = (self._totals, tally)
+        for each in counted:
+            each.prompt_tokens += prompt_tokens
+            each.completion_tokens += outcome.completion_tokens or 0
+        tally.cached_tokens += outcome.cached_tokens or 0
 
     def _tally(self, model_id: str) -> ModelTally:
         found = self._models.get(model_id)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import time
 from typing import Final
@@ -12,6 +11,7 @@ import structlog
 
 from lmx.protocol.errors import LmxError
 from lmx.protocol.messages.counts import CountsKept, ReportCounts, Tally, added, greatest
+from lmx.router.event_loop import ends_in_time
 from lmx.router.http.rate_limits import RateLimiter
 from lmx.router.metrics.requests import RequestMetrics
 from lmx.router.supervisor.link import SupervisorLink
@@ -58,9 +58,7 @@ class SharedCounts:
         this router's start."""
         if not self._settled.is_set():
             left_s = max(0.0, self._began_s + _FIRST_S - time.monotonic())
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left_s):
-                    await self._settled.wait()
+            await ends_in_time(self._settled.wait(), left_s)
             self._settled.set()
 
     async def run(self) -> None:

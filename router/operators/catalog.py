@@ -11,14 +11,13 @@ from typing import Final, Literal
 
 from aiohttp import web
 
-from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.states import MediaKind, ModelKind, ModelState
 from lmx.router.http.endpoint import ANTHROPIC_VERSION, is_of_anthropic
 from lmx.router.http.responses import Answer, add_vary, json_value
 from lmx.router.rendering.envelope import utc_text
-from lmx.router.schema.requests.models import ModelsQuery
-from lmx.router.schema.validation import short, validated
+from lmx.router.schema.requests.operators import ModelsQuery
+from lmx.router.schema.validation import invalid, short, validated
 from lmx.router.services import SERVICES
 from lmx.router.supervisor.directory import Directory
 from lmx.router.supervisor.routing import candidates, route_models, routes_by_leader
@@ -387,11 +386,7 @@ def anthropic_list(models: Sequence[ModelView], query: ModelsQuery) -> Anthropic
 
 def _place(ids: Sequence[str], wanted: str, param: str) -> int:
     if wanted not in ids:
-        raise RequestError(
-            ErrorCode.INVALID_VALUE,
-            f"`{param}` is not the id of one of the models: {short(wanted)}.",
-            param=param,
-        )
+        raise invalid(param, f"is not the id of one of the models: {short(wanted)}.")
     return ids.index(wanted)
 
 

@@ -25,7 +25,7 @@ from lmx.protocol.messages.inventory import (
     StartDownload,
 )
 from lmx.protocol.states import DownloadStatus
-from lmx.router.http.api_family import OPENAI, ErrorObject
+from lmx.router.http.api_family import ErrorContext, ErrorObject, openai_error
 from lmx.router.http.bodies.json_body import read_object
 from lmx.router.http.endpoint import family_of
 from lmx.router.http.errors import rejection
@@ -213,7 +213,7 @@ def fault(view: DownloadView) -> ErrorObject | None:
     """Return why a download did not end well; None while it runs, and if it ended well."""
     if view.error_code is None:
         return None
-    return OPENAI.error_body(_failure(view), operator=True)["error"]
+    return openai_error(_failure(view), ErrorContext(operator=True))["error"]
 
 
 def available_answer(model: AvailableModel) -> AvailableAnswer:

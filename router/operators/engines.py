@@ -24,12 +24,7 @@ from lmx.router.schema.requests.operators import EngineRequest
 from lmx.router.schema.validation import validated
 from lmx.router.services import SERVICES, Services
 from lmx.router.supervisor.link import unavailable
-from lmx.router.supervisor.queries import (
-    ask,
-    command,
-    live_status,
-    params_named,
-)
+from lmx.router.supervisor.queries import ask, command, live_status, params_named
 
 _ADD_DEADLINE_S: Final = 30.0
 """The supervisor looks into the model's folder first."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Final
 
 import orjson
 from aiohttp import web
 
-from lmx.protocol.errors import GenerationError
 from lmx.protocol.messages.control import Event, event_object
 from lmx.router.http.responses import Answer
 from lmx.router.http.sse import EventStream
@@ -57,14 +55,10 @@ async def stream_events(request: web.Request) -> web.StreamResponse:
     since = _since(request.headers.get("Last-Event-ID"))
     async with services.events.listen() as listener:
         found = wanted(await listener.next_batch(0))
-        found = _last(found, query.last) if since is None else missed(found, *since)
+        found = found[max(0, len(found) - query.last) :] if since is None else missed(found, *since)
         stream = EventStream(request, services.spec.stall_timeout_s)
-        await stream.open()
-        # A client that reads nothing any more has been dropped, so nobody can be notified.
-        with contextlib.suppress(GenerationError):
-            batches = _batches(services, found, listener, wanted, follow=query.follow)
-            await stream.send_each(batches, services.spec.ping_interval_s)
-            await stream.end()
+        batches = _batches(services, found, listener, wanted, follow=query.follow)
+        await stream.send_and_end(batches, services.spec.ping_interval_s)
     return stream.response
 
 
@@ -109,10 +103,6 @@ def _filter(model_id: str | None, name: str | None) -> _Filter:
         )
 
     return lambda found: [each for each in found if fits(each.event)]
-
-
-def _last(found: Sequence[FeedEvent], count: int) -> Sequence[FeedEvent]:
-    return found[-count:] if count else ()
 
 
 def _event(happening: FeedEvent) -> bytes:

@@ -15,12 +15,11 @@ from aiohttp import web
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
 from lmx.router.http.outcome import CONTEXT
 from lmx.router.http.responses import Answer, json_value
-from lmx.router.jobs.cancelling import cancel_job
-from lmx.router.jobs.live import LiveRequest, LiveRequestShown, LiveState, live_object
+from lmx.router.jobs.live import LiveRequest, LiveRequestShown, LiveState, cancel_job, live_object
 from lmx.router.jobs.records import JobRow, JobState, Wanted
 from lmx.router.rendering.envelope import GenerationUsage, Timings
 from lmx.router.schema.requests.operators import JobsQuery
-from lmx.router.schema.validation import validated
+from lmx.router.schema.validation import invalid, validated
 from lmx.router.services import SERVICES, Services
 
 _JOB_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -125,11 +124,10 @@ async def list_jobs(request: web.Request) -> web.Response:
             )
         )
     if page is None:
-        raise RequestError(
-            ErrorCode.INVALID_VALUE,
-            "`after` is not the id of a job: it may have been removed meanwhile. "
-            "List the jobs again from the first.",
-            param="after",
+        raise invalid(
+            "after",
+            "is not the id of a job: it may have been removed meanwhile. List the jobs again "
+            "from the first.",
         )
     rows, has_more = page
     return json_value(

@@ -8,7 +8,6 @@ read files block, and run in threads.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ from typing import BinaryIO, Final
 import orjson
 from aiohttp import web
 
-from lmx.protocol.errors import GenerationError
 from lmx.protocol.host.log_files import process_log, rotated, worker_log
 from lmx.router.http.responses import Answer
 from lmx.router.http.sse import EventStream
@@ -172,12 +170,8 @@ async def stream_log(request: web.Request) -> web.StreamResponse:
     )
     lines, place = await asyncio.to_thread(last_lines, path, query.lines)
     stream = EventStream(request, services.spec.stall_timeout_s)
-    await stream.open()
-    # A client that reads nothing any more has been dropped, so nobody can be notified.
-    with contextlib.suppress(GenerationError):
-        batches = _batches(services, path, lines, place, follow=query.follow)
-        await stream.send_each(batches, services.spec.ping_interval_s)
-        await stream.end()
+    batches = _batches(services, path, lines, place, follow=query.follow)
+    await stream.send_and_end(batches, services.spec.ping_interval_s)
     return stream.response
 
 

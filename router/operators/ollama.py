@@ -21,8 +21,7 @@ from lmx.router.http.bodies.json_body import read_object
 from lmx.router.http.responses import Answer, json_value
 from lmx.router.operators.version import Version
 from lmx.router.rendering.ollama import time_text
-from lmx.router.schema.requests.ollama.pull import parse_ollama_pull
-from lmx.router.schema.requests.ollama.show import parse_ollama_show
+from lmx.router.schema.requests.ollama.common import parse_ollama_pull, parse_ollama_show
 from lmx.router.services import SERVICES
 from lmx.router.supervisor.link import SupervisorLink
 from lmx.router.supervisor.queries import live_status
@@ -42,10 +41,7 @@ _UNTIL_LOADED: Final = ("tools",)
 """What a chat model is taken to be capable of until it was loaded for the first time: with a chat
 template any model takes functions."""
 
-_SENSES: Final[dict[MediaKind, Capability]] = {
-    MediaKind.IMAGE: "vision",
-    MediaKind.AUDIO: "audio",
-}
+_SENSES: Final[dict[MediaKind, Capability]] = {MediaKind.IMAGE: "vision", MediaKind.AUDIO: "audio"}
 """Ollama's names for what a chat model takes besides text."""
 
 
@@ -199,9 +195,9 @@ async def ollama_show(request: web.Request) -> web.Response:
 async def ollama_pull(request: web.Request) -> web.Response:
     """Report that a model that is served exists. Clients pull a model before they use it."""
     services = request.app[SERVICES]
-    wanted = parse_ollama_pull(await read_object(request, services.spec.body_limit_bytes))
+    named, streams = parse_ollama_pull(await read_object(request, services.spec.body_limit_bytes))
     directory = await services.supervisor.directory()
-    name = untagged(directory, wanted.name)
+    name = untagged(directory, named)
     if not directory.knows(name):
         raise directory.no_such_model(
             name,
@@ -209,7 +205,7 @@ async def ollama_pull(request: web.Request) -> web.Response:
             "ORG/NAME`, with a repository in MLX form, or add the model to lmx.yaml.",
         )
     done = OllamaProgressLine(status="success")
-    if wanted.streams:
+    if streams:
         line = orjson.dumps(done) + b"\n"
         return web.Response(body=line, content_type=OLLAMA.stream_type)
     return json_value(done)
@@ -227,8 +223,7 @@ async def ollama_create(_: web.Request) -> web.Response:
 async def ollama_copy(_: web.Request) -> web.Response:
     """Refuse to copy a model."""
     raise _refusal(
-        "copied",
-        "give the model a further name in lmx.yaml (`aliases`), and run `lmx reload`",
+        "copied", "give the model a further name in lmx.yaml (`aliases`), and run `lmx reload`"
     )
 
 

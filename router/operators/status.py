@@ -162,7 +162,11 @@ async def admin_models(request: web.Request) -> web.Response:
     loaded = [
         _loaded(model, services.metrics, now_s) for model in status.workers if model.state.loaded
     ]
-    others = [_unloaded(model) for model in status.workers if not model.state.loaded]
+    others = [
+        UnloadedModel(**_common(model), progress=model.fraction)
+        for model in status.workers
+        if not model.state.loaded
+    ]
     return json_value(ModelsAnswer(loaded=loaded, count=len(loaded), available=others))
 
 
@@ -275,10 +279,6 @@ def _last_used_at_s(model: ModelStatus, metrics: RequestMetrics, now_s: float) -
     idle_s = model.idle_s if model.figures.requests_total else None
     known = [at_s for at_s in (ended_s, None if idle_s is None else now_s - idle_s) if at_s]
     return round(max(known), 3) if known else None
-
-
-def _unloaded(model: ModelStatus) -> UnloadedModel:
-    return UnloadedModel(**_common(model), progress=model.fraction)
 
 
 def _model_memory(model: ModelStatus) -> ModelMemory:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+import jiter
+
 from lmx.protocol.messages.data import Delta, TokenLogprob
 from lmx.protocol.states import DeltaKind
 from lmx.router.rendering.logprobs import prompt_logprobs
@@ -105,7 +107,7 @@ class AccumulatedChoice:
                 yield Part(_CONTENT, "".join(self.content[stretch.start : end]), logprobs)
 
     def add(self, delta: Delta) -> None:
-        """Take the next piece."""
+        """Add the next piece."""
         self.token_ids += delta.token_ids
         if delta.kind is _CONTENT and delta.call is None:
             if self.last is not _CONTENT and (delta.text or delta.logprobs):
@@ -145,7 +147,7 @@ class Accumulator:
         self._tokens = 0
 
     def add(self, deltas: Sequence[Delta]) -> None:
-        """Take the next pieces."""
+        """Add the next pieces."""
         self._deltas += deltas
         if len(self._deltas) >= _FOLD_DELTAS or (deltas and deltas[-1].logprobs):
             self._fold()
@@ -186,3 +188,12 @@ class Accumulator:
                 open_index = -1
         self._tokens += tokens
         self._deltas.clear()
+
+
+def arguments_object(arguments: str) -> dict[str, Any]:
+    """Return a call's arguments; of an answer that was cut off, as much as is there."""
+    try:
+        value = jiter.from_json(arguments.encode(), partial_mode=True)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -38,6 +38,19 @@ class Ending:
     clocked: RouterTimings
 
 
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """What was generated for a request until now."""
+
+    identity: Identity
+    beginning: Beginning
+    choices: Sequence[AccumulatedChoice]
+    ends: Mapping[int, ChoiceEnded]
+    """The ends of the choices that have ended, by their indexes."""
+    ending: Ending | None
+    """None: not all choices have ended."""
+
+
 def warnings_object(beginning: Beginning, ending: Ending | None) -> Warnings:
     """Return the field with all that was done otherwise than requested; empty if there is
     nothing."""
@@ -86,17 +99,6 @@ class AnswerFormat(Protocol):
     def writer(self, identity: Identity, beginning: Beginning) -> EventWriter:
         """Return the writer of the answer's stream."""
 
-    def complete_answer(
-        self,
-        identity: Identity,
-        beginning: Beginning,
-        choices: Sequence[AccumulatedChoice],
-        ends: Mapping[int, ChoiceEnded],
-        ending: Ending | None,
-    ) -> Mapping[str, Any]:
+    def complete_answer(self, made: Generated) -> Mapping[str, Any]:
         """Return the whole answer, as JSON; or, without an ``ending``, the part that exists until
-        now.
-
-        Choices that are not in ``ends`` have not ended. It is called for streams too, because their
-        record has the whole answer.
-        """
+        now. It is called for streams too, because their record has the whole answer."""

@@ -6,7 +6,7 @@ Source: the documentation of Anthropic's Messages API ("Create a Message", "Stre
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Final, Literal, NotRequired
 
 import orjson
@@ -17,9 +17,8 @@ from lmx.protocol.messages.data import ChoiceEnded, Delta, Usage
 from lmx.protocol.states import DeltaKind, FinishReason
 from lmx.router.http.api_family import ANTHROPIC, named_event
 from lmx.router.http.responses import Answer
-from lmx.router.rendering.accumulator import AccumulatedChoice
-from lmx.router.rendering.answer_format import Beginning, Ending, warnings_object
-from lmx.router.rendering.call_arguments import arguments_object
+from lmx.router.rendering.accumulator import AccumulatedChoice, arguments_object
+from lmx.router.rendering.answer_format import Beginning, Ending, Generated, warnings_object
 from lmx.router.rendering.envelope import Identity, Warnings
 
 _DELTAS: Final = {
@@ -230,23 +229,16 @@ class MessageAnswer:
         self._shows_thinking = shows_thinking
 
     def writer(self, identity: Identity, beginning: Beginning) -> MessageWriter:
-        """Return the writer of the answer's stream."""
         return MessageWriter(identity, beginning, self._stops, self._shows_thinking)
 
-    def complete_answer(
-        self,
-        identity: Identity,
-        beginning: Beginning,
-        choices: Sequence[AccumulatedChoice],
-        ends: Mapping[int, ChoiceEnded],
-        ending: Ending | None,
-    ) -> AnthropicMessage:
+    def complete_answer(self, made: Generated) -> AnthropicMessage:
         """Return the whole message, or the part that exists until now, which has no reason for its
         end."""
-        made = choices[0]
+        beginning, ending = made.beginning, made.ending
         usage = Usage(beginning.prompt_tokens, 0) if ending is None else ending.finished.usage
-        end = _end_object(ends[0], self._stops) if 0 in ends else _NO_END
-        return _message(identity, beginning, self._blocks(made), end, usage, ending)
+        end = _end_object(made.ends[0], self._stops) if 0 in made.ends else _NO_END
+        blocks = self._blocks(made.choices[0])
+        return _message(made.identity, beginning, blocks, end, usage, ending)
 
     def _blocks(self, made: AccumulatedChoice) -> list[Piece]:
         blocks: list[Piece] = []
@@ -271,11 +263,7 @@ class MessageWriter:
     """
 
     def __init__(
-        self,
-        identity: Identity,
-        beginning: Beginning,
-        stops: Sequence[str],
-        shows_thinking: bool,
+        self, identity: Identity, beginning: Beginning, stops: Sequence[str], shows_thinking: bool
     ) -> None:
         self._identity = identity
         self._beginning = beginning
@@ -299,7 +287,6 @@ class MessageWriter:
         return _event("message_start", {"message": message})
 
     def deltas(self, deltas: Sequence[Delta]) -> bytes:
-        """Return the events of the pieces that are not empty."""
         pieces: list[bytes] = []
         for delta in deltas:
             call = delta.call
@@ -329,7 +316,6 @@ class MessageWriter:
         return _event("message_delta", {"delta": self._end, "usage": usage, **late}) + _STOP
 
     def failed(self, error: LmxError, request_id: str | None) -> bytes:
-        """Return the error."""
         return ANTHROPIC.error_event(error, request_id)
 
     def _open(self, kind: DeltaKind, delta: Delta) -> bytes:
@@ -345,11 +331,10 @@ class MessageWriter:
         else:
             block = {"type": "text", "text": ""}
         piece, field = _DELTAS[kind]
-        index = str(self._index).encode()
         self._before = (
-            b'event: content_block_delta\ndata: {"type":"content_block_delta","index":' + index
-            + b',"delta":{"type":"' + piece + b'","' + field + b'":'
-        )  # fmt: skip
+            b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,'
+            b'"delta":{"type":"%b","%b":' % (self._index, piece, field)
+        )
         return _event("content_block_start", {"index": self._index, "content_block": block})
 
     def _close(self) -> bytes:

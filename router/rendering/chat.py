@@ -140,7 +140,7 @@ class ChatCompletionChunk(Chunk):
 
 
 class ChatShape:
-    """See :class:`lmx.router.rendering.chunks.ChoiceShape`."""
+    """See :class:`lmx.router.rendering.openai.ChoiceShape`."""
 
     chunk_object: Final = "chat.completion.chunk"
     complete_object: Final = "chat.completion"
@@ -155,11 +155,9 @@ class ChatShape:
         return _chunk(index, {"role": "assistant", "content": ""})
 
     def plain(self, index: int) -> ChatChunkChoice:
-        """Return a choice with an empty text."""
         return _chunk(index, {"content": ""})
 
     def entries(self, index: int, tokens: Sequence[TokenLogprob]) -> Sequence[Any]:
-        """Return the logprobs of a choice's next tokens."""
         return chat_entries(tokens)
 
     def rich(self, delta: Delta) -> ChatChunkChoice:
@@ -183,11 +181,9 @@ class ChatShape:
         return choice
 
     def end(self, fact: ChoiceEnded) -> ChatChunkChoice:
-        """Return the choice with the reason of its end."""
         return {**_chunk(fact.index, {}), **end_object(fact, self._form)}
 
     def complete_choice(self, fact: ChoiceEnded, gathered: AccumulatedChoice) -> ChatChoice:
-        """Return a choice that does not stream."""
         text = "".join(gathered.content)
         message: AnswerMessage = {
             "role": "assistant",

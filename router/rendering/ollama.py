@@ -5,7 +5,7 @@ Source: Ollama's documentation of its API ("Generate a chat message", "Generate 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal, NotRequired
 
 import orjson
@@ -15,9 +15,8 @@ from lmx.protocol.messages.data import ChoiceEnded, Delta, TokenLogprob
 from lmx.protocol.states import DeltaKind, FinishReason
 from lmx.router.http.api_family import OLLAMA
 from lmx.router.http.responses import Answer
-from lmx.router.rendering.accumulator import AccumulatedChoice, GatheredCall
-from lmx.router.rendering.answer_format import Beginning, Ending
-from lmx.router.rendering.call_arguments import arguments_object
+from lmx.router.rendering.accumulator import GatheredCall, arguments_object
+from lmx.router.rendering.answer_format import Beginning, Ending, Generated
 from lmx.router.rendering.envelope import Identity, utc_text
 from lmx.router.rendering.logprobs import ollama_logprobs
 from lmx.router.rendering.ollama_context import Turn, context_of
@@ -152,34 +151,26 @@ class OllamaAnswer:
         self.retained_logprobs: Final = _retained_logprobs if logprobs and not stream else None
 
     def writer(self, identity: Identity, beginning: Beginning) -> OllamaWriter:
-        """Return the writer of the answer's lines."""
         head = self._head(identity)
         end = {**head, **self._text_fields("")}
         return OllamaWriter(head, end, chat=self._chat, loaded=self._loaded, turns=self._turns)
 
-    def complete_answer(
-        self,
-        identity: Identity,
-        beginning: Beginning,
-        choices: Sequence[AccumulatedChoice],
-        ends: Mapping[int, ChoiceEnded],
-        ending: Ending | None,
-    ) -> dict[str, Any]:
+    def complete_answer(self, made: Generated) -> dict[str, Any]:
         """Return the whole answer, or the part that exists until now, which is not done."""
-        made = choices[0]
-        text = "".join(made.content)
+        choice, ending = made.choices[0], made.ending
+        text = "".join(choice.content)
         shown_text = self._text_fields(text)
         shown = shown_text["message"] if self._chat else shown_text
-        if thinking := "".join(made.reasoning):
+        if thinking := "".join(choice.reasoning):
             shown["thinking"] = thinking
-        if made.calls:
-            shown["tool_calls"] = [_call(index, one) for index, one in made.calls.items()]
-        answer = {**self._head(identity), **shown_text}
+        if choice.calls:
+            shown["tool_calls"] = [_call(index, one) for index, one in choice.calls.items()]
+        answer = {**self._head(made.identity), **shown_text}
         if self.retained_logprobs is not None:
-            answer["logprobs"] = made.logprobs
-        if ending is None or 0 not in ends:
+            answer["logprobs"] = choice.logprobs
+        if ending is None or 0 not in made.ends:
             return {**answer, "done": False}
-        end = _end_object(ends[0], ending, self._loaded)
+        end = _end_object(made.ends[0], ending, self._loaded)
         return {**answer, **end, **_context(self._turns, text)}
 
     def _head(self, identity: Identity) -> dict[str, Any]:
@@ -228,7 +219,6 @@ class OllamaWriter:
         return b""
 
     def deltas(self, deltas: Sequence[Delta]) -> bytes:
-        """Return the lines of the pieces that are not empty."""
         pieces: list[bytes] = []
         for delta in deltas:
             if delta.call is not None:
@@ -263,7 +253,6 @@ class OllamaWriter:
         return orjson.dumps({**self._last_line, **end, **context}) + b"\n"
 
     def failed(self, error: LmxError, request_id: str | None) -> bytes:
-        """Return the error."""
         return OLLAMA.error_event(error, request_id)
 
     def _complete_call(self) -> bytes:

@@ -7,13 +7,7 @@ from typing import Any, Final, Literal, NotRequired
 
 from lmx.protocol.messages.data import ChoiceEnded, Delta, TokenLogprob
 from lmx.router.rendering.accumulator import AccumulatedChoice
-from lmx.router.rendering.envelope import (
-    AnswerChoice,
-    Chunk,
-    Form,
-    WholeAnswer,
-    end_object,
-)
+from lmx.router.rendering.envelope import AnswerChoice, Chunk, Form, WholeAnswer, end_object
 from lmx.router.rendering.logprobs import PromptToken, TextLogprobLists, TextLogprobs, text_lists
 
 
@@ -68,7 +62,7 @@ class TextCompletionChunk(Chunk):
 
 
 class TextShape:
-    """See :class:`lmx.router.rendering.chunks.ChoiceShape`. One object serves one answer."""
+    """See :class:`lmx.router.rendering.openai.ChoiceShape`. One object serves one answer."""
 
     chunk_object: Final = "text_completion"
     complete_object: Final = "text_completion"
@@ -84,11 +78,9 @@ class TextShape:
         return None
 
     def plain(self, index: int) -> dict[str, Any]:
-        """Return a choice with an empty text."""
         return _choice(index, "")
 
     def entries(self, index: int, tokens: Sequence[TokenLogprob]) -> Sequence[Any]:
-        """Return the logprobs of a choice's next tokens."""
         return self._logprobs[index].entries(tokens)
 
     def rich(self, delta: Delta) -> dict[str, Any]:
@@ -101,11 +93,9 @@ class TextShape:
         return choice
 
     def end(self, fact: ChoiceEnded) -> dict[str, Any]:
-        """Return the choice with the reason of its end."""
         return _choice(fact.index, "") | end_object(fact, self._form)
 
     def complete_choice(self, fact: ChoiceEnded, gathered: AccumulatedChoice) -> dict[str, Any]:
-        """Return a choice that does not stream."""
         choice = _choice(fact.index, "".join(gathered.content)) | end_object(fact, self._form)
         if self._form.logprobs:
             choice["logprobs"] = text_lists(gathered.logprobs)

@@ -80,6 +80,21 @@ _LENGTHS: Final = {
 _Checked = TypeVar("_Checked", bound=BaseModel)
 
 
+def invalid(param: str, text: str, code: ErrorCode = ErrorCode.INVALID_VALUE) -> RequestError:
+    """Return the error (400) for a field. ``text`` follows its name in the message."""
+    return RequestError(code, f"`{param}` {text}", param=param)
+
+
+def unsupported(param: str, text: str) -> RequestError:
+    """Return the same for what lmx can't do."""
+    return invalid(param, text, ErrorCode.UNSUPPORTED_VALUE)
+
+
+def missing(param: str, text: str = "is required but missing.") -> RequestError:
+    """Return the same for what the request lacks."""
+    return invalid(param, text, ErrorCode.MISSING_PARAMETER)
+
+
 def validated(schema: type[_Checked], body: dict[str, Any]) -> _Checked:
     """Return the body as ``schema``. Raises :class:`RequestError` (400) for the first fault."""
     try:
@@ -101,9 +116,7 @@ def describe_invalid(
     is_name = bool(location) and location[-1] == "[key]"
     param = param_path(location[:-1] if is_name else location)
     if kind == "missing":
-        return RequestError(
-            ErrorCode.MISSING_PARAMETER, f"`{param}` is required but missing.", param=param
-        )
+        return missing(param)
     if kind in _TYPES:
         code, rule = ErrorCode.INVALID_TYPE, f"must be {_TYPES[kind]}, got {short(given)}"
     elif kind in _RANGES:
@@ -138,24 +151,19 @@ def describe_invalid(
         )
     else:
         code, rule = ErrorCode.INVALID_VALUE, f"is not valid, got {short(given)}"
-    return RequestError(code, f"`{param}` {rule}.", param=param)
+    return invalid(param, f"{rule}.", code)
 
 
 def _unknown_part(path: str, given: object) -> RequestError:
     if not isinstance(given, dict):
-        return RequestError(
-            ErrorCode.INVALID_TYPE, f"`{path}` must be an object, got {short(given)}.", param=path
-        )
+        return invalid(path, f"must be an object, got {short(given)}.", ErrorCode.INVALID_TYPE)
     param = f"{path}.type"
     if "type" not in given:
-        return RequestError(
-            ErrorCode.MISSING_PARAMETER, f"`{param}` is required but missing.", param=param
-        )
-    return RequestError(
-        ErrorCode.UNSUPPORTED_VALUE,
-        f"`{param}` must be text, image_url, input_audio, audio_url, audio, video_url, video or "
-        f"input_video, got {short(given['type'])}.",
-        param=param,
+        return missing(param)
+    return unsupported(
+        param,
+        "must be text, image_url, input_audio, audio_url, audio, video_url, video or input_video, "
+        f"got {short(given['type'])}.",
     )
 
 
@@ -189,6 +197,11 @@ def short(value: object) -> str:
 
 def _number(limit: object) -> object:
     return int(limit) if isinstance(limit, float) and limit.is_integer() else limit
+
+
+def type_of(value: object) -> Any:
+    """Return the ``type`` of a part or an item, checked or not; None if it has none."""
+    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
 
 
 # The tag of a union member becomes part of an error's location; a name in angle brackets can
@@ -237,9 +250,7 @@ def _text_or_object(value: object) -> str | None:
 
 
 TEXT_OR_LIST: Final = Discriminator(
-    _text_or_list,
-    custom_error_type="text_or_list",
-    custom_error_message="a string or an array",
+    _text_or_list, custom_error_type="text_or_list", custom_error_message="a string or an array"
 )
 TEXT_OR_OBJECT: Final = Discriminator(
     _text_or_object,

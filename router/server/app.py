@@ -14,12 +14,13 @@ from typing import Final
 
 from aiohttp import web
 
+from lmx.router.byte_budget import ByteBudget
 from lmx.router.console.markdown import MARKDOWN, end_markdown
 from lmx.router.console.markdown_process import MarkdownProcess
 from lmx.router.http.access import key_name
 from lmx.router.http.allowed_hosts import HostCheck
 from lmx.router.http.bodies.json_body import BODY_BUDGET, LARGE_BODIES
-from lmx.router.http.bodies.limits import MOST_BYTES, BodyBudget
+from lmx.router.http.bodies.limits import MOST_BYTES
 from lmx.router.http.cors import Cors
 from lmx.router.http.endpoint import ENDPOINTS, Access, Endpoint
 from lmx.router.schema.openapi.document import API_DOCUMENT, ApiDocument
@@ -47,7 +48,9 @@ def make_app(services: Services) -> web.Application:
     app[SERVICES] = services
     app[ENDPOINTS] = {}
     app[LARGE_BODIES] = asyncio.Lock()
-    app[BODY_BUDGET] = BodyBudget(max(MOST_BYTES, 2 * spec.body_limit_bytes))
+    app[BODY_BUDGET] = ByteBudget(
+        max(MOST_BYTES, 2 * spec.body_limit_bytes), "bodies of requests that are being sent"
+    )
     app[MARKDOWN] = MarkdownProcess()
     app.on_cleanup.append(end_markdown)
     app[API_DOCUMENT] = ApiDocument(ROUTES, spec.version)

@@ -27,8 +27,8 @@ from aiohttp.http_exceptions import LineTooLong
 
 from lmx.protocol.errors import ErrorCode, LmxError, UnavailableError
 from lmx.protocol.wire.endpoints import new_request_id
-from lmx.router.http.api_family import OPENAI
-from lmx.router.http.errors import http_error
+from lmx.router.http.api_family import openai_error
+from lmx.router.http.errors import http_error, internal_error
 
 _KEPT_BACK: Final = 384
 """Descriptors for everything else: sockets to the workers, files, and refused connections, of which
@@ -86,7 +86,7 @@ class _Refusal(asyncio.Protocol):
             "or raise the limit of open files and start it again.",
             retry_after_s=5.0,
         )
-        form, body = http_error(error), orjson.dumps(OPENAI.error_body(error))
+        form, body = http_error(error), orjson.dumps(openai_error(error))
         transport.write(
             f"HTTP/1.1 {form.status} Too Many Requests\r\nServer: lmx\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
@@ -124,7 +124,7 @@ def _handle_error(
     form = http_error(error)
     response = web.Response(
         status=form.status,
-        body=orjson.dumps(OPENAI.error_body(error)),
+        body=orjson.dumps(openai_error(error)),
         content_type="application/json",
         headers={"Server": "lmx", "X-Request-Id": request_id},
     )
@@ -144,7 +144,4 @@ def _error(
         # The quoted rest is a piece of the request, which may hold a key.
         reason = " ".join(_QUOTED.split(message or str(exc) or "", maxsplit=1)[0].split())[:200]
         return LmxError(ErrorCode.MALFORMED_REQUEST, f"This is not valid HTTP: {reason}")
-    return LmxError(
-        ErrorCode.INTERNAL,
-        f"An internal error occurred. The log has the details under request id {request_id}.",
-    )
+    return internal_error(request_id)

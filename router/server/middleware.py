@@ -15,25 +15,15 @@ import structlog
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from lmx.protocol.errors import (
-    ErrorCode,
-    GenerationError,
-    LmxError,
-    RequestError,
-    UnavailableError,
-)
+from lmx.protocol.errors import ErrorCode, GenerationError, LmxError, RequestError, UnavailableError
 from lmx.protocol.messages.specs import RouterSpec
 from lmx.protocol.wire.endpoints import accept_request_id
 from lmx.router.http.access import check_access
 from lmx.router.http.allowed_hosts import HostCheck
+from lmx.router.http.api_family import ErrorContext
 from lmx.router.http.cors import ORIGIN, Cors, is_preflight
-from lmx.router.http.endpoint import (
-    ANTHROPIC_VERSION,
-    Access,
-    endpoint_of,
-    error_family_of,
-)
-from lmx.router.http.errors import http_error
+from lmx.router.http.endpoint import ANTHROPIC_VERSION, Access, endpoint_of, error_family_of
+from lmx.router.http.errors import http_error, internal_error
 from lmx.router.http.outcome import (
     CLIENT_LEFT,
     CONTEXT,
@@ -183,14 +173,7 @@ class RequestServer:
             raise
         except Exception:
             _log.exception("http.failed", method=request.method, path=request.path)
-            return _error_answer(
-                request,
-                LmxError(
-                    ErrorCode.INTERNAL,
-                    "An internal error occurred. The log has the details under request id "
-                    f"{request[CONTEXT].request_id}.",
-                ),
-            )
+            return _error_answer(request, internal_error(request[CONTEXT].request_id))
 
     async def _within_limits(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         admission = self.limiter.open(request[CONTEXT].requester, time.monotonic())
@@ -250,13 +233,12 @@ def _error_answer(request: web.Request, error: LmxError) -> _Answer:
     endpoint = endpoint_of(request)
     operator = endpoint is not None and endpoint.access is Access.ADMIN
     shown = http_error(error, operator=operator)
-    continues = error.code is ErrorCode.SYNC_TIMEOUT
-    body = error_family_of(request).error_body(
-        error,
-        operator=operator,
-        job_id=outcome_of(request).job_id if continues else None,
-        request_id=request[CONTEXT].request_id,
+    context = ErrorContext(
+        operator,
+        outcome_of(request).job_id if error.code is ErrorCode.SYNC_TIMEOUT else None,
+        request[CONTEXT].request_id,
     )
+    body = error_family_of(request).error_body(error, context)
     response = json_text(orjson.dumps(body), shown.status)
     add_vary(response, ANTHROPIC_VERSION)
     if shown.retry_after is not None:

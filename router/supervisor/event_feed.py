@@ -13,6 +13,7 @@ from typing import Final
 from lmx.protocol.errors import LmxError
 from lmx.protocol.host.lasting import keep_up
 from lmx.protocol.messages.control import Event, EventList, GetEvents
+from lmx.router.event_loop import ends_in_time
 from lmx.router.supervisor.link import SupervisorLink
 from lmx.router.supervisor.queries import ask
 
@@ -44,11 +45,7 @@ class Listener:
         """Return what has happened since the last call; the first call returns all that is known.
         Returns nothing if nothing happens within ``wait_s``."""
         if not self._feed.has_after(self._seen):
-            try:
-                async with asyncio.timeout(wait_s):
-                    await self._feed.changed()
-            except TimeoutError:
-                return ()
+            await ends_in_time(self._feed.changed(), wait_s)
         found = self._feed.after(self._seen)
         if found:
             self._seen = found[-1].number

@@ -26,6 +26,7 @@ from lmx.protocol.messages.snapshot import GetSnapshot, Snapshot
 from lmx.protocol.wire.codec import Envelope, decode, encode
 from lmx.protocol.wire.endpoints import RunDirectory
 from lmx.protocol.wire.sockets import Role, open_socket, send_nowait
+from lmx.router.event_loop import ends_in_time
 from lmx.router.http.errors import rejection
 from lmx.router.supervisor.directory import Directory, advance, is_behind
 
@@ -105,10 +106,10 @@ class SupervisorEvents(Protocol):
     """What reacts to workers that come and go."""
 
     def worker_exited(self, fact: WorkerExited) -> None:
-        """Take the news that a worker has ended."""
+        """React to the end of a worker."""
 
     def directory_changed(self, directory: Directory) -> None:
-        """Take the news that another snapshot is in force."""
+        """React to another snapshot that is in force."""
 
 
 class SupervisorLink:
@@ -136,7 +137,8 @@ class SupervisorLink:
         self._beat_interval_s = beat_interval_s
         self._directory: Directory | None = None
         self._changed = asyncio.Event()
-        self._epoch: str | None = None
+        self.epoch: str | None = None
+        """The epoch of the supervisor that answered last; None before the first answer."""
         self._started_at = time.monotonic()
         self._seen_at: float | None = None
         self.answers_total = 0
@@ -148,11 +150,6 @@ class SupervisorLink:
     def latest(self) -> Directory | None:
         """The last known snapshot, also while the supervisor is gone; None before the first."""
         return self._directory
-
-    @property
-    def epoch(self) -> str | None:
-        """The epoch of the supervisor that answered last; None before the first answer."""
-        return self._epoch
 
     async def directory(self) -> Directory:
         """Return :attr:`latest`, but wait for the first snapshot if the router has just started.
@@ -212,12 +209,7 @@ class SupervisorLink:
         """Wait until the supervisor answers beats; return False when it has been silent for
         ``grace_s`` more than makes it count as gone."""
         left_s = _SILENT_BEATS * self._beat_interval_s + grace_s - self.silent_for_s
-        try:
-            async with asyncio.timeout(left_s):
-                await self._answers.wait()
-        except TimeoutError:
-            return False
-        return True
+        return await ends_in_time(self._answers.wait(), left_s)
 
     def fail_questions(self, error: LmxError) -> None:
         """End every question that waits for the supervisor's reply with ``error``."""
@@ -280,11 +272,11 @@ class SupervisorLink:
         self._seen_at = time.monotonic()
         self.answers_total += 1
         self._answers.set()
-        if self._epoch is not None and self._epoch != epoch:
+        if self.epoch is not None and self.epoch != epoch:
             # Another supervisor answers: it knows none of the questions to its predecessor.
             _log.info("supervisor.replaced", epoch=epoch)
             self.fail_questions(unavailable("lmx's supervisor has been restarted."))
-        self._epoch = epoch
+        self.epoch = epoch
 
     def _refresh(self) -> None:
         if self._snapshot_task is None or self._snapshot_task.done():

@@ -22,14 +22,14 @@ from lmx.protocol.messages.data import Accepted, Generate
 from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.messages.speech import Transcript
 from lmx.protocol.messages.tasks import Embed, Rerank, Task
-from lmx.router.media.budget import HeldMedia
+from lmx.router.media.source import HeldMedia
 from lmx.router.supervisor.directory import ready_instance
 from lmx.router.supervisor.model_queues import ModelQueues
 from lmx.router.workers.link import WorkerLink
 from lmx.router.workers.links import WorkerLinks
 from lmx.router.workers.phased_timeout import PhasedTimeout
 from lmx.router.workers.stream import Batch, Sink, WorkerStream
-from lmx.router.workers.task import TaskAnswer, WorkerTask
+from lmx.router.workers.task import TaskAnswer
 
 RETRY_IF_LOST: Final = frozenset({ErrorCode.WORKER_LOST})
 RETRY_IF_DIED: Final = RETRY_IF_LOST | {
@@ -221,31 +221,33 @@ class Dispatcher:
         with ExitStack() as undo:
             undo.callback(link.close_stream, stream)
             try:
-                accepted = await _verdict(stream, model)
+                verdict = stream.accepted(_turn_s(model), _ACCEPT_DEADLINE_S)
+                accepted = await _not_lost(
+                    verdict, stream.timeout, model, "take the request", _ACCEPT_DEADLINE_S
+                )
             except LmxError as error:
                 raise blamed(error, preparing=stream.timeout.begun) from error
             undo.pop_all()
         return link, stream, accepted
 
 
-async def _verdict(stream: WorkerStream, model: ModelView) -> Accepted:
-    try:
-        return await stream.accepted(_turn_s(model), _ACCEPT_DEADLINE_S)
-    except TimeoutError as error:
-        raise _lost(stream.timeout, model, "take the request", _ACCEPT_DEADLINE_S) from error
-
-
 def _turn_s(model: ModelView) -> float:
     return model.max_queue_s + _TURN_GRACE_S
 
 
-def _lost(timeout: PhasedTimeout, model: ModelView, what: str, work_s: float) -> GenerationError:
-    """Return the error for a worker that is alive and has not done ``what`` in time."""
-    if not timeout.begun:
-        what, work_s = "begin with the request", _turn_s(model)
-    return GenerationError(
-        ErrorCode.WORKER_LOST, f"The model's worker did not {what} in {work_s:g} s."
-    )
+async def _not_lost(
+    work: Awaitable[_T], timeout: PhasedTimeout, model: ModelView, what: str, work_s: float
+) -> _T:
+    """Return what ``work`` gives. Raises WORKER_LOST for a worker that is alive and has not done
+    ``what`` in time."""
+    try:
+        return await work
+    except TimeoutError as error:
+        if not timeout.begun:
+            what, work_s = "begin with the request", _turn_s(model)
+        raise GenerationError(
+            ErrorCode.WORKER_LOST, f"The model's worker did not {what} in {work_s:g} s."
+        ) from error
 
 
 COMPUTE_DEADLINE_S: Final = 600.0
@@ -303,7 +305,8 @@ class TaskDispatcher:
             lambda number: replace(task, stream_id=number), _inputs(task), blobs, on_part
         )
         try:
-            return await _answer(pending, model, task.deadline_s)
+            answer = pending.answer(_turn_s(model), task.deadline_s + _ANSWER_GRACE_S)
+            return await _not_lost(answer, pending.timeout, model, "answer", task.deadline_s)
         except LmxError as error:
             if pending.relayed:
                 raise GenerationError(
@@ -312,13 +315,6 @@ class TaskDispatcher:
             raise blamed(error, preparing=pending.timeout.begun) from error
         finally:
             link.close_task(pending)
-
-
-async def _answer(pending: WorkerTask, model: ModelView, deadline_s: float) -> TaskAnswer:
-    try:
-        return await pending.answer(_turn_s(model), deadline_s + _ANSWER_GRACE_S)
-    except TimeoutError as error:
-        raise _lost(pending.timeout, model, "answer", deadline_s) from error
 
 
 def _inputs(task: Task) -> int:

@@ -38,10 +38,7 @@ class WorkerTask:
     once. It knows nothing of sockets."""
 
     def __init__(
-        self,
-        stream_id: int,
-        inputs: int,
-        on_part: Callable[[Transcript], None] | None = None,
+        self, stream_id: int, inputs: int, on_part: Callable[[Transcript], None] | None = None
     ) -> None:
         self.stream_id = stream_id
         self._missing = set(range(inputs))

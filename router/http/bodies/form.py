@@ -11,9 +11,10 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestPayloadError
 
 from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.router.byte_budget import ByteShare
 from lmx.router.http.bodies.encoding import encoding_of
 from lmx.router.http.bodies.json_body import BODY_BUDGET, arriving_in_time
-from lmx.router.http.bodies.limits import BodyShare
+from lmx.router.http.bodies.limits import ALWAYS_BYTES
 
 _MOST_PARTS: Final = 64
 _MOST_FIELD_BYTES: Final = 64 * 1024
@@ -62,7 +63,7 @@ async def read_form(request: web.Request, limit_bytes: int) -> dict[str, list[Fo
     if request.content_length is not None and request.content_length > most_bytes:
         raise _too_large("The form", limit_bytes)
     try:
-        with request.app[BODY_BUDGET].share() as share:
+        with request.app[BODY_BUDGET].share(ALWAYS_BYTES) as share:
             async with arriving_in_time():
                 return await _read(request, limit_bytes, share)
     except (*_MALFORMED, web.PayloadAccessError, RequestPayloadError) as error:
@@ -73,10 +74,9 @@ async def read_form(request: web.Request, limit_bytes: int) -> dict[str, list[Fo
 
 
 async def _read(
-    request: web.Request, limit_bytes: int, share: BodyShare
+    request: web.Request, limit_bytes: int, share: ByteShare
 ) -> dict[str, list[FormField]]:
     fields: dict[str, list[FormField]] = {}
-    held_bytes = 0
     reader = await request.multipart()
     for _ in range(_MOST_PARTS + 1):
         part = await reader.next()
@@ -84,17 +84,14 @@ async def _read(
             return fields
         if isinstance(part, MultipartReader) or not part.name:
             raise ValueError("a part of a form has a name, and no further parts")
-        value = await _value(part, limit_bytes, share, held_bytes)
-        held_bytes += len(value.content) if isinstance(value, Upload) else len(value)
+        value = await _value(part, limit_bytes, share)
         fields.setdefault(part.name, []).append(value)
     raise RequestError(
         ErrorCode.INVALID_VALUE, f"A form may have at most {_MOST_PARTS} fields: send fewer."
     )
 
 
-async def _value(
-    part: BodyPartReader, limit_bytes: int, share: BodyShare, held_bytes: int
-) -> FormField:
+async def _value(part: BodyPartReader, limit_bytes: int, share: ByteShare) -> FormField:
     is_file = part.filename is not None
     most_bytes = limit_bytes if is_file else _MOST_FIELD_BYTES
     name = str(part.name)
@@ -114,7 +111,7 @@ async def _value(
         size_bytes += len(piece)
         if size_bytes > most_bytes:
             raise _too_large(f"`{name[:80]}`", most_bytes, name[:80])
-        share.grow(held_bytes + size_bytes)
+        share.grow(len(piece))
         pieces.append(piece)
     content = b"".join(pieces)
     if is_file:

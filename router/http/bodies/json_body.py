@@ -17,9 +17,10 @@ from aiohttp.web_protocol import RequestPayloadError
 from pydantic import TypeAdapter, ValidationError
 
 from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.router.byte_budget import ByteBudget, ByteShare
 from lmx.router.event_loop import yield_to_loop
 from lmx.router.http.bodies.encoding import decoded, encoding_of
-from lmx.router.http.bodies.limits import SMALL_BYTES, BodyBudget, BodyShare, check_amounts
+from lmx.router.http.bodies.limits import ALWAYS_BYTES, SMALL_BYTES, check_amounts
 from lmx.router.http.cors import is_of_browser
 from lmx.router.http.rate_limits import ADMISSION
 from lmx.router.http.token_estimate import estimate_in_steps, estimated_tokens
@@ -31,7 +32,8 @@ gets its turn."""
 IS_LARGE: Final = web.RequestKey("is_large", bool)
 """A request carries this if its body, or what it continues, is large."""
 
-BODY_BUDGET: Final = web.AppKey("body_budget", BodyBudget)
+BODY_BUDGET: Final = web.AppKey("body_budget", ByteBudget)
+"""The memory of the bodies that are being received: clients may send them slowly."""
 
 MAX_DEPTH: Final = 100
 """Containers within containers. Beyond it code that recurses over a body would be at risk."""
@@ -63,7 +65,7 @@ async def read_object(request: web.Request, limit_bytes: int) -> dict[str, Any]:
     encoding_of(request)
     if request.content_length is not None and request.content_length > limit_bytes:
         raise _too_large(limit_bytes)
-    with request.app[BODY_BUDGET].share() as share:
+    with request.app[BODY_BUDGET].share(ALWAYS_BYTES) as share:
         payload = await _read_in_time(request, limit_bytes, share)
         parsed = await _parsed(request, payload, parse_object)
     admission = request.get(ADMISSION)
@@ -148,7 +150,7 @@ async def arriving_in_time() -> AsyncIterator[None]:
         ) from error
 
 
-async def _read_in_time(request: web.Request, limit_bytes: int, share: BodyShare) -> bytes:
+async def _read_in_time(request: web.Request, limit_bytes: int, share: ByteShare) -> bytes:
     try:
         async with arriving_in_time():
             return await _read(request, limit_bytes, share)
@@ -163,7 +165,7 @@ async def parse_stored(request: web.Request, pieces: Sequence[bytes]) -> list[An
     a body: what came in many bodies is no less work together. Raises as :func:`read_object`
     does."""
     payload = b"[" + b",".join(pieces) + b"]"
-    with request.app[BODY_BUDGET].share() as share:
+    with request.app[BODY_BUDGET].share(ALWAYS_BYTES) as share:
         share.grow(len(payload))
         return await _parsed(request, payload, _loaded_list)
 
@@ -251,14 +253,14 @@ def json_type(value: object) -> str:
             return "an object"
 
 
-async def _read(request: web.Request, limit_bytes: int, share: BodyShare) -> bytes:
+async def _read(request: web.Request, limit_bytes: int, share: ByteShare) -> bytes:
     pieces: list[bytes] = []
     size_bytes = 0
     async for piece in decoded(request.content, encoding_of(request), limit_bytes):
         size_bytes += len(piece)
         if size_bytes > limit_bytes:
             raise _too_large(limit_bytes)
-        share.grow(size_bytes)
+        share.grow(len(piece))
         pieces.append(piece)
     return b"".join(pieces)
 

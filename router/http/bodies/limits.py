@@ -1,5 +1,4 @@
-"""Limits how much a body may hold, and how much memory all of them take that are being received,
-because clients may send them slowly. Bytes are counted before any object is made of them.
+"""Limits how much a body may hold. Bytes are counted before any object is made of them.
 
 A value costs a hundred times its bytes once it is an object: 15 MiB of empty arrays took 1.5 GiB
 and seconds of the event loop, in which no stream moved. Strings are cheap, however long they are.
@@ -9,12 +8,11 @@ What costs is their number, and the number of arrays, objects and numbers.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final
 
 import jiter
 
-from lmx.protocol.errors import ErrorCode, RequestError, UnavailableError
+from lmx.protocol.errors import ErrorCode, RequestError
 
 MAX_VALUES: Final = 150_000
 """The most strings (names of fields included), arrays and objects in a whole body: 20,000 parts of
@@ -94,46 +92,3 @@ large ones have taken all the budget."""
 
 MOST_BYTES: Final = 256 * 2**20
 """The limit for the rest of all bodies together."""
-
-
-class BodyBudget:
-    """Counts what bodies hold beyond ``ALWAYS_BYTES`` each. Used from one event loop only."""
-
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
-        self.held_bytes = 0
-
-    @contextmanager
-    def share(self) -> Iterator[BodyShare]:
-        """Hold one body within the block."""
-        share = BodyShare(self)
-        try:
-            yield share
-        finally:
-            self.held_bytes -= share.held_bytes
-
-    def reserve(self, size_bytes: int) -> None:
-        """Count this many bytes more. Raises QUEUE_FULL if they exceed the limit."""
-        if self.held_bytes + size_bytes > self._most_bytes:
-            raise UnavailableError(
-                ErrorCode.QUEUE_FULL,
-                f"The bodies of requests that are being sent take {self._most_bytes} bytes, as "
-                "many as lmx holds at a time: try again in a few seconds.",
-                retry_after_s=2.0,
-            )
-        self.held_bytes += size_bytes
-
-
-class BodyShare:
-    """The part of the budget that one body takes."""
-
-    def __init__(self, budget: BodyBudget) -> None:
-        self._budget = budget
-        self.held_bytes = 0
-
-    def grow(self, size_bytes: int) -> None:
-        """Note that the body has ``size_bytes`` now. Raises QUEUE_FULL."""
-        more_bytes = max(0, size_bytes - ALWAYS_BYTES) - self.held_bytes
-        if more_bytes > 0:
-            self._budget.reserve(more_bytes)
-            self.held_bytes += more_bytes

@@ -4,43 +4,32 @@ that their clients may leave and come back to."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack, suppress
 from typing import Any, Final
 
 from aiohttp import web
 
-from lmx.protocol.errors import ErrorCode, LmxError, UnavailableError
-from lmx.protocol.messages.snapshot import ModelView
+from lmx.protocol.errors import LmxError, UnavailableError
 from lmx.router.http.endpoint import family_of
+from lmx.router.http.errors import internal_error
 from lmx.router.http.outcome import CONTEXT
 from lmx.router.http.sse import EventStream
-from lmx.router.inference.answering import Relay, Reply, begin, detach, gather
+from lmx.router.inference.answering import Plan, Relay, Reply, begin, detach, gather
 from lmx.router.jobs.event_logs import EventLog, EventLogs
-from lmx.router.jobs.job import Job, Source, StoredInput
-from lmx.router.jobs.live import RequestKind
-from lmx.router.rendering.answer_format import AnswerFormat, EventWriter
+from lmx.router.jobs.job import Job
+from lmx.router.rendering.answer_format import EventWriter
 from lmx.router.services import SERVICES
 
 _WAIT_S: Final = 60.0
 """How long one wait for more of an answer lasts; then the next begins."""
 
 
-async def begin_answer(
-    request: web.Request,
-    models: Sequence[ModelView],
-    generate: Callable[[ModelView], AbstractAsyncContextManager[Source]],
-    form: AnswerFormat,
-    kind: RequestKind,
-    *,
-    id_prefix: str,
-    stored: StoredInput,
-    stream: bool,
-) -> Job:
-    """Begin an answer in the background, and return its job. The arguments are those of
-    :func:`lmx.router.inference.answering.answer`; with ``stream`` its events have a log."""
+async def begin_answer(request: web.Request, plan: Plan, *, stream: bool) -> Job:
+    """Begin an answer in the background, and return its job. With ``stream`` its events have a
+    log."""
     logs = request.app[SERVICES].event_logs
-    reply = begin(request, models, generate, form, kind, id_prefix, None, stored)
+    reply = begin(request, plan, None)
     job = reply.job
     work: Coroutine[Any, Any, Any]
     if stream:
@@ -99,7 +88,7 @@ async def _log_events(
         lost = error
         raise
     except Exception:
-        lost = LmxError(ErrorCode.INTERNAL, "An internal error occurred. The log has the details.")
+        lost = internal_error(reply.job.live.context.request_id)
         raise
     finally:
         if lost is not None:

@@ -18,7 +18,7 @@ from lmx.router.http.access import own_request
 from lmx.router.http.bodies.json_body import checked_ahead, next_step, read_object
 from lmx.router.http.outcome import CONTEXT, note_ignored
 from lmx.router.http.responses import Answer, json_value
-from lmx.router.inference.answering import answer
+from lmx.router.inference.answering import Plan, answer
 from lmx.router.inference.media import generation
 from lmx.router.inference.model_choice import models_for, models_of_kind
 from lmx.router.inference.responses.background import begin_answer, follow_events
@@ -27,7 +27,7 @@ from lmx.router.inference.stray_results import with_known_calls
 from lmx.router.inference.tasks import ask_tokenizer
 from lmx.router.jobs.job import StoredInput
 from lmx.router.jobs.live import RequestKind
-from lmx.router.rendering.responses.answer import ResponseAnswer
+from lmx.router.rendering.responses.events import ResponseAnswer
 from lmx.router.rendering.responses.items import RESPONSE, ItemForm
 from lmx.router.rendering.responses.sealing import sealing_key
 from lmx.router.rendering.responses.state import QUEUED
@@ -118,18 +118,9 @@ async def responses(request: web.Request) -> web.StreamResponse:
     if wanted.is_stored:
         stored_items_json = await _stored(request, own)
         stored = StoredInput(stored_items_json, wanted.previous_response_id, form.stored_output)
+    plan = Plan(models, begin, form, RequestKind.CHAT, RESPONSE, stored)
     if wanted.background:
-        assert stored is not None
-        job = await begin_answer(
-            request,
-            models,
-            begin,
-            form,
-            RequestKind.CHAT,
-            id_prefix=RESPONSE,
-            stored=stored,
-            stream=stream,
-        )
+        job = await begin_answer(request, plan, stream=stream)
         log = services.event_logs.get(job.live.id) if stream else None
         if log is not None:
             return await follow_events(request, log, 0)
@@ -137,16 +128,7 @@ async def responses(request: web.Request) -> web.StreamResponse:
     # Media may be megabytes of text, which nobody needs for as long as the answer takes.
     del body, wanted, items, own, asked
     await next_step(request)
-    return await answer(
-        request,
-        models,
-        begin,
-        form,
-        RequestKind.CHAT,
-        id_prefix=RESPONSE,
-        stream=stream,
-        stored=stored,
-    )
+    return await answer(request, plan, stream=stream)
 
 
 async def input_tokens(request: web.Request) -> web.Response:

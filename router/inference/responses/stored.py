@@ -20,18 +20,13 @@ from lmx.router.http.bodies.limits import MAX_NUMBERS, MAX_VALUES
 from lmx.router.http.outcome import CONTEXT
 from lmx.router.http.responses import Answer, json_text, json_value
 from lmx.router.inference.responses.background import follow_events
-from lmx.router.jobs.cancelling import cancel_job
-from lmx.router.jobs.live import LiveState
+from lmx.router.jobs.live import LiveState, cancel_job
 from lmx.router.jobs.records import JobState, StoredResponse, Turn
-from lmx.router.rendering.responses.items import (
-    IN_PROGRESS,
-    listed_items,
-    response_of_item,
-)
+from lmx.router.rendering.responses.items import IN_PROGRESS, listed_items, response_of_item
 from lmx.router.rendering.responses.state import CANCELLED, FAILED, QUEUED, error_object
 from lmx.router.schema.requests.responses.items import Item, ItemReference, checked_items
-from lmx.router.schema.requests.responses.queries import InputItemsQuery, RetrieveQuery
-from lmx.router.schema.validation import short, validated
+from lmx.router.schema.requests.responses.responses import InputItemsQuery, RetrieveQuery
+from lmx.router.schema.validation import invalid, short, validated
 from lmx.router.services import SERVICES
 
 _MOST_RESPONSES: Final = 1_000
@@ -133,11 +128,7 @@ async def input_items(request: web.Request) -> web.Response:
     if query.after is not None:
         ids = [item["id"] for item in listed]
         if query.after not in ids:
-            raise RequestError(
-                ErrorCode.INVALID_VALUE,
-                f"`after` is not the id of one of the items: {short(query.after)}.",
-                param="after",
-            )
+            raise invalid("after", f"is not the id of one of the items: {short(query.after)}.")
         begin = ids.index(query.after) + 1
     page = listed[begin : begin + query.limit]
     return json_value(

@@ -1,4 +1,4 @@
-"""The events of a response's stream. Pure.
+"""OpenAI's responses, whole and as a stream of events. Pure.
 
 Source: the "Streaming events" pages of the documentation of OpenAI's Responses API.
 """
@@ -12,10 +12,11 @@ import orjson
 from pydantic import Field
 
 from lmx.protocol.errors import LmxError
-from lmx.protocol.messages.data import ChoiceEnded, Delta
+from lmx.protocol.messages.data import ChoiceEnded, Delta, TokenLogprob
 from lmx.protocol.states import DeltaKind, FinishReason
 from lmx.router.http.responses import Answer
-from lmx.router.rendering.answer_format import Beginning, Ending
+from lmx.router.rendering.accumulator import AccumulatedChoice
+from lmx.router.rendering.answer_format import Beginning, Ending, Generated
 from lmx.router.rendering.envelope import Identity
 from lmx.router.rendering.logprobs import chat_entries, event_entries
 from lmx.router.rendering.responses.items import (
@@ -190,11 +191,7 @@ class ResponseWriter:
     """
 
     def __init__(
-        self,
-        identity: Identity,
-        head: Mapping[str, Any],
-        beginning: Beginning,
-        items: ItemForm,
+        self, identity: Identity, head: Mapping[str, Any], beginning: Beginning, items: ItemForm
     ) -> None:
         self._identity = identity
         self._head = b'"response":' + orjson.dumps(head)[:-1] + b","
@@ -229,7 +226,6 @@ class ResponseWriter:
         )
 
     def deltas(self, deltas: Sequence[Delta]) -> bytes:
-        """Return the events of the pieces that are not empty."""
         pieces: list[bytes] = []
         for delta in deltas:
             call, text = delta.call, delta.text
@@ -298,7 +294,8 @@ class ResponseWriter:
             return
         if self._reader is not None and (rest := self._reader.end()):
             self._pieces.append(rest)
-            yield self._delta(rest)
+            fields = {**self._place, **self._index(), "delta": rest}
+            yield self._event(self._delta_name(), fields)
         text = "".join(self._pieces)
         yield self._text_done(text)
         yield self._part("done", text)
@@ -356,9 +353,6 @@ class ResponseWriter:
         name = self._delta_name().removesuffix("delta") + "done"
         return self._event(name, fields)
 
-    def _delta(self, text: str) -> bytes:
-        return self._event(self._delta_name(), {**self._place, **self._index(), "delta": text})
-
     def _with_logprobs(self, delta: Delta) -> bytes:
         self._pieces.append(delta.text)
         self._logprobs += chat_entries(delta.logprobs)
@@ -382,3 +376,73 @@ class ResponseWriter:
         data = orjson.dumps({"type": name, **fields, "sequence_number": self._number})
         self._number += 1
         return b"event: %b\ndata: %b\n\n" % (name.encode(), data)
+
+
+def _entries(_: int, tokens: Sequence[TokenLogprob]) -> list[Any]:
+    return chat_entries(tokens)
+
+
+class ResponseAnswer:
+    """See :class:`lmx.router.rendering.answer_format.AnswerFormat`.
+
+    ``asked`` are the fields of the request that a response repeats.
+    """
+
+    choices: Final = 1
+
+    def __init__(self, asked: Mapping[str, Any], items: ItemForm, *, logprobs: bool) -> None:
+        self._asked = asked
+        self._items = items
+        self.retained_logprobs: Final = _entries if logprobs else None
+
+    def writer(self, identity: Identity, beginning: Beginning) -> ResponseWriter:
+        return ResponseWriter(identity, self._head(identity), beginning, self._items)
+
+    def complete_answer(self, made: Generated) -> dict[str, Any]:
+        """Return the whole response, or the part that exists until now, which is in progress."""
+        identity, end = made.identity, made.ends.get(0)
+        output = list(self._output(identity.completion_id, made.choices[0], end))
+        if end is None or made.ending is None:
+            state = under_way()
+        else:
+            state = ended(identity, made.beginning, end, made.ending)
+        return {**self._head(identity), "output": output, **state}
+
+    def stored_output(
+        self, response_id: str, made: AccumulatedChoice, end: ChoiceEnded | None
+    ) -> bytes:
+        """Return the items as JSON, without logprobs: what continues the response does not read
+        them, and they may be a hundred times the text."""
+        return orjson.dumps(list(self._output(response_id, made, end, logprobs=False)))
+
+    def _head(self, identity: Identity) -> dict[str, Any]:
+        return {
+            "id": identity.completion_id,
+            "object": "response",
+            "created_at": identity.created_s,
+            "model": identity.model_id,
+            **self._asked,
+        }
+
+    def _output(
+        self,
+        response_id: str,
+        made: AccumulatedChoice,
+        end: ChoiceEnded | None,
+        *,
+        logprobs: bool = True,
+    ) -> Iterator[OutputItem]:
+        is_cut = end is None or end.reason is FinishReason.LENGTH
+        parts = list(made.parts())
+        for index, part in enumerate(parts):
+            is_last = index == len(parts) - 1
+            status: ItemStatus = INCOMPLETE if is_cut and is_last else COMPLETED
+            if part.call is not None:
+                call = part.call
+                given = self._items.given(call.name, part.text)
+                yield self._items.call(response_id, index, call.call_id, call.name, given, status)
+            elif part.kind is DeltaKind.REASONING:
+                yield self._items.reasoning(response_id, index, part.text, status)
+            else:
+                shown = part.logprobs if logprobs else ()
+                yield self._items.message(response_id, index, part.text, shown, status)

@@ -136,12 +136,7 @@ class ItemForm:
     """The key for the tokens of thoughts; None: thoughts have no token."""
 
     def message(
-        self,
-        response_id: str,
-        index: int,
-        text: str,
-        logprobs: Sequence[Any],
-        status: ItemStatus,
+        self, response_id: str, index: int, text: str, logprobs: Sequence[Any], status: ItemStatus
     ) -> OutputMessage:
         """Return a message of the model, with the entries of its logprobs. Without a text it has no
         part yet."""

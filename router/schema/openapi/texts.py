@@ -133,7 +133,7 @@ FURTHER_EXAMPLES: Final[dict[str, dict[str, dict[str, Any]]]] = {
         "a tool": {
             "messages": [{"role": "user", "content": _ASKS_FOR_WEATHER}],
             "tools": [
-                {"type": "function", "function": {"name": "weather", "parameters": _WEATHER}},
+                {"type": "function", "function": {"name": "weather", "parameters": _WEATHER}}
             ],
         },
         "an image": _chat_about(
@@ -160,7 +160,7 @@ FURTHER_EXAMPLES: Final[dict[str, dict[str, dict[str, Any]]]] = {
         "a tool": {
             "input": _ASKS_FOR_WEATHER,
             "tools": [{"type": "function", "name": "weather", "parameters": _WEATHER}],
-        },
+        }
     },
     "MessagesRequest": {
         "a tool": {

@@ -8,11 +8,10 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.speech import Transcribe
 from lmx.router.http.bodies.form import FormField, Upload
 from lmx.router.schema.requests.generation import ResidencyFields, keep_alive_of
-from lmx.router.schema.validation import validated
+from lmx.router.schema.validation import invalid, unsupported, validated
 
 TRANSCRIBE_DEADLINE_S: Final = 3600.0
 """For hours of speech, or for others' hours before it. A worker that is stuck is found sooner, by
@@ -95,17 +94,11 @@ def parse_transcription(
     request = validated(TranscriptionRequest, _body(form))
     wanted = request.response_format or "json"
     if request.timestamp_granularities and wanted != "verbose_json":
-        raise RequestError(
-            ErrorCode.UNSUPPORTED_VALUE,
-            f"`timestamp_granularities` is for the `response_format` verbose_json, got {wanted!r}.",
-            param="timestamp_granularities",
+        raise unsupported(
+            "timestamp_granularities", f"is for the `response_format` verbose_json, got {wanted!r}."
         )
     if request.stream and wanted not in ("json", "text"):
-        raise RequestError(
-            ErrorCode.UNSUPPORTED_VALUE,
-            f"`stream` is for the `response_format` json and text, got {wanted!r}.",
-            param="stream",
-        )
+        raise unsupported("stream", f"is for the `response_format` json and text, got {wanted!r}.")
     return request, _task(request, False, request.language, words=request.words)
 
 
@@ -150,11 +143,7 @@ def _body(form: Mapping[str, Sequence[FormField]]) -> dict[str, Any]:
         if name in _LISTS:
             body.setdefault(name, []).extend(values)
         elif len(values) > 1:
-            raise RequestError(
-                ErrorCode.INVALID_VALUE,
-                f"`{name[:80]}` is there {len(values)} times: send it once.",
-                param=name[:80],
-            )
+            raise invalid(name[:80], f"is there {len(values)} times: send it once.")
         elif values[0] != "":
             body[name] = _value(name, values[0])
     return body

@@ -22,7 +22,7 @@ from lmx.router.schema.requests.conversation.tools import FunctionFields, ToolFi
 from lmx.router.schema.requests.generation import GenerationFields, check_generation, generate_of
 from lmx.router.schema.requests.sampling import only_value
 from lmx.router.schema.requests.unsupported import CHAT, refuse_unsupported
-from lmx.router.schema.validation import Count, FreeObject, Strict, validated
+from lmx.router.schema.validation import Count, FreeObject, Strict, invalid, validated
 
 _Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -92,11 +92,7 @@ def parse_chat(
     check_generation(request, ovms=ovms)
     refuse_unsupported(body, CHAT)
     if request.top_logprobs and not request.logprobs:
-        raise RequestError(
-            ErrorCode.INVALID_VALUE,
-            "`top_logprobs` needs `logprobs: true`.",
-            param="top_logprobs",
-        )
+        raise invalid("top_logprobs", "needs `logprobs: true`.")
     messages, media = plain_messages(request.messages, request)
     if request.continue_final_message:
         _check_continued(request, messages)
@@ -116,11 +112,10 @@ def parse_chat(
 
 def _check_continued(request: ChatRequest, messages: Sequence[dict[str, Any]]) -> None:
     if request.add_generation_prompt:
-        raise RequestError(
-            ErrorCode.INVALID_VALUE,
-            "`continue_final_message` can't be combined with `add_generation_prompt: true`: an "
-            "answer either continues the last message or begins after it.",
-            param="continue_final_message",
+        raise invalid(
+            "continue_final_message",
+            "can't be combined with `add_generation_prompt: true`: an answer either continues "
+            "the last message or begins after it.",
         )
     last = messages[-1]
     content = last["content"]

@@ -20,7 +20,7 @@ from lmx.router.schema.requests.generation import (
 )
 from lmx.router.schema.requests.sampling import MAX_ANSWERS
 from lmx.router.schema.requests.unsupported import COMPLETION, refuse_unsupported
-from lmx.router.schema.validation import TEXT, Count, validated
+from lmx.router.schema.validation import TEXT, Count, invalid, validated
 
 MAX_PROMPTS: Final = 128
 MAX_PROMPT_TOKENS: Final = MAX_NUMBERS
@@ -166,11 +166,10 @@ def _check_empty_answer(request: CompletionRequest, search: Search) -> None:
         return
     param = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     if not request.echo and request.prompt_logprobs is None:
-        raise RequestError(
-            ErrorCode.INVALID_VALUE,
-            f"`{param}` must be at least 1, got 0: 0 is for `echo: true` and for "
-            "`prompt_logprobs` alone, which say something about the prompt.",
-            param=param,
+        raise invalid(
+            param,
+            "must be at least 1, got 0: 0 is for `echo: true` and for `prompt_logprobs` alone, "
+            "which say something about the prompt.",
         )
     if search.beam or search.best_of > search.n:
         raise RequestError(

@@ -20,14 +20,7 @@ from lmx.router.schema.requests.sampling import (
     search_of,
 )
 from lmx.router.schema.requests.structure import StructureFields, structure_of
-from lmx.router.schema.validation import (
-    LIST,
-    MAX_COUNT,
-    TEXT,
-    TEXT_OR_LIST,
-    Count,
-    Strict,
-)
+from lmx.router.schema.validation import LIST, MAX_COUNT, TEXT, TEXT_OR_LIST, Count, Strict, invalid
 
 _LabelName = Annotated[str, Field(max_length=64)]
 _LabelText = Annotated[str, Field(max_length=512)]
@@ -287,22 +280,16 @@ def check_generation(request: GenerationFields, *, ovms: bool) -> None:
     """Raise :class:`RequestError` for the first fields that contradict each other."""
     _check_token_limits(request)
     if request.truncate_prompt_tokens == 0:
-        raise RequestError(
-            ErrorCode.INVALID_VALUE,
-            "`truncate_prompt_tokens` must be -1 or at least 1, got 0: a prompt has a token.",
-            param="truncate_prompt_tokens",
+        raise invalid(
+            "truncate_prompt_tokens", "must be -1 or at least 1, got 0: a prompt has a token."
         )
     if request.stream_options is not None and not request.stream:
-        raise RequestError(
-            ErrorCode.INVALID_VALUE,
-            "`stream_options` is allowed with `stream: true` only: remove it, or stream.",
-            param="stream_options",
+        raise invalid(
+            "stream_options", "is allowed with `stream: true` only: remove it, or stream."
         )
     if request.prompt_logprobs is not None and request.stream:
-        raise RequestError(
-            ErrorCode.INVALID_VALUE,
-            "`prompt_logprobs` can't be combined with `stream: true`: leave one of them out.",
-            param="prompt_logprobs",
+        raise invalid(
+            "prompt_logprobs", "can't be combined with `stream: true`: leave one of them out."
         )
     options = request.stream_options
     if options is not None and options.continuous_usage_stats and not options.include_usage:
@@ -312,11 +299,9 @@ def check_generation(request: GenerationFields, *, ovms: bool) -> None:
             param="stream_options.continuous_usage_stats",
         )
     if ovms and request.stream and request.include_stop_str_in_output is False:
-        raise RequestError(
-            ErrorCode.INVALID_VALUE,
-            "`include_stop_str_in_output` can't be false in a stream on /v3: leave it out, or "
-            "use /v1.",
-            param="include_stop_str_in_output",
+        raise invalid(
+            "include_stop_str_in_output",
+            "can't be false in a stream on /v3: leave it out, or use /v1.",
         )
 
 
@@ -325,8 +310,4 @@ def _check_token_limits(request: GenerationFields) -> None:
     only_value("one limit", {"max_completion_tokens": new, "max_tokens": old})
     limit, least = request.token_limit, request.min_tokens
     if limit is not None and least is not None and least > limit:
-        raise RequestError(
-            ErrorCode.INVALID_VALUE,
-            f"`min_tokens` ({least}) is more than the answer may have ({limit}).",
-            param="min_tokens",
-        )
+        raise invalid("min_tokens", f"({least}) is more than the answer may have ({limit}).")

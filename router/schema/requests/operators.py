@@ -1,5 +1,5 @@
-"""What operators may send: bodies and queries of /admin and /engines, and the query of GET
-/v1/jobs.
+"""What operators may send: bodies and queries of /admin and /engines, and the queries of GET
+/v1/jobs and /v1/models.
 
 The values of a query are strings, so numbers and booleans are read from them.
 """
@@ -129,3 +129,16 @@ class EventsQuery(Strict):
         description="How many of the last events are sent first, without Last-Event-ID.",
     )
     follow: bool = Field(True, strict=False, description=_FOLLOW)
+
+
+class ModelsQuery(Strict):
+    """The query of GET /v1/models with the header `anthropic-version`; else it is ignored."""
+
+    model_config = ConfigDict(strict=False)
+
+    limit: Annotated[int, Field(ge=1, le=1000)] | None = None
+    """How many models a page has at most. Default: all are on one page."""
+    after_id: str | None = None
+    """The id of the model after which the page begins: the `last_id` of the page before."""
+    before_id: str | None = None
+    """The id of the model before which the page ends: the `first_id` of the page after."""

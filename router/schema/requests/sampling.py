@@ -11,7 +11,15 @@ from pydantic import Field, WithJsonSchema
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Assist, Sampling, Search, TokenBias
 from lmx.protocol.models.sampling import MAX_ASSISTANT_TOKENS, MAX_NGRAM, PARAMETERS
-from lmx.router.schema.validation import INT64_MAX, INT64_MIN, MAX_COUNT, Count, Strict, short
+from lmx.router.schema.validation import (
+    INT64_MAX,
+    INT64_MIN,
+    MAX_COUNT,
+    Count,
+    Strict,
+    invalid,
+    short,
+)
 
 MAX_ANSWERS: Final = 128
 MAX_BIASES: Final = 1024
@@ -169,11 +177,10 @@ def search_of(fields: SamplingFields, *, ovms: bool = False) -> Search:
     given = fields.n or 1
     made = given if fields.best_of is None else fields.best_of
     if made < given:
-        raise RequestError(
-            ErrorCode.INVALID_VALUE,
-            f"`best_of` ({made}) is less than `n` ({given}): the answers are chosen from as many "
-            "as `best_of` requires. Raise it, or leave it out.",
-            param="best_of",
+        raise invalid(
+            "best_of",
+            f"({made}) is less than `n` ({given}): the answers are chosen from as many as "
+            "`best_of` requires. Raise it, or leave it out.",
         )
     sampled = bool(fields.temperature) and fields.top_p != 0
     beam = bool(fields.use_beam_search) or (made > given and not sampled)
@@ -182,11 +189,10 @@ def search_of(fields: SamplingFields, *, ovms: bool = False) -> Search:
     # A value that changes nothing is always allowed: some clients send every default.
     if not beam and fields.length_penalty not in (None, 1.0):
         way = "a `best_of` above 1" if ovms else "`use_beam_search: true`"
-        raise RequestError(
-            ErrorCode.INVALID_VALUE,
-            "`length_penalty` ranks the answers of a beam search, and this is none: leave it out, "
-            f"or ask for beams with {way}.",
-            param="length_penalty",
+        raise invalid(
+            "length_penalty",
+            "ranks the answers of a beam search, and this is none: leave it out, or ask for "
+            f"beams with {way}.",
         )
     return Search(
         n=given,
@@ -203,11 +209,9 @@ def assist_of(fields: SamplingFields) -> Assist:
         fields.num_assistant_tokens is not None
         and fields.assistant_confidence_threshold is not None
     ):
-        raise RequestError(
-            ErrorCode.INVALID_VALUE,
-            "`assistant_confidence_threshold` can't be combined with `num_assistant_tokens`: "
-            "send one of them.",
-            param="assistant_confidence_threshold",
+        raise invalid(
+            "assistant_confidence_threshold",
+            "can't be combined with `num_assistant_tokens`: send one of them.",
         )
     return Assist(
         num_assistant_tokens=fields.num_assistant_tokens,
@@ -218,11 +222,7 @@ def assist_of(fields: SamplingFields) -> Assist:
 
 def _biases(given: dict[str, Any]) -> tuple[TokenBias, ...]:
     if len(given) > MAX_BIASES:
-        raise RequestError(
-            ErrorCode.INVALID_VALUE,
-            f"`logit_bias` must hold at most {MAX_BIASES} entries, got {len(given)}.",
-            param="logit_bias",
-        )
+        raise invalid("logit_bias", f"must hold at most {MAX_BIASES} entries, got {len(given)}.")
     return tuple(_bias(key, value) for key, value in given.items())
 
 
@@ -230,19 +230,15 @@ def _bias(key: str, value: object) -> TokenBias:
     path = f"logit_bias.{key[:_KEY_SHOWN]}"
     # int() alone is not enough: it takes " 1_0 " and the digits of every script.
     if not (key.isascii() and key.isdecimal()) or len(key) > 10 or int(key) > MAX_COUNT:
-        raise RequestError(
-            ErrorCode.INVALID_VALUE,
-            f"`{path}` is no token id: the keys of `logit_bias` must be token ids, as strings.",
-            param=path,
+        raise invalid(
+            path, "is no token id: the keys of `logit_bias` must be token ids, as strings."
         )
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise RequestError(
             ErrorCode.INVALID_TYPE, f"`{path}` must be a number, got {short(value)}.", param=path
         )
     if not -_BIAS_LIMIT <= value <= _BIAS_LIMIT:
-        raise RequestError(
-            ErrorCode.INVALID_VALUE,
-            f"`{path}` must be from {-_BIAS_LIMIT:g} to {_BIAS_LIMIT:g}, got {short(value)}.",
-            param=path,
+        raise invalid(
+            path, f"must be from {-_BIAS_LIMIT:g} to {_BIAS_LIMIT:g}, got {short(value)}."
         )
     return TokenBias(int(key), float(value))

@@ -9,11 +9,17 @@ from typing import Annotated, Any, Final, Literal
 import orjson
 from pydantic import Field
 
-from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Structure
 from lmx.protocol.states import StructureKind
 from lmx.router.http.bodies.json_body import MAX_DEPTH, too_deep
-from lmx.router.schema.validation import FreeObject, NonEmpty, Strict, TextOrObject
+from lmx.router.schema.validation import (
+    FreeObject,
+    NonEmpty,
+    Strict,
+    TextOrObject,
+    invalid,
+    missing,
+)
 
 MAX_CHOICES: Final = 10_000
 MAX_FORM_CHARS: Final = 2**20
@@ -105,18 +111,14 @@ def structure_of(fields: StructureFields) -> Structure | None:
     """
     asked = list(_all_asked(fields))
     if len(asked) > 1:
-        raise RequestError(
-            ErrorCode.INVALID_VALUE,
-            f"`{asked[1].param}` can't be combined with `{asked[0].param}`: "
-            "an answer has one form.",
-            param=asked[1].param,
+        raise invalid(
+            asked[1].param, f"can't be combined with `{asked[0].param}`: an answer has one form."
         )
     if asked and len(asked[0].text) > MAX_FORM_CHARS:
-        raise RequestError(
-            ErrorCode.INVALID_VALUE,
-            f"`{asked[0].param}` has {len(asked[0].text)} characters as JSON, and may have at most "
+        raise invalid(
+            asked[0].param,
+            f"has {len(asked[0].text)} characters as JSON, and may have at most "
             f"{MAX_FORM_CHARS}: ask for a smaller form.",
-            param=asked[0].param,
         )
     return _with_whitespace(fields, asked[0]) if asked else None
 
@@ -134,21 +136,15 @@ def _all_asked(fields: StructureFields) -> Iterator[Structure]:
     if (outputs := fields.structured_outputs) is not None:
         found = list(
             _of_values(
-                "structured_outputs.",
-                outputs.json_,
-                outputs.regex,
-                outputs.choice,
-                outputs.grammar,
+                "structured_outputs.", outputs.json_, outputs.regex, outputs.choice, outputs.grammar
             )
         )
         if outputs.json_object:
             found.append(Structure(StructureKind.JSON_OBJECT, "", "structured_outputs.json_object"))
         if not found:
-            raise RequestError(
-                ErrorCode.MISSING_PARAMETER,
-                "`structured_outputs` must hold one of json, json_object, regex, choice and "
-                "grammar.",
-                param="structured_outputs",
+            raise missing(
+                "structured_outputs",
+                "must hold one of json, json_object, regex, choice and grammar.",
             )
         yield from found
     yield from _of_values(
@@ -166,11 +162,9 @@ def _all_asked(fields: StructureFields) -> Iterator[Structure]:
 
 def _of_response_format(wanted: ResponseFormat) -> Iterator[Structure]:
     if wanted.schema_ is not None and wanted.json_schema is not None:
-        raise RequestError(
-            ErrorCode.INVALID_VALUE,
-            "`response_format.schema` can't be combined with `response_format.json_schema`: "
-            "an answer has one form.",
-            param="response_format.schema",
+        raise invalid(
+            "response_format.schema",
+            "can't be combined with `response_format.json_schema`: an answer has one form.",
         )
     if wanted.schema_ is not None and wanted.type != "text":
         yield _of_schema(wanted.schema_, "response_format.schema")
@@ -178,11 +172,7 @@ def _of_response_format(wanted: ResponseFormat) -> Iterator[Structure]:
         yield Structure(StructureKind.JSON_OBJECT, "", "response_format")
     elif wanted.type == "json_schema":
         if wanted.json_schema is None:
-            raise RequestError(
-                ErrorCode.MISSING_PARAMETER,
-                "`response_format.json_schema` is required with the type 'json_schema'.",
-                param="response_format.json_schema",
-            )
+            raise missing("response_format.json_schema", "is required with the type 'json_schema'.")
         yield Structure(
             StructureKind.JSON_SCHEMA,
             _json(wanted.json_schema.schema_),
@@ -216,14 +206,10 @@ def _schema_text(text: str, param: str) -> str:
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise RequestError(
-            ErrorCode.INVALID_VALUE, f"`{param}` is not valid JSON: {error.msg}.", param=param
-        ) from error
+        raise invalid(param, f"is not valid JSON: {error.msg}.") from error
     if not isinstance(value, dict) or too_deep(text.encode(), value):
-        raise RequestError(
-            ErrorCode.INVALID_VALUE,
-            f"`{param}` must be a JSON schema: an object, nested at most {MAX_DEPTH} levels deep.",
-            param=param,
+        raise invalid(
+            param, f"must be a JSON schema: an object, nested at most {MAX_DEPTH} levels deep."
         )
     return text
 

@@ -37,6 +37,8 @@ from lmx.router.schema.validation import (
     NonEmpty,
     Positive,
     Strict,
+    invalid,
+    unsupported,
     validated,
 )
 from lmx.router.workers.dispatch import COMPUTE_DEADLINE_S, TOKENIZE_DEADLINE_S
@@ -229,11 +231,10 @@ def parse_score(body: dict[str, Any]) -> ScoreRequest:
     request = validated(ScoreRequest, body)
     refuse_unsupported(body, SCORE)
     if len(request.first) not in (1, len(request.second)):
-        raise RequestError(
-            ErrorCode.INVALID_VALUE,
-            f"`text_1` has {len(request.first)} texts and `text_2` {len(request.second)}: give one "
-            "text and several, or as many as others.",
-            param="text_1",
+        raise invalid(
+            "text_1",
+            f"has {len(request.first)} texts and `text_2` {len(request.second)}: give one text "
+            "and several, or as many as others.",
         )
     return request
 
@@ -284,10 +285,8 @@ def parse_tokenize(
     check_messages(request.messages)
     messages, media = plain_messages(request.messages, request)
     if request.add_special_tokens:
-        raise RequestError(
-            ErrorCode.UNSUPPORTED_VALUE,
-            "`add_special_tokens` is for `prompt`: with `messages` the chat template has them.",
-            param="add_special_tokens",
+        raise unsupported(
+            "add_special_tokens", "is for `prompt`: with `messages` the chat template has them."
         )
     task = Tokenize(
         0,

@@ -11,8 +11,7 @@ from typing import Any, Final
 import orjson
 from pydantic import BaseModel
 
-from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.router.schema.validation import short
+from lmx.router.schema.validation import short, unsupported
 
 _COMMON: Final[dict[str, tuple[Any, ...]]] = {
     # Sampling.
@@ -52,10 +51,8 @@ def refuse_unsupported(body: dict[str, Any], table: dict[str, tuple[Any, ...]]) 
             allowed_text = " or ".join(
                 ["absent", *(orjson.dumps(item).decode() for item in harmless)]
             )
-            raise RequestError(
-                ErrorCode.UNSUPPORTED_VALUE,
-                f"`{name}` is not supported yet: it must be {allowed_text}, got {short(value)}.",
-                param=name,
+            raise unsupported(
+                name, f"is not supported yet: it must be {allowed_text}, got {short(value)}."
             )
 
 

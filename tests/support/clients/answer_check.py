@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from lmx.router.http.api_family import ERROR_BODIES
 from lmx.router.http.endpoint import Access, Endpoint, endpoint_of, error_family_of
 from lmx.router.http.errors import http_status
-from lmx.router.schema.openapi.errors import error_codes
+from lmx.router.schema.openapi.document import error_codes
 
 _STREAMS = {"text/event-stream", "application/x-ndjson"}
 

@@ -21,6 +21,7 @@ from lmx.router.schema.validation import (
     FreeObject,
     NonEmpty,
     Strict,
+    type_of,
 )
 
 MAX_BLOCKS: Final = 1_000
@@ -82,7 +83,7 @@ def _by_type(*types: str, others: Callable[[str], bool] = lambda kind: False) ->
     type that ``others`` is true of are all of one member, ``<other>``."""
 
     def tag(value: object) -> str | None:
-        kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+        kind = type_of(value)
         if kind in types:
             return f"<{kind}>"
         return "<other>" if isinstance(kind, str) and others(kind) else None

@@ -28,7 +28,7 @@ from lmx.router.schema.requests.anthropic.blocks import (
 )
 from lmx.router.schema.requests.conversation.messages import MAX_MESSAGES
 from lmx.router.schema.requests.conversation.turns import joined_texts, joined_turns
-from lmx.router.schema.validation import Strict
+from lmx.router.schema.validation import Strict, invalid
 
 _BILLING: Final = "x-anthropic-billing-header:"
 """Claude Code begins its system prompt with such a line, and another one for each request: all that
@@ -126,11 +126,10 @@ def _check_blocks(turn: Turn, path: str) -> None:
     for index, block in enumerate(turn.content):
         if not isinstance(block, allowed):
             param = f"{path}.content[{index}]"
-            raise RequestError(
-                ErrorCode.INVALID_VALUE,
-                f"`{param}` is a block of the type '{block.type}', which a turn of the role "
-                f"'{turn.role}' can't have.",
-                param=param,
+            raise invalid(
+                param,
+                f"is a block of the type '{block.type}', which a turn of the role '{turn.role}' "
+                "can't have.",
             )
         _refuse_unread(block, f"{path}.content[{index}]")
         for number, inner in enumerate(_inner(block)):

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Final, Literal
 import orjson
 from pydantic import Field
 
-from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Generate, Structure, Thinking
 from lmx.protocol.messages.tasks import Tokenize
 from lmx.protocol.states import StructureKind
@@ -18,7 +17,15 @@ from lmx.router.schema.requests.anthropic.conversation import Turns, chat_messag
 from lmx.router.schema.requests.anthropic.tools import Choice, Tools, hosted_tools, tool_use_of
 from lmx.router.schema.requests.generation import MAX_STOP_CHARS, AnswerFields, generate_of
 from lmx.router.schema.requests.sampling import parameter
-from lmx.router.schema.validation import Count, FreeObject, Positive, Strict, validated
+from lmx.router.schema.validation import (
+    Count,
+    FreeObject,
+    Positive,
+    Strict,
+    invalid,
+    unsupported,
+    validated,
+)
 from lmx.router.workers.dispatch import TOKENIZE_DEADLINE_S
 
 MAX_STOPS: Final = 64
@@ -155,21 +162,19 @@ def parse_messages(
     """
     request = validated(MessagesRequest, body)
     if request.thread is not None:
-        raise RequestError(
-            ErrorCode.UNSUPPORTED_VALUE,
-            "`thread` is not supported, since no conversation is kept here: leave it out, and send "
-            "the whole conversation in `messages`.",
-            param="thread",
+        raise unsupported(
+            "thread",
+            "is not supported, since no conversation is kept here: leave it out, and send the "
+            "whole conversation in `messages`.",
         )
     conversation = chat_messages(request.system, request.messages, keep_billing=keep_billing)
     thinking = request.effective_thinking
     budget = thinking.budget_tokens
     if budget is not None and budget >= request.max_tokens > 0:
-        raise RequestError(
-            ErrorCode.INVALID_VALUE,
-            f"`thinking.budget_tokens` ({budget}) must be less than `max_tokens` "
-            f"({request.max_tokens}), which counts the thinking too.",
-            param="thinking.budget_tokens",
+        raise invalid(
+            "thinking.budget_tokens",
+            f"({budget}) must be less than `max_tokens` ({request.max_tokens}), which counts the "
+            "thinking too.",
         )
     goes_on = _continues(conversation.messages)
     generate = replace(
@@ -212,11 +217,10 @@ def _continues(messages: list[dict[str, Any]]) -> bool:
     if last["role"] != "assistant":
         return False
     if last.get("tool_calls") or not last["content"]:
-        raise RequestError(
-            ErrorCode.INVALID_VALUE,
-            "`messages` ends with a turn of the assistant that has calls or no text: the answer "
-            "can't continue it. Add the results of the calls, or a turn of the user.",
-            param="messages",
+        raise invalid(
+            "messages",
+            "ends with a turn of the assistant that has calls or no text: the answer can't "
+            "continue it. Add the results of the calls, or a turn of the user.",
         )
     return True
 
@@ -225,11 +229,10 @@ def _structure_of(request: PromptFields) -> Structure | None:
     new = request.output_config.format if request.output_config else None
     old = request.output_format
     if new is not None and old is not None:
-        raise RequestError(
-            ErrorCode.INVALID_VALUE,
-            "`output_format` can't be combined with `output_config.format`: they are two names of "
-            "one thing, send one of them.",
-            param="output_format",
+        raise invalid(
+            "output_format",
+            "can't be combined with `output_config.format`: they are two names of one thing, "
+            "send one of them.",
         )
     wanted = old if new is None else new
     if wanted is None:

@@ -7,11 +7,10 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import ToolUse
 from lmx.protocol.states import ToolChoice
 from lmx.router.schema.requests.conversation.tools import MAX_TOOLS, function_object, refuse_second
-from lmx.router.schema.validation import FreeObject, Strict, short
+from lmx.router.schema.validation import FreeObject, Strict, invalid, missing, short
 
 _OWN: Final = "<custom>"
 _HOSTED: Final = "<hosted>"
@@ -101,23 +100,15 @@ def tool_use_of(
     kind = choice.type if choice else "auto"
     wanted = choice.name if choice and kind == "tool" else None
     if kind == "tool" and wanted is None:
-        raise RequestError(
-            ErrorCode.MISSING_PARAMETER,
-            "`tool_choice.name` is required with the type 'tool'.",
-            param="tool_choice.name",
-        )
+        raise missing("tool_choice.name", "is required with the type 'tool'.")
     if wanted is not None and wanted not in named:
-        raise RequestError(
-            ErrorCode.INVALID_VALUE,
-            f"`tool_choice.name` is not one of the `tools` that lmx knows: {short(wanted)}.",
-            param="tool_choice.name",
+        raise invalid(
+            "tool_choice.name", f"is not one of the `tools` that lmx knows: {short(wanted)}."
         )
     if not named:
         if kind == "any":
-            raise RequestError(
-                ErrorCode.INVALID_VALUE,
-                "`tool_choice` asks for a call, but there are no `tools` that lmx knows.",
-                param="tool_choice",
+            raise invalid(
+                "tool_choice", "asks for a call, but there are no `tools` that lmx knows."
             )
         return None
     return ToolUse(

@@ -9,6 +9,7 @@ from urllib.parse import unquote_to_bytes
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.router.media.inline import decoded
+from lmx.router.schema.validation import unsupported
 
 _MOST_CHARACTERS: Final = 12 * 2**20
 """How long a file may be as base64. It is decoded on the event loop, and hardly any model's context
@@ -47,11 +48,10 @@ def file_text(data: str, param: str) -> str:
         )
     content = _content(data, param)
     if content.lstrip()[: len(_PDF)] == _PDF:
-        raise RequestError(
-            ErrorCode.UNSUPPORTED_VALUE,
-            f"`{param}` is a PDF, which is not read here: send its text as `input_text`, or its "
-            "pages as images, to a model that takes images.",
-            param=param,
+        raise unsupported(
+            param,
+            "is a PDF, which is not read here: send its text as `input_text`, or its pages as "
+            "images, to a model that takes images.",
         )
     encoding = next((name for mark, name in _ENCODINGS if content.startswith(mark)), "utf-8")
     try:
@@ -59,11 +59,10 @@ def file_text(data: str, param: str) -> str:
     except UnicodeDecodeError:
         text = "\0"
     if "\0" in text:
-        raise RequestError(
-            ErrorCode.UNSUPPORTED_VALUE,
-            f"`{param}` is no text in UTF-8 or UTF-16: of files, only texts are read here (source "
-            "code, Markdown, JSON, CSV and others).",
-            param=param,
+        raise unsupported(
+            param,
+            "is no text in UTF-8 or UTF-16: of files, only texts are read here (source code, "
+            "Markdown, JSON, CSV and others).",
         )
     return text
 

@@ -10,10 +10,17 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, Tag
 
-from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.states import MediaKind
 from lmx.router.media.source import MediaSource
-from lmx.router.schema.validation import OBJECT, TEXT, TEXT_OR_OBJECT, NonEmpty, Strict
+from lmx.router.schema.validation import (
+    OBJECT,
+    TEXT,
+    TEXT_OR_OBJECT,
+    NonEmpty,
+    Strict,
+    invalid,
+    missing,
+)
 
 DEFAULT_FPS: Final = 1.0
 _MAX_FPS: Final = 240.0
@@ -201,25 +208,13 @@ def source_of(part: MediaPart, path: str, defaults: VideoDefaults) -> MediaSourc
 def _text_of(reference: Reference, param: str) -> str:
     given = [text for text in (reference.url, reference.data) if text is not None]
     if not given:
-        raise RequestError(
-            ErrorCode.MISSING_PARAMETER,
-            f"`{param}` has no content: it needs `url` or `data`.",
-            param=param,
-        )
+        raise missing(param, "has no content: it needs `url` or `data`.")
     if len(given) > 1:
-        raise RequestError(
-            ErrorCode.INVALID_VALUE,
-            f"`{param}` has `url` and `data`: send one of the two.",
-            param=param,
-        )
+        raise invalid(param, "has `url` and `data`: send one of the two.")
     return given[0]
 
 
 def _check_pixels(part: PixelFields, path: str) -> None:
     least, most = part.min_pixels, part.max_pixels
     if least is not None and most is not None and least > most:
-        raise RequestError(
-            ErrorCode.INVALID_VALUE,
-            f"`{path}.min_pixels` ({least}) is more than `max_pixels` ({most}).",
-            param=f"{path}.min_pixels",
-        )
+        raise invalid(f"{path}.min_pixels", f"({least}) is more than `max_pixels` ({most}).")

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, TypeAdapter
 from pydantic_core import PydanticCustomError
 
-from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.router.media.source import MediaSource
 from lmx.router.schema.requests.conversation.media import (
     KINDS,
@@ -24,7 +23,16 @@ from lmx.router.schema.requests.conversation.media import (
     source_of,
 )
 from lmx.router.schema.requests.conversation.turns import joined_texts
-from lmx.router.schema.validation import LIST, PART_TYPE, TEXT, TEXT_OR_LIST, Strict
+from lmx.router.schema.validation import (
+    LIST,
+    PART_TYPE,
+    TEXT,
+    TEXT_OR_LIST,
+    Strict,
+    invalid,
+    missing,
+    type_of,
+)
 
 MAX_MESSAGES: Final = 10_000
 MAX_PARTS: Final = 1_000
@@ -68,7 +76,7 @@ _TAGS: Final = {kind: f"<{kind}>" for kind in ("text", *KINDS)}
 
 
 def _part_tag(value: object) -> str | None:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    kind = type_of(value)
     return _TAGS.get(kind) if isinstance(kind, str) else None
 
 
@@ -88,8 +96,7 @@ Part = Annotated[
 _PARTS: Final = Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)
 
 Content = Annotated[
-    Annotated[str, Tag(TEXT)] | Annotated[list[Part], _PARTS, Tag(LIST)],
-    TEXT_OR_LIST,
+    Annotated[str, Tag(TEXT)] | Annotated[list[Part], _PARTS, Tag(LIST)], TEXT_OR_LIST
 ]
 
 
@@ -217,23 +224,17 @@ def check_messages(messages: Sequence[Message]) -> None:
 
 def _check_message(message: Message, path: str) -> None:
     if message.content is None and message.role != "assistant":
-        raise RequestError(
-            ErrorCode.MISSING_PARAMETER,
-            f"`{path}.content` is required for the role '{message.role}': "
-            "a string or an array of parts.",
-            param=f"{path}.content",
+        raise missing(
+            f"{path}.content",
+            f"is required for the role '{message.role}': a string or an array of parts.",
         )
     if message.tool_calls and message.role != "assistant":
-        raise RequestError(
-            ErrorCode.INVALID_VALUE,
-            f"`{path}.tool_calls` is allowed for the role 'assistant' only, "
-            f"got role '{message.role}'.",
-            param=f"{path}.tool_calls",
+        raise invalid(
+            f"{path}.tool_calls",
+            f"is allowed for the role 'assistant' only, got role '{message.role}'.",
         )
     if message.tool_call_id is None and message.role == "tool":
-        raise RequestError(
-            ErrorCode.MISSING_PARAMETER,
-            f"`{path}.tool_call_id` is required for the role 'tool': the id of the call that "
-            "this is the result of.",
-            param=f"{path}.tool_call_id",
+        raise missing(
+            f"{path}.tool_call_id",
+            "is required for the role 'tool': the id of the call that this is the result of.",
         )

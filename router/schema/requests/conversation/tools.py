@@ -8,16 +8,23 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import ToolUse
 from lmx.protocol.states import ToolChoice
-from lmx.router.schema.validation import OBJECT, TEXT, TEXT_OR_OBJECT, FreeObject, Strict, short
+from lmx.router.schema.validation import (
+    OBJECT,
+    TEXT,
+    TEXT_OR_OBJECT,
+    FreeObject,
+    Strict,
+    invalid,
+    short,
+)
 
 MAX_TOOLS: Final = 1024
 
 _ALLOWED: Final = "<allowed>"
 
-_WORDS: Final[dict[str, ToolChoice]] = {
+CHOICES: Final[dict[str, ToolChoice]] = {
     "auto": ToolChoice.AUTO,
     "none": ToolChoice.NONE,
     "required": ToolChoice.REQUIRED,
@@ -146,11 +153,7 @@ def tool_use_of(fields: ToolFields) -> ToolUse | None:
     choice = fields.tool_choice
     if not fields.tools:
         if choice not in (None, "none", "auto"):
-            raise RequestError(
-                ErrorCode.INVALID_VALUE,
-                "`tool_choice` asks for a call, but there are no `tools`.",
-                param="tool_choice",
-            )
+            raise invalid("tool_choice", "asks for a call, but there are no `tools`.")
         return None
     names: set[str] = set()
     for index, tool in enumerate(fields.tools):
@@ -176,29 +179,21 @@ def tool_use_of(fields: ToolFields) -> ToolUse | None:
                 )
                 for index, tool in enumerate(choice.allowed_tools.tools)
             )
-            return replace(use, choice=_WORDS[choice.allowed_tools.mode], allowed=allowed)
+            return replace(use, choice=CHOICES[choice.allowed_tools.mode], allowed=allowed)
         case _:
-            return replace(use, choice=_WORDS[choice or "auto"])
+            return replace(use, choice=CHOICES[choice or "auto"])
 
 
 def _known(name: str, names: Container[str], param: str) -> str:
     if name not in names:
-        raise RequestError(
-            ErrorCode.INVALID_VALUE,
-            f"`{param}` is not one of the `tools`: {short(name)}.",
-            param=param,
-        )
+        raise invalid(param, f"is not one of the `tools`: {short(name)}.")
     return name
 
 
 def refuse_second(name: str, names: Container[str], param: str) -> None:
     """Raise :class:`RequestError` if ``names``, those of earlier tools, have this name too."""
     if name in names:
-        raise RequestError(
-            ErrorCode.INVALID_VALUE,
-            f"`{param}` is the name of an earlier tool: {short(name)}.",
-            param=param,
-        )
+        raise invalid(param, f"is the name of an earlier tool: {short(name)}.")
 
 
 def function_object(
@@ -206,12 +201,7 @@ def function_object(
 ) -> dict[str, Any]:
     """Return a tool as a worker takes it: OpenAI's object, without what was left out."""
     # This is done by hand: exclude_none would also change the parameters, where null has a meaning.
-    given = {
-        "name": name,
-        "description": description,
-        "parameters": parameters,
-        "strict": strict,
-    }
+    given = {"name": name, "description": description, "parameters": parameters, "strict": strict}
     return {
         "type": "function",
         "function": {name: value for name, value in given.items() if value is not None},

@@ -1,4 +1,5 @@
-"""What Ollama's requests that generate text share: options, forms and thinking."""
+"""What Ollama's requests that generate text share (options, forms and thinking), and the requests
+about one model."""
 
 from __future__ import annotations
 
@@ -19,6 +20,9 @@ from lmx.router.schema.validation import (
     TEXT,
     TEXT_OR_OBJECT,
     FreeObject,
+    Strict,
+    missing,
+    validated,
 )
 
 
@@ -105,3 +109,48 @@ def ignored_options(body: dict[str, Any]) -> list[str]:
     if not isinstance(options, dict):
         return []
     return [f"options.{name}" for name in options if name not in Options.model_fields]
+
+
+class OllamaModelName(Strict):
+    """The name of a model."""
+
+    model: str | None = None
+    """The id, an alias or the source of a model, also with `:latest` at its end."""
+    name: str | None = None
+    """An older name of `model`."""
+
+
+class OllamaShowRequest(OllamaModelName):
+    """The body of POST /api/show."""
+
+    verbose: bool | None = None
+    """It is accepted, and changes nothing."""
+
+
+def parse_ollama_show(body: dict[str, Any]) -> str:
+    """Return the name of the model. Raises :class:`RequestError` (400) for the first fault."""
+    return name_of(validated(OllamaShowRequest, body))
+
+
+def name_of(request: OllamaModelName) -> str:
+    """Return the name that a request gives. Raises :class:`RequestError` if it gives none."""
+    name = request.model or request.name
+    if not name:
+        raise missing("model")
+    return name
+
+
+class OllamaPullRequest(OllamaModelName):
+    """The body of POST /api/pull."""
+
+    stream: bool | None = None
+    """The answer comes as lines of JSON. Default: true."""
+    insecure: bool | None = None
+    """It is accepted, and changes nothing."""
+
+
+def parse_ollama_pull(body: dict[str, Any]) -> tuple[str, bool]:
+    """Return the name of the model, and whether the answer comes as lines of JSON. Raises
+    :class:`RequestError` (400) for the first fault."""
+    request = validated(OllamaPullRequest, body)
+    return name_of(request), request.stream is not False

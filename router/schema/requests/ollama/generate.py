@@ -7,14 +7,13 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Generate
 from lmx.router.media.source import MediaSource
 from lmx.router.rendering.ollama_context import MOST_NUMBERS, Turn, turns_of
 from lmx.router.schema.requests.conversation.messages import MAX_CALLS, MAX_MESSAGES
 from lmx.router.schema.requests.ollama.chat import generation, loading, with_images
 from lmx.router.schema.requests.ollama.common import OllamaFields
-from lmx.router.schema.validation import validated
+from lmx.router.schema.validation import invalid, unsupported, validated
 
 
 class OllamaGenerateRequest(OllamaFields):
@@ -51,11 +50,10 @@ class OllamaGenerateRequest(OllamaFields):
             if len(earlier) >= MAX_MESSAGES:
                 raise ValueError(f"it has more than {MAX_MESSAGES} turns")
         except ValueError as error:
-            raise RequestError(
-                ErrorCode.INVALID_VALUE,
-                f"`context` is not one that lmx has returned: {error}. Send it as it was, or the "
+            raise invalid(
+                "context",
+                f"is not one that lmx has returned: {error}. Send it as it was, or the "
                 "conversation as `messages` to /api/chat.",
-                param="context",
             ) from error
         if self.system:
             earlier = [("system", self.system), *(one for one in earlier if one[0] != "system")]
@@ -69,29 +67,26 @@ def parse_ollama_generate(
     the media come from. Raises :class:`RequestError` (400) for the first fault."""
     request = validated(OllamaGenerateRequest, body)
     if request.suffix:
-        raise RequestError(
-            ErrorCode.UNSUPPORTED_VALUE,
-            "`suffix` is not supported: write the whole of what the model continues into "
-            "`prompt`, with `raw`.",
-            param="suffix",
+        raise unsupported(
+            "suffix",
+            "is not supported: write the whole of what the model continues into `prompt`, with "
+            "`raw`.",
         )
     if request.template:
-        raise RequestError(
-            ErrorCode.UNSUPPORTED_VALUE,
-            "`template` is not supported, since the prompt has the form of the model's own: leave "
-            "it out, or write the whole prompt with `raw`.",
-            param="template",
+        raise unsupported(
+            "template",
+            "is not supported, since the prompt has the form of the model's own: leave it out, "
+            "or write the whole prompt with `raw`.",
         )
     if not request.prompt:
         return request, loading(request), ()
     if request.raw:
         for name in ("images", "system", "context"):
             if getattr(request, name):
-                raise RequestError(
-                    ErrorCode.UNSUPPORTED_VALUE,
-                    f"`{name}` can't be combined with `raw`: the model's template would put it "
-                    "into the prompt.",
-                    param=name,
+                raise unsupported(
+                    name,
+                    "can't be combined with `raw`: the model's template would put it into the "
+                    "prompt.",
                 )
         return request, generation(request, prompt=request.prompt, parse=False), ()
     sources: list[MediaSource] = []

@@ -8,7 +8,6 @@ from typing import Any
 
 import orjson
 
-from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.router.media.source import MediaSource
 from lmx.router.rendering.responses.sealing import unsealed
 from lmx.router.rendering.responses.tools import INPUT, worker_name
@@ -30,6 +29,7 @@ from lmx.router.schema.requests.responses.items import (
     ReasoningItem,
 )
 from lmx.router.schema.requests.responses.tools import Tool
+from lmx.router.schema.validation import invalid
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +137,10 @@ def _text(content: str | Sequence[Part] | None, between: str, path: str) -> str:
         text = _text_of(part)
         if text is None:
             param = f"{path}.content[{index}]"
-            raise RequestError(
-                ErrorCode.INVALID_VALUE,
-                f"`{param}` is of the type '{part.type}', which only messages of the role 'user' "
-                "and outputs of calls may have.",
-                param=param,
+            raise invalid(
+                param,
+                f"is of the type '{part.type}', which only messages of the role 'user' and "
+                "outputs of calls may have.",
             )
         texts.append(text)
     return between.join(texts)

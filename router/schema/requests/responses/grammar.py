@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple, NoReturn
 
-from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.router.schema.validation import short
+from lmx.protocol.errors import RequestError
+from lmx.router.schema.validation import invalid, short
 
 _DEEPEST: Final = 4
 """How often a rule may be within itself, if the regular expression is not too large then."""
@@ -204,9 +204,7 @@ def _refuse(param: str, reason: str) -> NoReturn:
 
 
 def _refusal(param: str, reason: str) -> RequestError:
-    return RequestError(
-        ErrorCode.INVALID_VALUE, f"`{param}` can't be enforced: {reason}.", param=param
-    )
+    return invalid(param, f"can't be enforced: {reason}.")
 
 
 def _tokens(text: str, param: str) -> Iterator[tuple[str, str]]:

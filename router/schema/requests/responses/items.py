@@ -11,13 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import (
-    Discriminator,
-    Field,
-    Tag,
-    TypeAdapter,
-    ValidationError,
-)
+from pydantic import Discriminator, Field, Tag, TypeAdapter, ValidationError
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.router.media.source import MediaSource
@@ -39,16 +33,15 @@ from lmx.router.schema.validation import (
     NonEmpty,
     Strict,
     TextOrObject,
+    missing,
+    type_of,
+    unsupported,
 )
 
 MAX_PARTS: Final = 1_000
 """The most parts in one item."""
 
 _PARTS: Final = Field(max_length=MAX_PARTS, fail_fast=True)
-
-
-def _type_of(value: object) -> object:
-    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
 
 
 class ItemText(Strict):
@@ -86,11 +79,9 @@ class ItemImage(Strict):
         """Return where the content of the part at ``path`` comes from. Raises
         :class:`RequestError`."""
         if self.image_url is None:
-            raise RequestError(
-                ErrorCode.MISSING_PARAMETER,
-                f"`{path}.image_url` is required: files are not kept here, so that `file_id` names "
-                "none.",
-                param=f"{path}.image_url",
+            raise missing(
+                f"{path}.image_url",
+                "is required: files are not kept here, so that `file_id` names none.",
             )
         detail: Literal["low"] | None = "low" if self.detail == "low" else None
         image = ImageReference(url=self.image_url, detail=detail)
@@ -118,18 +109,15 @@ class ItemFile(Strict):
         if data is None:
             param, data = f"{path}.file_url", self.file_url
         if data is None:
-            raise RequestError(
-                ErrorCode.MISSING_PARAMETER,
-                f"`{path}.file_data` is required: files are not kept here, so that `file_id` names "
-                "none.",
-                param=f"{path}.file_data",
+            raise missing(
+                f"{path}.file_data",
+                "is required: files are not kept here, so that `file_id` names none.",
             )
         if param.endswith("url") and data[:5].lower() != "data:":
-            raise RequestError(
-                ErrorCode.UNSUPPORTED_VALUE,
-                f"`{param}` is an address, from which no files are fetched here: send the content "
-                "in `file_data`.",
-                param=param,
+            raise unsupported(
+                param,
+                "is an address, from which no files are fetched here: send the content in "
+                "`file_data`.",
             )
         return document_text(file_text(data, param), [("title", self.filename)])
 
@@ -144,7 +132,7 @@ class ItemAudio(InputAudioPart):
 
 
 def _part_tag(value: object) -> str | None:
-    kind = _type_of(value)
+    kind = type_of(value)
     if kind in ("refusal", "input_image", "input_audio", "input_file"):
         return f"<{kind}>"
     known = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
@@ -285,7 +273,7 @@ _BY_TYPE: Final = {
 
 
 def _item_tag(value: object) -> str | None:
-    kind = _type_of(value)
+    kind = type_of(value)
     if isinstance(kind, str):
         return _BY_TYPE.get(kind, "<other>")
     if isinstance(value, MessageItem) or (isinstance(value, dict) and "role" in value):
@@ -312,9 +300,7 @@ _LISTS: Final = ("content", "summary", "output")
 """The fields of items that may be lists of parts."""
 
 Items = Annotated[
-    list[Item],
-    Field(max_length=MAX_ITEMS, fail_fast=True),
-    bounded(MAX_ITEMS, _LISTS),
+    list[Item], Field(max_length=MAX_ITEMS, fail_fast=True), bounded(MAX_ITEMS, _LISTS)
 ]
 
 ITEMS: Final[TypeAdapter[list[Any]]] = TypeAdapter(Items)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, Literal
 
 import orjson
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Generate, Structure, Thinking
@@ -27,14 +27,17 @@ from lmx.router.schema.requests.responses.conversation import (
     unread_items,
 )
 from lmx.router.schema.requests.responses.items import Input, Item, MessageItem
-from lmx.router.schema.requests.responses.tools import (
-    Choice,
-    OfferedTools,
-    Tools,
-    offered_tools,
-)
+from lmx.router.schema.requests.responses.tools import Choice, OfferedTools, Tools, offered_tools
 from lmx.router.schema.requests.sampling import ParameterFields, parameter
-from lmx.router.schema.validation import FreeObject, Positive, Strict, validated
+from lmx.router.schema.validation import (
+    FreeObject,
+    Positive,
+    Strict,
+    invalid,
+    missing,
+    unsupported,
+    validated,
+)
 from lmx.router.workers.dispatch import TOKENIZE_DEADLINE_S
 
 _LOGPROBS: Final = "message.output_text.logprobs"
@@ -215,11 +218,7 @@ def parse_responses(body: dict[str, Any]) -> ResponsesRequest:
     request = validated(ResponsesRequest, body)
     _check(request)
     if request.background and not request.is_stored:
-        raise RequestError(
-            ErrorCode.INVALID_VALUE,
-            "`background` needs `store`: the response is fetched by its id.",
-            param="background",
-        )
+        raise invalid("background", "needs `store`: the response is fetched by its id.")
     return request
 
 
@@ -236,21 +235,18 @@ def json_of(value: Any, param: str) -> bytes:
     try:
         return orjson.dumps(value)
     except orjson.JSONEncodeError as error:
-        raise RequestError(
-            ErrorCode.INVALID_VALUE,
-            f"`{param}` has a number beyond 64 bits, or a text that is no Unicode.",
-            param=param,
+        raise invalid(
+            param, "has a number beyond 64 bits, or a text that is no Unicode."
         ) from error
 
 
 def _check(request: ResponsePromptFields) -> None:
     for name in ("conversation", "prompt"):
         if getattr(request, name) is not None:
-            raise RequestError(
-                ErrorCode.UNSUPPORTED_VALUE,
-                f"`{name}` is not supported: lmx keeps responses, and nothing else. Send the "
-                "conversation in `input`, or name its last response in `previous_response_id`.",
-                param=name,
+            raise unsupported(
+                name,
+                "is not supported: lmx keeps responses, and nothing else. Send the conversation "
+                "in `input`, or name its last response in `previous_response_id`.",
             )
 
 
@@ -263,11 +259,7 @@ def asked_of(
     conversation = conversation_of(request.instructions, items, earlier=earlier, key=key)
     messages = conversation.messages
     if not messages:
-        raise RequestError(
-            ErrorCode.MISSING_PARAMETER,
-            "`input` is required but missing: a text, or items of a conversation.",
-            param="input",
-        )
+        raise missing("input", "is required but missing: a text, or items of a conversation.")
     if len(messages) > MAX_MESSAGES:
         raise RequestError(
             ErrorCode.INVALID_VALUE,
@@ -317,10 +309,30 @@ def _structure_of(request: ResponsePromptFields) -> Structure | None:
         return Structure(StructureKind.JSON_OBJECT, "", "text.format")
     param = "text.format.schema"
     if wanted.schema_ is None:
-        raise RequestError(
-            ErrorCode.MISSING_PARAMETER,
-            f"`{param}` is required with the type 'json_schema'.",
-            param=param,
-        )
+        raise missing(param, "is required with the type 'json_schema'.")
     schema = orjson.dumps(wanted.schema_).decode()
     return Structure(StructureKind.JSON_SCHEMA, schema, param)
+
+
+class RetrieveQuery(Strict):
+    """The query of GET /v1/responses/{id}."""
+
+    model_config = ConfigDict(strict=False)
+
+    stream: bool | None = None
+    """Whether the events of the response are sent again. Default: false."""
+    starting_after: Annotated[int, Field(ge=0)] | None = None
+    """The number of the event after which the events begin. Default: from the first on."""
+
+
+class InputItemsQuery(Strict):
+    """The query of GET /v1/responses/{id}/input_items."""
+
+    model_config = ConfigDict(strict=False)
+
+    limit: Annotated[int, Field(ge=1, le=100)] = 20
+    """How many items are listed at most. Default: 20."""
+    order: Literal["asc", "desc"] = "desc"
+    """`asc`: the oldest first. Default: `desc`."""
+    after: str | None = None
+    """The id of the item after which the list begins. Default: from the first on."""

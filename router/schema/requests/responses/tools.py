@@ -13,24 +13,21 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import ToolUse
 from lmx.protocol.states import ToolChoice
 from lmx.router.rendering.responses.tools import INPUT, CalledTool, worker_name
-from lmx.router.schema.requests.conversation.tools import MAX_TOOLS, function_object, refuse_second
+from lmx.router.schema.requests.conversation.tools import (
+    CHOICES,
+    MAX_TOOLS,
+    function_object,
+    refuse_second,
+)
 from lmx.router.schema.requests.responses.grammar import input_pattern
-from lmx.router.schema.validation import TEXT, FreeObject, Strict, short
+from lmx.router.schema.validation import TEXT, FreeObject, Strict, invalid, missing, short, type_of
 
 MAX_GRAMMAR_CHARS: Final = 65_536
 
 _NAME: Final = r"^[a-zA-Z0-9_.-]{1,128}$"
-
-_WORDS: Final = {
-    "auto": ToolChoice.AUTO,
-    "none": ToolChoice.NONE,
-    "required": ToolChoice.REQUIRED,
-    "any": ToolChoice.REQUIRED,
-}
 
 
 class FunctionTool(Strict):
@@ -79,7 +76,7 @@ class CustomTool(Strict):
     format: (
         Annotated[
             Annotated[TextFormat, Tag("<text>")] | Annotated[GrammarFormat, Tag("<grammar>")],
-            Discriminator(lambda value: f"<{_type_of(value)}>", custom_error_type="dict_type"),
+            Discriminator(lambda value: f"<{type_of(value)}>", custom_error_type="dict_type"),
         ]
         | None
     ) = None
@@ -94,13 +91,9 @@ class ServerTool(Strict):
     """Its kind, such as `web_search`."""
 
 
-def _type_of(value: object) -> object:
-    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-
-
 def _tag(*kinds: str) -> Discriminator:
     def tag(value: object) -> str | None:
-        kind = _type_of(value)
+        kind = type_of(value)
         if not isinstance(kind, str):
             return None
         return f"<{kind}>" if kind in kinds else "<hosted>"
@@ -183,7 +176,7 @@ class AllowedReferences(Strict):
 def _choice_form(value: object) -> str | None:
     if isinstance(value, str):
         return TEXT
-    if _type_of(value) == "allowed_tools":
+    if type_of(value) == "allowed_tools":
         return "<allowed>"
     return "<tool>" if isinstance(value, dict | ToolReference) else None
 
@@ -288,31 +281,23 @@ def _chosen(
     word, function, allowed = ToolChoice.AUTO, None, None
     match choice:
         case str():
-            word = _WORDS[choice]
+            word = CHOICES[choice]
         case ToolReference():
             function = _named(choice, called, "tool_choice", left_out)
             word = ToolChoice.AUTO if function is None else ToolChoice.REQUIRED
         case AllowedReferences():
-            word = _WORDS[choice.mode]
+            word = CHOICES[choice.mode]
             names = [
                 _named(tool, called, f"tool_choice.tools[{index}]", left_out)
                 for index, tool in enumerate(choice.tools)
             ]
             allowed = tuple(name for name in names if name is not None)
     if word is ToolChoice.REQUIRED and not (functions if allowed is None else allowed):
-        raise RequestError(
-            ErrorCode.INVALID_VALUE,
-            "`tool_choice` asks for a call, but there are no `tools` that lmx knows.",
-            param="tool_choice",
-        )
+        raise invalid("tool_choice", "asks for a call, but there are no `tools` that lmx knows.")
     if not functions:
         return OfferedTools(None, called, left_out)
     use = ToolUse(
-        tools=tuple(functions),
-        choice=word,
-        function=function,
-        parallel=parallel,
-        allowed=allowed,
+        tools=tuple(functions), choice=word, function=function, parallel=parallel, allowed=allowed
     )
     return OfferedTools(use, called, left_out)
 
@@ -325,16 +310,10 @@ def _named(
         left_out.append(f"tool_choice.{tool.type}")
         return None
     if tool.name is None:
-        raise RequestError(
-            ErrorCode.MISSING_PARAMETER,
-            f"`{param}.name` is required with the type '{tool.type}'.",
-            param=f"{param}.name",
-        )
+        raise missing(f"{param}.name", f"is required with the type '{tool.type}'.")
     name = worker_name(tool.name, tool.namespace)
     if name not in called:
-        raise RequestError(
-            ErrorCode.INVALID_VALUE,
-            f"`{param}.name` is not one of the `tools` that lmx knows: {short(tool.name)}.",
-            param=f"{param}.name",
+        raise invalid(
+            f"{param}.name", f"is not one of the `tools` that lmx knows: {short(tool.name)}."
         )
     return name

@@ -8,7 +8,7 @@ import pytest
 
 from lmx.protocol.messages.data import Delta
 from lmx.protocol.states import DeltaKind
-from lmx.router.rendering.chunks import ChunkWriter
+from lmx.router.rendering.openai import ChunkWriter
 from tests.support.fakes.fake_peers import FakeStream, until
 from tests.support.rigs.router_rig import TEXTS, Rig, chat_body, data_lines, joined_text, router_rig
 

@@ -14,7 +14,7 @@ import pytest
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError, UnavailableError
 from lmx.protocol.messages.specs import MediaLimits
-from lmx.router.media.budget import MediaBudget
+from lmx.router.byte_budget import ByteBudget
 from lmx.router.media.fetch import MOST_REDIRECTS, Fetcher
 from lmx.router.media.resolver import Lookup, SystemLookup, interface_networks
 from tests.support.fakes.fake_peers import until
@@ -56,10 +56,10 @@ async def fetch(
     url: str,
     limits: MediaLimits = LIMITS,
     lookup: Lookup | None = None,
-    budget: MediaBudget | None = None,
+    budget: ByteBudget | None = None,
 ) -> bytes:
     async with fetcher(limits, lookup) as made:
-        with (budget or MediaBudget(1_000_000)).share() as share:
+        with (budget or ByteBudget(1_000_000, "media")).share() as share:
             return await made.fetch(url, "p", share)
 
 
@@ -233,7 +233,7 @@ async def test_names_that_are_looked_up_for_ever_hold_up_their_client_alone(
         server.answers["/"] = answer(BODY)
         try:
             async with fetcher(limits) as made:
-                with MediaBudget(1_000_000).share() as share:
+                with ByteBudget(1_000_000, "media").share() as share:
                     many = [
                         made.fetch(f"http://silent{number}.example/", "p", share, "one")
                         for number in range(60)
@@ -265,7 +265,7 @@ async def test_a_bad_answer_is_refused_in_time_and_the_connection_is_closed(name
     limits = replace(LIMITS, read_timeout_s=0.8, total_timeout_s=2.0)
     async with hostile_server() as server:
         server.answers["/"] = said
-        budget = MediaBudget(1_000_000)
+        budget = ByteBudget(1_000_000, "media")
         began_s = time.monotonic()
         async with fetcher(limits) as made:
             with pytest.raises(RequestError) as caught, budget.share() as share:
@@ -314,7 +314,7 @@ async def test_only_a_few_are_fetched_at_a_time() -> None:
 
     async with hostile_server() as server, fetcher(replace(LIMITS, max_fetches=2)) as made:
         server.answers["/"] = slowly
-        with MediaBudget(1000).share() as share:
+        with ByteBudget(1000, "media").share() as share:
             fetches = [made.fetch(f"{server.url}/", "p", share, str(of)) for of in range(6)]
             assert await asyncio.gather(*fetches) == [BODY] * 6
     assert most == 2
@@ -324,7 +324,7 @@ async def test_one_client_takes_half_of_the_turns_and_no_more() -> None:
     async with hostile_server() as server, fetcher(replace(LIMITS, max_fetches=4)) as made:
         server.answers["/slow"] = silence
         server.answers["/"] = answer(BODY)
-        with MediaBudget(1000).share() as share:
+        with ByteBudget(1000, "media").share() as share:
             slow = [
                 asyncio.create_task(made.fetch(f"{server.url}/slow", "p", share, "a"))
                 for _ in range(6)
@@ -343,7 +343,7 @@ async def test_waiting_for_a_turn_takes_of_the_time() -> None:
     limits = replace(LIMITS, max_fetches=1, total_timeout_s=0.3)
     async with hostile_server() as server, fetcher(limits) as made:
         server.answers["/"] = silence
-        with MediaBudget(1000).share() as share:
+        with ByteBudget(1000, "media").share() as share:
             fetches = [made.fetch(f"{server.url}/", "p", share) for _ in range(5)]
             done = await asyncio.gather(*fetches, return_exceptions=True)
         codes = [error.code for error in done if isinstance(error, RequestError)]
@@ -353,7 +353,7 @@ async def test_waiting_for_a_turn_takes_of_the_time() -> None:
 async def test_what_all_requests_hold_is_bounded() -> None:
     async with hostile_server() as server:
         server.answers["/"] = answer(bytes(600))
-        budget = MediaBudget(1000)
+        budget = ByteBudget(1000, "media")
         with budget.share() as share:
             share.grow(500)
             with pytest.raises(UnavailableError) as caught:
@@ -367,7 +367,7 @@ async def test_what_all_requests_hold_is_bounded() -> None:
 async def test_a_fetch_that_is_not_wanted_any_more_ends() -> None:
     async with hostile_server() as server, fetcher() as made:
         server.answers["/"] = trickle
-        with MediaBudget(1000).share() as share:
+        with ByteBudget(1000, "media").share() as share:
             task = asyncio.create_task(made.fetch(f"{server.url}/", "p", share))
             await until(lambda: len(server.requests) == 1)
             task.cancel()

@@ -17,7 +17,7 @@ from lmx.protocol.errors import ErrorCode, LmxError, RequestError
 from lmx.protocol.messages.data import ChoiceEnded, Delta
 from lmx.protocol.states import FinishReason
 from lmx.router.rendering.accumulator import AccumulatedChoice, Accumulator
-from lmx.router.rendering.answer_format import Beginning
+from lmx.router.rendering.answer_format import Beginning, Generated
 from lmx.router.rendering.anthropic import AnthropicMessage, MessageAnswer, MessageEvent
 from lmx.router.rendering.envelope import Identity
 from tests.support.clients.answer_check import check_shape
@@ -90,7 +90,7 @@ def folded(events: list[dict[str, Any]]) -> dict[str, Any]:
 def whole(deltas: list[Delta], end: ChoiceEnded, answer: MessageAnswer) -> Mapping[str, Any]:
     kept = Accumulator(1, None)
     kept.add(deltas)
-    made = answer.complete_answer(IDENTITY, Beginning(9), kept.choices, {0: end}, ENDING)
+    made = answer.complete_answer(Generated(IDENTITY, Beginning(9), kept.choices, {0: end}, ENDING))
     check_shape(AnthropicMessage, made)
     known(TypeAdapter(Message), made)
     return made
@@ -171,9 +171,8 @@ def test_remarks_of_the_engine_are_warnings() -> None:
     list(writer.ends([ChoiceEnded(1, 0, FinishReason.STOP)]))
     data = writer.last(late).decode().partition("\ndata: ")[2].partition("\n")[0]
     assert known(SDK_EVENT, json.loads(data)).model_dump()["warnings"] == ["not checked"]
-    whole = answer.complete_answer(
-        IDENTITY, Beginning(9, ("first",)), [AccumulatedChoice()], {}, late
-    )
+    made = Generated(IDENTITY, Beginning(9, ("first",)), [AccumulatedChoice()], {}, late)
+    whole = answer.complete_answer(made)
     assert whole["warnings"] == ["first", "not checked"]
 
 
@@ -215,6 +214,6 @@ def test_an_answer_that_has_not_ended_has_no_reason() -> None:
     kept = Accumulator(1, None)
     kept.add([say("Hel")])
     answer = MessageAnswer((), shows_thinking=True)
-    made = answer.complete_answer(IDENTITY, Beginning(9), kept.choices, {}, None)
+    made = answer.complete_answer(Generated(IDENTITY, Beginning(9), kept.choices, {}, None))
     assert made["stop_reason"] is None and made["usage"]["input_tokens"] == 9
     assert made["content"] == [{"type": "text", "text": "Hel"}]

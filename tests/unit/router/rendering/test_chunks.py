@@ -25,8 +25,8 @@ from lmx.protocol.states import DeltaKind, FinishReason
 from lmx.router.rendering.accumulator import Accumulator
 from lmx.router.rendering.answer_format import Beginning, Ending
 from lmx.router.rendering.chat import ChatShape
-from lmx.router.rendering.chunks import ChoiceShape, ChunkWriter
 from lmx.router.rendering.envelope import Form, Identity, RouterTimings, fingerprint, timings_object
+from lmx.router.rendering.openai import ChoiceShape, ChunkWriter
 from lmx.router.rendering.text import TextShape
 
 IDENTITY = Identity("chatcmpl-1", 1700000000, 'odd "content":""\n', "fp_0")

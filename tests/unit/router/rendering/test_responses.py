@@ -14,9 +14,9 @@ from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.messages.data import ChoiceEnded, Delta, TokenLogprob, TopLogprob
 from lmx.protocol.states import FinishReason
 from lmx.router.rendering.accumulator import Accumulator
-from lmx.router.rendering.answer_format import Beginning
+from lmx.router.rendering.answer_format import Beginning, Generated
 from lmx.router.rendering.envelope import Identity
-from lmx.router.rendering.responses.answer import ResponseAnswer
+from lmx.router.rendering.responses.events import ResponseAnswer
 from lmx.router.rendering.responses.events import ResponseStreamEvent as OurEvent
 from lmx.router.rendering.responses.items import ItemForm, response_of_item
 from lmx.router.rendering.responses.sealing import sealed, sealing_key, unsealed
@@ -74,7 +74,11 @@ def whole(deltas: list[Delta], end: ChoiceEnded, answer: ResponseAnswer) -> dict
     kept = Accumulator(1, answer.retained_logprobs)
     kept.add(deltas)
     made = json.loads(
-        orjson.dumps(answer.complete_answer(IDENTITY, Beginning(9), kept.choices, {0: end}, ENDING))
+        orjson.dumps(
+            answer.complete_answer(
+                Generated(IDENTITY, Beginning(9), kept.choices, {0: end}, ENDING)
+            )
+        )
     )
     check_shape(ResponseObject, made)
     return dict(made)

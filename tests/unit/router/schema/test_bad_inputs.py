@@ -24,6 +24,12 @@ from lmx.router.schema.requests.chat import ChatRequest, parse_chat
 from lmx.router.schema.requests.completions import CompletionRequest, parse_completion
 from lmx.router.schema.requests.console import MarkdownRequest
 from lmx.router.schema.requests.ollama.chat import OllamaChatRequest, parse_ollama_chat
+from lmx.router.schema.requests.ollama.common import (
+    OllamaPullRequest,
+    OllamaShowRequest,
+    parse_ollama_pull,
+    parse_ollama_show,
+)
 from lmx.router.schema.requests.ollama.embed import (
     OllamaEmbeddingsRequest,
     OllamaEmbedRequest,
@@ -31,8 +37,6 @@ from lmx.router.schema.requests.ollama.embed import (
     parse_ollama_embeddings,
 )
 from lmx.router.schema.requests.ollama.generate import OllamaGenerateRequest, parse_ollama_generate
-from lmx.router.schema.requests.ollama.pull import OllamaPullRequest, parse_ollama_pull
-from lmx.router.schema.requests.ollama.show import OllamaShowRequest, parse_ollama_show
 from lmx.router.schema.requests.responses.responses import (
     InputTokensRequest,
     ResponsesRequest,

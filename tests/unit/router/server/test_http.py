@@ -274,7 +274,7 @@ async def test_an_unexpected_exception_in_a_stream_is_an_error_event(
         raise RuntimeError("secret detail")
 
     async with router_rig() as rig:
-        monkeypatch.setattr("lmx.router.rendering.chunks.ChunkWriter.last", explode)
+        monkeypatch.setattr("lmx.router.rendering.openai.ChunkWriter.last", explode)
         async with rig.chat(stream=True) as response:
             lines = data_lines(await response.read())
         assert "internal_server_error" in lines[-1]

@@ -4,7 +4,7 @@ through the real relay in its own words: its events, its errors, its pings."""
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -15,15 +15,14 @@ from lmx.protocol.messages.control import Acquired
 from lmx.protocol.messages.data import ChoiceEnded, Delta
 from lmx.protocol.states import DeltaKind, ModelKind, SlotState
 from lmx.router.http.access import own_request
-from lmx.router.http.api_family import comment_line
+from lmx.router.http.api_family import ApiFamily
 from lmx.router.http.bodies.json_body import read_object
 from lmx.router.http.endpoint import Access, Endpoint
 from lmx.router.http.outcome import CONTEXT
 from lmx.router.inference import answering
 from lmx.router.inference.model_choice import models_of_kind
 from lmx.router.jobs.live import RequestKind
-from lmx.router.rendering.accumulator import AccumulatedChoice
-from lmx.router.rendering.answer_format import Beginning, Ending
+from lmx.router.rendering.answer_format import Beginning, Ending, Generated
 from lmx.router.rendering.envelope import Identity
 from lmx.router.schema.requests.chat import ChatRequest, parse_chat
 from lmx.router.server import app
@@ -39,17 +38,12 @@ def event(name: str, **fields: Any) -> bytes:
     return f"event: {name}\ndata: {json.dumps({'type': name, **fields})}\n\n".encode()
 
 
-class ToyFamily:
+class ToyFamily(ApiFamily):
     """Errors and pings that are none of OpenAI's."""
 
     ping = event("ping")
-    stream_type = "text/event-stream"
-    request_id_header = "X-Request-Id"
 
-    def comment(self, text: str) -> bytes:
-        return comment_line(text)
-
-    def error_body(self, error: LmxError, **_: object) -> dict[str, Any]:
+    def error_body(self, error: LmxError, *_: object) -> dict[str, Any]:
         return {"type": "error", "error": {"type": error.code.value, "message": error.message}}
 
     def error_event(self, error: LmxError, request_id: str | None) -> bytes:
@@ -98,15 +92,9 @@ class ToyAnswer:
     def writer(self, identity: Identity, beginning: Beginning) -> ToyWriter:
         return ToyWriter(identity, beginning)
 
-    def complete_answer(
-        self,
-        identity: Identity,
-        beginning: Beginning,
-        choices: Sequence[AccumulatedChoice],
-        ends: Mapping[int, ChoiceEnded],
-        ending: Ending | None,
-    ) -> dict[str, Any]:
-        return {"type": "message", "text": "".join(choices[0].content), "ended": 0 in ends}
+    def complete_answer(self, made: Generated) -> dict[str, Any]:
+        text = "".join(made.choices[0].content)
+        return {"type": "message", "text": text, "ended": 0 in made.ends}
 
 
 async def messages(request: web.Request) -> web.StreamResponse:
@@ -115,15 +103,14 @@ async def messages(request: web.Request) -> web.StreamResponse:
     stream = bool(chat.stream)
     models = await models_of_kind(request, chat.model, ModelKind.CHAT, stream=stream)
     generate = own_request(generate, request[CONTEXT])
-    return await answering.answer(
-        request,
+    plan = answering.Plan(
         models,
         lambda chosen: services.dispatcher.generate(chosen, generate),
         ToyAnswer(),
         RequestKind.CHAT,
-        id_prefix="msg-",
-        stream=stream,
+        "msg-",
     )
+    return await answering.answer(request, plan, stream=stream)
 
 
 ENTRY = Endpoint(

@@ -1,4 +1,5 @@
-"""POST /v1/score: how well texts fit each other, pair by pair, in the form that vLLM gave it."""
+"""POST /v1/score and /v1/rerank: how well texts fit each other, and documents a query, in the forms
+of vLLM, Jina and Cohere."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from operator import mul
-from typing import Final, Literal
+from typing import Final, Literal, NotRequired
 
 from aiohttp import web
 
@@ -17,22 +18,21 @@ from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.messages.tasks import Vectors
 from lmx.protocol.states import ModelKind
 from lmx.router.event_loop import yield_to_loop
-from lmx.router.http.bodies.json_body import next_step, read_object
-from lmx.router.http.outcome import note_ignored
 from lmx.router.http.responses import Answer, json_value
-from lmx.router.inference.model_choice import models_for
-from lmx.router.inference.tasks import Computed, compute, scores_of
+from lmx.router.inference.model_choice import models_for, models_of_kind
+from lmx.router.inference.tasks import Computed, compute, read_task, scores_of
 from lmx.router.jobs.live import RequestKind
 from lmx.router.rendering.envelope import Usage
 from lmx.router.schema.requests.tasks import (
+    RERANK,
     SCORE,
+    RerankRequest,
     ScoreRequest,
     embedding_of,
+    parse_rerank,
     parse_score,
     reranking_of,
 )
-from lmx.router.schema.requests.unsupported import ignored_fields
-from lmx.router.services import SERVICES
 
 _AT_ONCE: Final = 64
 """How many pairs of vectors are compared before other requests get their turn on the loop:
@@ -68,10 +68,7 @@ async def score(request: web.Request) -> web.Response:
     """Return a score for each pair: from a reranking model, or the cosine of an embedding model's
     vectors. One text is paired with each of several, or each of several with one of as many
     others."""
-    body = await read_object(request, request.app[SERVICES].spec.body_limit_bytes)
-    wanted = parse_score(body)
-    await next_step(request)
-    note_ignored(request, ignored_fields(body, ScoreRequest, SCORE))
+    wanted = await read_task(request, parse_score, ScoreRequest, SCORE)
     models = await models_for(request, wanted.model, ModelKind.RERANK)
     embeds = _embeds(models[0])
     kind = RequestKind.EMBEDDING if embeds else RequestKind.RERANK
@@ -82,7 +79,7 @@ async def score(request: web.Request) -> web.Response:
     except RequestError as error:
         error.param = _own_name(error.param, len(wanted.first))
         raise
-    scores = await _cosines(computed, wanted) if embeds else _in_order(scores_of(computed))
+    scores = await _cosines(computed, wanted) if embeds else [*scores_of(computed).values()]
     answer: ScoreList = {
         "id": score_id,
         "object": "list",
@@ -120,10 +117,6 @@ def _own_name(param: str | None, firsts: int) -> str | None:
     return param
 
 
-def _in_order(scores: Mapping[int, float]) -> list[float]:
-    return [scores[index] for index in range(len(scores))]
-
-
 async def _cosines(computed: Computed, wanted: ScoreRequest) -> list[float]:
     vectors: dict[int, Sequence[float]] = {}
     for part in computed.parts:
@@ -144,3 +137,63 @@ def _split(part: Vectors) -> Iterator[tuple[int, Sequence[float]]]:
     width = part.dimensions
     for place, index in enumerate(part.indexes):
         yield index, struct.unpack_from(f"<{width}f", part.data, 4 * width * place)
+
+
+class RankedText(Answer):
+    """The document, as it was sent."""
+
+    text: str
+    """Its text."""
+
+
+class RankedDocument(Answer):
+    """A document and how well it fits."""
+
+    index: int
+    """The document's place in the request, from 0."""
+    document: NotRequired[RankedText | None]
+    """The document, unless it was not wanted."""
+    relevance_score: float
+    """How well the document answers the query: more is better."""
+
+
+class Ranking(Answer):
+    """The documents, the best one first."""
+
+    id: str
+    model: str
+    """The id of the model that answered."""
+    usage: Usage
+    """How many tokens it took."""
+    results: list[RankedDocument]
+    """The documents, the best one first."""
+
+
+async def rerank(request: web.Request) -> web.Response:
+    """Return the documents with their scores, the best first. The route has the paths of vLLM, Jina
+    and Cohere."""
+    wanted, task = await read_task(request, parse_rerank, RerankRequest, RERANK)
+    models = await models_of_kind(request, wanted.model, ModelKind.RERANK)
+    rerank_id = f"rerank-{secrets.token_hex(12)}"
+    computed = await compute(request, models, task, RequestKind.RERANK, rerank_id)
+    answer: Ranking = {
+        "id": rerank_id,
+        "model": computed.model_id,
+        "usage": computed.usage,
+        "results": _results(wanted, scores_of(computed)),
+    }
+    return json_value(answer)
+
+
+def _results(wanted: RerankRequest, scores: Mapping[int, float]) -> list[RankedDocument]:
+    # Documents with equal scores stay in the request's order.
+    order = sorted(scores, key=lambda index: (-scores[index], index))[: wanted.top_n]
+    texts = wanted.texts
+    with_documents = wanted.return_documents is not False
+    results: list[RankedDocument] = []
+    for index in order:
+        result: RankedDocument = {"index": index, "relevance_score": scores[index]}
+        if with_documents:
+            result["document"] = {"text": texts[index]}
+        results.append(result)
+    return results
