@@ -73,7 +73,7 @@ def _called_too(short: str, hosts_file: str) -> Iterator[str]:
 
 
 def _bonjour_names() -> Iterator[str]:
-    # Not the host name, which the network may give: what the sharing settings say.
+    # Not the host name, which the network may give: what the sharing settings name.
     if sys.platform != "darwin":
         return
     try:

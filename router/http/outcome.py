@@ -68,7 +68,7 @@ class Outcome:
     None means that the request has no such value, or does not have it yet."""
 
     model: str | None = None
-    """The model that answered, or the one that the client asked for."""
+    """The model that answered, or the one that the client named."""
     stream: bool | None = None
     """Whether the answer streams; None where that cannot be requested."""
     job_id: str | None = None

@@ -130,7 +130,7 @@ class Meter:
 
 class Admission:
     """One request's way through the limits: :meth:`begin`, then :meth:`charge` once it is known
-    what the request asks for, then :meth:`end`.
+    what the request needs, then :meth:`end`.
 
     If ``held`` is true, the request continues after its answer, and its job calls :meth:`end`.
     """

@@ -1,4 +1,4 @@
-"""Counts the requests that are under way, and says whether new ones are accepted."""
+"""Counts the requests that are under way, and decides whether new ones are accepted."""
 
 from __future__ import annotations
 

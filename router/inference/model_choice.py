@@ -24,9 +24,9 @@ async def models_for(
     media: Sequence[MediaSource] = (),
 ) -> Sequence[ModelView]:
     """Return the models that ``name`` may mean, at least one, of any kind. The first is to be tried
-    first. ``kind`` says which default model is meant if there is no name.
+    first. ``kind`` selects which default model is meant if there is no name.
 
-    The request counts for the first one until another one answers. ``stream`` says whether the
+    The request counts for the first one until another one answers. ``stream`` is whether the
     answer streams. Raises MODEL_NOT_FOUND and SUPERVISOR_UNAVAILABLE, and :class:`RequestError` if
     no model takes the ``media`` of the request.
     """

@@ -375,7 +375,7 @@ def interrupt_lost(
 
 def forget_old(connection: sqlite3.Connection, oldest_s: float, max_count: int) -> int:
     """Remove the records that ended before ``oldest_s``, and of those that ended all but
-    ``max_count``, as :func:`first_to_go` says; return how many were removed. Jobs under way
+    ``max_count``, in the order of :func:`first_to_go`; return how many were removed. Jobs under way
     stay."""
     with connection:
         by_age = connection.execute("DELETE FROM jobs WHERE ended_s < ?", (oldest_s,)).rowcount
@@ -426,9 +426,9 @@ def file_bytes(connection: sqlite3.Connection) -> int:
 
 
 def shrink(connection: sqlite3.Connection, max_bytes: int) -> int:
-    """Remove records that have ended, as :func:`first_to_go` says, until the rest takes no more
-    than nine tenths of ``max_bytes``, and give the free space back to the disk; return how many
-    were removed.
+    """Remove records that have ended, in the order of :func:`first_to_go`, until the rest takes no
+    more than nine tenths of ``max_bytes``, and give the free space back to the disk; return how
+    many were removed.
 
     The records of jobs under way stay, however large they are.
     """

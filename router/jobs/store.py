@@ -115,7 +115,7 @@ class JobStore:
         with self._changed:
             others_bytes = self._rows_bytes - _size_bytes(self._rows.get(row.id))
             if others_bytes + _size_bytes(row) > _RESULTS_LIMIT_BYTES and others_bytes:
-                # The record is kept and says how the job ended; its result is lost, and what other
+                # The record is kept and shows how the job ended; its result is lost, and what other
                 # requests continue only if it does not fit alone.
                 row.result = None
                 if others_bytes + _size_bytes(row) > _RESULTS_LIMIT_BYTES:
@@ -385,18 +385,18 @@ def open_records(path: Path) -> sqlite3.Connection:
 
 
 def is_unfit(error: sqlite3.Error) -> bool:
-    """Return whether an error says that the file's content is broken."""
+    """Return whether an error means that the file's content is broken."""
     return _kind(error) in _UNFIT
 
 
 def is_busy(error: sqlite3.Error) -> bool:
-    """Return whether an error says that another process holds the file: nothing is wrong with
+    """Return whether an error means that another process holds the file: nothing is wrong with
     it."""
     return _kind(error) in _BUSY
 
 
 def _kind(error: sqlite3.Error) -> int:
-    # The low byte is the kind; the rest says where.
+    # The low byte is the kind; the rest is where.
     return (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
 
 

@@ -25,7 +25,7 @@ class Beginning:
     warnings: Sequence[str] = ()
     """What is done otherwise than requested."""
     prompt_ids: Sequence[Sequence[int]] = ()
-    """The tokens of each prompt, if the request asked for them."""
+    """The tokens of each prompt, if they were requested."""
     ignored: Sequence[str] = ()
     """The fields of the request that change nothing with the model that answers."""
 

@@ -125,7 +125,7 @@ def nanoseconds(seconds: float) -> int:
 class OllamaAnswer:
     """See :class:`lmx.router.rendering.answer_format.AnswerFormat`.
 
-    ``name`` is the model's as the client gave it, since clients compare it. ``chat`` says whether
+    ``name`` is the model's as the client gave it, since clients compare it. ``chat`` is whether
     the answer is a message, or the response to a prompt. ``loaded`` is the reason of an answer to a
     request that has nothing to answer: ``load`` or ``unload``. ``turns`` is the conversation of
     which the answer returns the ``context``; None: it returns none.

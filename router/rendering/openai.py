@@ -155,7 +155,7 @@ class ChunkWriter:
                 self._last_end = chunk
 
     def last(self, ending: Ending) -> bytes:
-        """Return the last choice's finish reason, the usage chunk if the request asked for one, and
+        """Return the last choice's finish reason, the usage chunk if one was requested, and
         the mark of the end.
 
         The timings, and the warnings, are in the last chunk.

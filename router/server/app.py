@@ -1,4 +1,4 @@
-"""Makes the aiohttp application from the routes and from what every request gets, and says under
+"""Makes the aiohttp application from the routes and from what every request gets, and sets under
 which other paths clients find them.
 
 A base URL with a slash at its end gives a path with two slashes, some programs put a slash at the

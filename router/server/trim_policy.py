@@ -18,7 +18,7 @@ LONGEST_WAIT_S: Final = 30.0
 
 
 class TrimPolicy:
-    """Says when a trim is due: while the process is larger than it was at its beginning. While
+    """Decides when a trim is due: while the process is larger than it was at its beginning. While
     trims bring little, the pauses between them grow."""
 
     def __init__(self, memory_bytes: int) -> None:

@@ -1,6 +1,6 @@
 """The models that the router knows: a pure view of the supervisor's last snapshot.
 
-It also says whether a model can do what a route is for, and names the right route if it can't.
+It also checks whether a model can do what a route is for, and names the right route if it can't.
 """
 
 from __future__ import annotations

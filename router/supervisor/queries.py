@@ -82,7 +82,7 @@ def params_named(names: Mapping[str, str]) -> Iterator[None]:
     """Let the errors of the block name this route's fields.
 
     ``names`` maps the fields of the supervisor's questions to those of the route: ``model`` stands
-    for the field that names the model, ``source`` for the one that says what a model is made of,
+    for the field that names the model, ``source`` for the one that names what a model is made of,
     also if the fault shows only when the source is fetched.
     """
     try:

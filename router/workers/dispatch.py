@@ -126,8 +126,8 @@ class Generation:
     """A generation that a worker has accepted.
 
     ``queued`` is the number of requests before it when it was accepted. ``load_s`` is how long its
-    model was waited for. ``remarks`` say what is done otherwise than requested. ``prompt_ids`` are
-    the tokens of its prompts, if the request asked for them. ``ignored`` are the request's fields
+    model was waited for. ``remarks`` are what is done otherwise than requested. ``prompt_ids`` are
+    the tokens of its prompts, if they were requested. ``ignored`` are the request's fields
     that change nothing.
     """
 

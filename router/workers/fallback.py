@@ -63,7 +63,7 @@ async def first_loaded(
 
 
 def _without_folder(error: LmxError, model: ModelView) -> LmxError:
-    """Return an error that does not say where on this machine the model lies."""
+    """Return an error that does not name where on this machine the model lies."""
     if model.source not in error.message:
         return error
     return type(error)(

@@ -39,7 +39,7 @@ class PromptGroup:
 
     @property
     def prompt_ids(self) -> tuple[tuple[int, ...], ...]:
-        """The tokens of each prompt, if the request asked for them."""
+        """The tokens of each prompt, if they were requested."""
         return tuple(self._prompt_ids)
 
     async def accepted(self) -> None:

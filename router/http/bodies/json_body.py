@@ -59,7 +59,7 @@ async def read_object(request: web.Request, limit_bytes: int) -> dict[str, Any]:
     Never holds more than ``limit_bytes`` (plus one network chunk) of a body in memory: a larger
     body is refused as soon as its size shows, from Content-Length or while it is read. Raises
     :class:`RequestError`; also QUEUE_FULL while other bodies take too much memory, and
-    RATE_LIMIT_EXCEEDED if the client has too few tokens left for what the object asks for.
+    RATE_LIMIT_EXCEEDED if the client has too few tokens left for what the object requests.
     """
     _check_content_type(request)
     encoding_of(request)
@@ -207,7 +207,7 @@ def parse_object(payload: bytes) -> dict[str, Any]:
 
     NaN and Infinity are not JSON and are refused. So are half of a surrogate pair and a key that an
     object has twice, since it is unknown which of the two was meant. Numbers may have any size
-    here; the schema says what each field takes (:mod:`lmx.router.schema.validation`).
+    here; the schema defines what each field takes (:mod:`lmx.router.schema.validation`).
 
     Parsing runs on the event loop, whatever the size: no parser releases the interpreter's lock, so
     a thread would hold the loop up as well. 1 KB takes 1 us, 16 MB in one string 2 ms, and the most
@@ -268,7 +268,7 @@ async def _read(request: web.Request, limit_bytes: int, share: ByteShare) -> byt
 def _check_content_type(request: web.Request) -> None:
     """Refuse what a form of a web page could have sent: a page needs nobody's permission to send
     forms anywhere, and a browser asks lmx first for whatever says that it is JSON. Other programs
-    need not say what they send: Ollama's own examples and LiteLLM don't."""
+    need not name what they send: Ollama's own examples and LiteLLM don't."""
     # aiohttp would take a body without a content type for an octet-stream.
     given = request.content_type if "Content-Type" in request.headers else None
     if given == "application/json" or (given or "").endswith("+json"):

@@ -96,7 +96,7 @@ def field_docstrings(cls: type) -> dict[str, str]:
     """Return the docstring of each field of a model or a ``TypedDict`` that has one, including
     inherited fields. A class whose source is missing has none.
 
-    They are read from the source when somebody asks for them. Pydantic can read them itself
+    They are read from the source when they are needed. Pydantic can read them itself
     (``use_attribute_docstrings``), but does so as it makes each class: that costs 0.1 s at every
     start of a router, whose description is rarely requested.
     """

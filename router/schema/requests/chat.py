@@ -158,8 +158,8 @@ def _thinking_of(request: ChatRequest) -> Thinking:
     if enabled is None:
         # An explicit value wins over what an effort implies.
         kwargs = request.chat_template_kwargs or {}
-        said = (kwargs.get("enable_thinking"), kwargs.get("thinking"))
-        enabled = next((value for value in said if isinstance(value, bool)), None)
+        given = (kwargs.get("enable_thinking"), kwargs.get("thinking"))
+        enabled = next((value for value in given if isinstance(value, bool)), None)
     if enabled is None and effort == "none":
         enabled = False
     param = next((name for name, value in efforts.items() if value is not None), "reasoning_effort")

@@ -151,7 +151,7 @@ class AnswerFields(ResidencyFields):
 
     @property
     def drawing(self) -> Strict:
-        """The fields that say how tokens are drawn."""
+        """The fields that control how tokens are drawn."""
         return self
 
 

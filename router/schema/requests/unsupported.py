@@ -1,7 +1,7 @@
 """Fields of the API that lmx does not support yet, and the values with which they change nothing.
 
 A field that would change the answer is refused and never ignored: an answer that looks right and is
-not what the client asked for is the worst outcome. As features are added, rows leave this table.
+not what the client requested is the worst outcome. As features are added, rows leave this table.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ COMPLETION: Final[dict[str, tuple[Any, ...]]] = _COMMON | {
 
 
 def refuse_unsupported(body: dict[str, Any], table: dict[str, tuple[Any, ...]]) -> None:
-    """Raise :class:`RequestError` for the first field whose value asks for something lmx can't do
+    """Raise :class:`RequestError` for the first field whose value requests something lmx can't do
     yet."""
     for name, harmless in table.items():
         value = body.get(name)

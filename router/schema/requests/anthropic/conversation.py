@@ -161,8 +161,8 @@ def _other_messages(turn: Turn, path: str, media: list[MediaSource]) -> Iterator
                 "tool_call_id": block.tool_use_id,
                 "content": _result_content(block, f"{path}[{index}].content", media),
             }
-    if (said := _content_of(content, path, media)) or not has_results:
-        yield {"role": turn.role, "content": said}
+    if (shown := _content_of(content, path, media)) or not has_results:
+        yield {"role": turn.role, "content": shown}
 
 
 def _result_content(

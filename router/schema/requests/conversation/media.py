@@ -196,11 +196,11 @@ def source_of(part: MediaPart, path: str, defaults: VideoDefaults) -> MediaSourc
             most = min(most or _LOW_PIXELS, _LOW_PIXELS)
         seen = {"min_pixels": part.min_pixels, "max_pixels": most}
     if isinstance(part, VideoFields):
-        heard = defaults.use_audio_in_video
+        with_sound = defaults.use_audio_in_video
         seen |= {
             "fps": part.fps or defaults.fps or DEFAULT_FPS,
             "max_frames": part.max_frames,
-            "use_audio_in_video": True if heard is None else heard,
+            "use_audio_in_video": True if with_sound is None else with_sound,
         }
     return MediaSource(kind, param, content, detail=detail or "auto", **seen)
 

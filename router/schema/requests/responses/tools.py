@@ -1,7 +1,7 @@
 """The tools of a response's request, and whether any of them must be called.
 
 Workers know functions alone. A custom tool is a function with one argument, its input, and the
-tools of a namespace are functions whose names begin with it; :class:`CalledTool` says what a
+tools of a namespace are functions whose names begin with it; :class:`CalledTool` describes what a
 function stands for.
 """
 
