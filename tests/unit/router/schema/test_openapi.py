@@ -289,7 +289,7 @@ def test_answers_have_all_that_kiapis_have(
 async def test_an_answer_that_is_not_as_described_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("lmx.router.rendering.text.TextShape.whole_object", "text")
+    monkeypatch.setattr("lmx.router.rendering.text.TextShape.complete_object", "text")
     with pytest.raises(AssertionError, match="POST /v1/completions: 200"):
         async with router_rig() as rig:
             await rig.post_json("/v1/completions", prompt="hi")
