@@ -13,7 +13,7 @@ from lmx.protocol.states import ModelKind
 from lmx.supervisor.memory.plan import _DRAFT_WINDOW_TOKENS
 from lmx.worker.engine.values import SequenceRequest
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
-from lmx.worker.mlx.guessing.draft import DraftModel
+from lmx.worker.mlx.drafting.draft_model import DraftModel
 from lmx.worker.mlx.memory.estimate import estimate
 from lmx.worker.mlx.model.forward import Forward
 from lmx.worker.mlx.model.kv_quantization import quantize_kv
@@ -82,10 +82,10 @@ def test_a_draft_model_s_window_has_no_room_for_what_it_has_read(tmp_path: Path)
         if part.window_tokens is not None
     )
     assert more
-    row = DraftModel(open_checkpoint(folder).model, None).open_row(Assist())
+    row = DraftModel(open_checkpoint(folder).model, None).open_sequence(Assist())
     for token in range(3):
         row.read([token] * TOKENS)
-        row.guess([token], 2, lambda logits, _: mx.argmax(logits, axis=-1), None)
+        row.draft([token], 2, lambda logits, _: mx.argmax(logits, axis=-1), None)
         row.keep(0)
         held = sum(int(cache.nbytes) for cache in row._cache)
         assert held <= kv_bytes(layers, row.read_tokens) + more

@@ -101,7 +101,7 @@ def test_a_window_that_is_filled_behind_a_full_prompt_ends_where_the_context_doe
     context, half = network.model.dims.n_text_ctx, network.model.dims.n_text_ctx // 2
     begin, written = (1, 2, 3), []
     for before in (0, half - 1):
-        heard = _returned(network.hear(noise(30)))
+        heard = _returned(network.encode(noise(30)))
         attempt = _returned(heard.write(begin, [5] * before, 0.01, seed=1))
         written.append(len(attempt.tokens))
     # The last token needs no position: nothing is drawn behind it.
