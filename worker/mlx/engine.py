@@ -44,7 +44,7 @@ from lmx.worker.mlx.decoding.speculation import Speculation
 from lmx.worker.mlx.device.cpu import tables
 from lmx.worker.mlx.device.metal_memory import release_memory, wire_weights
 from lmx.worker.mlx.drafting.load import make_drafter
-from lmx.worker.mlx.media.features import FeatureCache
+from lmx.worker.mlx.media.encoding import FeatureCache
 from lmx.worker.mlx.media.media_prompt import MediaPrompts
 from lmx.worker.mlx.media.spans import media_of
 from lmx.worker.mlx.model.forward import Forward
@@ -145,15 +145,12 @@ class MlxGenerator:
         )
 
     def encode(self, source: PromptSource) -> EncodedPrompt:
-        """Render and tokenize."""
         return self._prompts.encode(source)
 
     def constrain(self, source: ConstraintSource) -> ConstraintMaker | None:
-        """Compile."""
         return self._constraints.compile(source)
 
     def plan(self, task: Task, media: Sequence[Media] = ()) -> TaskReply:
-        """Answer tasks about tokens; refuse all others."""
         if isinstance(task, TokenTask):
             return self._token_tasks.reply(task, media)
         raise wrong_kind(ModelKind.CHAT)
@@ -161,11 +158,9 @@ class MlxGenerator:
     def detokenizer(
         self, markers: bool, after: Sequence[int] = (), *, special: bool = False
     ) -> Detokenizer:
-        """Return a new row's detokenizer."""
         return self._text.detokenizer(markers, after, special=special)
 
     def token_bytes(self, token: int) -> bytes:
-        """Return the bytes that a token stands for; a special token's name."""
         return self._text.token_bytes(token)
 
     def can_admit(self) -> bool:
@@ -174,7 +169,6 @@ class MlxGenerator:
         return self._rows.can_admit()
 
     def admit(self, row: SequenceRequest) -> None:
-        """Begin a row."""
         # Rows share what is computed of their prompts if they have the same salt.
         salt = self._adapters.prefix_salt(row.adapter, row.cache_salt)
         if (media := media_of(row)) is not None:
@@ -183,27 +177,22 @@ class MlxGenerator:
             self._rows.admit(replace(row, cache_salt=salt))
 
     def step(self) -> StepOutput:
-        """Make at least one token for each decoding row, or prefill one chunk of a prompt."""
         with mx.stream(generation_stream):
             return self._rows.step()
 
     def remove(self, sequence_id: int) -> None:
-        """Remove the row, wherever it is."""
         with mx.stream(generation_stream):
             self._rows.remove(sequence_id)
 
     def flush(self) -> StepOutput:
-        """Return the tokens that are drawn and not returned."""
         with mx.stream(generation_stream):
             return self._rows.flush()
 
     def preempt(self, sequence_id: int) -> Sequence[int] | None:
-        """Remove the row, and store what it has computed in the prefix cache."""
         with mx.stream(generation_stream):
             return self._rows.preempt(sequence_id)
 
     def rest(self) -> None:
-        """Give back the buffers of ended rows."""
         with mx.stream(generation_stream):
             if self._prefixes is not None:
                 self._prefixes.rest()

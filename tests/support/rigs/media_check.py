@@ -22,7 +22,7 @@ from lmx.worker.engine.values import (
 from lmx.worker.media.values import Media, Picture, Sound, Video
 from lmx.worker.mlx.decoding.batch_mode import can_batch
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
-from lmx.worker.mlx.media.features import FeatureCache
+from lmx.worker.mlx.media.encoding import FeatureCache
 from lmx.worker.mlx.media.media_prompt import MediaPrompts
 from lmx.worker.mlx.media.spans import MediaSpans
 from lmx.worker.mlx.model.batch_slots import join

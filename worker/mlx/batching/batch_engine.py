@@ -30,7 +30,7 @@ from lmx.worker.mlx.decoding.prefill import PromptPrefill
 from lmx.worker.mlx.decoding.rollback import Blocks
 from lmx.worker.mlx.decoding.sequence import DecodeSequence
 from lmx.worker.mlx.decoding.speculation import Speculation
-from lmx.worker.mlx.media.features import FeatureCache
+from lmx.worker.mlx.media.encoding import FeatureCache
 from lmx.worker.mlx.media.spans import media_of
 from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states
 from lmx.worker.mlx.prefix.cache import AtomicSpans, PrefixCache

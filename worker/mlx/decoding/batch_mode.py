@@ -4,10 +4,11 @@ least in turns."""
 from __future__ import annotations
 
 import copy
+import functools
 import statistics
 from collections.abc import Sequence
 from enum import Enum, auto
-from typing import Final, cast
+from typing import Final, NamedTuple
 
 import mlx.core as mx
 import structlog
@@ -15,7 +16,7 @@ import structlog
 from lmx.worker.engine.values import SequenceRequest, SequenceSampling
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
 from lmx.worker.mlx.model.batch_slots import join
-from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states
+from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states, logit_difference
 from lmx.worker.scheduling.engine_errors import is_device_failure
 
 log = structlog.get_logger()
@@ -36,8 +37,12 @@ _MIXES_ROWS: Final = frozenset({"minimax_m3", "minimax_m3_vl", "phi3small"})
 """Types whose rows are wrong together, but only behind some thousand tokens: their attention reads
 blocks of keys that are counted from the beginning of a batch, and not of each row."""
 
-_Row = tuple[PromptCache, mx.array | None]
-"""A prompt's cache, and its rope deltas."""
+
+class Prefilled(NamedTuple):
+    """The cache and the rope deltas of a prompt, or of several in a batch."""
+
+    cache: PromptCache
+    rope_deltas: mx.array | None
 
 
 class BatchMode(Enum):
@@ -94,7 +99,7 @@ def can_run_serially(forward: Forward) -> bool:
             _logits(forward, *row, [tokens[place : place + 1]])
             for row, tokens in zip(rows, _FOLLOWING, strict=True)
         ]
-    off = difference(mx.concatenate(in_turns), mx.concatenate(alone))
+    off = logit_difference(mx.concatenate(in_turns), mx.concatenate(alone))
     log.info("batching.serial_probed", off=off)
     return off <= _TOLERANCE
 
@@ -118,26 +123,12 @@ def _off(forward: Forward, shift: int) -> float:
         for (cache, deltas), tokens in zip(rows, following, strict=True)
     ]
     try:
-        together = _logits(forward, *_joined(rows), following)
+        together = _logits(forward, *joined(rows), following)
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
         if is_device_failure(error):
             raise
         raise _Unfit(str(error)) from error
-    return difference(together, mx.concatenate(alone))
-
-
-def difference(logits: mx.array, right: mx.array) -> float:
-    """Return by how much logits [rows, ..., vocabulary] differ at most, as a share of the spread of
-    those that are ``right``."""
-    logits, right = without_forbidden(logits, right)
-    spread = mx.linalg.norm(right - mx.mean(right, axis=-1, keepdims=True), axis=-1)
-    return cast(float, mx.max(mx.linalg.norm(logits - right, axis=-1) / spread).item())
-
-
-def without_forbidden(logits: mx.array, right: mx.array) -> tuple[mx.array, mx.array]:
-    """Return both with zeros for the tokens that both forbid, whose logits are infinite."""
-    forbidden = mx.isinf(right) & (logits == right)
-    return mx.where(forbidden, 0, logits), mx.where(forbidden, 0, right)
+    return logit_difference(together, mx.concatenate(alone))
 
 
 def _begun(forward: Forward, prompt: Sequence[int]) -> PromptPrefill:
@@ -152,19 +143,18 @@ def _half_read(forward: Forward, prompt: Sequence[int]) -> PromptPrefill:
     return prefill
 
 
-def _finished(prefill: PromptPrefill) -> _Row:
+def _finished(prefill: PromptPrefill) -> Prefilled:
     while not prefill.ready:
         prefill.advance(len(prefill.row.prompt), ())
     mx.eval(prefill.finish(), cache_states(prefill.prompt_cache))
-    return prefill.prompt_cache, prefill.rope_deltas()
+    return Prefilled(prefill.prompt_cache, prefill.rope_deltas())
 
 
-def _joined(rows: Sequence[_Row]) -> _Row:
-    (joined, _), *others = rows
-    for cache, _ in others:
-        joined = join(joined, cache)
-    deltas = [each for _, each in rows if each is not None]
-    return joined, mx.concatenate(deltas) if deltas else None
+def joined(rows: Sequence[Prefilled]) -> Prefilled:
+    """Return a batch of single rows. It uses up their caches."""
+    cache = functools.reduce(join, (row.cache for row in rows))
+    deltas = [row.rope_deltas for row in rows if row.rope_deltas is not None]
+    return Prefilled(cache, mx.concatenate(deltas) if deltas else None)
 
 
 def _logits(

@@ -12,7 +12,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final, cast
+from typing import Final
 
 import mlx.core as mx
 import numpy as np
@@ -27,7 +27,7 @@ from lmx.worker.mlx.decoding.prefill_media import token_types
 from lmx.worker.mlx.media.encoding import FeatureMismatchError, Features
 from lmx.worker.mlx.media.processor import to_mlx
 from lmx.worker.mlx.media.spans import MediaSpan, MediaSpans
-from lmx.worker.mlx.model.forward import Forward, cache_states
+from lmx.worker.mlx.model.forward import Forward, cache_states, logit_difference
 from lmx.worker.scheduling.engine_errors import is_device_failure
 
 log = structlog.get_logger()
@@ -106,8 +106,7 @@ def _off(forward: Forward, prompt: EncodedPrompt) -> float:
     found = prefill.finish()[0].astype(mx.float32)
     mx.eval(found, cache_states(prefill.prompt_cache))
     right = _at_once(forward, prompt, media).astype(mx.float32)
-    spread = mx.linalg.norm(right - mx.mean(right))
-    return cast(float, (mx.linalg.norm(found - right) / spread).item())
+    return logit_difference(found, right)
 
 
 def _encoded(forward: Forward, span: MediaSpan) -> Features:

@@ -10,7 +10,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final
 
 import mlx.core as mx
 import structlog
@@ -24,10 +24,10 @@ from mlx_vlm.models.cache import (
 from mlx_vlm.speculative.cache_state import iter_leaf_caches, start_speculative_cache
 
 from lmx.worker.engine.values import SequenceRequest, SequenceSampling
-from lmx.worker.mlx.decoding.batch_mode import difference, without_forbidden
+from lmx.worker.mlx.decoding.batch_mode import Prefilled, joined
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
-from lmx.worker.mlx.model.batch_slots import MOST_PADDING_TOKENS, SlottedKVCache, join
-from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states
+from lmx.worker.mlx.model.batch_slots import MOST_PADDING_TOKENS, SlottedKVCache
+from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states, logit_difference
 from lmx.worker.mlx.model.quantized_cache import BatchQuantizedCache, QuantizedCache
 from lmx.worker.scheduling.engine_errors import is_device_failure
 
@@ -190,43 +190,25 @@ def _fault(forward: Forward, rows: int, take: _Take) -> str | None:
         if is_device_failure(error):
             raise
         return str(error)
-    logits, expected = without_forbidden(logits, expected)
-    spread = mx.linalg.norm(expected - mx.mean(expected))
-    off = cast(float, (mx.linalg.norm(logits - expected) / spread).item())
+    off = logit_difference(logits.reshape(-1), expected.reshape(-1))
     return None if off <= _TOLERANCE else f"the state differs afterwards, by {off:.2g}"
 
 
 def _logits_after(forward: Forward, rows: int, take: _Take) -> mx.array:
-    joined = _joined([_read(forward, prompt, forward.new_cache()) for prompt in _PROMPTS[:rows]])
-    decode = _decoding(forward, joined, rows)
-    take(decode, joined.cache, rows)
+    batch = joined([_read(forward, prompt, forward.new_cache()) for prompt in _PROMPTS[:rows]])
+    decode = _decoding(forward, batch, rows)
+    take(decode, batch.cache, rows)
     return decode(_NEXT)[:, -1].astype(mx.float32)
 
 
-class _Rows(NamedTuple):
-    """What rows have read."""
-
-    cache: PromptCache
-    rope_deltas: mx.array | None
-
-
-def _read(forward: Forward, prompt: list[int], cache: PromptCache) -> _Rows:
+def _read(forward: Forward, prompt: list[int], cache: PromptCache) -> Prefilled:
     prefill = PromptPrefill(forward, SequenceRequest(0, prompt, 1, SequenceSampling(0.0)), cache, 0)
     prefill.finish()
     mx.eval(cache_states(prefill.prompt_cache))
-    return _Rows(prefill.prompt_cache, prefill.rope_deltas())
+    return Prefilled(prefill.prompt_cache, prefill.rope_deltas())
 
 
-def _joined(rows: Sequence[_Rows]) -> _Rows:
-    """Return a batch of single rows. It uses up their caches."""
-    cache: PromptCache = []
-    for row in rows:
-        cache = join(cache, row.cache) if cache else row.cache
-    deltas = [row.rope_deltas for row in rows if row.rope_deltas is not None]
-    return _Rows(cache, mx.concatenate(deltas) if deltas else None)
-
-
-def _decoding(forward: Forward, batch: _Rows, rows: int) -> _Decode:
+def _decoding(forward: Forward, batch: Prefilled, rows: int) -> _Decode:
     def decode(*tokens: int) -> mx.array:
         logits = forward.decode(mx.array([tokens] * rows), batch.cache, batch.rope_deltas)
         if logits.shape[1] != len(tokens):
@@ -275,19 +257,21 @@ def _slips(forward: Forward, undo: Undo, kept: Sequence[int]) -> bool:
             for row, tokens in zip(rows, kept, strict=True)
         ]
         expected = mx.concatenate(alone)
-        logits = _logits_on_the_way(forward, _joined(rows), undo, kept)
+        logits = _logits_on_the_way(forward, joined(rows), undo, kept)
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
         if is_device_failure(error):
             raise
         log.info("decode.windows_one_by_one", kept=list(kept), reason=str(error))
         return True
-    off = difference(logits, expected)
+    off = logit_difference(logits, expected)
     if not off <= _TOLERANCE_TOGETHER:
         log.info("decode.windows_one_by_one", kept=list(kept), off=off)
     return not off <= _TOLERANCE_TOGETHER
 
 
-def _logits_on_the_way(forward: Forward, batch: _Rows, undo: Undo, kept: Sequence[int]) -> mx.array:
+def _logits_on_the_way(
+    forward: Forward, batch: Prefilled, undo: Undo, kept: Sequence[int]
+) -> mx.array:
     """Return the logits [rows, tokens, vocabulary] of a block of which each row keeps that
     many tokens, of a token after it, which is written over the oldest one of each window, and of a
     block after that."""

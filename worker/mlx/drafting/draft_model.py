@@ -79,19 +79,15 @@ class DraftModelSequence(SequenceDrafter):
 
     @property
     def read_tokens(self) -> int:
-        """How much of the row the draft model has read."""
         return self._read_tokens
 
     def most_drafts(self, length: int) -> int | None:
-        """Return how much of the draft model's context is left."""
         return None if self._context_tokens is None else self._context_tokens - length
 
     def unread_tokens(self, length: int) -> int:
-        """Return how much of the row the draft model has not read."""
         return length - self._read_tokens
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Read the row's next tokens, and wait until it is done."""
         self._forward(mx.array([tokens]), self._cache)
         for layer in self._cache:
             if isinstance(layer, BufferedRotatingKVCache):
@@ -128,7 +124,6 @@ class DraftModelSequence(SequenceDrafter):
         return mx.concatenate(drafts) if drafts else None
 
     def keep(self, accepted_tokens: int) -> None:
-        """Learn how many of the last drafts were right; the others are forgotten."""
         kept = min(accepted_tokens, self._drafted_in_cache)
         for layer in self._cache:
             layer.trim(self._drafted_in_cache - kept)

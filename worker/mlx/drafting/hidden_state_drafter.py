@@ -111,7 +111,6 @@ class HiddenStateSequence(SequenceDrafter):
         return drafts if drafts.size else None
 
     def keep(self, accepted_tokens: int) -> None:
-        """Learn how many of the last drafts were right."""
         if self._verified is not None:
             self._verified = accepted_tokens
 

@@ -81,7 +81,6 @@ class LookupDrafter:
         self._max_ngram_size = max_ngram_size
 
     def open_sequence(self, assist: Assist) -> LookupSequence:
-        """Begin a row."""
         ngram_size = assist.max_ngram_size or self._max_ngram_size
         return LookupSequence(PromptLookup(min(ngram_size, MOST_NGRAM_SIZE)))
 
@@ -94,11 +93,9 @@ class LookupSequence(SequenceDrafter):
 
     @property
     def read_tokens(self) -> int:
-        """How many tokens are indexed."""
         return len(self._lookup)
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Index the tokens."""
         self._lookup.extend(tokens)
 
     def draft(

@@ -120,11 +120,9 @@ class EncoderMemory:
         self._model = model
 
     def rest(self) -> None:
-        """Give back the buffers of the last pieces."""
         mx.clear_cache()
 
     def shrink(self) -> None:
-        """Give back the buffers of the last pieces."""
         mx.clear_cache()
 
     def regrow(self) -> None:
@@ -134,15 +132,12 @@ class EncoderMemory:
         """Do nothing: nothing is kept on disk."""
 
     def release(self) -> None:
-        """Free the weights, and unwire the memory."""
         release_memory([self._model])
 
     def memory_bytes(self) -> int:
-        """Return what mlx holds."""
         return int(mx.get_active_memory() + mx.get_cache_memory())
 
     def peak_memory_bytes(self) -> int:
-        """Return the most that mlx had in use."""
         return int(mx.get_peak_memory())
 
 

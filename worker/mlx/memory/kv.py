@@ -32,17 +32,8 @@ _STATE_NUMBER_BYTES: Final = 4
 _SLIDE: Final = frozenset(
     {
         *("afmoe", "cohere2", "cohere2_moe", "cohere_compass", "exaone4", "exaone_moe", "flint"),
-        *(
-            "gear",
-            "gemma3",
-            "gemma3_text",
-            "gemma3n",
-            "gemma3n_text",
-            "gemma4",
-            "gemma4_text",
-            "gemma4_unified",
-            "gpt_oss",
-        ),
+        *("gear", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text", "gemma4", "gemma4_text"),
+        *("gemma4_unified", "gpt_oss"),
         *("kolibri1", "laguna", "llama", "mellum", "mimo_v2", "mimo_v2_flash"),
         *("ministral3", "mistral", "mistral3", "muse_glimmer", "muse_spark", "olmo3"),
         *("recurrent_gemma", "spark2_5"),
@@ -328,25 +319,38 @@ def _by_name(name: str, types: set[str]) -> _Holds:
 
 def _by_rule(text: Section, types: set[str], index: int) -> _Holds:
     """Return what a layer holds, where a number or the model's type decides it."""
-    if types & _EVERY_FOURTH:
-        others = _Holds.WINDOW if _CHUNKED in types else _Holds.STATE
-        return _Holds.ALL if (index + 1) % 4 == 0 else others
     linear = text.get("linear_attn_config")
-    if isinstance(linear, dict) and isinstance(linear.get("full_attn_layers"), list):
-        return _Holds.ALL if index + 1 in linear["full_attn_layers"] else _Holds.STATE
+    full = linear.get("full_attn_layers") if isinstance(linear, dict) else None
+    if isinstance(full, list) and not types & _EVERY_FOURTH:
+        return _Holds.ALL if index + 1 in full else _Holds.STATE
     if types & _RECURRENT:
         return _Holds.STATE
     if "falcon_h1" in types:
         return _Holds.STATE_AND_ALL
+    if (rule := _period(text, types)) is None:
+        return _pattern(text, types, index)
+    period, place = rule
+    others = _Holds.WINDOW if _CHUNKED in types else _Holds.STATE
+    return _Holds.ALL if index % period == place else others
+
+
+def _period(text: Section, types: set[str]) -> tuple[int, int] | None:
+    """Return of how many layers one holds all tokens, and which of them. None: it is not said, or
+    the others have windows."""
+    if types & _EVERY_FOURTH:
+        return 4, 3
     if types & _GROUPED_LINEAR and (group := count(text, "layer_group_size")):
-        return _Holds.ALL if (index + 1) % group == 0 else _Holds.STATE
+        return group, group - 1
     if types & {"plamo2", "plamo2vl"} and (step := count(text, "mamba_step")):
-        return _Holds.STATE if index % step != step // 2 else _Holds.ALL
+        return step, step // 2
     if interval := count(text, "full_attention_interval"):
-        return _Holds.ALL if (index + 1) % interval == 0 else _Holds.STATE
+        return interval, interval - 1
     if period := count(text, "attn_layer_period"):
-        at = count(text, "attn_layer_offset")
-        return _Holds.ALL if index % period == at else _Holds.STATE
+        return period, count(text, "attn_layer_offset")
+    return None
+
+
+def _pattern(text: Section, types: set[str], index: int) -> _Holds:
     pattern = text.get("sliding_window_pattern")
     if isinstance(pattern, str) and pattern:
         return _Holds.WINDOW if pattern[index % len(pattern)] == "L" else _Holds.ALL

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any, Final, Self
+from typing import Any, Final, Self, cast
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -174,6 +174,15 @@ def trim_windows(cache: PromptCache) -> None:
             leaf.meta_state = (*leaf.meta_state[:-1], str(leaf.max_size))
         # A view would keep all of it.
         leaf.keys, leaf.values = mx.contiguous(leaf.keys), mx.contiguous(leaf.values)
+
+
+def logit_difference(logits: mx.array, right: mx.array) -> float:
+    """Return by how much logits [..., vocabulary] differ at most, as a share of the spread of those
+    that are ``right``. Tokens that both forbid, whose logits are infinite, don't count."""
+    forbidden = mx.isinf(right) & (logits == right)
+    logits, right = mx.where(forbidden, 0, logits), mx.where(forbidden, 0, right)
+    spread = mx.linalg.norm(right - mx.mean(right, axis=-1, keepdims=True), axis=-1)
+    return cast(float, mx.max(mx.linalg.norm(logits - right, axis=-1) / spread).item())
 
 
 def _logits(output: Any) -> mx.array:

@@ -8,7 +8,7 @@ itself, so that it can't be served with quantized ones.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, cast
+from typing import Final
 
 import mlx.core as mx
 import structlog
@@ -16,7 +16,7 @@ from mlx_vlm.models.cache import KVCache, RotatingKVCache
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.worker.mlx.memory.kv import quantization_group
-from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states
+from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states, logit_difference
 from lmx.worker.mlx.model.quantized_cache import KvQuantization, Packing, leaves
 from lmx.worker.scheduling.engine_errors import is_device_failure
 
@@ -59,7 +59,7 @@ def quantize_kv(forward: Forward, bits: int) -> None:
     for expanded in (False, True):
         forward.kv_quantization = _quantization(groups, _TRIED_BITS, expanded=expanded)
         try:
-            off = _off(_logits(forward), plain)
+            off = logit_difference(_logits(forward), plain)
         except (AttributeError, IndexError, TypeError, ValueError, RuntimeError) as error:
             if is_device_failure(error):
                 raise
@@ -67,7 +67,7 @@ def quantize_kv(forward: Forward, bits: int) -> None:
             continue
         if off <= _TOLERANCE:
             forward.kv_quantization = _quantization(groups, bits, expanded=expanded)
-            _report(bits, expanded, _off(_logits(forward), plain))
+            _report(bits, expanded, logit_difference(_logits(forward), plain))
             return
         reasons.append(f"its logits are off by {off:.2f} of their spread")
     forward.kv_quantization = None
@@ -103,11 +103,6 @@ def _logits(forward: Forward) -> mx.array:
         found.append(forward.decode(mx.array([tokens]), cache, None)[:, -1])
         mx.eval(found, cache_states(cache))
     return mx.concatenate(found).astype(mx.float32)
-
-
-def _off(found: mx.array, plain: mx.array) -> float:
-    spread = mx.linalg.norm(plain - mx.mean(plain, axis=-1, keepdims=True), axis=-1)
-    return cast(float, mx.max(mx.linalg.norm(found - plain, axis=-1) / spread).item())
 
 
 def _report(bits: int, expanded: bool, off: float) -> None:

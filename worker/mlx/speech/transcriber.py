@@ -59,7 +59,6 @@ class MlxTranscriber:
         self._token_tasks = token_tasks
 
     def plan(self, task: Task, media: Sequence[Media] = ()) -> TaskReply:
-        """Answer tasks about tokens; refuse all others."""
         if isinstance(task, TokenTask):
             return self._token_tasks.reply(task, media)
         raise wrong_kind(ModelKind.TRANSCRIPTION)
