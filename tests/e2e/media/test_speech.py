@@ -30,6 +30,7 @@ def speaking(server: Rig) -> Iterator[Rig]:
     source = str(obtain_whisper_tiny_en())
     whisper = {"id": "whisper", "source": source, "aliases": ["whisper-1"], "preload": False}
     with serving_too(server, whisper) as lmx:
+        lmx.run("load", "whisper")
         yield lmx
 
 
