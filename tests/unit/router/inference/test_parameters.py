@@ -174,11 +174,11 @@ BAD: list[tuple[dict[str, Any], str, ErrorCode, str]] = [
     ({"tools": [tool()], "tool_choice": {}}, "tool_choice.type", MISSING, "required"),
     (
         {"tools": [tool()], "tool_choice": named("other")},
-        "tool_choice.function.name", VALUE, "none of the `tools`",
+        "tool_choice.function.name", VALUE, "not one of the `tools`",
     ),
     (
         {"tools": [tool()], "tool_choice": allowed("auto", tool()["function"]["name"], "other")},
-        "tool_choice.allowed_tools.tools[1].function.name", VALUE, "none of the `tools`",
+        "tool_choice.allowed_tools.tools[1].function.name", VALUE, "not one of the `tools`",
     ),
     (
         {"tools": [tool()], "tool_choice": allowed("auto")},
