@@ -112,6 +112,13 @@ def test_the_map_names_files_that_are_there() -> None:
     assert missing == []
 
 
+def test_the_names_of_the_glossary_exist() -> None:
+    text = (ROOT / "docs/glossary.md").read_text()
+    for path, name in re.findall(r"\| `([\w/.]+)`(?: `(\w+)`)? \|$", text, re.MULTILINE):
+        assert (ROOT / path).exists(), path
+        assert not name or re.search(rf"^class {name}\b", (ROOT / path).read_text(), re.M), name
+
+
 def test_every_error_is_explained() -> None:
     """Each code stands in one row of the page of errors, and no row has a code that is none."""
     rows = re.findall(r"^\| (`.*?) \|", (ROOT / "docs/start/errors.md").read_text(), re.MULTILINE)
