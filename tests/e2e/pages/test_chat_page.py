@@ -237,6 +237,8 @@ async def test_an_answer(page: Page) -> None:
     )
     await until(page, ends, "the end above the box")
     # What has ended can be selected while the answer goes on.
+    paragraph = "document.querySelector('#turns article:last-child .block p')"
+    await until(page, f"Boolean({paragraph})", "a paragraph that is drawn")
     await page.run(
         "getSelection().selectAllChildren(document.querySelector("
         "'#turns article:last-child .block p'))"
@@ -245,6 +247,8 @@ async def test_an_answer(page: Page) -> None:
     await page.ask("Input.dispatchMouseEvent", type="mouseWheel", x=700, y=300, deltaX=0,
                    deltaY=-200)  # fmt: skip
     await until(page, f"!{at('jump')}.hidden", "a button that leads to the end")
+    still = "window.before === (window.before = document.getElementById('thread').scrollTop)"
+    await until(page, still, "scrolling that has ended")
     top, length = await page.run(f"[{at('thread')}.scrollTop, {STATE}.text.length]")
     await until(page, f"{STATE}.text.length > {length + 200}", "an answer that goes on")
     assert await page.run(f"{at('thread')}.scrollTop") == top, "nobody is taken away"
