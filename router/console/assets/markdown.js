@@ -181,10 +181,11 @@ class Block {
   }
 
   async ask() {
-    if (this.asking || this.drawn === this.text) return;
+    // White space at its end changes nothing: what is drawn stays, with what is selected in it.
+    const wanted = this.text.trimEnd();
+    if (this.asking || this.drawn === wanted) return;
     if (!this.ended && this.text.length > LONGEST_MOVING) return;
     this.asking = true;
-    const wanted = this.text;
     const whole = this.ended;
     const known = trees.get(wanted);
     const tree = known ?? (await treeOf(wanted, whole));
@@ -192,7 +193,7 @@ class Block {
     if (tree && this.text.startsWith(wanted)) this.draw(wanted, tree);
     if (!whole && !this.ended) await new Promise((resolve) => setTimeout(resolve, PAUSE_MS));
     this.asking = false;
-    if (tree && this.text !== wanted) this.ask();
+    if (tree) this.ask();
   }
 
   /** @param {string} text
@@ -211,8 +212,7 @@ class Block {
   }
 
   addTail() {
-    // The tree has no white space at its end.
-    const more = this.text.slice(this.drawn.trimEnd().length);
-    this.tail.data = this.drawn === this.text ? "" : more;
+    const more = this.text.slice(this.drawn.length);
+    this.tail.data = more.trim() ? more : "";
   }
 }

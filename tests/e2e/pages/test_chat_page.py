@@ -207,6 +207,7 @@ async def test_an_answer(page: Page) -> None:
         f"{at('announce')}.textContent)).observe({at('announce')}, {{childList: true}})"
     )
     shown = await asked(page, {"pieces": [*MARKS]})
+    await until(page, f"{SHAPE}.nested === 2", "a list that is drawn to its end")
     assert await page.run(SHAPE) == {
         "nested": 2, "items": 2, "cells": ["1", "2"], "struck": "2", "coloured": "f",
         "code": 'def f(): return "<b>x</b>"', "images": 0, "links": 0, "broken": None,
@@ -254,7 +255,8 @@ async def test_an_answer(page: Page) -> None:
     assert await page.run(f"{at('thread')}.scrollTop") == top, "nobody is taken away"
     assert await page.run("String(getSelection())") == chosen and chosen
     await page.run(f"{at('jump')}.click()")
-    assert await page.run(f"{at('jump')}.hidden && document.activeElement.id === 'say'")
+    await until(page, f"{at('jump')}.hidden", "the end")
+    assert await page.run("document.activeElement.id") == "say"
     await press(page, "Escape")
     assert "Stopped" in (await answered(page))["figures"]
     assert await page.run("document.activeElement.id") == "say"
