@@ -36,6 +36,11 @@ _DEEPEST: Final = 30
 """The parser leaves out what is nested deeper, so that a block which comes near is shown as it is:
 a model in a loop writes thousands of quotes within quotes."""
 
+_MOST_ADDRESSES: Final = 16
+"""Characters of addresses for each of the text: one that is written takes up to twelve, since each
+byte of it may become ``%XX``. Many links may refer to one long address: a hundred kilobytes of text
+would become a gigabyte."""
+
 _SCHEMES: Final = frozenset({"http", "https", "mailto"})
 _TASKS: Final = {"[ ] ": "☐", "[x] ": "☑", "[X] ": "☑"}
 _MARKDOWN: Final = MarkdownIt("commonmark", {"html": False, "maxNesting": _DEEPEST}).enable(
@@ -46,11 +51,21 @@ _MARKDOWN: Final = MarkdownIt("commonmark", {"html": False, "maxNesting": _DEEPE
 def markdown_tree(text: str) -> list[Node]:
     """Return the elements of a text."""
     tokens = _MARKDOWN.parse(text)
-    if max((token.level for token in tokens), default=0) >= _DEEPEST - 2:
+    too_deep = max((token.level for token in tokens), default=0) >= _DEEPEST - 2
+    if too_deep or _characters_of_addresses(tokens) > _MOST_ADDRESSES * len(text):
         return [["pre", {}, text]]
     root: list[Any] = ["", {}]
     _add_all(tokens, [root])
     return root[2:]
+
+
+def _characters_of_addresses(tokens: Sequence[Token]) -> int:
+    return sum(
+        len(str(child.attrs.get(name, "")))
+        for token in tokens
+        for child in token.children or ()
+        for name in ("href", "src")
+    )
 
 
 def _add_all(tokens: Sequence[Token], open_elements: list[list[Any]]) -> None:

@@ -67,6 +67,15 @@ def test_what_is_nested_too_deep_is_shown_as_it_is() -> None:
     assert [text_of(node) for node in markdown_tree(text)] == [text]
 
 
+@pytest.mark.parametrize("link", ["[a] ", "![a] "])
+def test_many_links_to_one_long_address_are_shown_as_they_are(link: str) -> None:
+    address = f"https://b/{'c' * 5_000}"
+    text = f"[a]: {address}\n\n{link * 200}"
+    assert markdown_tree(text) == [["pre", {}, text]]
+    written = f"[a]({address}) " * 20 + "[d](https://e/" + "\N{GRINNING FACE}" * 500 + ")"
+    assert len([one for one in elements(markdown_tree(written)) if one[0] == "a"]) == 21
+
+
 def test_long_code_has_no_colours() -> None:
     code = "x = 1\n" * LONGEST_COLOURED
     assert markdown_tree(f"```py\n{code}```") == [["pre", {"language": "py"}, code[:-1]]]
