@@ -45,8 +45,9 @@ Notify = Callable[[str], None]
 
 _POLL_S: Final = 0.1
 _GONE_S: Final = 5.0
-_TERM_GRACE_S: Final = 12.0
-"""How long routers and workers have to end after SIGTERM. It is longer than any of their graces."""
+_TERM_GRACE_S: Final = 21.0
+"""How long routers and workers have to end after SIGTERM. It is longer than any of their graces
+by default: a Mac may keep the memory of a worker that is killed."""
 
 _HUNG_S: Final = 10.0
 """A supervisor that was asked to stop and reports nothing for this long is ended."""

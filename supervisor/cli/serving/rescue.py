@@ -121,7 +121,9 @@ def _ended(holder: psutil.Process) -> bool:
 def _see_up(home: Home, child: subprocess.Popen[bytes]) -> None:
     """Wait until the new supervisor answers, so that routers do not start this again meanwhile."""
     answers = holds_within(
-        _START_S, lambda: child.poll() is not None or probe_supervisor(home) is None
+        _START_S,
+        lambda: child.poll() is not None or probe_supervisor(home) is None,
+        poll_s=_LOOK_S / 10,
     )
     if not answers:
         log.error("supervisor.not_up", supervisor_pid=child.pid)

@@ -12,6 +12,8 @@ from lmx.protocol.messages import control
 from lmx.protocol.messages.status import Status
 from lmx.supervisor.cli import without_supervisor
 from lmx.supervisor.cli.without_supervisor import stop
+from lmx.supervisor.config.schema import TimingConfig
+from lmx.supervisor.config.shutdown_timeout import ROUTER_EXIT_S, term_grace_s
 from lmx.supervisor.sockets.client import ControlClient
 from lmx.supervisor.state.home import Home
 from tests.support.fakes.admin_lines import told_status
@@ -111,3 +113,10 @@ def test_one_that_is_started_again_and_again_is_no_success(
     with pytest.raises(OperationError, match="running already") as raised:
         stop(home, lambda _text: None)
     assert raised.value.code is ErrorCode.ALREADY_RUNNING
+
+
+def test_what_is_left_gets_the_grace_that_a_supervisor_gives_it() -> None:
+    timing = TimingConfig()
+    grace_s = without_supervisor._TERM_GRACE_S
+    assert grace_s > timing.shutdown_grace_s + ROUTER_EXIT_S
+    assert all(grace_s > term_grace_s(timing, platform) for platform in ("darwin", "linux"))

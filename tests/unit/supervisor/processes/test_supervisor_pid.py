@@ -1,7 +1,8 @@
 """How a supervisor is, as it is seen from outside."""
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -59,3 +60,13 @@ def test_a_look_at_one_that_spins_is_not_late(
     assert probe_supervisor(Home(tmp_path)) is not None
     assert len(limits_s) == 2
     assert sum(limits_s) + rescue._LOOK_S <= LATE_S - 1.0
+
+
+def test_a_supervisor_that_starts_is_not_asked_all_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[Home] = []
+    monkeypatch.setattr(rescue, "probe_supervisor", lambda home: looks.append(home) or "silent")
+    monkeypatch.setattr(rescue, "_START_S", 0.3)
+    rescue._see_up(Home(tmp_path), cast(Any, SimpleNamespace(pid=4242, poll=lambda: None)))
+    assert len(looks) <= 2 + 0.3 / (rescue._LOOK_S / 10)
