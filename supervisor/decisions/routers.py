@@ -471,13 +471,16 @@ def tick_down(routers: Routers, event: Tick, timing: TimingConfig, now_s: float)
 
 
 def stop(routers: Routers, event: Stopped, _timing: TimingConfig, now_s: float) -> Result:
-    """All of them end."""
+    """All of them end. One that hangs still writes its stacks."""
     number = signal.SIGTERM if event.grace_s > 0 else signal.SIGKILL
-    plan = ((now_s + event.grace_s, signal.SIGKILL),)
-    after = replace(routers, stopping=True, retry_at_s=None)
-    return _each(
-        after, lambda router: (replace(router, signals=plan), (Signal(router.pid, number),))
-    )
+    kill_at_s = now_s + event.grace_s
+
+    def ended(router: Router) -> tuple[Router, Effects]:
+        stacks = tuple(one for one in router.signals if one[1] == STACKS and one[0] < kill_at_s)
+        plan = (*stacks, (kill_at_s, signal.SIGKILL))
+        return replace(router, signals=plan), (Signal(router.pid, number),)
+
+    return _each(replace(routers, stopping=True, retry_at_s=None), ended)
 
 
 # fmt: off

@@ -233,6 +233,18 @@ def test_a_stop_ends_all_of_them(guard: RouterGuard, actions: FakeRouters) -> No
     assert not guard.running
 
 
+def test_one_that_hangs_when_lmx_is_stopped_still_writes_its_stacks(
+    guard: RouterGuard, actions: FakeRouters
+) -> None:
+    guard.start(0.0)
+    guard.hello(101, 1, 0.0)
+    guard.tick(16.0, 0.0)
+    guard.stop(17.0, 12.0)
+    for now_s in range(17, 30):
+        guard.tick(float(now_s), 0.0)
+    assert actions.signals == [(101, number) for number in (USR2, CONT, TERM, QUIT, KILL)]
+
+
 def test_a_second_replacement_retires_the_first_one(
     guard: RouterGuard, actions: FakeRouters
 ) -> None:
