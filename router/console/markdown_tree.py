@@ -41,7 +41,7 @@ _MOST_ADDRESSES: Final = 16
 byte of it may become ``%XX``. Many links may refer to one long address: a hundred kilobytes of text
 would become a gigabyte."""
 
-_SCHEMES: Final = frozenset({"http", "https", "mailto"})
+_WEB: Final = frozenset({"http", "https"})
 _TASKS: Final = {"[ ] ": "☐", "[x] ": "☑", "[X] ": "☑"}
 _MARKDOWN: Final = MarkdownIt("commonmark", {"html": False, "maxNesting": _DEEPEST}).enable(
     ["table", "strikethrough"]
@@ -137,9 +137,11 @@ def _begins_item(open_elements: Sequence[list[Any]]) -> bool:
 
 def _leads_out(href: str) -> bool:
     try:
-        return urlsplit(href).scheme.lower() in _SCHEMES
+        parts = urlsplit(href)
     except ValueError:
         return False
+    # Without a host, a browser takes `http:path` for a path of the page's own server.
+    return parts.scheme == "mailto" or (parts.scheme in _WEB and bool(parts.netloc))
 
 
 def _coloured(code: str, language: str) -> list[Node]:

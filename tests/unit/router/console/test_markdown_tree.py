@@ -54,6 +54,7 @@ def test_what_models_write(text: str, tree: list[Node]) -> None:
         "<img src=x onerror=alert(1)>", "<script>alert(1)</script>", "[a](javascript:alert(1))",
         "[a](JaVaScRiPt:alert(1))", "[a](data:text/html;base64,AA==)", "![a](data:image/svg+xml,x)",
         "<javascript:alert(1)>", "[a](&#106;avascript:alert(1))", "[a](/admin/x)", "[a](//evil)",
+        "[a](http:admin/x)", "[a](HTTPS:/admin/x)", "![a](http:admin/x)", "<http:admin/x>",
     ],
 )  # fmt: skip
 def test_nothing_runs_and_nothing_leads_into_the_server(text: str) -> None:
