@@ -101,9 +101,10 @@ def test_the_versions_of_the_programs_that_were_tried() -> None:
     assert missing == set(), "docs/clients.md names other versions of these"
 
 
-def test_the_map_names_files_that_are_there() -> None:
+@pytest.mark.parametrize("document", ["docs/architecture.md", "worker/ENGINE.md"])
+def test_a_map_names_files_that_are_there(document: str) -> None:
     """Every path in backticks, whole or below one of the rooms."""
-    text = _prose(ROOT / "docs/architecture.md")
+    text = _prose(ROOT / document)
     missing = [
         name
         for name in re.findall(r"`([\w./{}-]*/[\w./{}-]*)`", text)
@@ -142,7 +143,7 @@ def test_commands_and_their_options_exist(document: Path) -> None:
 
 def _is_there(name: str) -> bool:
     places = [ROOT, *(ROOT / room for room in ROOMS)]
-    return any((place / name).exists() for place in places)
+    return any((place / one).exists() for place in places for one in (name, f"{name}.py"))
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
