@@ -36,10 +36,17 @@ def reaped(lmx: Rig) -> None:
 
 
 @pytest.fixture(scope="module")
-def left_alone() -> Iterator[Rig]:
-    """One that the first two tests share. The second one ends it."""
+def shared() -> Iterator[Rig]:
     with rig(LEFT_ALONE) as lmx:
         yield lmx
+
+
+@pytest.fixture
+def left_alone(shared: Rig) -> Rig:
+    """The one of two tests, started again if the other has ended it."""
+    if shared.supervisor is None:
+        shared.up()
+    return shared
 
 
 async def test_kill_works_while_the_supervisor_is_stopped(left_alone: Rig) -> None:

@@ -20,11 +20,19 @@ ONE = {"models": [scripted("alpha", aliases=["al/ias"])]}
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[Rig]:
-    """One that the tests share which leave it running, and its model loaded."""
+def shared() -> Iterator[Rig]:
+    """The one of most tests here."""
     with rig(ONE) as lmx:
-        lmx.wait_state("alpha", "ready")
         yield lmx
+
+
+@pytest.fixture
+def running(shared: Rig) -> Rig:
+    """The shared one with its model loaded, started again after a test that ended it."""
+    if shared.supervisor is None:
+        shared.up()
+    shared.wait_state("alpha", "ready")
+    return shared
 
 
 def test_a_second_interrupt_ends_at_once_even_what_hangs() -> None:
@@ -53,7 +61,6 @@ def test_status_is_json_for_scripts_and_a_table_for_people(running: Rig) -> None
 
 def test_exit_codes_and_messages(running: Rig) -> None:
     lmx = running
-    lmx.wait_state("alpha", "ready")
     again = lmx.cli("up", "--config", str(lmx.config_path))
     assert (again.returncode, "running already" in again.stderr) == (5, True)
     for command in ("load", "unload", "kill", "restart"):
@@ -208,21 +215,21 @@ def test_a_path_too_long_for_sockets_is_said_so() -> None:
 def test_a_signal_ends_every_process(running: Rig) -> None:
     """SIGTERM; every rig is ended with SIGINT, and fails if anything is left."""
     lmx = running
-    lmx.wait_state("alpha", "ready")
     assert len(lmx.lasting()) == 3
     assert lmx.stop(signal.SIGTERM) == 0
     assert lmx.processes() == []
 
 
-def test_exit_codes_where_none_runs(running: Rig) -> None:
-    lmx = running
+def test_exit_codes_where_none_runs(shared: Rig) -> None:
+    lmx = shared
     if lmx.supervisor is not None:
         lmx.stop()
     for arguments in (["status"], ["status", "--json"], ["kill", "alpha"]):
         down = lmx.cli(*arguments)
         assert (down.returncode, "is not running" in down.stderr) == (3, True)
-    lmx.config_path.write_text("server: {port: nine}")
-    wrong = lmx.cli("config", "check", "--config", str(lmx.config_path))
+    config = lmx.root / "wrong.yaml"
+    config.write_text("server: {port: nine}")
+    wrong = lmx.cli("config", "check", "--config", str(config))
     assert (wrong.returncode, "server.port" in wrong.stderr) == (4, True)
-    assert lmx.cli("up", "--config", str(lmx.config_path)).returncode == 4
+    assert lmx.cli("up", "--config", str(config)).returncode == 4
     assert lmx.cli("frobnicate").returncode == 2
