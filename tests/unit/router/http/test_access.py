@@ -270,6 +270,9 @@ async def test_every_route_of_the_table_over_http() -> None:
                     takes_it = expected == 401 and endpoint.access is Access.INFERENCE
                     assert challenge == ("Bearer" if takes_it else None)
         assert not rig.worker.streams
+        asked = {type(seen).__name__ for seen in rig.supervisor.seen}
+        # The open ones ask for the status.
+        assert asked <= {"RouterHello", "GetSnapshot", "RouterBeat", "GetStatus"}, "nothing is done"
 
 
 async def test_keys_are_never_logged_or_answered(capfd: pytest.CaptureFixture[str]) -> None:
