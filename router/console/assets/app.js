@@ -206,6 +206,8 @@ async function begin() {
   });
   options.listen(startNew, () => {
     shown.model ||= models.firstModel();
+    // Without the key there was no Markdown.
+    thread.forget();
     show();
   });
   sidebar.listen(open, (id) => {

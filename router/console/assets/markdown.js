@@ -69,8 +69,10 @@ async function askFor(texts) {
       return await renderMarkdown(texts);
     } catch (/** @type {any} */ error) {
       const inVain = error.status >= 400 && error.status < 500 && error.status !== 429;
-      // One of them is at fault: each is asked for by itself.
-      if (inVain && texts.length > 1) return (await Promise.all(texts.map((text) => askFor([text])))).flat();
+      if ([400, 413].includes(error.status) && texts.length > 1) {
+        // One of them is at fault: each is asked for by itself.
+        return (await Promise.all(texts.map((text) => askFor([text])))).flat();
+      }
       if (inVain || tries === TRIES) return texts.map(() => null);
       await new Promise((resolve) => setTimeout(resolve, pause));
     }

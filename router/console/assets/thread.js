@@ -75,6 +75,11 @@ export function showThread(conversation, actions, empty) {
   if (follows) toEnd();
 }
 
+/** Has every turn drawn again when a conversation is shown next. */
+export function forget() {
+  views = new Map();
+}
+
 /** Shows what the last turn has become, where its conversation is the one that is shown.
  *  @param {string} conversationId
  *  @param {string} turnId */

@@ -158,6 +158,12 @@ async def test_keys(page: Page, origin: str) -> None:
     await page.run(f"{at('open-options')}.click(); {at('forget')}.click()")
     await until(page, "localStorage.getItem('lmx-key') === null", "a key that is forgotten")
     await until(page, f"{at('forget')}.hidden", "no key to forget")
+    # What was opened without a key is Markdown as soon as there is one.
+    await reopen(page, origin, "/" + await page.run("location.hash"))
+    await until(page, f"{at('options')}.open", "the field for the key")
+    await until(page, '!!document.querySelector("#turns .raw")', "text without a key")
+    assert await give(API_KEY) == "True"
+    await answered(page)
 
 
 # As in a page of another machine without TLS, which has no clipboard.
