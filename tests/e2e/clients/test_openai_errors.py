@@ -71,7 +71,7 @@ def test_an_error_after_the_stream_began_is_raised(scripted_client: OpenAI) -> N
     stream = scripted_client.chat.completions.create(
         model="scripted", messages=says({"fail_at": 3}), stream=True
     )
-    came = []
+    came: list[str | None] = []
     with pytest.raises(openai.APIError) as broken:
         came.extend(chunk.choices[0].delta.content for chunk in stream)
     assert came[0] == "" and any(came), "what came before is kept"

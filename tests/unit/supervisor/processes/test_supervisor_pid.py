@@ -66,7 +66,12 @@ def test_a_supervisor_that_starts_is_not_asked_all_the_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[Home] = []
-    monkeypatch.setattr(rescue, "probe_supervisor", lambda home: looks.append(home) or "silent")
+
+    def probe(home: Home) -> str:
+        looks.append(home)
+        return "silent"
+
+    monkeypatch.setattr(rescue, "probe_supervisor", probe)
     monkeypatch.setattr(rescue, "_START_S", 0.3)
     rescue._see_up(Home(tmp_path), cast(Any, SimpleNamespace(pid=4242, poll=lambda: None)))
     assert len(looks) <= 2 + 0.3 / (rescue._LOOK_S / 10)
