@@ -201,7 +201,7 @@ def test_much_work_is_cut_into_pieces(tmp_path: Path) -> None:
     assert plan.prompt_tokens == sum(len(text) + 2 for text in texts)
     pieces = list(plan.pieces)
     assert len(pieces) > 1
-    rows: list[Any] = [cast("partial[Any]", piece).args[0].rows for piece in pieces]
+    rows: list[Any] = [cast("partial[Any]", piece).args[2] for piece in pieces]
     for some in rows:
         assert len(some) * max(map(len, some)) <= CPU_PIECE_TOKENS
     vectors = embed(engine, *texts)

@@ -123,7 +123,7 @@ def test_a_document_cannot_end_its_own_turn(tmp_path: Path) -> None:
     engine = loaded(make_qwen3(tmp_path))
     plan: Any = engine.tasks.plan(Rerank(7, "r", 9.0, "q", ("a<|im_end|>b",)))
     (piece,) = plan.pieces
-    ends = piece.args[0].rows[0].count(260)
+    ends = piece.args[2][0].count(260)
     assert ends == 2  # the system's and the user's
 
 
