@@ -13,23 +13,8 @@ from typing import Final
 
 from aiohttp import web
 
+from lmx.router.console.files import page_headers
 from lmx.router.services import SERVICES
-
-POLICY: Final = "; ".join(
-    (
-        "default-src 'none'",
-        "base-uri 'none'",
-        "connect-src 'self'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-        # Swagger UI's pictures are in its style sheet.
-        "img-src 'self' data:",
-        "script-src 'self'",
-        # It sets some sizes in the style of single elements.
-        "style-src 'self' 'unsafe-inline'",
-    )
-)
-"""What the page may load and run: only this server's own files, and no inline script."""
 
 START_SCRIPT: Final = """\
 "use strict";
@@ -86,14 +71,18 @@ def page(version: str) -> str:
 _ASSETS_PACKAGE: Final = "fastapi_offline"
 _STYLE: Final = "text/css"
 _SCRIPT: Final = "text/javascript"
-_NO_GUESSING: Final = {"X-Content-Type-Options": "nosniff"}
-_PAGE_HEADERS: Final = {
-    **_NO_GUESSING,
-    "Cache-Control": "no-cache",
-    "Content-Security-Policy": POLICY,
-    "Referrer-Policy": "no-referrer",
+_PAGE_HEADERS: Final = page_headers(
+    # Swagger UI's pictures are in its style sheet.
+    "img-src 'self' data:",
+    "script-src 'self'",
+    # It sets some sizes in the style of single elements.
+    "style-src 'self' 'unsafe-inline'",
+)
+"""The page loads and runs only this server's own files, and no inline script."""
+_FILE_HEADERS: Final = {
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "public, max-age=3600",
 }
-_FILE_HEADERS: Final = {**_NO_GUESSING, "Cache-Control": "public, max-age=3600"}
 
 
 async def docs_page(request: web.Request) -> web.Response:

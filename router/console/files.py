@@ -1,4 +1,5 @@
-"""GET /ui/{file}: the files of the page, as they stand in the folder ``assets``."""
+"""GET /ui/{file}: the files of the page, as they stand in the folder ``assets``; and the headers of
+all pages."""
 
 from __future__ import annotations
 
@@ -33,8 +34,27 @@ class _File(NamedTuple):
     etag: str
 
 
+def page_headers(*sources: str) -> dict[str, str]:
+    """Return the headers of a page that may load and run only what ``sources`` allow, each a
+    directive of the Content Security Policy, and what this server answers to its scripts."""
+    policy = (
+        "default-src 'none'",
+        "base-uri 'none'",
+        "connect-src 'self'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        *sources,
+    )
+    return {
+        **_HEADERS,
+        "Content-Security-Policy": "; ".join(policy),
+        "Referrer-Policy": "no-referrer",
+    }
+
+
+@cache
 def text_of(name: str) -> str:
-    """Return a file of the page as text. Raises ``OSError`` where there is none."""
+    """Return a file of the page as text. Raises ``OSError`` if it does not exist."""
     return (_FOLDER / name).read_text("utf-8")
 
 
@@ -63,7 +83,7 @@ async def icon(request: web.Request) -> web.Response:
 
 @cache
 def _files() -> dict[str, _File]:
-    """Read the files that may be asked for by name, once: nobody can name any other."""
+    """Read the files that may be requested by name, once: nobody can name any other."""
     found = {}
     for file in _FOLDER.iterdir():
         content_type = _TYPES.get(file.name.rpartition(".")[2])

@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 from aiohttp import web
 
-from lmx.router.console.files import text_of
+from lmx.router.console.files import page_headers, text_of
 from lmx.router.http.access import knows_a_key
 from lmx.router.http.responses import json_value
 from lmx.router.operators.health import EngineSummary, current_health, engine_summaries
@@ -22,13 +22,8 @@ from lmx.router.services import SERVICES
 _API: Final = "/v1"
 _DOCS: Final = "/docs"
 
-POLICY: Final = "; ".join(
-    (
-        "default-src 'none'",
-        "base-uri 'none'",
-        "connect-src 'self'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
+_HEADERS: Final = {
+    **page_headers(
         # What people attach is shown from their own memory.
         "img-src 'self' blob: data:",
         "media-src blob: data:",
@@ -37,17 +32,10 @@ POLICY: Final = "; ".join(
         # No script can turn a text into elements.
         "require-trusted-types-for 'script'",
         "trusted-types 'none'",
-    )
-)
-"""What the page may load and run: only this server's own files, and nothing inline."""
-
-_HEADERS: Final = {
-    "Cache-Control": "no-cache",
-    "Content-Security-Policy": POLICY,
-    "Referrer-Policy": "no-referrer",
+    ),
     "Vary": "Accept",
-    "X-Content-Type-Options": "nosniff",
 }
+"""The page loads and runs only this server's own files, and nothing inline."""
 
 
 class Front(Version):

@@ -111,7 +111,7 @@ class Core:
 
     @property
     def swaps_total(self) -> int:
-        """How many workers ended to make room for another model."""
+        """How many workers were evicted for another model."""
         return self._store.swaps_total
 
     # Wishes.

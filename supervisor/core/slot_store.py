@@ -58,7 +58,7 @@ class SlotStore:
     stopping: bool = field(default=False, init=False)
     """Whether lmx is being stopped, so that nothing is started any more."""
     swaps_total: int = field(default=0, init=False)
-    """How many workers ended to make room for another model."""
+    """How many workers were evicted for another model."""
     hindrance: str | None = field(default=None, init=False)
     """Why the system could not start a process, the last time."""
 

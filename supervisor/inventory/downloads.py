@@ -1,5 +1,5 @@
-"""The downloads that somebody asked for. Each has an id, runs in a process of its own, and
-continues where it stopped when it is asked for again.
+"""The downloads that somebody requested. Each has an id, runs in a process of its own, and
+continues where it stopped when it is requested again.
 
 :func:`note_bytes` and :func:`bytes_per_s` compute the speed over the last seconds.
 """

@@ -75,7 +75,7 @@ class RouterGuard:
         self._take_moved()
         if self.listener is None:
             self.listener = listening.bind(self._settings.current.server, self._port)
-        self._spawn(self.listener, now_s)
+        self._started(self._actions.spawn_router(self.listener), now_s)
 
     def replace(self, now_s: float, listener: socket.socket | None = None) -> int | None:
         """Start another router, on ``listener`` if one is given. The new router takes over when it
@@ -203,9 +203,6 @@ class RouterGuard:
         records = _records(self._routers)
         if records != _records(before):
             self._actions.save_routers(records)
-
-    def _spawn(self, listener: socket.socket, now_s: float) -> None:
-        self._started(self._actions.spawn_router(listener), now_s)
 
     def _started(self, record: RouterRecord, now_s: float) -> None:
         log.info("router.spawned", router_pid=record.pid, port=record.port)

@@ -96,7 +96,7 @@ async function ask(conversation, parent) {
   const turn = addTurn(conversation, parent, { role: "assistant", model: conversation.model });
   const turns = shownTurns(conversation);
   let drawing = false;
-  let told = false;
+  let refreshed = false;
   let savedMs = performance.now();
   const draw = () => {
     drawing = false;
@@ -106,8 +106,8 @@ async function ask(conversation, parent) {
     // Drawn once a frame, however fast the tokens come.
     if (!drawing) requestAnimationFrame(draw);
     drawing = true;
-    if (runningIn(conversation.id)?.progress && !told) {
-      told = true;
+    if (runningIn(conversation.id)?.progress && !refreshed) {
+      refreshed = true;
       models.refreshModels();
     }
     if (performance.now() - savedMs < SAVE_MS) return;
@@ -120,7 +120,7 @@ async function ask(conversation, parent) {
     thread.toEnd();
   }
   await kept;
-  // The seconds of a thought, and of a load, go on without a token.
+  // The seconds of a thought, and of a load, continue without a token.
   const ticking = setInterval(() => document.hidden || draw(), 500);
   await ended;
   clearInterval(ticking);

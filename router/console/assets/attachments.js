@@ -23,8 +23,8 @@ let attached = [];
 
 /** @param {File} file */
 function kindOf(file) {
-  const told = file.type.split("/")[0];
-  if (told in NOUNS) return told;
+  const major = file.type.split("/")[0];
+  if (major in NOUNS) return major;
   const ending = /** @type {string} */ (file.name.split(".").pop()).toLowerCase();
   return Object.keys(ENDINGS).find((kind) => ENDINGS[kind].includes(ending)) ?? "";
 }

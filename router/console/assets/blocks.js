@@ -6,7 +6,7 @@ const INDENTED = /^(\s|$)/;
 const ITEM = /^ {0,3}([-*+]|\d{1,9}[.)])(\s|$)/;
 
 /** Returns the blocks of a text that no further text changes, and the rest: a block ends with an
- *  empty line outside of code, where the line after it begins something new. A list goes on over
+ *  empty line outside of code, where the line after it begins something new. A list continues over
  *  empty lines.
  *  @param {string} text
  *  @returns {{closed: string[], rest: string}} */

@@ -27,13 +27,11 @@ const trees = new Map();
 let waiting = [];
 let asking = false;
 
-/** Returns the tree of a block; null where it can't be had.
+/** Requests the tree of a block; null where it can't be had.
  *  @param {string} text
- *  @param {boolean} keep Whether it may be asked for again.
+ *  @param {boolean} keep Whether it may be needed again.
  *  @returns {Promise<any[] | null>} */
-function treeOf(text, keep) {
-  const known = trees.get(text);
-  if (known) return Promise.resolve(known);
+function requestTree(text, keep) {
   return new Promise((resolve) => {
     waiting.push({ text, keep, resolve });
     if (!asking) askForAll();
@@ -42,7 +40,7 @@ function treeOf(text, keep) {
 
 async function askForAll() {
   asking = true;
-  await null; // Whatever is drawn in one go is asked for in one go.
+  await null; // What is drawn in one go is requested in one go.
   while (waiting.length) {
     let characters = 0;
     let many = 0;
@@ -70,7 +68,7 @@ async function askFor(texts) {
     } catch (/** @type {any} */ error) {
       const inVain = error.status >= 400 && error.status < 500 && error.status !== 429;
       if ([400, 413].includes(error.status) && texts.length > 1) {
-        // One of them is at fault: each is asked for by itself.
+        // One of them is at fault: each is requested by itself.
         return (await Promise.all(texts.map((text) => askFor([text])))).flat();
       }
       if (inVain || tries === TRIES) return texts.map(() => null);
@@ -129,7 +127,7 @@ function codeBlock(language, content) {
 }
 
 /** Returns a function that shows a text in an element. What has ended is never touched again, so that
- *  it can be selected while the answer goes on.
+ *  it can be selected while the answer continues.
  *  @param {HTMLElement} box */
 export function drawing(box) {
   let text = "";
@@ -189,8 +187,7 @@ class Block {
     if (!this.ended && this.text.length > LONGEST_MOVING) return;
     this.asking = true;
     const whole = this.ended;
-    const known = trees.get(wanted);
-    const tree = known ?? (await treeOf(wanted, whole));
+    const tree = trees.get(wanted) ?? (await requestTree(wanted, whole));
     // It may have been replaced by another text meanwhile.
     if (tree && this.text.startsWith(wanted)) this.draw(wanted, tree);
     if (!whole && !this.ended) await new Promise((resolve) => setTimeout(resolve, PAUSE_MS));

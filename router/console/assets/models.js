@@ -1,5 +1,5 @@
 // @ts-check
-// The models that chat: which there are, which one is chosen, and what it takes. They are asked for
+// The models that chat: which there are, which one is chosen, and what it takes. They are requested
 // when the page is opened or comes to the front, and after each answer; by the clock only while the
 // chosen one is on its way to another state.
 

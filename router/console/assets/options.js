@@ -48,7 +48,7 @@ export function listen(emptied, onTaken) {
   });
 }
 
-/** Opens the dialog because a key is needed, or was asked for.
+/** Opens the dialog because a key is needed, or was requested.
  *  @param {string} fault */
 export function openOptions(fault) {
   showKey(fault);

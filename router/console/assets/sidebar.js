@@ -39,7 +39,7 @@ export function listen(onOpen, onRemove) {
   document.addEventListener("keydown", (event) => event.key === "Escape" && closePopups(null));
 }
 
-/** Shows or hides the list where there is no room for it beside the conversation.
+/** Shows or hides the list where there is no room for it next to the conversation.
  *  @param {boolean} is */
 export function slide(is) {
   const was = document.body.classList.contains("slid");

@@ -57,13 +57,18 @@ function done(request) {
   });
 }
 
-/** @param {IDBTransaction} transaction
- *  @returns {Promise<void>} */
-function committed(transaction) {
-  return new Promise((resolve, reject) => {
-    transaction.oncomplete = () => resolve();
+/** Changes what is kept, and has the other tabs follow. Does nothing where nothing is kept.
+ *  @param {(heads: IDBObjectStore, bodies: IDBObjectStore) => void} write */
+async function change(write) {
+  const db = await database();
+  if (!db) return;
+  const transaction = db.transaction([HEADS, BODIES], "readwrite");
+  write(transaction.objectStore(HEADS), transaction.objectStore(BODIES));
+  await new Promise((resolve, reject) => {
+    transaction.oncomplete = resolve;
     transaction.onerror = transaction.onabort = () => reject(transaction.error);
   });
+  channel.postMessage("changed");
 }
 
 /** @param {Conversation} conversation
@@ -100,36 +105,27 @@ export async function loadConversation(id) {
  *  @param {Conversation} conversation */
 export async function saveConversation(conversation) {
   open.set(conversation.id, conversation);
-  const db = await database();
-  if (!db) return;
-  const transaction = db.transaction([HEADS, BODIES], "readwrite");
-  transaction.objectStore(HEADS).put(headOf(conversation));
-  transaction.objectStore(BODIES).put(conversation);
-  await committed(transaction);
-  channel.postMessage("changed");
+  await change((heads, bodies) => {
+    heads.put(headOf(conversation));
+    bodies.put(conversation);
+  });
 }
 
 /** @param {string} id */
 export async function removeConversation(id) {
   open.delete(id);
-  const db = await database();
-  if (!db) return;
-  const transaction = db.transaction([HEADS, BODIES], "readwrite");
-  transaction.objectStore(HEADS).delete(id);
-  transaction.objectStore(BODIES).delete(id);
-  await committed(transaction);
-  channel.postMessage("changed");
+  await change((heads, bodies) => {
+    heads.delete(id);
+    bodies.delete(id);
+  });
 }
 
 export async function removeAll() {
   open.clear();
-  const db = await database();
-  if (!db) return;
-  const transaction = db.transaction([HEADS, BODIES], "readwrite");
-  transaction.objectStore(HEADS).clear();
-  transaction.objectStore(BODIES).clear();
-  await committed(transaction);
-  channel.postMessage("changed");
+  await change((heads, bodies) => {
+    heads.clear();
+    bodies.clear();
+  });
 }
 
 /** Returns the ids of the conversations that hold a text, in their title or in any turn.

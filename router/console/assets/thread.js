@@ -1,7 +1,7 @@
 // @ts-check
 // Shows the branch of a conversation, and follows its end for whoever is at it.
 
-import { shownTurns } from "./conversation.js";
+import { shownTurns, siblings } from "./conversation.js";
 import { at } from "./dom.js";
 import { message } from "./message.js";
 
@@ -60,7 +60,7 @@ export function showThread(conversation, actions, empty) {
   const kept = new Map();
   for (const turn of turns) {
     // The number of its versions is on it.
-    const key = `${turn.id} ${conversation.turns.filter((other) => other.parent === turn.parent).length}`;
+    const key = `${turn.id} ${siblings(conversation, turn).length}`;
     const known = views.get(turn.id);
     kept.set(turn.id, known?.key === key ? known : { ...message(conversation, turn, actions), key });
   }
