@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import sys
 from typing import Final
 
@@ -68,22 +69,30 @@ class MarkdownProcess:
     async def _ask(self, line: bytes) -> bytes:
         if self._idle is not None:
             self._idle.cancel()
-        if self._process is None or self._process.returncode is not None:
-            self._process = await _started()
-        answer = b""
+        process = self._process
+        was_idle = process is not None and process.returncode is None
+        if process is None or process.returncode is not None:
+            process = self._process = await _started()
+        answer, status = b"", None
         try:
-            assert self._process.stdin is not None and self._process.stdout is not None
-            with contextlib.suppress(ConnectionError, TimeoutError):
+            assert process.stdin is not None and process.stdout is not None
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_PATIENCE_S):
-                    self._process.stdin.write(line + b"\n")
-                    await self._process.stdin.drain()
-                    answer = await self._process.stdout.readline()
+                    with contextlib.suppress(ConnectionError):
+                        process.stdin.write(line + b"\n")
+                        await process.stdin.drain()
+                        answer = await process.stdout.readline()
+                    if not answer.endswith(b"\n"):
+                        status = await process.wait()
         finally:
             # Also where the client left: its answer would be taken for the next one's.
             if not answer.endswith(b"\n"):
                 self._end()
+        if was_idle and status not in (None, -signal.SIGALRM):
+            # Somebody has ended it, perhaps before it had this text.
+            return await self._ask(line)
         if not answer.endswith(b"\n"):
-            _log.warning("markdown.given_up", size_bytes=len(line))
+            _log.warning("markdown.given_up", size_bytes=len(line), exit_status=status)
             raise RequestError(
                 ErrorCode.INVALID_VALUE,
                 f"The text takes more than {DEADLINE_S} s to render: show it as it is.",
