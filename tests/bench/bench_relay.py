@@ -68,8 +68,8 @@ CASES = (
     Case("64 messages, 100 steps/s", 64, 400, 0.01, "/messages"),
     Case("8 streams, 500 steps/s", 8, 1500, 0.002),
     Case("32 streams, full speed", 32, 3000, 0.0),
-    Case("requests for 1 token, whole", 8, 1, 0.0, stream=False, requests=150),
-    Case("requests for 1 token, streamed", 8, 1, 0.0, requests=150),
+    Case("requests for 1 token, whole", 8, 1, 0.0, stream=False, requests=400),
+    Case("requests for 1 token, streamed", 8, 1, 0.0, requests=400),
 )
 
 
