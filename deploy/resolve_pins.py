@@ -7,8 +7,6 @@ It needs uv, and a package index as uv is set up for. It fails where there is no
 where a package has no wheel, and where one is not pinned in constraints.txt.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

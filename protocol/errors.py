@@ -4,8 +4,6 @@ A code is stable and machine-readable. Clients see it as ``error.code``. The onl
 to HTTP statuses is ``router/http/errors.py``.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 from lmx.protocol.free_text import clamp

@@ -1,8 +1,6 @@
 """How much of a queue one owner may take, so that others always find room in it. This module is
 pure."""
 
-from __future__ import annotations
-
 from typing import Final
 
 _TIMES_FREE: Final = 8

@@ -7,8 +7,6 @@ fields of the type :data:`FreeText` are cut when they are sent and when they arr
 (:mod:`lmx.protocol.host.logs`); and the supervisor's events. Pure.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 

@@ -1,8 +1,6 @@
 """The states of workers, models and downloads, and the other enums that the processes share. Users
 see the values."""
 
-from __future__ import annotations
-
 from enum import IntEnum, StrEnum
 from typing import Final
 

@@ -6,8 +6,6 @@ which the asking page comes. Only the person who configures lmx knows which name
 meant.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from dataclasses import dataclass

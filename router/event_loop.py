@@ -1,8 +1,6 @@
 """The steps of the event loop: others get their turn between two steps with something large, and
 garbage is collected between them and never within one."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 from collections.abc import Awaitable

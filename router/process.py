@@ -5,8 +5,6 @@ else 1. SIGQUIT writes every thread's stack to the log; SIGUSR2 notifies the cli
 hangs before that.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a handler may use, in one place on the application."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

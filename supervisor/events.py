@@ -1,8 +1,6 @@
 """Keeps what happened lately for `lmx events`, in a ring in memory, and writes it to the log and to
 a file (:mod:`lmx.supervisor.state.event_file`)."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable, Sequence

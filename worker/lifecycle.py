@@ -1,7 +1,5 @@
 """A worker's lifecycle: its state, what a change means for its parts, and its engine's load."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import sys

@@ -1,7 +1,5 @@
 """The worker process: its spec, its log, its signals and its exit."""
 
-from __future__ import annotations
-
 import asyncio
 import faulthandler
 import os

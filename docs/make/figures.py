@@ -6,8 +6,6 @@ Code lines are those without blanks, comments, docstrings and imports; header li
 first statement that is neither. An import counts once for each pair of files.
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import sys

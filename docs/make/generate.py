@@ -15,8 +15,6 @@ The meaning, range and default of a field of a request stand on the field
 With ``--check`` nothing is written: the exit status is 1 when something would be.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -6,8 +6,6 @@ It has the code estimate them that plans their workers, from their configuration
 that their weights have in 4 bits, in groups of 64. Nothing is fetched.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 import sys

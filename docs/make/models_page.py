@@ -1,8 +1,6 @@
 """Writes the tables of ``docs/models.md`` (`make models-page`), after examining a tiny model of
 each type; the last one has those that are not examined."""
 
-from __future__ import annotations
-
 import re
 import tempfile
 from pathlib import Path

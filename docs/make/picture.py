@@ -5,8 +5,6 @@ from each, kills one of them in the middle, and draws what ``top`` and the two c
 each half second. The frames are one SVG that changes by a CSS animation, without a script.
 """
 
-from __future__ import annotations
-
 import asyncio
 import io
 import re

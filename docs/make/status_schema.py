@@ -1,8 +1,6 @@
 """The JSON Schema of what `lmx status --json` prints. It is made from the messages: from
 their types, and as descriptions from the texts that stand below their fields."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import inspect

@@ -1,7 +1,5 @@
 """The folder of what lmx keeps for a user outside of any ``LMX_HOME``, and can get again."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Lets a process that has just started import its modules in less time."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Iterator

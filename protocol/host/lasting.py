@@ -4,8 +4,6 @@ is to last as long as the process is begun again.
 Work whose end must end the process, or that is waited for by who began it, does not belong here.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading

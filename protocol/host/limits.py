@@ -1,7 +1,5 @@
 """The process's limit of open files, and what is said when it is reached."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import logging

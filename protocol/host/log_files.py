@@ -1,7 +1,5 @@
 """The log files in the folder of the logs: their names, and how they are opened."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -6,8 +6,6 @@ to a file that nobody reads any more. What is written between the end of the cop
 (microseconds) is lost.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

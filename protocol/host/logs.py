@@ -7,8 +7,6 @@ each line. The loggers of libraries (stdlib logging) write in the same form. A l
 (:mod:`lmx.protocol.free_text`), and writing one never raises.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -3,8 +3,6 @@ of a process and the numbers of the kernel as macOS has them. It needs only the 
 other systems the functions do nothing.
 """
 
-from __future__ import annotations
-
 import ctypes
 import sys
 from typing import Final

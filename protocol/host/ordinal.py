@@ -1,7 +1,5 @@
 """A place in a queue as people say it. This module is pure."""
 
-from __future__ import annotations
-
 
 def ordinal(number: int) -> str:
     """Return 1st, 2nd, 3rd, 4th, 11th ..."""

@@ -6,8 +6,6 @@ what never comes, wants none, and one that spins gets some: all of them reach th
 only the standard library.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import sys

@@ -1,7 +1,5 @@
 """Moves away what is in the place of one of lmx's own files and can't be used as that file."""
 
-from __future__ import annotations
-
 import os
 import stat
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Reads a small file that anybody may have put there. It must be a regular file up to a size, and
 reading never waits for the other end of a pipe. JSON in it has limits too."""
 
-from __future__ import annotations
-
 import codecs
 import json
 import os

@@ -4,8 +4,6 @@ SIGABRT would do that too, and end the process. But macOS treats it as a crash: 
 writes a report, and keeps the process's memory meanwhile.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import signal
 from typing import Final

@@ -7,8 +7,6 @@ Names of requests are imperatives, names of facts are past participles. A questi
 correlation in its envelope, and its reply carries the same one. Facts and heartbeats carry none.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

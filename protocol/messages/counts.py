@@ -3,8 +3,6 @@
 A router sends its counts to the supervisor, which adds up those of the others, running and ended,
 and sends them back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ Pulse. A stream is named by ``stream_id``, unique for one router and one worker;
 may use the same number.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

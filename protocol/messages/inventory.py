@@ -4,8 +4,6 @@
 They go over the control socket like those of :mod:`lmx.protocol.messages.control`. A router or the
 command line asks the supervisor a question, and gets one reply or Denied."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,8 +1,6 @@
 """What comes with the bytes of an image, a sound or a video: on the wire, the bytes are frames of
 their own behind the message that lists their :class:`MediaItem`, in the same order."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from lmx.protocol.states import MediaForm, MediaKind

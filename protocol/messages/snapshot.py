@@ -1,7 +1,5 @@
 """What routers know about the models: the supervisor's public state, on the events socket."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from lmx.protocol.free_text import FreeText

@@ -3,8 +3,6 @@
 A spec is the whole configuration of the process, which reads no file and no ``LMX_*`` variable.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Messages for turning speech into text: a task (:mod:`lmx.protocol.messages.tasks`) whose sound
 comes as a frame of its own behind the message."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from lmx.protocol.messages.media import MediaItem

@@ -5,8 +5,6 @@ status travels whole (:func:`untrimmed`), so that its map is always of the same 
 another version read it: fields are added with a default, and never renamed.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -10,8 +10,6 @@ Some fields mean the same in every task. ``owner`` and ``keep_alive_s`` are thos
 When ``deadline_s`` has passed since its turn came (Preparing), a task is dropped and refused.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

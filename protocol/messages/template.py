@@ -1,7 +1,5 @@
 """What a worker found out about its model's chat template."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

@@ -7,8 +7,6 @@ of Hugging Face's PEFT.
 The file may come from anywhere, so its size and its nesting are limited.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ The file may come from anywhere. So its size and its nesting are limited, and a 
 can have counts as absent. Where absent would mean little memory, it is an error.
 """
 
-from __future__ import annotations
-
 import codecs
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

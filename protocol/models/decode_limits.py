@@ -1,8 +1,6 @@
 """How much the images, sounds and videos of requests may be and may take where they are decoded.
 This module is pure, and light: the decoding process itself imports it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

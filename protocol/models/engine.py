@@ -5,8 +5,6 @@ The function loads a model (``lmx.worker.engine.interfaces``). Its module has an
 engine, because it is called in a process of its own before the model is loaded, while people wait.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from pathlib import Path

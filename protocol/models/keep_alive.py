@@ -1,7 +1,5 @@
 """Reads and writes how long an idle model stays loaded, as people write it. This module is pure."""
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any, Final

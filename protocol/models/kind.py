@@ -1,7 +1,5 @@
 """Reads what a model is for from a few small files in its folder. It loads nothing."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any, Final

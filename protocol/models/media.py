@@ -3,8 +3,6 @@
 The type of a model does not say it: text-only conversions of models with eyes have their type.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final

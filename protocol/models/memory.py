@@ -6,8 +6,6 @@ expresses it in these figures. The supervisor plans with the figures, and does n
 come from. The worker counts the caches of its rows with the same figures.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

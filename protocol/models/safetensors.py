@@ -4,8 +4,6 @@ how large they are. It reads no weights.
 The files may come from anywhere: there are limits to how much of each is read.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from pathlib import Path

@@ -5,8 +5,6 @@ The schemas of requests and of the configuration take these from :data:`PARAMETE
 resolves all parameters in the same way.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, TypedDict
 

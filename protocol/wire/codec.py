@@ -12,8 +12,6 @@ never runs code from the wire, and never builds anything but registered dataclas
 values.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import types
 import typing

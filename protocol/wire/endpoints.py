@@ -2,8 +2,6 @@
 of instances, epochs and requests are made here too; they are unique without coordination.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import stat

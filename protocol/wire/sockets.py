@@ -1,8 +1,6 @@
 """Every zmq socket option that lmx sets, in one table, with the reason for each. The sockets on
 which the supervisor listens are not zmq's (``supervisor/sockets/connections.py``)."""
 
-from __future__ import annotations
-
 import errno
 from enum import Enum
 from typing import Any, Final

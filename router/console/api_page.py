@@ -3,8 +3,6 @@
 The page is Swagger UI with this server's own description of its API.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from html import escape
 from importlib.util import find_spec

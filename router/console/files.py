@@ -1,8 +1,6 @@
 """GET /ui/{file}: the files of the page, as they stand in the folder ``assets``; and the headers of
 all pages."""
 
-from __future__ import annotations
-
 import hashlib
 from functools import cache
 from importlib.resources import files

@@ -4,8 +4,6 @@ The page is the chat, whose files :mod:`lmx.router.console.files` serves. Withou
 the state and the models.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from html import escape
 from typing import Final, Literal

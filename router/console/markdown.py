@@ -1,7 +1,5 @@
 """POST /ui/markdown: the page's Markdown as trees of elements, with code in colours."""
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 import orjson

@@ -4,8 +4,6 @@ Each line of its input is a JSON object with ``blocks``, a list of texts. Each l
 one with their trees, in the same order. It ends when its input does.
 """
 
-from __future__ import annotations
-
 import signal
 import sys
 

@@ -6,8 +6,6 @@ that never ends would hold the interpreter, and with it every stream
 (docs/decisions/markdown-in-a-process.md).
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import signal

@@ -5,8 +5,6 @@ anything else. Links lead to the web or to an address of mail; a picture is a li
 the page loads nothing from elsewhere.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any, Final, TypeAlias

@@ -1,7 +1,5 @@
 """Checks who may use a route: the API keys are for inference, the admin key is for operators."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ lmx's own origin. The name in its requests gives it away.
 The module also collects this machine's names, as far as they are known without a name service.
 """
 
-from __future__ import annotations
-
 import plistlib
 import socket
 import sys

@@ -4,8 +4,6 @@ A route's entry in the table names its family (:class:`lmx.router.http.endpoint.
 answers themselves are written by an :class:`lmx.router.rendering.answer_format.AnswerFormat`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, NotRequired

@@ -5,8 +5,6 @@ They may do nothing, unless ``server.cors_origins`` names their origin.
 Requests without an Origin header come from no such page, and nothing here concerns them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from typing import Final

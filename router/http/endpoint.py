@@ -1,7 +1,5 @@
 """Describes a route: its path and handler, who may use it, and what it takes and gives."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final

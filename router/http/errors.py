@@ -3,8 +3,6 @@
 The body of an error is written by its API family (:mod:`lmx.router.http.api_family`).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Final, Literal

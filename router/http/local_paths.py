@@ -1,7 +1,5 @@
 """Leaves the paths of this machine out of texts that clients get. Pure."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from typing import Final

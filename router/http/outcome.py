@@ -1,8 +1,6 @@
 """The values that a request carries: who sent it, known at its beginning, and its outcome, known at
 its end."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

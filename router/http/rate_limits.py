@@ -4,8 +4,6 @@ A limit per minute is a bucket that holds a minute's worth and fills evenly: a c
 quiet may use a minute's worth at once. All times are of one monotonic clock, in seconds.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

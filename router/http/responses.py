@@ -3,8 +3,6 @@
 It also holds the base class of those answers and the units of their sizes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 

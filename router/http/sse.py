@@ -3,8 +3,6 @@
 When a ping is due is decided here and nowhere else (:meth:`EventStream.send_all`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

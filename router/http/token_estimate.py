@@ -1,7 +1,5 @@
 """Estimates how many tokens a request needs, before any model has seen it. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """Counts the requests that are under way, and decides whether new ones are accepted."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 The form of the answer is decided by its :class:`lmx.router.rendering.answer_format.AnswerFormat`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 import time

@@ -1,7 +1,5 @@
 """POST /v1/chat/completions, as a stream and as one answer."""
 
-from __future__ import annotations
-
 from aiohttp import web
 
 from lmx.protocol.states import ModelKind

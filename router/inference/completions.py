@@ -1,7 +1,5 @@
 """POST /v1/completions, as a stream and as one answer: texts that the model continues."""
 
-from __future__ import annotations
-
 from aiohttp import web
 
 from lmx.protocol.states import ModelKind

@@ -1,7 +1,5 @@
 """POST /v1/embeddings: texts to vectors."""
 
-from __future__ import annotations
-
 import secrets
 import struct
 from base64 import b64encode

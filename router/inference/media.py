@@ -1,7 +1,5 @@
 """A generation whose prompt has images, sounds or videos."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages API."""
 
-from __future__ import annotations
-
 from aiohttp import web
 
 from lmx.protocol.messages.tasks import Tokenized

@@ -1,7 +1,5 @@
 """Which models may answer a request, and the model's name for the request's log line."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from aiohttp import web

@@ -1,7 +1,5 @@
 """POST /api/chat, /api/generate, /api/embed and /api/embeddings: Ollama's API."""
 
-from __future__ import annotations
-
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence

@@ -1,8 +1,6 @@
 """POST /v1/score and /v1/rerank: how well texts fit each other, and documents a query, in the forms
 of vLLM, Jina and Cohere."""
 
-from __future__ import annotations
-
 import math
 import secrets
 import struct

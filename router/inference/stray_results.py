@@ -1,7 +1,5 @@
 """What becomes of the results of tools whose calls a conversation does not have."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """A task's way from its handler to a worker and back. All routes without generation use it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """POST /tokenize and /detokenize, and GET /tokenizer_info, in the form that vLLM gave them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

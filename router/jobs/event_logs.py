@@ -1,7 +1,5 @@
 """The events of streams that their clients may leave and come back to."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Final
 

@@ -6,8 +6,6 @@ nothing any more, it writes to the sockets past the loop. If the interpreter its
 nothing can be sent.
 """
 
-from __future__ import annotations
-
 import asyncio
 import faulthandler
 import os

@@ -1,8 +1,6 @@
 """One generation from its request to its record: what it has made, where it is, and how it
 ended."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -1,8 +1,6 @@
 """The requests that are under way in this router: what is known of each, and how one is
 cancelled."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterator

@@ -4,8 +4,6 @@ One thread does all the work with the file. Errors there are logged and counted,
 request that a record is about. The file is opened, created, and moved aside when it can't be used.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

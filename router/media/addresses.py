@@ -10,8 +10,6 @@ written out here, because what Python's ``is_global`` says of some of them diffe
 releases.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final

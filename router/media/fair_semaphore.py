@@ -1,8 +1,6 @@
 """Limits how much of something is under way, so that no client can hold up that of all others. Used
 from one event loop only."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

@@ -5,8 +5,6 @@ has a Host, and that is all that the other side learns. Redirects are followed h
 HTTP library, so that each hop is checked as the first URL was.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager

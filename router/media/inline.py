@@ -4,8 +4,6 @@ The text is part of a body, whose size is limited already. It is decoded in piec
 event loop has its turn between two of them.
 """
 
-from __future__ import annotations
-
 import binascii
 from collections.abc import Iterator
 from typing import Final

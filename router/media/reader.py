@@ -1,8 +1,6 @@
 """Makes bytes of the images, sounds and videos of a request: it fetches, decodes, and detects what
 they are."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Sequence

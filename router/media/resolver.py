@@ -4,8 +4,6 @@ The connection goes to an address that was checked here: no name is looked up a 
 a name service can't say one thing to the check and another to the connection.
 """
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Sequence

@@ -4,8 +4,6 @@ Neither a header of HTTP nor the name in a URL is asked: both come from a strang
 claim is checked by decoding them, which happens in a process of its own.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from lmx.protocol.errors import ErrorCode, RequestError

@@ -1,8 +1,6 @@
 """Where an image, a sound or a video of a request comes from, before anything of it was fetched or
 decoded, and what it is afterwards. Pure."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 from enum import Enum, auto

@@ -1,7 +1,5 @@
 """Writes everything that is measured in Prometheus' text format. It holds no figures itself."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Turns the status and the counts of requests into metrics in Prometheus' terms. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final

@@ -1,7 +1,5 @@
 """What is measured of each request: the names, buckets and values of the histograms."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final

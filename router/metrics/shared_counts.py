@@ -1,7 +1,5 @@
 """Lets the supervisor keep this router's counts, and takes over what other routers have counted."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time

@@ -4,8 +4,6 @@ Anthropic's clients and OpenAI's ask on the same path. Anthropic's say so in a h
 Studio have a path of their own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal
 

@@ -1,7 +1,5 @@
 """POST /admin/config/reload: makes lmx read its configuration again."""
 
-from __future__ import annotations
-
 from typing import Final, Literal
 
 from aiohttp import web

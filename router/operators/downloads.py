@@ -3,8 +3,6 @@
 The progress of a download is a stream of server-sent events until the download has ended.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime

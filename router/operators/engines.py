@@ -3,8 +3,6 @@
 Every model is an engine, also those of the configuration.
 """
 
-from __future__ import annotations
-
 from typing import Final, Literal
 
 import structlog

@@ -1,7 +1,5 @@
 """GET /admin/events: the supervisor's events as server-sent events."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Final
 

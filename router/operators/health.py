@@ -1,7 +1,5 @@
 """GET /health, /v1/health, /status: whether a request can be served right now, and why not."""
 
-from __future__ import annotations
-
 import time
 from typing import Final, Literal
 

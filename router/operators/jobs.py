@@ -4,8 +4,6 @@ GET /v1/jobs, GET and DELETE /v1/jobs/{id}: a client's generations, under way an
 /admin/requests and POST /admin/requests/{id}/cancel: all requests under way, for operators.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any, Final, Literal, cast
 

@@ -5,8 +5,6 @@ open between two reads, so that a reader that is given up leaves nothing behind.
 read files block, and run in threads.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import AsyncIterator, Sequence

@@ -4,8 +4,6 @@ None of them wakes a model or waits for a worker: they show what the supervisor 
 already.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from typing import Any, Final, TypeVar

@@ -3,8 +3,6 @@
 Each has a model loaded, unloaded or deleted, and answers once that is done.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from typing import Final, Literal

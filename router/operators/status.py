@@ -4,8 +4,6 @@ All except the health show live figures of the supervisor, and are a 503 while i
 None of them wakes a model.
 """
 
-from __future__ import annotations
-
 import time
 from typing import Literal, NotRequired
 

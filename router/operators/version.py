@@ -1,7 +1,5 @@
 """GET /version and /ping: the small routes that programs ask before anything else."""
 
-from __future__ import annotations
-
 from aiohttp import web
 
 from lmx.router.http.responses import Answer, json_value

@@ -1,7 +1,5 @@
 """GET /admin/workers and POST /admin/workers/{id}/kill: the processes of the models."""
 
-from __future__ import annotations
-
 from typing import Final, cast
 
 from aiohttp import web

@@ -1,7 +1,5 @@
 """Collects the parts of a request's answers until they are whole. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple

@@ -5,8 +5,6 @@ This is the seam for a further API family. The family has one file in this packa
 :class:`lmx.router.http.api_family.ApiFamily`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """Logprobs in the forms of the APIs. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 

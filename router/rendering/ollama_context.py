@@ -5,8 +5,6 @@ here they are the turns themselves: the model's template shows them as it shows 
 which a list of tokens in front of a new prompt would not be, and any model can continue them.
 """
 
-from __future__ import annotations
-
 import struct
 import zlib
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
 """OpenAI's completions, for chats and for texts, whole and as a stream of SSE events. Pure: no
 clock, no socket."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Protocol

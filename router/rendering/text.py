@@ -1,7 +1,5 @@
 """The form of a choice of a text completion, in chunks and whole. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Final, Literal, NotRequired
 

@@ -1,7 +1,5 @@
 """Transcripts in the forms of OpenAI's API. Pure."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

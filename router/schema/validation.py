@@ -4,8 +4,6 @@ It has strict models, bounds, and unions that are distinguished by type. It turn
 pydantic finds into errors that say what is allowed and what the request had.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, TypeVar

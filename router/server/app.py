@@ -7,8 +7,6 @@ end, clients of llama.cpp and mlx_lm.server leave out ``/v1``, and those of LM S
 counted in the metrics.
 """
 
-from __future__ import annotations
-
 import asyncio
 from typing import Final
 

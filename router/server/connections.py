@@ -10,8 +10,6 @@ middleware, as plain text with its own name and version. Its ``RequestHandler.ha
 one place that does; it is replaced here, so that the answer has the API's form.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import termios

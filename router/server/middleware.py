@@ -1,8 +1,6 @@
 """What every request gets: an id, the checks of its host, origin and key, an answer in its API's
 form whatever happens, a log line, and a place in the metrics."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Mapping

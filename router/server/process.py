@@ -1,7 +1,5 @@
 """The router process: it wires its parts together, handles signals, and ends gracefully."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

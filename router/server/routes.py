@@ -1,7 +1,5 @@
 """Every route of the API, as one table."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, Final
 

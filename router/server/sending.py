@@ -4,8 +4,6 @@ aiohttp writes an answer after every middleware has returned: a router that ends
 the request has ended, and cut off a large answer that its client still reads.
 """
 
-from __future__ import annotations
-
 import asyncio
 from typing import Final
 

@@ -5,8 +5,6 @@ requests; but the allocator keeps that memory (64 to 900 MiB were seen) until it
 it.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 SLACK_BYTES: Final = 32 * 2**20

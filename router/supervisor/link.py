@@ -1,7 +1,5 @@
 """The router's end of the supervisor's sockets: beats, snapshots, questions and their replies."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import os

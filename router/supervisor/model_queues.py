@@ -5,8 +5,6 @@ module also describes how far the model is on its way to being ready, in words a
 part is pure.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from bisect import insort

@@ -1,8 +1,6 @@
 """How the routes for operators ask the supervisor: under their own field names, within
 deadlines."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Iterator, Mapping

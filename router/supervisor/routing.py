@@ -1,8 +1,6 @@
 """Chooses which models may answer a request, the best first: by a name, or by a route's rule, and
 by what it has besides text. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Watches the supervisor. If it is silent for long, the watch starts a program that rescues it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

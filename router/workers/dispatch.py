@@ -6,8 +6,6 @@ the endpoint's matter. :class:`TaskDispatcher` does the same for tasks: embeddin
 tokenizing.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence

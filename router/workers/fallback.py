@@ -1,8 +1,6 @@
 """Tries the models that may answer a request or a task, one after the other, until one is
 available."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Final, TypeVar

@@ -1,7 +1,5 @@
 """One worker's socket: it sends requests, and passes outputs on to the streams they belong to."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import Callable, Sequence

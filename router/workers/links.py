@@ -1,8 +1,6 @@
 """All links to workers, by instance. A link is opened when it is first needed, and closed when its
 worker is gone."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Final
 

@@ -1,8 +1,6 @@
 """How long a worker is waited for: one limit while a request is in its queue, and another one once
 the worker has begun with it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

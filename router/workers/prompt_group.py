@@ -1,7 +1,5 @@
 """Several prompts of one request as one generation: they begin together and fail together."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager

@@ -1,7 +1,5 @@
 """One generation as the router's end of the wire sees it: fed by a link, taken by a handler."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

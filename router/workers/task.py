@@ -1,7 +1,5 @@
 """One task as the router's end of the wire sees it: a link feeds it, a handler awaits it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """``lmx completion``: what makes a shell complete commands, options and the names of models."""
 
-from __future__ import annotations
-
 import os
 from typing import Final
 

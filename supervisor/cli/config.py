@@ -1,7 +1,5 @@
 """Commands on the configuration: check and show it, and have a running lmx read it again."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

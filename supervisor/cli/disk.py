@@ -1,7 +1,5 @@
 """Commands on models' files: what is downloaded, what is on this machine, what is deleted."""
 
-from __future__ import annotations
-
 import click
 
 from lmx.supervisor.cli.command import command, home, json_option

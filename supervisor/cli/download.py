@@ -2,8 +2,6 @@
 itself where none runs, and shows the answers. What only the latter needs is imported there, because
 it takes several times as long to import as all else."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import sys

@@ -1,7 +1,5 @@
 """Commands on one model, and on the processes around it: what changes what runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

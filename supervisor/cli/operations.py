@@ -1,7 +1,5 @@
 """The CLI's commands that change something: ask, then wait until it is so, with progress."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any, Final, TypeVar

@@ -1,7 +1,5 @@
 """Commands that show what is and what happened: status, top, events, logs."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

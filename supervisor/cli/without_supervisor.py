@@ -4,8 +4,6 @@ It recognizes the processes that it ends by the records, and by the ids that pro
 in their environment. A pid alone is never enough.
 """
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import time

@@ -4,8 +4,6 @@ to people. This module is pure.
 What a change of a key needs is declared at the key (:mod:`lmx.supervisor.config.needs`).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

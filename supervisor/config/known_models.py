@@ -4,8 +4,6 @@ Each is quantized to 4 bits, or as its makers published it. The weights of the f
 1 GB, those of the last about 18 GB.
 """
 
-from __future__ import annotations
-
 import difflib
 from typing import Final
 

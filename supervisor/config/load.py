@@ -3,8 +3,6 @@
 Every error names the key, the value and what is allowed, all of them at once.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

@@ -3,8 +3,6 @@
 It is declared in the annotation of each key: ``Annotated[int, Needs.ROUTER]``. This module is pure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from enum import Flag, auto
 from functools import cache

@@ -1,8 +1,6 @@
 """What is wrong with a configuration, in sentences for people: where, what, and what to write
 instead. This module is pure."""
 
-from __future__ import annotations
-
 import difflib
 import typing
 from collections.abc import Iterable, Mapping

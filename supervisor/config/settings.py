@@ -1,7 +1,5 @@
 """The configuration in force, in one place that every part reads when it needs a value."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,8 +1,6 @@
 """How long a graceful stop may take. The time-outs of launchd and systemd must be longer. This
 module is pure."""
 
-from __future__ import annotations
-
 import sys
 from typing import Final
 

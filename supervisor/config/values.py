@@ -1,8 +1,6 @@
 """Kinds of values in the configuration: times, sizes, names, hosts, origins, and how people may
 write them."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Any, Final
 

@@ -1,7 +1,5 @@
 """The registry of questions: one handler for each kind, and one reply for each question."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial

@@ -1,8 +1,6 @@
 """Answers the questions of routers and the CLI about added models, downloads and the files on this
 machine."""
 
-from __future__ import annotations
-
 from lmx.protocol.messages import control, inventory
 from lmx.supervisor.control.handlers import Handler
 from lmx.supervisor.inventory.added import AddedModels

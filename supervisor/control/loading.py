@@ -1,8 +1,6 @@
 """Answers an operator's ``load``: of a model as it is configured, of one with another context
 length, or of a model that is only on disk."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass

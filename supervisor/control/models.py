@@ -1,7 +1,5 @@
 """Answers the questions of routers and the CLI about models, one method for each question."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Coroutine
 from typing import Any

@@ -1,7 +1,5 @@
 """Puts another configuration in force while lmx runs: all of it, or nothing of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,8 +1,6 @@
 """Answers the questions of routers and the CLI about the supervisor itself: status, events, reload,
 restarts and shutdown. Questions about models belong to :mod:`lmx.supervisor.control.models`."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Coroutine

@@ -2,8 +2,6 @@
 This module is pure. The status of the models is made by the core
 (:mod:`lmx.supervisor.core.view`)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """The actions that the core asks for: everything that touches the world outside it."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path

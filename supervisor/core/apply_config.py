@@ -1,8 +1,6 @@
 """Applies a changed configuration to the slots: it adds slots, removes some, and makes others
 reload."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

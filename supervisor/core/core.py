@@ -5,8 +5,6 @@ which models start and which are evicted (:mod:`lmx.supervisor.decisions.placeme
 the world (processes, sockets, files) is behind :class:`lmx.supervisor.core.actions.Actions`, so
 that all of the core runs in tests without any of it."""
 
-from __future__ import annotations
-
 import random
 import sys
 from collections.abc import Collection, Mapping

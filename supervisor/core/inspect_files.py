@@ -1,8 +1,6 @@
 """Reads what is known about a model before it is loaded: its kind, its family, and the memory that
 it would get."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from lmx.protocol.errors import LmxError

@@ -1,7 +1,5 @@
 """The commands of operators about one model: load, unload, restart, kill, hold, reset, pin."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from lmx.protocol.errors import ErrorCode, LmxError

@@ -1,8 +1,6 @@
 """Makes what placement sees of the slots, and the place of each model in the queue. This module is
 pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Final
 

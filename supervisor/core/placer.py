@@ -1,8 +1,6 @@
 """Carries out what placement decides: starts, evictions and refusals, until nothing is left to
 do."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import assert_never
 

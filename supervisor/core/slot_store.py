@@ -6,8 +6,6 @@ thread and no awaits. What touches the world is behind
 not decide whether there is room for a model: :mod:`lmx.supervisor.decisions.placement` does.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """Says why a request can't have a model now, and when it might, for routers and the CLI. This
 module is pure."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from lmx.protocol.errors import ErrorCode, LmxError

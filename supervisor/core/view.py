@@ -1,8 +1,6 @@
 """What others see of the models: the snapshots for routers, a whole numbered one for each change,
 and the models' part of the status."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """Decides why a worker or router process ended. This module is pure."""
 
-from __future__ import annotations
-
 import signal
 from typing import Final
 

@@ -5,8 +5,6 @@ are values that the caller carries out. The table at the end is complete: a pair
 that is not in it raises :class:`LifecycleError` with the worker's history. See LIFECYCLE.md.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import signal

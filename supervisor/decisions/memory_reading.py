@@ -1,8 +1,6 @@
 """The memory of the machine as it was read at one moment, and how a Mac's pages become such a
 reading. This module is pure."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import IntEnum
 

@@ -20,8 +20,6 @@ The rules, in the order in which they count:
 A model that can't be started whatever is evicted is refused at once, with names and figures.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from lmx.supervisor.decisions.ledger import format_bytes

@@ -3,8 +3,6 @@
 :class:`Groups` says which models may not be loaded at the same time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto

@@ -6,8 +6,6 @@ request, and is killed if that was not enough. No worker is asked or killed whil
 fill the memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final

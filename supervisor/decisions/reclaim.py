@@ -5,8 +5,6 @@ ends, whatever the other workers do meanwhile: memory moves from one to the othe
 loses did not come back. Other programs change the sum too, so that small losses do not count.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final

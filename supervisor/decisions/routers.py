@@ -6,8 +6,6 @@ their order. The table has a row for each event and in it a column for each stat
 out. What can't happen is ``never``: it raises :class:`LifecycleError`.
 """
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """One worker as the supervisor sees it, the events of its life and their effects. Values only."""
 
-from __future__ import annotations
-
 import signal
 from dataclasses import dataclass, field
 from typing import Final

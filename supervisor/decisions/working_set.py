@@ -1,7 +1,5 @@
 """Decides how much memory a Mac's GPU may have where it does not say it. This module is pure."""
 
-from __future__ import annotations
-
 from typing import Final
 
 _GIB: Final = 1024**3

@@ -1,7 +1,5 @@
 """Counts how far a download is, in bytes. Several threads count, and one figure is reported."""
 
-from __future__ import annotations
-
 import threading
 from typing import Literal, Protocol
 

@@ -1,7 +1,5 @@
 """The file of the models that were added while lmx ran. It outlives the supervisor."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable, Mapping

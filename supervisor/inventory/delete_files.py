@@ -1,7 +1,5 @@
 """Carries out what :func:`plan_and_users` has planned. Nobody may use the files any more."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from lmx.supervisor.inventory.disk import delete_folder, delete_from_hub

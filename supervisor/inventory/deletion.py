@@ -1,7 +1,5 @@
 """Deletes the files of a model, once nobody uses them."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Iterator

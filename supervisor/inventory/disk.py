@@ -1,8 +1,6 @@
 """Lists the files of models on this machine, and deletes them. It does not decide what may be
 deleted: that is done in :mod:`lmx.supervisor.inventory.deletion`."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil

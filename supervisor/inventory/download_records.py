@@ -3,8 +3,6 @@
 :func:`requested_download` reads a question for a download into such a record.
 """
 
-from __future__ import annotations
-
 import secrets
 import time
 from collections.abc import Callable, Iterable

@@ -4,8 +4,6 @@ continues where it stopped when it is requested again.
 :func:`note_bytes` and :func:`bytes_per_s` compute the speed over the last seconds.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time

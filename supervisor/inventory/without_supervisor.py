@@ -1,7 +1,5 @@
 """The files of models while no supervisor runs: lists them, fetches another model, deletes one."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Where a model's folder is on this machine, without fetching or importing anything."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final

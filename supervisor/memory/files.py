@@ -2,8 +2,6 @@
 weights.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from fnmatch import fnmatch

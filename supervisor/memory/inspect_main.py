@@ -13,8 +13,6 @@ A line is JSON. `{"model": <Question>}` is answered with `{"inspection": <Inspec
 model, or a file is there. A bug here or in an engine is answered with `{"error": text}`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

@@ -5,8 +5,6 @@ macOS keeps half of all pages inactive whether it needs them or not. With its de
 and nothing else running, a Mac of 32 GB would always have looked 92 % full.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import os

@@ -5,8 +5,6 @@ workers were measured at. This is arithmetic only: the engine knows where its fi
 :func:`settings_key` is the name under which a worker's measured memory is remembered.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from bisect import bisect_right

@@ -5,8 +5,6 @@ A cgroup with a memory limit (a container, a systemd unit) counts as a smaller m
 processes are killed at that limit.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

@@ -4,8 +4,6 @@
 :class:`OomEvidence` decides whether the system killed a process because memory ran out.
 """
 
-from __future__ import annotations
-
 import signal
 import statistics
 import sys

@@ -1,7 +1,5 @@
 """Reads how much memory the GPU of a Mac may have."""
 
-from __future__ import annotations
-
 import functools
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """Starts an lmx process in its own session, with its spec on stdin and its output in its log
 file."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -6,8 +6,6 @@ both. This mark outlives the parents, is unmistakable, and needs no help of the 
 that was started with an empty environment can only be found by its process group.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -5,8 +5,6 @@ supervisor was started: enough to read its configuration again, and to put anoth
 place that resumes where it stopped.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -5,8 +5,6 @@ processor does not count. A machine that sleeps or is overloaded also delays the
 and then nothing is decided.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final

@@ -1,8 +1,6 @@
 """Lets separate processes (:mod:`lmx.supervisor.memory.inspect_main`) read the files of models,
 each within a deadline. Files that hang or crash their reader harm only their own model."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

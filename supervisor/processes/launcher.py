@@ -1,7 +1,5 @@
 """Starts the processes of lmx, and watches for their ends."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass

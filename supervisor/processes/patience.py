@@ -1,8 +1,6 @@
 """Waits for what another process does: time in which that process waits for a processor does not
 count."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from functools import partial

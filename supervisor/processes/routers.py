@@ -1,7 +1,5 @@
 """Carries out the actions of the router's guard on real processes, signals and records."""
 
-from __future__ import annotations
-
 import os
 import socket
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Keeps a Mac from going to sleep while it works. Nothing is done on other machines."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Builds the specs of child processes from the configuration."""
 
-from __future__ import annotations
-
 import socket
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Finds the process that is the supervisor of a home, and looks from outside how it is."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from dataclasses import dataclass

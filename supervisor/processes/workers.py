@@ -1,7 +1,5 @@
 """Carries out the core's actions on real worker processes, signals, files and sockets."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The owner of what routers have counted since lmx started, with those that have ended."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from lmx.protocol.errors import ErrorCode, LmxError

@@ -1,8 +1,6 @@
 """Keeps one router running: carries out what :mod:`lmx.supervisor.decisions.routers` decides about
 starts, hangs and replacements, and owns the listening socket."""
 
-from __future__ import annotations
-
 import random
 import socket
 from typing import Any, Protocol

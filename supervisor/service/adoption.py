@@ -1,8 +1,6 @@
 """Takes over from a supervisor that died. Processes that still run are kept, and those that have no
 place any more are ended."""
 
-from __future__ import annotations
-
 import signal
 import socket
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The clock of a supervisor: it calls the parts that wait for time to pass."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Mapping

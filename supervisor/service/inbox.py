@@ -1,8 +1,6 @@
 """Sorts the messages that arrive on the control socket: facts of workers, heartbeats of routers,
 and questions."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The parts of a running supervisor, and how they are put together."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time

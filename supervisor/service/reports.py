@@ -1,7 +1,5 @@
 """Takes reports about processes and models' files to all parts that they concern."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass

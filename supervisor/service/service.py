@@ -1,8 +1,6 @@
 """One supervisor from its start to its end. At its start it takes over the processes that still
 run, and then starts the router and the models."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

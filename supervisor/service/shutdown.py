@@ -1,8 +1,6 @@
 """How a supervisor shuts down: first the router, so that streams can finish, and then the workers,
 until no process is left. :mod:`lmx.supervisor.config.shutdown_timeout` says how long that takes."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable

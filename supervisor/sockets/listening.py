@@ -1,7 +1,5 @@
 """The socket on which the API listens. The supervisor holds it, so that it outlives routers."""
 
-from __future__ import annotations
-
 import errno
 import os
 import socket

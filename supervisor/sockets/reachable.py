@@ -1,8 +1,6 @@
 """The URLs at which the API can be reached. For a listener on all addresses these are the addresses
 that this machine has."""
 
-from __future__ import annotations
-
 import ipaddress
 import socket
 from collections.abc import Callable, Iterable, Iterator

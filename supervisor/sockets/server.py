@@ -1,7 +1,5 @@
 """The supervisor's two sockets: messages come in and go out. Nothing is decided here."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any, Final

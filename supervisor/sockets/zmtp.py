@@ -5,8 +5,6 @@ The supervisor does not use libzmq for this, because libzmq ends the whole proce
 descriptor left for a connection that it accepts.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Writes a small file of the state completely or not at all, even if the process dies."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import stat

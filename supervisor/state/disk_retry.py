@@ -4,8 +4,6 @@ A disk may be full, read-only or gone for a while. The end of a process is a fac
 continues, and brings the file up to date when the disk is there again.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

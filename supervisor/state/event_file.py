@@ -1,8 +1,6 @@
 """The file of the latest events. It outlives the supervisor, so that after a crash or a restart the
 story is still there."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, Final

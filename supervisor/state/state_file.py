@@ -1,8 +1,6 @@
 """A small JSON file of lmx's own state. It is read within limits and written completely or not at
 all. A file that is not what it should be is set aside, so that lmx always starts."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -4,8 +4,6 @@ One whose modules were renamed, or whose list is empty, is kept by any code, so 
 alone would not notice.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

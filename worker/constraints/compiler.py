@@ -1,7 +1,5 @@
 """Compiles the form that a request wants of its answers into constraints. Prompt thread."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import time

@@ -3,8 +3,6 @@
 llguidance names its own options and limits, which a client can't set.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence

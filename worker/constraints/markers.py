@@ -3,8 +3,6 @@
 A marker may be one token, or text whose tokens also have parts of the text before and behind it.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

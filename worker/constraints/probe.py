@@ -6,8 +6,6 @@ answers are begun here. The verdict on a grammar is always the same: the limits 
 steps, and here they are a fifth of those for a real answer.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from typing import Final, NamedTuple

@@ -1,7 +1,5 @@
 """A model's vocabulary in the form that grammars need, read once a worker. Prompt thread."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Final
 

@@ -16,8 +16,6 @@ that the calls of the other write:
 - The *engine thread* calls the factory and everything else, one call after the other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol

@@ -5,8 +5,6 @@ llama.cpp and xgrammar read such a schema in the same way. To JSON Schema an obj
 that no keyword names, but the authors of functions hardly ever mean that.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 

@@ -3,8 +3,6 @@
 A family is one value (:class:`Family`) in :mod:`lmx.worker.formats.families`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

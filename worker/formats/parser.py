@@ -1,7 +1,5 @@
 """Separates one answer's text into content, reasoning and tool calls as it arrives."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """The markers with which families of models enclose their thinking."""
 
-from __future__ import annotations
-
 from typing import Any, Final, NamedTuple
 
 from lmx.worker.engine.values import ReasoningMarkers

@@ -1,8 +1,6 @@
 """What such a process does to itself before it takes its first request. It imports little, because
 renderers take as little memory as they can."""
 
-from __future__ import annotations
-
 import resource
 import signal
 import socket

@@ -3,8 +3,6 @@
 All of MLX runs on the engine thread, in mlx-vlm's generation stream.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 from collections.abc import Sequence

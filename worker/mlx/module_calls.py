@@ -4,8 +4,6 @@ Python looks methods up in the class: a module gets a class of its own, under th
 attributes and weights stay as they are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

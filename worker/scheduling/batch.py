@@ -5,8 +5,6 @@ A request's rows share one :class:`RunningRequest`. :class:`Batch` decides which
 the engine decides nothing about order.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Sequence

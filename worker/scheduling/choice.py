@@ -1,7 +1,5 @@
 """One choice of a request, on the engine thread: its tokens become text, and have an end. Pure."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Final
 

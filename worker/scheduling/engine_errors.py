@@ -1,7 +1,5 @@
 """Decides what an engine's exception means: memory ran out, or the device failed. Pure."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Iterator
 from typing import Final

@@ -1,7 +1,5 @@
 """A queue whose owners take turns, so that none of them keeps the others waiting. Pure."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar

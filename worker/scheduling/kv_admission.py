@@ -9,8 +9,6 @@ row is counted with the length of the longest row that it may decode together wi
 (:mod:`lmx.worker.scheduling.length_buckets`). A beam search is a batch of its own, of its width.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from bisect import bisect_right

@@ -10,8 +10,6 @@ the change to them is counted as theirs. Without such a limit, one row with a lo
 the pace for all.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Hashable, Sequence
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """Holds tokens' logprobs until their text is sent. Pure."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Sequence
 

@@ -5,8 +5,6 @@ that wakes the router too. While steps take a millisecond or two, that is a part
 steps that follow each other so closely are delivered together. Each token keeps a delta of its own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable

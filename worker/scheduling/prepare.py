@@ -5,8 +5,6 @@ Each parameter has the first value that is set by: the request, the model's conf
 spec), its generation_config.json, the default of :data:`lmx.protocol.models.sampling.PARAMETERS`.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Measures how long work in flight made no progress: so a hang differs from a long step."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 

@@ -1,7 +1,5 @@
 """The input and output of the engine thread: requests, their text and their ends. Pure values."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The seeds of answers and of draws. Pure."""
 
-from __future__ import annotations
-
 from typing import Any, Final, TypeVar, cast
 
 WORD: Final = 0xFFFF_FFFF_FFFF_FFFF

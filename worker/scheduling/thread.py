@@ -5,8 +5,6 @@ The event loop puts requests and orders into the thread's inbox. The thread send
 steps back to the loop, with one wake-up for many steps.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import queue

@@ -4,8 +4,6 @@ llguidance has limits of its own; these are for schemas that are slow within the
 from one core of a Linux server.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from decimal import Decimal

@@ -4,8 +4,6 @@ The meaning of a schema is not changed; a schema that can't be read is refused, 
 the fault.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

@@ -1,7 +1,5 @@
 """Whether no value can satisfy two schemas at once, as far as that is easy to see. Pure."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

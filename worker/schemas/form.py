@@ -1,7 +1,5 @@
 """Splits a JSON schema into what llguidance enforces and what is checked later. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final

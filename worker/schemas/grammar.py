@@ -1,7 +1,5 @@
 """The forms that an answer can be held to, as llguidance's grammars. Pure."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Turns the opposite of a schema into a schema without ``not``, if there is one. Pure."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterable, Sequence

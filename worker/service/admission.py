@@ -2,8 +2,6 @@
 again, since when it is idle, and what it has done in its life. Pure; times are seconds of one
 monotonic clock."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 

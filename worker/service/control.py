@@ -1,7 +1,5 @@
 """The worker's control socket: it sends facts and beats, and receives orders."""
 
-from __future__ import annotations
-
 import time
 from typing import Any, Final, Protocol
 

@@ -1,7 +1,5 @@
 """The worker's data socket: it receives the routers' messages, and sends outputs and pulses."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final

@@ -4,8 +4,6 @@
 certain, it is false: another try costs one load, giving up costs the model.
 """
 
-from __future__ import annotations
-
 import errno
 import re
 from typing import Final, NamedTuple

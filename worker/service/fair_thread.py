@@ -1,8 +1,6 @@
 """A thread on which owners take turns. A worker has three: the prompt thread, which alone has the
 tokenizer; the media thread, which waits for the decoder; and the one that checks whole answers."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What a worker reports about itself: its Hello, its beats, its memory. Event loop only."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """The requests of any kind that a loaded model has accepted and not answered yet."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from abc import ABC, abstractmethod

@@ -1,7 +1,5 @@
 """A loaded model at work: it handles every request, of all kinds. Event loop only."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """One stream's credit and waiting text, which answers are returned, and what routers get. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final

@@ -3,8 +3,6 @@
 A template is code: what it makes of a tool or of an effort can be tried, and not read in it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

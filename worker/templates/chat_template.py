@@ -1,7 +1,5 @@
 """A model's chat template: which one, and its variables, as transformers has them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 

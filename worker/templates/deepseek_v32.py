@@ -5,8 +5,6 @@ What the program refuses, because it can't follow one of its own prompts, is ren
 way here: tools without a system message, and answers without a thought.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Final
 

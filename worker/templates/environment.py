@@ -7,8 +7,6 @@ same sandbox, and fails with the same words. ``tests/engine/model/test_chat_temp
 the two.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Mapping

@@ -12,8 +12,6 @@ of the shorter one did, and the prefix cache holds. (``ends_with_result`` is the
 for templates that place the system text by where the conversation ends.)
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple

@@ -5,8 +5,6 @@ The words are lmx's own. The form is the one that most models have seen in train
 that the JSON form of :mod:`lmx.worker.formats.families.json` reads.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from itertools import groupby

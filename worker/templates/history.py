@@ -1,7 +1,5 @@
 """Converts a conversation from OpenAI's form to the form that chat templates want. Pure."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple

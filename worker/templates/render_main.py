@@ -5,8 +5,6 @@ It is a process of its own, because a template is code that came with a model: i
 or fill the memory, and then only the end of its process stops it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import sys

@@ -6,8 +6,6 @@ none of them. A reply is plain text, so that the worker parses nothing that a te
 made.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 from enum import IntEnum

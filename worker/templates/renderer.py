@@ -6,8 +6,6 @@ rendered for fails. The next request gets a new process, which is ready in about
 second.
 """
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Mapping
 from typing import Any, Final

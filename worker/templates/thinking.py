@@ -1,7 +1,5 @@
 """The variables with which a chat template controls thinking, and the words for an effort. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """Turns tokens into text, one at a time, in whole characters."""
 
-from __future__ import annotations
-
 import codecs
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final

@@ -3,8 +3,6 @@
 The parsers' output is the parts of one answer: content, reasoning, and tool calls.
 """
 
-from __future__ import annotations
-
 import re
 import secrets
 from collections.abc import Callable, Generator, Mapping, Sequence

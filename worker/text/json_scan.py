@@ -1,7 +1,5 @@
 """Follows one JSON value through text in pieces: where it ends, and whether it is valid."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Finds stop strings in text that arrives in pieces. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 

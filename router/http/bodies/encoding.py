@@ -4,8 +4,6 @@ aiohttp would do it too: in steps that are as long as what comes of one piece th
 to a hundred megabytes, and with error texts of its own about encodings that it has no library for.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import AsyncIterator
 from typing import Any, Final

@@ -1,8 +1,6 @@
 """Reads a request's form (``multipart/form-data``) within limits of size, time and amount. What is
 uploaded stays in memory: nothing is written to a disk."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Reads a request's body into a JSON object, within limits of size, time, depth and amount."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import time

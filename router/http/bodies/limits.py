@@ -5,8 +5,6 @@ and seconds of the event loop, in which no stream moved. Strings are cheap, howe
 What costs is their number, and the number of arrays, objects and numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 

@@ -1,8 +1,6 @@
 """Answers that are made whether or not their clients stay: fetched later, or followed as streams
 that their clients may leave and come back to."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress

@@ -3,8 +3,6 @@
 The routes of responses that are kept are in :mod:`lmx.router.inference.responses.stored`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 

@@ -4,8 +4,6 @@ kept, and what later requests take of them.
 A response is kept with its job's record: for as long, and for its own key alone.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any, Final, Literal

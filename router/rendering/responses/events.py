@@ -3,8 +3,6 @@
 Source: the "Streaming events" pages of the documentation of OpenAI's Responses API.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, NotRequired
 

@@ -1,7 +1,5 @@
 """The items of a response's output. Pure."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The token is signed with a key of this lmx, so that nothing else is taken for th
 models. It is not encrypted: the thoughts are the client's own, who may also get them as they are.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import hashlib

@@ -1,7 +1,5 @@
 """What the functions that a worker knows stand for, and the input of a custom tool. Pure."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Final

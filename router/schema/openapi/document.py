@@ -3,8 +3,6 @@
 GET /openapi.json returns it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """The schemas of requests, from the models that check them, and of answers, from their shapes."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

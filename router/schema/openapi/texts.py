@@ -4,8 +4,6 @@ The meaning of a field is its docstring: that of a request in :mod:`lmx.router.s
 that of an answer next to the code that builds it.
 """
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 API: Final = (

@@ -1,7 +1,5 @@
 """The fields of the forms that are sent with speech."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 

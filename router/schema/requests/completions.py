@@ -1,7 +1,5 @@
 """What a completion request may hold."""
 
-from __future__ import annotations
-
 import sys
 from array import array
 from dataclasses import replace

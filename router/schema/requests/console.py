@@ -1,7 +1,5 @@
 """What the page at / sends of its own."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """What every request that generates text may hold, chat or completion."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Annotated, Any, Final, Literal

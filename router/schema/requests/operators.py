@@ -4,8 +4,6 @@
 The values of a query are strings, so numbers and booleans are read from them.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field

@@ -1,8 +1,6 @@
 """How tokens are drawn and how many answers are made: the fields, their rules, and the resulting
 request to a worker."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
 

@@ -1,7 +1,5 @@
 """The form that an answer must have, under all the names by which clients request one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Annotated, Any, Final, Literal

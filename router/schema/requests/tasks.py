@@ -1,7 +1,5 @@
 """The fields of requests that generate nothing: embeddings, reranking, tokenizing."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, Tag

@@ -4,8 +4,6 @@ A field that would change the answer is refused and never ignored: an answer tha
 not what the client requested is the worst outcome. As features are added, rows leave this table.
 """
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 import orjson

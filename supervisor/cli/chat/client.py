@@ -1,7 +1,5 @@
 """Asks a model over the HTTP API of the lmx that runs on this machine, and yields what comes."""
 
-from __future__ import annotations
-
 import http.client
 import json
 from collections.abc import Generator, Sequence

@@ -1,7 +1,5 @@
 """Commands that talk with a model."""
 
-from __future__ import annotations
-
 import click
 
 from lmx.supervisor.cli.command import command, home

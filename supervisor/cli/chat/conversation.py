@@ -1,7 +1,5 @@
 """A conversation as it is sent to a model. Values only: nothing is read, printed or sent."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, Final
 

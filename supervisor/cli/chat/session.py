@@ -1,7 +1,5 @@
 """``lmx chat`` on a terminal, and one answer where there is none."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import mimetypes

@@ -1,8 +1,6 @@
 """Puts the checks of ``doctor`` together, and those of ``--bench`` and ``--sleep``, which measure:
 speed, memory that comes back, pauses, processes, a sleep. Nothing of lmx must be busy meanwhile."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

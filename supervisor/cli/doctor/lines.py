@@ -4,8 +4,6 @@ The text is made to be pasted where others can read it: it has no keys, no promp
 the user is written as ``~``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """What ``doctor`` checks of a Mac only."""
 
-from __future__ import annotations
-
 import json
 import os
 import plistlib

@@ -1,7 +1,5 @@
 """What ``doctor`` checks of every machine: Python, the packages, BLAS, files, memory and disks."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What ``doctor --bench`` tries of processes: their ends, their signals, their open files."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """What ``doctor`` checks of this installation, from its configuration to its service."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final

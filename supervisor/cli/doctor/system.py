@@ -1,7 +1,5 @@
 """What ``doctor`` asks of the system. Tests put another one in its place."""
 
-from __future__ import annotations
-
 import ctypes.util
 import errno
 import os

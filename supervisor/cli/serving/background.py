@@ -1,7 +1,5 @@
 """Starts a supervisor that outlives the terminal."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

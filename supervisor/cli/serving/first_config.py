@@ -1,7 +1,5 @@
 """``lmx init``: writes a configuration to begin with."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Final

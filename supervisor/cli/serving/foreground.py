@@ -3,8 +3,6 @@
 :func:`advice` says what would make this machine serve better, for the person who starts lmx.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ctypes.util

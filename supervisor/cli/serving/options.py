@@ -1,8 +1,6 @@
 """What may be said to lmx when it is started: models, address and keys. They become variables of
 the environment, so that they hold for every program that takes this one's place."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Sequence

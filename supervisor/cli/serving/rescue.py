@@ -4,8 +4,6 @@ It wakes a supervisor that was stopped by a signal. It ends one that hangs, with
 log. If no service manager does so, it then starts another supervisor, which adopts what runs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """``lmx estimate``: a model's memory line by line, before it is loaded."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path

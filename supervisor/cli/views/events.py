@@ -1,7 +1,5 @@
 """What `lmx events` prints: the supervisor's events as lines, followed if asked."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections import deque

@@ -1,7 +1,5 @@
 """JSON for programs that read what a command prints: always valid, whatever the values are."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

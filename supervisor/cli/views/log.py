@@ -1,7 +1,5 @@
 """Reads log files for the CLI; follows them over a rotation."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

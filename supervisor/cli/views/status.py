@@ -1,7 +1,5 @@
 """What `lmx status` prints: the processes, the memory, a table of models."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 

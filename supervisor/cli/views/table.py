@@ -1,8 +1,6 @@
 """The table of models for a terminal of any width. On a narrow one the less important columns are
 left out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """`lmx top`: models with their tokens per second, memory and events, until q or Ctrl-C."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal

@@ -1,7 +1,5 @@
 """The status of models in words for a person: what `status`, `top` and progress say. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

@@ -1,8 +1,6 @@
 """The effects of what happened to a model's slot: what must be done, besides the messages and
 signals for its worker."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

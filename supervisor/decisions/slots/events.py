@@ -1,8 +1,6 @@
 """The events that may happen to a model's slot. The messages of its worker, ``KillRequested`` and
 ``Tick`` are events of the slot too."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from lmx.protocol.errors import LmxError

@@ -1,7 +1,5 @@
 """Where one model is in its life, as a value."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from enum import Enum
 

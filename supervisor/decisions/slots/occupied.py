@@ -1,8 +1,6 @@
 """A slot with a worker: what the worker reports, how it is asked to end, and what follows its end.
 This module is pure. The worker's own states are in :mod:`lmx.supervisor.decisions.lifecycle`."""
 
-from __future__ import annotations
-
 from typing import Any, Final, assert_never
 
 from lmx.protocol.messages import control

@@ -1,8 +1,6 @@
 """Handles what requests, operators and the configuration want from a model's slot. This module is
 pure."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, Final
 

@@ -1,8 +1,6 @@
 """A model's way to its worker: its files, its fetch, its place in the queue, and what keeps it
 down. This module is pure."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from lmx.protocol.errors import ErrorCode, LmxError

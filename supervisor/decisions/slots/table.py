@@ -8,8 +8,6 @@ late to matter is ``late``. A worker's own life is :mod:`lmx.supervisor.decision
 an OCCUPIED slot steps. LIFECYCLE.md has the picture.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Final
 

@@ -1,8 +1,6 @@
 """What the handlers of the slot's table have in common: how a slot changes, and what the requests
 that wait for its model get. This module is pure."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """An lmx that the files here share whose tests leave it as it is."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

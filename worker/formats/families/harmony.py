@@ -1,7 +1,5 @@
 """gpt-oss ("harmony"): whole answers are messages in channels, each with a header."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Final

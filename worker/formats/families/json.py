@@ -1,7 +1,5 @@
 """Families whose arguments are a JSON object."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Families whose arguments are literals: Python's, or those of Gemma's own."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Final

@@ -1,7 +1,5 @@
 """The table of all families, and the choice of a model's family."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Collection, Mapping
 from functools import partial

@@ -1,7 +1,5 @@
 """Families with a tag around each argument."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Final

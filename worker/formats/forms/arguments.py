@@ -5,8 +5,6 @@ Each function returns None if its form can't express what the schema requires, o
 parser would not read it back correctly: the call is then written as JSON.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -5,8 +5,6 @@ They are read here and not by mlx-vlm's parser: that one ends a call at the firs
 to match, even inside a string, and returns the text before it as if it were everything.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

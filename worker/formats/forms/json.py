@@ -1,8 +1,6 @@
 """Tool calls that are JSON: an object with a name and arguments, or an array of such objects; and
 the object of arguments alone, for families that write the name before it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from enum import Enum, auto

@@ -3,8 +3,6 @@
 The parsers are loaded without the rest of mlx-vlm.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import sys

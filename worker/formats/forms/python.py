@@ -1,7 +1,5 @@
 """Tool calls as Python code: they are read when they are complete; and their grammar."""
 
-from __future__ import annotations
-
 import ast
 import json
 import keyword

@@ -1,8 +1,6 @@
 """Tool calls in a section: each call is between markers, with its name before a JSON object, which
 may be fenced with backticks."""
 
-from __future__ import annotations
-
 from typing import Final, NamedTuple
 
 from lmx.worker.formats.family import Reader

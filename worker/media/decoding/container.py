@@ -1,7 +1,5 @@
 """Containers of sounds and videos, by PyAV, which is FFmpeg."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

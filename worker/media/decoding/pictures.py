@@ -1,7 +1,5 @@
 """Pictures, by Pillow. Colour profiles are not applied, as the models' own processors don't."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping
 from io import BytesIO

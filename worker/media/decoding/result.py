@@ -1,7 +1,5 @@
 """What a decoder makes of a file, and how it refuses one."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

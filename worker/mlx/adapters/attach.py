@@ -5,8 +5,6 @@ mlx-lm and mlx-vlm name a layer's matrices ``lora_a``, ``lora_b`` and ``m``. PEF
 names, and are transposed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -9,8 +9,6 @@ The results are those of mlx-lm's layers, at inference: the change is computed i
 the adapter's matrices, and added in that of the layer.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final, Protocol

@@ -5,8 +5,6 @@ is both. Computed tokens are returned before a chunk is begun: no token waits fo
 prompt.
 """
 
-from __future__ import annotations
-
 import copy
 import time
 from collections.abc import Sequence

@@ -7,8 +7,6 @@ decodes ahead (:mod:`lmx.worker.mlx.decoding.decode`) if it is the only one, or 
 shortest rows.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple

@@ -5,8 +5,6 @@ The shortest rows wait for a chunk or for longer rows, never for both, and for e
 turn: neither holds up the other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from enum import Enum, StrEnum
 from typing import Final, NamedTuple

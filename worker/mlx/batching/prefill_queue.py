@@ -11,8 +11,6 @@ for it: an important prompt does not wait for one that is not read. A prompt doe
 that itself waits, unless the two are the same: it may wait for a part that they do not share.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """Finds out by trying whether a model is right if rows of different lengths decode together, or at
 least in turns."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import statistics

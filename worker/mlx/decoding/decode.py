@@ -12,8 +12,6 @@ Written for mlx-vlm 0.7.10: a private function of ``mlx_vlm.generate.ar`` says h
 evaluated on which no token depends.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple, cast
 

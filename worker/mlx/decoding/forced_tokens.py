@@ -4,8 +4,6 @@ They are fed in one forward with the token before them. What is returned of them
 and what is drawn after them is as if each had been drawn by itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

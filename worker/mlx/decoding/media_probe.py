@@ -6,8 +6,6 @@ prompt in the model, attend to what lies ahead, or look at pictures from every l
 chunks would be another one for them. A model is asked for no picture that it would not see.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable

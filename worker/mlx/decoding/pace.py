@@ -1,7 +1,5 @@
 """Decides how many prompt tokens are processed between two tokens of the rows that decode. Pure."""
 
-from __future__ import annotations
-
 from statistics import median_low
 from typing import Final
 

@@ -4,8 +4,6 @@ Written for mlx-vlm 0.7.10: which arguments of a prompt run along its tokens, an
 keeps its rope deltas, is read from private functions of ``mlx_vlm.generate.ar``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Final
 

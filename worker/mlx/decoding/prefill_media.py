@@ -6,8 +6,6 @@ placeholders. A model that would cut for itself, by the length of its cache, the
 cut.
 """
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 import mlx.core as mx

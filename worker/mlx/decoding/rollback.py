@@ -4,8 +4,6 @@ Written for mlx-vlm 0.7.10, whose cache transactions do it for attention, for sl
 for those recurrent models that record their states. The states of others are kept from before.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What the engine knows of a row while it decodes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -10,8 +10,6 @@ that a step can't begin before the tokens of the last one are known. The costs d
 the model and the other rows.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass

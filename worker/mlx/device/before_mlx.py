@@ -6,8 +6,6 @@ and prefill of float32 weights is about ten times faster. Symbols of a library t
 globally before mlx win over those that mlx brings. On macOS mlx uses Accelerate and Metal.
 """
 
-from __future__ import annotations
-
 import ctypes
 import ctypes.util
 import os

@@ -12,8 +12,6 @@ Only float32 is computed so, which a CPU needs anyway: 16-bit weights are far to
 that is unusual is left to mlx, and so are its errors.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 from collections import OrderedDict, deque

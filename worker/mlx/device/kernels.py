@@ -8,8 +8,6 @@ home. Those with which a load has succeeded are copied to the user's cache, and 
 folder of the next home, each by a rename.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import platform

@@ -2,8 +2,6 @@
 machines these functions do nothing. Engine thread, while nothing is computed.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterable
 from typing import Any

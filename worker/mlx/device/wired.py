@@ -10,8 +10,6 @@ residency set, and takes each freed one out. On many Macs the kernel panicked wi
 never when they did not. A limit of exactly the weights leaves no capacity for other buffers.
 """
 
-from __future__ import annotations
-
 from lmx.protocol.states import MemoryWiring
 
 _LARGE_PART = 2

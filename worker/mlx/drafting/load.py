@@ -3,8 +3,6 @@
 Written for mlx-vlm 0.7.10.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Final, cast
 

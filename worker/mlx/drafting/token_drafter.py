@@ -4,8 +4,6 @@ A draft decides nothing: :mod:`lmx.worker.mlx.decoding.verify` draws the true to
 a drafter may know less of a row than there is to know, and only its drafts get worse.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Protocol
 

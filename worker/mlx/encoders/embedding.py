@@ -1,7 +1,5 @@
 """The engine of embedding models."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path

@@ -4,8 +4,6 @@ cache.
 It also cuts many sequences into batches, one for each forward pass.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the files of an embedding or rerank model say about its use. Reads a few small files."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The engine of rerank models: cross-encoders, and Qwen3's form that answers yes or no."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import partial

@@ -5,8 +5,6 @@ Written for mlx-vlm 0.7.10, whose class lets a picture's tokens see those behind
 whole prompt is processed at once, and without a word not otherwise.
 """
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 import mlx.core as mx

@@ -1,7 +1,5 @@
 """How long computing takes, estimated from what was measured. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Final
 

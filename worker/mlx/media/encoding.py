@@ -6,8 +6,6 @@ held against the number of placeholders, because several classes of mlx-vlm 0.7.
 difference: they begin from the front again, or leave out the rest.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import sys

@@ -1,7 +1,5 @@
 """What a chat template writes for a picture, a sound or a video. It is found out by trying."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 

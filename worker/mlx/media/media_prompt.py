@@ -1,8 +1,6 @@
 """Prompts with pictures, sounds and videos: their places in the text, and the tokens for them.
 Prompt thread only."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Sequence

@@ -1,8 +1,6 @@
 """A model's own processor, given decoded media in memory: never a path, never an address. What it
 takes, and how much of a sound at once, is found out by trying."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -8,8 +8,6 @@ MLX computes nothing before it is evaluated. So the slices are recorded while th
 is called, and computed later, one after the other.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

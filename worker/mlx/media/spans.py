@@ -1,8 +1,6 @@
 """The places of pictures, sounds and videos in a prompt, the tokens that stand there, and what the
 model computes them from."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ A drafter works from the hidden states of another model
 same names.
 """
 
-from __future__ import annotations
-
 from enum import Enum
 from typing import Any, Final
 

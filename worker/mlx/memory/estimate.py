@@ -3,8 +3,6 @@
 The constants are measured (``docs/memory.md``, written by ``make bench-memory``).
 """
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from dataclasses import dataclass

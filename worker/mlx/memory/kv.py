@@ -5,8 +5,6 @@ the configuration says: a window that they don't keep to is none. Where only one
 it is the more that counts.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from enum import Enum, auto

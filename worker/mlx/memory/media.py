@@ -4,8 +4,6 @@ It counts for one picture of 1024 x 768 pixels, from config.json alone. The proc
 last word, is not known before the model is loaded.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple

@@ -1,7 +1,5 @@
 """What a Whisper's computing takes, by its config.json. Pure."""
 
-from __future__ import annotations
-
 import sys
 from typing import Final
 

@@ -4,8 +4,6 @@ words for it. Pure.
 Source: the configurations of transformers 5, of each of these types.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 

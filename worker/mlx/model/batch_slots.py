@@ -17,8 +17,6 @@ layers would take twice the memory that the rows are counted with.
 Written for mlx-vlm 0.7.10, whose private function joins caches.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, Self, cast

@@ -1,7 +1,5 @@
 """What the configuration files of a model folder say about serving the model."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

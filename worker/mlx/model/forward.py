@@ -1,7 +1,5 @@
 """A loaded model as the worker uses it: tokens and caches in, logits out."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping
 from functools import cached_property

@@ -5,8 +5,6 @@ themselves. To refuse every checkpoint with an ``auto_map`` would be too much, b
 load with built-in classes alone. So the one function that executes such code is replaced.
 """
 
-from __future__ import annotations
-
 from typing import NoReturn
 
 from transformers import dynamic_module_utils

@@ -5,8 +5,6 @@ made to leave them here: each gets a class of its own that is called as before. 
 states are not captured costs one more Python call for each of these modules.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial

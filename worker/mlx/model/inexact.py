@@ -1,7 +1,5 @@
 """Models that the pinned libraries compute wrongly, and in which way. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Final
 

@@ -5,8 +5,6 @@ with sinks (gpt-oss), with logits that are capped or with latent keys; or look i
 itself, so that it can't be served with quantized ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

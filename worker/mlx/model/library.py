@@ -5,8 +5,6 @@ Both know most types of models, and each knows some that the other doesn't, or g
 their configuration, which mlx-vlm asks for.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Bringing a model folder's weights into memory, with progress."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path

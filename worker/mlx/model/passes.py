@@ -1,8 +1,6 @@
 """Reports each forward pass of a load, whichever model makes it: a load that computes makes
 progress. Engine thread."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 

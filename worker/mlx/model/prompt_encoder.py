@@ -1,7 +1,5 @@
 """Turns messages, text or tokens into a prompt. Prompt thread only."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Mapping, Sequence

@@ -6,8 +6,6 @@ one, of links, that says the same in the libraries' words. It holds until the pr
 weights are read when they are first used.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import shutil

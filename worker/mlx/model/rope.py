@@ -6,8 +6,6 @@ layer. Many classes of mlx-lm and mlx-vlm read ``rope_theta`` and ``rope_scaling
 with a default where these are missing. Source: transformers' ``modeling_rope_utils``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import Any, Final, NamedTuple
 

@@ -4,8 +4,6 @@ All that works on caches here (batches, prefixes, rollbacks) knows mlx-vlm's. Th
 the same names, and the models of both use them in the same way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final

@@ -2,8 +2,6 @@
 (Tokenize, Detokenize and DescribeTokenizer), on the prompt thread, for any model that has a
 tokenizer."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

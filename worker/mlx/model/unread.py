@@ -6,8 +6,6 @@ the others. Most of those are harmless; one that is not makes a model answer wro
 fails.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator, Mapping
 from fnmatch import fnmatchcase

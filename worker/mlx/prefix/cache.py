@@ -13,8 +13,6 @@ the memory budget; each model has a disk budget of its own; at most two states a
 classes' snapshots are used.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple

@@ -1,7 +1,5 @@
 """The thread that writes and reads the prefix cache's files, while the engine continues."""
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ A file that is damaged, cut short or made by another version is recognised as su
 The tokens are its first tensor.
 """
 
-from __future__ import annotations
-
 import io
 import itertools
 import json

@@ -13,8 +13,6 @@ by that much.
 The namespace says which model a stored prefix belongs to: the same files, read by the same code.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

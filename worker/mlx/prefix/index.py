@@ -1,7 +1,5 @@
 """Knows which files the prefix cache has, how large they are and when they were used last."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Iterable, Iterator
 from pathlib import Path

@@ -5,8 +5,6 @@ Written for mlx-vlm 0.7.10: it uses ``prefix_cache_snapshot`` and ``prefix_cache
 caches, and the fields of its plain ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """The content of the prefix cache: segments in memory within a budget, and their files."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -7,8 +7,6 @@ once. So a draw needs no random state that could depend on the other rows of the
 in the logits changes a token only if the draw falls on the very border of two.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final

@@ -3,8 +3,6 @@
 It uses plain array operations, which are the same on a CPU and on Metal.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Bringing a folder with a Whisper into memory."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

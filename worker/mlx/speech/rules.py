@@ -6,8 +6,6 @@ They are those of OpenAI's Whisper (``ApplyTimestampRules``; ``transcribe``), bu
 rule of silence. A segment is written as a stamp, text and a stamp; stamps never go back.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass

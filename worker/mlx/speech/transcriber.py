@@ -1,7 +1,5 @@
 """The engine of transcription models."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Final

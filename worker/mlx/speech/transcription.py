@@ -1,8 +1,6 @@
 """One sound on its way to a transcript: its windows, one after the other, and the
 text before them as context."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Whisper's tokens: those of text, and those that say what is to be done with the sound."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 

@@ -4,8 +4,6 @@ Follows OpenAI's Whisper (``timing.py``): a path of least cost through a matrix 
 tells when each token was said; words are groups of tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final

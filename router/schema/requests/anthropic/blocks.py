@@ -3,8 +3,6 @@
 Source: the documentation of Anthropic's Messages API, and the types of its Python library.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Annotated, Final, Literal
 

@@ -1,7 +1,5 @@
 """A conversation in Anthropic's form, and in the form that workers take. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal

@@ -1,7 +1,5 @@
 """What a request of Anthropic's Messages API may hold."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
 

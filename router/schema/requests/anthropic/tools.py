@@ -1,7 +1,5 @@
 """The tools of a request in Anthropic's form, and whether any of them must be called."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 

@@ -1,7 +1,5 @@
 """Documents in a conversation: the text of a file, and how a model reads it. Pure."""
 
-from __future__ import annotations
-
 import codecs
 from collections.abc import Sequence
 from typing import Final

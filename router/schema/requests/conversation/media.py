@@ -4,8 +4,6 @@ Source: OpenAI's API (`image_url`, `input_audio`), kiapi's (the others), and vLL
 names for how closely a model looks.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, Tag

@@ -1,7 +1,5 @@
 """What the messages of a conversation may hold."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Final, Literal
 

@@ -5,8 +5,6 @@ shape. This module puts a body into today's shape before it is checked; what it 
 leaves for the check to refuse. Errors name the fields of today's shape.
 """
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 import orjson

@@ -1,7 +1,5 @@
 """The tools of a request, and whether any of them must be called."""
 
-from __future__ import annotations
-
 from collections.abc import Container
 from dataclasses import replace
 from typing import Annotated, Any, Final, Literal

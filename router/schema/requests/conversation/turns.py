@@ -5,8 +5,6 @@ Each text is copied once: a conversation of thousands of messages that is joined
 copied thousands of times.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any

@@ -1,8 +1,6 @@
 """What Ollama's requests that generate text share (options, forms and thinking), and the requests
 about one model."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 import orjson

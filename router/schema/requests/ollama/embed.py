@@ -1,7 +1,5 @@
 """What a request of Ollama's embeddings may hold."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from pydantic import Field, Tag

@@ -1,7 +1,5 @@
 """What a request of Ollama's completion may hold."""
 
-from __future__ import annotations
-
 from functools import cached_property
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """The items of a response's input, in the form that workers take. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -6,8 +6,6 @@ the ``content`` of thoughts. What can be understood without them is taken.
 Source: the documentation of OpenAI's Responses API, and the types of its Python library.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 

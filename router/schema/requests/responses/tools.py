@@ -5,8 +5,6 @@ tools of a namespace are functions whose names begin with it; :class:`CalledTool
 function stands for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal

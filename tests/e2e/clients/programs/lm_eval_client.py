@@ -4,8 +4,6 @@ a task from its dataset to its score. Prints what it found as JSON.
 Arguments: the server's address, the model's folder, pairs of texts as JSON, a folder for the task.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

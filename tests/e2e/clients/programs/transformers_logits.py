@@ -7,8 +7,6 @@ Each model goes to ``FOLDER/name``, with ``logits.json`` beside its weights; one
 itself can't make has ``fault.txt`` alone.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The routers as a table: every pair of state and event, and random lives without a process."""
 
-from __future__ import annotations
-
 import signal
 from typing import Any
 

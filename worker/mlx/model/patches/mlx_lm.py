@@ -3,8 +3,6 @@
 Each patch changes the modules of one model. Its docstring says what is wrong without it.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping

@@ -5,8 +5,6 @@ between them, and takes a video with its sound in between for text. In transform
 ``Qwen3OmniMoePreTrainedModelForConditionalGeneration.get_rope_index`` places both by their time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
