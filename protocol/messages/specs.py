@@ -242,3 +242,5 @@ class RouterSpec:
     keep_billing_header: bool = False
     """Whether the line with which Claude Code begins its system prompt stays in the prompt."""
     media: MediaLimits = MediaLimits()
+    capture_requests: int = 0
+    """The bodies of how many requests are kept for the operator, in memory. 0: none."""

@@ -92,6 +92,13 @@ def family_of(request: web.Request) -> ApiFamily:
     return OPENAI if endpoint is None else endpoint.family
 
 
+def api_of(request: web.Request) -> str:
+    """Return the name of the API that a request is for, as operators see it: ``chat``,
+    ``messages``, ``embeddings``."""
+    endpoint = endpoint_of(request)
+    return "" if endpoint is None else endpoint.tag.lower()
+
+
 def is_of_anthropic(request: web.Request) -> bool:
     """Return whether one of Anthropic's clients sent a request: all of them name a version."""
     return ANTHROPIC_VERSION in request.headers

@@ -19,7 +19,8 @@ from lmx.protocol.errors import ErrorCode, GenerationError, LmxError
 from lmx.protocol.messages.data import Delta
 from lmx.protocol.messages.snapshot import ModelView
 from lmx.router.event_loop import ends_in_time, yield_to_loop
-from lmx.router.http.endpoint import family_of
+from lmx.router.http.bodies.capture import CAPTURES
+from lmx.router.http.endpoint import api_of, family_of
 from lmx.router.http.errors import internal_error
 from lmx.router.http.outcome import CONTEXT, follow_outcome, note_ignored
 from lmx.router.http.rate_limits import ADMISSION
@@ -32,6 +33,7 @@ from lmx.router.rendering.envelope import Identity, fingerprint
 from lmx.router.services import SERVICES
 from lmx.router.workers.fallback import first_opened
 from lmx.router.workers.stream import Batch
+from lmx.router.workers.waits import Waits
 
 QUIET_S: Final = 2.0
 """For this long nothing is sent: most waits are over by then, and a request that fails so soon
@@ -58,8 +60,8 @@ class Plan:
 
     models: Sequence[ModelView]
     """The models to try, in this order."""
-    generate: Callable[[ModelView], AbstractAsyncContextManager[Source]]
-    """Begins the generation on a model."""
+    generate: Callable[[ModelView, Waits], AbstractAsyncContextManager[Source]]
+    """Begins the generation on a model, and notes what it waits for."""
     form: AnswerFormat
     kind: RequestKind
     id_prefix: str
@@ -125,10 +127,12 @@ def begin(request: web.Request, plan: Plan, events: EventStream | None) -> Reply
         identity.completion_id,
         request[CONTEXT],
         plan.kind,
+        api_of(request),
         request.remote,
         model.model_id,
         events is not None,
     )
+    live.is_captured = request.app[CAPTURES].keep(live.id, request)
 
     def knows_id() -> bool:
         # The id is in the headers of a stream, and in the answer that detaches a job.
@@ -142,7 +146,8 @@ def begin(request: web.Request, plan: Plan, events: EventStream | None) -> Reply
     form = plan.form
     job = Job(services.live, services.jobs, live, identity, form, knows_id, plan.stored)
     follow_outcome(request, job.outcome)
-    return Reply(first_opened(plan.models, plan.generate, choose), form, identity, job)
+    opening = first_opened(plan.models, lambda one: plan.generate(one, live.waits), choose)
+    return Reply(opening, form, identity, job)
 
 
 async def _answer_complete(request: web.Request, reply: Reply) -> web.Response:

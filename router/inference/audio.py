@@ -17,7 +17,7 @@ from lmx.protocol.messages.speech import Transcribe, Transcript
 from lmx.protocol.messages.tasks import TaskFinished
 from lmx.protocol.states import MediaKind, ModelKind
 from lmx.router.http.bodies.form import read_form
-from lmx.router.http.endpoint import family_of
+from lmx.router.http.endpoint import api_of, family_of
 from lmx.router.http.outcome import CONTEXT, Outcome, follow_outcome, note_ignored
 from lmx.router.http.sse import EventStream
 from lmx.router.inference.answering import with_wait_comments
@@ -113,6 +113,7 @@ class _Transcription:
             f"transcr-{secrets.token_hex(12)}",
             context,
             RequestKind.TRANSCRIPTION,
+            api_of(request),
             request.remote,
             models[0].model_id,
         )
@@ -125,7 +126,13 @@ class _Transcription:
         """Return the whole transcript; ``on_part`` is called with each part as it comes. Raises the
         error of its refusal, or REQUEST_CANCELLED."""
         work = perform_on_first(
-            self._services.tasks, self._models, self._task, self._choose, self._blobs, on_part
+            self._services.tasks,
+            self._models,
+            self._task,
+            self._choose,
+            self._live.waits,
+            self._blobs,
+            on_part,
         )
         _, answer = await self._services.live.perform(self._live, work)
         assert isinstance(answer.last, TaskFinished)

@@ -43,7 +43,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     await next_step(request)
     plan = Plan(
         models,
-        lambda chosen: generate_all(services.dispatcher, chosen, named),
+        lambda chosen, waits: generate_all(services.dispatcher, chosen, named, waits),
         OpenAiAnswer(form, TextShape, stream=stream, prompts=len(generates)),
         RequestKind.COMPLETION,
         "cmpl-",

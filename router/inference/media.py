@@ -9,30 +9,35 @@ from lmx.protocol.messages.snapshot import ModelView
 from lmx.router.jobs.job import Source
 from lmx.router.media.source import MediaSource
 from lmx.router.services import Services
+from lmx.router.workers.waits import Waits
 
 
 def generation(
     services: Services, generate: Generate, sources: Sequence[MediaSource]
-) -> Callable[[ModelView], AbstractAsyncContextManager[Source]]:
+) -> Callable[[ModelView, Waits], AbstractAsyncContextManager[Source]]:
     """Return what begins the generation on a model: see
     :meth:`lmx.router.workers.dispatch.Dispatcher.generate`. Media are read first.
 
     Raises :class:`lmx.protocol.errors.RequestError` for faults of the media that show at once.
     """
     if not sources:
-        return lambda model: services.dispatcher.generate(model, generate)
+        return lambda model, waits: services.dispatcher.generate(model, generate, waits)
     services.media.check(sources)
     left = list(sources)
-    return lambda model: _with_media(services, model, generate, left)
+    return lambda model, waits: _with_media(services, model, generate, waits, left)
 
 
 @asynccontextmanager
 async def _with_media(
-    services: Services, model: ModelView, generate: Generate, sources: list[MediaSource]
+    services: Services,
+    model: ModelView,
+    generate: Generate,
+    waits: Waits,
+    sources: list[MediaSource],
 ) -> AsyncIterator[Source]:
     async with services.media.read(sources, generate.owner) as held:
         asked = replace(generate, media=held.items)
-        async with services.dispatcher.generate(model, asked, held) as begun:
+        async with services.dispatcher.generate(model, asked, waits, held) as begun:
             # It was accepted, so that it is never sent again, and no other model is tried.
             sources.clear()
             yield begun

@@ -10,7 +10,9 @@ from pydantic import BaseModel
 
 from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.messages.tasks import Scores, Task, TaskFinished, Tokenize
+from lmx.router.http.bodies.capture import CAPTURES
 from lmx.router.http.bodies.json_body import next_step, read_object
+from lmx.router.http.endpoint import api_of
 from lmx.router.http.outcome import CONTEXT, Outcome, follow_outcome, note_ignored, set_outcome
 from lmx.router.jobs.live import LiveRequest, RequestKind
 from lmx.router.media.source import MediaSource
@@ -20,6 +22,7 @@ from lmx.router.services import SERVICES
 from lmx.router.workers.dispatch import COMPUTE_DEADLINE_S
 from lmx.router.workers.fallback import perform_on_first
 from lmx.router.workers.task import Last, Part
+from lmx.router.workers.waits import Waits
 
 _Parsed = TypeVar("_Parsed")
 
@@ -62,13 +65,16 @@ async def compute(
     ``answer_id`` among the requests under way. Raises the error of its refusal, or
     REQUEST_CANCELLED."""
     services, context = request.app[SERVICES], request[CONTEXT]
-    live = LiveRequest(answer_id, context, kind, request.remote, models[0].model_id)
+    live = LiveRequest(
+        answer_id, context, kind, api_of(request), request.remote, models[0].model_id
+    )
+    live.is_captured = request.app[CAPTURES].keep(live.id, request)
     follow_outcome(request, lambda: Outcome(model=live.model_id))
 
     def choose(model: ModelView) -> None:
         live.model_id = model.model_id
 
-    work = perform_on_first(services.tasks, models, _own(request, task), choose)
+    work = perform_on_first(services.tasks, models, _own(request, task), choose, live.waits)
     model, answer = await services.live.perform(live, work)
     assert isinstance(answer.last, TaskFinished)
     computed = Computed(model.model_id, answer.parts, answer.last.prompt_tokens)
@@ -101,7 +107,7 @@ async def ask_tokenizer(
             # Decoding has a limit of its own.
             own = replace(own, media=held.items, deadline_s=COMPUTE_DEADLINE_S)
             blobs = held.blobs
-        _, answer = await perform_on_first(services.tasks, models, own, choose, blobs)
+        _, answer = await perform_on_first(services.tasks, models, own, choose, Waits(), blobs)
     return answer.last
 
 

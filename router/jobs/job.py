@@ -1,7 +1,6 @@
 """One generation from its request to its record: what it has made, where it is, and how it
 ended."""
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -15,9 +14,9 @@ import structlog
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.messages.data import ChoiceEnded, Delta, Finished
 from lmx.router.http.api_family import openai_error
-from lmx.router.http.errors import http_status, internal_error
+from lmx.router.http.errors import http_status
 from lmx.router.http.outcome import Outcome
-from lmx.router.jobs.live import LiveRequest, LiveRequests, LiveState
+from lmx.router.jobs.live import ENDS, LiveRequest, LiveRequests, LiveState
 from lmx.router.jobs.records import JobRow, JobState, ResponseRow
 from lmx.router.jobs.store import JobStore
 from lmx.router.rendering.accumulator import AccumulatedChoice, Accumulator
@@ -28,13 +27,6 @@ from lmx.router.workers.prompt_group import PromptGroup
 from lmx.router.workers.stream import Batch
 
 Source = Generation | PromptGroup
-
-_ENDS: Final = {
-    ErrorCode.REQUEST_CANCELLED: JobState.CANCELLED,
-    ErrorCode.CLIENT_DISCONNECTED: JobState.CANCELLED,
-    ErrorCode.SHUTTING_DOWN: JobState.INTERRUPTED,
-}
-"""The state of a job that ended with one of these errors. With any other error it is FAILED."""
 
 _AT_ONCE: Final = frozenset({ErrorCode.MODEL_QUARANTINED, ErrorCode.INSUFFICIENT_MEMORY})
 """Errors that no request causes, and with which the next request is refused just as soon."""
@@ -108,6 +100,7 @@ class Job:
 
     def __enter__(self) -> Self:
         self._until_ended.enter_context(self._listed.under_way(self.live))
+        self.live.outcome = self.outcome
         if self._stored is not None:
             head = orjson.dumps(self.empty_answer())
             self._response = ResponseRow(self._stored.items, head, self._stored.previous)
@@ -119,7 +112,7 @@ class Job:
     ) -> None:
         try:
             if self.ending is None:
-                self._cut(_reason(error, self.live.context.request_id))
+                self._cut(self.live.failed_with(error))
         finally:
             self._until_ended.close()
 
@@ -168,6 +161,7 @@ class Job:
         )
         if source.queued:
             self.live.state, self.live.queue_position = LiveState.QUEUED, source.queued
+            self.live.has_row = False
             self._put(JobState.QUEUED)
         else:
             self._run()
@@ -185,6 +179,7 @@ class Job:
         """Collect the next pieces."""
         now_s = time.monotonic()
         if self._output_at_s is None:
+            self.live.first_output_s = now_s
             self._ttft_s = now_s - self.live.context.started_at_s
         else:
             self._gaps_s.append(now_s - self._output_at_s)
@@ -227,7 +222,7 @@ class Job:
         self._cut_tokens = live.tokens or None
         partial = orjson.dumps(self._complete_answer(None)) if live.tokens else None
         self._store_output()
-        state = _ENDS.get(error.code, JobState.FAILED)
+        state = ENDS.get(error.code, JobState.FAILED)
         self._put(
             state,
             http_status=http_status(error.code),
@@ -276,19 +271,6 @@ def _is_refusal(error: LmxError) -> bool:
     """Return whether a generation ended before it began, with an error that the next request gets
     just as soon: a fault of the request, a full queue, a model that can't be loaded. A cancellation
     and a failed load are no refusals."""
-    if error.code in _ENDS:
+    if error.code in ENDS:
         return False
     return http_status(error.code) < 500 or error.code in _AT_ONCE
-
-
-def _reason(error: BaseException | None, request_id: str) -> LmxError:
-    """Return why a generation did not end well."""
-    match error:
-        case LmxError():
-            return error
-        case asyncio.CancelledError() | ConnectionError():
-            return LmxError(
-                ErrorCode.CLIENT_DISCONNECTED, "The client left before the answer was whole."
-            )
-        case _:
-            return internal_error(request_id)

@@ -1,23 +1,49 @@
-"""The requests that are under way in this router: what is known of each, and how one is
-cancelled."""
+"""The requests of this router, those under way and the last ones that have ended: what is known of
+each, and how one is cancelled."""
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, Literal, TypeVar
+from itertools import islice
+from typing import Any, Final, Literal, TypeVar, cast
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
+from lmx.protocol.messages.tasks import TaskFinished
 from lmx.router.event_loop import ends_in_time
-from lmx.router.http.outcome import RequestContext
+from lmx.router.http.errors import http_status, internal_error
+from lmx.router.http.outcome import Outcome, RequestContext
 from lmx.router.http.responses import Answer
-from lmx.router.jobs.records import JobRow
+from lmx.router.jobs.phases import (
+    Phase,
+    Phases,
+    Times,
+    WaitsFor,
+    phases_of,
+    waits_for_model,
+    waits_for_worker,
+)
+from lmx.router.jobs.records import JobRow, JobState
 from lmx.router.jobs.store import JobStore
 from lmx.router.rendering.accumulator import Accumulator
+from lmx.router.supervisor.directory import Directory
+from lmx.router.workers.task import TaskAnswer
+from lmx.router.workers.waits import Waits
 
 _T = TypeVar("_T")
+
+MOST_ENDED: Final = 500
+"""How many requests that have ended are kept."""
+
+ENDS: Final = {
+    ErrorCode.REQUEST_CANCELLED: JobState.CANCELLED,
+    ErrorCode.CLIENT_DISCONNECTED: JobState.CANCELLED,
+    ErrorCode.SHUTTING_DOWN: JobState.INTERRUPTED,
+}
+"""The state of a request that ended with one of these errors. With any other error it is FAILED."""
 
 
 class RequestKind(StrEnum):
@@ -48,6 +74,26 @@ def cancelled_error() -> LmxError:
     )
 
 
+class Reread(Answer):
+    """Why a prompt was computed again that begins as an earlier one of its model."""
+
+    cached_tokens: int
+    """Tokens that were not computed again."""
+    expected_tokens: int
+    """Tokens of the beginning that both have."""
+    reason: str
+    """`differs`, `evicted` or the like."""
+    position: int
+    """The number of the first token, from 0, that was computed again."""
+    before: str | None
+    """The text before that token. Null, as the next two, unless an operator has switched texts
+    on."""
+    was: str | None
+    """How the earlier prompt continues."""
+    now: str | None
+    """How this prompt continues."""
+
+
 @dataclass(slots=True, eq=False)
 class LiveRequest:
     """One request under way. The task that performs it owns it and records here what becomes known.
@@ -56,6 +102,8 @@ class LiveRequest:
     id: str
     context: RequestContext
     kind: RequestKind
+    family: str
+    """The API that it came by (:func:`lmx.router.http.endpoint.api_of`)."""
     client: str | None
     """The client's address."""
     model_id: str
@@ -67,6 +115,19 @@ class LiveRequest:
     prompt_tokens: int | None = None
     made: Accumulator | None = None
     """What it has made until now."""
+    waits: Waits = field(default_factory=Waits)
+    has_row: bool = True
+    """Whether its worker had a row for it when it was accepted."""
+    first_output_s: float | None = None
+    """When its first output came, on the monotonic clock."""
+    outcome: Callable[[], Outcome] | None = None
+    """Returns the figures of a generation while it is listed. Its job owns them."""
+    reread: Reread | None = None
+    """Why its prompt was computed again; None if it was not, or is not known."""
+    is_captured: bool = False
+    """Whether its body was captured."""
+    failure: LmxError | None = None
+    """What it ended with, without the traceback, which would lead back here."""
     detached: bool = False
     """Whether no client waits on the connection any more, and the job continues."""
     error: LmxError | None = None
@@ -88,6 +149,25 @@ class LiveRequest:
     def tokens(self) -> int:
         """How many tokens have been made."""
         return 0 if self.made is None else self.made.tokens
+
+    @property
+    def is_task(self) -> bool:
+        """Whether it generates nothing: it has no job."""
+        return self.kind not in (RequestKind.CHAT, RequestKind.COMPLETION)
+
+    def failed_with(self, error: BaseException | None) -> LmxError:
+        """Return, and note, why the request did not end well."""
+        match error:
+            case LmxError():
+                reason = error
+            case asyncio.CancelledError() | ConnectionError():
+                reason = LmxError(
+                    ErrorCode.CLIENT_DISCONNECTED, "The client left before the answer was whole."
+                )
+            case _:
+                reason = internal_error(self.context.request_id)
+        self.failure = LmxError(reason.code, reason.message)
+        return reason
 
     def cancel(self) -> None:
         """Let the request end with REQUEST_CANCELLED. Idempotent.
@@ -127,13 +207,80 @@ class LiveRequest:
             raise self.error from None
 
 
-class LiveRequests:
-    """Owns the list of requests under way. ``position_of`` returns a request's place in the line
-    for a model, None if it stands in none."""
+_ShownState = Literal[
+    "waiting", "queued", "running", "completed", "failed", "cancelled", "interrupted"
+]
 
-    def __init__(self, position_of: Callable[[str, str], int | None]) -> None:
+
+class RequestShown(Answer):
+    """A request, under way or ended."""
+
+    id: str
+    object: Literal["request"]
+    request_id: str
+    kind: RequestKind
+    family: str
+    """The API that it came by: `chat`, `completions`, `messages`, `responses`, `ollama`,
+    `embeddings`, `rerank`, `audio`."""
+    model: str
+    state: _ShownState
+    """The first three while it is under way."""
+    queue_position: int | None
+    stream: bool
+    detached: bool
+    """Whether its client was asked to fetch the job's result later."""
+    cancelled: bool
+    """Whether it was cancelled; while it is under way, it ends as soon as it can."""
+    owner: str | None
+    key: str | None
+    """The name of its key in the configuration."""
+    client: str | None
+    created: float
+    ended: float | None
+    """When it ended, in Unix time. Null while it is under way."""
+    age_s: float
+    """How long it has taken until now, or until its end."""
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    """Tokens of the prompt that were not computed again. Null until it has ended well."""
+    tokens: int
+    """The tokens that were made until now."""
+    ttft_s: float | None
+    """The time to its first output."""
+    phase: Phase | None
+    """What it is in now."""
+    phases: Phases
+    waits_for: WaitsFor | None
+    """What it waits for now."""
+    http_status: int | None
+    """The status of the answer; 499 where its client had left. Null while it is under way."""
+    error: str | None
+    """The code of the error that it ended with."""
+    error_message: str | None
+    """The same error for people."""
+    reread: Reread | None
+    """Why its prompt was computed again. Null where it was not, or where that is not known."""
+    captured: bool
+    """Whether its body was captured: GET /admin/requests/{id}/capture, for as long as that is
+    kept."""
+
+
+class LiveRequests:
+    """Owns the list of requests under way, and that of the last ended ones. ``position_of`` returns
+    the place of a request in the line for a model by the time of its arrival there, None if it
+    stands in none; ``directory`` returns the models."""
+
+    def __init__(
+        self,
+        position_of: Callable[[str, float], int | None],
+        directory: Callable[[], Directory | None],
+    ) -> None:
+        self.ended_total = 0
+        """How many requests have ended."""
         self._position_of = position_of
+        self._directory = directory
         self._by_id: dict[str, LiveRequest] = {}
+        self._ended: deque[RequestShown] = deque(maxlen=MOST_ENDED)
 
     @property
     def all(self) -> tuple[LiveRequest, ...]:
@@ -157,77 +304,117 @@ class LiveRequests:
             return (found,)
         return tuple(live for live in self._by_id.values() if live.context.request_id == name)
 
-    def shown(self, live: LiveRequest) -> tuple[LiveState, int | None]:
+    def place(self, live: LiveRequest) -> tuple[LiveState, int | None]:
         """Return where a request is, and its place in the line there if it stands in one."""
         if live.state is not LiveState.WAITING:
             return live.state, live.queue_position
-        place = self._position_of(live.model_id, live.context.request_id)
+        place = self._position_of(live.model_id, live.waits.arrived_s)
         if place is not None:
             return LiveState.WAITING, place
-        # The task was sent to the worker. A worker does not report when a task begins.
-        is_task = live.kind not in (RequestKind.CHAT, RequestKind.COMPLETION)
-        return (LiveState.RUNNING if is_task else LiveState.QUEUED), None
+        # The task was sent to the worker. Its state does not show when the worker begins.
+        return (LiveState.RUNNING if live.is_task else LiveState.QUEUED), None
 
-    async def perform(self, live: LiveRequest, work: Coroutine[Any, Any, _T]) -> _T:
+    def last_ended(self, most: int) -> list[RequestShown]:
+        """Return the last requests that have ended, the newest first."""
+        return list(islice(reversed(self._ended), most))
+
+    def shown(self, live: LiveRequest) -> RequestShown:
+        """Return a request under way as operators see it."""
+        state, position = self.place(live)
+        shown = _shown(live, time.monotonic(), state.value, _NOTHING)
+        shown["queue_position"] = position
+        if state is LiveState.WAITING:
+            shown["waits_for"] = waits_for_model(live.model_id, position, self._directory())
+        elif live.error is None:
+            accepted = live.waits.accepted_s is not None
+            shown["waits_for"] = waits_for_worker(
+                live.model_id, shown["phase"], position, accepted=accepted
+            )
+        return shown
+
+    async def perform(
+        self, live: LiveRequest, work: Coroutine[Any, Any, tuple[_T, TaskAnswer]]
+    ) -> tuple[_T, TaskAnswer]:
         """Return what ``work`` returns, the answer of a task; list ``live`` meanwhile. Raises
         REQUEST_CANCELLED if somebody else cancels it."""
         with self.under_way(live):
-            return await live.interruptible(work)
+            try:
+                done, answer = await live.interruptible(work)
+            except BaseException as error:
+                live.failed_with(error)
+                raise
+            if isinstance(answer.last, TaskFinished):
+                live.prompt_tokens = answer.last.prompt_tokens
+            return done, answer
 
     @contextmanager
     def under_way(self, live: LiveRequest) -> Iterator[None]:
-        """List a request for the duration of the block."""
+        """List a request for the duration of the block, and then among the ended ones."""
         self._by_id[live.id] = live
         try:
             yield
         finally:
             del self._by_id[live.id]
+            self._ended.append(_ended(live))
+            self.ended_total += 1
+            live.outcome = None  # It leads back here: a circle that holds the answer.
             live.ended.set()
 
 
-class LiveRequestShown(Answer):
-    """A request under way."""
-
-    id: str
-    object: Literal["request"]
-    request_id: str
-    kind: RequestKind
-    model: str
-    state: LiveState
-    queue_position: int | None
-    stream: bool
-    detached: bool
-    """Whether its client was asked to fetch the job's result later."""
-    cancelled: bool
-    """Whether it ends as soon as it can."""
-    owner: str | None
-    client: str | None
-    created: float
-    age_s: float
-    prompt_tokens: int | None
-    tokens: int
+_NOTHING: Final = Outcome()
 
 
-def live_object(live: LiveRequest, state: LiveState, position: int | None) -> LiveRequestShown:
-    """Return one request as operators see it."""
+def _shown(live: LiveRequest, now_s: float, state: str, measured: Outcome) -> RequestShown:
+    """Return what is known of a request whether it is under way or not."""
+    began_s, first_s = live.context.started_at_s, live.first_output_s
+    times = Times(now_s, first_s, live.has_row, live.is_task)
+    phases, phase = phases_of(live.waits, times, measured)
     return {
         "id": live.id,
         "object": "request",
         "request_id": live.context.request_id,
         "kind": live.kind,
+        "family": live.family,
         "model": live.model_id,
-        "state": state,
-        "queue_position": position,
+        "state": cast("_ShownState", state),
+        "queue_position": None,
         "stream": live.stream,
         "detached": live.detached,
         "cancelled": live.error is not None,
         "owner": live.context.owner,
+        "key": live.context.key,
         "client": live.client,
         "created": round(live.created_s, 3),
-        "age_s": round(time.monotonic() - live.context.started_at_s, 3),
-        "prompt_tokens": live.prompt_tokens,
-        "tokens": live.tokens,
+        "ended": None,
+        "age_s": round(now_s - began_s, 3),
+        "prompt_tokens": measured.prompt_tokens or live.prompt_tokens,
+        "cached_tokens": measured.cached_tokens,
+        "tokens": measured.completion_tokens or live.tokens,
+        "ttft_s": None if first_s is None else round(first_s - began_s, 4),
+        "phase": phase,
+        "phases": phases,
+        "waits_for": None,
+        "http_status": None,
+        "error": None,
+        "error_message": None,
+        "reread": live.reread,
+        "captured": live.is_captured,
     }
+
+
+def _ended(live: LiveRequest) -> RequestShown:
+    """Return a request that has ended as operators see it."""
+    failure = live.failure
+    state = JobState.COMPLETED if failure is None else ENDS.get(failure.code, JobState.FAILED)
+    measured = _NOTHING if live.outcome is None else live.outcome()
+    shown = _shown(live, time.monotonic(), state.value, measured)
+    shown["phase"] = None
+    shown["ended"] = round(time.time(), 3)
+    shown["http_status"] = 200
+    if failure is not None:
+        shown["http_status"] = http_status(failure.code)
+        shown["error"], shown["error_message"] = failure.code.value, failure.message
+    return shown
 
 
 _ENDS_WITHIN_S: Final = 2.0

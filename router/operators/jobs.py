@@ -1,22 +1,25 @@
 """The routes about jobs and about requests under way.
 
 GET /v1/jobs, GET and DELETE /v1/jobs/{id}: a client's generations, under way and ended. GET
-/admin/requests and POST /admin/requests/{id}/cancel: all requests under way, for operators.
+/admin/requests, POST /admin/requests/{id}/cancel and GET /admin/requests/{id}/capture: the requests
+of all clients, for operators.
 """
 
 import re
+from collections.abc import Sequence
 from typing import Any, Final, Literal, cast
 
 import orjson
 from aiohttp import web
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
+from lmx.router.http.bodies.capture import CAPTURES
 from lmx.router.http.outcome import CONTEXT
 from lmx.router.http.responses import Answer, json_value
-from lmx.router.jobs.live import LiveRequest, LiveRequestShown, LiveState, cancel_job, live_object
+from lmx.router.jobs.live import LiveRequest, LiveState, RequestShown, cancel_job
 from lmx.router.jobs.records import JobRow, JobState, Wanted
 from lmx.router.rendering.envelope import GenerationUsage, Timings
-from lmx.router.schema.requests.operators import JobsQuery
+from lmx.router.schema.requests.operators import JobsQuery, RequestsQuery
 from lmx.router.schema.validation import invalid, validated
 from lmx.router.services import SERVICES, Services
 
@@ -97,11 +100,26 @@ class DeletedJob(Answer):
     deleted: Literal[True]
 
 
-class LiveRequestList(Answer):
-    """Requests under way, the oldest first."""
+class RequestList(Answer):
+    """Requests of this router."""
 
     object: Literal["list"]
-    data: list[LiveRequestShown]
+    data: list[RequestShown]
+    """Those under way, the oldest first."""
+    ended: list[RequestShown]
+    """The last ones that have ended, the newest first, as many as were asked for."""
+
+
+class CapturedRequest(Answer):
+    """What a request asked, without keys and files."""
+
+    id: str
+    object: Literal["capture"]
+    method: Literal["POST"]
+    path: str
+    body: dict[str, Any] | None
+    """The body. In the place of a file's content is its type and size, as `[image/png, 20480
+    characters]`. Null: it is too large to be captured."""
 
 
 async def list_jobs(request: web.Request) -> web.Response:
@@ -191,7 +209,7 @@ def _job(services: Services, row: JobRow) -> Job:
     state, position, tokens = row.state, row.queue_position, row.tokens
     live = services.live.get(row.id) if row.ended_s is None else None
     if live is not None:
-        where, position = services.live.shown(live)
+        where, position = services.live.place(live)
         tokens = live.tokens
         if live.error is not None:
             state, position = JobState.CANCELLED, None
@@ -226,8 +244,35 @@ def _raw(json: bytes | None) -> Any:
 
 
 async def list_requests(request: web.Request) -> web.Response:
-    """List every request that this router has under way, of all keys, the oldest first."""
-    return _listed(request, request.app[SERVICES].live.all)
+    """List every request that this router has under way, of all keys, and some of the last ones
+    that have ended. Those that were refused before their model was known are in the log alone."""
+    query = validated(RequestsQuery, dict(request.query))
+    live = request.app[SERVICES].live
+    return _listed(request, live.all, live.last_ended(query.ended))
+
+
+async def get_capture(request: web.Request) -> web.Response:
+    """Return the body of a request, which is kept while `server.capture_requests` says so."""
+    captures, name = request.app[CAPTURES], request.match_info["id"]
+    captured = captures.get(name)
+    if captured is None:
+        why = (
+            f"Only the last {captures.most} are kept, of those that have reached a model."
+            if captures.most
+            else "Requests are not captured: `server.capture_requests` switches it on."
+        )
+        raise RequestError(
+            ErrorCode.NOT_FOUND, f"The request {name[:100]!r} is not kept. {why}", param="id"
+        )
+    return json_value(
+        {
+            "id": name,
+            "object": "capture",
+            "method": "POST",
+            "path": captured.path,
+            "body": _raw(captured.body),
+        }
+    )
 
 
 async def cancel_request(request: web.Request) -> web.Response:
@@ -245,10 +290,8 @@ async def cancel_request(request: web.Request) -> web.Response:
     return _listed(request, found)
 
 
-def _listed(request: web.Request, found: tuple[LiveRequest, ...]) -> web.Response:
-    requests = request.app[SERVICES].live
-    answer = {
-        "object": "list",
-        "data": [live_object(live, *requests.shown(live)) for live in found],
-    }
-    return json_value(answer)
+def _listed(
+    request: web.Request, found: tuple[LiveRequest, ...], ended: Sequence[RequestShown] = ()
+) -> web.Response:
+    shown = request.app[SERVICES].live.shown
+    return json_value({"object": "list", "data": [shown(live) for live in found], "ended": ended})

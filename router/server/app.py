@@ -17,6 +17,7 @@ from lmx.router.console.markdown import MARKDOWN, end_markdown
 from lmx.router.console.markdown_process import MarkdownProcess
 from lmx.router.http.access import key_name
 from lmx.router.http.allowed_hosts import HostCheck
+from lmx.router.http.bodies.capture import CAPTURES, Captures
 from lmx.router.http.bodies.json_body import BODY_BUDGET, LARGE_BODIES
 from lmx.router.http.bodies.limits import MOST_BYTES
 from lmx.router.http.cors import Cors
@@ -49,6 +50,7 @@ def make_app(services: Services) -> web.Application:
     app[BODY_BUDGET] = ByteBudget(
         max(MOST_BYTES, 2 * spec.body_limit_bytes), "bodies of requests that are being sent"
     )
+    app[CAPTURES] = Captures(spec.capture_requests)
     app[MARKDOWN] = MarkdownProcess()
     app.on_cleanup.append(end_markdown)
     app[API_DOCUMENT] = ApiDocument(ROUTES, spec.version)

@@ -104,7 +104,7 @@ class Router:
             beat_interval_s=spec.beat_interval_s,
         )
         self.queues = ModelQueues(self.supervisor, spec.load_wait_s)
-        self.live = LiveRequests(self.queues.position)
+        self.live = LiveRequests(self.queues.position, lambda: self.supervisor.latest)
         self.jobs = JobStore(
             Path(spec.jobs_path), spec.jobs_max_age_s, spec.jobs_max_count, spec.jobs_max_bytes
         )

@@ -65,6 +65,7 @@ from lmx.router.schema.requests.operators import (
     LoadRequest,
     LogsQuery,
     ModelsQuery,
+    RequestsQuery,
     UnloadRequest,
 )
 from lmx.router.schema.requests.responses.responses import (
@@ -292,10 +293,13 @@ def _jobs() -> Iterator[Endpoint]:
         errors=(ErrorCode.NOT_FOUND, ErrorCode.JOB_RUNS_ELSEWHERE, ErrorCode.JOBS_UNAVAILABLE))
     use, tag = Access.ADMIN, "Administration"
     yield Endpoint("GET", "/admin/requests", jobs.list_requests, use, tag,
-        "List the requests under way", answer=jobs.LiveRequestList)
+        "List the requests under way, and the last that have ended", query=RequestsQuery,
+        answer=jobs.RequestList)
     yield Endpoint("POST", "/admin/requests/{id}/cancel", jobs.cancel_request, use, tag,
-        "Cancel a request that is under way", answer=jobs.LiveRequestList,
+        "Cancel a request that is under way", answer=jobs.RequestList,
         errors=(ErrorCode.NOT_FOUND,))
+    yield Endpoint("GET", "/admin/requests/{id}/capture", jobs.get_capture, use, tag,
+        "Show what a request asked", answer=jobs.CapturedRequest, errors=(ErrorCode.NOT_FOUND,))
 
 
 def _front() -> Iterator[Endpoint]:

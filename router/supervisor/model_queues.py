@@ -7,7 +7,7 @@ part is pure.
 
 import asyncio
 import time
-from bisect import insort
+from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -192,13 +192,15 @@ class ModelQueues:
         queue = self._queues.get(self._base_id(model_id))
         return 0 if queue is None else len(queue.waiters)
 
-    def position(self, model_id: str, request_id: str) -> int | None:
-        """Return the place of a request in a model's queue, 1 for the next; None if it is not in
-        the queue."""
+    def position(self, model_id: str, arrived_s: float) -> int | None:
+        """Return the place in a model's queue of the request that arrived then, 1 for the next;
+        None if it is not in the queue."""
         queue = self._queues.get(self._base_id(model_id))
         waiters = () if queue is None else queue.waiters
-        places = (n for n, one in enumerate(waiters, 1) if one.request_id == request_id)
-        return next(places, None)
+        place = bisect_left(waiters, arrived_s, key=lambda one: one.arrived_s)
+        if place < len(waiters) and waiters[place].arrived_s == arrived_s:
+            return place + 1
+        return None
 
     @property
     def all_waiting(self) -> int:

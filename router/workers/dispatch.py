@@ -28,6 +28,7 @@ from lmx.router.workers.links import WorkerLinks
 from lmx.router.workers.phased_timeout import PhasedTimeout
 from lmx.router.workers.stream import Batch, Sink, WorkerStream
 from lmx.router.workers.task import TaskAnswer
+from lmx.router.workers.waits import Waits
 
 RETRY_IF_LOST: Final = frozenset({ErrorCode.WORKER_LOST})
 RETRY_IF_DIED: Final = RETRY_IF_LOST | {
@@ -65,10 +66,11 @@ async def on_worker(
     request_id: str,
     owner: str,
     attempt: Callable[[str], Awaitable[_T]],
+    waits: Waits,
     retried_event: str,
     once_more_after: frozenset[ErrorCode],
-) -> tuple[_T, float]:
-    """Return what ``attempt`` gives for a worker's instance, and how many seconds its model was
+) -> _T:
+    """Return what ``attempt`` gives for a worker's instance. ``waits`` notes how long its model is
     waited for.
 
     An attempt that meets a worker that is draining is made again through the model's queue, where
@@ -76,17 +78,15 @@ async def on_worker(
     that is not final it is made once more. So an attempt may fail in these ways only before any of
     its output was passed on. Raises the error of the last attempt, or of the waiting queues.
     """
-    arrived_s = time.monotonic()
+    arrived_s = waits.arrived_s = time.monotonic()
     instance = ready_instance(model)
-    waited_s = 0.0
     once_more = True
     for pause_s in (*_PAUSES_S, None):
         if instance is None:
-            began_s = time.monotonic()
-            instance = await queues.acquire(model.model_id, request_id, owner, arrived_s)
-            waited_s += time.monotonic() - began_s
+            with waits.loading():
+                instance = await queues.acquire(model.model_id, request_id, owner, arrived_s)
         try:
-            return await attempt(instance), waited_s
+            return await attempt(instance)
         except LmxError as error:
             late = time.monotonic() - arrived_s >= queues.load_wait_s
             if error.code in once_more_after and once_more and not error.final:
@@ -97,8 +97,8 @@ async def on_worker(
                 raise
             _log.info(retried_event, model=model.model_id, reason=error.message)
         instance = None
-        await asyncio.sleep(pause_s)
-        waited_s += pause_s
+        with waits.loading():
+            await asyncio.sleep(pause_s)
     raise AssertionError("the last attempt returns or raises")
 
 
@@ -173,11 +173,15 @@ class Dispatcher:
 
     @asynccontextmanager
     async def generate(
-        self, model: ModelView, request: Generate, held: HeldMedia | None = None
+        self,
+        model: ModelView,
+        request: Generate,
+        waits: Waits,
+        held: HeldMedia | None = None,
     ) -> AsyncIterator[Generation]:
-        """Have ``request`` accepted by a worker of ``model``; cancel it on the way out. ``held``
-        are its media: their bytes go with it each time that it is sent, and are released when it
-        was accepted.
+        """Have ``request`` accepted by a worker of ``model``; cancel it on the way out. ``waits``
+        notes what it waits for. ``held`` are its media: their bytes go with it each time that it is
+        sent, and are released when it was accepted.
 
         Raises the error with which the request is refused. Leaving the block in any way (the end,
         an error, a client that left) cancels what has not ended. A request that meets a worker that
@@ -185,19 +189,20 @@ class Dispatcher:
         it yet.
         """
         until_s = time.monotonic() + self._queues.load_wait_s
-        (link, stream, accepted), load_s = await on_worker(
+        link, stream, accepted = await on_worker(
             self._queues,
             model,
             request.request_id,
             request.owner,
-            lambda instance: self._submit(instance, model, request, held, until_s),
+            lambda instance: self._submit(instance, model, request, waits, held, until_s),
+            waits,
             "generation.retried",
             # An attempt ends as soon as the request was taken.
             RETRY_IF_DIED,
         )
         if held is not None:
             held.release()
-        generation = Generation(link, stream, accepted, load_s)
+        generation = Generation(link, stream, accepted, waits.load_s)
         try:
             yield generation
         finally:
@@ -208,6 +213,7 @@ class Dispatcher:
         instance: str,
         model: ModelView,
         request: Generate,
+        waits: Waits,
         held: HeldMedia | None,
         until_s: float,
     ) -> tuple[WorkerLink, WorkerStream, Accepted]:
@@ -216,6 +222,7 @@ class Dispatcher:
         left_s = max(0.0, until_s - time.monotonic())
         asked = replace(request, adapter=model.adapter, memory_wait_s=left_s)
         stream = link.submit(asked, held.blobs if held is not None else ())
+        waits.sent(stream.timeout)
         with ExitStack() as undo:
             undo.callback(link.close_stream, stream)
             try:
@@ -226,6 +233,7 @@ class Dispatcher:
             except LmxError as error:
                 raise blamed(error, preparing=stream.timeout.begun) from error
             undo.pop_all()
+        waits.accepted()
         return link, stream, accepted
 
 
@@ -268,33 +276,36 @@ class TaskDispatcher:
         self,
         model: ModelView,
         task: Task,
+        waits: Waits,
         blobs: Sequence[bytes] = (),
         on_part: Callable[[Transcript], None] | None = None,
     ) -> TaskAnswer:
         """Have ``task`` done by a worker of ``model``, and cancel it when no request waits any
         more.
 
-        ``blobs`` are the bytes of its media. ``on_part`` is called with each part of a transcript
-        as it comes. Raises the error with which it is refused. A task whose worker is draining or
-        gone is sent again, through the model's queue, unless ``on_part`` was called.
+        ``waits`` notes what it waits for. ``blobs`` are the bytes of its media. ``on_part`` is
+        called with each part of a transcript as it comes. Raises the error with which it is
+        refused. A task whose worker is draining or gone is sent again, through the model's queue,
+        unless ``on_part`` was called.
         """
-        answer, _ = await on_worker(
+        return await on_worker(
             self._queues,
             model,
             task.request_id,
             task.owner,
-            lambda instance: self._perform(instance, model, task, blobs, on_part),
+            lambda instance: self._perform(instance, model, task, waits, blobs, on_part),
+            waits,
             "task.retried",
             # An attempt is the whole task: the task itself may have ended its worker.
             RETRY_IF_LOST,
         )
-        return answer
 
     async def _perform(
         self,
         instance: str,
         model: ModelView,
         task: Task,
+        waits: Waits,
         blobs: Sequence[bytes],
         on_part: Callable[[Transcript], None] | None,
     ) -> TaskAnswer:
@@ -302,6 +313,7 @@ class TaskDispatcher:
         pending = link.submit_task(
             lambda number: replace(task, stream_id=number), _inputs(task), blobs, on_part
         )
+        waits.sent(pending.timeout)
         try:
             answer = pending.answer(_turn_s(model), task.deadline_s + _ANSWER_GRACE_S)
             return await _not_lost(answer, pending.timeout, model, "answer", task.deadline_s)

@@ -14,6 +14,7 @@ from lmx.protocol.messages.tasks import Task
 from lmx.router.http.local_paths import without_paths
 from lmx.router.workers.dispatch import TaskDispatcher
 from lmx.router.workers.task import TaskAnswer
+from lmx.router.workers.waits import Waits
 
 NOT_LOADED: Final = frozenset(
     {
@@ -96,15 +97,16 @@ async def perform_on_first(
     models: Sequence[ModelView],
     task: Task,
     on_choice: Callable[[ModelView], None],
+    waits: Waits,
     blobs: Sequence[bytes] = (),
     on_part: Callable[[Transcript], None] | None = None,
 ) -> tuple[ModelView, TaskAnswer]:
     """Return the model that did ``task``, and its answer. ``on_choice`` is called with each model
-    before it is tried, so its last call names the one that answers. For ``blobs`` and ``on_part``
-    see :meth:`TaskDispatcher.perform`."""
+    before it is tried, so its last call names the one that answers. For ``waits``, ``blobs`` and
+    ``on_part`` see :meth:`TaskDispatcher.perform`."""
 
     async def attempt(model: ModelView) -> tuple[ModelView, TaskAnswer]:
         on_choice(model)
-        return model, await tasks.perform(model, task, blobs, on_part)
+        return model, await tasks.perform(model, task, waits, blobs, on_part)
 
     return await first_loaded(models, attempt)

@@ -2,6 +2,7 @@
 the worker has begun with it."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -11,16 +12,21 @@ class PhasedTimeout:
     that were served before count against the queue's limit alone."""
 
     def __init__(self) -> None:
-        self.begun = False
-        """Whether the worker has begun with the request: what ends it may be its doing."""
+        self.begun_s: float | None = None
+        """When the worker began with the request, on the monotonic clock."""
         self._work_s = 0.0
         self._limit: asyncio.Timeout | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether the worker has begun with the request: what ends it may be its doing."""
+        return self.begun_s is not None
 
     def begin(self) -> None:
         """Note that the worker has begun."""
         if self.begun:
             return
-        self.begun = True
+        self.begun_s = time.monotonic()
         if self._limit is not None and not self._limit.expired():
             self._limit.reschedule(asyncio.get_running_loop().time() + self._work_s)
 

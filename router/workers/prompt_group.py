@@ -11,6 +11,7 @@ from lmx.protocol.messages.data import Finished, Generate, Timings, Usage
 from lmx.protocol.messages.snapshot import ModelView
 from lmx.router.workers.dispatch import Dispatcher, Generation
 from lmx.router.workers.stream import NOTHING, Batch, Sink
+from lmx.router.workers.waits import Waits
 
 _WAIT_S: Final = 60.0
 """How long one wait for more output lasts; then the next begins."""
@@ -96,20 +97,22 @@ class PromptGroup:
 
 @asynccontextmanager
 async def generate_all(
-    dispatcher: Dispatcher, model: ModelView, requests: Sequence[Generate]
+    dispatcher: Dispatcher, model: ModelView, requests: Sequence[Generate], waits: Waits
 ) -> AsyncIterator[Generation | PromptGroup]:
     """Have all of ``requests`` accepted by a worker of ``model``; cancel them on the way out.
 
     Raises the error with which the first of them is refused; the others are cancelled then. A
-    single request is not grouped.
+    single request is not grouped. ``waits`` notes what the first of them waits for.
     """
     if len(requests) == 1:
-        async with dispatcher.generate(model, requests[0]) as generation:
+        async with dispatcher.generate(model, requests[0], waits) as generation:
             yield generation
         return
     group = PromptGroup(len(requests), requests[0].search.n)
     followers = [
-        asyncio.create_task(group.follow(prompt, dispatcher.generate(model, request)))
+        asyncio.create_task(
+            group.follow(prompt, dispatcher.generate(model, request, Waits() if prompt else waits))
+        )
         for prompt, request in enumerate(requests)
     ]
     try:

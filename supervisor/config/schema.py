@@ -89,6 +89,10 @@ class ServerConfig(Section):
     """Whether the line `x-anthropic-billing-header: ...`, with which Claude Code begins its system
     prompt, stays in the prompt. It is another one in each request: nothing behind it is found in
     the prefix cache."""
+    capture_requests: Annotated[int, Needs.ROUTER] = Field(0, ge=0, le=500)
+    """What the last so many requests asked is kept for whoever has the admin key. **It shows
+    prompts.** It is kept in memory alone, at most 1 MiB of each and 64 MiB of all, without keys and
+    the content of files. With 0 nothing is kept, and what was kept is gone."""
 
 
 _RecordAge = Annotated[float, Field(gt=0, le=10 * 365 * 86_400, allow_inf_nan=False), DURATION]

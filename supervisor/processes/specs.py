@@ -135,6 +135,7 @@ def router_spec(
         orphan_grace_s=timing.orphan_grace_s,
         keep_billing_header=server.keep_billing_header,
         media=config.media.spec,
+        capture_requests=server.capture_requests,
     )
 
 

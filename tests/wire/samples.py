@@ -397,7 +397,7 @@ SAMPLES: Final[tuple[Any, ...]] = (
         key_limits=RateLimits(600, 100_000, 8), total_limits=RateLimits(6000, 1_000_000, 64),
         rescue=RescueSpec(("lmx-supervisor", "rescue"), 15.0, {"LMX_SECURITY_API_KEYS": "k"}),
         beat_interval_s=0.5, orphan_grace_s=60.0, keep_billing_header=True,
-        media=MediaLimits(("10.0.0.0/8",), 4, 1000, 8000, 2, 1.5, 2.5, 7.5)),
+        media=MediaLimits(("10.0.0.0/8",), 4, 1000, 8000, 2, 1.5, 2.5, 7.5), capture_requests=7),
 )
 # fmt: on
 

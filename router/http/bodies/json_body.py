@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.router.byte_budget import ByteBudget, ByteShare
 from lmx.router.event_loop import yield_to_loop
+from lmx.router.http.bodies.capture import CAPTURES
 from lmx.router.http.bodies.encoding import decoded, encoding_of
 from lmx.router.http.bodies.limits import ALWAYS_BYTES, SMALL_BYTES, check_amounts
 from lmx.router.http.cors import is_of_browser
@@ -70,6 +71,7 @@ async def read_object(request: web.Request, limit_bytes: int) -> dict[str, Any]:
     if admission is not None:
         tokens = await _estimated(request, parsed, large=len(payload) > SMALL_BYTES)
         admission.charge(tokens, time.monotonic())
+    request.app[CAPTURES].take(request, parsed)
     return parsed
 
 

@@ -305,5 +305,5 @@ def _status_under_way(request: web.Request, job_id: str) -> str:
         return IN_PROGRESS  # In another router.
     if live.error is not None:
         return CANCELLED
-    where, _ = requests.shown(live)
+    where, _ = requests.place(live)
     return IN_PROGRESS if where is LiveState.RUNNING else QUEUED

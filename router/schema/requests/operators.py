@@ -97,6 +97,18 @@ class JobsQuery(BaseModel):
     )
 
 
+class RequestsQuery(Strict):
+    """GET /admin/requests."""
+
+    ended: int = Field(
+        0,
+        ge=0,
+        le=500,
+        strict=False,
+        description="How many of the last requests that have ended are listed too.",
+    )
+
+
 _FOLLOW = "Whether the stream continues with what comes, until the client leaves."
 
 

@@ -14,6 +14,7 @@ from lmx.protocol.messages.tasks import Embed
 from lmx.protocol.states import ExitCause, LoadPhase, SlotState, WorkerState
 from lmx.router.services import SERVICES
 from lmx.router.workers.dispatch import _PAUSES_S
+from lmx.router.workers.waits import Waits
 from tests.support.fakes.fake_peers import FakeStream, FakeSupervisor, cold, ready, refuses, until
 from tests.support.rigs.router_rig import INSTANCE, MODEL, TEXTS, Rig, answer, router_rig
 
@@ -256,7 +257,8 @@ async def test_the_prompts_of_others_take_nothing_of_a_requests_own_time(
         directory = rig.router.supervisor.latest
         assert directory is not None
         (model,) = directory.models
-        task = asyncio.create_task(rig.router._runner.app[SERVICES].tasks.perform(model, embed))
+        tasks = rig.router._runner.app[SERVICES].tasks
+        task = asyncio.create_task(tasks.perform(model, embed, Waits()))
         request = asyncio.create_task(rig.chat_json())
         await until(lambda: rig.worker.streams and rig.worker.tasks)
         done, _ = await asyncio.wait({task, request}, timeout=0.5)

@@ -25,7 +25,7 @@ from lmx.router.operators.jobs import (
     DeletedJob,
     JobList,
     JobWithResult,
-    LiveRequestList,
+    RequestList,
 )
 from tests.support.clients.answer_check import check_shape
 from tests.support.fakes.fake_peers import FakeStream, cold, ends, plays, refuses, until
@@ -283,7 +283,7 @@ async def test_a_job_that_waits_for_its_model_has_a_place_and_can_be_cancelled(r
     places = [(one["state"], one["queue_position"]) for one in page["data"]]
     assert places == [("queued", 2), ("queued", 1)]
     _, shown = await get(rig, "/admin/requests", **ADMIN)
-    check_shape(LiveRequestList, shown)
+    check_shape(RequestList, shown)
     assert [one["state"] for one in shown["data"]] == ["waiting", "waiting"]
     await delete(rig, page["data"][1]["id"])
     assert (await first)[0] == 409
@@ -471,7 +471,7 @@ async def test_operators_see_and_cancel_the_requests_of_all() -> None:
         await until(lambda: len(rig.router.live.all) == 2)
         await until(lambda: all(live.tokens == 2 for live in rig.router.live.all))
         _, shown = await get(rig, "/admin/requests", **ADMIN)
-        check_shape(LiveRequestList, shown)
+        check_shape(RequestList, shown)
         assert {one["request_id"] for one in shown["data"]} == {"mine"}
         assert {one["state"] for one in shown["data"]} == {"running"}
         assert {one["client"] for one in shown["data"]} == {"127.0.0.1"}

@@ -105,7 +105,7 @@ async def messages(request: web.Request) -> web.StreamResponse:
     generate = own_request(generate, request[CONTEXT])
     plan = answering.Plan(
         models,
-        lambda chosen: services.dispatcher.generate(chosen, generate),
+        lambda chosen, waits: services.dispatcher.generate(chosen, generate, waits),
         ToyAnswer(),
         RequestKind.CHAT,
         "msg-",
