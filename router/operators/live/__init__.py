@@ -1,0 +1,1 @@
+"""GET /admin/live: all that changes, as one stream for the console."""
