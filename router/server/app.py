@@ -22,6 +22,8 @@ from lmx.router.http.bodies.json_body import BODY_BUDGET, LARGE_BODIES
 from lmx.router.http.bodies.limits import MOST_BYTES
 from lmx.router.http.cors import Cors
 from lmx.router.http.endpoint import ENDPOINTS, Access, Endpoint
+from lmx.router.operators.live.feed import LiveFeed
+from lmx.router.operators.live.stream import LIVE, live_topics
 from lmx.router.schema.openapi.document import API_DOCUMENT, ApiDocument
 from lmx.router.server.middleware import RequestServer, add_headers
 from lmx.router.server.routes import ROUTES
@@ -51,6 +53,7 @@ def make_app(services: Services) -> web.Application:
         max(MOST_BYTES, 2 * spec.body_limit_bytes), "bodies of requests that are being sent"
     )
     app[CAPTURES] = Captures(spec.capture_requests)
+    app[LIVE] = LiveFeed(lambda: live_topics(services))
     app[MARKDOWN] = MarkdownProcess()
     app.on_cleanup.append(end_markdown)
     app[API_DOCUMENT] = ApiDocument(ROUTES, spec.version)

@@ -34,6 +34,7 @@ from lmx.router.operators import (
     workers,
 )
 from lmx.router.operators import ollama as ollama_models
+from lmx.router.operators.live import stream as live
 from lmx.router.rendering.anthropic import AnthropicMessage, MessageEvent
 from lmx.router.rendering.chat import ChatCompletion, ChatCompletionChunk
 from lmx.router.rendering.ollama import OllamaChatAnswer, OllamaGenerateAnswer
@@ -62,6 +63,7 @@ from lmx.router.schema.requests.operators import (
     EngineRequest,
     EventsQuery,
     JobsQuery,
+    LiveQuery,
     LoadRequest,
     LogsQuery,
     ModelsQuery,
@@ -363,6 +365,9 @@ def _watching() -> Iterator[Endpoint]:
     yield Endpoint("GET", "/admin/events", events.stream_events, use, tag, "Follow what happens",
         query=EventsQuery, streams=True, event=events.EventLine,
         errors=(ErrorCode.MODEL_NOT_FOUND,), quiet=True)
+    yield Endpoint("GET", "/admin/live", live.stream_live, use, tag,
+        "Follow all that changes, for a console", query=LiveQuery, streams=True,
+        event=live.LiveEvent, errors=(ErrorCode.MODEL_NOT_FOUND,), quiet=True)
 
 
 # fmt: on

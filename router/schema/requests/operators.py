@@ -141,6 +141,16 @@ class EventsQuery(Strict):
     follow: bool = Field(True, strict=False, description=_FOLLOW)
 
 
+class LiveQuery(Strict):
+    """GET /admin/live."""
+
+    logs: str | None = Field(
+        None,
+        description="The log whose lines come too: that of a model by its id or alias, `router` or "
+        "`supervisor`.",
+    )
+
+
 class ModelsQuery(Strict):
     """The query of GET /v1/models with the header `anthropic-version`; else it is ignored."""
 

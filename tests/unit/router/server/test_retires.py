@@ -68,6 +68,7 @@ async def test_a_slow_client_gets_the_answer_to_its_first_request(
 
 FOLLOWED = {
     "/admin/events": EventList("e", 1, (Event(1, 0.0, "worker.ready", MODEL, "", {}),)),
+    "/admin/live": None,
     "/admin/logs/router?lines=1": None,
     "/admin/models/download/dl_1/progress": Downloads(
         (DownloadView("dl_1", "a/b", None, None, DownloadStatus.DOWNLOADING, 100, 50, 1.0, 0.0),)

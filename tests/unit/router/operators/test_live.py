@@ -1,0 +1,293 @@
+"""GET /admin/live: what is sent to a console, and how often."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from lmx.protocol.host.log_files import worker_log
+from lmx.protocol.messages.control import Event, EventList, GetEvents
+from lmx.protocol.messages.status import GetStatus, Status, SystemStatus
+from lmx.router.operators.events import EventLine
+from lmx.router.operators.live import feed
+from lmx.router.operators.live.feed import LiveFeed, event_text
+from lmx.router.operators.live.status import LiveStatus, StatusChanges
+from lmx.router.operators.live.stream import LIVE
+from lmx.router.operators.logs import LogLine
+from tests.support.clients.answer_check import check_shape
+from tests.support.fakes.admin_lines import GIB, cold_line, status_line, told_status
+from tests.support.fakes.fake_peers import until
+from tests.support.rigs.router_rig import MODEL, Rig, router_rig
+
+# What has changed.
+
+
+def names(message: LiveStatus | None) -> list[str]:
+    return [] if message is None else [model["model"] for model in message["models"]]
+
+
+def test_the_first_status_is_whole_and_one_that_says_the_same_is_not_sent() -> None:
+    changes = StatusChanges()
+    lines = (status_line("a", idle_s=5.0, expires_in_s=60.0), cold_line("b"))
+    first = changes.take(told_status(*lines, uptime_s=10.0), 100.0)
+    assert first is not None
+    assert (first["whole"], first["order"], names(first)) == (True, ["a", "b"], ["a", "b"])
+    assert first["system"] is not None
+    assert set(first["system"]) == {"supervisor", "router"}
+    check_shape(LiveStatus, first)
+    for passed_s in range(1, 50):
+        # A poll is late by up to a second; time passes for what is idle.
+        late_s = 0.9 * (passed_s % 2)
+        a = replace(lines[0], idle_s=5.0 + passed_s, expires_in_s=60.0 - passed_s + late_s)
+        status = told_status(a, lines[1], uptime_s=10.0 + passed_s)
+        assert changes.take(status, 100.0 + passed_s) is None, passed_s
+    whole = changes.whole()
+    assert whole is not None
+    assert (whole["whole"], names(whole), whole["at_s"]) == (True, ["a", "b"], 149.0)
+    assert whole["models"][0]["idle_s"] == 54.0, "a new reader gets the latest values"
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "state": {"state": "draining"},
+    "a request ends its idleness": {"idle_s": None, "requests_active": 1},
+    "another request begins it anew": {"idle_s": 0.5},
+    "its time is longer": {"expires_in_s": 3600.0},
+    "it never expires now": {"expires_in_s": None},
+    "it hangs": {"stalled_s": 8.0},
+    "its memory grows": {"memory_bytes": 2 * GIB + 2**25},
+    "tokens": {"tokens_total": 1001},
+    "last exit": {"restarts": 1, "exits": {"killed": 1}},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_model_that_has_changed_is_sent_alone(change: str) -> None:
+    usual: dict[str, Any] = {"idle_s": 5.0, "expires_in_s": 60.0}
+    after_1_s: dict[str, Any] = {"idle_s": 6.0, "expires_in_s": 59.0}
+    changes = StatusChanges()
+    changes.take(told_status(status_line("a", **usual), status_line("b", **usual)), 100.0)
+    a = status_line("a", **{**after_1_s, **CHANGES[change]})
+    message = changes.take(told_status(a, status_line("b", **after_1_s)), 101.0)
+    assert message is not None
+    assert (names(message), message["whole"], message["order"]) == (["a"], False, None)
+
+
+def test_small_steps_of_memory_count_from_what_was_sent() -> None:
+    changes = StatusChanges()
+
+    def status(extra_bytes: int) -> SystemStatus:
+        return told_status(
+            status_line("a", memory_bytes=GIB + extra_bytes),
+            machine_used_bytes=GIB + 8 * extra_bytes,
+        )
+
+    changes.take(status(0), 0.0)
+    sent = [step for step in range(1, 33) if changes.take(status(step * 2**20), float(step))]
+    assert sent == [8, 16, 24, 32], "the machine's 64 MiB; the model's 16 come with them"
+
+
+def test_a_model_that_comes_or_goes_changes_the_order() -> None:
+    changes = StatusChanges()
+    changes.take(told_status(cold_line("a"), cold_line("b")), 0.0)
+    gone = changes.take(told_status(cold_line("b")), 1.0)
+    assert gone is not None
+    assert (names(gone), gone["order"]) == ([], ["b"])
+    back = changes.take(told_status(cold_line("b"), cold_line("a")), 2.0)
+    assert back is not None
+    assert (names(back), back["order"]) == (["a"], ["b", "a"])
+
+
+def test_a_silent_supervisor_is_said_once_and_its_return_too() -> None:
+    changes = StatusChanges()
+    assert changes.whole() is None
+    first = changes.failed("it does not answer", 1.0)
+    assert first is not None
+    assert (first["problem"], first["system"]) == ("it does not answer", None)
+    assert changes.failed("it does not answer", 2.0) is None
+    back = changes.take(told_status(cold_line("a")), 3.0)
+    assert back is not None
+    assert (back["problem"], back["whole"]) == (None, True)
+    changes.failed("again", 4.0)
+    whole = changes.whole()
+    assert whole is not None
+    assert whole["problem"] == "again", "a reader who comes then gets the last values"
+    back = changes.take(told_status(cold_line("a")), 5.0)
+    assert back is not None
+    assert (back["problem"], names(back)) == (None, [])
+
+
+# Who gets it.
+
+
+class Numbers:
+    """A topic with the number of its looks."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+        self.encoded = 0
+        self.closed = False
+
+    async def look(self) -> bytes:
+        self.looks += 1
+        return b"%d " % self.looks
+
+    def whole(self) -> bytes:
+        self.encoded += 1
+        return b"all(%d) " % self.looks
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+async def test_one_task_works_for_all_while_somebody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "_INTERVAL_S", 0.005)
+    made: list[Numbers] = []
+
+    def make() -> list[Numbers]:
+        made.append(Numbers())
+        return made[-1:]
+
+    live = LiveFeed(make)
+    assert not made, "nobody reads"
+    with live.reading() as first:
+        assert await first.next_events(0) == b"all(0) "
+        assert await first.next_events(90) == b"1 "
+        with live.reading() as slow, live.reading() as second:
+            encoded = made[0].encoded
+            for reader in (slow, second):
+                assert (await reader.next_events(0)).startswith(b"all(")
+            assert made[0].encoded == encoded + 1, "it is made once for both"
+            seen = await second.next_events(90)
+            await until(lambda: made[0].looks > 100)
+            for reader in (second, slow):
+                assert (await reader.next_events(0)).startswith(b"all("), "it is too far behind"
+                assert not (await reader.next_events(90)).startswith(b"all(")
+            assert seen != b""
+        assert len(made) == 1
+    await until(lambda: made[0].closed)
+    looks = made[0].looks
+    with live.reading() as again:
+        assert await again.next_events(0) == b"all(0) "
+        assert await again.next_events(90) == b"1 "
+    assert (made[0].looks, len(made)) == (looks, 2)
+    await until(lambda: made[1].closed)
+
+
+# The route.
+
+
+class Live:
+    """The stream's events as they come."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, Any]] = []
+        self.comments = 0
+
+    def of(self, name: str) -> list[Any]:
+        return [value for kind, value in self.events if kind == name]
+
+    async def has(self, name: str, count: int = 1) -> list[Any]:
+        """Wait until so many events of a name have come, and return them."""
+        await until(lambda: len(self.of(name)) >= count)
+        return self.of(name)
+
+    async def read(self, lines: aiohttp.StreamReader) -> None:
+        name = ""
+        async for line in lines:
+            kind, _, value = line.decode().rstrip("\n").partition(": ")
+            if kind == "event":
+                name = value
+            elif kind == "data":
+                self.events.append((name, json.loads(value)))
+            elif line.startswith(b":"):
+                self.comments += 1
+
+
+@asynccontextmanager
+async def watching(rig: Rig, query: str = "") -> AsyncIterator[Live]:
+    headers = {"X-Admin-Key": rig.spec.admin_key}
+    async with rig.http.get(f"{rig.url}/admin/live{query}", headers=headers) as response:
+        assert response.status == 200, await response.text()
+        assert response.content_type == "text/event-stream"
+        live = Live()
+        task = asyncio.create_task(live.read(response.content))
+        try:
+            yield live
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+def happened(number: int) -> Event:
+    return Event(number, 1700000000.0, "worker.ready", MODEL, "", {})
+
+
+async def test_all_readers_share_the_questions_and_get_what_is_new() -> None:
+    async with router_rig(ping_interval_s=0.3) as rig:
+        rig.supervisor.replies |= {
+            GetStatus: Status(told_status(status_line(MODEL), cold_line("b"))),
+            GetEvents: EventList("aa", 1, (happened(1),)),
+        }
+        log = worker_log(Path(rig.spec.logs_dir), MODEL)
+        log.write_text("first\n")
+        async with watching(rig) as one, watching(rig, f"?logs={MODEL}") as two:
+            for each in (one, two):
+                check_shape(LiveStatus, (await each.has("status"))[0])
+                check_shape(EventLine, (await each.has("event"))[0])
+                assert len(each.of("status")[0]["models"]) == 2
+            with log.open("a") as file:
+                file.write('{"event": "<b>"}\n')
+            check_shape(LogLine, (await two.has("log", 2))[0])
+            assert [line["line"] for line in two.of("log")] == ["first", '{"event": "<b>"}']
+            rig.supervisor.replies |= {
+                GetStatus: Status(told_status(status_line(MODEL, "draining"), cold_line("b"))),
+                GetEvents: EventList("aa", 2, (happened(1), happened(2))),
+            }
+            for each in (one, two):
+                await each.has("event", 2)
+                assert names((await each.has("status", 2))[1]) == [MODEL]
+            await until(lambda: one.comments > 0)
+            assert not one.of("log")
+            asked = len(rig.asked(GetStatus))
+            async with watching(rig) as late:
+                await late.has("event")
+                assert [each["seq"] for each in late.of("event")] == [1, 2]
+                assert late.of("status")[0]["whole"]
+                assert rig.router._runner.app[LIVE]._readers == 3
+            assert len(rig.asked(GetStatus)) < asked + 90
+        live = rig.router._runner.app[LIVE]
+        await until(lambda: live._task is None)
+
+
+async def test_it_needs_the_admin_key_and_a_log_that_there_is(rig: Rig) -> None:
+    async with rig.http.get(f"{rig.url}/admin/live") as response:
+        assert response.status == 401
+    code, body = await rig.admin("GET", "/admin/live?logs=nobody")
+    assert (code, body["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_a_silent_supervisor_is_said_and_the_stream_stays(rig: Rig) -> None:
+    rig.supervisor.replies |= {
+        GetStatus: Status(told_status(status_line(MODEL))),
+        GetEvents: EventList("aa", 1, (happened(1),)),
+    }
+    rig.supervisor.answers_beats = False
+    await until(lambda: not rig.router.supervisor.alive)
+    async with watching(rig) as live:
+        assert (await live.has("status"))[0]["problem"]
+        rig.supervisor.answers_beats = True
+        await live.has("event")
+        assert live.of("status")[-1]["problem"] is None
+        assert names(live.of("status")[-1]) == [MODEL]
+
+
+def test_an_event_is_one_line_of_data_whatever_a_stranger_wrote() -> None:
+    text = event_text("log", {"line": "a\n\ndata: x\r"})
+    assert text.count(b"\n") == 3
+    assert text.startswith(b"event: log\ndata: {")
