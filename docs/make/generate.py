@@ -7,6 +7,8 @@ The meaning, range and default of a field of a request stand on the field
 - in ``docs/parameters.md``, ``docs/audio.md`` and ``docs/configuration.md`` the tables between
   marks. A mark names what comes below it, ``<!-- fields of ChatRequest: model stream -->`` or
   ``<!-- keys of lmx.yaml -->``; ``<!-- end -->`` ends it. What stands outside is written by hand.
+- in ``docs/clients.md`` the lines of each client, ``<!-- lines of Codex -->``, which the console's
+  page Connect has too: both are from ``router/console/assets/clients.json``.
 - ``deploy/lmx.example.yaml``: every key with its default, or commented out with an example.
 - ``deploy/lmx.schema.json``, with which editors check and complete a configuration.
 - ``docs/status.schema.json``, which says what `lmx status --json` prints.
@@ -44,12 +46,17 @@ ROOT: Final = Path(__file__).parents[2]
 PARAMETERS: Final = ROOT / "docs" / "parameters.md"
 AUDIO: Final = ROOT / "docs" / "audio.md"
 CONFIGURATION: Final = ROOT / "docs" / "configuration.md"
+CLIENTS: Final = ROOT / "docs" / "clients.md"
+CLIENT_LINES: Final = ROOT / "router" / "console" / "assets" / "clients.json"
 EXAMPLE: Final = ROOT / "deploy" / "lmx.example.yaml"
 SCHEMA: Final = ROOT / "deploy" / "lmx.schema.json"
 STATUS: Final = ROOT / "docs" / "status.schema.json"
 PROJECT: Final = ROOT / "pyproject.toml"
 
-_MARKED: Final = re.compile(r"(<!-- (fields of|keys of) (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+_MARKED: Final = re.compile(
+    r"(<!-- (fields of|keys of|lines of) (.+?) -->\n).*?(<!-- end -->)", re.DOTALL
+)
+_FILLED: Final = re.compile(r"\{\{(\w+)(?::([^}]*))?\}\}")
 _PURE: Final = re.compile(r"\bPure\b|\bmodule\s+is\s+pure\b")
 _PACKAGE_LIST: Final = re.compile(r"(^packages = \[\n).*?^\]", re.DOTALL | re.MULTILINE)
 _PURE_LIST: Final = re.compile(
@@ -80,6 +87,7 @@ def documents() -> dict[Path, str]:
         PARAMETERS: _with_tables(PARAMETERS.read_text(), _request_table),
         AUDIO: _with_tables(AUDIO.read_text(), _request_table),
         CONFIGURATION: _with_tables(CONFIGURATION.read_text(), lambda _: _all_keys()),
+        CLIENTS: _with_tables(CLIENTS.read_text(), client_lines),
         EXAMPLE: example(),
         SCHEMA: json.dumps(configuration_schema(), indent=2) + "\n",
         STATUS: json.dumps(status_schema(), indent=2) + "\n",
@@ -108,6 +116,17 @@ def _project(text: str) -> str:
 
 def _with_tables(text: str, table: Callable[[str], str]) -> str:
     return _MARKED.sub(lambda found: f"{found[1]}{table(found[3])}\n{found[4]}", text)
+
+
+def client_lines(name: str) -> str:
+    """Return the block to paste for a client, with the address and the model of the examples."""
+    table = json.loads(CLIENT_LINES.read_text())
+    (client,) = [one for one in table["clients"] if one["name"] == name]
+    (block,) = client["blocks"]
+    text = _FILLED.sub(
+        lambda found: found[2] or table["examples"][found[1]], "\n".join(block["lines"])
+    )
+    return f"```{block['language']}\n{text}\n```"
 
 
 def values_of(schema: Schema, definitions: Schema) -> str:

@@ -11,7 +11,7 @@ from aiohttp import ETag, web
 from lmx.protocol.errors import ErrorCode, RequestError
 
 _FOLDER: Final = files(__package__) / "assets"
-_TYPES: Final = {"css": "text/css", "js": "text/javascript"}
+_TYPES: Final = {"css": "text/css", "js": "text/javascript", "json": "application/json"}
 _HEADERS: Final = {
     # A browser asks each time whether it has the newest: that costs a 304.
     "Cache-Control": "no-cache",
