@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import time
+from bisect import bisect_left
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +19,8 @@ from lmx.protocol.messages.tasks import TaskFinished, Vectors
 from lmx.protocol.states import LoadPhase, ModelKind, SlotState, WorkerState
 from lmx.router.http.bodies import capture
 from lmx.router.http.bodies.capture import REDACTED, redacted
-from lmx.router.http.outcome import Outcome
+from lmx.router.http.outcome import Outcome, RequestContext
+from lmx.router.jobs.live import LiveRequest, LiveRequests, LiveState, RequestKind
 from lmx.router.jobs.phases import (
     Phase,
     Times,
@@ -25,6 +29,7 @@ from lmx.router.jobs.phases import (
     waits_for_worker,
 )
 from lmx.router.operators.jobs import CapturedRequest, RequestList
+from lmx.router.operators.live.requests import RequestsTopic
 from lmx.router.supervisor.directory import Directory
 from lmx.router.workers.phased_timeout import PhasedTimeout
 from lmx.router.workers.waits import Waits
@@ -259,6 +264,63 @@ async def test_an_embedding_that_waits_for_its_model_is_listed_with_its_times() 
         for ended in (await requests(rig))["ended"]:
             assert (ended["family"], ended["prompt_tokens"]) == ("embeddings", 5)
             assert ended["phases"]["load_s"] > 0
+
+
+MANY = 5000
+
+
+class Listed:
+    """Requests that wait for a model, as many as are wanted."""
+
+    def __init__(self, count: int) -> None:
+        self.queue = [float(number) for number in range(count)]
+        self.requests = LiveRequests(
+            self.position, lambda: Directory.of(Snapshot("e", 1, None, ()))
+        )
+        self.under_way = ExitStack()
+        self.lives = [self.begin(f"r{number}", float(number)) for number in range(count)]
+
+    def position(self, _: str, arrived_s: float) -> int:
+        return 1 + bisect_left(self.queue, arrived_s)
+
+    def begin(self, name: str, arrived_s: float) -> LiveRequest:
+        context = RequestContext(f"q-{name}", time.monotonic(), key="laptop")
+        live = LiveRequest(name, context, RequestKind.CHAT, "chat", "10.0.0.1", "alpha")
+        live.waits.arrived_s, live.waits.loading_since_s = arrived_s, time.monotonic()
+        self.under_way.enter_context(self.requests.under_way(live))
+        return live
+
+
+def message(text: bytes) -> Any:
+    """The data of the one event, which must be of the topic."""
+    kind, data = text.decode().removesuffix("\n\n").split("\n")
+    assert kind == "event: requests"
+    return json.loads(data.removeprefix("data: "))
+
+
+async def test_of_many_requests_those_that_changed_are_sent_alone() -> None:
+    listed = Listed(MANY)
+    topic = RequestsTopic(listed.requests)
+    began_s = time.process_time()
+    first = message(await topic.look())
+    first_s = time.process_time() - began_s
+    assert (first["whole"], len(first["live"])) == (False, MANY)
+    began_s = time.process_time()
+    assert await topic.look() == b""
+    assert time.process_time() - began_s < first_s / 2, "nothing is encoded again"
+    listed.lives[7].prompt_tokens = 3
+    news = message(await topic.look())
+    assert [one["id"] for one in news["live"]] == ["r7"]
+    assert not news["whole"]
+    # The next one in line gets its model: of those far behind nobody is sent for that.
+    listed.queue.pop(0)
+    listed.lives[0].state = LiveState.RUNNING
+    assert 0 < len(message(await topic.look())["live"]) < MANY / 10
+    listed.under_way.close()
+    news = message(await topic.look())
+    assert (news["whole"], news["live"], len(news["ended"])) == (True, [], 500)
+    assert [one["id"] for one in news["ended"][:2]] == ["r0", "r1"], "the newest first"
+    assert message(topic.whole()) == news
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,13 @@ from lmx.protocol.messages.status import GetStatus, Status, SystemStatus
 from lmx.router.operators.events import EventLine
 from lmx.router.operators.live import feed
 from lmx.router.operators.live.feed import LiveFeed, event_text
+from lmx.router.operators.live.requests import LiveRequestsShown
 from lmx.router.operators.live.status import LiveStatus, StatusChanges
 from lmx.router.operators.live.stream import LIVE
 from lmx.router.operators.logs import LogLine
 from tests.support.clients.answer_check import check_shape
 from tests.support.fakes.admin_lines import GIB, cold_line, status_line, told_status
-from tests.support.fakes.fake_peers import until
+from tests.support.fakes.fake_peers import ends, plays, until
 from tests.support.rigs.router_rig import MODEL, Rig, router_rig
 
 # What has changed.
@@ -263,6 +264,25 @@ async def test_all_readers_share_the_questions_and_get_what_is_new() -> None:
             assert len(rig.asked(GetStatus)) < asked + 90
         live = rig.router._runner.app[LIVE]
         await until(lambda: live._task is None)
+
+
+async def test_a_request_is_sent_when_it_changes_and_when_it_ends() -> None:
+    goes_on = asyncio.Event()
+    async with router_rig(plays("a", goes_on, ends("b"))) as rig, watching(rig) as live:
+        first = (await live.has("requests"))[0]
+        check_shape(LiveRequestsShown, first)
+        assert first == {"whole": True, "live": [], "ended": []}
+        request = asyncio.create_task(rig.chat_json())
+        await until(lambda: [each for each in live.of("requests")[-1]["live"] if each["tokens"]])
+        assert not live.of("requests")[-1]["whole"]
+        goes_on.set()
+        assert (await request)[0] == 200
+        await until(lambda: live.of("requests")[-1]["ended"])
+        last = live.of("requests")[-1]
+        check_shape(LiveRequestsShown, last)
+        assert (last["live"], [each["http_status"] for each in last["ended"]]) == ([], [200])
+        async with watching(rig) as late:
+            assert (await late.has("requests"))[0]["ended"] == last["ended"]
 
 
 async def test_it_needs_the_admin_key_and_a_log_that_there_is(rig: Rig) -> None:
