@@ -8,51 +8,41 @@ import { bodyOf } from "./conversation.js";
 /** @typedef {import("./conversation.js").Conversation} Conversation */
 /** @typedef {import("./conversation.js").Turn} Turn */
 /** @typedef {object} Running
- *  @property {string} conversationId
  *  @property {AbortController} abort
+ *  @property {Turn} turn
  *  @property {string} progress What the server says while the model is loaded.
  *  @property {number} beganMs
  *  @property {number} thinkingMs When the model began to think; 0 before. */
 
-/** @type {Map<Turn, Running>} */
+/** @type {Map<string, Running>} */
 const running = new Map();
 
-/** Returns whether an answer streams into a conversation.
+/** Returns the answer that streams into a conversation, if one does.
  *  @param {string} id */
-export const runsIn = (id) => [...running.values()].some((run) => run.conversationId === id);
+export const runningIn = (id) => running.get(id);
 
-/** Returns the answer that streams into a turn, if one does.
- *  @param {Turn} turn */
-export const runOf = (turn) => running.get(turn);
-
-/** Stops all that streams into a conversation.
- *  @param {string} id */
+/** @param {string} id */
 export function stop(id) {
-  for (const run of running.values()) if (run.conversationId === id) run.abort.abort();
+  running.get(id)?.abort.abort();
 }
 
-/** Lets a turn's model answer the turns before it, into it. Never throws: what goes wrong stands in
- *  the turn.
+/** Lets a model answer the turns before `turn`, into it. Never throws: what goes wrong stands in the
+ *  turn.
  *  @param {Conversation} conversation
  *  @param {Turn} turn
  *  @param {Turn[]} before
  *  @param {() => void} changed Called after each piece. */
 export async function answer(conversation, turn, before, changed) {
   /** @type {Running} */
-  const run = {
-    conversationId: conversation.id,
-    abort: new AbortController(),
-    progress: "",
-    beganMs: performance.now(),
-    thinkingMs: 0,
-  };
-  running.set(turn, run);
+  const run = { abort: new AbortController(), turn, progress: "", beganMs: performance.now(), thinkingMs: 0 };
+  running.set(conversation.id, run);
   turn.state = "running";
+  turn.model = conversation.model;
   /** @type {"" | "stopped" | "failed" | "length"} */
   let end = "";
   let firstMs = 0;
   try {
-    const body = bodyOf(turn.model, conversation.settings, before);
+    const body = bodyOf(conversation.model, conversation.settings, before);
     for await (const { comment, chunk } of chat(body, run.abort.signal)) {
       if (comment) run.progress = comment === "ping" ? run.progress : comment;
       if (chunk) {
@@ -69,7 +59,7 @@ export async function answer(conversation, turn, before, changed) {
   endThinking(turn, run);
   turn.state = end;
   conversation.updated = Date.now();
-  running.delete(turn);
+  running.delete(conversation.id);
   changed();
 }
 

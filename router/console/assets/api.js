@@ -11,20 +11,17 @@ export const url = (path) => new URL(path, document.baseURI).href;
 export class ApiError extends Error {
   /** @param {string} message
    *  @param {string} code
-   *  @param {number} status
-   *  @param {string | null} param The field of the request that is at fault. */
-  constructor(message, code, status = 0, param = null) {
+   *  @param {number} status */
+  constructor(message, code, status = 0) {
     super(message);
     this.code = code;
     this.status = status;
-    this.param = param;
   }
 }
 
-/** Returns the answer of a path of this server. Throws an ApiError if it is not well.
- *  @param {string} path
+/** @param {string} path
  *  @param {RequestInit} options */
-export async function ask(path, options = {}) {
+async function ask(path, options = {}) {
   let response;
   try {
     response = await fetch(url(path), { ...options, headers: { ...bearer(), ...options.headers } });
@@ -35,7 +32,7 @@ export async function ask(path, options = {}) {
   if (response.ok) return response;
   try {
     const { error } = await response.json();
-    throw new ApiError(error.message, error.code, response.status, error.param ?? null);
+    throw new ApiError(error.message, error.code, response.status);
   } catch (error) {
     if (error instanceof ApiError) throw error;
     throw new ApiError(`The server answered with the status ${response.status}.`, "", response.status);
@@ -44,7 +41,7 @@ export async function ask(path, options = {}) {
 
 /** @param {unknown} body
  *  @returns {RequestInit} */
-export const posted = (body) => ({
+const posted = (body) => ({
   method: "POST",
   headers: { "Content-Type": "application/json" },
   body: JSON.stringify(body),
@@ -65,6 +62,14 @@ export async function listModels() {
  *  @returns {Promise<any[]>} */
 export async function renderMarkdown(blocks) {
   return (await (await ask("ui/markdown", posted({ blocks }))).json()).blocks;
+}
+
+/** Returns the answer to a body.
+ *  @param {string} path
+ *  @param {Record<string, any>} body
+ *  @param {AbortSignal} signal */
+export async function post(path, body, signal) {
+  return (await ask(path, { ...posted(body), signal })).json();
 }
 
 /** Yields what an answer's stream says: a `comment` for people while there is no answer yet, and

@@ -32,16 +32,23 @@ function python(value) {
   return `{${Object.entries(value).map(([name, held]) => `${JSON.stringify(name)}: ${python(held)}`).join(", ")}}`;
 }
 
-/** @param {string} base The address of OpenAI's API.
+/** @param {string} address
  *  @param {Record<string, any>} body
  *  @param {boolean} keyed Whether the server asks for a key. */
-export function asCurl(base, body, keyed) {
+export function curlOf(address, body, keyed) {
   const header = keyed ? ` \\\n  -H "Authorization: Bearer $${KEY_VARIABLE}"` : "";
-  const sent = JSON.stringify({ ...withoutFiles(body), stream: true }, null, 2);
+  const sent = JSON.stringify(withoutFiles(body), null, 2);
   return (
-    `curl -N ${shellQuoted(`${base}/chat/completions`)} \\\n  -H 'Content-Type: application/json'${header}` +
+    `curl -N ${shellQuoted(address)} \\\n  -H 'Content-Type: application/json'${header}` +
     ` \\\n  -d ${shellQuoted(sent)}\n`
   );
+}
+
+/** @param {string} base The address of OpenAI's API.
+ *  @param {Record<string, any>} body
+ *  @param {boolean} keyed */
+export function asCurl(base, body, keyed) {
+  return curlOf(`${base}/chat/completions`, { ...body, stream: true }, keyed);
 }
 
 /** @param {string} base

@@ -1,0 +1,196 @@
+// @ts-check
+// The requests of all clients: those under way and the last ones that ended, where their time went, who
+// waits for whom, and what they asked.
+
+import { h } from "./dom.js";
+import { passed, requestDetails, stateOf, whose } from "./request_details.js";
+import { VirtualList } from "./virtual_list.js";
+import { drawWaterfall, legend, partsOf, scaleOf, seconds, waterfall } from "./waterfall.js";
+
+/** @typedef {any} Item A request as GET /admin/requests has it, and `at_ms`: when that came. */
+
+const MOST_ENDED = 5000;
+const TICK_MS = 1000;
+const ROW_PX = 56;
+const CARD_PX = 124;
+
+const UNDER_WAY = new Set(["waiting", "queued", "running"]);
+
+/** @type {Record<string, (item: Item) => boolean>} */
+const STATES = {
+  "All": () => true,
+  "Under way": (item) => UNDER_WAY.has(item.state),
+  "Waiting": (item) => item.waits_for !== null,
+  "Ended": (item) => !UNDER_WAY.has(item.state),
+  "Failed": (item) => item.state === "failed" || item.state === "interrupted",
+  "Read again": (item) => item.reread !== null,
+};
+
+/** @param {HTMLElement} element
+ *  @param {string} text */
+function say(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+/** Shows the view.
+ *  @param {HTMLElement} root
+ *  @param {import("./console.js").Console} console
+ *  @returns {() => void} */
+export function mount(root, console) {
+  /** @type {Map<string, Item>} */
+  const live = new Map();
+  /** @type {Item[]} */
+  let ended = [];
+  /** @type {Set<string>} */
+  let endedIds = new Set();
+  let scale_s = 1;
+  const narrow = matchMedia("(max-width: 760px)");
+  const details = requestDetails(console, { all: () => [...live.values(), ...ended], cancel, open });
+
+  const state = choice("State", Object.keys(STATES));
+  const model = choice("Model", ["All"]);
+  const key = choice("Key", ["All"]);
+  const count = h("p", { class: "soft count" });
+  const axis = h("p", { class: "soft axis", "aria-hidden": "true" });
+  const empty = h("p", { class: "soft empty", hidden: true });
+  const list = new VirtualList("Requests", makeRow, () => (narrow.matches ? CARD_PX : ROW_PX));
+  root.append(
+    h(
+      "section",
+      { class: "requests", "aria-labelledby": "requests-title" },
+      h("header", {}, h("h2", { id: "requests-title" }, "Requests"), count, legend()),
+      h("div", { class: "filters" }, state.label, model.label, key.label, axis),
+      empty,
+      list.element,
+    ),
+    details.element,
+  );
+
+  /** @param {string} name
+   *  @param {string[]} options */
+  function choice(name, options) {
+    const select = h("select", { onchange: refresh }, ...options.map((one) => h("option", {}, one)));
+    return { select, label: h("label", {}, h("span", {}, name), select) };
+  }
+
+  /** Offers the values that there are, and keeps what is chosen.
+   *  @param {HTMLSelectElement} select
+   *  @param {Iterable<string>} values */
+  function offer(select, values) {
+    const wanted = ["All", ...[...new Set(values)].sort()];
+    if (!wanted.includes(select.value)) wanted.push(select.value);
+    if (wanted.join("\n") === [...select.options].map((one) => one.value).join("\n")) return;
+    const chosen = select.value;
+    select.replaceChildren(...wanted.map((one) => h("option", {}, one)));
+    select.value = chosen;
+  }
+
+  function makeRow() {
+    /** @type {Item} */
+    let shown = null;
+    const name = h("span", { class: "mono name" });
+    const who = h("span", { class: "soft whose" });
+    const open_ = h("button", { class: "open", type: "button", onclick: () => open(shown.id) }, name, who);
+    const bar = waterfall();
+    const why = h("span", { class: "why" });
+    const tokens = h("span", { class: "soft tokens" });
+    const took = h("span", { class: "took" });
+    const stop = h("button", { class: "small danger", type: "button", onclick: () => cancel(shown) }, "Cancel");
+    const element = h("li", { class: "request" }, open_, h("div", { class: "time" }, bar, why), tokens, took, stop);
+    /** @param {Item} item */
+    const update = (item) => {
+      const passed_s = passed(item);
+      shown = item;
+      element.dataset.state = item.state;
+      say(name, `${item.family} · ${item.model}`);
+      say(who, whose(item) || "no key");
+      say(why, stateOf(item));
+      why.classList.toggle("bad", item.state === "failed" || item.state === "interrupted");
+      say(tokens, tokensOf(item));
+      say(took, seconds(item.age_s + passed_s));
+      stop.hidden = item.ended !== null;
+      stop.disabled = item.cancelled;
+      stop.setAttribute("aria-label", `Cancel ${item.family} of ${item.model}`);
+      drawWaterfall(bar, partsOf(item, passed_s), scale_s);
+    };
+    return { element, update };
+  }
+
+  function refresh() {
+    const every = [...live.values()].reverse();
+    offer(model.select, [...live.values(), ...ended].map((item) => item.model));
+    offer(key.select, [...live.values(), ...ended].map((item) => item.key ?? "none"));
+    /** @param {Item} item */
+    const fits = (item) =>
+      STATES[state.select.value](item) &&
+      (model.select.value === "All" || item.model === model.select.value) &&
+      (key.select.value === "All" || (item.key ?? "none") === key.select.value);
+    const items = [...every, ...ended].filter(fits);
+    scale_s = scaleOf(items.map((item) => item.age_s + passed(item)));
+    const waiting = every.filter((item) => item.waits_for !== null).length;
+    say(count, `${live.size} under way, ${waiting} of them waiting · ${ended.length} ended`);
+    say(axis, items.length ? `A whole bar is ${seconds(scale_s)}` : "");
+    empty.hidden = items.length > 0;
+    say(empty, live.size + ended.length ? "No request is like this." : "No request has come yet.");
+    list.show(items);
+    details.refresh();
+  }
+
+  /** @param {{whole: boolean, live: Item[], ended: Item[]}} news */
+  function take(news) {
+    const at_ms = performance.now();
+    if (news.whole) {
+      live.clear();
+      ended = [];
+      endedIds = new Set();
+    }
+    for (const item of news.live) if (!endedIds.has(item.id)) live.set(item.id, { ...item, at_ms });
+    const fresh = news.ended.filter((item) => !endedIds.has(item.id)).map((item) => ({ ...item, at_ms }));
+    for (const item of fresh) {
+      live.delete(item.id);
+      endedIds.add(item.id);
+    }
+    if (fresh.length) {
+      ended = [...fresh, ...ended];
+      for (const item of ended.splice(MOST_ENDED)) endedIds.delete(item.id);
+    }
+    refresh();
+  }
+
+  /** @param {string} id */
+  function open(id) {
+    const item = live.get(id) ?? ended.find((one) => one.id === id);
+    if (item) details.open(item);
+  }
+
+  /** @param {Item} item */
+  async function cancel(item) {
+    try {
+      await console.request(`admin/requests/${encodeURIComponent(item.id)}/cancel`, { method: "POST" });
+      console.announce("Cancelled");
+    } catch (error) {
+      console.fail(error);
+    }
+  }
+
+  const stop = console.live.on("requests", take);
+  // What is under way grows without a message.
+  const ticking = setInterval(() => document.hidden || !live.size || (list.draw(), details.refresh()), TICK_MS);
+  const resize = () => list.show(list.items);
+  narrow.addEventListener("change", resize);
+  refresh();
+  return () => {
+    stop();
+    clearInterval(ticking);
+    narrow.removeEventListener("change", resize);
+    list.close();
+    root.replaceChildren();
+  };
+}
+
+/** @param {Item} item */
+function tokensOf(item) {
+  if (item.prompt_tokens === null) return "";
+  const cached = item.cached_tokens ? `, ${item.cached_tokens.toLocaleString("en")} cached` : "";
+  return `${item.prompt_tokens.toLocaleString("en")} + ${item.tokens.toLocaleString("en")} tokens${cached}`;
+}
