@@ -68,6 +68,7 @@ class ErrorCode(StrEnum):
     JOB_INTERRUPTED = "job_interrupted"
     JOB_RUNS_ELSEWHERE = "job_runs_elsewhere"
     JOBS_UNAVAILABLE = "jobs_unavailable"
+    USAGE_UNAVAILABLE = "usage_unavailable"
     # Making a model available.
     MODEL_SOURCE_INVALID = "model_source_invalid"
     DOWNLOAD_FAILED = "download_failed"

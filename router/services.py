@@ -18,6 +18,7 @@ from lmx.router.metrics.shared_counts import SharedCounts
 from lmx.router.supervisor.event_feed import EventFeed
 from lmx.router.supervisor.link import SupervisorLink
 from lmx.router.supervisor.model_queues import ModelQueues
+from lmx.router.usage.store import UsageStore
 from lmx.router.workers.dispatch import Dispatcher, TaskDispatcher
 
 
@@ -40,6 +41,7 @@ class Services:
     counts: SharedCounts
     hang_notice: HangNotice
     media: MediaReader
+    usage: UsageStore
 
 
 SERVICES: Final = web.AppKey("services", Services)

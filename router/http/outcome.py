@@ -33,6 +33,11 @@ class RequestContext:
     apart: bool = False
     """Whether the owner shares no computed prefix and no features of media with others."""
 
+    @property
+    def shown_key(self) -> str | None:
+        """What operators call the key: its name, or else its owner; None without a key."""
+        return self.key or self.owner
+
 
 CONTEXT: Final = web.RequestKey("context", RequestContext)
 """The key under which a request carries its context."""

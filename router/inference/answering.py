@@ -188,7 +188,8 @@ def detach(request: web.Request, job: Job, task: asyncio.Task[Any]) -> None:
     job.live.detached = True
     counted_tokens = job.outcome().prompt_tokens or 0
     task.add_done_callback(_end_detached)
-    task.add_done_callback(lambda _: services.metrics.job_ended(job.outcome(), counted_tokens))
+    key = job.live.context.shown_key
+    task.add_done_callback(lambda _: services.metrics.job_ended(job.outcome(), counted_tokens, key))
     admission = request.get(ADMISSION)
     if admission is not None:
         admission.held = True

@@ -21,6 +21,7 @@ import psutil
 
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.router.http.api_family import openai_error
+from lmx.router.record_file import INCREMENTAL, columns_of, create_tables
 
 SCHEMA_VERSION: Final = 1
 """The file's ``user_version``. Raise it with every change of the table."""
@@ -179,18 +180,10 @@ _RESPONSE_COLUMNS: Final = frozenset({"id", "items", "head", "previous", "output
 _NAMED: Final = re.compile(r"(?:TABLE|INDEX|TRIGGER)(?: IF NOT EXISTS)? (\w+)")
 """The names of what the statements above make."""
 
-INCREMENTAL: Final = 2
-"""The value of ``auto_vacuum`` for a file whose free pages can be given back at any time."""
-
 
 def create(connection: sqlite3.Connection) -> None:
     """Create the table in an empty file, unless another router has just done so."""
-    connection.execute("BEGIN IMMEDIATE")
-    with connection:
-        if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
-            for statement in _CREATE.strip().rstrip(";").split(";"):
-                connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    create_tables(connection, _CREATE, SCHEMA_VERSION)
     create_responses(connection)
 
 
@@ -198,20 +191,20 @@ def create_responses(connection: sqlite3.Connection) -> None:
     """Create the table of responses, unless it is there, with the column that an earlier release's
     lacks."""
     connection.executescript(_CREATE_RESPONSES)
-    if "output" in _columns(connection, "responses"):
+    if "output" in columns_of(connection, "responses"):
         return
     connection.execute("BEGIN IMMEDIATE")
     with connection:  # Another router may just have added it.
-        if "output" not in _columns(connection, "responses"):
+        if "output" not in columns_of(connection, "responses"):
             connection.execute("ALTER TABLE responses ADD COLUMN output BLOB")
 
 
 def fault_of(connection: sqlite3.Connection) -> str | None:
     """Return why the tables of a file are not those that lmx makes, so that records could not be
     written for as long as it is there; None if they are."""
-    if _columns(connection, "jobs") != _COLUMNS:
+    if columns_of(connection, "jobs") != _COLUMNS:
         return "its table `jobs` has other columns"
-    responses = _columns(connection, "responses")
+    responses = columns_of(connection, "responses")
     if responses and not _RESPONSE_COLUMNS.issuperset(responses):
         return "its table `responses` has other columns"
     known = {*_NAMED.findall(_CREATE + _CREATE_RESPONSES)}
@@ -221,10 +214,6 @@ def fault_of(connection: sqlite3.Connection) -> str | None:
         if name not in known:
             return f"it has {name[:80]!r}, which lmx did not make"
     return None
-
-
-def _columns(connection: sqlite3.Connection, table: str) -> tuple[str, ...]:
-    return tuple(name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})"))
 
 
 def write(connection: sqlite3.Connection, rows: Mapping[str, JobRow | None]) -> None:

@@ -182,17 +182,39 @@ class Reading:
     kind."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """What the end of a request, or of a job after it, adds to all counts."""
+
+    model: str
+    """The model, or ``NONE``."""
+    key: str | None
+    """What operators call the key that it came with; None without a key."""
+    requests: int = 0
+    errors: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    ttft_s: float | None = None
+    gaps_s: Sequence[float] = ()
+
+
 class RequestMetrics:
     """Counts requests that have ended, on top of what :meth:`begin_with` was given last. Used from
     one event loop only.
 
     ``changes`` grows with everything that is counted. ``model_ids`` returns the models that exist,
     None while they are not known: counts of other models are dropped, so that models that come and
-    go leave nothing behind.
+    go leave nothing behind. ``spent`` is called with all that is counted of requests for models.
     """
 
-    def __init__(self, model_ids: Callable[[], Collection[str] | None]) -> None:
+    def __init__(
+        self,
+        model_ids: Callable[[], Collection[str] | None],
+        spent: Callable[[Spent], None] = lambda _: None,
+    ) -> None:
         self._model_ids = model_ids
+        self._spent = spent
         self._totals = Totals()
         self._models: dict[str, ModelTally] = {}
         self._http: Counter[tuple[str, str, str]] = Counter()
@@ -201,10 +223,15 @@ class RequestMetrics:
         self.changes = 0
 
     def request_ended(
-        self, outcome: Outcome, endpoint: Endpoint | None, status: int, duration_s: float
+        self,
+        outcome: Outcome,
+        endpoint: Endpoint | None,
+        status: int,
+        duration_s: float,
+        key: str | None = None,
     ) -> None:
-        """Count a request that took ``duration_s``. ``endpoint`` is None if it was for no route.
-        Polls are not counted."""
+        """Count a request that took ``duration_s``. ``endpoint`` is None if it was for no route,
+        and ``key`` without a key. Polls are not counted."""
         if endpoint is not None and endpoint.quiet:
             return
         self.changes += 1
@@ -213,20 +240,30 @@ class RequestMetrics:
         else:
             self._http[endpoint.method, endpoint.path, _status_class(status)] += 1
             if endpoint.is_inference:
-                self._count(outcome, status, duration_s)
+                self._count(outcome, status, duration_s, key)
 
     def rate_limited(self, scope: str, limit: str) -> None:
         """Count a request that a limit has refused."""
         self.changes += 1
         self._limited[scope, limit] += 1
 
-    def job_ended(self, outcome: Outcome, counted_prompt_tokens: int) -> None:
+    def job_ended(
+        self, outcome: Outcome, counted_prompt_tokens: int, key: str | None = None
+    ) -> None:
         """Count the tokens of a job that continued after its request was answered with a time-out;
         of the prompt only those tokens that were not counted then. The request itself was
         counted."""
         self.changes += 1
         prompt_tokens = (outcome.prompt_tokens or 0) - counted_prompt_tokens
-        self._count_tokens(outcome, prompt_tokens)
+        self._count_tokens(
+            Spent(
+                model=outcome.model or NONE,
+                key=key,
+                prompt_tokens=prompt_tokens,
+                cached_tokens=outcome.cached_tokens or 0,
+                completion_tokens=outcome.completion_tokens or 0,
+            )
+        )
 
     def last_tokens_per_s(self, model_id: str) -> float | None:
         """Return the speed of the model's last whole answer, without its prompt; None before the
@@ -276,7 +313,7 @@ class RequestMetrics:
             return _copied(own or earlier or ModelTally())
         return earlier.plus(own)
 
-    def _count(self, outcome: Outcome, status: int, duration_s: float) -> None:
+    def _count(self, outcome: Outcome, status: int, duration_s: float, key: str | None) -> None:
         code = error_of(outcome, status)
         totals, tally = self._totals, self._tally(outcome.model or NONE)
         totals.requests += 1
@@ -286,7 +323,19 @@ class RequestMetrics:
         else:
             totals.errors += 1
             tally.errors[code] += 1
-        self._count_tokens(outcome, outcome.prompt_tokens or 0)
+        self._count_tokens(
+            Spent(
+                model=outcome.model or NONE,
+                key=key,
+                requests=1,
+                errors=int(code is not None),
+                prompt_tokens=outcome.prompt_tokens or 0,
+                cached_tokens=outcome.cached_tokens or 0,
+                completion_tokens=outcome.completion_tokens or 0,
+                ttft_s=outcome.ttft_s,
+                gaps_s=outcome.gaps_s,
+            )
+        )
         tally.used_at_s = time.time()
         if outcome.completion_tokens and outcome.decode_s:
             tally.tokens_per_s = outcome.completion_tokens / outcome.decode_s
@@ -296,13 +345,14 @@ class RequestMetrics:
             if (value := measure.of(outcome, duration_s)) is not None:
                 tally.histograms[measure.name].add((value,))
 
-    def _count_tokens(self, outcome: Outcome, prompt_tokens: int) -> None:
-        tally = self._tally(outcome.model or NONE)
+    def _count_tokens(self, spent: Spent) -> None:
+        tally = self._tally(spent.model)
         counted: tuple[Totals | ModelTally, ...] = (self._totals, tally)
         for each in counted:
-            each.prompt_tokens += prompt_tokens
-            each.completion_tokens += outcome.completion_tokens or 0
-        tally.cached_tokens += outcome.cached_tokens or 0
+            each.prompt_tokens += spent.prompt_tokens
+            each.completion_tokens += spent.completion_tokens
+        tally.cached_tokens += spent.cached_tokens
+        self._spent(spent)
 
     def _tally(self, model_id: str) -> ModelTally:
         found = self._models.get(model_id)

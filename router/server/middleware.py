@@ -206,7 +206,7 @@ class RequestServer:
             **log_fields(context, outcome),
         )
         if not preflight:
-            self.metrics.request_ended(outcome, endpoint, status, duration_s)
+            self.metrics.request_ended(outcome, endpoint, status, duration_s, context.shown_key)
 
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:

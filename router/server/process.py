@@ -47,6 +47,8 @@ from lmx.router.supervisor.event_feed import EventFeed
 from lmx.router.supervisor.link import SupervisorLink
 from lmx.router.supervisor.model_queues import ModelQueues
 from lmx.router.supervisor.watch import SupervisorWatch
+from lmx.router.usage.sampling import sample
+from lmx.router.usage.store import UsageStore
 from lmx.router.workers.dispatch import Dispatcher, TaskDispatcher
 from lmx.router.workers.links import WorkerLinks
 
@@ -74,7 +76,7 @@ _SWEEP_INTERVAL_S: Final = 60.0
 """The time between two searches for job records that are too old."""
 
 _WRITTEN_S: Final = 3.0
-"""The time that the last job records have to reach the disk."""
+"""The time that the last job records, and the last usage, have to reach the disk."""
 
 _LAST_EVENTS_S: Final = 3.0
 """The time that requests have to send their error when they are cut off at the end of the grace,
@@ -108,7 +110,8 @@ class Router:
         self.jobs = JobStore(
             Path(spec.jobs_path), spec.jobs_max_age_s, spec.jobs_max_count, spec.jobs_max_bytes
         )
-        self.metrics = RequestMetrics(self._model_ids)
+        self.usage = UsageStore(Path(spec.jobs_path).with_name("usage.sqlite"))
+        self.metrics = RequestMetrics(self._model_ids, self.usage.add)
         self.limiter = _limiter(spec, self.metrics.rate_limited)
         self.counts = SharedCounts(self.supervisor, self.metrics, self.limiter)
         self.hang_notice = HangNotice()
@@ -129,6 +132,7 @@ class Router:
             self.counts,
             self.hang_notice,
             MediaReader(spec.media, self._fetcher),
+            self.usage,
         )
         answer_malformed_requests()
         self._retiring = self._retired = False
@@ -150,17 +154,20 @@ class Router:
         self._link_task: asyncio.Task[None] | None = None
         self._lasting: tuple[asyncio.Task[None], ...] = ()
         self._watch = SupervisorWatch(self.supervisor, spec.rescue, spec.beat_interval_s)
+        self._sample_task: asyncio.Task[None] | None = None
         self._watch_task: asyncio.Task[None] | None = None
         self._server: asyncio.Server | None = None
 
     async def start(self) -> asyncio.Task[None]:
         """Serve HTTP and talk to the supervisor. The returned task ends only because of a bug."""
         self.jobs.start()
+        self.usage.start()
         self._lasting = (
             keep_up(self._sweep, "the sweep of the job records"),
             keep_up(self.counts.run, "the report of the counts"),
             keep_up(_give_back, "the return of freed memory"),
         )
+        self._sample_task = keep_up(self._sample, "the samples of the figures")
         self._watch_task = keep_up(self._watch.run, "the watch over the supervisor")
         await self._runner.setup()
         assert self._runner.server is not None
@@ -177,6 +184,8 @@ class Router:
         at most one more answer: later requests are for the other router, and its settings. One on
         which no request has come is given longer for its first."""
         self._retiring = True
+        # The router that has taken over takes them: tokens are counted once.
+        await _ended(self._sample_task)
         await _ended(self._watch_task)
         self._close_server()
         await asyncio.sleep(_LINGER_S)
@@ -207,9 +216,12 @@ class Router:
         await self._runner.cleanup()
         await self._fetcher.close()
         await self.counts.report_last()
-        for task in (self._link_task, *self._lasting):
+        for task in (self._link_task, self._sample_task, *self._lasting):
             await _ended(task)
-        await asyncio.to_thread(self.jobs.close, _WRITTEN_S)
+        await asyncio.gather(
+            asyncio.to_thread(self.jobs.close, _WRITTEN_S),
+            asyncio.to_thread(self.usage.close, _WRITTEN_S),
+        )
         self.workers.close()
         self.supervisor.close()
         self._context.term()
@@ -253,6 +265,9 @@ class Router:
             except LmxError as error:
                 _log.warning("jobs.sweep_failed", error=error.message)
             await asyncio.sleep(_SWEEP_INTERVAL_S)
+
+    async def _sample(self) -> None:
+        await sample(self.supervisor, self.usage)
 
     def _measure(self) -> RouterBeat:
         # A beat shows above all that this router is alive, whatever can be measured.

@@ -30,6 +30,7 @@ from lmx.router.operators import (
     metrics,
     models,
     status,
+    usage,
     version,
     workers,
 )
@@ -62,6 +63,7 @@ from lmx.router.schema.requests.operators import (
     DownloadRequest,
     EngineRequest,
     EventsQuery,
+    FiguresQuery,
     JobsQuery,
     LiveQuery,
     LoadRequest,
@@ -69,6 +71,7 @@ from lmx.router.schema.requests.operators import (
     ModelsQuery,
     RequestsQuery,
     UnloadRequest,
+    UsageQuery,
 )
 from lmx.router.schema.requests.responses.responses import (
     InputItemsQuery,
@@ -84,6 +87,7 @@ from lmx.router.schema.requests.tasks import (
     TokenizeRequest,
     TokenizerInfoQuery,
 )
+from lmx.router.usage.tables import FiguresAnswer, UsageAnswer
 
 # The rows of a table: the formatter would give each argument a line.
 # fmt: off
@@ -353,6 +357,12 @@ def _watching() -> Iterator[Endpoint]:
     use, tag = Access.ADMIN, "Operation"
     yield Endpoint("GET", "/admin/metrics/json", metrics.admin_metrics_json, Access.METRICS,
         "Metrics", "For dashboards", answer=metrics.MetricsAnswer, quiet=True)
+    yield Endpoint("GET", "/admin/usage", usage.usage, use, tag,
+        "Show what was used, by day, model and key", query=UsageQuery, answer=UsageAnswer,
+        errors=(ErrorCode.USAGE_UNAVAILABLE,), quiet=True)
+    yield Endpoint("GET", "/admin/usage/figures", usage.figures, use, tag,
+        "Show the figures of the last hours", query=FiguresQuery, answer=FiguresAnswer,
+        errors=(ErrorCode.USAGE_UNAVAILABLE,), quiet=True)
     yield Endpoint("GET", "/admin/workers", workers.list_workers, use, tag,
         "List the models' processes", answer=workers.WorkersAnswer)
     yield Endpoint("POST", "/admin/workers/{id:.+}/kill", workers.kill_worker, use, tag,

@@ -8,41 +8,51 @@ import { bodyOf } from "./conversation.js";
 /** @typedef {import("./conversation.js").Conversation} Conversation */
 /** @typedef {import("./conversation.js").Turn} Turn */
 /** @typedef {object} Running
+ *  @property {string} conversationId
  *  @property {AbortController} abort
- *  @property {Turn} turn
  *  @property {string} progress What the server says while the model is loaded.
  *  @property {number} beganMs
  *  @property {number} thinkingMs When the model began to think; 0 before. */
 
-/** @type {Map<string, Running>} */
+/** @type {Map<Turn, Running>} */
 const running = new Map();
 
-/** Returns the answer that streams into a conversation, if one does.
+/** Returns whether an answer streams into a conversation.
  *  @param {string} id */
-export const runningIn = (id) => running.get(id);
+export const runsIn = (id) => [...running.values()].some((run) => run.conversationId === id);
 
-/** @param {string} id */
+/** Returns the answer that streams into a turn, if one does.
+ *  @param {Turn} turn */
+export const runOf = (turn) => running.get(turn);
+
+/** Stops all that streams into a conversation.
+ *  @param {string} id */
 export function stop(id) {
-  running.get(id)?.abort.abort();
+  for (const run of running.values()) if (run.conversationId === id) run.abort.abort();
 }
 
-/** Lets a model answer the turns before `turn`, into it. Never throws: what goes wrong stands in the
- *  turn.
+/** Lets a turn's model answer the turns before it, into it. Never throws: what goes wrong stands in
+ *  the turn.
  *  @param {Conversation} conversation
  *  @param {Turn} turn
  *  @param {Turn[]} before
  *  @param {() => void} changed Called after each piece. */
 export async function answer(conversation, turn, before, changed) {
   /** @type {Running} */
-  const run = { abort: new AbortController(), turn, progress: "", beganMs: performance.now(), thinkingMs: 0 };
-  running.set(conversation.id, run);
+  const run = {
+    conversationId: conversation.id,
+    abort: new AbortController(),
+    progress: "",
+    beganMs: performance.now(),
+    thinkingMs: 0,
+  };
+  running.set(turn, run);
   turn.state = "running";
-  turn.model = conversation.model;
   /** @type {"" | "stopped" | "failed" | "length"} */
   let end = "";
   let firstMs = 0;
   try {
-    const body = bodyOf(conversation.model, conversation.settings, before);
+    const body = bodyOf(turn.model, conversation.settings, before);
     for await (const { comment, chunk } of chat(body, run.abort.signal)) {
       if (comment) run.progress = comment === "ping" ? run.progress : comment;
       if (chunk) {
@@ -59,7 +69,7 @@ export async function answer(conversation, turn, before, changed) {
   endThinking(turn, run);
   turn.state = end;
   conversation.updated = Date.now();
-  running.delete(conversation.id);
+  running.delete(turn);
   changed();
 }
 

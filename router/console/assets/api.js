@@ -11,17 +11,20 @@ export const url = (path) => new URL(path, document.baseURI).href;
 export class ApiError extends Error {
   /** @param {string} message
    *  @param {string} code
-   *  @param {number} status */
-  constructor(message, code, status = 0) {
+   *  @param {number} status
+   *  @param {string | null} param The field of the request that is at fault. */
+  constructor(message, code, status = 0, param = null) {
     super(message);
     this.code = code;
     this.status = status;
+    this.param = param;
   }
 }
 
-/** @param {string} path
+/** Returns the answer of a path of this server. Throws an ApiError if it is not well.
+ *  @param {string} path
  *  @param {RequestInit} options */
-async function ask(path, options = {}) {
+export async function ask(path, options = {}) {
   let response;
   try {
     response = await fetch(url(path), { ...options, headers: { ...bearer(), ...options.headers } });
@@ -32,7 +35,7 @@ async function ask(path, options = {}) {
   if (response.ok) return response;
   try {
     const { error } = await response.json();
-    throw new ApiError(error.message, error.code, response.status);
+    throw new ApiError(error.message, error.code, response.status, error.param ?? null);
   } catch (error) {
     if (error instanceof ApiError) throw error;
     throw new ApiError(`The server answered with the status ${response.status}.`, "", response.status);
@@ -41,7 +44,7 @@ async function ask(path, options = {}) {
 
 /** @param {unknown} body
  *  @returns {RequestInit} */
-const posted = (body) => ({
+export const posted = (body) => ({
   method: "POST",
   headers: { "Content-Type": "application/json" },
   body: JSON.stringify(body),

@@ -1,11 +1,11 @@
 // @ts-check
 // The page at /: puts its parts together, and knows which conversation is shown.
 
-import { answer, runningIn, stop } from "./answers.js";
+import { answer, runOf, runsIn, stop } from "./answers.js";
 import { url } from "./api.js";
 import * as attachments from "./attachments.js";
 import * as composer from "./composer.js";
-import { addTurn, bodyOf, choose, newConversation, shownTurns } from "./conversation.js";
+import { addTurn, bodyOf, choose, columnsOf, newConversation, newTurn, reset, shownTurns } from "./conversation.js";
 import { asCurl, asJavaScript, asPython } from "./copy_as.js";
 import { announce, at, copyText, h, icon } from "./dom.js";
 import * as models from "./models.js";
@@ -28,9 +28,9 @@ let shown = newConversation("", settings.firstSettings());
 // --- What is shown -----------------------------------------------------------------------------------
 
 function show() {
-  models.chooseModel(shown.model);
+  models.chooseModels(shown.model, shown.second ?? "");
   thread.showThread(shown, actions, welcome());
-  composer.showSend(Boolean(runningIn(shown.id)));
+  composer.showSend(runsIn(shown.id));
   at("title").textContent = shown.title || "New conversation";
   document.title = shown.title ? `${shown.title} · lmx` : "lmx";
   at("share").hidden = false;
@@ -60,6 +60,7 @@ function suggest(idea) {
 
 function startNew() {
   shown = newConversation(at("model").value || models.firstModel(), settings.firstSettings());
+  shown.second = at("second").value;
   history.replaceState(null, "", "#");
   attachments.clear();
   show();
@@ -88,13 +89,34 @@ async function keep(conversation) {
   }
 }
 
-/** Has a new turn answered, below the one with the id `parent`.
+/** Has a new turn answered, below the one with the id `parent`, by one model or by two.
  *  @param {Conversation} conversation
  *  @param {string} parent */
 async function ask(conversation, parent) {
-  if (runningIn(conversation.id)) return;
+  if (runsIn(conversation.id)) return;
   const turn = addTurn(conversation, parent, { role: "assistant", model: conversation.model });
+  if (conversation.second) turn.beside = newTurn(parent, { role: "assistant", model: conversation.second });
+  await Promise.all(columnsOf(turn).map((column) => fill(conversation, turn, column)));
+}
+
+/** Has one model's answer written once more, whatever the other one does.
+ *  @param {Turn} pair
+ *  @param {Turn} column */
+async function askColumn(pair, column) {
+  if (runOf(column)) return;
+  reset(column);
+  await fill(shown, pair, column);
+}
+
+/** Has a turn answered, or a column of it, and shows how it grows.
+ *  @param {Conversation} conversation
+ *  @param {Turn} turn
+ *  @param {Turn} column */
+async function fill(conversation, turn, column) {
   const turns = shownTurns(conversation);
+  // Each model goes on with what it said before itself.
+  const before = turns.slice(0, turns.indexOf(turn));
+  const own = column === turn ? before : before.map((one) => one.beside ?? one);
   let drawing = false;
   let refreshed = false;
   let savedMs = performance.now();
@@ -102,11 +124,11 @@ async function ask(conversation, parent) {
     drawing = false;
     thread.updateTurn(conversation.id, turn.id);
   };
-  const ended = answer(conversation, turn, turns.slice(0, turns.indexOf(turn)), () => {
+  const ended = answer(conversation, column, own, () => {
     // Drawn once a frame, however fast the tokens come.
     if (!drawing) requestAnimationFrame(draw);
     drawing = true;
-    if (runningIn(conversation.id)?.progress && !refreshed) {
+    if (runOf(column)?.progress && !refreshed) {
       refreshed = true;
       models.refreshModels();
     }
@@ -126,9 +148,9 @@ async function ask(conversation, parent) {
   clearInterval(ticking);
   await keep(conversation);
   draw();
-  composer.showSend(Boolean(runningIn(shown.id)));
+  composer.showSend(runsIn(shown.id));
   sidebar.showList(shown.id);
-  if (shown === conversation) announce(spoken(turn));
+  if (shown === conversation) announce(`${turn.beside ? `${column.model}: ` : ""}${spoken(column)}`);
   models.refreshModels();
 }
 
@@ -144,7 +166,7 @@ function spoken(turn) {
 function send() {
   const text = at("say").value.trim();
   const files = attachments.files();
-  if (runningIn(shown.id) || !(text || files.length)) return;
+  if (runsIn(shown.id) || !(text || files.length)) return;
   if (!shown.model) return options.askForKey(false);
   at("say").value = "";
   composer.grow();
@@ -158,8 +180,9 @@ function send() {
 /** @type {import("./message.js").Actions} */
 const actions = {
   again: (turn) => ask(shown, turn.parent),
+  columnAgain: askColumn,
   edited: (turn, text) => {
-    if (runningIn(shown.id)) return;
+    if (runsIn(shown.id)) return;
     const edited = addTurn(shown, turn.parent, { role: "user", text, files: turn.files });
     ask(shown, edited.id);
   },
@@ -200,7 +223,7 @@ async function begin() {
   at("jump").append(icon("down"));
   attachments.listen();
   thread.listen();
-  composer.listen(send, () => stop(shown.id), () => Boolean(runningIn(shown.id)));
+  composer.listen(send, () => stop(shown.id), () => runsIn(shown.id));
   settings.listen(() => shown.settings, () => {
     if (shown.turns.length) keep(shown);
   });
@@ -218,6 +241,9 @@ async function begin() {
     shown.model = model;
     if (shown.turns.length) keep(shown);
     else show();
+  }, (second) => {
+    shown.second = second;
+    if (shown.turns.length) keep(shown);
   }, options.askForKey);
   sidebar.menu(at("share"), at("share-menu"));
   at("as-curl").addEventListener("click", copyAs(asCurl));
@@ -228,7 +254,7 @@ async function begin() {
   at("new").addEventListener("click", startNew);
   store.onOtherTab(() => sidebar.showList(shown.id));
   window.addEventListener("pagehide", () => {
-    if (runningIn(shown.id)) keep(shown);
+    if (runsIn(shown.id)) keep(shown);
   });
 
   const answered = models.refreshModels();

@@ -27,6 +27,7 @@ export function listen(send, stop, runs) {
   document.addEventListener("keydown", (event) => {
     // An open dialog or menu is closed by it first.
     if (event.key !== "Escape" || document.querySelector("dialog[open], .popup:not([hidden])")) return;
+    if (at("chat").hidden) return;
     if (runs()) stop();
   });
   showSend(false);

@@ -18,7 +18,9 @@
  *  @property {string} model
  *  @property {"" | "running" | "stopped" | "failed" | "length"} state
  *  @property {{code: string, message: string} | null} error
- *  @property {Figures | null} figures */
+ *  @property {Figures | null} figures
+ *  @property {number} tries How often it was answered again in its place.
+ *  @property {Turn | null} beside The second model's answer to the same question. */
 /** @typedef {{system: string, temperature: number | null, top_p: number | null,
  *    max_tokens: number | null, seed: number | null, reasoning_effort: string, tools: string,
  *    schema: string}} Settings */
@@ -26,6 +28,7 @@
  *  @property {string} id
  *  @property {string} title
  *  @property {string} model
+ *  @property {string} [second] A model that answers each question too; empty for none.
  *  @property {Settings} settings
  *  @property {number} created In milliseconds since 1970.
  *  @property {number} updated
@@ -55,14 +58,11 @@ export function newConversation(model, settings) {
   return { id: freshId(), title: "", model, settings: { ...settings }, created: now, updated: now, turns: [], chosen: {} };
 }
 
-/** Adds a turn, and has it shown.
- *  @param {Conversation} conversation
- *  @param {string} parent
+/** @param {string} parent
  *  @param {Partial<Turn> & {role: "user" | "assistant"}} fields
  *  @returns {Turn} */
-export function addTurn(conversation, parent, fields) {
-  /** @type {Turn} */
-  const turn = {
+export function newTurn(parent, fields) {
+  return {
     id: freshId(),
     parent,
     text: "",
@@ -74,8 +74,19 @@ export function addTurn(conversation, parent, fields) {
     state: "",
     error: null,
     figures: null,
+    tries: 0,
+    beside: null,
     ...fields,
   };
+}
+
+/** Adds a turn, and has it shown.
+ *  @param {Conversation} conversation
+ *  @param {string} parent
+ *  @param {Partial<Turn> & {role: "user" | "assistant"}} fields
+ *  @returns {Turn} */
+export function addTurn(conversation, parent, fields) {
+  const turn = newTurn(parent, fields);
   conversation.turns.push(turn);
   choose(conversation, turn);
   conversation.updated = Date.now();
@@ -105,6 +116,17 @@ export function shownTurns(conversation) {
     shown.push(turn);
   }
   return shown;
+}
+
+/** Returns a turn, and the second model's where there is one.
+ *  @param {Turn} turn */
+export const columnsOf = (turn) => (turn.beside ? [turn, turn.beside] : [turn]);
+
+/** Makes a turn one that was not answered yet.
+ *  @param {Turn} turn */
+export function reset(turn) {
+  const { id, parent, role, model, tries, beside } = turn;
+  Object.assign(turn, newTurn(parent, { id, role, model, tries: (tries ?? 0) + 1, beside }));
 }
 
 /** @param {Turn} turn */
@@ -196,17 +218,25 @@ export function asMarkdown(conversation) {
   for (const turn of shownTurns(conversation)) {
     parts.push(turn.role === "user" ? "## You" : `## ${turn.model}`);
     parts.push(...turn.files.map((file) => `*Attached: ${file.name}*`));
-    if (turn.thinking) {
-      parts.push(`<details><summary>Thoughts</summary>\n\n${turn.thinking.trim()}\n\n</details>`);
-    }
-    if (turn.text) parts.push(turn.text.trim());
-    for (const call of turn.calls) {
-      parts.push(`Call of \`${call.name}\`:\n\n\`\`\`json\n${call.arguments}\n\`\`\``);
-      if (call.result) parts.push(`Its result:\n\n\`\`\`\n${call.result}\n\`\`\``);
-    }
-    if (turn.error) parts.push(`*${turn.error.message} (${turn.error.code})*`);
+    parts.push(...saidIn(turn));
+    if (turn.beside) parts.push(`## ${turn.beside.model}`, ...saidIn(turn.beside));
   }
   return `${parts.join("\n\n")}\n`;
+}
+
+/** @param {Turn} turn */
+function saidIn(turn) {
+  const parts = [];
+  if (turn.thinking) {
+    parts.push(`<details><summary>Thoughts</summary>\n\n${turn.thinking.trim()}\n\n</details>`);
+  }
+  if (turn.text) parts.push(turn.text.trim());
+  for (const call of turn.calls) {
+    parts.push(`Call of \`${call.name}\`:\n\n\`\`\`json\n${call.arguments}\n\`\`\``);
+    if (call.result) parts.push(`Its result:\n\n\`\`\`\n${call.result}\n\`\`\``);
+  }
+  if (turn.error) parts.push(`*${turn.error.message} (${turn.error.code})*`);
+  return parts;
 }
 
 /** Returns a whole conversation with all its branches.

@@ -27,6 +27,12 @@ export function h(tag, properties = {}, ...children) {
 }
 
 const SHAPES = {
+  chat: "M5 5h14v11H11l-4 4v-4H5z",
+  models: "M4 5h16v5H4zM4 14h16v5H4zM7.5 7.5h.01M7.5 16.5h.01",
+  requests: "M4 6h9M8 12h10M12 18h8",
+  usage: "M5 20v-7M12 20V5M19 20v-11",
+  logs: "M5 6h14M5 10.5h10M5 15h14M5 19.5h7",
+  plug: "M9 3v5M15 3v5M6.5 8h11v3a5.5 5.5 0 0 1-11 0zM12 16.5V21",
   attach: "M20 11.5 12 19.5a5 5 0 0 1-7-7l8.5-8.5a3.3 3.3 0 0 1 4.7 4.7L9.8 17a1.6 1.6 0 0 1-2.3-2.3l7.5-7.5",
   close: "M6 6l12 12M18 6 6 18",
   copy: "M9 9h10v11H9zM15 9V5H5v11h4",

@@ -1,7 +1,7 @@
 // @ts-check
 // Shows one turn of a conversation.
 
-import { runningIn } from "./answers.js";
+import { runOf } from "./answers.js";
 import { sizeOf } from "./attachments.js";
 import { siblings } from "./conversation.js";
 import { copyBy, h, iconButton } from "./dom.js";
@@ -11,9 +11,10 @@ import { drawing } from "./markdown.js";
 /** @typedef {import("./conversation.js").Turn} Turn */
 /** @typedef {object} Actions What the buttons of a turn do.
  *  @property {(turn: Turn) => void} again
+ *  @property {(pair: Turn, turn: Turn) => void} columnAgain
  *  @property {(turn: Turn, text: string) => void} edited
  *  @property {(turn: Turn) => void} shown
- *  @property {(turn: Turn) => void} resultsGiven */
+ *  @property {((turn: Turn) => void) | null} resultsGiven Nothing where no results can be given. */
 
 /** Returns the element of a turn, and a function that shows what the turn has become.
  *  @param {Conversation} conversation
@@ -21,7 +22,8 @@ import { drawing } from "./markdown.js";
  *  @param {Actions} actions
  *  @returns {{element: HTMLElement, update: () => void}} */
 export function message(conversation, turn, actions) {
-  return turn.role === "user" ? question(conversation, turn, actions) : reply(conversation, turn, actions);
+  if (turn.role === "user") return question(conversation, turn, actions);
+  return turn.beside ? pair(conversation, turn, turn.beside, actions) : reply(conversation, turn, actions);
 }
 
 // --- What was asked ----------------------------------------------------------------------------------
@@ -90,6 +92,19 @@ export function attached({ kind, name, url, size }) {
 
 // --- What was answered -------------------------------------------------------------------------------
 
+/** Two models' answers to one question, each in a column of its own.
+ *  @param {Conversation} conversation
+ *  @param {Turn} one
+ *  @param {Turn} other
+ *  @param {Actions} actions */
+function pair(conversation, one, other, actions) {
+  const columns = [one, other].map((turn) =>
+    reply(conversation, turn, { ...actions, again: () => actions.columnAgain(one, turn), resultsGiven: null }),
+  );
+  const element = h("div", { class: "pair" }, ...columns.map((column) => column.element));
+  return { element, update: () => columns.forEach((column) => column.update()) };
+}
+
 /** @param {Conversation} conversation
  *  @param {Turn} turn
  *  @param {Actions} actions */
@@ -128,8 +143,8 @@ function reply(conversation, turn, actions) {
   let thoughtLength = 0;
 
   function showThoughts() {
-    const run = runningIn(conversation.id);
-    const thinks = run?.turn === turn && run.thinkingMs > 0;
+    const run = runOf(turn);
+    const thinks = run !== undefined && run.thinkingMs > 0;
     thoughts.hidden = !turn.thinking;
     thoughts.classList.toggle("moving", thinks);
     const seconds = turn.thinkingS + (thinks ? (performance.now() - run.thinkingMs) / 1000 : 0);
@@ -141,8 +156,8 @@ function reply(conversation, turn, actions) {
   }
 
   function showWaiting() {
-    const run = runningIn(conversation.id);
-    const waits = run?.turn === turn && !turn.thinking && !turn.text && !turn.calls.length;
+    const run = runOf(turn);
+    const waits = run && !turn.thinking && !turn.text && !turn.calls.length;
     wait.hidden = bar.hidden = true;
     if (!waits) return;
     wait.hidden = false;
@@ -159,7 +174,7 @@ function reply(conversation, turn, actions) {
     callsDrawn = now;
     calls.hidden = !turn.calls.length;
     calls.replaceChildren(...turn.calls.map((call) => oneCall(call, turn.state === "running")));
-    const open = turn.calls.some((call) => call.result === undefined) && turn.state !== "running";
+    const open = actions.resultsGiven && turn.calls.some((call) => call.result === undefined) && turn.state !== "running";
     if (open && turn.calls.length) {
       calls.append(h("div", { class: "buttons" }, h("button", { type: "button", onclick: giveResults }, "Send the results")));
     }
@@ -168,7 +183,7 @@ function reply(conversation, turn, actions) {
     calls.querySelectorAll("textarea").forEach((box, place) => {
       turn.calls[place].result = box.value;
     });
-    actions.resultsGiven(turn);
+    actions.resultsGiven?.(turn);
   }
 
   function update() {
@@ -250,8 +265,9 @@ function copyButton(label, text) {
  *  @param {Actions} actions */
 function branches(conversation, turn, actions) {
   const all = siblings(conversation, turn);
-  if (all.length < 2) return null;
   const place = all.indexOf(turn);
+  // The second model's answer goes with the first one's.
+  if (all.length < 2 || place < 0) return null;
   /** @param {number} other */
   const to = (other) => () => actions.shown(all[(other + all.length) % all.length]);
   return h(

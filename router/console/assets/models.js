@@ -11,6 +11,7 @@ import { key } from "./key.js";
 const LAST = "lmx-model";
 const PASSING = ["queued", "fetching", "starting", "loading", "backoff", "stopping", "draining"];
 const LOOK_AGAIN_MS = 2000;
+const ONE_ALONE = /** @type {[string, string]} */ (["", "+ model"]);
 
 /** @type {any[]} */
 let models = [];
@@ -34,8 +35,9 @@ export function firstModel() {
 
 /** Begins to listen.
  *  @param {(model: string) => void} chosen
+ *  @param {(model: string) => void} secondChosen Called with the one that answers too; empty for none.
  *  @param {(wrong: boolean) => void} onKey Called where a key is missing, or not right. */
-export function listen(chosen, onKey) {
+export function listen(chosen, secondChosen, onKey) {
   needsKey = onKey;
   at("model").addEventListener("change", () => {
     localStorage.setItem(LAST, at("model").value);
@@ -44,23 +46,33 @@ export function listen(chosen, onKey) {
   });
   document.addEventListener("visibilitychange", () => document.hidden || refreshModels());
   at("model").addEventListener("focus", () => refreshModels());
+  at("second").addEventListener("change", () => {
+    secondChosen(at("second").value);
+    showState();
+  });
 }
 
-/** Chooses a model, even one that is not there any more: a conversation keeps its own.
- *  @param {string} id */
-export function chooseModel(id) {
-  fill(id);
-  at("model").value = id;
+/** Chooses models, even ones that are not there any more: a conversation keeps its own.
+ *  @param {string} id
+ *  @param {string} second One that answers too; empty for none. */
+export function chooseModels(id, second) {
+  fill(at("model"), id, []);
+  fill(at("second"), second, [ONE_ALONE]);
   showState();
 }
 
-/** @param {string} also A model that is listed whether it is there or not. */
-function fill(also) {
+/** @param {HTMLSelectElement} select
+ *  @param {string} chosen A model that is listed whether it is there or not.
+ *  @param {[string, string][]} first Further values, with their texts. */
+function fill(select, chosen, first) {
   const ids = models.map((model) => model.id);
-  if (also && !ids.includes(also)) ids.push(also);
-  const known = [...at("model").options].map((option) => option.value);
-  if (ids.join("\n") === known.join("\n")) return;
-  at("model").replaceChildren(...ids.map((id) => h("option", { value: id }, id)));
+  if (chosen && !ids.includes(chosen)) ids.push(chosen);
+  const wanted = [...first, ...ids.map((id) => [id, id])];
+  const known = [...select.options].map((option) => option.value);
+  if (wanted.map(([id]) => id).join("\n") !== known.join("\n")) {
+    select.replaceChildren(...wanted.map(([value, text]) => h("option", { value }, text)));
+  }
+  select.value = chosen;
 }
 
 /** Asks the server for its models and its health. Returns whether it answered.
@@ -71,10 +83,7 @@ export async function refreshModels(wasGiven = false) {
     const { status, reason } = await health();
     banner.textContent = status === "healthy" ? "" : `${status}${reason ? `: ${reason}` : ""}`;
     models = (await listModels()).filter((/** @type {any} */ model) => (model.kind ?? "chat") === "chat");
-    const chosen = at("model").value || firstModel();
-    fill(chosen);
-    at("model").value = chosen;
-    showState();
+    chooseModels(at("model").value || firstModel(), at("second").value);
     return true;
   } catch (/** @type {any} */ error) {
     if (error instanceof ApiError && error.status === 401) {
@@ -96,7 +105,9 @@ function showState() {
   at("state").textContent = state;
   at("state").className = `state ${state}`;
   at("state").hidden = !state;
-  offer(model?.modalities ?? []);
+  const other = models.find(({ id }) => id === at("second").value);
+  const taken = model?.modalities ?? [];
+  offer(other ? taken.filter((/** @type {string} */ kind) => other.modalities.includes(kind)) : taken);
   clearTimeout(again);
   if (PASSING.includes(state) && !document.hidden) again = setTimeout(refreshModels, LOOK_AGAIN_MS);
 }

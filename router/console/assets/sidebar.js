@@ -1,7 +1,7 @@
 // @ts-check
 // The list of conversations: by day, with a search, and with what can be done with each.
 
-import { runningIn } from "./answers.js";
+import { runsIn } from "./answers.js";
 import { asJson, asMarkdown } from "./conversation.js";
 import { at, download, h, icon, sure } from "./dom.js";
 import { listConversations, loadConversation, removeConversation, saveConversation, searchConversations } from "./store.js";
@@ -108,7 +108,7 @@ function entry(head) {
   const open = h(
     "button",
     { class: "title", type: "button", "aria-current": head.id === current ? "true" : null, onclick: () => opened(head.id) },
-    runningIn(head.id) ? h("span", { class: "pulse", "aria-label": "Answering" }) : null,
+    runsIn(head.id) ? h("span", { class: "pulse", "aria-label": "Answering" }) : null,
     h("span", {}, title),
   );
   const popup = h(

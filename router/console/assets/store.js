@@ -2,6 +2,8 @@
 // Keeps conversations in this browser, or for as long as the page is open where nothing is to be
 // kept or the browser keeps nothing.
 
+import { columnsOf } from "./conversation.js";
+
 /** @typedef {import("./conversation.js").Conversation} Conversation */
 /** @typedef {{id: string, title: string, created: number, updated: number}} Head */
 
@@ -96,7 +98,7 @@ export async function loadConversation(id) {
   const found = db && (await done(db.transaction(BODIES).objectStore(BODIES).get(id)));
   if (!found) return undefined;
   // Whatever ran when the page was closed has ended.
-  for (const turn of found.turns) if (turn.state === "running") turn.state = "stopped";
+  for (const turn of found.turns.flatMap(columnsOf)) if (turn.state === "running") turn.state = "stopped";
   open.set(id, found);
   return found;
 }
@@ -135,7 +137,7 @@ export async function searchConversations(text) {
   const wanted = text.toLowerCase();
   /** @param {Conversation} conversation */
   const holds = ({ title, turns }) =>
-    title.toLowerCase().includes(wanted) || turns.some((turn) => turn.text.toLowerCase().includes(wanted));
+    title.toLowerCase().includes(wanted) || turns.flatMap(columnsOf).some((turn) => turn.text.toLowerCase().includes(wanted));
   const found = new Set([...open.values()].filter(holds).map(({ id }) => id));
   const db = await database();
   if (!db) return found;

@@ -1,7 +1,7 @@
 // @ts-check
 // Shows the branch of a conversation, and follows its end for whoever is at it.
 
-import { shownTurns, siblings } from "./conversation.js";
+import { columnsOf, shownTurns, siblings } from "./conversation.js";
 import { at } from "./dom.js";
 import { message } from "./message.js";
 
@@ -59,8 +59,9 @@ export function showThread(conversation, actions, empty) {
   shownId = conversation.id;
   const kept = new Map();
   for (const turn of turns) {
-    // The number of its versions is on it.
-    const key = `${turn.id} ${siblings(conversation, turn).length}`;
+    // The number of its versions is on it, and what is answered again in its place is drawn again.
+    const tries = columnsOf(turn).map((column) => column.tries);
+    const key = `${turn.id} ${siblings(conversation, turn).length} ${tries}`;
     const known = views.get(turn.id);
     kept.set(turn.id, known?.key === key ? known : { ...message(conversation, turn, actions), key });
   }
@@ -72,6 +73,7 @@ export function showThread(conversation, actions, empty) {
   });
   while (box.children.length > wanted.length) box.lastElementChild.remove();
   box.classList.toggle("empty", !turns.length);
+  box.classList.toggle("wide", turns.some((turn) => turn.beside));
   if (follows) toEnd();
 }
 

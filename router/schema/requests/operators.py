@@ -151,6 +151,31 @@ class LiveQuery(Strict):
     )
 
 
+class UsageQuery(Strict):
+    """GET /admin/usage."""
+
+    days: int = Field(
+        30, ge=1, le=400, strict=False, description="How many days, with today as the last one."
+    )
+    by: Literal["day", "hour"] = Field(
+        "day", description="Whether a row is of a day or of an hour. Hours are kept for 35 days."
+    )
+
+
+class FiguresQuery(Strict):
+    """GET /admin/usage/figures."""
+
+    hours: int = Field(
+        6, ge=1, le=192, strict=False, description="How many hours, with this one as the last one."
+    )
+    model: str | None = Field(
+        None,
+        min_length=1,
+        max_length=_NAME_LIMIT,
+        description="The id of the model whose figures they are. Default: those of all models.",
+    )
+
+
 class ModelsQuery(Strict):
     """The query of GET /v1/models with the header `anthropic-version`; else it is ignored."""
 

@@ -385,6 +385,66 @@ async def test_a_model_that_loads_and_one_that_is_killed(page: Page, scripted_se
     await asyncio.to_thread(scripted_server.wait_state, "scripted", "ready", deadline_s=300)
 
 
+def column(place: int, part: str) -> str:
+    return (
+        f"document.querySelectorAll('.pair:last-child article')[{place}]?.querySelector('{part}')"
+    )
+
+
+async def test_two_models_of_which_one_is_killed(page: Page, scripted_server: Rig) -> None:
+    """Both answer each question, each with what it said before; a killed one is asked again in its
+    column, while the other goes on."""
+    await page.run(
+        "window.sent = []; const send = window.fetch; window.fetch = (url, options) => {"
+        " if (String(url).endsWith('completions')) sent.push(JSON.parse(options.body));"
+        " return send(url, options); }"
+    )
+    await until(page, f"{at('second')}.options.length > 2", "the models")
+    await page.run(
+        f"{at('second')}.value = 'narrow'; {at('second')}.dispatchEvent(new Event('change'))"
+    )
+    await say(page, {"tokens": 4000, "step_s": 0.05, "text": "word "})
+    for place in (0, 1):
+        await until(page, f"{column(place, '.text')}?.textContent.length > 10", "two streams")
+    killed = await asyncio.to_thread(scripted_server.cli, "kill", "narrow")
+    assert killed.returncode == 0, killed.stderr
+    await until(page, f"!({column(1, '.fault')}.hidden)", "the fault in its column")
+    assert "worker_killed" in await page.run(f"{column(1, '.fault')}.textContent")
+    length = await page.run(f"{column(0, '.text')}.textContent.length")
+    await asyncio.to_thread(scripted_server.wait_state, "narrow", "ready", deadline_s=300)
+    await page.run(f"{column(1, '.fault button')}.click()")
+    await until(page, f"{column(1, '.text')}.textContent.length > 10", "it answers again")
+    assert await page.run(f"{column(1, '.fault')}.hidden")
+    await until(page, f"{column(0, '.text')}.textContent.length > {length}", "the other goes on")
+    assert await page.run(f"{column(0, '.fault')}.hidden")
+    left, right = (
+        "document.querySelectorAll('.pair article')[0]",
+        "document.querySelectorAll('.pair article')[1]",
+    )
+    beside = f"{left}.getBoundingClientRect().right <= {right}.getBoundingClientRect().left"
+    assert await page.run(beside)
+    await page.ask("Emulation.setDeviceMetricsOverride", **PHONE)
+    below = f"{left}.getBoundingClientRect().bottom <= {right}.getBoundingClientRect().top"
+    await until(page, below, "one under the other")
+    assert await page.run("document.documentElement.scrollWidth") == PHONE["width"]
+    await press(page, "Escape")
+    await answered(page)
+    said = await page.run(
+        "[...document.querySelectorAll('.pair .text')].map((one) => one.innerText.trim())"
+    )
+    assert (await asked(page, "Hello"))["text"].strip() == SENTENCE
+    by_model = {one["model"]: one["messages"] for one in (await page.run("sent"))[-2:]}
+    for model, text in zip(("scripted", "narrow"), said, strict=True):
+        assert by_model[model][1] == {"role": "assistant", "content": by_model[model][1]["content"]}
+        assert by_model[model][1]["content"].strip() == text
+    # Both are kept.
+    await reopen(
+        page, scripted_server.url.removesuffix("/v1"), "/" + await page.run("location.hash")
+    )
+    await until(page, "document.querySelectorAll('.pair article').length === 4", "both of each")
+    assert await page.run(f"{at('second')}.value") == "narrow"
+
+
 FILES = """const files = new DataTransfer();
 for (const [name, type, content] of CONTENTS) {
   const bytes = Uint8Array.from(atob(content), (one) => one.charCodeAt(0));

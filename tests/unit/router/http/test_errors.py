@@ -60,6 +60,7 @@ MAY_PASS = {
     ErrorCode.ROUTER_HUNG,
     ErrorCode.JOB_INTERRUPTED,
     ErrorCode.JOBS_UNAVAILABLE,
+    ErrorCode.USAGE_UNAVAILABLE,
     ErrorCode.PROTOCOL_ERROR,
     ErrorCode.INTERNAL,
 }

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmx.protocol.errors import ErrorCode, LmxError
+from lmx.router import record_file
 from lmx.router.jobs import records
 from lmx.router.jobs import store as job_store
 from lmx.router.jobs.records import JobRow, JobState, ResponseRow, Wanted, create, listed, write
@@ -190,8 +191,8 @@ async def test_a_file_that_breaks_while_it_is_used_is_moved_aside(tmp_path: Path
 async def test_a_locked_file_delays_records_and_loses_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lmx.router.jobs.store._BUSY_TIMEOUT_MS", 20)
-    monkeypatch.setattr(job_store, "_PAUSE_S", 0.02)
+    monkeypatch.setattr("lmx.router.record_file._BUSY_TIMEOUT_MS", 20)
+    monkeypatch.setattr(record_file, "_PAUSE_S", 0.02)
     path = tmp_path / "jobs.sqlite"
     with opened(path) as store:
         await store.get("none", None)
@@ -221,7 +222,7 @@ async def _or_none(store: JobStore, job_id: str) -> JobRow | None:
 async def test_a_folder_that_is_not_there_costs_records_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_store, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(record_file, "_PAUSE_S", 0.01)
     monkeypatch.setattr(job_store, "_ROWS_LIMIT", 5)
     with opened(tmp_path / "none" / "jobs.sqlite") as store:
         for number in range(20):
@@ -254,7 +255,7 @@ async def test_a_result_that_does_not_fit_is_dropped_and_its_job_kept(
 async def test_more_readers_than_there_may_be_are_told_so(
     store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_store, "_READS_LIMIT", 0)
+    monkeypatch.setattr(record_file, "_READS_LIMIT", 0)
     with pytest.raises(LmxError) as caught:
         await store.get("a", None)
     assert caught.value.code is ErrorCode.JOBS_UNAVAILABLE
@@ -264,7 +265,7 @@ async def test_readers_wait_for_their_turn_and_not_for_longer(
     store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The deadline is that of a read, and not that of the reads before it."""
-    monkeypatch.setattr(job_store, "_STEP_DEADLINE_S", 1.0)
+    monkeypatch.setattr(record_file, "_STEP_DEADLINE_S", 1.0)
     over = threading.Event()
     slow = [store._read(lambda _: over.wait(0.2)) for _ in range(20)]
     assert await asyncio.gather(*slow) == [False] * 20, "four times the deadline together"
@@ -357,7 +358,7 @@ async def test_records_come_back_after_a_disk_that_was_read_only(
         return connection
 
     monkeypatch.setattr(job_store, "open_records", open_as_the_disk_is)
-    monkeypatch.setattr(job_store, "_PAUSE_S", 0.02)
+    monkeypatch.setattr(record_file, "_PAUSE_S", 0.02)
     with opened(tmp_path / "jobs.sqlite") as store:
         store.put(row("kept"))
         with pytest.raises(LmxError) as caught:
@@ -370,7 +371,7 @@ async def test_records_come_back_after_a_disk_that_was_read_only(
 async def test_records_come_back_after_a_disk_that_was_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_store, "_PAUSE_S", 0.02)
+    monkeypatch.setattr(record_file, "_PAUSE_S", 0.02)
     path = tmp_path / "jobs.sqlite"
     with opened(path) as store:
         store.put(row("before", result=b"x" * 1_000_000))

@@ -1,0 +1,233 @@
+// @ts-check
+// The frame around the views: the navigation, the header with the memory and the rate, and who may see
+// what. The chat is the view that opens first, and needs nothing of the operator's.
+
+import { adminKey, askForAdminKey, forgetAdminKey, listenForAdminKey, onAdminKey, shared } from "./console.js";
+import { at, h, icon } from "./dom.js";
+import { many, rate } from "./format.js";
+import { budgetBar } from "./memory.js";
+import { sparkline } from "./sparkline.js";
+
+/** @typedef {object} View
+ *  @property {string} id Its module is `<id>_view.js`.
+ *  @property {string} label
+ *  @property {Parameters<typeof icon>[0]} shape
+ *  @property {boolean} operator Whether it needs the admin key.
+ *  @property {(status: import("./live.js").Status | null, figures: any) => number | null} [count] */
+
+/** @type {View[]} */
+const VIEWS = [
+  { id: "chat", label: "Chat", shape: "chat", operator: false },
+  { id: "models", label: "Models", shape: "models", operator: true, count: (status) => status?.models.length ?? null },
+  {
+    id: "requests",
+    label: "Requests",
+    shape: "requests",
+    operator: true,
+    count: (_, figures) => (figures ? figures.running + figures.waiting : null),
+  },
+  { id: "usage", label: "Usage", shape: "usage", operator: true },
+  { id: "logs", label: "Logs", shape: "logs", operator: true },
+  { id: "connect", label: "Connect", shape: "plug", operator: false },
+];
+const RATES = 60;
+
+let shownView = "";
+let lastChat = "#/chat";
+/** @type {(() => void) | null} */
+let unmount = null;
+/** @type {import("./live.js").Status | null} */
+let status = null;
+/** @type {any} */
+let figures = null;
+/** @type {number[]} */
+const rates = [];
+
+const version = at("where").textContent;
+
+// --- Which view --------------------------------------------------------------------------------------
+
+/** Returns the view that an address means: a hash that is no view's is a conversation's.
+ *  @param {string} hash */
+function viewOf(hash) {
+  const id = hash.startsWith("#/") ? hash.slice(2).split(/[/?]/)[0] : "chat";
+  return VIEWS.find((view) => view.id === id) ?? VIEWS[0];
+}
+
+async function go() {
+  const view = viewOf(location.hash);
+  if (view.id === "chat" && location.hash.startsWith("#/")) history.replaceState(null, "", lastChat);
+  if (view.id === shownView) return;
+  const first = shownView === "";
+  shownView = view.id;
+  document.body.dataset.view = view.id;
+  unmount?.();
+  unmount = null;
+  at("chat").hidden = view.id !== "chat";
+  at("view").hidden = view.id === "chat";
+  at("view").replaceChildren();
+  at("faults").replaceChildren();
+  for (const link of at("views").children) {
+    if (link.dataset.view === view.id) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  if (view.id === "chat") {
+    await import("./app.js");
+    if (!first) at("say").focus();
+    document.title = at("title").textContent === "New conversation" ? "lmx" : `${at("title").textContent} · lmx`;
+    return;
+  }
+  document.title = `${view.label} · lmx`;
+  if (!first) at("view").focus();
+  await mount(view);
+}
+
+/** @param {View} view */
+async function mount(view) {
+  const root = at("view");
+  if (view.operator && !adminKey()) {
+    root.replaceChildren(locked(view));
+    await askForAdminKey();
+    return;
+  }
+  if (view.operator) shared.live.start();
+  // What asks for a key of the inference's is the chat's.
+  else await import("./app.js");
+  let module;
+  try {
+    module = await import(`./${view.id}_view.js`);
+  } catch (error) {
+    console.warn(error);
+    if (shownView === view.id) root.replaceChildren(h("div", { class: "page" }, h("h1", {}, view.label), h("p", { class: "soft" }, "This view is not there.")));
+    return;
+  }
+  if (shownView === view.id && !unmount) {
+    root.replaceChildren();
+    unmount = module.mount(root, shared);
+  }
+}
+
+/** @param {View} view */
+function locked(view) {
+  return h(
+    "div",
+    { class: "page locked" },
+    h("h1", {}, view.label),
+    h("p", { class: "soft" }, "This part is for operators: it needs the server's admin key."),
+    h("button", { type: "button", class: "main", onclick: () => askForAdminKey() }, "Give the admin key"),
+  );
+}
+
+// --- The header --------------------------------------------------------------------------------------
+
+function showNavigation() {
+  for (const view of VIEWS) {
+    const number = view.count?.(status, figures) ?? null;
+    at(`count-${view.id}`).textContent = number === null ? "" : String(number);
+  }
+}
+
+/** @param {import("./live.js").Status} now */
+function showStatus(now) {
+  status = now;
+  const system = now.system;
+  at("budget").hidden = !system;
+  if (system) at("budget").replaceChildren(budgetBar(system.supervisor, now.models, shared.colour));
+  showNavigation();
+}
+
+/** @param {any} now */
+function showFigures(now) {
+  figures = now;
+  rates.push(now.tokens_per_s);
+  if (rates.length > RATES) rates.shift();
+  at("rate").hidden = false;
+  at("rate").replaceChildren(h("span", {}, `${rate(now.tokens_per_s)} tok/s`), sparkline(rates, RATES));
+  at("rate").title = `${many(now.running, "request")} running, ${now.waiting} waiting`;
+  showNavigation();
+}
+
+/** @param {{state: string}} now */
+function showConnection(now) {
+  const lost = now.state === "waiting";
+  document.body.classList.toggle("stale", lost);
+  at("where").textContent = lost ? "reconnecting…" : `${location.host} · ${version}`;
+  if (now.state === "refused" && viewOf(location.hash).operator) {
+    askForAdminKey(Boolean(adminKey())).then((taken) => taken || keyChanged());
+  }
+}
+
+function keyChanged() {
+  const has = Boolean(adminKey());
+  at("admin-state").textContent = has ? "The admin key is set for this tab." : "No admin key is set.";
+  at("give-admin-key").textContent = has ? "Change the admin key" : "Give the admin key";
+  at("forget-admin-key").hidden = !has;
+  shared.live.stop();
+  if (has) shared.live.start();
+  else {
+    status = figures = null;
+    rates.length = 0;
+    at("budget").hidden = at("rate").hidden = true;
+    showNavigation();
+  }
+  const view = viewOf(location.hash);
+  if (!view.operator) return;
+  unmount?.();
+  unmount = null;
+  if (has) mount(view);
+  else at("view").replaceChildren(locked(view));
+}
+
+// --- Beginning ---------------------------------------------------------------------------------------
+
+function begin() {
+  at("where").textContent = `${location.host} · ${version}`;
+  at("views").append(
+    ...VIEWS.map((view) =>
+      h(
+        "a",
+        { href: `#/${view.id}`, "data-view": view.id },
+        icon(view.shape),
+        h("span", {}, view.label),
+        h("b", { id: `count-${view.id}` }),
+      ),
+    ),
+  );
+  listenForAdminKey();
+  onAdminKey(keyChanged);
+  at("give-admin-key").addEventListener("click", () => {
+    close();
+    askForAdminKey();
+  });
+  at("forget-admin-key").addEventListener("click", () => {
+    close();
+    forgetAdminKey();
+  });
+  const close = () => {
+    at("operator-menu").hidden = true;
+    at("operator").setAttribute("aria-expanded", "false");
+  };
+  at("operator").addEventListener("click", () => {
+    const opens = at("operator-menu").hidden;
+    at("operator-menu").hidden = !opens;
+    at("operator").setAttribute("aria-expanded", String(opens));
+    if (opens) at("give-admin-key").focus();
+  });
+  document.addEventListener("click", (event) => {
+    if (!at("operator").parentElement.contains(event.target)) close();
+  });
+  document.addEventListener("keydown", (event) => event.key === "Escape" && close());
+
+  shared.live.on("status", showStatus);
+  shared.live.on("figures", showFigures);
+  shared.live.on("connection", showConnection);
+  window.addEventListener("hashchange", (event) => {
+    const before = new URL(event.oldURL).hash;
+    if (viewOf(before).id === "chat") lastChat = before.startsWith("#/") ? "#" : before || "#";
+    go();
+  });
+  keyChanged();
+  go();
+}
+
+begin();

@@ -1,0 +1,275 @@
+"""What was used: its sums, its bounds, several routers and broken files; and the two routes."""
+
+import asyncio
+import contextlib
+import os
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Iterator
+from datetime import date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmx.protocol.errors import ErrorCode, LmxError
+from lmx.protocol.messages.specs import ApiKey
+from lmx.router import record_file
+from lmx.router.metrics.requests import NONE, Spent
+from lmx.router.usage import store as usage_store
+from lmx.router.usage import tables
+from lmx.router.usage.sampling import TokensSeen, figures_of
+from lmx.router.usage.store import UsageStore
+from lmx.router.usage.tables import Minute, Usage
+from tests.support.fakes.admin_lines import cold_line, status_line, told_status
+from tests.support.faults.bad_files import BAD_FILES, put_bad
+from tests.support.rigs.budgets import examples
+from tests.support.rigs.router_rig import MODEL, chat_body, router_rig
+
+ADMIN = {"X-Admin-Key": "test-admin-key"}
+NOW_S = datetime(2026, 11, 27, 14, 20).timestamp()
+SUMS = ("requests", "errors", "prompt_tokens", "cached_tokens", "completion_tokens")
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[UsageStore]:
+    store = UsageStore(path)
+    store.start()
+    try:
+        yield store
+    finally:
+        store.close(5.0)
+
+
+@contextlib.contextmanager
+def table() -> Iterator[sqlite3.Connection]:
+    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        tables.create(connection)
+        yield connection
+
+
+@contextlib.contextmanager
+def time_zone(name: str) -> Iterator[None]:
+    before = os.environ.get("TZ")
+    os.environ["TZ"] = name
+    time.tzset()
+    try:
+        yield
+    finally:
+        os.environ.pop("TZ")
+        if before is not None:
+            os.environ["TZ"] = before
+        time.tzset()
+
+
+def spent(model: str = "m", key: str | None = "laptop", **fields: Any) -> Spent:
+    return Spent(model=model, key=key, requests=1, prompt_tokens=10, **fields)
+
+
+def put(connection: sqlite3.Connection, at_s: float, model: str = "m", **used: int) -> None:
+    hour_s = tables.hour_begin_s(at_s)
+    tables.write(connection, {(hour_s, model, ""): Usage(**(used or {"requests": 1}))}, {})
+
+
+def count(connection: sqlite3.Connection, name: str) -> int:
+    return int(connection.execute(f"SELECT count(*) FROM {name}").fetchone()[0])
+
+
+async def test_two_routers_add_to_one_file_and_a_third_reads_it(tmp_path: Path) -> None:
+    path = tmp_path / "usage.sqlite"
+    with opened(path) as one, opened(path) as other:
+        for number in range(30):
+            (one, other)[number % 2].add(
+                spent(completion_tokens=number, errors=number % 3 == 0, ttft_s=0.5, gaps_s=[0.1])
+            )
+        one.add(spent(NONE, None))
+    with opened(path) as later:
+        answer = await later.usage(2, "day")
+        assert [(row["model"], row["key"], row["requests"]) for row in answer["rows"]] == [
+            (None, None, 1), ("m", "laptop", 30)
+        ]  # fmt: skip
+        assert answer["rows"][1]["errors"] == 10
+        assert answer["rows"][1]["completion_tokens"] == sum(range(30))
+        assert answer["rest"] == []
+        figures = await later.figures(1, "m")
+        assert {point["ttft_s"] for point in figures["points"]} == {0.5}
+        assert figures["models"] == ["m"]
+        assert await later.figures(1, "other") == figures | {"model": "other", "points": []}
+
+
+@pytest.mark.parametrize("kind", sorted(BAD_FILES))
+async def test_a_file_that_is_none_of_lmx_is_moved_aside(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "usage.sqlite"
+    put_bad(path, kind)
+    with opened(path) as store:
+        store.add(spent())
+        assert len((await store.usage(1, "day"))["rows"]) == 1
+
+
+async def test_tables_of_another_version_are_moved_aside(tmp_path: Path) -> None:
+    path = tmp_path / "usage.sqlite"
+    with contextlib.closing(sqlite3.connect(path)) as other:
+        other.execute("CREATE TABLE usage (x)")
+        other.execute("PRAGMA user_version = 1")
+    with opened(path) as store:
+        assert (await store.usage(1, "day"))["rows"] == []
+    assert path.with_name("usage.sqlite.damaged").exists()
+
+
+async def test_a_disk_that_fails_loses_nothing_until_it_is_too_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record_file, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(usage_store, "_ROWS_LIMIT", 5)
+    folder = tmp_path / "later"
+    with opened(folder / "usage.sqlite") as store:
+        for number in range(20):
+            store.add(spent(f"m{number % 6}"))
+        with pytest.raises(LmxError) as caught:
+            await store.usage(1, "day")
+        assert caught.value.code is ErrorCode.USAGE_UNAVAILABLE
+        assert store.failures
+        assert store.dropped == 3, "those of the sixth model"
+        folder.mkdir()
+        end_s = time.monotonic() + 90
+        while True:
+            with contextlib.suppress(LmxError):
+                found = await store.usage(1, "day")
+                break
+            assert time.monotonic() < end_s
+            await asyncio.sleep(0.02)
+        assert sum(row["requests"] for row in found["rows"]) == 17
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "Asia/Kolkata", "America/New_York"])
+def test_days_and_hours_are_those_of_the_machine(zone: str) -> None:
+    with time_zone(zone), table() as connection:
+        last, first = datetime(2026, 3, 29, 23, 59), datetime(2026, 3, 30, 0, 0)
+        put(connection, last.timestamp())
+        put(connection, first.timestamp(), requests=5)
+        now_s = datetime(2026, 3, 30, 12).timestamp()
+        days = tables.usage_of(connection, 2, "day", now_s)
+        assert [(one["time"], one["requests"]) for one in days["rows"]] == [
+            ("2026-03-29", 1), ("2026-03-30", 5)
+        ]  # fmt: skip
+        today = tables.usage_of(connection, 1, "hour", now_s)
+        assert [one["time"] for one in today["rows"]] == [first.astimezone().isoformat()]
+        assert (today["first_day"], today["last_day"]) == ("2026-03-30", "2026-03-30")
+
+
+@settings(max_examples=examples(30), deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 60 * 24), st.sampled_from(["a", "b", ""]), st.integers(0, 10**9)),
+        max_size=40,
+    )
+)
+def test_no_sum_of_a_day_changes_when_its_hours_are_joined(
+    used: list[tuple[int, str, int]],
+) -> None:
+    with table() as connection:
+        expected: Counter[tuple[str, str | None]] = Counter()
+        for hours_ago, model, tokens in used:
+            at_s = NOW_S - hours_ago * 3600
+            put(connection, at_s, model, prompt_tokens=tokens)
+            expected[date.fromtimestamp(at_s).isoformat(), model or None] += tokens
+        for _ in range(2):
+            tables.bound(connection, NOW_S)
+            answer = tables.usage_of(connection, 100, "day", NOW_S)
+            found = {(row["time"], row["model"]): row["prompt_tokens"] for row in answer["rows"]}
+            assert found == dict(expected)
+            total = connection.execute("SELECT sum(prompt_tokens) FROM usage").fetchone()[0] or 0
+            assert total == sum(tokens for *_, tokens in used)
+        old_s = tables.day_begin_s(NOW_S, tables.HOURS_KEPT_DAYS)
+        rows = connection.execute("SELECT hour_s, model FROM usage WHERE hour_s < ?", (old_s,))
+        days = [(date.fromtimestamp(at_s), model) for at_s, model in rows]
+        assert len(days) == len(set(days)), "a day has one row for a model"
+
+
+def test_age_and_number_are_limited() -> None:
+    with table() as connection:
+        for days_ago in range(0, 500, 10):
+            put(connection, NOW_S - days_ago * 86400)
+            minute = (int(NOW_S) - days_ago * 8640, "m")
+            tables.write(connection, {}, {minute: Minute(tokens=1)})
+        tables.bound(connection, NOW_S)
+        assert count(connection, "usage") == 41
+        assert count(connection, "figures") == 9
+        tables.bound(connection, NOW_S, most_rows=5)
+        assert (count(connection, "usage"), count(connection, "figures")) == (5, 5)
+        newest = connection.execute("SELECT max(hour_s) FROM usage").fetchone()[0]
+        assert newest == tables.hour_begin_s(NOW_S)
+
+
+def test_a_pair_beyond_the_most_is_in_the_rest_and_in_no_row() -> None:
+    with table() as connection:
+        for number in range(500):
+            for days_ago in range(3):
+                put(connection, NOW_S - days_ago * 86400, f"m{number:03}", completion_tokens=number)
+        answer = tables.usage_of(connection, 3, "day", NOW_S)
+        assert {row["model"] for row in answer["rows"]} == {f"m{n:03}" for n in range(450, 500)}
+        assert [one["completion_tokens"] for one in answer["rest"]] == [sum(range(450))] * 3
+        days = [
+            (datetime.fromtimestamp(NOW_S) - timedelta(n)).date().isoformat() for n in (2, 1, 0)
+        ]
+        assert [one["time"] for one in answer["rest"]] == days
+
+
+def test_points_are_joined_where_there_would_be_too_many() -> None:
+    with table() as connection:
+        end_s = int(NOW_S) // 60 * 60
+        for ago in range(24 * 60):
+            minute = Minute(tokens=60, ttft_s=2.0 * ago, ttft_count=2, waiting=ago % 7, running=1)
+            tables.write(connection, {}, {(end_s - ago * 60, ""): minute})
+        short = tables.figures_of(connection, 1, None, NOW_S)
+        assert (short["step_s"], len(short["points"])) == (60, 61)
+        whole = tables.figures_of(connection, 24, None, NOW_S)
+        assert whole["step_s"] == 240
+        assert len(whole["points"]) <= tables.MOST_POINTS + 1
+        assert {point["tokens_per_s"] for point in whole["points"]} == {1.0}
+        assert whole["points"][-2]["ttft_s"] == sum(range(1, 5)) / 4
+        assert max(point["waiting"] for point in whole["points"]) == 6
+
+
+def test_figures_are_of_what_is_new_and_of_models_that_have_some() -> None:
+    seen = TokensSeen()
+
+    def look(tokens: int, **fields: Any) -> dict[str, Minute]:
+        line = status_line(MODEL, tokens_total=tokens, memory_bytes=300, **fields)
+        return figures_of(told_status(line, cold_line("big")), seen)
+
+    assert look(500)[MODEL].tokens == 0, "made before the first look"
+    found = look(530, requests_active=2, requests_queued=3)
+    expected = Minute(tokens=30, running=2, waiting=3, memory_bytes=300)
+    assert found == {"": expected, MODEL: expected}
+    assert look(20)[MODEL].tokens == 20, "of a new worker"
+
+
+async def test_the_routes_show_requests_by_key_and_after_a_restart(tmp_path: Path) -> None:
+    keys = (ApiKey("key-of-the-laptop-1", name="laptop"), ApiKey("key-of-nobody-123456"))
+    jobs_path = str(tmp_path / "jobs.sqlite")
+    for expected in (1, 2):
+        async with router_rig(api_keys=keys, jobs_path=jobs_path) as rig:
+            chat = f"{rig.url}/v1/chat/completions"
+            for key in keys:
+                headers = {"Authorization": f"Bearer {key.key}"}
+                async with rig.http.post(chat, json=chat_body(), headers=headers) as response:
+                    assert response.status == 200
+            path = f"{rig.url}/admin/usage?days=1"
+            async with rig.http.get(path) as response:
+                assert response.status == 401
+            async with rig.http.get(path, headers=ADMIN) as response:
+                rows = (await response.json())["rows"]
+            assert [(row["model"], row["requests"]) for row in rows] == [(MODEL, expected)] * 2
+            assert sorted(row["key"][:4] for row in rows) == ["key_", "lapt"]
+            assert all(row["completion_tokens"] for row in rows)
+            async with rig.http.get(f"{rig.url}/admin/usage/figures", headers=ADMIN) as response:
+                figures = await response.json()
+            assert figures["points"][-1]["ttft_s"] is not None
+            assert figures["models"] == [MODEL]
+            for wrong in ("usage?days=0", "usage?by=week", "usage/figures?hours=193"):
+                async with rig.http.get(f"{rig.url}/admin/{wrong}", headers=ADMIN) as response:
+                    assert response.status == 400
