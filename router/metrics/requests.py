@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
@@ -127,6 +127,20 @@ class Totals:
         )
 
 
+_LATEST: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What is kept of one of a model's latest requests."""
+
+    at_s: float
+    """When it ended, in Unix time."""
+    ttft_s: float | None
+    prompt_tokens: int
+    cached_tokens: int
+
+
 @dataclass(slots=True)
 class ModelTally:
     """The requests of one model."""
@@ -142,6 +156,8 @@ class ModelTally:
     """The speed of the last answer, without its prompt."""
     used_at_s: float | None = None
     """When the last request ended, in Unix time."""
+    latest: deque[Ended] = field(default_factory=lambda: deque(maxlen=_LATEST))
+    """The latest requests of this router alone."""
     histograms: dict[str, Histogram] = field(
         default_factory=lambda: {each.name: Histogram(each.bounds) for each in _HISTOGRAMS}
     )
@@ -162,6 +178,7 @@ class ModelTally:
             self.completion_tokens + other.completion_tokens,
             last.tokens_per_s,
             last.used_at_s,
+            deque(),
             {
                 name: histogram.plus(other.histograms[name])
                 for name, histogram in self.histograms.items()
@@ -270,6 +287,12 @@ class RequestMetrics:
         first one."""
         return self._known(model_id).tokens_per_s
 
+    def latest(self, model_id: str) -> Iterable[Ended]:
+        """Return the latest requests for a model that this router has answered, a hundred at most,
+        the oldest first."""
+        own = self._models.get(model_id)
+        return () if own is None else own.latest
+
     def used(self, model_id: str) -> tuple[int, float | None]:
         """Return how many requests for a model have ended, and when the last one did, in Unix
         time."""
@@ -337,6 +360,14 @@ class RequestMetrics:
             )
         )
         tally.used_at_s = time.time()
+        tally.latest.append(
+            Ended(
+                tally.used_at_s,
+                outcome.ttft_s,
+                outcome.prompt_tokens or 0,
+                outcome.cached_tokens or 0,
+            )
+        )
         if outcome.completion_tokens and outcome.decode_s:
             tally.tokens_per_s = outcome.completion_tokens / outcome.decode_s
         tally.histograms[DURATION.name].add((duration_s,))

@@ -1,16 +1,26 @@
-"""POST /admin/models/load and /unload, DELETE /admin/models/{id}.
+"""What operators do to a model: POST /admin/models/load, unload, restart, reset, drain and pin, and
+DELETE /admin/models/{id}.
 
-Each has a model loaded, unloaded or deleted, and answers once that is done.
+A load, an unload and a deletion are answered once they are done, the others when they have begun.
 """
 
 import asyncio
 import time
-from typing import Final, Literal
+from collections.abc import Callable
+from typing import Any, Final, Literal, TypeVar
 
 from aiohttp import web
+from pydantic import BaseModel
 
 from lmx.protocol.errors import ErrorCode, GenerationError, RequestError
-from lmx.protocol.messages.control import LoadModel, UnloadModel
+from lmx.protocol.messages.control import (
+    DrainModel,
+    LoadModel,
+    PinModel,
+    ResetModel,
+    RestartModel,
+    UnloadModel,
+)
 from lmx.protocol.messages.inventory import Deleted, DeleteModel
 from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.messages.status import ReturnedMemory
@@ -19,7 +29,13 @@ from lmx.router.http.bodies.json_body import read_object
 from lmx.router.http.outcome import CONTEXT, Outcome, set_outcome
 from lmx.router.http.responses import Answer, json_value, to_gb
 from lmx.router.operators.status import machine_memory
-from lmx.router.schema.requests.operators import DeleteQuery, LoadRequest, UnloadRequest
+from lmx.router.schema.requests.operators import (
+    DeleteQuery,
+    LoadRequest,
+    ModelRequest,
+    PinRequest,
+    UnloadRequest,
+)
 from lmx.router.schema.validation import validated
 from lmx.router.services import SERVICES, Services
 from lmx.router.supervisor.directory import Directory
@@ -50,6 +66,8 @@ LOAD_ERRORS: Final = (
 
 _POLL_S: Final = 0.25
 
+_Wanted = TypeVar("_Wanted", bound=BaseModel)
+
 
 class LoadAnswer(Answer):
     """The answer of POST /admin/models/load."""
@@ -73,6 +91,17 @@ class UnloadAnswer(Answer):
     """How much memory was measured to come back. If that took too long (`memory` is null), or the
     worker ended before it could be measured, it is what the worker held."""
     memory: ReturnedMemory | None
+
+
+class CommandAnswer(Answer):
+    """What has begun, or is done."""
+
+    success: Literal[True]
+    model: str
+    pid: int | None
+    """The process of the model's worker. Null if it has none."""
+    message: str
+    """What follows, in a sentence for people."""
 
 
 class DeleteAnswer(Answer):
@@ -233,6 +262,53 @@ async def unload_model(request: web.Request) -> web.Response:
             memory_freed_gb=to_gb(_freed_bytes(memory, held_bytes)),
             memory=memory,
         )
+    )
+
+
+async def restart_model(request: web.Request) -> web.Response:
+    """Begin to end a model's worker after its requests, and to load the model again. One that is
+    not loaded is loaded; one in quarantine leaves it."""
+    wanted = await _read(request, ModelRequest)
+    return await _commanded(request, wanted.model, RestartModel)
+
+
+async def reset_model(request: web.Request) -> web.Response:
+    """Forget a model's failures, and that it was drained: its next request loads it."""
+    wanted = await _read(request, ModelRequest)
+    return await _commanded(request, wanted.model, ResetModel)
+
+
+async def drain_model(request: web.Request) -> web.Response:
+    """Begin to end a model's worker after its requests, and hold the model unloaded until POST
+    /admin/models/load or /reset."""
+    wanted = await _read(request, ModelRequest)
+    return await _commanded(request, wanted.model, DrainModel)
+
+
+async def pin_model(request: web.Request) -> web.Response:
+    """Pin a model, so that it is never evicted, or unpin it. It lasts over restarts."""
+    wanted = await _read(request, PinRequest)
+    return await _commanded(
+        request, wanted.model, lambda model_id: PinModel(model_id, wanted.pinned)
+    )
+
+
+async def _read(request: web.Request, kind: type[_Wanted]) -> _Wanted:
+    body = await read_object(request, request.app[SERVICES].spec.body_limit_bytes)
+    return validated(kind, body)
+
+
+async def _commanded(
+    request: web.Request, name: str, question: Callable[[str], Any]
+) -> web.Response:
+    services = request.app[SERVICES]
+    await services.supervisor.directory()
+    model_id = _model(services, name).model_id
+    set_outcome(request, Outcome(model=model_id))
+    with params_named({"source": "model"}):
+        done = await command(services.supervisor, question(model_id))
+    return json_value(
+        CommandAnswer(success=True, model=model_id, pid=done.pid, message=done.message)
     )
 
 

@@ -68,7 +68,9 @@ from lmx.router.schema.requests.operators import (
     LiveQuery,
     LoadRequest,
     LogsQuery,
+    ModelRequest,
     ModelsQuery,
+    PinRequest,
     RequestsQuery,
     UnloadRequest,
     UsageQuery,
@@ -113,6 +115,18 @@ def _administration() -> Iterator[Endpoint]:
     yield Endpoint("POST", "/admin/models/unload", models.unload_model, use, tag,
         "Unload a model, and wait", request=UnloadRequest, answer=models.UnloadAnswer,
         errors=(ErrorCode.MODEL_NOT_FOUND, ErrorCode.MODEL_NOT_LOADED))
+    yield Endpoint("POST", "/admin/models/restart", models.restart_model, use, tag,
+        "End a model's process after its requests, and load it again", request=ModelRequest,
+        answer=models.CommandAnswer, errors=models.LOAD_ERRORS)
+    yield Endpoint("POST", "/admin/models/reset", models.reset_model, use, tag,
+        "Forget a model's failures", request=ModelRequest, answer=models.CommandAnswer,
+        errors=(ErrorCode.MODEL_NOT_FOUND, ErrorCode.MODEL_UNLOADED))
+    yield Endpoint("POST", "/admin/models/drain", models.drain_model, use, tag,
+        "Unload a model after its requests, and hold it unloaded", request=ModelRequest,
+        answer=models.CommandAnswer, errors=(ErrorCode.MODEL_NOT_FOUND, ErrorCode.MODEL_UNLOADED))
+    yield Endpoint("POST", "/admin/models/pin", models.pin_model, use, tag,
+        "Pin a model, or unpin it", request=PinRequest, answer=models.CommandAnswer,
+        errors=(ErrorCode.MODEL_NOT_FOUND, ErrorCode.MODEL_UNLOADED))
     yield from _files()
 
 

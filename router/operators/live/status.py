@@ -134,8 +134,8 @@ class StatusChanges:
 
     @property
     def models(self) -> Sequence[ModelStatus]:
-        """The models as they were reported last."""
-        return () if self._latest is None else self._latest[0].workers
+        """The models as they were reported last; none while the supervisor does not answer."""
+        return () if self._latest is None or self._problem else self._latest[0].workers
 
     def _differs(self, model: ModelStatus, at_s: float) -> bool:
         sent = self._sent.get(model.model)
@@ -183,7 +183,7 @@ class StatusTopic:
 
     @property
     def models(self) -> Sequence[ModelStatus]:
-        """The models as the supervisor reported them last."""
+        """The models as the supervisor reported them last; none while it does not answer."""
         return self._changes.models
 
     async def look(self) -> bytes:

@@ -11,6 +11,7 @@ from lmx.router.http.sse import EventStream
 from lmx.router.operators.events import EventLine
 from lmx.router.operators.live.events import EventTopic
 from lmx.router.operators.live.feed import LiveFeed, Reader, Topic, event_text
+from lmx.router.operators.live.figures import FiguresTopic, LiveFigures
 from lmx.router.operators.live.requests import LiveRequestsShown, RequestsTopic
 from lmx.router.operators.live.status import LiveStatus, StatusTopic
 from lmx.router.operators.logs import LogLine, last_lines, log_path, more_lines
@@ -20,7 +21,7 @@ from lmx.router.services import SERVICES, Services
 
 LIVE: Final = web.AppKey("live", LiveFeed)
 
-LiveEvent = LiveStatus | LiveRequestsShown | EventLine | LogLine
+LiveEvent = LiveStatus | LiveFigures | LiveRequestsShown | EventLine | LogLine
 """The data of the stream's events."""
 
 _LOOK_S: Final = 0.5
@@ -32,16 +33,18 @@ _FIRST_LINES: Final = 200
 def live_topics(services: Services) -> Sequence[Topic]:
     """Return the stream's topics, in the order in which they are looked at. A new topic is a line
     here, and a shape in ``LiveEvent``."""
+    status = StatusTopic(services.supervisor)
     return (
-        StatusTopic(services.supervisor),
+        status,
+        FiguresTopic(lambda: status.models, services.metrics.latest, services.queues.waiting),
         RequestsTopic(services.live),
         EventTopic(services.events),
     )
 
 
 async def stream_live(request: web.Request) -> web.StreamResponse:
-    """Send all that changes, as events with names: `status`, `requests`, `event`, and with `logs`
-    in the query `log`.
+    """Send all that changes, as events with names: `status`, `figures`, `requests`, `event`, and
+    with `logs` in the query `log`.
 
     The whole values come first, and again for a client that has fallen behind: events that it had
     may come again then, so it goes by `epoch` and `seq`. Each topic sends at most once a second,

@@ -72,6 +72,8 @@ EXAMPLES: Final[dict[str, dict[str, Any]]] = {
     "InputTokensRequest": {"input": "Hello"},
     "LoadRequest": {"model_id": "small"},
     "MarkdownRequest": {"blocks": ["# Title", "A **word**, and `code`."]},
+    "ModelRequest": {"model": "small"},
+    "PinRequest": {"model": "small", "pinned": True},
     "MessagesRequest": {
         "model": "auto",
         "max_tokens": 50,

@@ -34,6 +34,20 @@ class UnloadRequest(Strict):
     """The id, an alias or the source of a model."""
 
 
+class ModelRequest(Strict):
+    """The body of POST /admin/models/restart, /reset and /drain."""
+
+    model: ModelName
+    """The id, an alias or the source of a model."""
+
+
+class PinRequest(ModelRequest):
+    """The body of POST /admin/models/pin."""
+
+    pinned: bool
+    """Whether the model is never evicted from now on."""
+
+
 class DownloadRequest(Strict):
     """A repository of the hub, or one file of it."""
 

@@ -1,6 +1,7 @@
 """POST /admin/models/load and /unload, DELETE /admin/models/{id}."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,13 +14,19 @@ from lmx.protocol.messages.control import (
     Acquired,
     Denied,
     Done,
+    DrainModel,
     LoadModel,
+    PinModel,
+    ResetModel,
+    RestartModel,
     UnloadModel,
     Withdraw,
 )
 from lmx.protocol.messages.inventory import Deleted, DeleteModel
 from lmx.protocol.messages.status import GetStatus, Status
 from lmx.protocol.states import SlotState
+from lmx.router.http.endpoint import Access
+from lmx.router.server.routes import ROUTES
 from lmx.router.supervisor import queries
 from tests.support.fakes.admin_lines import GIB, last_exit, status_line, told_status
 from tests.support.fakes.fake_peers import cold, ready, until
@@ -51,6 +58,63 @@ async def becomes_ready(rig: Rig, model_id: str = TINY, **fields: Any) -> None:
     await until(lambda: rig.supervisor.acquires)
     await rig.supervisor.publish(ready(model_id, "0000000b", **fields))
     await rig.supervisor.reply(0, Acquired(model_id, "0000000b"))
+
+
+# What begins, and is answered then.
+
+COMMANDS: dict[str, tuple[dict[str, Any], Any]] = {
+    "restart": ({}, RestartModel(TINY)),
+    "reset": ({}, ResetModel(TINY)),
+    "drain": ({}, DrainModel(TINY)),
+    "pin": ({"pinned": False}, PinModel(TINY, False)),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+async def test_a_command_says_what_follows_and_its_errors_name_the_field(name: str) -> None:
+    fields, question = COMMANDS[name]
+    kind, path = type(question), f"/admin/models/{name}"
+    async with admin_rig() as rig:
+        rig.supervisor.replies[kind] = Done("so it is", 4711)
+        answer = await rig.admin("POST", path, model="t", **fields)
+        assert answer == (
+            200,
+            {"success": True, "model": TINY, "pid": 4711, "message": "so it is"},
+        )
+        assert rig.asked(kind) == [question]
+        status, body = await rig.admin("POST", path, model="nobody", **fields)
+        assert (status, body["error"]["code"]) == (404, "model_not_found")
+        assert body["error"]["param"] == "model"
+        for missing in ("model", *fields):
+            bad = {key: value for key, value in fields.items() if key != missing}
+            bad |= {"model": 1} if missing == "model" else {"model": TINY}
+            status, body = await rig.admin("POST", path, **bad)
+            assert (status, body["error"]["param"]) == (400, missing)
+        rig.supervisor.replies[kind] = Denied(ErrorCode.MODEL_SOURCE_INVALID, "gone", "source")
+        status, body = await rig.admin("POST", path, model=TINY, **fields)
+        assert (status, body["error"]["param"]) == (400, "model")
+
+
+async def test_no_page_of_another_origin_gets_to_a_route_that_changes_something() -> None:
+    changing = [each for each in ROUTES if each.method != "GET" and each.access is Access.ADMIN]
+    assert len(changing) > 12
+    async with admin_rig() as rig:
+        seen = len(rig.supervisor.seen)
+        for each in changing:
+            # What a page can send without asking before: a simple request, and the key by chance.
+            headers = {
+                "Origin": "https://evil.example",
+                "Content-Type": "text/plain",
+                "X-Admin-Key": rig.spec.admin_key,
+            }
+            path = re.sub(r"{[^}]*}", "x", each.path)
+            async with rig.http.request(
+                each.method, f"{rig.url}{path}", headers=headers, data=b'{"model": "t"}'
+            ) as response:
+                code = (await response.json())["error"]["code"]
+            assert (response.status, code) == (403, "origin_not_allowed"), each.path
+        asked = {type(each).__name__ for each in rig.supervisor.seen[seen:]}
+    assert asked <= {"RouterBeat", "ReportCounts", "GetCounts"}, asked
 
 
 # Load.

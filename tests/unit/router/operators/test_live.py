@@ -14,9 +14,11 @@ import pytest
 from lmx.protocol.host.log_files import worker_log
 from lmx.protocol.messages.control import Event, EventList, GetEvents
 from lmx.protocol.messages.status import GetStatus, Status, SystemStatus
+from lmx.router.metrics.requests import Ended
 from lmx.router.operators.events import EventLine
 from lmx.router.operators.live import feed
 from lmx.router.operators.live.feed import LiveFeed, event_text
+from lmx.router.operators.live.figures import LiveFigures, Speeds, live_figures
 from lmx.router.operators.live.requests import LiveRequestsShown
 from lmx.router.operators.live.status import LiveStatus, StatusChanges
 from lmx.router.operators.live.stream import LIVE
@@ -121,6 +123,56 @@ def test_a_silent_supervisor_is_said_once_and_its_return_too() -> None:
     back = changes.take(told_status(cold_line("a")), 5.0)
     assert back is not None
     assert (back["problem"], names(back)) == (None, [])
+
+
+# Figures.
+
+
+def test_the_speed_is_that_of_the_last_seconds_and_begins_again_with_each_worker() -> None:
+    speeds = Speeds()
+
+    def speed(tokens: int, now_s: float, instance: str = "1") -> float:
+        line = status_line("a", instance=instance, tokens_total=tokens)
+        return speeds.take([line, cold_line("b")], now_s)["a"]
+
+    assert speed(1000, 0.0) == 0.0
+    assert [speed(1000 + 50 * now, float(now)) for now in range(1, 8)] == [50.0] * 7
+    assert [speed(1350, float(now)) for now in range(8, 12)] == [37.5, 25.0, 12.5, 0.0]
+    assert speed(20, 12.0, "2") == 0.0, "a counter of another worker"
+    assert speeds.take([], 13.0) == {}
+
+
+def test_figures_are_made_of_what_is_counted_already() -> None:
+    ended = [
+        Ended(100.0, 99.0, 1000, 1000),  # too long ago
+        Ended(400.0, 0.2, 100, 75),
+        Ended(401.0, 0.4, 100, 0),
+        Ended(402.0, 9.0, 0, 0),
+        Ended(403.0, None, 0, 0),  # no answer
+    ]
+    lines = [
+        status_line("a", requests_active=3, requests_queued=1),
+        status_line("new"),
+        cold_line("wanted"),
+        cold_line("cold"),
+    ]
+    latest = {"a": ended}
+    waiting = {"a": 1, "wanted": 2}
+    found = live_figures(
+        lines, {"a": 12.34}, lambda name: latest.get(name, []), lambda name: waiting.get(name, 0),
+        500.0,
+    )  # fmt: skip
+    check_shape(LiveFigures, found)
+    empty = {"tokens_per_s": 0.0, "ttft_s": None, "prefix_hit_share": None, "running": 0}
+    assert found == {
+        "at_s": 500.0, "tokens_per_s": 12.3, "running": 3, "waiting": 4,
+        "models": {
+            "a": {"tokens_per_s": 12.3, "ttft_s": 0.4, "prefix_hit_share": 0.375, "running": 3,
+                "waiting": 2},
+            "new": {**empty, "waiting": 0},
+            "wanted": {**empty, "waiting": 2},
+        },
+    }  # fmt: skip
 
 
 # Who gets it.
@@ -255,6 +307,14 @@ async def test_all_readers_share_the_questions_and_get_what_is_new() -> None:
                 assert names((await each.has("status", 2))[1]) == [MODEL]
             await until(lambda: one.comments > 0)
             assert not one.of("log")
+            figures = one.of("figures")
+            assert len(figures) == 1, "nothing has changed"
+            check_shape(LiveFigures, figures[0])
+            async with rig.chat() as response:
+                assert response.status == 200
+            (_, after) = await one.has("figures", 2)
+            assert after["models"][MODEL]["ttft_s"] > 0
+            assert await two.has("figures", 2) == one.of("figures")
             asked = len(rig.asked(GetStatus))
             async with watching(rig) as late:
                 await late.has("event")
