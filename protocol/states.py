@@ -167,6 +167,28 @@ class FinishReason(StrEnum):
     TOOL_CALLS = "tool_calls"
 
 
+class RereadReason(StrEnum):
+    """Why a model has computed tokens of a prompt that it had computed for an earlier one."""
+
+    DIFFERS = "differs"
+    """The prompt departs from the earlier one, and then repeats what came behind that place."""
+    ANSWER = "answer"
+    """It departs from the earlier one inside the answer to that one, or behind it."""
+    MEDIA = "media"
+    """An image, a sound or a video is another one than in the earlier prompt."""
+    EVICTED = "evicted"
+    """It continues the earlier one, and the prefix cache had no memory to keep that."""
+    NOT_CUTTABLE = "not_cuttable"
+    """What is kept of the earlier one can only be used whole: the model has a recurrent state, or
+    windows, or images that it reads in one go."""
+    DISK = "disk"
+    """What is kept of the earlier one was on the disk, and was not read in time."""
+    PROMPT_LOGPROBS = "prompt_logprobs"
+    """The request wants the logprobs of its prompt, so that all of it is computed."""
+    NO_CACHE = "no_cache"
+    """The model has no prefix cache: it is off, or impossible for this model."""
+
+
 class ModelKind(StrEnum):
     """What a model is for. It is read from the model's files."""
 

@@ -12,7 +12,13 @@ from lmx.protocol.errors import ErrorCode
 from lmx.protocol.free_text import FreeText
 from lmx.protocol.messages.media import MediaItem
 from lmx.protocol.models.sampling import SamplingParameters
-from lmx.protocol.states import DeltaKind, FinishReason, StructureKind, ToolChoice
+from lmx.protocol.states import (
+    DeltaKind,
+    FinishReason,
+    RereadReason,
+    StructureKind,
+    ToolChoice,
+)
 from lmx.protocol.wire.codec import message
 
 
@@ -213,6 +219,9 @@ class Generate:
     besides the answer; None: all of them."""
     adapter: str = ""
     """The id of the adapter that is applied to the model. Empty: none."""
+    show_reread: bool = False
+    """Whether :class:`Reread` has the texts around the place where the prompt departs from an
+    earlier one."""
     media: tuple[MediaItem, ...] = ()
     """The images, sounds and videos of the messages. The bytes of each are one more frame behind
     this message."""
@@ -380,6 +389,27 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
+class Reread:
+    """Why much of a prompt was computed although it had been computed for an earlier prompt of the
+    same model and the same cache salt."""
+
+    reason: RereadReason
+    position: int
+    """The first token that differs from the earlier prompt; where none does, the first that was
+    computed again."""
+    expected_tokens: int
+    """How many tokens of the prompt had been computed before: ``cached_tokens`` of the usage would
+    have been as many."""
+    before: str = ""
+    """The text before ``position``. The three texts have some 60 characters each. They are there
+    only for a reason that is a difference, and if :attr:`Generate.show_reread` asks for them."""
+    was: str = ""
+    """The text behind it in the earlier prompt."""
+    now: str = ""
+    """The text behind it in this prompt."""
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """The stream ended well. Its deltas and the ends of its answers came in earlier messages, or
     earlier in the same message."""
@@ -389,6 +419,8 @@ class Finished:
     timings: Timings
     remarks: tuple[FreeText, ...] = ()
     """Further sentences like those of :class:`Accepted`, about the whole answer."""
+    reread: Reread | None = None
+    """None: the prompt was not computed before, or little of it is computed again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -244,3 +244,5 @@ class RouterSpec:
     media: MediaLimits = MediaLimits()
     capture_requests: int = 0
     """The bodies of how many requests are kept for the operator, in memory. 0: none."""
+    show_rereads: bool = False
+    """Whether the operator sees the text at which a prompt differs from an earlier one."""

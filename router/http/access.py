@@ -113,6 +113,7 @@ def own_request(generate: Generate, context: RequestContext) -> Generate:
         cache_salt=salt,
         owner=context.requester,
         priority=priority,
+        show_reread=context.show_reread,
     )
 
 

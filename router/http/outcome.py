@@ -32,6 +32,8 @@ class RequestContext:
     """The lowest priority value that the key allows; None: it allows all."""
     apart: bool = False
     """Whether the owner shares no computed prefix and no features of media with others."""
+    show_reread: bool = False
+    """Whether the operator sees the text at which its prompt differs from an earlier one."""
 
     @property
     def shown_key(self) -> str | None:
@@ -79,6 +81,8 @@ class Outcome:
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     """How many of the prompt's tokens the worker did not have to compute."""
+    reread: str | None = None
+    """Why much of the prompt was computed that had been computed for an earlier one."""
     completion_tokens: int | None = None
     audio_s: float | None = None
     """The length of the sound that was transcribed."""
@@ -145,6 +149,7 @@ def log_fields(context: RequestContext, outcome: Outcome) -> dict[str, Any]:
         "model": outcome.model,
         "stream": outcome.stream,
         "prompt_tokens": outcome.prompt_tokens,
+        "reread": outcome.reread,
         "completion_tokens": outcome.completion_tokens,
         "ttft_s": None if outcome.ttft_s is None else round(outcome.ttft_s, 4),
         "finish_reason": outcome.finish_reason,

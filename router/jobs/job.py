@@ -16,7 +16,7 @@ from lmx.protocol.messages.data import ChoiceEnded, Delta, Finished
 from lmx.router.http.api_family import openai_error
 from lmx.router.http.errors import http_status
 from lmx.router.http.outcome import Outcome
-from lmx.router.jobs.live import ENDS, LiveRequest, LiveRequests, LiveState
+from lmx.router.jobs.live import ENDS, LiveRequest, LiveRequests, LiveState, reread_object
 from lmx.router.jobs.records import JobRow, JobState, ResponseRow
 from lmx.router.jobs.store import JobStore
 from lmx.router.rendering.accumulator import AccumulatedChoice, Accumulator
@@ -138,6 +138,7 @@ class Job:
             known,
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
+            reread=None if live.reread is None else live.reread["reason"],
             completion_tokens=usage.completion_tokens,
             load_s=ending.clocked.load_s,
             queue_s=timings.queue_s,
@@ -202,6 +203,7 @@ class Job:
         ending = Ending(finished, clocked)
         self.answer = orjson.dumps(self._complete_answer(ending))
         self.ending = ending
+        self.live.reread = reread_object(finished)
         self._store_output()
         self._put(
             JobState.COMPLETED,

@@ -12,7 +12,9 @@ from itertools import islice
 from typing import Any, Final, Literal, TypeVar, cast
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
+from lmx.protocol.messages.data import Finished
 from lmx.protocol.messages.tasks import TaskFinished
+from lmx.protocol.states import RereadReason
 from lmx.router.event_loop import ends_in_time
 from lmx.router.http.errors import http_status, internal_error
 from lmx.router.http.outcome import Outcome, RequestContext
@@ -75,23 +77,41 @@ def cancelled_error() -> LmxError:
 
 
 class Reread(Answer):
-    """Why a prompt was computed again that begins as an earlier one of its model."""
+    """Why much of a prompt was computed again: an earlier one of its model has it too."""
 
     cached_tokens: int
     """Tokens that were not computed again."""
     expected_tokens: int
-    """Tokens of the beginning that both have."""
-    reason: str
-    """`differs`, `evicted` or the like."""
+    """Tokens that had been computed before."""
+    reason: RereadReason
+    """`differs`, `answer` or `media`: it departs from the earlier prompt. `evicted`, `disk`,
+    `not_cuttable`, `prompt_logprobs` or `no_cache`: what was computed could not be used."""
     position: int
-    """The number of the first token, from 0, that was computed again."""
+    """The number of the first token, from 0, that differs; where none does, of the first that was
+    computed again."""
     before: str | None
-    """The text before that token. Null, as the next two, unless an operator has switched texts
-    on."""
+    """The text before that token. Null, as the next two, where nothing differs, and unless
+    `server.show_rereads` is set."""
     was: str | None
     """How the earlier prompt continues."""
     now: str | None
     """How this prompt continues."""
+
+
+def reread_object(finished: Finished) -> Reread | None:
+    """Return why a prompt was computed again; None: it was not, or not much of it."""
+    found = finished.reread
+    if found is None:
+        return None
+    return {
+        "cached_tokens": finished.usage.cached_tokens,
+        "expected_tokens": found.expected_tokens,
+        "reason": found.reason,
+        "position": found.position,
+        "before": found.before or None,
+        "was": found.was or None,
+        "now": found.now or None,
+    }
 
 
 @dataclass(slots=True, eq=False)

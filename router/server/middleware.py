@@ -153,6 +153,7 @@ class RequestServer:
                 key=self.limiter.name_of(owner),
                 priority=None if owner is None else self.priorities.get(owner),
                 apart=len(self.spec.api_keys) > 1 and not self.spec.share_prefix_cache,
+                show_reread=self.spec.show_rereads,
             )
             if not endpoint.is_inference:
                 return _Answer(await handler(request))

@@ -158,6 +158,7 @@ def _sum(finished: Sequence[Finished]) -> Finished:
             accepted_tokens=sum(timing.accepted_tokens for timing in timings),
         ),
         tuple(dict.fromkeys(remark for end in finished for remark in end.remarks)),
+        next((end.reread for end in finished if end.reread is not None), None),
     )
 
 

@@ -93,6 +93,11 @@ class ServerConfig(Section):
     """What the last so many requests asked is kept for whoever has the admin key. **It shows
     prompts.** It is kept in memory alone, at most 1 MiB of each and 64 MiB of all, without keys and
     the content of files. With 0 nothing is kept, and what was kept is gone."""
+    show_rereads: Annotated[bool, Needs.ROUTER] = False
+    """Whether whoever has the admin key sees the text at which a prompt differs from an earlier
+    one, where much of it was computed again for that (docs/operating.md). **It shows prompts**:
+    some 60 characters before that place and behind it. They are kept in memory alone. The reason
+    and the place are shown in any case."""
 
 
 _RecordAge = Annotated[float, Field(gt=0, le=10 * 365 * 86_400, allow_inf_nan=False), DURATION]

@@ -136,6 +136,7 @@ def router_spec(
         keep_billing_header=server.keep_billing_header,
         media=config.media.spec,
         capture_requests=server.capture_requests,
+        show_rereads=server.show_rereads,
     )
 
 

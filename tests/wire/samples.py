@@ -65,6 +65,7 @@ from lmx.protocol.messages.data import (
     Preparing,
     Pulse,
     Refused,
+    Reread,
     Sampling,
     Search,
     Structure,
@@ -146,6 +147,7 @@ from lmx.protocol.states import (
     MemoryWiring,
     ModelKind,
     ModelState,
+    RereadReason,
     RouterState,
     SlotState,
     StructureKind,
@@ -314,6 +316,7 @@ SAMPLES: Final[tuple[Any, ...]] = (
         cache_salt="tenant", priority=-7, keep_alive_s=60.0, owner="key_0123456789ab",
         memory_wait_s=12.5, whole=True, token_ids=True, add_generation_prompt=False,
         continue_final_message=True, truncate_prompt_tokens=-1, adapter="tiny-sql",
+        show_reread=True,
         media=(
             MediaItem(
                 MediaKind.VIDEO, MediaForm.WEBM, "messages[0].content[1].video_url", 70_000,
@@ -333,7 +336,8 @@ SAMPLES: Final[tuple[Any, ...]] = (
         finished=(
             Finished(
                 7, Usage(21, 128, 16, 40, 9, 4, 2), Timings(0.1, 0.2, 3.5, 30, 20),
-                ("not checked",)),), failed=(Failed(8, ErrorCode.ENGINE_ERROR, "no kernel"),)),
+                ("not checked",), Reread(RereadReason.ANSWER, 17, 20, "it is ", "ten", "two")),),
+        failed=(Failed(8, ErrorCode.ENGINE_ERROR, "no kernel"),)),
     Pulse("0badcafe", 2),
     Preparing(7),
     # Work that is no generation.
@@ -397,7 +401,8 @@ SAMPLES: Final[tuple[Any, ...]] = (
         key_limits=RateLimits(600, 100_000, 8), total_limits=RateLimits(6000, 1_000_000, 64),
         rescue=RescueSpec(("lmx-supervisor", "rescue"), 15.0, {"LMX_SECURITY_API_KEYS": "k"}),
         beat_interval_s=0.5, orphan_grace_s=60.0, keep_billing_header=True,
-        media=MediaLimits(("10.0.0.0/8",), 4, 1000, 8000, 2, 1.5, 2.5, 7.5), capture_requests=7),
+        media=MediaLimits(("10.0.0.0/8",), 4, 1000, 8000, 2, 1.5, 2.5, 7.5), capture_requests=7,
+        show_rereads=True),
 )
 # fmt: on
 

@@ -11,7 +11,7 @@ from lmx.protocol.messages.data import Assist, Structure, Thinking, ToolUse
 from lmx.protocol.messages.tasks import TaskPart
 from lmx.protocol.messages.template import UNKNOWN_TEMPLATE, TemplateFacts
 from lmx.protocol.models.sampling import SamplingParameters
-from lmx.protocol.states import ModelKind
+from lmx.protocol.states import ModelKind, RereadReason
 from lmx.worker.media.values import MediaNeeds
 
 if TYPE_CHECKING:
@@ -386,6 +386,22 @@ class Hypothesis(NamedTuple):
     """One for each token; empty where the row asked for no logprobs."""
 
 
+class RereadPrompt(NamedTuple):
+    """Why tokens of a prompt were computed that had been computed for an earlier one."""
+
+    reason: RereadReason
+    position: int
+    """The first token that differs; where none does, the first that was computed again."""
+    expected_tokens: int
+    """How many tokens of the prompt had been computed before."""
+    before: Sequence[int] = ()
+    """The tokens before ``position``, if some differ there. Those of media are negative."""
+    was: Sequence[int] = ()
+    """What came then in the earlier prompt."""
+    now: Sequence[int] = ()
+    """What comes then in this one."""
+
+
 class PrefillFinished(NamedTuple):
     """A row's prefill is done."""
 
@@ -394,6 +410,8 @@ class PrefillFinished(NamedTuple):
     """How many tokens of its prompt needed no computing."""
     prompt_scores: Sequence[TokenScores] = ()
     """Where asked for, one for each prompt token but the first."""
+    reread: RereadPrompt | None = None
+    """Why much of it was computed although it had been before; None: it was not."""
 
 
 class DraftCounts(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Final
 import structlog
 
 from lmx.protocol.errors import ErrorCode, LmxError
-from lmx.protocol.messages.data import Delta, Timings, TokenLogprob, Usage
+from lmx.protocol.messages.data import Delta, Reread, Timings, TokenLogprob, Usage
 from lmx.protocol.models.memory import KvLayers
 from lmx.protocol.states import DeltaKind
 from lmx.worker.engine.interfaces import Generator
@@ -24,6 +24,7 @@ from lmx.worker.engine.values import (
     Hypothesis,
     PrefillFinished,
     PromptMedia,
+    RereadPrompt,
     SequenceRequest,
     StepOutput,
     TokenScores,
@@ -79,6 +80,7 @@ class RunningRequest:
     media: MediaState = MediaState.HERE
     first_token_s: float | None = None
     started: PrefillFinished | None = None
+    reread: Reread | None = None
     _completion_tokens: int = 0
     _reasoning_tokens: int = 0
     _drafted_tokens: int = 0
@@ -117,6 +119,7 @@ class RunningRequest:
                 drafted_tokens=self._drafted_tokens,
                 accepted_tokens=self._accepted_tokens,
             ),
+            self.reread,
         )
 
 
@@ -167,6 +170,31 @@ def show_prompt(
     for start in range(0, len(entries), PIECE_TOKENS):
         part = tuple(entries[start : start + PIECE_TOKENS])
         out.append(Delta(request.run_id, "", 0, 0, DeltaKind.PROMPT, logprobs=part))
+
+
+_SHOWN_CHARACTERS: Final = 60
+"""Enough to recognize the line that has changed."""
+
+
+def describe_reread(generator: Generator, found: RereadPrompt, *, shown: bool) -> Reread:
+    """Return why a prompt was read again, with texts if they are to be ``shown``."""
+
+    def text(tokens: Sequence[int]) -> str:
+        detokenizer = generator.detokenizer(False, special=True)
+        # What stands for media is no token of the model.
+        return "".join(detokenizer.add(token) for token in tokens if token >= 0) + (
+            detokenizer.flush()
+        )
+
+    known = Reread(found.reason, found.position, found.expected_tokens)
+    if not shown:
+        return known
+    return replace(
+        known,
+        before=text(found.before)[-_SHOWN_CHARACTERS:],
+        was=text(found.was)[:_SHOWN_CHARACTERS],
+        now=text(found.now)[:_SHOWN_CHARACTERS],
+    )
 
 
 def _added(generator: Generator, prompt: Sequence[int], text: str | None) -> int:
@@ -606,6 +634,9 @@ class Batch:
         if running.started is None:
             running.started = started
             show_prompt(generator, running.request, started, self.outputs)
+            if started.reread is not None:
+                shown = running.request.rules.show_reread
+                running.reread = describe_reread(generator, started.reread, shown=shown)
         if running.request.sequences[0].beam is not None:
             self._searching.add(started.sequence_id)
             # A beam search shows no token before its end, but it makes tokens from here on.

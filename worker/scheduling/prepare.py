@@ -453,4 +453,5 @@ def _text_rules(asked: _Asked, facts: ModelFacts) -> TextRules:
         prompt=None if asked.is_cut else request.prompt,
         token_ids=request.token_ids,
         continues=not parses or request.continue_final_message,
+        show_reread=request.show_reread,
     )

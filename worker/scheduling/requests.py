@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from lmx.protocol.errors import ErrorCode
-from lmx.protocol.messages.data import Delta, Timings, Usage
+from lmx.protocol.messages.data import Delta, Reread, Timings, Usage
 from lmx.protocol.states import FinishReason
 from lmx.worker.engine.values import AnswerCheck, SequenceRequest
 from lmx.worker.formats.parser import OutputParser
@@ -40,6 +40,8 @@ class TextRules:
     """Whether the text comes with its tokens."""
     continues: bool = True
     """Whether the text continues the prompt's."""
+    show_reread: bool = False
+    """Whether the prompt's text is shown where it departs from an earlier one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,7 @@ class RequestFinished(NamedTuple):
     stream_id: int
     usage: Usage
     timings: Timings
+    reread: Reread | None = None
 
 
 class RequestFailed(NamedTuple):

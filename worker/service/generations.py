@@ -11,11 +11,20 @@ import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 
 from lmx.protocol.errors import ErrorCode, RequestError, UnavailableError
-from lmx.protocol.messages.data import Accepted, ChoiceEnded, Delta, Failed, Finished, Generate
+from lmx.protocol.messages.data import (
+    Accepted,
+    ChoiceEnded,
+    Delta,
+    Failed,
+    Finished,
+    Generate,
+    Reread,
+)
 from lmx.protocol.messages.specs import WorkerSpec
 from lmx.protocol.states import DeltaKind
 from lmx.worker.engine.interfaces import Engine, Generator
@@ -128,7 +137,7 @@ class Generation(OpenRequest):
         """Log how the generation ended."""
         request_id = self.request.request_id
         match end:
-            case RequestFinished(_, usage, timings):
+            case RequestFinished(_, usage, timings, reread):
                 log.info(
                     "stream.finished",
                     request_id=request_id,
@@ -138,6 +147,7 @@ class Generation(OpenRequest):
                     queue_s=round(timings.queue_s, 4),
                     prefill_s=round(timings.prefill_s, 4),
                     decode_s=round(timings.decode_s, 4),
+                    **_logged(reread),
                 )
             case RequestFailed(_, code, _):
                 log.warning("stream.failed", request_id=request_id, code=code)
@@ -427,11 +437,11 @@ class Generations:
         self._open.forget(opened)
         self._idle_clock.ended(opened.request.keep_alive_s, time.monotonic())
         match end:
-            case RequestFinished(_, usage, timings):
+            case RequestFinished(_, usage, timings, reread):
                 self._open.estimate.ended(timings.prefill_s + timings.decode_s)
                 self._counts.finished(usage, timings)
                 remarks = () if opened.review is None else opened.review.remarks
-                part.finished.append(Finished(stream_id, usage, timings, remarks))
+                part.finished.append(Finished(stream_id, usage, timings, remarks, reread))
             case RequestFailed(_, code, message):
                 opened.flush(part)
                 part.failed.append(Failed(stream_id, code, message))
@@ -442,3 +452,14 @@ def _ranking(request: Generate) -> Ranking | None:
     search = request.search
     ranked = not search.beam and search.best_of > search.n
     return Ranking(search.n, search.best_of) if ranked else None
+
+
+def _logged(reread: Reread | None) -> dict[str, Any]:
+    """Return what the log says of a prompt that was read again: none of its text."""
+    if reread is None:
+        return {}
+    return {
+        "reread": reread.reason.value,
+        "reread_at": reread.position,
+        "expected_cached_tokens": reread.expected_tokens,
+    }

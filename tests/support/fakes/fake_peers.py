@@ -44,6 +44,7 @@ from lmx.protocol.messages.data import (
     Preparing,
     Pulse,
     Refused,
+    Reread,
     Timings,
     Usage,
 )
@@ -291,6 +292,7 @@ class FakeStream:
         reason: FinishReason = FinishReason.STOP,
         usage: Usage | None = None,
         timings: Timings | None = None,
+        reread: Reread | None = None,
     ) -> None:
         """End well, with the last text and the ends of all open answers in the same message."""
         stream_id = self.request.stream_id
@@ -304,6 +306,7 @@ class FakeStream:
                         stream_id,
                         usage or Usage(prompt_tokens=7, completion_tokens=tokens, cached_tokens=4),
                         timings or Timings(queue_s=0.01, prefill_s=0.02, decode_s=0.5),
+                        reread=reread,
                     ),
                 ),
             )

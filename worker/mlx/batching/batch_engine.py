@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from typing import Final
 
 import mlx.core as mx
+import numpy as np
 
 from lmx.worker.engine.values import (
     PrefillFinished,
+    RereadPrompt,
     SequenceRequest,
     StepOutput,
 )
@@ -32,6 +34,8 @@ from lmx.worker.mlx.media.encoding import FeatureCache
 from lmx.worker.mlx.media.spans import media_of
 from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states
 from lmx.worker.mlx.prefix.cache import AtomicSpans, PrefixCache
+from lmx.worker.mlx.prefix.reread import RecentPrompts
+from lmx.worker.mlx.prefix.tree import Tokens
 from lmx.worker.mlx.sampling.sampler import BatchSampler
 
 # A row waits no longer than this for a prefix from disk.
@@ -65,6 +69,7 @@ class BatchEngine:
         self._sampler = sampler
         self._pace = pace
         self._prefixes = prefixes
+        self._recent = RecentPrompts()
         self._speculation = speculation
         self._features = features
         self._buckets = DecodeBuckets(forward, sampler, blocks, together=mode is BatchMode.BATCHED)
@@ -254,7 +259,9 @@ class BatchEngine:
         self._prompts.remove(row.sequence_id)
         # An update in place must not reach another row's cache.
         caches = [copy.deepcopy(prefill.prompt_cache) for _ in duplicates]
-        self._join(row, prefill, prefill.cached_tokens, prefill.prompt_cache, logits, made)
+        self._join(
+            row, prefill, prefill.cached_tokens, prefill.prompt_cache, logits, made, prompt.reread
+        )
         for duplicate, prompt_cache in zip(duplicates, caches, strict=True):
             made.prefill_tokens += 1
             self._join(duplicate, prefill, len(row.prompt) - 1, prompt_cache, logits, made)
@@ -274,6 +281,7 @@ class BatchEngine:
             prompt.checkpoints = self._prefixes.checkpoints(
                 prompt.tokens, cached_tokens, row.cache_salt
             )
+        prompt.reread = self._explain(prompt, cached_tokens)
         if prompt_cache is None:
             prompt_cache = self._forward.new_cache()
         forward = self._forward.with_adapter(row.adapter)
@@ -281,6 +289,17 @@ class BatchEngine:
         if self._speculation is not None and row.beam is None:
             observed_tokens = self._speculation.observed_tokens(row.sequence_id)
         return PromptPrefill(forward, row, prompt_cache, cached_tokens, observed_tokens)
+
+    def _explain(self, prompt: Prompt, cached_tokens: int) -> RereadPrompt | None:
+        """Return why a prompt will be read that was read before; None: it was not."""
+        row = prompt.row
+        overlap = self._recent.overlap(prompt.tokens, row.cache_salt, cached_tokens)
+        if overlap is None:
+            return None
+        kept = None
+        if self._prefixes is not None:
+            kept = self._prefixes.kept(prompt.tokens, row.cache_salt, self._atomic(prompt))
+        return overlap.explained(kept, scored=row.prompt_logprobs is not None)
 
     def _encode(self, prefill: PromptPrefill, decoding: bool, made: StepOutput) -> bool:
         """Continue to encode the next picture, sound or video that the prompt's next chunk needs,
@@ -337,7 +356,9 @@ class BatchEngine:
         if prefill.row.beam is not None or not prefill.chunked:
             logits = prefill.finish()
             mx.eval(logits, cache_states(prefill.prompt_cache))
-        self._keep_prompt(prefill)
+        self._recent.note(
+            self._keep_prompt(prefill), len(prefill.row.prompt), prefill.row.cache_salt
+        )
         return logits
 
     def _join(
@@ -348,9 +369,10 @@ class BatchEngine:
         prompt_cache: PromptCache,
         logits: mx.array | None,
         made: StepOutput,
+        reread: RereadPrompt | None = None,
     ) -> None:
         """Let a row decode, with its own cache of its prompt."""
-        started = PrefillFinished(row.sequence_id, cached_tokens, prefill.scores)
+        started = PrefillFinished(row.sequence_id, cached_tokens, prefill.scores, reread)
         if row.max_tokens == 0:
             # The prompt was all that had to be computed.
             self._forget(row.sequence_id)
@@ -408,9 +430,12 @@ class BatchEngine:
             together=self._mode is BatchMode.BATCHED,
         )
 
-    def _keep_prompt(self, prefill: PromptPrefill) -> None:
+    def _keep_prompt(self, prefill: PromptPrefill) -> Tokens:
+        """Keep what was computed of a prompt, and return the tokens of that."""
+        keys = np.asarray(prefill.keys, np.int32)
         if self._prefixes is not None:
-            self._prefixes.store(prefill.keys, prefill.prompt_cache, prefill.row.cache_salt)
+            self._prefixes.store(keys, prefill.prompt_cache, prefill.row.cache_salt)
+        return keys
 
     def _end(self, sequence_ids: Sequence[int], *, keep: bool) -> None:
         """Remove decoding rows. With ``keep``, their caches are stored for the next turn."""
@@ -419,9 +444,13 @@ class BatchEngine:
         for sequence_id in sequence_ids:
             self._forget(sequence_id)
             here = self._buckets.find(sequence_id)
-            if keep and self._prefixes is not None and here is not None:
-                row = here.row
-                self._prefixes.store(row.keys, here.prompt_cache, row.salt, here.place)
+            if not keep or here is None:
+                continue
+            row = here.row
+            keys = np.asarray(row.keys, np.int32)
+            if self._prefixes is not None:
+                self._prefixes.store(keys, here.prompt_cache, row.salt, here.place)
+            self._recent.note(keys, len(row.tokens) - row.generated_tokens, row.salt)
         self._buckets.leave(sequence_ids)
 
     def _enter(self, row: SequenceRequest) -> None:

@@ -19,9 +19,10 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lmx.worker.engine.values import SequenceRequest
+from lmx.worker.engine.values import RereadPrompt, SequenceRequest
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
 from lmx.worker.mlx.media.spans import media_of
+from lmx.worker.mlx.prefix.tree import common_tokens
 
 _OLDEST_EVERY: Final = 4
 """One of this many chunks is for the oldest prompt."""
@@ -48,6 +49,8 @@ class Prompt:
     """None: it has not begun."""
     checkpoints: Sequence[int] = ()
     """After how many tokens its cache is to be kept."""
+    reread: RereadPrompt | None = None
+    """Why much of it is computed although it had been before."""
 
     @property
     def done_tokens(self) -> int:
@@ -113,7 +116,7 @@ class PrefillQueue:
         for other in self._prompts.values():
             if other.row.cache_salt != row.cache_salt:
                 continue
-            common = _common_tokens(tokens, other.tokens)
+            common = common_tokens(tokens, other.tokens)
             if duplicate_of is None and common == len(tokens) == len(other.tokens):
                 duplicate_of = other.row.sequence_id if _are_alike(row, other.row) else None
             if row.prompt_logprobs is None and common >= _LEAST_SHARED_TOKENS:
@@ -265,9 +268,3 @@ def _are_alike(one: SequenceRequest, other: SequenceRequest) -> bool:
         other.prompt_logprobs,
         other.generated_tokens,
     )
-
-
-def _common_tokens(one: npt.NDArray[np.int32], other: npt.NDArray[np.int32]) -> int:
-    length = min(len(one), len(other))
-    differing = np.flatnonzero(one[:length] != other[:length])
-    return int(differing[0]) if len(differing) else length

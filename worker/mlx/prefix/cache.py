@@ -21,6 +21,7 @@ import numpy as np
 import structlog
 
 from lmx.protocol.messages.specs import PrefixCacheSpec
+from lmx.worker.mlx.prefix.reread import Kept
 from lmx.worker.mlx.prefix.state import CacheLayout
 from lmx.worker.mlx.prefix.store import Payload, PrefixStore, payload_of
 from lmx.worker.mlx.prefix.tree import Hit, Tokens, usable
@@ -127,6 +128,13 @@ class PrefixCache:
         prompt = np.asarray(tokens, np.int32)
         hit = self._best(prompt, salt, len(prompt) - 1, atomic, resident=False)
         return 0 if hit is None else hit.length
+
+    def kept(self, tokens: TokenIds, salt: str, atomic: AtomicSpans = ()) -> Kept | None:
+        """Return how much is kept of a prompt, usable or not; None: nothing is ever kept."""
+        if not self._enabled:
+            return None
+        ways = self._store.tree.match(np.asarray(tokens, np.int32), salt)
+        return Kept(self.found(tokens, salt, atomic), ways[0].length if ways else 0)
 
     def fetch(self, tokens: TokenIds, salt: str, atomic: AtomicSpans = ()) -> bool:
         """Begin to read from disk what ``lookup`` would return. True: there is nothing to wait for.

@@ -141,7 +141,7 @@ class PrefixTree:
             segment, way = open_ways.pop()
             ended = True
             for child in segment.children.along(tokens, way.length):
-                end = child.start + _common(child.tokens, tokens[child.start :])
+                end = child.start + common_tokens(child.tokens, tokens[child.start :])
                 if end > way.length:
                     open_ways.append((child, Match((*way.path, child), end)))
                     ended = False
@@ -264,7 +264,8 @@ def segment_id(parent_id: bytes, start: int, tokens: Tokens) -> bytes:
     return digest.digest()
 
 
-def _common(run: Tokens, tokens: Tokens) -> int:
+def common_tokens(run: Tokens, tokens: Tokens) -> int:
+    """Return how many tokens two runs have in common at their beginning."""
     length = min(len(run), len(tokens))
     if not length or run[0] != tokens[0]:
         return 0

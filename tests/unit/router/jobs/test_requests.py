@@ -10,13 +10,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.control import Acquired
-from lmx.protocol.messages.data import Accepted, Timings, Usage
+from lmx.protocol.messages.data import Accepted, Reread, Timings, Usage
 from lmx.protocol.messages.snapshot import ModelView, Snapshot
 from lmx.protocol.messages.tasks import TaskFinished, Vectors
-from lmx.protocol.states import LoadPhase, ModelKind, SlotState, WorkerState
+from lmx.protocol.states import LoadPhase, ModelKind, RereadReason, SlotState, WorkerState
 from lmx.router.http.bodies import capture
 from lmx.router.http.bodies.capture import REDACTED, redacted
 from lmx.router.http.outcome import Outcome, RequestContext
@@ -212,6 +213,36 @@ async def test_a_generation_from_its_line_to_its_end() -> None:
         assert (await requests(rig, "/admin/requests"))["ended"] == []
         for wrong in ("-1", "501", "many"):
             assert (await rig.admin("GET", f"/admin/requests?ended={wrong}"))[0] == 400
+
+
+@pytest.mark.parametrize("texts", [False, True], ids=["", "texts"])
+async def test_why_a_prompt_was_read_again_is_shown_to_operators_alone(texts: bool) -> None:
+    read = Reread(RereadReason.DIFFERS, 41, 90)
+    if texts:
+        read = replace(read, before="It is ", was="Monday", now="Tuesday")
+
+    async def script(stream: FakeStream) -> None:
+        assert stream.request.show_reread is texts
+        await stream.accept()
+        await stream.finish("b", usage=USAGE, timings=TIMINGS, reread=read)
+
+    async with router_rig(script, show_rereads=texts) as rig:
+        with capture_logs() as logged:
+            status, answered = await rig.chat_json()
+        assert status == 200
+        assert "Monday" not in str(answered) and "reread" not in str(answered)
+        [ended] = (await requests(rig))["ended"]
+        assert ended["reread"] == {
+            "cached_tokens": 60,
+            "expected_tokens": 90,
+            "reason": "differs",
+            "position": 41,
+            "before": "It is " if texts else None,
+            "was": "Monday" if texts else None,
+            "now": "Tuesday" if texts else None,
+        }
+        assert "Monday" not in str(logged)
+        assert "differs" in [line.get("reread") for line in logged]
 
 
 async def test_requests_that_end_badly_are_listed_with_their_error() -> None:

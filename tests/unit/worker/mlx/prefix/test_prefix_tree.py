@@ -77,14 +77,14 @@ def test_looking_costs_the_same_however_many_prompts_branch_off(
 ) -> None:
     """All prompts of a model begin alike, by its chat template."""
     compared = 0
-    common = prefix_tree._common
+    common = prefix_tree.common_tokens
 
     def counted(run: Tokens, asked: Tokens) -> int:
         nonlocal compared
         compared += 1
         return common(run, asked)
 
-    monkeypatch.setattr(prefix_tree, "_common", counted)
+    monkeypatch.setattr(prefix_tree, "common_tokens", counted)
     tree = PrefixTree()
     each = []
     for files in (50, 2000):
