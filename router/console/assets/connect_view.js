@@ -16,7 +16,7 @@ const LOOPBACK = /^(localhost|127\.\d+\.\d+\.\d+|\[::1\])$/;
 
 /** Begins to show the page.
  *  @param {HTMLElement} root
- *  @param {{announce: (text: string) => void}} console
+ *  @param {import("./console.js").Console} console
  *  @returns {() => void} a function that ends it */
 export function mount(root, console) {
   const ending = new AbortController();
@@ -27,8 +27,7 @@ export function mount(root, console) {
   let clients = [];
   let tested = new AbortController();
 
-  const style = h("link", { rel: "stylesheet", href: url("ui/connect.css") });
-  document.head.append(style);
+  console.style("connect.css");
   const model = h("select", { id: "connect-model" });
   const notice = h("p", { class: "notice", role: "status", hidden: true });
   const groups = h("nav", { class: "clients", "aria-label": "Clients" });
@@ -198,7 +197,6 @@ export function mount(root, console) {
   return () => {
     ending.abort();
     tested.abort();
-    style.remove();
     root.replaceChildren();
   };
 }
