@@ -9,12 +9,16 @@
  *  @property {string | null} problem
  *  @property {Value | null} system
  *  @property {Value[]} models In the configuration's order. */
+/** @typedef {object} Requests What listeners to `requests` get: always whole.
+ *  @property {Value[]} live Those under way, the oldest first, with `at_ms`: what is known of one was so at
+ *    that time, by `performance.now()`.
+ *  @property {Value[]} ended The newest first. */
 
 const FIRST_WAIT_MS = 500;
 const LONGEST_WAIT_MS = 15_000;
 const SILENCE_MS = 90_000;
 const KEPT_EVENTS = 1000;
-const KEPT_ENDED = 500;
+const KEPT_ENDED = 2000;
 const REFUSED = [401, 403];
 
 /** Yields the events of a response, and nothing for comments.
@@ -51,6 +55,8 @@ export function makeLive(open) {
   const latest = new Map([["connection", { state: "closed" }]]);
   /** @type {Map<string, Value>} */
   const models = new Map();
+  /** @type {Map<string, Value>} The requests under way, and when each one came as it is. */
+  const underWay = new Map();
   /** @type {string[]} */
   let order = [];
   /** @type {Value[]} */
@@ -86,8 +92,15 @@ export function makeLive(open) {
       const listed = order.flatMap((id) => models.get(id) ?? []);
       keep("status", { at_s: value.at_s, problem: value.problem ?? null, system: value.system ?? before, models: listed });
     } else if (topic === "requests") {
+      const at_ms = performance.now();
+      if (value.whole) underWay.clear();
+      for (const item of value.live) underWay.set(item.id, { ...item, at_ms });
+      // A reader may get an end twice.
       const before = value.whole ? [] : (latest.get("requests")?.ended ?? []);
-      keep("requests", { ...value, whole: true, ended: [...(value.ended ?? []), ...before].slice(0, KEPT_ENDED) });
+      const known = new Set(before.map((/** @type {Value} */ item) => item.id));
+      const ended = value.ended.filter((/** @type {Value} */ item) => !known.has(item.id));
+      for (const item of value.ended) underWay.delete(item.id);
+      keep("requests", { live: [...underWay.values()], ended: [...ended, ...before].slice(0, KEPT_ENDED) });
     } else if (topic === "event") {
       if ((seen.get(value.epoch) ?? -1) >= value.seq) return;
       seen.set(value.epoch, value.seq);
@@ -190,6 +203,7 @@ export function makeLive(open) {
       wanted = false;
       settle();
       models.clear();
+      underWay.clear();
       happened.length = 0;
       seen.clear();
       order = [];

@@ -5,7 +5,8 @@
 import { post, url } from "./api.js";
 import { curlOf } from "./copy_as.js";
 import { copyBy, h } from "./dom.js";
-import { PARTS, drawWaterfall, legend, partsOf, seconds, waterfall } from "./waterfall.js";
+import { duration } from "./format.js";
+import { PARTS, drawWaterfall, legend, partsOf, waterfall } from "./waterfall.js";
 
 /** @typedef {any} Item */
 
@@ -92,9 +93,9 @@ export function requestDetails(console, actions) {
       ["State", stateOf(item)],
       ["Status", item.http_status === null ? null : `${item.http_status}`],
       ["Error", item.error_message],
-      ["Took", seconds(item.age_s + passed_s)],
-      ["Time to first token", item.ttft_s === null ? null : seconds(item.ttft_s)],
-      ["Phases", parts.map(([part, part_s]) => `${PARTS[part]} ${seconds(part_s)}`).join(", ") || null],
+      ["Took", duration(item.age_s + passed_s)],
+      ["Time to first token", item.ttft_s === null ? null : duration(item.ttft_s)],
+      ["Phases", parts.map(([part, part_s]) => `${PARTS[part]} ${duration(part_s)}`).join(", ") || null],
       ["Prompt", item.prompt_tokens === null ? null : `${item.prompt_tokens} tokens${item.cached_tokens === null ? "" : `, ${item.cached_tokens} of them cached`}`],
       ["Answer", `${item.tokens} tokens${item.stream ? ", streamed" : ""}`],
       ["From", whose(item) || "no key"],
@@ -198,7 +199,7 @@ export function requestDetails(console, actions) {
   function modelsSeen() {
     /** @type {string[]} */
     let ids = [];
-    console.live.on("status", (/** @type {any} */ status) => (ids = status.order ?? ids))();
+    console.live.on("status", (status) => (ids = status.models.map((/** @type {any} */ one) => one.model)))();
     return [...new Set([shown.model, ...ids, ...actions.all().map((item) => item.model)])];
   }
 
@@ -212,7 +213,7 @@ export function requestDetails(console, actions) {
     const began_ms = performance.now();
     try {
       const made = await post(found.path.slice(1), { ...found.body, model, stream: false }, mine.signal);
-      const took = seconds((performance.now() - began_ms) / 1000);
+      const took = duration((performance.now() - began_ms) / 1000);
       answer.replaceChildren(h("p", { class: "soft" }, `${model} answered in ${took}:`), h("pre", { tabIndex: 0, "aria-label": "The answer" }, answerText(made)));
       console.announce(`${model} has answered`);
     } catch (error) {

@@ -3,13 +3,13 @@
 // waits for whom, and what they asked.
 
 import { h } from "./dom.js";
+import { count as many, duration } from "./format.js";
 import { passed, requestDetails, stateOf, whose } from "./request_details.js";
 import { VirtualList } from "./virtual_list.js";
-import { drawWaterfall, legend, partsOf, scaleOf, seconds, waterfall } from "./waterfall.js";
+import { drawWaterfall, legend, partsOf, scaleOf, waterfall } from "./waterfall.js";
 
-/** @typedef {any} Item A request as GET /admin/requests has it, and `at_ms`: when that came. */
+/** @typedef {any} Item A request as GET /admin/requests has it, and when that came (`at_ms`, see live.js). */
 
-const MOST_ENDED = 5000;
 const TICK_MS = 1000;
 const ROW_PX = 56;
 const CARD_PX = 124;
@@ -37,15 +37,13 @@ function say(element, text) {
  *  @param {import("./console.js").Console} console
  *  @returns {() => void} */
 export function mount(root, console) {
-  /** @type {Map<string, Item>} */
-  const live = new Map();
+  /** @type {Item[]} */
+  let live = [];
   /** @type {Item[]} */
   let ended = [];
-  /** @type {Set<string>} */
-  let endedIds = new Set();
   let scale_s = 1;
-  const narrow = matchMedia("(max-width: 760px)");
-  const details = requestDetails(console, { all: () => [...live.values(), ...ended], cancel, open });
+  const narrow = matchMedia("(max-width: 52rem)");
+  const details = requestDetails(console, { all: () => [...live, ...ended], cancel, open });
 
   const state = choice("State", Object.keys(STATES));
   const model = choice("Model", ["All"]);
@@ -54,11 +52,12 @@ export function mount(root, console) {
   const axis = h("p", { class: "soft axis", "aria-hidden": "true" });
   const empty = h("p", { class: "soft empty", hidden: true });
   const list = new VirtualList("Requests", makeRow, () => (narrow.matches ? CARD_PX : ROW_PX));
+  console.style("requests.css");
   root.append(
     h(
       "section",
-      { class: "requests", "aria-labelledby": "requests-title" },
-      h("header", {}, h("h2", { id: "requests-title" }, "Requests"), count, legend()),
+      { class: "page requests", "aria-labelledby": "requests-title" },
+      h("header", { class: "heading" }, h("h1", { id: "requests-title" }, "Requests"), count, legend()),
       h("div", { class: "filters" }, state.label, model.label, key.label, axis),
       empty,
       list.element,
@@ -107,7 +106,7 @@ export function mount(root, console) {
       say(why, stateOf(item));
       why.classList.toggle("bad", item.state === "failed" || item.state === "interrupted");
       say(tokens, tokensOf(item));
-      say(took, seconds(item.age_s + passed_s));
+      say(took, duration(item.age_s + passed_s));
       stop.hidden = item.ended !== null;
       stop.disabled = item.cancelled;
       stop.setAttribute("aria-label", `Cancel ${item.family} of ${item.model}`);
@@ -117,49 +116,34 @@ export function mount(root, console) {
   }
 
   function refresh() {
-    const every = [...live.values()].reverse();
-    offer(model.select, [...live.values(), ...ended].map((item) => item.model));
-    offer(key.select, [...live.values(), ...ended].map((item) => item.key ?? "none"));
+    const every = [...live].reverse().concat(ended);
+    offer(model.select, every.map((item) => item.model));
+    offer(key.select, every.map((item) => item.key ?? "none"));
     /** @param {Item} item */
     const fits = (item) =>
       STATES[state.select.value](item) &&
       (model.select.value === "All" || item.model === model.select.value) &&
       (key.select.value === "All" || (item.key ?? "none") === key.select.value);
-    const items = [...every, ...ended].filter(fits);
+    const items = every.filter(fits);
     scale_s = scaleOf(items.map((item) => item.age_s + passed(item)));
-    const waiting = every.filter((item) => item.waits_for !== null).length;
-    say(count, `${live.size} under way, ${waiting} of them waiting · ${ended.length} ended`);
-    say(axis, items.length ? `A whole bar is ${seconds(scale_s)}` : "");
+    const waiting = live.filter((item) => item.waits_for !== null).length;
+    say(count, `${live.length} under way, ${waiting} of them waiting · ${ended.length} ended`);
+    say(axis, items.length ? `A whole bar is ${duration(scale_s)}` : "");
     empty.hidden = items.length > 0;
-    say(empty, live.size + ended.length ? "No request is like this." : "No request has come yet.");
+    say(empty, every.length ? "No request is like this." : "No request has come yet.");
     list.show(items);
     details.refresh();
   }
 
-  /** @param {{whole: boolean, live: Item[], ended: Item[]}} news */
-  function take(news) {
-    const at_ms = performance.now();
-    if (news.whole) {
-      live.clear();
-      ended = [];
-      endedIds = new Set();
-    }
-    for (const item of news.live) if (!endedIds.has(item.id)) live.set(item.id, { ...item, at_ms });
-    const fresh = news.ended.filter((item) => !endedIds.has(item.id)).map((item) => ({ ...item, at_ms }));
-    for (const item of fresh) {
-      live.delete(item.id);
-      endedIds.add(item.id);
-    }
-    if (fresh.length) {
-      ended = [...fresh, ...ended];
-      for (const item of ended.splice(MOST_ENDED)) endedIds.delete(item.id);
-    }
+  /** @param {import("./live.js").Requests} now */
+  function take(now) {
+    ({ live, ended } = now);
     refresh();
   }
 
   /** @param {string} id */
   function open(id) {
-    const item = live.get(id) ?? ended.find((one) => one.id === id);
+    const item = [...live, ...ended].find((one) => one.id === id);
     if (item) details.open(item);
   }
 
@@ -175,7 +159,7 @@ export function mount(root, console) {
 
   const stop = console.live.on("requests", take);
   // What is under way grows without a message.
-  const ticking = setInterval(() => document.hidden || !live.size || (list.draw(), details.refresh()), TICK_MS);
+  const ticking = setInterval(() => document.hidden || !live.length || (list.draw(), details.refresh()), TICK_MS);
   const resize = () => list.show(list.items);
   narrow.addEventListener("change", resize);
   refresh();
@@ -191,6 +175,6 @@ export function mount(root, console) {
 /** @param {Item} item */
 function tokensOf(item) {
   if (item.prompt_tokens === null) return "";
-  const cached = item.cached_tokens ? `, ${item.cached_tokens.toLocaleString("en")} cached` : "";
-  return `${item.prompt_tokens.toLocaleString("en")} + ${item.tokens.toLocaleString("en")} tokens${cached}`;
+  const cached = item.cached_tokens ? `, ${many(item.cached_tokens)} cached` : "";
+  return `${many(item.prompt_tokens)} + ${many(item.tokens)} tokens${cached}`;
 }

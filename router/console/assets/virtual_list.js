@@ -24,7 +24,7 @@ export class VirtualList {
     /** @type {Map<string, Row<Item>>} */
     this.rows = new Map();
     this.body = h("ul", { class: "rows", role: "list", "aria-label": label });
-    this.element = h("div", { class: "virtual", onscroll: () => this.schedule(), onkeydown: (event) => this.move(event) }, this.body);
+    this.element = h("div", { class: "virtual", onscroll: () => this.schedule(), onkeydown: (/** @type {KeyboardEvent} */ event) => this.move(event) }, this.body);
     this.scheduled = false;
     this.watch = new ResizeObserver(() => this.schedule());
     this.watch.observe(this.element);

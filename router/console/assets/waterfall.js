@@ -2,6 +2,7 @@
 // Where the time of a request went, as one bar.
 
 import { h } from "./dom.js";
+import { duration } from "./format.js";
 
 /** @typedef {"load" | "queue" | "render" | "cached" | "prefill" | "decode"} Part */
 
@@ -48,13 +49,6 @@ export function scaleOf(ages_s) {
   return SCALES_S.find((one) => one >= most_s) ?? most_s;
 }
 
-/** @param {number} time_s */
-export function seconds(time_s) {
-  if (time_s < 0.0995) return `${Math.round(time_s * 1000)} ms`;
-  if (time_s < 99.5) return `${time_s < 9.95 ? time_s.toFixed(time_s < 1 ? 2 : 1) : time_s.toFixed(0)} s`;
-  return time_s < 5970 ? `${Math.round(time_s / 60)} min` : `${(time_s / 3600).toFixed(1)} h`;
-}
-
 /** Returns an empty bar. */
 export const waterfall = () => h("div", { class: "waterfall", role: "img" });
 
@@ -73,7 +67,7 @@ export function drawWaterfall(bar, parts, scale_s) {
     from += width;
   });
   bar.classList.toggle("over", from >= 99.99 && parts.reduce((sum, [, part_s]) => sum + part_s, 0) > scale_s);
-  const label = parts.map(([part, part_s]) => `${PARTS[part]} ${seconds(part_s)}`).join(", ") || "nothing yet";
+  const label = parts.map(([part, part_s]) => `${PARTS[part]} ${duration(part_s)}`).join(", ") || "nothing yet";
   if (bar.getAttribute("aria-label") !== label) bar.setAttribute("aria-label", label);
 }
 
