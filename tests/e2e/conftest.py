@@ -43,6 +43,7 @@ def scripted_server(minilm_dir: Path) -> Iterator[Rig]:
     """
     config = {
         "security": {"api_keys": [API_KEY]},
+        "server": {"capture_requests": 100},
         # A model's failed load is tried again at once. Several tests break an engine, and a quick
         # machine runs them within one window.
         "restart": {"backoff_base_s": 0.05, "backoff_max_s": 0.1, "max_failures": 1000},

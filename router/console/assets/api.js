@@ -67,14 +67,6 @@ export async function renderMarkdown(blocks) {
   return (await (await ask("ui/markdown", posted({ blocks }))).json()).blocks;
 }
 
-/** Returns the answer to a body.
- *  @param {string} path
- *  @param {Record<string, any>} body
- *  @param {AbortSignal} signal */
-export async function post(path, body, signal) {
-  return (await ask(path, { ...posted(body), signal })).json();
-}
-
 /** Yields what an answer's stream says: a `comment` for people while there is no answer yet, and
  *  `chunk`s. Throws an ApiError if it ends badly.
  *  @param {Record<string, any>} body

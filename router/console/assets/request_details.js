@@ -2,7 +2,7 @@
 // One request in all its figures: why its prompt was read again, what it asked, and how another model
 // answers the same.
 
-import { post, url } from "./api.js";
+import { posted, url } from "./api.js";
 import { curlOf } from "./copy_as.js";
 import { copyBy, h } from "./dom.js";
 import { duration } from "./format.js";
@@ -212,7 +212,8 @@ export function requestDetails(console, actions) {
     answer.replaceChildren(h("p", { class: "soft" }, `${model} answers …`));
     const began_ms = performance.now();
     try {
-      const made = await post(found.path.slice(1), { ...found.body, model, stream: false }, mine.signal);
+      const asked = posted({ ...found.body, model, stream: false });
+      const made = await (await console.open(found.path.slice(1), { ...asked, signal: mine.signal })).json();
       const took = duration((performance.now() - began_ms) / 1000);
       answer.replaceChildren(h("p", { class: "soft" }, `${model} answered in ${took}:`), h("pre", { tabIndex: 0, "aria-label": "The answer" }, answerText(made)));
       console.announce(`${model} has answered`);

@@ -1,0 +1,319 @@
+"""The console's page of requests in a real browser: bars, who waits for whom, cancel, what was
+asked and the same asked again, and thousands of requests.
+
+All tests share a browser and a server; each begins with a page of its own.
+"""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from tests.e2e.conftest import API_KEY
+from tests.e2e.pages.test_chat_page import AXE, CHECKS, DESKTOP, PHONE, press, until
+from tests.support.clients.chromium import Page, chromium, require_chromium
+from tests.support.clients.client_packages import node_folder
+from tests.support.rigs.rig import Rig
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.process,
+    pytest.mark.timeout(900),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+BAD = '<img src=x onerror="window.hurt = 1">'
+MANY = 5000
+
+ROWS = """[...document.querySelectorAll(".request")].map((row) => ({
+  name: row.querySelector(".name").textContent,
+  whose: row.querySelector(".whose").textContent,
+  why: row.querySelector(".why").textContent,
+  bar: row.querySelector(".waterfall").getAttribute("aria-label"),
+  parts: [...row.querySelectorAll(".waterfall i")].map((one) => one.className),
+  top: row.getBoundingClientRect().top,
+  id: row.dataset.index,
+}))"""
+
+FACTS = """Object.fromEntries([...document.querySelectorAll(".facts dt")].map(
+  (name) => [name.textContent, name.nextElementSibling.textContent]))"""
+
+STUB = """(async () => {
+  const { mount } = await import("/ui/requests_view.js");
+  const { shared } = await import("/ui/console.js");
+  const root = document.getElementById("view");
+  root.replaceChildren();
+  let told;
+  const on = (topic, listener) => {
+    if (topic === "requests") told = listener;
+    return () => {};
+  };
+  mount(root, { ...shared, live: { on } });
+  const shape = (number, over) => ({
+    id: `r${number}`, request_id: "q", kind: "chat", family: "chat", model: `model-${number % 7}`,
+    state: "running", queue_position: null, stream: true, cancelled: false, owner: null,
+    key: `key-${number % 3}`, client: "10.0.0.1", created: 1e9 + number, ended: null, age_s: 5,
+    prompt_tokens: 100, cached_tokens: 40, tokens: number % 90, ttft_s: 0.1, phase: "decode",
+    phases: { queue_s: 1, load_s: 0, render_s: 0.1, prefill_s: 1, decode_s: 1 + (number % 3) },
+    waits_for: null, http_status: null, error: null, error_message: null, reread: null,
+    captured: false, at_ms: performance.now(), ...over });
+  window.tell = (live, ended = []) => told({ live, ended });
+  window.shape = shape;
+})()"""
+
+
+def at_(name: str) -> str:
+    return f"document.querySelector({json.dumps(name)})"
+
+
+async def rows(page: Page) -> Any:
+    return await page.run(ROWS)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Page]:
+    require_chromium()
+    async with chromium() as page:
+        yield page
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def page(browser: Page, scripted_server: Rig) -> Page:
+    """The view in a browser that has the keys."""
+    origin = scripted_server.url.removesuffix("/v1")
+    admin_key = (scripted_server.home / "admin.key").read_text().strip()
+    await browser.ask("Emulation.setDeviceMetricsOverride", **DESKTOP)
+    await browser.open(f"{origin}/ping")
+    await browser.run(
+        "localStorage.clear(); sessionStorage.clear();"
+        f' localStorage.setItem("lmx-key", "{API_KEY}");'
+        f' sessionStorage.setItem("lmx-admin-key", "{admin_key}")'
+    )
+    await browser.open(f"{origin}/#/requests")
+    await until(browser, f"{at_('.requests .count')}?.textContent", "the view")
+    return browser
+
+
+@contextlib.asynccontextmanager
+async def asking(rig: Rig, model: str, content: Any, **fields: Any) -> AsyncIterator[Any]:
+    """A request under way, as a task that returns its status."""
+    said = content if isinstance(content, str) else json.dumps(content)
+    body = {"model": model, "messages": [{"role": "user", "content": said}], **fields}
+
+    async def ask() -> int:
+        headers = {"Authorization": f"Bearer {API_KEY}"}
+        url = f"{rig.url}/chat/completions"
+        async with (
+            aiohttp.ClientSession(headers=headers) as http,
+            http.post(url, json=body) as response,
+        ):
+            await response.read()
+            return response.status
+
+    task = asyncio.create_task(ask())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def choose(page: Page, label: str, value: str) -> None:
+    await page.run(
+        "(() => { const select = [...document.querySelectorAll('.filters label')].find((one) =>"
+        f" one.firstChild.textContent === {json.dumps(label)}).querySelector('select');"
+        f" select.value = {json.dumps(value)}; select.dispatchEvent(new Event('change')); }})()"
+    )
+
+
+async def test_a_request_under_way_is_a_bar_and_can_be_cancelled(
+    page: Page, scripted_server: Rig
+) -> None:
+    long = {"tokens": 2000, "step_s": 0.05}
+    async with asking(scripted_server, "scripted", long) as asked:
+        await choose(page, "State", "Under way")
+        await until(page, f"({ROWS}).some((row) => row.parts.includes('decode'))", "its bar")
+        [row] = await rows(page)
+        assert row["name"] == "chat · scripted"
+        assert row["why"] == "decode"
+        await page.run(f"{at_('.request .open')}.click()")
+        assert await page.run(f"{at_('.request-details')}.open")
+        facts = await page.run(FACTS)
+        assert facts["State"] == "decode"
+        await page.run(f"{at_('.request-details .danger')}.click()")
+        assert await asked == 409
+        await until(page, f"({FACTS}).Status === '409'", "its end in the panel")
+        await page.run(f"{at_('.request-details')}.close()")
+        await until(page, "!document.querySelectorAll('.request').length", "its end in the list")
+        await choose(page, "State", "Ended")
+        [row, *_] = await rows(page)
+        assert row["why"] == "request_cancelled"
+
+
+async def test_who_waits_for_whom(page: Page, scripted_server: Rig) -> None:
+    """A model that loads, and a row that another request has."""
+    scripted_server.cli("unload", "slow")
+    async with asking(scripted_server, "slow", "Hello"):
+        found = f"({ROWS}).find((row) => row.why.startsWith('slow is loading'))"
+        await until(page, found, "what it waits for")
+        assert (await page.run(found))["parts"] == ["load"]
+    await page.run(
+        STUB
+        + """.then(() => tell([shape(1, { key: "laptop" }), shape(8, { state: "queued",
+          phase: "queue", waits_for: { reason: "row", model: "model-1", position: 1, evicting: [],
+          text: "model-1 has no free row" } })]))"""
+    )
+    await choose(page, "State", "Waiting")
+    await page.run(f"{at_('.request .open')}.click()")
+    ahead = await page.run(f"{at_('.ahead')}.textContent")
+    assert "model-1 has no free row" in ahead
+    await page.run(f"{at_('.ahead button')}.click()")
+    assert "key laptop" in (await page.run(FACTS))["From"]
+
+
+async def test_what_was_asked_is_shown_copied_and_asked_of_another_model(
+    page: Page, scripted_server: Rig
+) -> None:
+    script = {"pieces": ["an ", BAD], "note": BAD}
+    async with asking(scripted_server, "scripted", script, user=BAD) as asked:
+        assert await asked == 200
+    await choose(page, "State", "Ended")
+    await until(page, f"({ROWS})[0]?.why === 'completed'", "its end")
+    await page.run(f"{at_('.request .open')}.click(); {at_('.captured button')}.click()")
+    shown = await until(page, f"{at_('.captured pre')}?.textContent", "what it asked")
+    assert json.loads(shown)["user"] == BAD
+    assert API_KEY not in shown
+    await page.run(
+        "navigator.clipboard.writeText = async (text) => { window.copied = text; };"
+        " [...document.querySelectorAll('.captured button')].find((one) =>"
+        " one.textContent === 'Copy as curl').click()"
+    )
+    copied = await until(page, "window.copied", "the command")
+    assert "/v1/chat/completions" in copied
+    assert '"Authorization: Bearer $LMX_API_KEY"' in copied
+    await page.run(
+        "(() => { const select = document.querySelector('.captured select'); select.value = 'good';"
+        " [...document.querySelectorAll('.captured button')].find((one) =>"
+        " one.textContent === 'Replay').click(); })()"
+    )
+    await until(page, f"{at_('.captured .answer pre')}?.textContent", "the other model's answer")
+    said = await page.run(f"{at_('.captured .answer')}.textContent")
+    assert said.startswith("good answered in"), said
+    assert await page.run("window.hurt") is None, "no text became an element"
+    assert not await page.run("document.querySelectorAll('#view img').length")
+
+
+async def test_names_and_texts_of_strangers_stay_texts(page: Page) -> None:
+    bad = json.dumps(BAD)
+    await page.run(
+        STUB
+        + f""".then(() => tell([], [shape(1, {{ state: "failed", ended: 1e9, phase: null,
+          model: {bad}, key: {bad}, client: {bad}, error: {bad}, error_message: {bad},
+          request_id: {bad}, reread: {{ cached_tokens: 1, expected_tokens: 9, reason: {bad},
+          position: 842, before: "Today is ", was: {bad}, now: {bad} }} }})]))"""
+    )
+    await choose(page, "State", "Read again")
+    [row] = await rows(page)
+    assert (row["name"], row["why"]) == (f"chat · {BAD}", BAD)
+    assert row["whose"] == f"key {BAD} · {BAD}"
+    await choose(page, "Key", BAD)
+    await page.run(f"{at_('.request .open')}.click()")
+    reread = await page.run(f"{at_('.reread')}.textContent")
+    assert "first difference at token 842" in reread
+    assert f"Today is {BAD}{BAD}" in reread
+    assert await page.run("window.hurt") is None
+    assert not await page.run("document.querySelectorAll('#view img').length")
+
+
+async def test_thousands_of_requests_stay_smooth(page: Page) -> None:
+    """Only the rows in view exist; a message, a scroll and a filter cost a few milliseconds of
+    script, as many as with a hundred requests or a small multiple of that."""
+    await page.run(STUB)
+    figures = await page.run(
+        f"""(async () => {{
+          const frame = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+          const list = document.querySelector(".virtual");
+          const timed = async (work) => {{
+            const began = performance.now(); work(); const spent = performance.now() - began;
+            await frame(); return spent;
+          }};
+          const made = {{}};
+          for (const many of [100, {MANY}]) {{
+            const live = Array.from({{ length: many }}, (_, number) => shape(number));
+            const times = {{ told: [] }};
+            for (let round = 0; round < 20; round++) {{
+              live[round] = shape(round, {{ tokens: 1000 + round }});
+              times.told.push(await timed(() => tell([...live])));
+            }}
+            const began = performance.now();
+            let frames = 0;
+            for (let round = 0; round < 60; round++) {{
+              list.scrollTop = (list.scrollHeight / 60) * round;
+              await frame(); frames++;
+            }}
+            times.frame_ms = (performance.now() - began) / frames;
+            list.scrollTop = 0;
+            await frame();
+            times.told.sort((one, other) => one - other);
+            made[many] = {{ told_ms: times.told[10], frame_ms: times.frame_ms,
+              rows: document.querySelectorAll(".request").length }};
+          }}
+          return made;
+        }})()"""
+    )
+    print("requests page:", figures)
+    few, many = figures["100"], figures[str(MANY)]
+    assert many["rows"] == few["rows"] < 50
+    assert many["told_ms"] < 20 * few["told_ms"] + 50
+    assert many["frame_ms"] < 10 * few["frame_ms"] + 50
+    # What is read stays where it is when others come before it, and the keyboard reaches the end.
+    await page.run(f"{at_('.virtual')}.scrollTop = 56 * 100")
+    await until(page, f"({ROWS}).some((row) => row.id === '100')", "the middle")
+    before = {int(row["id"]): row["top"] for row in await rows(page)}
+    await page.run(
+        f"tell([...Array.from({{ length: {MANY} }}, (_, number) => shape(number)),"
+        " shape(90001), shape(90002)])"
+    )
+    after = {int(row["id"]): row["top"] for row in await rows(page)}
+    assert after[102] == before[100]
+    await page.run(f"{at_('.request .open')}.focus()")
+    await press(page, "End")
+    assert await page.run("document.activeElement.closest('li').dataset.index") == str(MANY + 1)
+    await press(page, "Home")
+    assert await page.run("document.activeElement.closest('li').dataset.index") == "0"
+
+
+async def test_sizes_colours_and_screen_readers(page: Page, packages: Path) -> None:
+    """axe finds nothing, in both colours and sizes; on a phone a request is a card."""
+    axe = node_folder(packages, CHECKS) / "node_modules" / "axe-core" / "axe.min.js"
+    await page.run(axe.read_text())
+    await page.run(
+        STUB
+        + """.then(() => tell([shape(1, { model: "a-long-name-".repeat(9) }), shape(2, { state:
+          "waiting", phase: "load", waits_for: { reason: "memory", model: "model-2", position: 2,
+          evicting: ["other"], text: "model-2 waits for memory" } })], [shape(3, { state: "failed",
+          error: "worker_crashed", ended: 1e9, phase: null, captured: true, reread: {
+          cached_tokens: 1, expected_tokens: 9, reason: "differs", position: 8, before: "a ",
+          was: "b", now: "c" } })]))"""
+    )
+    for size in (DESKTOP, PHONE):
+        await page.ask("Emulation.setDeviceMetricsOverride", **size)
+        for colours in ("light", "dark"):
+            media = [{"name": "prefers-color-scheme", "value": colours}]
+            await page.ask("Emulation.setEmulatedMedia", features=media)
+            for opened in (None, 0, 1, 2):
+                if opened is not None:
+                    await page.run(f"document.querySelectorAll('.request .open')[{opened}].click()")
+                await asyncio.sleep(0.3)
+                assert await page.run(AXE) == [], (size["width"], colours, opened)
+                await page.run(f"{at_('.request-details')}.close()")
+    assert await page.run("document.documentElement.scrollWidth") == PHONE["width"]
+    height = await page.run(f"{at_('.request')}.getBoundingClientRect().height")
+    assert height > 90, "a card"
+    await page.ask("Emulation.setEmulatedMedia", features=[])
