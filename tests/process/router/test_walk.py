@@ -520,7 +520,7 @@ async def operators(walk: Walk) -> None:
 async def files(walk: Walk) -> None:
     for path in ("/openapi.json", "/docs", "/docs/start.js", "/docs/page.css",
                  "/docs/swagger-ui.css", "/docs/swagger-ui-bundle.js", "/ping", "/version",
-                 "/ui/page.css", "/ui/app.js", "/favicon.ico",
+                 "/ui/page.css", "/ui/frame.js", "/favicon.ico",
                  "/api/version"):  # fmt: skip
         await walk.ask("GET", path)
 

@@ -35,18 +35,18 @@ async def test_a_browser_gets_a_page_of_which_every_link_leads_somewhere(rig: Ri
         html = await response.text()
     assert MODEL in html
     paths = Links(html).paths
-    assert {"ui/page.css", "ui/app.js"} <= set(paths)
+    assert {"ui/page.css", "ui/frame.js"} <= set(paths)
     for path in paths:
         async with rig.http.get(f"{rig.url}/{path}") as response:
             assert response.status == 200, path
 
 
 async def test_a_file_of_the_page_is_sent_once_and_no_other_file_is(rig: Rig) -> None:
-    async with rig.http.get(f"{rig.url}/ui/app.js") as response:
+    async with rig.http.get(f"{rig.url}/ui/frame.js") as response:
         assert (response.status, response.content_type) == (200, "text/javascript")
         assert "begin();" in await response.text()
         known = {"If-None-Match": response.headers["ETag"]}
-    async with rig.http.get(f"{rig.url}/ui/app.js", headers=known) as response:
+    async with rig.http.get(f"{rig.url}/ui/frame.js", headers=known) as response:
         assert (response.status, await response.read()) == (304, b"")
     for name in ("index.html", "files.py", "nothing.js", "..%2ffront.py"):
         async with rig.http.get(yarl.URL(f"{rig.url}/ui/{name}", encoded=True)) as response:
