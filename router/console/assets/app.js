@@ -10,6 +10,7 @@ import { asCurl, asJavaScript, asPython } from "./copy_as.js";
 import { announce, at, copyText, h, icon } from "./dom.js";
 import * as models from "./models.js";
 import * as options from "./options.js";
+import { closePopups, menu } from "./popups.js";
 import * as settings from "./settings.js";
 import * as sidebar from "./sidebar.js";
 import * as store from "./store.js";
@@ -211,7 +212,7 @@ function nextBody() {
 
 /** @param {(base: string, body: Record<string, any>, keyed: boolean) => string} write */
 const copyAs = (write) => async () => {
-  sidebar.closePopups(null);
+  closePopups(null);
   if (await copyText(write(url("v1"), nextBody(), models.asksForKey()))) announce("Copied");
 };
 
@@ -245,7 +246,7 @@ async function begin() {
     shown.second = second;
     if (shown.turns.length) keep(shown);
   }, options.askForKey);
-  sidebar.menu(at("share"), at("share-menu"));
+  menu(at("share"), at("share-menu"));
   at("as-curl").addEventListener("click", copyAs(asCurl));
   at("as-python").addEventListener("click", copyAs(asPython));
   at("as-javascript").addEventListener("click", copyAs(asJavaScript));

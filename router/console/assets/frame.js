@@ -6,6 +6,7 @@ import { adminKey, askForAdminKey, forgetAdminKey, listenForAdminKey, onAdminKey
 import { at, h, icon } from "./dom.js";
 import { many, rate } from "./format.js";
 import { budgetBar } from "./memory.js";
+import { closePopups, menu } from "./popups.js";
 import { sparkline } from "./sparkline.js";
 
 /** @typedef {object} View
@@ -196,27 +197,14 @@ function begin() {
   listenForAdminKey();
   onAdminKey(keyChanged);
   at("give-admin-key").addEventListener("click", () => {
-    close();
+    closePopups(null);
     askForAdminKey();
   });
   at("forget-admin-key").addEventListener("click", () => {
-    close();
+    closePopups(null);
     forgetAdminKey();
   });
-  const close = () => {
-    at("operator-menu").hidden = true;
-    at("operator").setAttribute("aria-expanded", "false");
-  };
-  at("operator").addEventListener("click", () => {
-    const opens = at("operator-menu").hidden;
-    at("operator-menu").hidden = !opens;
-    at("operator").setAttribute("aria-expanded", String(opens));
-    if (opens) at("give-admin-key").focus();
-  });
-  document.addEventListener("click", (event) => {
-    if (!at("operator").parentElement.contains(event.target)) close();
-  });
-  document.addEventListener("keydown", (event) => event.key === "Escape" && close());
+  menu(at("operator"), at("operator-menu"));
 
   shared.live.on("status", showStatus);
   shared.live.on("figures", showFigures);

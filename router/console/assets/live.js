@@ -71,7 +71,14 @@ export function makeLive(open) {
   /** @param {string} topic
    *  @param {any} value */
   function tell(topic, value) {
-    for (const listener of [...(listeners.get(topic) ?? [])]) listener(value);
+    for (const listener of [...(listeners.get(topic) ?? [])]) {
+      try {
+        listener(value);
+      } catch (error) {
+        // A view that fails must not end the stream for the others.
+        reportError(error);
+      }
+    }
   }
 
   /** @param {string} topic

@@ -4,6 +4,7 @@
 import { runsIn } from "./answers.js";
 import { asJson, asMarkdown } from "./conversation.js";
 import { at, download, h, icon, sure } from "./dom.js";
+import { menu } from "./popups.js";
 import { listConversations, loadConversation, removeConversation, saveConversation, searchConversations } from "./store.js";
 
 /** @typedef {import("./conversation.js").Conversation} Conversation */
@@ -35,8 +36,6 @@ export function listen(onOpen, onRemove) {
   at("sidebar").addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
     if (event.key === "Escape" && document.body.classList.contains("slid")) slide(false);
   });
-  document.addEventListener("click", (event) => closePopups(/** @type {Node} */ (event.target)));
-  document.addEventListener("keydown", (event) => event.key === "Escape" && closePopups(null));
 }
 
 /** Shows or hides the list where there is no room for it next to the conversation.
@@ -48,30 +47,6 @@ export function slide(is) {
   at("open-sidebar").setAttribute("aria-expanded", String(is));
   if (is) at("new").focus();
   else if (was) at("open-sidebar").focus();
-}
-
-/** Closes every menu but the one that was clicked in.
- *  @param {Node | null} inside */
-export function closePopups(inside) {
-  for (const popup of document.querySelectorAll(".popup:not([hidden])")) {
-    const menu = /** @type {HTMLElement} */ (popup.parentElement);
-    if (inside && menu.contains(inside) && !popup.contains(inside)) continue;
-    /** @type {HTMLElement} */ (popup).hidden = true;
-    menu.querySelector("[aria-expanded]")?.setAttribute("aria-expanded", "false");
-  }
-}
-
-/** Returns a button that opens a menu, with the menu behind it.
- *  @param {HTMLElement} button
- *  @param {HTMLElement} popup */
-export function menu(button, popup) {
-  button.addEventListener("click", () => {
-    const opens = popup.hidden;
-    closePopups(null);
-    popup.hidden = !opens;
-    button.setAttribute("aria-expanded", String(opens));
-    if (opens) popup.querySelector("button")?.focus();
-  });
 }
 
 /** Shows the conversations.

@@ -1,0 +1,29 @@
+// @ts-check
+// Menus that open below a button.
+
+document.addEventListener("click", (event) => closePopups(/** @type {Node} */ (event.target)));
+document.addEventListener("keydown", (event) => event.key === "Escape" && closePopups(null));
+
+/** Closes every menu but the one that was clicked in.
+ *  @param {Node | null} inside */
+export function closePopups(inside) {
+  for (const popup of document.querySelectorAll(".popup:not([hidden])")) {
+    const menu = /** @type {HTMLElement} */ (popup.parentElement);
+    if (inside && menu.contains(inside) && !popup.contains(inside)) continue;
+    /** @type {HTMLElement} */ (popup).hidden = true;
+    menu.querySelector("[aria-expanded]")?.setAttribute("aria-expanded", "false");
+  }
+}
+
+/** Has a button open a menu. Both stand in one element of the class `menu`.
+ *  @param {HTMLElement} button
+ *  @param {HTMLElement} popup */
+export function menu(button, popup) {
+  button.addEventListener("click", () => {
+    const opens = popup.hidden;
+    closePopups(null);
+    popup.hidden = !opens;
+    button.setAttribute("aria-expanded", String(opens));
+    if (opens) popup.querySelector("button")?.focus();
+  });
+}

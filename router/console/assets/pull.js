@@ -1,0 +1,191 @@
+// @ts-check
+// Adding and pulling models: the dialog, and the downloads with their progress.
+
+import { events } from "./live.js";
+import { h } from "./dom.js";
+import { size } from "./format.js";
+import { planOf, showPlan } from "./plan.js";
+
+/** @typedef {Record<string, any>} Value */
+
+const PATH = "admin/models/download";
+const SHOWN_FOR_S = 3600;
+
+/** Makes the dialog and the list of downloads.
+ *  @param {import("./console.js").Console} console */
+export function makePulls(console) {
+  const ending = new AbortController();
+  /** @type {Map<string, Value>} */
+  const downloads = new Map();
+  /** @type {Set<string>} */
+  const followed = new Set();
+  const list = h("ul", { class: "downloads", role: "list" });
+  const element = h("section", { class: "card", "aria-label": "Downloads", hidden: true }, h("h2", {}, "Downloads"), list);
+
+  const source = h("input", { id: "pull-source", autocomplete: "off", spellcheck: false, placeholder: "OWNER/NAME, qwen3-8b, or a folder" });
+  const name = h("input", { id: "pull-name", autocomplete: "off", spellcheck: false, placeholder: "as the source is named" });
+  const context = h("input", { type: "number", min: "128", step: "1", placeholder: "as the model has it" });
+  const plan = h("div", { class: "plan" });
+  const fault = h("p", { class: "fault", role: "alert", hidden: true });
+  const check = h("button", { type: "button", onclick: () => look() }, "Check size and fit");
+  const dialog = h(
+    "dialog",
+    { class: "pull", "aria-labelledby": "pull-title" },
+    h(
+      "form",
+      { method: "dialog", onsubmit: (/** @type {Event} */ event) => pull(event) },
+      h("h2", { id: "pull-title" }, "Add or pull a model"),
+      h("label", {}, "Repository, short name, or a folder or GGUF file on the server", source),
+      h("div", { class: "fields" }, h("label", {}, "Name", name), h("label", {}, "Context, tokens", context)),
+      plan,
+      fault,
+      h(
+        "div",
+        { class: "buttons" },
+        check,
+        h("span", { class: "space" }),
+        h("button", { type: "button", onclick: () => dialog.close() }, "Cancel"),
+        h("button", { type: "button", onclick: () => add() }, "Add"),
+        h("button", { class: "main" }, "Pull"),
+      ),
+    ),
+  );
+
+  /** @param {string} text */
+  function say(text) {
+    fault.textContent = text;
+    fault.hidden = !text;
+  }
+
+  function wanted() {
+    const text = source.value.trim();
+    say(text ? "" : "Name a repository, a short name or a folder.");
+    if (!text) source.focus();
+    return text;
+  }
+
+  function look() {
+    const text = wanted();
+    if (text) showPlan(console, plan, text, Number(context.value) || null);
+  }
+
+  /** @param {Event} event */
+  async function pull(event) {
+    event.preventDefault();
+    const text = wanted();
+    if (!text) return;
+    try {
+      // A short name stands for a repository.
+      const repository = text.includes("/") ? text : (await planOf(console, text)).model_id;
+      const download = await console.request(PATH, { body: { repo_id: repository } });
+      dialog.close();
+      take(download);
+      follow(download.download_id);
+    } catch (/** @type {any} */ error) {
+      say(error.message);
+    }
+  }
+
+  async function add() {
+    const text = wanted();
+    if (!text) return;
+    const id = name.value.trim() || /** @type {string} */ (text.split("/").filter(Boolean).at(-1));
+    const given = Number(context.value);
+    dialog.close();
+    console.announce(`${id} is added`);
+    try {
+      await console.request("engines", { body: { engine_id: id, model_path: text, ...(given ? { n_ctx: given } : {}) } });
+    } catch (error) {
+      console.fail(error);
+    }
+  }
+
+  /** @param {Value} download */
+  function take(download) {
+    downloads.set(download.download_id, { ...downloads.get(download.download_id), ...download });
+    draw();
+  }
+
+  function draw() {
+    const shown = [...downloads.values()].filter((one) => one.status === "downloading" || !one.ended_at || Date.now() / 1000 - one.ended_at < SHOWN_FOR_S);
+    element.hidden = !shown.length;
+    list.replaceChildren(...shown.map(entry));
+  }
+
+  /** @param {Value} one */
+  function entry(one) {
+    const bar = h("i");
+    bar.style.width = `${one.progress_percent}%`;
+    const runs = one.status === "downloading";
+    const total = one.estimated_size_bytes ? ` of ${size(one.estimated_size_bytes)}` : "";
+    const got = `${size(one.downloaded_bytes ?? one.estimated_size_bytes)}${total}`;
+    const words = runs
+      ? `${Math.floor(one.progress_percent)} % · ${got} · ${one.speed_mbps ?? 0} Mbit/s`
+      : one.status === "completed"
+        ? `complete${one.model_id ? `, served as ${one.model_id}` : ""}`
+        : `${one.status}${one.error ? `: ${one.error.message}` : ""}`;
+    return h(
+      "li",
+      { "data-download": one.download_id },
+      h("span", { class: "mono name" }, one.repo_id),
+      h("span", { class: one.status === "failed" ? "bad" : "soft" }, words),
+      runs ? h("button", { type: "button", onclick: () => cancel(one) }, "Cancel") : null,
+      runs ? h("div", { class: "progress", role: "progressbar", "aria-label": `Download of ${one.repo_id}`, "aria-valuenow": String(Math.floor(one.progress_percent)) }, bar) : null,
+    );
+  }
+
+  /** @param {Value} one */
+  async function cancel(one) {
+    try {
+      take(await console.request(`${PATH}/${encodeURIComponent(one.download_id)}`, { method: "DELETE" }));
+    } catch (error) {
+      console.fail(error);
+    }
+  }
+
+  /** @param {string} id */
+  async function follow(id) {
+    if (followed.has(id)) return;
+    followed.add(id);
+    try {
+      const response = await console.open(`${PATH}/${encodeURIComponent(id)}/progress`, { signal: ending.signal });
+      for await (const { data } of events(/** @type {any} */ (response.body))) {
+        const value = JSON.parse(data);
+        if (value.status) take(value.status === "downloading" ? value : { ...value, ended_at: Date.now() / 1000 });
+      }
+    } catch (error) {
+      if (!ending.signal.aborted) console.fail(error);
+    } finally {
+      followed.delete(id);
+    }
+  }
+
+  async function refresh() {
+    try {
+      const answer = await console.request(PATH);
+      for (const download of answer.downloads) {
+        downloads.set(download.download_id, { ...downloads.get(download.download_id), ...download });
+        if (download.status === "downloading") follow(download.download_id);
+      }
+      draw();
+    } catch (error) {
+      if (!ending.signal.aborted) console.fail(error);
+    }
+  }
+
+  refresh();
+  return {
+    element,
+    dialog,
+    show() {
+      say("");
+      plan.replaceChildren();
+      dialog.showModal();
+      source.focus();
+    },
+    refresh,
+    close() {
+      ending.abort();
+    },
+  };
+}
