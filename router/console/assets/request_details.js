@@ -5,7 +5,7 @@
 import { posted, url } from "./api.js";
 import { curlOf } from "./copy_as.js";
 import { copyBy, h } from "./dom.js";
-import { duration } from "./format.js";
+import { count, duration } from "./format.js";
 import { PARTS, drawWaterfall, legend, partsOf, waterfall } from "./waterfall.js";
 
 /** @typedef {any} Item */
@@ -15,9 +15,16 @@ const MOST_AHEAD = 20;
 /** Why a prompt is read again, for people.
  *  @type {Record<string, string>} */
 const REREAD = {
-  differs: "The prompt differs from the earlier one",
-  evicted: "What was computed was evicted meanwhile",
+  differs: "The prompt departs from the earlier one",
+  answer: "The prompt departs from the earlier one in the answer or behind it",
+  media: "An image, a sound or a video is another one",
+  evicted: "The prefix cache had no memory to keep what was computed",
+  not_cuttable: "What is kept of the earlier prompt can only be used whole by this model",
+  disk: "What was computed was on the disk, and was not read in time",
+  prompt_logprobs: "The request wants the logprobs of its prompt, so all of it is computed",
+  no_cache: "The model has no prefix cache",
 };
+const DEPARTS = new Set(["differs", "answer", "media"]);
 
 /** Returns how long ago what is known of a request was so; it stands still once the request has ended.
  *  @param {Item} item */
@@ -96,8 +103,8 @@ export function requestDetails(console, actions) {
       ["Took", duration(item.age_s + passed_s)],
       ["Time to first token", item.ttft_s === null ? null : duration(item.ttft_s)],
       ["Phases", parts.map(([part, part_s]) => `${PARTS[part]} ${duration(part_s)}`).join(", ") || null],
-      ["Prompt", item.prompt_tokens === null ? null : `${item.prompt_tokens} tokens${item.cached_tokens === null ? "" : `, ${item.cached_tokens} of them cached`}`],
-      ["Answer", `${item.tokens} tokens${item.stream ? ", streamed" : ""}`],
+      ["Prompt", item.prompt_tokens === null ? null : `${count(item.prompt_tokens)} tokens${item.cached_tokens === null ? "" : `, ${count(item.cached_tokens)} of them cached`}`],
+      ["Answer", `${count(item.tokens)} tokens${item.stream ? ", streamed" : ""}`],
       ["From", whose(item) || "no key"],
       ["Came", new Date(item.created * 1000).toLocaleString()],
       ["Id", item.id],
@@ -140,13 +147,19 @@ export function requestDetails(console, actions) {
   function drawReread(item) {
     const why = item.reread;
     if (!why) return reread.replaceChildren();
-    const reason = REREAD[why.reason] ?? why.reason;
+    const departs = DEPARTS.has(why.reason);
+    const place = departs ? "first difference at token" : "computed again from token";
+    const texts = [why.before, why.was, why.now].some((text) => text !== null);
     reread.replaceChildren(
       h("h3", {}, "Why the prompt was read again"),
-      h("p", {}, `${why.cached_tokens} of ${why.expected_tokens} tokens that an earlier prompt had too were cached. ${reason}: first difference at token ${why.position}.`),
-      why.before === null
-        ? h("p", { class: "soft" }, "The texts are not kept: the configuration switches that on.")
-        : h("pre", { tabIndex: 0 }, why.before, h("del", {}, why.was ?? ""), h("ins", {}, why.now ?? "")),
+      h("p", {}, `${count(why.cached_tokens)} of ${count(why.expected_tokens)} tokens that had been computed before were cached. ${REREAD[why.reason] ?? why.reason}: ${place} ${count(why.position)}.`),
+      texts
+        ? h(
+            "dl",
+            { class: "facts texts" },
+            ...[["Before", why.before], ["Was", why.was], ["Now", why.now]].flatMap(([name, text]) => [h("dt", {}, name), h("dd", {}, h("code", {}, text ?? ""))]),
+          )
+        : h("p", { class: "soft" }, departs ? "The text around it is shown where server.show_rereads is set." : ""),
     );
   }
 

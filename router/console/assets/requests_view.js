@@ -175,6 +175,6 @@ export function mount(root, console) {
 /** @param {Item} item */
 function tokensOf(item) {
   if (item.prompt_tokens === null) return "";
-  const cached = item.cached_tokens ? `, ${many(item.cached_tokens)} cached` : "";
+  const cached = item.cached_tokens ? `\n${many(item.cached_tokens)} cached` : "";
   return `${many(item.prompt_tokens)} + ${many(item.tokens)} tokens${cached}`;
 }

@@ -14,7 +14,7 @@ from tests.support.rigs.rig import Rig, Stream, ask, http, rig, scripted, wait_u
 
 pytestmark = pytest.mark.process
 
-CONFIG = {"models": [scripted("alpha")], "server": {"sync_timeout_s": 2.0}}
+CONFIG = {"models": [scripted("alpha")], "server": {"sync_timeout_s": 2.0, "capture_requests": 5}}
 
 
 async def jobs(session: aiohttp.ClientSession, lmx: Rig, path: str = "") -> Any:
@@ -26,6 +26,13 @@ async def jobs(session: aiohttp.ClientSession, lmx: Rig, path: str = "") -> Any:
 async def respond(session: aiohttp.ClientSession, lmx: Rig, **fields: Any) -> tuple[int, Any]:
     asked = {"model": "alpha", "input": "Hello", **fields}
     async with session.post(f"{lmx.url}/responses", json=asked) as response:
+        return response.status, await response.json()
+
+
+async def operators(session: aiohttp.ClientSession, lmx: Rig, path: str) -> tuple[int, Any]:
+    headers = {"X-Admin-Key": (lmx.home / "admin.key").read_text().strip()}
+    origin = lmx.url.removesuffix("/v1")
+    async with session.get(f"{origin}/admin/{path}", headers=headers) as response:
         return response.status, await response.json()
 
 
@@ -54,6 +61,12 @@ async def test_jobs_outlive_a_killed_router_and_one_that_gives_way() -> None:
         async with http() as session:
             status, answer = await whole(session, lmx.url, "alpha", {"tokens": 3})
             assert status == 200
+            _, listed = await operators(session, lmx, "requests?ended=5")
+            [ended] = listed["ended"]
+            assert (ended["id"], ended["http_status"], ended["tokens"]) == (answer["id"], 200, 3)
+            assert None not in ended["phases"].values(), "the worker's part is known too"
+            captured = f"requests/{answer['id']}/capture"
+            assert (await operators(session, lmx, captured))[1]["body"]["model"] == "alpha"
             running = Stream(session, lmx.url, ask("alpha", {"tokens": 3000, "step_s": 0.02}))
             await running.has_text(20)
             page = await jobs(session, lmx, "?state=running")
@@ -68,6 +81,7 @@ async def test_jobs_outlive_a_killed_router_and_one_that_gives_way() -> None:
             os.kill(router, signal.SIGKILL)
             await running.ended()
             await asyncio.to_thread(another_router, lmx, router)
+            assert (await operators(session, lmx, captured))[0] == 404, "it was in memory alone"
             page = await jobs(session, lmx)
             states = {one["id"]: one["state"] for one in page["data"]}
             running_id = page["data"][2]["id"]
