@@ -265,3 +265,18 @@ class MediaForm(StrEnum):
     MKV = "mkv"
     AVI = "avi"
     MOV = "mov"
+
+
+class LoadOutcome(StrEnum):
+    """What would become of a load."""
+
+    LOADED = "loaded"
+    """Nothing: the model is loaded, or being loaded, just so."""
+    STARTS = "starts"
+    """It would start at once."""
+    EVICTS = "evicts"
+    """It would start once idle models have been evicted, which would be now."""
+    WAITS = "waits"
+    """It would wait: other models work, load, or have only just been loaded."""
+    IMPOSSIBLE = "impossible"
+    """It would be refused, whatever is evicted."""

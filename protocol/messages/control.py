@@ -16,6 +16,7 @@ from lmx.protocol.messages.status import WorkerFigures
 from lmx.protocol.messages.template import UNKNOWN_TEMPLATE, TemplateFacts
 from lmx.protocol.states import (
     ExitCause,
+    LoadOutcome,
     LoadPhase,
     MediaKind,
     MemoryPressure,
@@ -367,6 +368,60 @@ class PinModel:
     model_id: str
     pinned: bool
     """Whether the model is never evicted from now on."""
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class PlanLoad:
+    """Question: what would a load of this model need, and what would follow? Nothing changes. The
+    reply is a LoadPlan."""
+
+    model_id: str
+    """A model by any of its names, a repository of the hub, or a short name of one."""
+    context_length: int | None = None
+    """The context that the load would name."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanLine:
+    """A part of the memory of a load."""
+
+    name: str
+    """What the bytes are for."""
+    size_bytes: int
+    reason: FreeText = ""
+    """How the figure comes about, for people."""
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """Reply to PlanLoad."""
+
+    model_id: str
+    """The model's id, or the repository of one that is not served."""
+    lines: tuple[PlanLine, ...]
+    """The parts of the estimate. Of a repository that is not on this machine only the size of its
+    files is known."""
+    need_bytes: int
+    """What would be reserved: the estimate, or what was measured in place of it. Of a repository
+    that is not on this machine it is more in the end."""
+    outcome: LoadOutcome
+    detail: FreeText
+    """The outcome as a sentence for people."""
+    budget_bytes: int
+    free_bytes: int
+    """How much of the budget is free now."""
+    evicts: tuple[str, ...] = ()
+    """The models that would be evicted for it."""
+    download_bytes: int = 0
+    """How much of its files is not on this machine."""
+    context_length: int | None = None
+    """The context that it would have."""
+    longest_context: int | None = None
+    """The longest context with which it could be loaded, if everything is evicted that may be."""
+    longest_context_now: int | None = None
+    """The longest context with which it could be loaded and nothing be evicted."""
 
 
 @message

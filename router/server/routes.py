@@ -29,6 +29,7 @@ from lmx.router.operators import (
     logs,
     metrics,
     models,
+    plan,
     status,
     usage,
     version,
@@ -71,6 +72,7 @@ from lmx.router.schema.requests.operators import (
     ModelRequest,
     ModelsQuery,
     PinRequest,
+    PlanQuery,
     RequestsQuery,
     UnloadRequest,
     UsageQuery,
@@ -127,6 +129,10 @@ def _administration() -> Iterator[Endpoint]:
     yield Endpoint("POST", "/admin/models/pin", models.pin_model, use, tag,
         "Pin a model, or unpin it", request=PinRequest, answer=models.CommandAnswer,
         errors=(ErrorCode.MODEL_NOT_FOUND, ErrorCode.MODEL_UNLOADED))
+    yield Endpoint("GET", "/admin/models/plan", plan.plan_load, use, tag,
+        "Show what a load would need, and what would follow", query=PlanQuery,
+        answer=plan.PlanAnswer,
+        errors=(ErrorCode.MODEL_NOT_FOUND, ErrorCode.MODEL_SOURCE_INVALID))
     yield from _files()
 
 

@@ -97,15 +97,9 @@ class Loading:
         return (await self._inspect(Question(name))).whole
 
     def _refuse_context(self, slot: Slot, context_length: int) -> None:
-        most = slot.files.facts.context_tokens
-        if context_length < _LEAST_CONTEXT_TOKENS or (most is not None and context_length > most):
-            upto = "" if most is None else f" and at most {most}, which is what the model has"
-            raise RequestError(
-                ErrorCode.INVALID_VALUE,
-                f"{slot.model.id} can't have a context of {context_length} tokens: at least "
-                f"{_LEAST_CONTEXT_TOKENS}{upto}",
-                param=_PARAM,
-            )
+        refusal = context_refusal(slot.model.id, context_length, slot.files.facts.context_tokens)
+        if refusal is not None:
+            raise RequestError(ErrorCode.INVALID_VALUE, refusal, param=_PARAM)
 
     def _refuse_size(self, slot: Slot, model: ModelConfig) -> None:
         """Refuse settings with which the model can never fit, before its running worker is ended
@@ -121,6 +115,18 @@ class Loading:
                 param=_PARAM,
                 final=True,
             )
+
+
+def context_refusal(model_id: str, context_length: int, most: int | None) -> str | None:
+    """Return why a model can't have a context, None if it can. ``most`` is the longest that it was
+    made for, None if that is not known."""
+    if context_length >= _LEAST_CONTEXT_TOKENS and (most is None or context_length <= most):
+        return None
+    upto = "" if most is None else f" and at most {most}, which is what the model has"
+    return (
+        f"{model_id} can't have a context of {context_length} tokens: at least "
+        f"{_LEAST_CONTEXT_TOKENS}{upto}"
+    )
 
 
 def _next_context(slot: Slot) -> int | None:

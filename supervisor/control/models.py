@@ -10,6 +10,7 @@ from lmx.protocol.messages import control
 from lmx.protocol.messages.snapshot import GetSnapshot, Snapshot
 from lmx.supervisor.control.handlers import Handler
 from lmx.supervisor.control.loading import Loading
+from lmx.supervisor.control.planning import Planning
 from lmx.supervisor.core.core import Core
 from lmx.supervisor.core.view import public_state
 from lmx.supervisor.decisions.slots import events
@@ -22,9 +23,10 @@ class ModelCommands:
     """Answers questions about models with the help of the core. Questions about lmx as a whole
     belong to :mod:`lmx.supervisor.control.service`."""
 
-    def __init__(self, core: Core, loading: Loading) -> None:
+    def __init__(self, core: Core, loading: Loading, planning: Planning) -> None:
         self._core = core
         self._loading = loading
+        self._planning = planning
         self.handlers: dict[type, Handler] = {
             GetSnapshot: self._snapshot,
             control.LoadModel: self._load,
@@ -34,6 +36,7 @@ class ModelCommands:
             control.DrainModel: self._hold,
             control.ResetModel: self._reset,
             control.PinModel: self._pin,
+            control.PlanLoad: lambda question, _now_s: self._planning.plan(question),
         }
 
     def _snapshot(self, _question: GetSnapshot, now_s: float) -> Snapshot:

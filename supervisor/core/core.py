@@ -33,6 +33,7 @@ from lmx.supervisor.core.slot_store import SlotStore
 from lmx.supervisor.core.view import PublicState, known_names, model_status
 from lmx.supervisor.decisions import lifecycle
 from lmx.supervisor.decisions.ledger import Ledger
+from lmx.supervisor.decisions.placement_view import PlacementView
 from lmx.supervisor.decisions.slots import events
 from lmx.supervisor.decisions.slots.demand import Requester, Waiter
 from lmx.supervisor.decisions.slots.life import SlotLife, held_life
@@ -343,6 +344,10 @@ class Core:
     def positions(self, now_s: float) -> dict[str, int]:
         """Return the place of each model that waits for memory, from 1."""
         return positions(self.slots.values(), now_s)
+
+    def scene(self, now_s: float) -> PlacementView:
+        """Return what is decided from which models start and which are evicted."""
+        return self._placer.scene(now_s)
 
     def flush(self, now_s: float) -> None:
         """Publish a snapshot if it has changed, and save what operators drained. This is called

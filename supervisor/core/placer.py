@@ -21,6 +21,7 @@ from lmx.supervisor.decisions.placement_view import (
     Evict,
     Expire,
     Groups,
+    PlacementView,
     Start,
 )
 from lmx.supervisor.decisions.slots import events
@@ -49,18 +50,19 @@ class Placer:
             "and idle models go"
         )
 
+    def scene(self, now_s: float) -> PlacementView:
+        """Return what is decided from."""
+        slots = self._store.slots.values()
+        return scene_of(slots, self._ledger, self._settings.current, self.pressure, now_s)
+
     def place(self, now_s: float) -> None:
         """Start the models that can start, evict those that must go, and report those that wait."""
         if self._store.stopping:
             return
         # Each round takes models out of the queue or workers out of service, so it ends; the
         # bound is for a bug in that.
-        slots = self._store.slots
-        for _ in range(3 * len(slots) + 3):
-            scene = scene_of(
-                slots.values(), self._ledger, self._settings.current, self.pressure, now_s
-            )
-            decisions = decide(scene, now_s)
+        for _ in range(3 * len(self._store.slots) + 3):
+            decisions = decide(self.scene(now_s), now_s)
             if not decisions:
                 break
             for decision in decisions:

@@ -207,10 +207,10 @@ def plan_memory(
     default_kv_bits: int | None = None,
     decoder_bytes: int = 0,
     models: int = 1,
-) -> MemoryPlan:
-    """Return the plan for a model's worker, from what was read of the model's files and of those of
-    its draft model. ``default_kv_bits`` is that of a model which doesn't say it; ``decoder_bytes``
-    and ``models`` as in :func:`estimate_memory`.
+) -> tuple[Estimate, MemoryPlan]:
+    """Return the estimate and the plan for a model's worker, from what was read of the model's
+    files and of those of its draft model. ``default_kv_bits`` is that of a model which doesn't say
+    it; ``decoder_bytes`` and ``models`` as in :func:`estimate_memory`.
 
     Raises :class:`lmx.protocol.errors.OperationError` for figures that no model has.
     """
@@ -220,7 +220,7 @@ def plan_memory(
     plan = plan_of(model, kind, files, draft, estimated, measured)
     # A single worker that once grew beyond all bounds must not keep its model unloaded for ever.
     most_bytes = max(0, budget_bytes - plan.decoder_bytes)
-    return replace(plan, peak_bytes=min(plan.peak_bytes, most_bytes))
+    return estimated, replace(plan, peak_bytes=min(plan.peak_bytes, most_bytes))
 
 
 def plan_of(

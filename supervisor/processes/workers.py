@@ -19,7 +19,7 @@ from lmx.supervisor.decisions.worker import Worker
 from lmx.supervisor.events import Events
 from lmx.supervisor.memory.inspection import Inspection, Question
 from lmx.supervisor.memory.measured import Measured
-from lmx.supervisor.memory.plan import MemoryPlan, plan_memory
+from lmx.supervisor.memory.plan import Estimate, MemoryPlan, plan_memory
 from lmx.supervisor.processes.child import signal_group
 from lmx.supervisor.processes.descendants import Descendants
 from lmx.supervisor.processes.fetching import LoadFetches
@@ -88,6 +88,10 @@ class WorkerProcesses:
         self._fetches.stop(model_id)
 
     def plan_memory(self, model: ModelConfig, found: Inspection) -> MemoryPlan:
+        return self.estimate(model, found)[1]
+
+    def estimate(self, model: ModelConfig, found: Inspection) -> tuple[Estimate, MemoryPlan]:
+        """Return what a worker will need, also line by line. Raises :class:`LmxError`."""
         kind, files = model.kind or found.kind, found.files
         if found.problem is not None or files is None or kind is None:
             problem = found.problem or f"{model.source} is not whole: {found.missing} is missing"

@@ -18,6 +18,7 @@ from lmx.supervisor.control.handlers import Handlers
 from lmx.supervisor.control.inventory import added_handlers, disk_handlers
 from lmx.supervisor.control.loading import Loading
 from lmx.supervisor.control.models import ModelCommands
+from lmx.supervisor.control.planning import Planning
 from lmx.supervisor.control.reload import Reloader, report_routing_gaps
 from lmx.supervisor.control.service import ServiceActions, ServiceCommands
 from lmx.supervisor.core.core import Core
@@ -34,7 +35,7 @@ from lmx.supervisor.memory.watch import MemoryWatch
 from lmx.supervisor.memory.working_set import read_working_set
 from lmx.supervisor.processes.descendants import Descendants
 from lmx.supervisor.processes.exit_watch import ExitWatch
-from lmx.supervisor.processes.fetching import FetchProgram, FetchRuns, LoadFetches
+from lmx.supervisor.processes.fetching import FetchProgram, FetchRuns, LoadFetches, look_now
 from lmx.supervisor.processes.handover import Invocation
 from lmx.supervisor.processes.inspector import Inspections, Inspector
 from lmx.supervisor.processes.launcher import Launcher
@@ -173,7 +174,15 @@ def wire(
 
     reloader = Reloader(invocation.read_config, added, core, settings, events)
     handlers = Handlers(workers.reply)
-    models = ModelCommands(core, Loading(core, added, inspect, time.monotonic))
+    planning = Planning(
+        core,
+        inspect,
+        lambda source: asyncio.to_thread(look_now, home, source, ()),
+        workers.estimate,
+        time.monotonic,
+    )
+    loading = Loading(core, added, inspect, time.monotonic)
+    models = ModelCommands(core, loading, planning)
     handlers.add(models.handlers)
     handlers.add_waiter(Acquire, models.acquire)
     handlers.add(added_handlers(added))

@@ -64,7 +64,7 @@ class Measured:
 
 def _plan(model: ModelConfig, kind: ModelKind, folder: Path) -> MemoryPlan:
     files = read_model_files(folder, kind, model.engine)
-    return plan_memory(model, kind, files, None, BUDGET_BYTES, None)
+    return plan_memory(model, kind, files, None, BUDGET_BYTES, None)[1]
 
 
 def memory(worker: BenchWorker, name: str) -> int:

@@ -48,6 +48,18 @@ class PinRequest(ModelRequest):
     """Whether the model is never evicted from now on."""
 
 
+class PlanQuery(Strict):
+    """GET /admin/models/plan."""
+
+    model: ModelName = Field(
+        description="A model by its id, an alias or its source; a repository of the hub; or a "
+        "short name of one, as `lmx pull` knows them."
+    )
+    context_length: Annotated[int, Field(ge=1, le=2**31 - 1, strict=False)] | None = Field(
+        None, description="The context that the load would name. Default: as configured."
+    )
+
+
 class DownloadRequest(Strict):
     """A repository of the hub, or one file of it."""
 

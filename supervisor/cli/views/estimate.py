@@ -1,7 +1,7 @@
 """``lmx estimate``: a model's memory line by line, before it is loaded."""
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,8 +11,6 @@ from rich.console import Console
 from rich.table import Table
 
 from lmx.protocol.errors import ErrorCode, OperationError
-from lmx.protocol.models.decode_limits import AT_REST_BYTES
-from lmx.protocol.models.memory import kv_bytes
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.cli.views.json_output import json_text
 from lmx.supervisor.cli.views.progress import make_console
@@ -20,6 +18,7 @@ from lmx.supervisor.config.schema import Config, ModelConfig
 from lmx.supervisor.config.sources import folder_path
 from lmx.supervisor.core.inspect_files import question_of
 from lmx.supervisor.decisions.ledger import budget_bytes, format_bytes
+from lmx.supervisor.memory.estimate_lines import lines_of
 from lmx.supervisor.memory.fetched import not_fetched
 from lmx.supervisor.memory.inspection import Inspection
 from lmx.supervisor.memory.measured import Measured
@@ -31,17 +30,6 @@ from lmx.supervisor.processes.inspector import inspect_now
 from lmx.supervisor.state.home import Home
 
 _LOOKS_AT_ONCE: Final = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One line of an estimate."""
-
-    name: str
-    """What the bytes are for."""
-    size_bytes: int
-    reason: str = ""
-    """How the figure comes about."""
 
 
 def print_estimate(config: Config, home: Home, model: str, as_json: bool) -> None:
@@ -132,50 +120,6 @@ def as_dict(estimate: Estimate, plan: MemoryPlan, budget: int) -> dict[str, Any]
     }
 
 
-def lines(model: ModelConfig, estimate: Estimate) -> list[Line]:
-    """Return what makes up an estimate, without what is nothing."""
-    context = estimate.context_tokens
-    row_bytes = kv_bytes(estimate.kv_layers, context) if context else 0
-    asked = f"{context} tokens x {model.kept_rows}" if context else ""
-    if row_bytes and estimate.kv_cache_bytes > model.kept_rows * row_bytes:
-        asked += ", and room for more that are shorter"
-    elif row_bytes and estimate.kv_cache_bytes < model.kept_rows * row_bytes:
-        limit = "memory_bytes" if model.kv_cache_bytes is None else "kv_cache_bytes"
-        asked += f", as far as {limit} allows"
-    if estimate.kv_bits is not None:
-        asked += f", {estimate.kv_bits} bits a number"
-    found = [
-        Line("weights", estimate.weights_bytes, _weights_words(estimate)),
-        Line("draft model", estimate.draft_bytes),
-        Line("adapters", estimate.adapters_bytes, "all are in memory at once"),
-        Line("process", estimate.process_bytes, "Python, mlx and the tokenizer"),
-        Line("KV cache", estimate.kv_cache_bytes, asked),
-        Line("prefix cache", estimate.prefix_cache_bytes, "prompts computed before"),
-        Line("activations", estimate.activation_bytes, "intermediate results"),
-        Line("media", estimate.media_bytes, _media_words(estimate)),
-        Line("decoder", estimate.decoder_bytes, _DECODER_WORDS),
-        Line("buffers", estimate.buffers_bytes, "freed ones that are used again"),
-    ]
-    return [line for line in found if line.size_bytes]
-
-
-def _weights_words(estimate: Estimate) -> str:
-    media_bytes = estimate.media.weights_bytes if estimate.media else 0
-    for_media = f"; {format_bytes(media_bytes)} of them see and hear" if media_bytes else ""
-    return f"headers of *.safetensors{for_media}"
-
-
-_DECODER_WORDS: Final = (
-    f"a process that decodes images, sounds and videos: {format_bytes(AT_REST_BYTES)} at rest, and "
-    "media.decode_memory_bytes at most"
-)
-
-
-def _media_words(estimate: Estimate) -> str:
-    tokens = estimate.media.image_tokens if estimate.media else 0
-    return f"a picture of 1024 x 768 pixels, which is about {tokens} tokens of the context"
-
-
 def show(
     console: Console, model: ModelConfig, estimate: Estimate, plan: MemoryPlan, budget: int
 ) -> None:
@@ -184,7 +128,7 @@ def show(
     table.add_column()
     table.add_column(justify="right")
     table.add_column(style="dim")
-    for line in lines(model, estimate):
+    for line in lines_of(model, estimate):
         table.add_row(line.name, format_bytes(line.size_bytes), line.reason)
     table.add_section()
     table.add_row("estimated", format_bytes(estimate.total_bytes), "")

@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from lmx.protocol.messages.control import PinModel, UnloadModel
+from lmx.protocol.messages.control import LoadPlan, PinModel, PlanLoad, UnloadModel
 from tests.support.rigs.rig import Rig, Stream, ask, http, rig, scripted, wait_until, whole
 
 pytestmark = pytest.mark.process
@@ -54,6 +54,10 @@ class TestRoomForTwo:
     ) -> None:
         async with http() as session:
             for name in ("a", "b", "c"):
+                if name == "c":
+                    plan: LoadPlan = await asyncio.to_thread(room_for_two.ask, PlanLoad("c"))
+                    assert (plan.outcome, plan.evicts) == ("evicts", ("a",)), plan
+                    assert plan.need_bytes == 100 * 2**20
                 await answered(session, room_for_two.url, name)
             line = await asyncio.to_thread(room_for_two.worker, "a")
             assert states(room_for_two) == {"a": "cold", "b": "ready", "c": "ready"}

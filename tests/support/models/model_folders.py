@@ -57,7 +57,7 @@ def plan_folder(
 ) -> MemoryPlan:
     """Return the share of a worker of what lies in a folder, and of its draft's."""
     files, draft = read_folder(model, kind, folder)
-    return plan_memory(model, kind, files, draft, budget_bytes, measured, default_kv_bits)
+    return plan_memory(model, kind, files, draft, budget_bytes, measured, default_kv_bits)[1]
 
 
 def read_folder(

@@ -8,13 +8,14 @@ from typing import Any
 from lmx.protocol.messages import control
 from lmx.protocol.messages.status import WorkerFigures
 from lmx.protocol.states import WorkerState
-from lmx.supervisor.config.model import AddedModelConfig
+from lmx.supervisor.config.model import AddedModelConfig, ModelConfig
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.config.settings import Settings
 from lmx.supervisor.control.handlers import Handlers
 from lmx.supervisor.control.inventory import added_handlers
 from lmx.supervisor.control.loading import Loading
 from lmx.supervisor.control.models import ModelCommands
+from lmx.supervisor.control.planning import Planning
 from lmx.supervisor.core.core import Core
 from lmx.supervisor.core.slot import Slot
 from lmx.supervisor.decisions.ledger import Ledger
@@ -24,6 +25,7 @@ from lmx.supervisor.inventory.added import AddedModels, with_added
 from lmx.supervisor.inventory.added_file import AddedFile
 from lmx.supervisor.memory.inspect_main import inspect
 from lmx.supervisor.memory.inspection import Inspection, Question
+from lmx.supervisor.memory.plan import Estimate, MemoryPlan
 from lmx.supervisor.state.home import Home
 from tests.support.fakes.fake_actions import FakeActions
 
@@ -82,7 +84,10 @@ class CoreRig:
         )
         loading = Loading(self.core, self.added, self.inspect, lambda: self.now_s)
         self.commands = AtOnce(self.actions.reply)
-        commands = ModelCommands(self.core, loading)
+        planning = Planning(
+            self.core, self.inspect, self.no_hub, self.no_estimate, lambda: self.now_s
+        )
+        commands = ModelCommands(self.core, loading, planning)
         self.commands.add(commands.handlers)
         self.commands.add_waiter(control.Acquire, commands.acquire)
         self.commands.add(added_handlers(self.added))
@@ -96,6 +101,12 @@ class CoreRig:
         if found.problem is not None or found.source_problem is not None:
             return found
         return replace(found, facts=self.actions.facts)
+
+    async def no_hub(self, source: str) -> None:
+        raise AssertionError(f"the hub is asked for {source}")
+
+    def no_estimate(self, model: ModelConfig, found: Inspection) -> tuple[Estimate, MemoryPlan]:
+        raise AssertionError(f"{model.id} is estimated: the actions plan for it")
 
     def slot(self, name: str) -> Slot:
         return self.core.slots[name]

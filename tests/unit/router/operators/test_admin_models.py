@@ -16,7 +16,10 @@ from lmx.protocol.messages.control import (
     Done,
     DrainModel,
     LoadModel,
+    LoadPlan,
     PinModel,
+    PlanLine,
+    PlanLoad,
     ResetModel,
     RestartModel,
     UnloadModel,
@@ -24,7 +27,7 @@ from lmx.protocol.messages.control import (
 )
 from lmx.protocol.messages.inventory import Deleted, DeleteModel
 from lmx.protocol.messages.status import GetStatus, Status
-from lmx.protocol.states import SlotState
+from lmx.protocol.states import LoadOutcome, SlotState
 from lmx.router.http.endpoint import Access
 from lmx.router.server.routes import ROUTES
 from lmx.router.supervisor import queries
@@ -93,6 +96,23 @@ async def test_a_command_says_what_follows_and_its_errors_name_the_field(name: s
         rig.supervisor.replies[kind] = Denied(ErrorCode.MODEL_SOURCE_INVALID, "gone", "source")
         status, body = await rig.admin("POST", path, model=TINY, **fields)
         assert (status, body["error"]["param"]) == (400, "model")
+
+
+async def test_a_plan_is_what_the_supervisor_says_of_a_load() -> None:
+    async with admin_rig() as rig:
+        lines = (PlanLine("weights", 900, "headers"),)
+        found = LoadPlan(TINY, lines, 1000, LoadOutcome.EVICTS, "b would be", 2000, 500, ("b",))
+        rig.supervisor.replies[PlanLoad] = found
+        status, body = await rig.admin("GET", "/admin/models/plan?model=t&context_length=4096")
+        assert (status, body["fits"], body["evicts"], body["message"]) == (
+            200, True, ["b"], "b would be",
+        )  # fmt: skip
+        assert body["lines"] == [{"name": "weights", "size_bytes": 900, "reason": "headers"}]
+        await rig.admin("GET", "/admin/models/plan?model=qwen3-8b")
+        assert rig.asked(PlanLoad) == [PlanLoad(TINY, 4096), PlanLoad("qwen3-8b")]
+        for query, param in (("", "model"), ("?model=t&context_length=many", "context_length")):
+            status, body = await rig.admin("GET", f"/admin/models/plan{query}")
+            assert (status, body["error"]["param"]) == (400, param)
 
 
 async def test_no_page_of_another_origin_gets_to_a_route_that_changes_something() -> None:

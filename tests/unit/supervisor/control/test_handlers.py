@@ -42,7 +42,7 @@ def test_every_question_of_the_protocol_has_exactly_one_handler() -> None:
     registry = Handlers(lambda _requester, _message: None)
     handled: set[type] = {ReportCounts, control.Acquire}
     for handlers in (
-        ModelCommands(nothing, nothing).handlers,
+        ModelCommands(nothing, nothing, nothing).handlers,
         added_handlers(nothing),
         disk_handlers(nothing, nothing),
         ServiceCommands(nothing, nothing, nothing, nothing, nothing, nothing).handlers,

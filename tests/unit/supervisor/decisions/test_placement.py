@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lmx.protocol.states import LoadOutcome
 from lmx.supervisor.config.schema import GroupConfig
+from lmx.supervisor.decisions.forecast import forecast, without
 from lmx.supervisor.decisions.placement import decide, queue_order
 from lmx.supervisor.decisions.placement_view import (
     Decision,
@@ -488,3 +490,48 @@ def test_it_is_a_function_of_the_picture_and_comes_to_an_end(
         picture = carried_out(picture, decisions)
         decisions = decide(picture, NOW_S)
     assert decisions == ()
+
+
+# What would follow.
+
+FORECASTS: dict[str, tuple[PlacementView, LoadOutcome, tuple[str, ...], str]] = {
+    "there is room": (scene([], [resident("a", 40)]), LoadOutcome.STARTS, (), "60 B are free"),
+    "idle ones go, the least recent first": (
+        scene([], [resident("a", 50, 10), resident("b", 50, 90)]),
+        LoadOutcome.EVICTS, ("b",), "b would be evicted",
+    ),
+    "busy ones are waited for": (
+        scene([], [resident("a", 90, None)]), LoadOutcome.WAITS, ("a",), "then a would be",
+    ),
+    "one that has just come stays for a while": (
+        scene([], [resident("a", 90, 1.0, since_s=NOW_S - 1)]), LoadOutcome.WAITS, ("a",), "just",
+    ),
+    "who waited before comes first": (
+        scene([waiting("old", 90)], []), LoadOutcome.WAITS, (), "waits",
+    ),
+    "pinned ones stay": (
+        scene([], [resident("a", 90, pinned=True)]), LoadOutcome.IMPOSSIBLE, (), "lmx unpin a",
+    ),
+    "nothing starts while memory is short": (
+        scene([], [], short_of_memory=True), LoadOutcome.WAITS, (), "short of memory",
+    ),
+    "too large": (scene([], [], 40), LoadOutcome.IMPOSSIBLE, (), "whole budget"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FORECASTS)
+def test_a_forecast_says_what_the_placer_would_do(case: str) -> None:
+    picture, outcome, evicts, words = FORECASTS[case]
+    found = forecast(waiting("x", 50, None), picture, NOW_S)
+    assert (found.outcome, found.evicts) == (outcome, evicts)
+    assert words in found.detail
+    # Nobody waits in a forecast, and a request would: it has the same outcome.
+    asked = replace(picture, waiting=(*picture.waiting, waiting("x", 50, 0.0)))
+    decisions = decide(asked, NOW_S)
+    assert (Start("x") in decisions) is (outcome is LoadOutcome.STARTS)
+    assert any(isinstance(each, Deny) for each in decisions) is (outcome is LoadOutcome.IMPOSSIBLE)
+
+
+def test_a_model_s_own_worker_makes_room_for_its_load_with_other_settings() -> None:
+    picture = scene([waiting("x", 70)], [resident("x", 90)])
+    assert forecast(waiting("x", 95), without("x", picture), NOW_S).outcome is LoadOutcome.STARTS

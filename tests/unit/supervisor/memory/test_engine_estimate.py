@@ -47,7 +47,7 @@ def test_its_figures_are_what_is_planned_with(
     found = inspect(question_of(model), Home(tmp_path))
     assert found.problem is None
     assert found.files is not None
-    plan = plan_memory(model, ModelKind.CHAT, found.files, None, 2**40, None)
+    plan = plan_memory(model, ModelKind.CHAT, found.files, None, 2**40, None)[1]
     assert plan.context_tokens == 5000
     assert plan.static_bytes == 1020
     assert plan.kv_cache_bytes == 2 * 3 * 100 * 5008, "whole steps of 16 tokens"

@@ -133,7 +133,7 @@ def test_a_longer_context_takes_a_part_of_half_of_the_budget(
     files, _ = read_folder(model, ModelKind.CHAT, folder)
 
     def planned(model: ModelConfig) -> MemoryPlan:
-        return plan_memory(model, ModelKind.CHAT, files, None, budget_bytes, None, models=models)
+        return plan_memory(model, ModelKind.CHAT, files, None, budget_bytes, None, models=models)[1]
 
     found = planned(model)
     assert found.context_tokens is not None

@@ -1,0 +1,139 @@
+"""What `GET /admin/models/plan` is answered with."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmx.protocol.errors import ErrorCode, LmxError
+from lmx.protocol.messages.control import LoadPlan, PinModel, PlanLoad
+from lmx.protocol.states import LoadOutcome, ModelKind
+from lmx.supervisor.config.schema import ModelConfig
+from lmx.supervisor.control.planning import Planning
+from lmx.supervisor.memory.inspect_main import inspect
+from lmx.supervisor.memory.inspection import Inspection, Question
+from lmx.supervisor.memory.plan import Estimate, MemoryPlan, plan_memory
+from lmx.supervisor.processes.fetching import Look
+from lmx.supervisor.state.home import Home
+from tests.support.models.model_folders import write_model
+from tests.support.rigs.core_rig import CoreRig
+
+MIB = 1024**2
+BUDGET = 2048 * MIB
+NATIVE = 40_000
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_model(
+        tmp_path / "m", max_position_embeddings=NATIVE, head_dim=128, num_hidden_layers=16
+    )
+
+
+def planning(
+    rig: CoreRig, looks: Callable[[str], Look | None] = lambda _: None
+) -> tuple[Planning, list[str]]:
+    asked: list[str] = []
+
+    async def read(question: Question) -> Inspection:
+        return inspect(question, Home(Path("/nowhere")))
+
+    async def look(source: str) -> Look | None:
+        asked.append(source)
+        return looks(source)
+
+    def estimate(model: ModelConfig, found: Inspection) -> tuple[Estimate, MemoryPlan]:
+        assert found.files is not None
+        return plan_memory(model, ModelKind.CHAT, found.files, None, BUDGET, None)
+
+    return Planning(rig.core, read, look, estimate, lambda: rig.now_s), asked
+
+
+def rig_with(folder: Path, **other: int) -> CoreRig:
+    models: dict[str, dict[str, Any]] = {"m": {"source": str(folder)}}
+    return CoreRig({"m": 1, **other}, BUDGET, models)
+
+
+async def test_the_lines_are_those_of_the_estimate_and_nothing_changes(folder: Path) -> None:
+    rig = rig_with(folder)
+    work, asked = planning(rig)
+    before = dict(rig.core.slots)
+    plan = await work.plan(PlanLoad("m", 4096))
+    assert {"weights", "process", "KV cache", "activations"} <= {one.name for one in plan.lines}
+    assert sum(one.size_bytes for one in plan.lines) == plan.need_bytes
+    assert (plan.outcome, plan.evicts, plan.context_length) == (LoadOutcome.STARTS, (), 4096)
+    assert (plan.budget_bytes, plan.free_bytes) == (BUDGET, BUDGET)
+    assert dict(rig.core.slots) == before
+    assert not asked, "its files are here"
+
+
+async def test_the_longest_context_is_the_last_that_fits(folder: Path) -> None:
+    rig = rig_with(folder, other=BUDGET // 2)
+    work, _ = planning(rig)
+    rig.up("other")
+    rig.now_s += 1000
+    plan = await work.plan(PlanLoad("m"))
+    assert plan.longest_context is not None
+    assert plan.longest_context_now is not None
+    assert 256 <= plan.longest_context_now < plan.longest_context <= NATIVE
+    for longest, fits in (
+        (plan.longest_context_now, {LoadOutcome.STARTS}),
+        (plan.longest_context, {LoadOutcome.STARTS, LoadOutcome.EVICTS}),
+    ):
+        assert (await work.plan(PlanLoad("m", longest))).outcome in fits
+        if longest < NATIVE:
+            assert (await work.plan(PlanLoad("m", longest + 256))).outcome not in fits
+    evicting = await work.plan(PlanLoad("m", plan.longest_context))
+    assert (evicting.outcome, evicting.evicts) == (LoadOutcome.EVICTS, ("other",))
+    rig.operate(PinModel("other", True))
+    refused = await work.plan(PlanLoad("m", plan.longest_context))
+    assert refused.outcome is LoadOutcome.IMPOSSIBLE
+    assert "lmx unpin other" in refused.detail
+
+
+async def test_a_model_that_is_loaded_so_is_said_to_be(folder: Path) -> None:
+    rig = rig_with(folder)
+    work, _ = planning(rig)
+    rig.up("m")
+    assert (await work.plan(PlanLoad("m"))).outcome is LoadOutcome.LOADED
+    assert (await work.plan(PlanLoad("m", 2048))).outcome is LoadOutcome.LOADED
+    assert (await work.plan(PlanLoad("m", 4096))).outcome is LoadOutcome.STARTS
+
+
+@pytest.mark.parametrize("name", ["qwen3-8b", "mlx-community/Qwen3-8B-4bit"])
+async def test_a_repository_that_is_not_here_is_planned_by_its_size(
+    folder: Path, name: str
+) -> None:
+    rig = rig_with(folder)
+    work, asked = planning(rig, lambda _: Look(3 * BUDGET, BUDGET, 1, "/x"))
+    plan = await work.plan(PlanLoad(name))
+    assert asked == ["mlx-community/Qwen3-8B-4bit"]
+    assert plan == LoadPlan(
+        "mlx-community/Qwen3-8B-4bit", plan.lines, 3 * BUDGET, LoadOutcome.IMPOSSIBLE, plan.detail,
+        BUDGET, BUDGET, download_bytes=BUDGET,
+    )  # fmt: skip
+    assert plan.lines[0].size_bytes == 3 * BUDGET
+    work, _ = planning(rig)
+    with pytest.raises(LmxError) as unknown:
+        await work.plan(PlanLoad(name))
+    assert (unknown.value.code, unknown.value.param) == (ErrorCode.MODEL_NOT_FOUND, "model")
+
+
+@pytest.mark.parametrize("name", ["nobody", "/etc", "./m", "~/m", "../m"])
+async def test_no_name_reaches_the_disk_or_the_hub(folder: Path, name: str) -> None:
+    work, asked = planning(rig_with(folder))
+    with pytest.raises(LmxError) as unknown:
+        await work.plan(PlanLoad(name))
+    assert (unknown.value.code, unknown.value.param) == (ErrorCode.MODEL_NOT_FOUND, "model")
+    assert not asked
+
+
+@pytest.mark.parametrize("tokens", [1, NATIVE + 1])
+async def test_a_context_that_the_model_can_t_have_names_the_field(
+    folder: Path, tokens: int
+) -> None:
+    work, _ = planning(rig_with(folder))
+    with pytest.raises(LmxError) as refused:
+        await work.plan(PlanLoad("m", tokens))
+    assert (refused.value.code, refused.value.param) == (ErrorCode.INVALID_VALUE, "context_length")
