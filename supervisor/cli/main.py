@@ -172,23 +172,25 @@ def start(**options: Any) -> None:
 
 @click.command()
 @click.option("--port", type=click.IntRange(0, 65_535), help="Listen there (default: 8000).")
+@click.option("--two", is_flag=True, help="Serve it twice, and show how one is killed.")
 @command
-def demo(port: int | None) -> None:
+def demo(port: int | None, two: bool) -> None:
     """Serve a small model in the foreground, to try lmx out.
 
-    It is SmolLM2-135M, 93 MB from the package index. It is quick, and often wrong.
+    It is SmolLM2-135M, 93 MB from the package index. It is quick, and often wrong. With --two a
+    page of the console shows how one of two models is killed while the other continues.
     """
     from lmx.protocol.errors import ErrorCode, OperationError
     from lmx.protocol.host.cache_folder import cache_dir
-    from lmx.supervisor.cli.serving.demo import DemoModelError, demo_model, obtain
+    from lmx.supervisor.cli.serving.demo import DemoModelError, demo_models, obtain, story_lines
 
     try:
         gguf = obtain(cache_dir() / "demo")
     except DemoModelError as error:
         raise OperationError(ErrorCode.DOWNLOAD_FAILED, str(error)) from error
-    os.environ["LMX_MODELS"] = json.dumps([demo_model(gguf)])
+    os.environ["LMX_MODELS"] = json.dumps(demo_models(gguf, two=two))
     apply((), None, port, (), None, None)
-    _run(None)
+    _run(None, more=story_lines(home().admin_key) if two else ())
 
 
 @click.command()
@@ -213,6 +215,7 @@ def _run(
     handover: Handover | None = None,
     background: bool = False,
     successor: Successor | None = None,
+    more: Sequence[str] = (),
 ) -> None:
     from importlib.metadata import version
 
@@ -226,7 +229,7 @@ def _run(
         config, detached, lambda: own_config(config), handover, background,
         lambda: config_path(config), successor,
     )  # fmt: skip
-    run_foreground(invocation, home(), version("lmx"))
+    run_foreground(invocation, home(), version("lmx"), more)
 
 
 @main.command(hidden=True)

@@ -14,6 +14,7 @@ import { sparkline } from "./sparkline.js";
  *  @property {string} label
  *  @property {Parameters<typeof icon>[0]} shape
  *  @property {boolean} operator Whether it needs the admin key.
+ *  @property {boolean} [unlisted] Whether only its address leads to it.
  *  @property {(status: import("./live.js").Status | null, figures: any) => number | null} [count] */
 
 /** @type {View[]} */
@@ -30,6 +31,7 @@ const VIEWS = [
   { id: "usage", label: "Usage", shape: "usage", operator: true },
   { id: "logs", label: "Logs", shape: "logs", operator: true },
   { id: "connect", label: "Connect", shape: "plug", operator: false },
+  { id: "demo", label: "Demo", shape: "chat", operator: true, unlisted: true },
 ];
 const RATES = 60;
 
@@ -123,6 +125,7 @@ function locked(view) {
 
 function showNavigation() {
   for (const view of VIEWS) {
+    if (view.unlisted) continue;
     const number = view.count?.(status, figures) ?? null;
     at(`count-${view.id}`).textContent = number === null ? "" : String(number);
   }
@@ -184,7 +187,7 @@ function keyChanged() {
 function begin() {
   at("where").textContent = `${location.host} · ${version}`;
   at("views").append(
-    ...VIEWS.map((view) =>
+    ...VIEWS.filter((view) => !view.unlisted).map((view) =>
       h(
         "a",
         { href: `#/${view.id}`, "data-view": view.id },

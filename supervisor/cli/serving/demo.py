@@ -61,9 +61,26 @@ def obtain(folder: Path) -> Path:
     return target
 
 
-def demo_model(gguf: Path) -> dict[str, Any]:
-    """Return the entry of the demo model in a configuration. So small a model repeats itself
-    without end where nothing limits it. Temperature and top_p are those of its makers' example."""
+def demo_models(gguf: Path, *, two: bool) -> list[dict[str, Any]]:
+    """Return the entries of the demo model in a configuration: one, or two of the same."""
+    model = _demo_model(gguf)
+    if not two:
+        return [model]
+    return [model | {"id": f"smollm2-{name}", "context_length": 4096} for name in ("one", "two")]
+
+
+def story_lines(admin_key: Path) -> tuple[str, ...]:
+    """Return what is said of the page with the story, when lmx serves; ``{page}`` stands for the
+    address of the console."""
+    return (
+        "story:  {page}#/demo (one model is killed, the other continues)",
+        f"key:    the page asks for the admin key: security.admin_key, or what {admin_key} holds",
+    )
+
+
+def _demo_model(gguf: Path) -> dict[str, Any]:
+    """Return the entry of the demo model. So small a model repeats itself without end where nothing
+    limits it. Temperature and top_p are those of its makers' example."""
     return {
         "id": "smollm2-135m-instruct",
         "source": str(gguf),

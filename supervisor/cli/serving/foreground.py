@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from io import TextIOWrapper
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
@@ -58,8 +59,11 @@ _PAUSE_S: Final = 3.0
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def run_foreground(invocation: Invocation, home: Home, version: str) -> None:
-    """Run until SIGINT or SIGTERM. Raises :class:`OperationError` when it can't start, or when
+def run_foreground(
+    invocation: Invocation, home: Home, version: str, more: Sequence[str] = ()
+) -> None:
+    """Run until SIGINT or SIGTERM. ``more`` is printed when lmx serves, with the address of the
+    console in the place of ``{page}``. Raises :class:`OperationError` when it can't start, or when
     the configuration is not valid."""
     config = invocation.read_config()
     prepared = home.prepare()
@@ -72,7 +76,7 @@ def run_foreground(invocation: Invocation, home: Home, version: str) -> None:
         service.notify(f"{home.supervisor_log} was no file: it was set aside as {aside.name}")
     for notice in (*prepared, *config_notices(config_path(invocation.config))):
         service.notify(notice)
-    handover = asyncio.run(_serve(service, narrate=not invocation.detached))
+    handover = asyncio.run(_serve(service, more, narrate=not invocation.detached))
     if handover is not None:
         invocation.replace_program(handover)
     if not invocation.detached:
@@ -132,7 +136,7 @@ class _Logs:
             raise failed
 
 
-async def _serve(service: Service, *, narrate: bool) -> Handover | None:
+async def _serve(service: Service, more: Sequence[str], *, narrate: bool) -> Handover | None:
     loop = asyncio.get_running_loop()
     report_shortage_rarely(loop)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -144,7 +148,7 @@ async def _serve(service: Service, *, narrate: bool) -> Handover | None:
         loop.add_signal_handler(signal.SIGHUP, service.reload, "SIGHUP")
     # The program that was here before may have left them blocked.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-    side = begin(_narrate(service), "the account of the loads") if narrate else None
+    side = begin(_narrate(service, more), "the account of the loads") if narrate else None
     try:
         handover = await service.run()
     finally:
@@ -176,7 +180,7 @@ def _stop(service: Service, number: signal.Signals, announce: bool) -> None:
         )
 
 
-async def _narrate(service: Service) -> None:
+async def _narrate(service: Service, more: Sequence[str]) -> None:
     """Show the loads until every model has settled, then how to talk to lmx."""
     console = make_console()
     paused_since_s: float | None = None
@@ -199,6 +203,10 @@ async def _narrate(service: Service) -> None:
             elif now_s - paused_since_s >= _PAUSE_S:
                 break
     print_welcome(console, status)
+    if status.router.url is not None:
+        for line in more:
+            page = status.router.url.removesuffix("v1")
+            console.print(line.replace("{page}", page), markup=False)
     tip = await asyncio.to_thread(advice)
     if tip is not None:
         console.print(tip, markup=False)

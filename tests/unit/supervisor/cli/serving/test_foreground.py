@@ -8,7 +8,7 @@ import pytest
 from lmx.protocol.host.log_limit import LogLimit
 from lmx.protocol.messages.status import SystemStatus
 from lmx.supervisor.cli.serving import foreground
-from lmx.supervisor.cli.serving.demo import demo_model
+from lmx.supervisor.cli.serving.demo import demo_models, story_lines
 from lmx.supervisor.config.schema import Config, LogConfig
 from lmx.supervisor.service.service import Service
 from lmx.supervisor.state.home import Home
@@ -70,13 +70,17 @@ async def test_it_is_said_that_lmx_serves_when_the_loads_have_come_to_an_end(
     monkeypatch.setattr(foreground, "_POLL_S", 0.005)
     monkeypatch.setattr(foreground, "_PAUSE_S", pause_s)
     monkeypatch.setattr(foreground, "advice", lambda: None)
-    await foreground._narrate(cast(Service, FakeService(*states)))
+    lines = story_lines(Path("/home/me/.lmx/admin.key"))
+    await foreground._narrate(cast(Service, FakeService(*states)), lines)
     output = capsys.readouterr().out
-    places = [output.index(words) for words in said]
+    places = [output.index(words) for words in (*said, "/#/demo", "/home/me/.lmx/admin.key")]
     assert places == sorted(places)
 
 
 def test_the_demo_model_does_not_go_on_without_end() -> None:
-    (model,) = Config.model_validate({"models": [demo_model(Path("/x.gguf"))]}).models
+    (model,) = Config.model_validate({"models": demo_models(Path("/x.gguf"), two=False)}).models
     assert model.default_max_tokens == 256
     assert (model.id, model.source) == ("smollm2-135m-instruct", "/x.gguf")
+    one, two = Config.model_validate({"models": demo_models(Path("/x.gguf"), two=True)}).models
+    assert (one.id, two.id) == ("smollm2-one", "smollm2-two")
+    assert one.source == two.source == model.source
