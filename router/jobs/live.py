@@ -103,14 +103,15 @@ def reread_object(finished: Finished) -> Reread | None:
     found = finished.reread
     if found is None:
         return None
+    has_texts = bool(found.before or found.was or found.now)
     return {
         "cached_tokens": finished.usage.cached_tokens,
         "expected_tokens": found.expected_tokens,
         "reason": found.reason,
         "position": found.position,
-        "before": found.before or None,
-        "was": found.was or None,
-        "now": found.now or None,
+        "before": found.before if has_texts else None,
+        "was": found.was if has_texts else None,
+        "now": found.now if has_texts else None,
     }
 
 
