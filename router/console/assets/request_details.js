@@ -6,11 +6,13 @@ import { posted, url } from "./api.js";
 import { curlOf } from "./copy_as.js";
 import { copyBy, h } from "./dom.js";
 import { count, duration } from "./format.js";
-import { PARTS, drawWaterfall, legend, partsOf, waterfall } from "./waterfall.js";
+import { drawWaterfall, inWords, legend, partsOf, waterfall } from "./waterfall.js";
 
 /** @typedef {any} Item */
 
 const MOST_AHEAD = 20;
+/** What stands in the place of a file's content. */
+const FILE = /"\[[\w.+/-]+, \d+ characters\]"/;
 
 /** Why a prompt is read again, for people.
  *  @type {Record<string, string>} */
@@ -102,7 +104,7 @@ export function requestDetails(console, actions) {
       ["Error", item.error_message],
       ["Took", duration(item.age_s + passed_s)],
       ["Time to first token", item.ttft_s === null ? null : duration(item.ttft_s)],
-      ["Phases", parts.map(([part, part_s]) => `${PARTS[part]} ${duration(part_s)}`).join(", ") || null],
+      ["Phases", inWords(parts) || null],
       ["Prompt", item.prompt_tokens === null ? null : `${count(item.prompt_tokens)} tokens${item.cached_tokens === null ? "" : `, ${count(item.cached_tokens)} of them cached`}`],
       ["Answer", `${count(item.tokens)} tokens${item.stream ? ", streamed" : ""}`],
       ["From", whose(item) || "no key"],
@@ -189,10 +191,11 @@ export function requestDetails(console, actions) {
     const command = curlOf(url(found.path.slice(1)), found.body, item.owner !== null);
     const answer = h("div", { class: "answer" });
     const select = h("select", {}, ...modelsSeen().map((one) => h("option", {}, one)));
-    const run = h("button", { type: "button", onclick: () => replay(found, select.value, answer) }, "Replay");
+    const files = FILE.test(text);
+    const run = h("button", { type: "button", disabled: files, onclick: () => replay(found, select.value, answer) }, "Replay");
     captured.replaceChildren(
       h("h3", {}, "What it asked"),
-      h("p", { class: "soft" }, `${found.method} ${found.path}. Keys and the content of files are left out.`),
+      h("p", { class: "soft" }, `${found.method} ${found.path}. Keys and the content of files are left out${files ? ": it had files, so it can't be asked again from here" : ""}.`),
       h("pre", { tabIndex: 0, "aria-label": "The body" }, text),
       h(
         "div",

@@ -6,16 +6,9 @@ import { duration } from "./format.js";
 
 /** @typedef {"load" | "queue" | "render" | "cached" | "prefill" | "decode"} Part */
 
-/** The parts in the order in which they happen, and what people call them.
- *  @type {Record<Part, string>} */
-export const PARTS = {
-  load: "load",
-  queue: "queue",
-  render: "render",
-  cached: "cached",
-  prefill: "prefill",
-  decode: "decode",
-};
+/** The parts in the order in which they happen.
+ *  @type {Part[]} */
+const PARTS = ["load", "queue", "render", "cached", "prefill", "decode"];
 
 const SCALES_S = [0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 3600];
 
@@ -49,6 +42,10 @@ export function scaleOf(ages_s) {
   return SCALES_S.find((one) => one >= most_s) ?? most_s;
 }
 
+/** Returns the same for people.
+ *  @param {Array<[Part, number]>} parts */
+export const inWords = (parts) => parts.map(([part, part_s]) => `${part} ${duration(part_s)}`).join(", ");
+
 /** Returns an empty bar. */
 export const waterfall = () => h("div", { class: "waterfall", role: "img" });
 
@@ -67,12 +64,12 @@ export function drawWaterfall(bar, parts, scale_s) {
     from += width;
   });
   bar.classList.toggle("over", from >= 99.99 && parts.reduce((sum, [, part_s]) => sum + part_s, 0) > scale_s);
-  const label = parts.map(([part, part_s]) => `${PARTS[part]} ${duration(part_s)}`).join(", ") || "nothing yet";
+  const label = inWords(parts) || "nothing yet";
   if (bar.getAttribute("aria-label") !== label) bar.setAttribute("aria-label", label);
 }
 
 /** Returns what the colours mean. */
 export function legend() {
-  const names = Object.entries(PARTS).map(([part, name]) => h("li", {}, h("i", { class: part }), name));
+  const names = PARTS.map((part) => h("li", {}, h("i", { class: part }), part));
   return h("ul", { class: "legend", "aria-label": "Colours of the bars" }, ...names);
 }

@@ -37,6 +37,7 @@ ROWS = """[...document.querySelectorAll(".request")].map((row) => ({
   why: row.querySelector(".why").textContent,
   bar: row.querySelector(".waterfall").getAttribute("aria-label"),
   parts: [...row.querySelectorAll(".waterfall i")].map((one) => one.className),
+  tokens: Number(/\\+ ([0-9,]+)/.exec(row.querySelector(".tokens").textContent)?.[1] ?? 0),
   top: row.getBoundingClientRect().top,
   id: row.dataset.index,
 }))"""
@@ -136,13 +137,23 @@ async def test_a_request_under_way_is_a_bar_and_can_be_cancelled(
     page: Page, scripted_server: Rig
 ) -> None:
     long = {"tokens": 2000, "step_s": 0.05}
-    async with asking(scripted_server, "scripted", long) as asked:
-        await choose(page, "State", "Under way")
-        await until(page, f"({ROWS}).some((row) => row.parts.includes('decode'))", "its bar")
-        [row] = await rows(page)
+    silent = {"prefill_s": 300}
+    await choose(page, "State", "Under way")
+    async with (
+        asking(scripted_server, "narrow", silent),
+        asking(scripted_server, "scripted", long) as asked,
+    ):
+        decoding = f"({ROWS}).find((row) => row.parts.includes('decode'))"
+        row = await until(page, decoding, "its bar")
         assert row["name"] == "chat · scripted"
         assert row["why"] == "decode"
-        await page.run(f"{at_('.request .open')}.click()")
+        # Of the one that does not change nothing is sent, and it stays.
+        await until(page, f"{decoding}?.tokens > {row['tokens']}", "more tokens")
+        assert {row["why"] for row in await rows(page)} == {"decode", "prefill"}
+        await page.run(
+            "[...document.querySelectorAll('.request .open')].find((one) =>"
+            " one.textContent.includes('scripted')).click()"
+        )
         assert await page.run(f"{at_('.request-details')}.open")
         facts = await page.run(FACTS)
         assert facts["State"] == "decode"
@@ -150,7 +161,7 @@ async def test_a_request_under_way_is_a_bar_and_can_be_cancelled(
         assert await asked == 409
         await until(page, f"({FACTS}).Status === '409'", "its end in the panel")
         await page.run(f"{at_('.request-details')}.close()")
-        await until(page, "!document.querySelectorAll('.request').length", "its end in the list")
+        await until(page, "document.querySelectorAll('.request').length === 1", "its end")
         await choose(page, "State", "Ended")
         [row, *_] = await rows(page)
         assert row["why"] == "request_cancelled"
