@@ -348,14 +348,10 @@ def answers(
 ASKED = "Where is the parcel of customer 47? Answer in JSON."
 
 
-@pytest.mark.parametrize(
-    "samplings",
-    [[PENALTIES], [SequenceSampling(1.5, seed=5), GREEDY, HOT]],
-    ids=["alone", "in company"],
-)
 def test_where_a_text_has_many_spellings_the_answer_is_that_of_single_draws(
-    real: EngineRunner, samplings: list[SequenceSampling]
+    real: EngineRunner,
 ) -> None:
+    samplings = [SequenceSampling(1.5, seed=5), GREEDY, PENALTIES]
     make, ends = schema_maker(real), real.facts.eos_token_ids
 
     def rows() -> Sequence[dict[str, Any]]:
