@@ -140,11 +140,6 @@ class RecentPrompts:
         self._prompts: deque[_Computed] = deque()
         self._tokens = 0
 
-    @property
-    def tokens(self) -> int:
-        """How many tokens are remembered."""
-        return self._tokens
-
     def note(self, tokens: Tokens, answer_at: int, salt: str) -> None:
         """Remember tokens that were computed, which nobody changes from now on. ``answer_at`` is
         where their answer begins."""
