@@ -1,5 +1,5 @@
 """The usage as the router's event loop sees it: added to at each request's end, and written every
-few seconds."""
+second."""
 
 import time
 from pathlib import Path
@@ -22,7 +22,7 @@ from lmx.router.usage.tables import (
     hour_begin_s,
 )
 
-_GATHER_S: Final = 3.0
+_GATHER_S: Final = 1.0
 """Writes are collected for this long. A router that is killed loses the usage of this time."""
 
 _ROWS_LIMIT: Final = 8192

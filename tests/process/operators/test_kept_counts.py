@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import aiohttp
 import pytest
@@ -39,11 +40,26 @@ async def counted(lmx: Rig) -> Series:
 
 async def in_short(lmx: Rig) -> dict[str, float]:
     """The same as JSON."""
+    answer: dict[str, float] = await shown(lmx, "metrics/json")
+    return answer
+
+
+async def used_as_counted(lmx: Rig) -> None:
+    """The usage of all days, models and keys together is what was counted since the start."""
+    counts, rows = await in_short(lmx), (await shown(lmx, "usage?days=2"))["rows"]
+    names = ("requests", "errors", "prompt_tokens", "completion_tokens")
+    assert {name: sum(row[name] for row in rows) for name in names} == {
+        name: counts[f"total_{name}"] for name in names
+    }
+    assert {row["model"] for row in rows} == {"tiny", None}
+
+
+async def shown(lmx: Rig, what: str) -> Any:
+    """What an operator is shown."""
     headers = {"X-Admin-Key": (lmx.home / "admin.key").read_text().strip()}
-    url = f"{lmx.url.removesuffix('/v1')}/admin/metrics/json"
+    url = f"{lmx.url.removesuffix('/v1')}/admin/{what}"
     async with aiohttp.ClientSession() as session, session.get(url, headers=headers) as response:
-        answer: dict[str, float] = await response.json()
-        return answer
+        return await response.json()
 
 
 async def some_requests(lmx: Rig) -> None:
@@ -71,6 +87,7 @@ async def test_nothing_falls_back_when_the_router_is_replaced_or_killed(server: 
     await some_requests(server)
     before, short = await counted(server), await in_short(server)
     assert short["total_requests"] == 4
+    await used_as_counted(server)
     assert before["lmx_requests_total", ()] == 4
 
     assert server.cli("restart", "--router").returncode == 0
@@ -78,6 +95,7 @@ async def test_nothing_falls_back_when_the_router_is_replaced_or_killed(server: 
     now = await in_short(server)
     assert {**now, "uptime_seconds": 0} == {**short, "uptime_seconds": 0}
     assert now["uptime_seconds"] > short["uptime_seconds"]
+    await used_as_counted(server)
 
     await some_requests(server)
     before = await counted(server)
@@ -85,11 +103,13 @@ async def test_nothing_falls_back_when_the_router_is_replaced_or_killed(server: 
     wait_until(lambda: server.status()["router"]["requests_total"] >= 8, "a beat tells it")
     killed = server.status()["router"]["pid"]
     time.sleep(2.0)  # what it has told until then is not lost
+    await used_as_counted(server)  # nor the usage, which a look at it writes
     os.kill(killed, signal.SIGKILL)
     wait_until(lambda: server.status()["router"]["pid"] not in (killed, None), "another router")
     server.wait_serving()
     assert fallen(before, await counted(server)) == {}
     assert (await in_short(server))["total_requests"] == 8
+    await used_as_counted(server)
     assert server.status()["router"]["requests_total"] >= 8
     assert (await in_short(server))["uptime_seconds"] > time.time() - began_s
 
@@ -114,4 +134,5 @@ async def test_nothing_falls_back_when_the_supervisor_is_killed_and_then_the_rou
     assert fallen(before, await counted(server)) == {}
     now = await in_short(server)
     assert now["total_requests"] == short["total_requests"]
+    await used_as_counted(server)
     assert now["uptime_seconds"] > short["uptime_seconds"]
