@@ -16,7 +16,7 @@ CODE := protocol router supervisor worker tests deploy docs
 PACKAGES := $(foreach name,protocol router supervisor worker,-p lmx.$(name))
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-quick conformance models-page reference fuzz walk chaos kill-rounds agents installs clients lm-eval bench bench-memory bench-relay bench-mixed bench-lanes bench-host bench-parse bench-start docs fmt lint types resolve imports check clean
+.PHONY: help install run test test-quick conformance models-page reference fuzz walk chaos kill-rounds agents installs clients lm-eval bench bench-memory bench-relay bench-console bench-mixed bench-lanes bench-host bench-parse bench-start docs fmt lint types resolve imports check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -125,6 +125,9 @@ bench-memory: install ## measure what models take beside what they are estimated
 
 bench-relay: install ## processor time of a token in router and worker; AGAINST=another checkout, in turns
 	@$(BIN)/python -m tests.bench.bench_relay $(AGAINST)
+
+bench-console: install ## processor time of the router with consoles open
+	@$(BIN)/python -m tests.bench.bench_console
 
 bench-parse: install ## processor time of reading a token's calls and thoughts, and of fitting a message; AGAINST=another checkout, in turns
 	@$(BIN)/python -m tests.bench.bench_parse $(AGAINST)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from lmx.supervisor.fetch.gguf import fetch_gguf
 from tests.bench import (
+    bench_console,
     bench_host,
     bench_lanes,
     bench_mixed,
@@ -36,6 +37,7 @@ BENCHES = {
     "lanes": bench_lanes.measure,
     "mixed": bench_mixed.measure,
     "relay": bench_relay.measure,
+    "console": bench_console.measure,
     "start": bench_start.measure,
 }
 AMPLE_MEMORY_BYTES = 64 << 30

@@ -117,13 +117,17 @@ class FiguresTopic:
         self._latest = latest
         self._waiting = waiting
         self._speeds = Speeds()
+        self._counted: Sequence[ModelStatus] | None = None
+        self._now: dict[str, float] = {}
         self._sent: LiveFigures | None = None
 
     async def look(self) -> bytes:
         """See :class:`Topic`."""
         models = self._models()
-        speeds = self._speeds.take(models, time.monotonic())
-        found = live_figures(models, speeds, self._latest, self._waiting, time.time())
+        if models is not self._counted:
+            self._counted = models
+            self._now = self._speeds.take(models, time.monotonic())
+        found = live_figures(models, self._now, self._latest, self._waiting, time.time())
         if self._sent is not None and {**found, "at_s": 0} == {**self._sent, "at_s": 0}:
             return b""
         self._sent = found

@@ -16,7 +16,7 @@ from lmx.protocol.messages.control import Event, EventList, GetEvents
 from lmx.protocol.messages.status import GetStatus, Status, SystemStatus
 from lmx.router.metrics.requests import Ended
 from lmx.router.operators.events import EventLine
-from lmx.router.operators.live import feed
+from lmx.router.operators.live import feed, status
 from lmx.router.operators.live.feed import LiveFeed, event_text
 from lmx.router.operators.live.figures import LiveFigures, Speeds, live_figures
 from lmx.router.operators.live.requests import LiveRequestsShown
@@ -25,7 +25,7 @@ from lmx.router.operators.live.stream import LIVE
 from lmx.router.operators.logs import LogLine
 from tests.support.clients.answer_check import check_shape
 from tests.support.fakes.admin_lines import GIB, cold_line, status_line, told_status
-from tests.support.fakes.fake_peers import ends, plays, until
+from tests.support.fakes.fake_peers import cold, ends, plays, until
 from tests.support.rigs.router_rig import MODEL, Rig, router_rig
 
 # What has changed.
@@ -343,6 +343,29 @@ async def test_a_request_is_sent_when_it_changes_and_when_it_ends() -> None:
         assert (last["live"], [each["http_status"] for each in last["ended"]]) == ([], [200])
         async with watching(rig) as late:
             assert (await late.has("requests"))[0]["ended"] == last["ended"]
+
+
+async def test_of_many_models_the_status_is_asked_for_less_often_unless_something_happens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(status, "_MODELS_A_SECOND", 0.0001)
+    monkeypatch.setattr(feed, "_INTERVAL_S", 0.01)
+    async with router_rig() as rig:
+        rig.supervisor.replies |= {
+            GetStatus: Status(told_status(status_line(MODEL))),
+            GetEvents: EventList("aa", 1, (happened(1),)),
+        }
+        async with watching(rig) as live:
+            await live.has("status")
+            await live.has("figures")
+            asked = len(rig.asked(GetStatus))
+            async with rig.chat() as response:
+                assert response.status == 200
+            await live.has("figures", 2)  # It has looked since.
+            assert len(rig.asked(GetStatus)) == asked
+            rig.supervisor.replies[GetStatus] = Status(told_status(status_line(MODEL, "draining")))
+            await rig.publish(cold(MODEL))
+            assert names((await live.has("status", 2))[1]) == [MODEL]
 
 
 async def test_it_needs_the_admin_key_and_a_log_that_there_is(rig: Rig) -> None:
