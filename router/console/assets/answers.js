@@ -54,6 +54,7 @@ export async function answer(conversation, turn, before, changed) {
   try {
     const body = bodyOf(turn.model, conversation.settings, before);
     for await (const { comment, chunk } of chat(body, run.abort.signal)) {
+      turn.changed = Date.now();
       if (comment) run.progress = comment === "ping" ? run.progress : comment;
       if (chunk) {
         if (take(turn, run, chunk) && !firstMs) firstMs = performance.now();
@@ -68,6 +69,7 @@ export async function answer(conversation, turn, before, changed) {
   }
   endThinking(turn, run);
   turn.state = end;
+  turn.changed = Date.now();
   conversation.updated = Date.now();
   running.delete(turn);
   changed();

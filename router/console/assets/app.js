@@ -5,7 +5,7 @@ import { answer, runOf, runsIn, stop } from "./answers.js";
 import { url } from "./api.js";
 import * as attachments from "./attachments.js";
 import * as composer from "./composer.js";
-import { addTurn, bodyOf, choose, columnsOf, newConversation, newTurn, reset, shownTurns } from "./conversation.js";
+import { addTurn, bodyOf, choose, columnsOf, filesBytes, newConversation, newTurn, reset, shownTurns } from "./conversation.js";
 import { asCurl, asJavaScript, asPython } from "./copy_as.js";
 import { announce, at, copyText, h, icon } from "./dom.js";
 import * as models from "./models.js";
@@ -20,6 +20,7 @@ import * as thread from "./thread.js";
 /** @typedef {import("./conversation.js").Turn} Turn */
 
 const SAVE_MS = 1000;
+const SAVED_BYTES_PER_MS = 1000;
 const LONGEST_ANNOUNCED = 3000;
 const IDEAS = ["Explain a piece of code", "Draft a reply to an email", "Compare two options in a table"];
 
@@ -121,6 +122,8 @@ async function fill(conversation, turn, column) {
   let drawing = false;
   let refreshed = false;
   let savedMs = performance.now();
+  // What is kept is written whole: with large files less often, a MB a second at most.
+  const pauseMs = SAVE_MS + filesBytes(conversation) / SAVED_BYTES_PER_MS;
   const draw = () => {
     drawing = false;
     thread.updateTurn(conversation.id, turn.id);
@@ -133,7 +136,7 @@ async function fill(conversation, turn, column) {
       refreshed = true;
       models.refreshModels();
     }
-    if (performance.now() - savedMs < SAVE_MS) return;
+    if (performance.now() - savedMs < pauseMs) return;
     savedMs = performance.now();
     keep(conversation);
   });
@@ -253,7 +256,12 @@ async function begin() {
   at("as-markdown").addEventListener("click", () => sidebar.exportAs(shown, "md"));
   at("as-json").addEventListener("click", () => sidebar.exportAs(shown, "json"));
   at("new").addEventListener("click", startNew);
-  store.onOtherTab(() => sidebar.showList(shown.id));
+  store.onOtherTab((id) => {
+    sidebar.showList(shown.id);
+    if (id !== shown.id || runsIn(id)) return;
+    thread.forget();
+    show();
+  });
   window.addEventListener("pagehide", () => {
     if (runsIn(shown.id)) keep(shown);
   });

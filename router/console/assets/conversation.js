@@ -19,6 +19,7 @@
  *  @property {"" | "running" | "stopped" | "failed" | "length"} state
  *  @property {{code: string, message: string} | null} error
  *  @property {Figures | null} figures
+ *  @property {number} changed When it was written last, in milliseconds since 1970.
  *  @property {number} tries How often it was answered again in its place.
  *  @property {Turn | null} beside The second model's answer to the same question. */
 /** @typedef {{system: string, temperature: number | null, top_p: number | null,
@@ -74,6 +75,7 @@ export function newTurn(parent, fields) {
     state: "",
     error: null,
     figures: null,
+    changed: Date.now(),
     tries: 0,
     beside: null,
     ...fields,
@@ -128,6 +130,28 @@ export function reset(turn) {
   const { id, parent, role, model, tries, beside } = turn;
   Object.assign(turn, newTurn(parent, { id, role, model, tries: (tries ?? 0) + 1, beside }));
 }
+
+/** Takes what another tab wrote into the same conversation since: each turn as it was written last.
+ *  @param {Conversation} conversation
+ *  @param {Conversation} other */
+export function merge(conversation, other) {
+  const own = new Map(conversation.turns.map((turn) => [turn.id, turn]));
+  const writtenMs = (/** @type {Turn} */ turn) => Math.max(...columnsOf(turn).map(({ changed }) => changed ?? 0));
+  for (const turn of other.turns) {
+    const here = own.get(turn.id);
+    if (here && writtenMs(here) >= writtenMs(turn)) continue;
+    // Here nothing streams into what another tab writes.
+    for (const column of columnsOf(turn)) if (column.state === "running") column.state = "stopped";
+    if (here) Object.assign(here, turn);
+    else conversation.turns.push(turn);
+    conversation.chosen[turn.parent] ??= turn.id;
+  }
+}
+
+/** Returns the size of the files in a conversation.
+ *  @param {Conversation} conversation */
+export const filesBytes = ({ turns }) =>
+  turns.flatMap(({ files }) => files).reduce((sum, { url }) => sum + url.length, 0);
 
 /** @param {Turn} turn */
 function titleOf(turn) {

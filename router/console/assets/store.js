@@ -2,7 +2,7 @@
 // Keeps conversations in this browser, or for as long as the page is open where nothing is to be
 // kept or the browser keeps nothing.
 
-import { columnsOf } from "./conversation.js";
+import { columnsOf, merge } from "./conversation.js";
 
 /** @typedef {import("./conversation.js").Conversation} Conversation */
 /** @typedef {{id: string, title: string, created: number, updated: number}} Head */
@@ -27,10 +27,17 @@ export async function setKeeps(is) {
   localStorage.setItem(SWITCH, is ? "yes" : "no");
 }
 
-/** Has a function called when another tab changed what is kept.
- *  @param {() => void} changed */
+/** Has a function called when another tab changed what is kept. A conversation that is open here has
+ *  its changes then.
+ *  @param {(id: string) => void} changed Called with the conversation; an empty text stands for all. */
 export function onOtherTab(changed) {
-  channel.addEventListener("message", changed);
+  channel.addEventListener("message", async ({ data }) => {
+    const here = open.get(data);
+    const db = here && (await database());
+    const found = db && (await done(db.transaction(BODIES).objectStore(BODIES).get(data)));
+    if (here && found) merge(here, found);
+    changed(data);
+  });
 }
 
 /** @returns {Promise<IDBDatabase | null>} */
@@ -60,8 +67,9 @@ function done(request) {
 }
 
 /** Changes what is kept, and has the other tabs follow. Does nothing where nothing is kept.
+ *  @param {string} id The conversation; an empty text stands for all.
  *  @param {(heads: IDBObjectStore, bodies: IDBObjectStore) => void} write */
-async function change(write) {
+async function change(id, write) {
   const db = await database();
   if (!db) return;
   const transaction = db.transaction([HEADS, BODIES], "readwrite");
@@ -70,7 +78,7 @@ async function change(write) {
     transaction.oncomplete = resolve;
     transaction.onerror = transaction.onabort = () => reject(transaction.error);
   });
-  channel.postMessage("changed");
+  channel.postMessage(id);
 }
 
 /** @param {Conversation} conversation
@@ -103,20 +111,24 @@ export async function loadConversation(id) {
   return found;
 }
 
-/** Keeps a conversation as it is now. Throws where the browser has no room.
+/** Keeps a conversation as it is now, with what other tabs wrote into it. Throws where the browser has no room.
  *  @param {Conversation} conversation */
 export async function saveConversation(conversation) {
   open.set(conversation.id, conversation);
-  await change((heads, bodies) => {
-    heads.put(headOf(conversation));
-    bodies.put(conversation);
+  await change(conversation.id, (heads, bodies) => {
+    const before = bodies.get(conversation.id);
+    before.onsuccess = () => {
+      if (before.result) merge(conversation, before.result);
+      heads.put(headOf(conversation));
+      bodies.put(conversation);
+    };
   });
 }
 
 /** @param {string} id */
 export async function removeConversation(id) {
   open.delete(id);
-  await change((heads, bodies) => {
+  await change(id, (heads, bodies) => {
     heads.delete(id);
     bodies.delete(id);
   });
@@ -124,7 +136,7 @@ export async function removeConversation(id) {
 
 export async function removeAll() {
   open.clear();
-  await change((heads, bodies) => {
+  await change("", (heads, bodies) => {
     heads.clear();
     bodies.clear();
   });

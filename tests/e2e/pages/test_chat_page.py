@@ -445,6 +445,65 @@ async def test_two_models_of_which_one_is_killed(page: Page, scripted_server: Ri
     assert await page.run(f"{at('second')}.value") == "narrow"
 
 
+async def test_two_tabs_with_one_conversation(page: Page, origin: str) -> None:
+    """What is kept has what both wrote; neither overwrites the other."""
+    await asked(page, "Hello")
+    address = "/" + await page.run("location.hash")
+    # Another tab went on with the conversation, as this one has it.
+    await page.run(
+        """(async () => {
+          const { newTurn } = await import("/ui/conversation.js");
+          const opened = indexedDB.open("lmx", 1);
+          await new Promise((done) => { opened.onsuccess = done; });
+          const bodies = opened.result.transaction("bodies", "readwrite").objectStore("bodies");
+          const all = bodies.getAll();
+          await new Promise((done) => { all.onsuccess = done; });
+          const [body] = all.result;
+          const last = body.turns.at(-1);
+          body.turns.push(newTurn(last.id, { role: "user", text: "From the other tab" }));
+          body.chosen[last.id] = body.turns.at(-1).id;
+          const put = bodies.put(body);
+          await new Promise((done) => { put.onsuccess = done; });
+          opened.result.close();
+          new BroadcastChannel("lmx").postMessage(body.id);
+        })()"""
+    )
+    both = "[...document.querySelectorAll('.bubble .text')].map((one) => one.innerText)"
+    await until(page, f"{both}.includes('From the other tab')", "what the other tab asked")
+    await asked(page, "And here")
+    await reopen(page, origin, address)
+    assert await page.run(both) == ["Hello", "From the other tab", "And here"]
+
+
+WEATHER = [{"type": "function", "function": {"name": "weather", "parameters": {
+    "type": "object", "properties": {"city": {"type": "string"}}}}}]  # fmt: skip
+
+
+async def test_a_tool_is_called_and_its_result_sent(page: Page) -> None:
+    await page.run(
+        "window.sent = []; const send = window.fetch; window.fetch = (url, options) => {"
+        " if (String(url).endsWith('completions')) sent.push(JSON.parse(options.body));"
+        " return send(url, options); };"
+        f"{at('open-settings')}.click(); {at('tools')}.value = {json.dumps(json.dumps(WEATHER))};"
+        f"{at('settings-save')}.click()"
+    )
+    called = json.dumps({"name": "weather", "arguments": {"city": "Rome"}})
+    await asked(page, {"pieces": ["<tool_call>\n", called, "\n</tool_call>"]})
+    call = "document.querySelector('.call')"
+    assert "weather" in await page.run(f"{call}.innerText")
+    assert "Rome" in await page.run(f"{call}.querySelector('pre').innerText")
+    await page.run(
+        f"{call}.querySelector('textarea').value = 'Sunny';"
+        " document.querySelector('.calls .buttons button').click()"
+    )
+    await until(page, "sent.length === 2", "the result that is sent")
+    assert (await answered(page))["text"].strip() == SENTENCE
+    asked_for, result = (await page.run("sent[1].messages"))[-2:]
+    assert asked_for["tool_calls"][0]["function"]["name"] == "weather"
+    assert (result["role"], result["content"]) == ("tool", "Sunny")
+    assert result["tool_call_id"] == asked_for["tool_calls"][0]["id"]
+
+
 FILES = """const files = new DataTransfer();
 for (const [name, type, content] of CONTENTS) {
   const bytes = Uint8Array.from(atob(content), (one) => one.charCodeAt(0));
