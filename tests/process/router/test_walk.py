@@ -463,6 +463,27 @@ async def jobs(walk: Walk) -> None:
     await walk.ask("GET", "/v1/jobs?limit=100&state=failed&kind=completion")
 
 
+@case("usage", "figures", label="the usage of a month")
+async def a_month(walk: Walk) -> None:
+    await walk.ask("GET", "/admin/usage?days=30&by=hour")
+    await walk.ask("GET", "/admin/usage/figures?hours=24")
+
+
+@case("stream_live", label="the first values of 1,000 models")
+async def first_values(walk: Walk) -> None:
+    async with walk.http.get(f"{walk.url}/admin/live", headers=KEY) as response:
+        assert response.status == 200
+        await response.content.readuntil(b"event: status\n")
+
+
+@case("get_capture", label="the most that is captured of a request")
+async def captured(walk: Walk) -> None:
+    body = chat(messages=[{"role": "user", "content": "word " * 25}] * 6_000)
+    made = json.loads(await walk.ask("POST", "/v1/chat/completions", body))
+    shown = json.loads(await walk.ask("GET", f"/admin/requests/{made['id']}/capture"))
+    assert len(shown["body"]["messages"]) == 6_000
+
+
 @case("list_requests", "cancel_request", "metrics", label="100 requests under way")
 async def under_way(walk: Walk) -> None:
     asked = [
@@ -474,7 +495,7 @@ async def under_way(walk: Walk) -> None:
     ]  # fmt: skip
     before = len(walk.worker.streams)
     await until(lambda: len(walk.worker.streams) >= before + 100)
-    await walk.ask("GET", "/admin/requests")
+    await walk.ask("GET", "/admin/requests?ended=500")
     await walk.ask("GET", "/metrics")
     await walk.ask("POST", "/admin/requests/ever-all/cancel")
     await asyncio.gather(*asked)
@@ -537,13 +558,18 @@ async def a_large_tokenizer(walk: Walk) -> None:
 
 @case("reload_config", "load_model", "unload_model", "kill_worker", "start_download",
       "get_download", "download_progress", "cancel_download", "delete_model", "add_engine",
-      "remove_engine")  # fmt: skip
+      "remove_engine", "restart_model", "reset_model", "drain_model", "pin_model",
+      "plan_load")  # fmt: skip
 async def what_the_supervisor_does(walk: Walk) -> None:
     await walk.ask("POST", "/admin/config/reload")
     # One that is loaded would have to be unloaded before the answer comes.
     await walk.ask("POST", "/admin/models/unload", {"model_id": "m-1"}, status=409)
     await walk.ask("POST", "/admin/models/load", {"model_id": "m-1"}, status=None)
     await walk.ask("POST", f"/admin/workers/{MODEL}/kill")
+    for verb in ("restart", "reset", "drain"):
+        await walk.ask("POST", f"/admin/models/{verb}", {"model": "m-1"}, status=None)
+    await walk.ask("POST", "/admin/models/pin", {"model": "m-1", "pinned": True}, status=None)
+    await walk.ask("GET", "/admin/models/plan?model=m-1", status=None)
     download = "/admin/models/download"
     await walk.ask("POST", download, {"repo_id": "org/x"})
     for path in ("dl-1", "dl-1/progress"):
@@ -627,6 +653,11 @@ def tell(supervisor: FakeSupervisor) -> None:
         control.LoadModel: control.Denied(ErrorCode.INSUFFICIENT_MEMORY, "no"),
         control.UnloadModel: control.Done("unloaded", 4711),
         control.KillModel: control.Done("killed", 4711),
+        control.RestartModel: control.Denied(ErrorCode.MODEL_NOT_LOADED, "no"),
+        control.ResetModel: control.Denied(ErrorCode.MODEL_NOT_LOADED, "no"),
+        control.DrainModel: control.Denied(ErrorCode.MODEL_NOT_LOADED, "no"),
+        control.PinModel: control.Denied(ErrorCode.MODEL_NOT_LOADED, "no"),
+        control.PlanLoad: control.Denied(ErrorCode.MODEL_NOT_FOUND, "no"),
         AddModel: control.Denied(ErrorCode.MODEL_EXISTS, "it is there"),
         RemoveModel: control.Done("removed"),
     }
@@ -656,6 +687,7 @@ async def walking() -> AsyncIterator[tuple[Walk, Callable[[], list[tuple[float, 
             spec = router_spec(
                 run_dir, port, listen_fd=listener.fileno(), body_limit_bytes=BODY_BYTES,
                 jobs_max_count=20_000, jobs_max_bytes=2**33, jobs_max_age_s=10.0**6,
+                capture_requests=500,
             )  # fmt: skip
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", ticking_router.__name__, str(to), cwd=ROOT,
