@@ -1,6 +1,6 @@
 // @ts-check
 // The story that `lmx demo --two` opens: two models answer the same question, one is killed in
-// mid-answer, the other goes on, and the killed one comes back. It uses the routes that everybody
+// mid-answer, the other continues, and the killed one comes back. It uses the routes that everybody
 // has, and does nothing before somebody begins it.
 
 import { chat } from "./api.js";
@@ -11,12 +11,12 @@ const QUESTION = "Write a long story about a lighthouse keeper and the sea.";
 const MOST_TOKENS = 1500;
 const SHOWN_MS = 3000;
 const LOOK_MS = 200;
-const PROMISE = "its memory comes back, and the other one's answer goes on without a pause.";
+const PROMISE = "its memory comes back, and the other one's answer continues without a pause.";
 const STEPS = [
   "Load two models, each in a process of its own",
   "Ask both the same question",
   "Kill one in the middle of its answer",
-  "The other one goes on",
+  "The other one continues",
   "The killed one is back, and answers again",
 ];
 
@@ -45,7 +45,7 @@ export function mount(root, console) {
   const steps = h("ol", { class: "steps" }, ...STEPS.map((step) => h("li", {}, h("span", {}, step), h("small"))));
   const columns = h("div", { class: "columns" });
   root.append(
-    h("div", { class: "page demo" }, h("div", { class: "heading" }, h("h1", {}, "One is killed, the other goes on"), button), intro, steps, columns),
+    h("div", { class: "page demo" }, h("div", { class: "heading" }, h("h1", {}, "One is killed, the other continues"), button), intro, steps, columns),
   );
 
   const chosen = () => models.filter((model) => ["chat", null, undefined].includes(model.kind)).slice(0, 2);
