@@ -125,9 +125,12 @@ _PUT_FIGURES: Final = (
     f"INSERT INTO figures VALUES ({', '.join('?' * len(_FIGURES_COLUMNS))}) "  # noqa: S608
     f"ON CONFLICT DO UPDATE SET {_FIGURES_ADDED}"
 )
-_JOIN_HOURS: Final = (
-    f"INSERT INTO usage SELECT {_NOON}, model, key, {_SUMMED} FROM usage "  # noqa: S608
-    f"WHERE hour_s < :before_s AND hour_s <> {_NOON} GROUP BY {_NOON}, model, key "
+_HOURS_TO_JOIN: Final = (
+    f"SELECT {_NOON}, hour_s FROM (SELECT DISTINCT hour_s FROM usage WHERE hour_s < ?) "  # noqa: S608
+    f"WHERE hour_s <> {_NOON}"
+)
+_JOIN_HOUR: Final = (
+    f"INSERT INTO usage SELECT ?, model, key, {', '.join(_USED)} FROM usage WHERE hour_s = ? "  # noqa: S608
     f"ON CONFLICT DO UPDATE SET {_ADDED}"
 )
 
@@ -168,12 +171,10 @@ def bound(connection: sqlite3.Connection, now_s: float, most_rows: int = MOST_RO
     """Remove what is too old or too much, and add up the hours of days long past."""
     connection.execute("BEGIN IMMEDIATE")
     with connection:
-        before = {"before_s": day_begin_s(now_s, HOURS_KEPT_DAYS)}
-        connection.execute(_JOIN_HOURS, before)
-        connection.execute(
-            f"DELETE FROM usage WHERE hour_s < :before_s AND hour_s <> {_NOON}",  # noqa: S608
-            before,
-        )
+        before_s = day_begin_s(now_s, HOURS_KEPT_DAYS)
+        joined = connection.execute(_HOURS_TO_JOIN, (before_s,)).fetchall()
+        connection.executemany(_JOIN_HOUR, joined)
+        connection.executemany("DELETE FROM usage WHERE hour_s = ?", [(at,) for _, at in joined])
         for table, time_column, oldest_s in (
             ("usage", "hour_s", day_begin_s(now_s, KEPT_DAYS)),
             ("figures", "minute_s", now_s - FIGURES_KEPT_DAYS * 24 * _HOUR_S),
