@@ -184,19 +184,22 @@ class RecordFile(ABC, Generic[_Batch]):
                     connection = self._open()
                 if count:
                     self._write(connection, batch)
+                    count = 0  # what is written is not written again, whatever fails from here on
                     self._steps += 1
                     self._bound(connection)
             except (sqlite3.Error, OSError) as error:
                 connection = self._failed(connection, error)
                 with self._changed:
-                    self._put_back(batch)
+                    if count:
+                        self._put_back(batch)
                     self._changed.wait_for(lambda: self._closing, _PAUSE_S)
                 for _, future in reads:
                     _fail(future, error)
             except Exception as error:
                 # What can't be written must not hold up what comes after it.
                 _log.exception(f"{self._kind.name}.internal_error")
-                self._lose(batch)
+                if count:
+                    self._lose(batch)
                 for _, future in reads:
                     _fail(future, error)
             else:

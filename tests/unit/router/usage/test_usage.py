@@ -144,6 +144,22 @@ async def test_a_disk_that_fails_loses_nothing_until_it_is_too_much(
         assert sum(row["requests"] for row in found["rows"]) == 17
 
 
+async def test_nothing_is_written_twice_when_what_follows_a_write_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def locked(*_: object) -> None:
+        raise sqlite3.OperationalError("database is locked")
+
+    monkeypatch.setattr(record_file, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(tables, "bound", locked)
+    with opened(tmp_path / "usage.sqlite") as store:
+        store.add(spent())
+        with pytest.raises(LmxError):
+            await store.usage(1, "day")
+        store.add(spent())
+        assert [row["requests"] for row in (await store.usage(1, "day"))["rows"]] == [2]
+
+
 @pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "Asia/Kolkata", "America/New_York"])
 def test_days_and_hours_are_those_of_the_machine(zone: str) -> None:
     with time_zone(zone), table() as connection:
