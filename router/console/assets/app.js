@@ -10,6 +10,7 @@ import { asCurl, asJavaScript, asPython } from "./copy_as.js";
 import { announce, at, copyText, h, icon } from "./dom.js";
 import * as models from "./models.js";
 import * as options from "./options.js";
+import * as recorder from "./recorder.js";
 import { closePopups, menu } from "./popups.js";
 import * as settings from "./settings.js";
 import * as sidebar from "./sidebar.js";
@@ -226,6 +227,7 @@ async function begin() {
   at("close-sidebar").append(icon("close"));
   at("jump").append(icon("down"));
   attachments.listen();
+  recorder.listen();
   thread.listen();
   composer.listen(send, () => stop(shown.id), () => runsIn(shown.id));
   settings.listen(() => shown.settings, () => {

@@ -40,6 +40,7 @@ const SHAPES = {
   edit: "M4 20h4L19 9l-4-4L4 16zM13 7l4 4",
   left: "M14 6l-6 6 6 6",
   menu: "M4 7h16M4 12h16M4 17h10",
+  microphone: "M12 4a2.5 2.5 0 0 1 2.5 2.5v5a2.5 2.5 0 0 1-5 0v-5A2.5 2.5 0 0 1 12 4M6 11.5a6 6 0 0 0 12 0M12 17.5V21",
   more: "M5 12h.01M12 12h.01M19 12h.01",
   again: "M5 12a7 7 0 1 0 2.2-5.1L5 9M5 4v5h5",
   right: "M10 6l6 6-6 6",

@@ -7,6 +7,7 @@ import { ApiError, health, listModels } from "./api.js";
 import { offer } from "./attachments.js";
 import { at, h } from "./dom.js";
 import { key } from "./key.js";
+import { offerRecording } from "./recorder.js";
 
 const LAST = "lmx-model";
 const PASSING = ["queued", "fetching", "starting", "loading", "backoff", "stopping", "draining"];
@@ -82,7 +83,10 @@ export async function refreshModels(wasGiven = false) {
   try {
     const { status, reason } = await health();
     banner.textContent = status === "healthy" ? "" : `${status}${reason ? `: ${reason}` : ""}`;
-    models = (await listModels()).filter((/** @type {any} */ model) => (model.kind ?? "chat") === "chat");
+    /** @type {any[]} */
+    const all = await listModels();
+    models = all.filter((model) => (model.kind ?? "chat") === "chat");
+    offerRecording(all.find(({ kind, state }) => kind === "transcription" && state === "ready")?.id ?? "");
     chooseModels(at("model").value || firstModel(), at("second").value);
     return true;
   } catch (/** @type {any} */ error) {

@@ -8,6 +8,7 @@ import { chosenModel } from "./models.js";
 /** @typedef {import("./conversation.js").Settings} Settings */
 
 const DEFAULTS = "lmx-settings";
+const PRESETS = "lmx-presets";
 const NUMBERS = /** @type {const} */ (["temperature", "top_p", "max_tokens", "seed"]);
 const TEXTS = /** @type {const} */ (["system", "reasoning_effort", "tools", "schema"]);
 const LABELS = /** @type {Record<string, string>} */ ({
@@ -34,6 +35,7 @@ export function listen(current, changed) {
   const dialog = at("settings");
   at("open-settings").addEventListener("click", () => {
     fill(current());
+    fillPresets("");
     dialog.showModal();
   });
   at("settings-cancel").addEventListener("click", () => dialog.close());
@@ -41,6 +43,22 @@ export function listen(current, changed) {
     const fault = take(current());
     if (fault) event.preventDefault();
     else changed();
+  });
+  at("preset").addEventListener("change", () => {
+    const name = at("preset").value;
+    fill({ ...NO_SETTINGS, ...presets().get(name) });
+    fillPresets(name);
+  });
+  at("preset-save").addEventListener("click", () => {
+    const name = at("preset-name").value.trim();
+    const wanted = { ...NO_SETTINGS };
+    if (!name) say("Give the preset a name.");
+    else if (!take(wanted)) keepPresets(presets().set(name, wanted), name);
+  });
+  at("preset-delete").addEventListener("click", () => {
+    const all = presets();
+    all.delete(at("preset").value);
+    keepPresets(all, "");
   });
   at("settings-default").addEventListener("click", () => {
     const wanted = { ...NO_SETTINGS };
@@ -50,6 +68,31 @@ export function listen(current, changed) {
     changed();
     dialog.close();
   });
+}
+
+/** Returns the settings that were given a name in this browser.
+ *  @returns {Map<string, Settings>} */
+function presets() {
+  try {
+    return new Map(Object.entries(JSON.parse(localStorage.getItem(PRESETS) ?? "{}")));
+  } catch {
+    return new Map();
+  }
+}
+
+/** @param {Map<string, Settings>} all
+ *  @param {string} chosen */
+function keepPresets(all, chosen) {
+  localStorage.setItem(PRESETS, JSON.stringify(Object.fromEntries(all)));
+  fillPresets(chosen);
+}
+
+/** @param {string} chosen */
+function fillPresets(chosen) {
+  const names = [...presets().keys()].sort();
+  at("preset").replaceChildren(...["", ...names].map((name) => h("option", { value: name }, name || "none")));
+  at("preset").value = at("preset-name").value = chosen;
+  at("preset-delete").hidden = !chosen;
 }
 
 /** @param {Settings} settings */

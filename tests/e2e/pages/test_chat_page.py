@@ -105,7 +105,8 @@ async def reopen(page: Page, origin: str, path: str = "/") -> None:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def browser() -> AsyncIterator[Page]:
     require_chromium()
-    async with chromium() as page:
+    fakes = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
+    async with chromium(*fakes) as page:
         yield page
 
 
@@ -473,6 +474,62 @@ async def test_two_tabs_with_one_conversation(page: Page, origin: str) -> None:
     await asked(page, "And here")
     await reopen(page, origin, address)
     assert await page.run(both) == ["Hello", "From the other tab", "And here"]
+
+
+async def test_presets(page: Page) -> None:
+    await page.run(
+        f"{at('open-settings')}.click(); {at('temperature')}.value = 0.25;"
+        f"{at('system')}.value = 'Be brief.'; {at('preset-save')}.click()"
+    )
+    assert "a name" in await page.run(f"{at('settings-fault')}.textContent")
+    await page.run(
+        f"{at('preset-name')}.value = 'brief'; {at('preset-save')}.click();"
+        f"{at('settings-cancel')}.click(); {at('open-settings')}.click()"
+    )
+    kept = f"[{at('temperature')}.value, {at('system')}.value]"
+    assert await page.run(kept) == ["", ""], "nothing was changed yet"
+    await page.run(
+        f"{at('preset')}.value = 'brief'; {at('preset')}.dispatchEvent(new Event('change'))"
+    )
+    assert await page.run(kept) == ["0.25", "Be brief."]
+    await page.run(f"{at('preset-delete')}.click()")
+    assert await page.run(f"{at('preset')}.options.length") == 1
+    await page.run(f"{at('settings-cancel')}.click()")
+
+
+async def test_the_microphone(page: Page) -> None:
+    """Offered where a model transcribes; the browser's own device makes the sound here."""
+    assert await page.run(f"{at('record')}.hidden"), "no model here transcribes"
+    await page.run(
+        """{ const send = window.fetch; window.fetch = async (url, options) => {
+          if (String(url).endsWith("transcriptions")) {
+            const file = options.body.get("file");
+            const head = new Uint8Array(await file.slice(0, 4).arrayBuffer());
+            window.heard = [options.body.get("model"), file.name, file.size > 0, [...head]];
+            return Response.json({ text: " Hello there. " });
+          }
+          const response = await send(url, options);
+          if (!String(url).endsWith("v1/models")) return response;
+          const listed = await response.json();
+          listed.data.push({ id: "whisper", kind: "transcription", state: "ready" });
+          return Response.json(listed);
+        }; }"""
+    )
+    await page.run(f"{at('model')}.dispatchEvent(new Event('focus'))")
+    await until(page, f"!{at('record')}.hidden", "a button to speak")
+    await page.run(f"{at('say')}.value = 'Well.'; {at('record')}.click()")
+    await until(page, f"{at('record')}.ariaPressed === 'true'", "a recording")
+    await asyncio.sleep(0.5)  # There is something to hear then.
+    await page.run(f"{at('record')}.click()")
+    await until(page, f"{at('say')}.value === 'Well. Hello there.'", "what was said")
+    model, name, has_bytes, head = await page.run("window.heard")
+    assert (model, name, has_bytes) == ("whisper", "speech.webm", True)
+    assert head == [0x1A, 0x45, 0xDF, 0xA3], "a form that the server takes"
+    await page.run(
+        "Object.defineProperty(navigator, 'mediaDevices', { value: undefined });"
+        f"{at('record')}.click()"
+    )
+    assert "https" in await page.run(f"{at('refused')}.textContent")
 
 
 WEATHER = [{"type": "function", "function": {"name": "weather", "parameters": {
