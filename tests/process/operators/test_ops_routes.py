@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import aiohttp
@@ -80,8 +80,10 @@ async def test_a_kill_by_http_beside_a_stream_is_seen_in_logs_and_events(lmx: Ri
     url, key = base(lmx)
     lines: list[dict[str, Any]] = []
     events: list[dict[str, Any]] = []
+    live: list[dict[str, Any]] = []
     async with http() as session:
         following = [
+            asyncio.create_task(follow(session, lmx, "/admin/live?logs=b", live)),
             asyncio.create_task(follow(session, lmx, "/admin/logs/b?lines=1", lines)),
             asyncio.create_task(follow(session, lmx, "/admin/events?model=b&last=0", events)),
         ]
@@ -112,6 +114,20 @@ async def test_a_kill_by_http_beside_a_stream_is_seen_in_logs_and_events(lmx: Ri
         assert {event["model"] for event in events} == {"be/ta"}
         fresh = (await asyncio.to_thread(lmx.wait_state, "be/ta", "ready"))["pid"]
         assert fresh != pid
+
+        def seen(words: Callable[[dict[str, Any]], Any]) -> bool:
+            return any(words(each) for each in live)
+
+        def shown(each: dict[str, Any]) -> bool:
+            models = each.get("models", [])
+            return isinstance(models, list) and any(
+                one["pid"] == fresh and one["last_exit"]["memory"] for one in models
+            )
+
+        await eventually(lambda: seen(shown), "the model back in the console, with its memory")
+        await eventually(lambda: seen(lambda one: one.get("name") == "worker.exited"), "its end")
+        await eventually(lambda: seen(lambda one: str(fresh) in one.get("line", "")), "its log")
+        await eventually(lambda: seen(lambda one: one.get("tokens_per_s", 0) > 0), "the speed")
         await eventually(
             lambda: [line for line in lines if f'"pid": {fresh}' in line["line"]],
             "the new worker's lines in the same log",
