@@ -93,14 +93,16 @@ export function roundUp(value) {
  *  @property {number} step_s Points that are further apart are not joined.
  *  @property {{name: string, of: (point: T) => number | null}[]} lines
  *  @property {(value: number) => string} words A value with its unit.
- *  @property {(at_s: number) => string} time */
+ *  @property {(at_s: number) => string} time
+ *  @property {number} [unit] What a value is shown in: the axis ends at a round number of it. */
 
 /** Returns lines over time, with their last values; a pointer shows those of a moment.
  *  @template {Point} T
  *  @param {Chart<T>} chart */
-export function lineChart({ title, points, first_s, last_s, step_s, lines, words, time }) {
+export function lineChart({ title, points, first_s, last_s, step_s, lines, words, time, unit = 1 }) {
   const known = lines.map((line) => points.filter((point) => line.of(point) !== null));
-  const highest = roundUp(Math.max(0, ...lines.flatMap((line, place) => known[place].map((point) => line.of(point) ?? 0))));
+  const values = lines.flatMap((line, place) => known[place].map((point) => line.of(point) ?? 0));
+  const highest = unit * roundUp(Math.max(0, ...values) / unit);
   const x = (/** @type {number} */ at_s) => ((at_s - first_s) / Math.max(1, last_s - first_s)) * WIDTH;
   const y = (/** @type {number} */ value) => HEIGHT - (value / highest) * (HEIGHT - 4) - 2;
   const svg = s("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" });
@@ -117,7 +119,7 @@ export function lineChart({ title, points, first_s, last_s, step_s, lines, words
       path += joined ? `L${to}` : `M${to}L${to}`;
       before_s = point.at_s;
     }
-    svg.append(s("path", { class: `line s${place}`, d: path }));
+    svg.append(s("path", { class: `line series${place}`, d: path }));
   }
   const at = s("path", { class: "moment", d: "" });
   svg.append(at);
@@ -150,7 +152,7 @@ export function lineChart({ title, points, first_s, last_s, step_s, lines, words
     at.setAttribute("d", "");
     now.textContent = isEmpty ? "–" : said(last);
   });
-  const legend = lines.length > 1 && lines.map(({ name }, place) => h("span", { class: `legend s${place}` }, name));
+  const legend = lines.length > 1 && lines.map(({ name }, place) => h("span", { class: `legend series${place}` }, name));
   return h(
     "section",
     { class: "card chart" },

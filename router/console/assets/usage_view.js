@@ -366,7 +366,13 @@ export function mount(root, console) {
         { name: "running", of: (point) => point.running },
         { name: "waiting", of: (point) => point.waiting },
       ),
-      chart("Memory of the models", size, { name: "", of: (point) => point.memory_bytes }),
+      lineChart({
+        title: "Memory of the models",
+        points, first_s, last_s, step_s, time,
+        lines: [{ name: "", of: (point) => point.memory_bytes }],
+        words: size,
+        unit: 2 ** 30,
+      }),
       foldedTable(
         "The lines as a table",
         ["Time", "Tokens/s", "First token", "Between tokens", "Running", "Waiting", "Memory"],
