@@ -400,12 +400,12 @@ class Reread:
     expected_tokens: int
     """How many tokens of the prompt had been computed before: ``cached_tokens`` of the usage would
     have been as many."""
-    before: str = ""
+    before: FreeText = ""
     """The text before ``position``. The three texts have some 60 characters each. They are there
     only for a reason that is a difference, and if :attr:`Generate.show_reread` asks for them."""
-    was: str = ""
+    was: FreeText = ""
     """The text behind it in the earlier prompt."""
-    now: str = ""
+    now: FreeText = ""
     """The text behind it in this prompt."""
 
 

@@ -52,6 +52,7 @@ FIELDS_OF_THEIR_OWN = {
     "Thinking.param": "a path in the request's own body",
     "MediaItem.param": "a path in the request's own body",
     "MediaItem.detail": "one of three words, which the router has checked",
+    "LoadPlan.evicts": "the ids of models",
     "Event.data": "bounded with the event, by EventLog",
     "ModelStatus.exits": "by the names of causes",
 }
