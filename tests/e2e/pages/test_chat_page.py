@@ -532,6 +532,51 @@ async def test_the_microphone(page: Page) -> None:
     assert "https" in await page.run(f"{at('refused')}.textContent")
 
 
+async def computed_s(page: Page) -> float:
+    """What the page's main thread has done so far."""
+    found = (await page.ask("Performance.getMetrics"))["metrics"]
+    return float(next(one["value"] for one in found if one["name"] == "TaskDuration"))
+
+
+async def test_an_answer_of_10_000_words_and_a_reload_in_its_middle(
+    page: Page, origin: str
+) -> None:
+    """The last words cost about what the first ones do; what had come outlives a reload."""
+    words = {
+        "tokens": 1000,
+        "text": "Ten words of an answer that is long to read.\n\n",
+        "step_s": 0.01,
+    }
+    await page.ask("Performance.enable")
+    began_s = await computed_s(page)
+    await say(page, words)
+    length = "document.querySelector('#turns article:last-child .text').textContent.length"
+    await until(page, f"({STATE}).turns === 2 && {length} > 22_000", "half of the answer", 300)
+    half_s = await computed_s(page)
+    shown = await answered(page)
+    end_s = await computed_s(page)
+    assert shown["text"].count("Ten words of an answer") == 1000, "ten thousand words"
+    first_s, second_s = half_s - began_s, end_s - half_s
+    print(f"the page computed for {first_s:.2f} s, then {second_s:.2f} s")
+    assert second_s < 4 * first_s + 2, "the work for a word grows with the answer"
+    await page.run(f"{at('new')}.click()")
+    await say(page, LONG)
+    kept = """(async () => {
+      const opened = indexedDB.open("lmx", 1);
+      await new Promise((done) => { opened.onsuccess = done; });
+      const all = opened.result.transaction("bodies").objectStore("bodies").getAll();
+      await new Promise((done) => { all.onsuccess = done; });
+      opened.result.close();
+      return all.result.some(({ turns }) => turns.at(-1).state === "running" && turns.at(-1).text);
+    })()"""
+    await until(page, kept, "a part that is kept while the answer streams")
+    await reopen(page, origin, "/" + await page.run("location.hash"))
+    shown = await answered(page)
+    assert shown["turns"] == 2 and shown["text"].startswith("Word after word")
+    assert "Stopped" in shown["figures"]
+    assert (await asked(page, "Hello"))["text"].strip() == SENTENCE
+
+
 WEATHER = [{"type": "function", "function": {"name": "weather", "parameters": {
     "type": "object", "properties": {"city": {"type": "string"}}}}}]  # fmt: skip
 
