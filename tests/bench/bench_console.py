@@ -104,9 +104,11 @@ async def _following(lmx: Rig) -> AsyncIterator[Callable[[_Open], Awaitable[None
 
 
 async def _read(response: aiohttp.ClientResponse) -> None:
-    async with response:
+    try:
         async for _ in response.content.iter_any():
             pass
+    finally:
+        response.close()
 
 
 async def _answer(session: aiohttp.ClientSession, lmx: Rig) -> aiohttp.ClientResponse:
