@@ -33,7 +33,7 @@ export async function showPlan(console, box, model, context = null) {
     return;
   }
   const lines = plan.lines.map((/** @type {Value} */ line) =>
-    h("li", {}, h("span", {}, line.name), h("span", { class: "n" }, size(line.size_bytes)), h("span", { class: "soft" }, line.reason ?? "")),
+    h("li", {}, h("span", {}, line.name), h("span", { class: "n" }, size(line.size_bytes)), h("span", { class: "soft" }, line.reason)),
   );
   const words = [];
   if (plan.download_bytes) words.push(`${size(plan.download_bytes)} are to be pulled.`);
@@ -44,9 +44,9 @@ export async function showPlan(console, box, model, context = null) {
     words.push(`With all that may be evicted gone: ${count(plan.longest_context)} tokens.`);
   }
   box.replaceChildren(
-    h("p", { class: TONES[plan.outcome] ?? "" }, h("b", {}, plan.detail)),
+    h("p", { class: TONES[plan.outcome] ?? "" }, h("b", {}, plan.message)),
     h("ul", { class: "plan-lines", role: "list" }, ...lines, h("li", { class: "sum" }, h("span", {}, "needs"), h("span", { class: "n" }, size(plan.need_bytes)), h("span", { class: "soft" }, `${size(plan.free_bytes)} of ${size(plan.budget_bytes)} are free`))),
     words.length ? h("p", { class: "soft" }, words.join(" ")) : "",
   );
-  console.announce(plan.detail);
+  console.announce(plan.message);
 }

@@ -76,7 +76,7 @@ export function makePulls(console) {
     if (!text) return;
     try {
       // A short name stands for a repository.
-      const repository = text.includes("/") ? text : (await planOf(console, text)).model_id;
+      const repository = text.includes("/") ? text : (await planOf(console, text)).model;
       const download = await console.request(PATH, { body: { repo_id: repository } });
       dialog.close();
       take(download);
