@@ -101,7 +101,7 @@ def redacted(body: dict[str, Any]) -> bytes | None:
         if isinstance(value, dict):
             return {
                 name: REDACTED
-                if isinstance(one, str) and _SECRET.search(name)
+                if isinstance(one, str | list) and _SECRET.search(name)
                 else cleaned(one, is_file=name in _FILE_FIELDS)
                 for name, one in value.items()
             }
@@ -109,7 +109,8 @@ def redacted(body: dict[str, Any]) -> bytes | None:
 
     try:
         made = orjson.dumps(cleaned(body))
-    except (_TooLargeError, TypeError):  # A number of more than 64 bits is no number for orjson.
+    # For orjson a number of more than 64 bits is none. Bodies may be nested 1,000 levels deep.
+    except (_TooLargeError, TypeError, RecursionError):
         return None
     return made if len(made) <= _MOST_BYTES_EACH else None
 

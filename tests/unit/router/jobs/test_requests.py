@@ -375,6 +375,7 @@ async def test_of_many_requests_those_that_changed_are_sent_alone() -> None:
             {"tools": [{"headers": {"Authorization": REDACTED}, "api_key": REDACTED}],
              "max_tokens": 5, "properties": {"password": {"type": "string"}}},
         ),
+        ({"api_keys": ["sk-1"], "secret": None}, {"api_keys": REDACTED, "secret": None}),
     ],
 )  # fmt: skip
 def test_redaction(body: dict[str, Any], clean: dict[str, Any]) -> None:
@@ -387,6 +388,10 @@ def test_what_is_too_large_is_not_captured() -> None:
     assert redacted({"messages": [{"n": n} for n in range(20_000)]}) is None
     assert redacted({"text": "a word " * 200_000}) is None
     assert redacted({"n": 10**30}) is None
+    deep: list[Any] = []
+    for _ in range(1000):
+        deep = [deep]
+    assert redacted({"deep": deep}) is None
 
 
 async def test_captures_are_off_by_default_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
