@@ -40,6 +40,9 @@ export function mount(root, console) {
   let ending = new AbortController();
   /** @type {any[]} */
   let models = [];
+  /** @type {Column[]} */
+  let shown = [];
+  let playing = false;
   const button = h("button", { type: "button", class: "main", disabled: true, onclick: () => play() }, "Begin");
   const intro = h("p", { class: "soft" }, "Waiting for the models");
   const steps = h("ol", { class: "steps" }, ...STEPS.map((step) => h("li", {}, h("span", {}, step), h("small"))));
@@ -64,10 +67,6 @@ export function mount(root, console) {
         ? "The story needs two models that chat: `lmx demo --two` serves two small ones."
         : `${two[0].model} and ${two[1].model} answer a question. Then ${two[1].model} is killed: ${PROMISE}`;
   });
-
-  /** @type {Column[]} */
-  let shown = [];
-  let playing = false;
 
   /** @param {number} place
    *  @param {string} text
