@@ -42,7 +42,7 @@ export function mount(root, console) {
   const search = h("input", { type: "search", placeholder: "Name or text", "aria-label": "Search by name or text", autocomplete: "off" });
   const pause = h("button", { type: "button", "aria-pressed": "false" }, "Pause");
   const copy = h("button", { type: "button" }, "Copy");
-  const list = h("ol", { class: "lines", role: "log", "aria-live": "off", "aria-label": "Lines", tabIndex: 0 });
+  const list = h("ol", { class: "lines", "aria-label": "Lines", tabIndex: 0 });
   const state = h("p", { class: "soft small", role: "status" });
   root.append(
     h(

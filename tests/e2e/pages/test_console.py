@@ -1,0 +1,289 @@
+"""The operator's part of the page at / in a real browser: the admin key, the models and what can be
+done with them, and the logs.
+
+All tests share a browser and a server; each begins with a tab that knows no key.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.e2e.conftest import API_KEY
+from tests.e2e.pages.test_chat_page import AXE, CHECKS, DESKTOP, PHONE, at, until
+from tests.support.clients.chromium import Page, chromium, require_chromium
+from tests.support.clients.client_packages import node_folder
+from tests.support.rigs.rig import Rig, ask, http, rig, scripted
+from tests.support.rigs.rig import Stream as Answer
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.process,
+    pytest.mark.timeout(900),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+HOSTILE = "<img src=x onerror=window.broken=1>"
+
+
+@pytest.fixture(scope="module")
+def lmx() -> Iterator[Rig]:
+    config = {
+        "security": {"api_keys": [API_KEY]},
+        "models": [
+            scripted("left"),
+            scripted("right"),
+        ],
+        "timing": {"beat_timeout_s": 6.0},
+    }
+    with rig(config) as running:
+        for model in ("left", "right"):
+            running.wait_state(model, "ready", deadline_s=300)
+        yield running
+
+
+@pytest.fixture
+def origin(lmx: Rig) -> str:
+    return lmx.url.removesuffix("/v1")
+
+
+@pytest.fixture
+def admin_key(lmx: Rig) -> str:
+    return (lmx.home / "admin.key").read_text().strip()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Page]:
+    require_chromium()
+    async with chromium() as page:
+        yield page
+
+
+async def show(page: Page, origin: str, view: str, key: str = "") -> None:
+    """Open a view in a tab that knows this admin key alone."""
+    await page.open(f"{origin}/ping")
+    given = f"sessionStorage.setItem('lmx-admin-key', {json.dumps(key)});" if key else ""
+    await page.run(
+        f"sessionStorage.clear(); localStorage.clear(); {given}"
+        f"localStorage.setItem('lmx-key', {json.dumps(API_KEY)})"
+    )
+    await page.open(f"{origin}/#/{view}")
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def page(browser: Page, origin: str, admin_key: str) -> Page:
+    """The models, as an operator sees them."""
+    await browser.ask("Emulation.setDeviceMetricsOverride", **DESKTOP)
+    await show(browser, origin, "models", admin_key)
+    await until(browser, f"Boolean({row('left')})", "the models")
+    return browser
+
+
+def row(model: str) -> str:
+    return (
+        '[...document.querySelectorAll(".model-row")].find((one) => one.querySelector(".name")'
+        f".textContent === {json.dumps(model)})"
+    )
+
+
+def state(model: str) -> str:
+    return f'{row(model)}?.querySelector(".state-of").textContent'
+
+
+def note(model: str) -> str:
+    return f'({row(model)}?.querySelector(".note:not([hidden])")?.textContent ?? "")'
+
+
+async def do(page: Page, model: str, action: str, *, sure: bool = False) -> None:
+    """Press a button of a model, which may stand in its menu."""
+    button = (
+        f'[...{row(model)}.querySelectorAll(".actions-of button")].find((one) => one.textContent'
+        f" === {json.dumps(action)})"
+    )
+    await until(page, f"Boolean({button})", f"{action} for {model}")
+    await page.run(f"{button}.click()")
+    if sure:
+        await until(page, f"{at('sure')}.open", "a question first")
+        await page.run(f"{at('sure-yes')}.click()")
+
+
+async def test_the_admin_key(browser: Page, origin: str, admin_key: str) -> None:
+    """It is asked for once for the tab, a wrong one is said, and it can be forgotten; without it no
+    name of a model is shown, and nothing of the operator's is requested."""
+    await browser.ask("Emulation.setDeviceMetricsOverride", **DESKTOP)
+    await show(browser, origin, "chat")
+    await until(browser, "document.body.classList.contains('ready')", "the chat")
+    asked = "performance.getEntriesByType('resource').map((one) => one.name)"
+    assert not [one for one in await browser.run(asked) if "/admin" in one]
+    await browser.run("location.hash = '#/models'")
+    await until(browser, f"{at('admin')}.open", "the field for the key")
+    assert "left" not in await browser.run(f"{at('view')}.textContent")
+
+    async def give(key: str) -> str:
+        await browser.run(
+            f"{at('admin-key')}.value = {json.dumps(key)}; {at('admin-fault')}.textContent = '';"
+            f"{at('admin-save')}.click()"
+        )
+        fault = f"!{at('admin')}.open || {at('admin-fault')}.textContent"
+        return str(await until(browser, fault, "what becomes of the key"))
+
+    assert "not right" in await give("another-key-of-16-letters")
+    assert "another key of the server" in await give(API_KEY)
+    assert "a space" in await give("two words")
+    assert await browser.run("sessionStorage.getItem('lmx-admin-key')") is None
+    assert await give(admin_key) == "True"
+    await until(browser, f"Boolean({row('left')})", "the models")
+    assert await browser.run("localStorage.getItem('lmx-admin-key')") is None, "for the tab alone"
+    await browser.run("location.hash = '#/logs'")
+    await until(browser, "document.querySelectorAll('.lines li').length > 2", "no other question")
+    await browser.run(f"{at('operator')}.click(); {at('forget-admin-key')}.click()")
+    await until(
+        browser, "Boolean(document.querySelector('.locked'))", "a view that is locked again"
+    )
+    assert "left" not in await browser.run(f"{at('view')}.textContent")
+    assert await browser.run(f"{at('budget')}.hidden && {at('rate')}.hidden")
+
+
+async def test_one_is_killed_and_the_other_stream_goes_on(page: Page, lmx: Rig) -> None:
+    """The row shows the memory that came back, and the model is back by itself."""
+    async with http() as session:
+        url = lmx.url
+        session.headers["Authorization"] = f"Bearer {API_KEY}"
+        script = {"tokens": 400, "step_s": 0.02, "text": "word "}
+        other = Answer(session, url, ask("right", json.dumps(script)))
+        cut = Answer(session, url, ask("left", json.dumps({**script, "tokens": 4000})))
+        await other.has_text(10)
+        await cut.has_text(10)
+        await do(page, "left", "Kill", sure=True)
+        said = await until(page, f"{note('left')}.includes('came back in') && {note('left')}", "it")
+        assert said.startswith("Killed by you"), said
+        await other.ended()
+        await cut.ended()
+    assert [error["code"] for error in cut.errors] == ["worker_killed"]
+    assert (other.errors, other.done, other.text.count("word")) == ([], True, 400)
+    await until(page, f"{state('left')} === 'ready'", "the model")
+    spoken = await page.run(f"{at('announce')}.textContent")
+    assert spoken.startswith("left: Killed by you"), spoken
+
+
+MOUNTED = """(async () => {
+  const { mount } = await import("/ui/models_view.js");
+  const [first] = STATUS.models;
+  const models = Array.from({ length: 500 }, (_, place) => ({
+    ...first, model: place ? `model-${place}` : HOSTILE, problem: HOSTILE, state: "failed",
+    pid: null,
+  }));
+  const listeners = {};
+  const root = document.createElement("div");
+  document.body.append(root);
+  const shared = {
+    request: async () => ({ downloads: [] }), style() {}, announce() {}, fail() {},
+    colour: () => "c0",
+    live: { on: (topic, listener) => ((listeners[topic] = listener), () => {}) },
+  };
+  const end = mount(root, shared);
+  const frame = () => new Promise(requestAnimationFrame);
+  const told = { ...STATUS, models };
+  const times = [];
+  for (let round = 0; round < 20; round += 1) {
+    const began = performance.now();
+    listeners.status({ ...told, models: models.map((one) => ({ ...one, waiting: round })) });
+    await frame(); await frame();
+    times.push(performance.now() - began);
+  }
+  const rows = root.querySelectorAll(".model-row").length;
+  const images = root.querySelectorAll("img").length;
+  const search = root.querySelector("input[type=search]");
+  search.value = "model-499";
+  search.dispatchEvent(new Event("input"));
+  await frame(); await frame();
+  const found = [...root.querySelectorAll(".model-row .name")].map((one) => one.textContent);
+  end();
+  root.remove();
+  return { rows, found, images, times, broken: window.broken ?? null };
+})()"""
+
+
+async def test_500_models_and_hostile_names(page: Page, lmx: Rig) -> None:
+    """The page shows a part of them, finds each, and takes no name for HTML."""
+    status = json.dumps(
+        {
+            "at_s": 0,
+            "problem": None,
+            "system": lmx.status(),
+            "models": [{**lmx.worker("left"), "at_s": 0}],
+        }
+    )
+    script = MOUNTED.replace("STATUS", "status").replace("HOSTILE", json.dumps(HOSTILE))
+    shown = await page.run(f"(() => {{ const status = {status}; return {script}; }})()")
+    print("ms for an update of 500 models:", sorted(round(one) for one in shown["times"]))
+    assert shown["rows"] <= 60 and shown["found"] == ["model-499"]
+    assert shown["broken"] is None
+    assert shown["images"] == 0
+
+
+async def test_logs_and_events(page: Page, lmx: Rig) -> None:
+    """Filtered by model, level and text; what is no record is folded; nothing becomes HTML."""
+    log = lmx.home / "logs" / "worker-right.log"
+    stacks = ["Thread 0x01 (most recent call first):", '  File "engine.py", line 7 in step']
+    record = {"event": HOSTILE, "level": "warning", "timestamp": "2026-01-02T03:04:05Z", "n": 1}
+    with log.open("a") as file:
+        file.write(
+            "\n".join([*stacks, json.dumps(record), '{"event": "calm", "level": "info"}', ""])
+        )
+    await page.run("location.hash = '#/logs'")
+    lines = "[...document.querySelectorAll('.lines li:not([hidden])')]"
+    texts = f"{lines}.map((one) => one.textContent)"
+    await until(page, f"{texts}.some((one) => one.includes('worker.ready'))", "events")
+
+    async def choose(label: str, value: str) -> None:
+        box = f"document.querySelector('.filters [aria-label^=\"{label}\"]')"
+        await page.run(
+            f"{box}.value = {json.dumps(value)};"
+            f"for (const kind of ['input', 'change']) {box}.dispatchEvent(new Event(kind))"
+        )
+
+    await choose("Of which", "left")
+    shown = await page.run(texts)
+    assert shown and all("left" in one for one in shown), shown
+    await choose("What is", "log:right")
+    await until(page, f"{texts}.some((one) => one.includes('calm'))", "the log")
+    folded = await page.run(f"{lines}.find((one) => one.matches('.raw'))?.textContent")
+    assert folded.startswith("Stacks of the threads") and stacks[1] in folded
+    await choose("From which", "2")
+    assert not [one for one in await page.run(texts) if "calm" in one]
+    await choose("Search", "onerror")
+    assert len(await page.run(texts)) == 1
+    assert await page.run("document.querySelectorAll('#view img').length") == 0
+    assert await page.run("window.broken ?? null") is None
+
+
+@pytest.mark.parametrize("view", ["models", "logs"])
+async def test_everybody_can_use_it(page: Page, view: str, packages: Path) -> None:
+    axe = node_folder(packages, CHECKS) / "node_modules" / "axe-core" / "axe.min.js"
+    await page.run(axe.read_text())
+    await page.run(f"location.hash = '#/{view}'")
+    ready = {
+        "models": f"Boolean({row('left')})",
+        "logs": "Boolean(document.querySelector('.lines li'))",
+    }
+    await until(page, ready[view], view)
+    if view == "models":
+        await page.run(f"{row('left')}.querySelector('.title').click()")
+    for size in (DESKTOP, PHONE):
+        await page.ask("Emulation.setDeviceMetricsOverride", **size)
+        for colours in ("light", "dark"):
+            media = [{"name": "prefers-color-scheme", "value": colours}]
+            await page.ask("Emulation.setEmulatedMedia", features=media)
+            # Colours change over some frames.
+            await asyncio.sleep(0.3)
+            assert await page.run(AXE) == [], (view, size["width"], colours)
+        wide = await page.run(
+            "[document.documentElement, document.getElementById('view')]"
+            ".map((one) => one.scrollWidth - one.clientWidth)"
+        )
+        assert wide == [0, 0], (view, size["width"])
+    await page.ask("Emulation.setEmulatedMedia", features=[])
