@@ -31,12 +31,15 @@ HOSTILE = "<img src=x onerror=window.broken=1>"
 
 @pytest.fixture(scope="module")
 def lmx() -> Iterator[Rig]:
+    """``left`` and ``right`` fill the budget; ``third`` fits in place of one of them."""
     config = {
         "security": {"api_keys": [API_KEY]},
         "models": [
-            scripted("left"),
-            scripted("right"),
+            scripted("left", memory_bytes="100 MiB"),
+            scripted("right", memory_bytes="100 MiB"),
+            scripted("third", memory_bytes="100 MiB", preload=False),
         ],
+        "memory": {"budget_bytes": "250 MiB", "min_residency_s": 0},
         "timing": {"beat_timeout_s": 6.0},
     }
     with rig(config) as running:
@@ -167,6 +170,35 @@ async def test_one_is_killed_and_the_other_stream_goes_on(page: Page, lmx: Rig) 
     await until(page, f"{state('left')} === 'ready'", "the model")
     spoken = await page.run(f"{at('announce')}.textContent")
     assert spoken.startswith("left: Killed by you"), spoken
+
+
+async def test_what_can_be_done_with_a_model(page: Page) -> None:
+    """Pin and eviction, unload, drain and back, and what a load would need."""
+    await do(page, "left", "Pin")
+    await until(
+        page, f"{row('left')}.querySelector('.badges').textContent.includes('pinned')", "a badge"
+    )
+    await page.run(f"{row('third')}.querySelector('.title').click()")
+    plan = f"{row('third')}.querySelector('.plan')"
+    await page.run(f"{row('third')}.querySelector('.details button').click()")
+    await until(page, f"Boolean({plan}?.querySelector('.sum'))", "the plan, line by line")
+    assert "right" in await page.run(f"{plan}.textContent"), "who would be evicted"
+    await do(page, "third", "Load")
+    await until(page, f"{state('third')} === 'ready'", "a model that is loaded", 300)
+    assert await until(page, f"{state('right')} === 'cold'", "one that was evicted")
+    assert await page.run(state("left")) == "ready", "the pinned one stays"
+    await do(page, "third", "Unload")
+    await until(page, f"{note('third')}.startsWith('Unloaded by you')", "what came back")
+    await do(page, "left", "Unpin")
+    await until(
+        page, f"!{row('left')}.querySelector('.badges').textContent.includes('pinned')", "no badge"
+    )
+    await do(page, "left", "Drain")
+    await until(page, f"{state('left')} === 'drained'", "a model that takes no request")
+    await do(page, "left", "Resume")
+    await until(page, f"{state('left')} === 'ready'", "the model again", 300)
+    await do(page, "right", "Load")
+    await until(page, f"{state('right')} === 'ready'", "the other one", 300)
 
 
 MOUNTED = """(async () => {
