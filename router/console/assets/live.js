@@ -99,9 +99,12 @@ export function makeLive(open) {
       const listed = order.flatMap((id) => models.get(id) ?? []);
       keep("status", { at_s: value.at_s, problem: value.problem ?? null, system: value.system ?? before, models: listed });
     } else if (topic === "requests") {
-      const at_ms = performance.now();
       if (value.whole) underWay.clear();
-      for (const item of value.live) underWay.set(item.id, { ...item, at_ms });
+      for (const item of value.live) {
+        // What was known of it may be older than the event.
+        const known_s = Math.max(0, value.at_s - item.created - item.age_s);
+        underWay.set(item.id, { ...item, at_ms: performance.now() - 1000 * known_s });
+      }
       // A reader may get an end twice.
       const before = value.whole ? [] : (latest.get("requests")?.ended ?? []);
       const known = new Set(before.map((/** @type {Value} */ item) => item.id));

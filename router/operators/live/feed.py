@@ -23,6 +23,9 @@ _INTERVAL_S: Final = 1.0
 _KEPT: Final = 64
 """So many pieces, a few a second, may a reader be behind before it gets the whole values again."""
 
+_WHOLE_S: Final = 1.0
+"""For so long the whole values are given to others who begin."""
+
 
 class Topic(Protocol):
     """One kind of messages in the stream. An object lives for as long as somebody reads."""
@@ -69,7 +72,8 @@ class LiveFeed:
         self._topics: Sequence[Topic] = ()
         self._task: asyncio.Task[None] | None = None
         self._kept: deque[bytes] = deque(maxlen=_KEPT)
-        self._whole: tuple[int, bytes] | None = None
+        self._whole: tuple[int, float, bytes] | None = None
+        """The number and the time at which the whole values were made, and they."""
         self._news = asyncio.Event()
         self.number = 0
         """How many pieces there have been."""
@@ -97,10 +101,17 @@ class LiveFeed:
         missed = None if number is None else self.number - number
         if missed is not None and missed <= len(self._kept):
             return b"".join(list(self._kept)[len(self._kept) - missed :])
-        # Fifty readers may begin at once: it is made once for them.
-        if self._whole is None or self._whole[0] != self.number:
-            self._whole = (self.number, b"".join(topic.whole() for topic in self._topics))
-        return self._whole[1]
+        # Fifty readers may begin at once: it is made once for them. It says when it was made, so
+        # it is not kept while nothing changes.
+        now_s = time.monotonic()
+        if (
+            self._whole is None
+            or self._whole[0] != self.number
+            or now_s - self._whole[1] > _WHOLE_S
+        ):
+            whole = b"".join(topic.whole() for topic in self._topics)
+            self._whole = (self.number, now_s, whole)
+        return self._whole[2]
 
     async def changed(self) -> None:
         """Wait for the next piece."""

@@ -1,5 +1,6 @@
 """The topic ``requests``: those under way that have changed, and those that have ended."""
 
+import time
 from collections import deque
 from typing import Any, Final
 
@@ -21,8 +22,10 @@ otherwise be sent whole each second."""
 
 class LiveRequestsShown(Answer):
     """An event `requests` of GET /admin/live. `age_s` and the phase that a request is in continue
-    from when the event came: they are not sent again."""
+    from `created + age_s`, when that was so: they are not sent again."""
 
+    at_s: float
+    """When the event was made, in Unix time. What it has of a request may be from before."""
     whole: bool
     """Whether these are all: then the reader forgets those that it had."""
     live: list[RequestShown]
@@ -102,6 +105,7 @@ def _version(requests: LiveRequests, live: LiveRequest) -> object:
 
 def _text(live: list[bytes], ended: list[bytes], *, whole: bool) -> bytes:
     message: dict[str, Any] = {
+        "at_s": round(time.time(), 3),
         "whole": whole,
         "live": [orjson.Fragment(text) for text in live],
         "ended": [orjson.Fragment(text) for text in ended],

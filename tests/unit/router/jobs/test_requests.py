@@ -30,6 +30,7 @@ from lmx.router.jobs.phases import (
     waits_for_worker,
 )
 from lmx.router.operators.jobs import CapturedRequest, RequestList
+from lmx.router.operators.live.feed import LiveFeed
 from lmx.router.operators.live.requests import RequestsTopic
 from lmx.router.supervisor.directory import Directory
 from lmx.router.workers.phased_timeout import PhasedTimeout
@@ -351,7 +352,27 @@ async def test_of_many_requests_those_that_changed_are_sent_alone() -> None:
     news = message(await topic.look())
     assert (news["whole"], news["live"], len(news["ended"])) == (True, [], 500)
     assert [one["id"] for one in news["ended"][:2]] == ["r0", "r1"], "the newest first"
-    assert message(topic.whole()) == news
+    assert message(topic.whole()) | {"at_s": 0} == news | {"at_s": 0}
+
+
+async def test_a_late_reader_knows_how_old_a_request_is_that_has_not_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listed = Listed(1)
+    topic = RequestsTopic(listed.requests)
+    feed = LiveFeed(lambda: [topic])
+    with listed.under_way, feed.reading() as first:
+        assert not message(await first.next_events(90))["live"], "nobody has looked yet"
+        assert message(await first.next_events(90))["live"]
+        for passed_s in (60.0, 120.0):
+            now_s, here_s = time.time() + 60, time.monotonic() + 60
+            monkeypatch.setattr(time, "time", lambda now_s=now_s: now_s)
+            monkeypatch.setattr(time, "monotonic", lambda here_s=here_s: here_s)
+            whole = message(feed.after(None))
+            [shown] = whole["live"]
+            known_s = shown["created"] + shown["age_s"]
+            assert whole["at_s"] - known_s == pytest.approx(passed_s, abs=30)
+        monkeypatch.undo()
 
 
 @pytest.mark.parametrize(
