@@ -244,7 +244,7 @@ def _relieve(
     lines: Lines,
     now_s: float,
 ) -> tuple[GuardState, Ask | Kill | None]:
-    """Go on with the victim by one step, or choose a victim."""
+    """Take the next step with the victim, or choose a victim."""
     waited_s = now_s - state.at_s
     victim = next((worker for worker in workers if worker.instance == state.victim), None)
     if state.victim is not None and victim is None:
@@ -253,6 +253,8 @@ def _relieve(
         if waited_s < GONE_S:
             return state, None
         victim = None
+    if victim is not None and not _may_help(victim):
+        victim = None  # It gave up its request, and now has nothing more to give up.
     if victim is None:
         if waited_s < _patience_s(workers):
             return state, None
@@ -286,12 +288,16 @@ def _victim(workers: Sequence[WorkerMemory]) -> WorkerMemory | None:
     Returns None when all are idle and within their reservations, because the core evicts those that
     it may.
     """
-    there = [worker for worker in workers if not worker.leaving]
+    there = [worker for worker in workers if not worker.leaving and _may_help(worker)]
     if over := [worker for worker in there if worker.excess_bytes > 0]:
         return max(over, key=lambda worker: worker.excess_bytes)
-    loads = [worker for worker in there if worker.loading]
-    works = loads or [worker for worker in there if worker.busy]
+    works = [worker for worker in there if worker.loading] or there
     return max(works, key=lambda worker: worker.measured_bytes, default=None)
+
+
+def _may_help(worker: WorkerMemory) -> bool:
+    """Return whether a worker has work to give up, or took more than is reserved for it."""
+    return worker.busy or worker.loading or worker.excess_bytes > 0
 
 
 def _others_fill(reading: MemoryReading, workers: Sequence[WorkerMemory], lines: Lines) -> bool:

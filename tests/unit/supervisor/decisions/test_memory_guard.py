@@ -167,6 +167,24 @@ def test_asks_that_helped_are_not_held_against_it() -> None:
     assert acts(told) == [(8.0, Ask("a"))]
 
 
+def test_one_that_has_nothing_left_to_give_up_is_asked_no_more() -> None:
+    asked, larger = worker("a", 300, busy=True), worker("b", 250, busy=True)
+    state, told = run([(0.0, used(950), [asked, larger]), (SETTLE_S, used(950), [asked, larger])])
+    assert acts(told) == [(SETTLE_S, Ask("a"))]
+    idle = [worker("a", 200), larger]
+    _, told = run([(20.0, used(950), idle), (20.0 + ASK_S, used(950), idle)], state)
+    assert acts(told) == [(20.0, Ask("b")), (20.0 + ASK_S, Ask("b"))]
+
+
+def test_others_are_blamed_again_after_a_calm() -> None:
+    small = [worker("a", 100, busy=True)]
+    state, _ = run([(float(now_s), used(950), small) for now_s in range(5)])
+    calm = [(5.0 + now_s, used(100), small) for now_s in range(20)]
+    state, _ = run(calm, state)
+    _, told = run([(30.0, used(950), small)], state)
+    assert [type(one) for _, one in told] == [SetLevel, ReportExternalPressure]
+
+
 def test_others_are_blamed_once_and_nobody_is_killed() -> None:
     small = [worker("a", 100, busy=True)]
     script = [(float(now_s), used(950), small) for now_s in range(60)]
