@@ -155,10 +155,11 @@ lint: install ## ruff: rules and format
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 
-types: install ## mypy --strict, as on Linux and as on macOS
+types: install ## mypy --strict, as on Linux and as on macOS; tsc for the page's scripts
 	@$(BIN)/mypy $(PACKAGES)
 	@$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin $(PACKAGES)
 	@$(BIN)/mypy tests deploy docs
+	@$(BIN)/pytest -q tests/e2e/pages/test_page_types.py
 
 resolve: install ## resolve what macOS would install, for each Python (needs uv and a package index)
 	@$(BIN)/python deploy/resolve_pins.py
