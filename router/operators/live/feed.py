@@ -23,6 +23,9 @@ _INTERVAL_S: Final = 1.0
 _KEPT: Final = 64
 """So many pieces, a few a second, may a reader be behind before it gets the whole values again."""
 
+_KEPT_BYTES: Final = 16 * 1024**2
+"""The most that these pieces have together: thousands of requests at work take 3 MB a second."""
+
 _WHOLE_S: Final = 1.0
 """For so long the whole values are given to others who begin."""
 
@@ -132,6 +135,8 @@ class LiveFeed:
 
     def _publish(self, events: bytes) -> None:
         self._kept.append(events)
+        while sum(map(len, self._kept)) > _KEPT_BYTES:
+            self._kept.popleft()
         self.number += 1
 
 

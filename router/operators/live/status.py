@@ -101,6 +101,7 @@ class StatusChanges:
         self._system: tuple[SupervisorStatus, RouterStatus, float] | None = None
         self._order: Sequence[str] = ()
         self._problem: str | None = None
+        self._failed_s = 0.0
         self._latest: tuple[SystemStatus, float] | None = None
 
     def take(self, status: SystemStatus, at_s: float) -> LiveStatus | None:
@@ -124,13 +125,15 @@ class StatusChanges:
         """Take that there is no status. Returns what must be sent, None if that was sent."""
         if self._problem is not None:
             return None
-        self._problem = problem
+        self._problem, self._failed_s = problem, at_s
         return self._message((), None, whole=False, at_s=at_s)
 
     def whole(self) -> LiveStatus | None:
         """Return all that is known; None if that is nothing."""
         if self._latest is None:
-            return None
+            if self._problem is None:
+                return None
+            return self._message((), None, whole=False, at_s=self._failed_s)
         return self._message(self._latest[0].workers, list(self._order), whole=True)
 
     @property

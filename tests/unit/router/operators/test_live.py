@@ -113,6 +113,7 @@ def test_a_silent_supervisor_is_said_once_and_its_return_too() -> None:
     assert first is not None
     assert (first["problem"], first["system"]) == ("it does not answer", None)
     assert changes.failed("it does not answer", 2.0) is None
+    assert changes.whole() == first, "a second reader is told too"
     back = changes.take(told_status(cold_line("a")), 3.0)
     assert back is not None
     assert (back["problem"], back["whole"]) == (None, True)
@@ -230,6 +231,20 @@ async def test_one_task_works_for_all_while_somebody_reads(monkeypatch: pytest.M
         assert await again.next_events(90) == b"1 "
     assert (made[0].looks, len(made)) == (looks, 2)
     await until(lambda: made[1].closed)
+
+
+async def test_what_is_kept_for_slow_readers_is_limited_by_its_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in (("_INTERVAL_S", 0.005), ("_KEPT", 10**6), ("_KEPT_BYTES", 20)):
+        monkeypatch.setattr(feed, name, value)
+    numbers = Numbers()
+    live = LiveFeed(lambda: [numbers])
+    with live.reading() as slow:
+        assert (await slow.next_events(0)).startswith(b"all(")
+        await until(lambda: numbers.looks > 30)
+        assert (await slow.next_events(0)).startswith(b"all("), "it is too far behind"
+    await until(lambda: numbers.closed)
 
 
 # The route.
