@@ -70,6 +70,20 @@ export function iconButton(shape, label, onclick) {
   return h("button", { class: "quiet icon small", type: "button", "aria-label": label, title: label, onclick }, icon(shape));
 }
 
+/** Writes terms and their texts. Only what has changed is touched: a text that is selected stays so.
+ *  @param {HTMLElement} list A `dl`.
+ *  @param {[string, string][]} facts */
+export function writeFacts(list, facts) {
+  const written = [...list.querySelectorAll("dt")].map((name) => name.textContent);
+  if (written.join("\n") !== facts.map(([name]) => name).join("\n")) {
+    list.replaceChildren(...facts.map(([name, text]) => h("div", {}, h("dt", {}, name), h("dd", {}, text))));
+    return;
+  }
+  list.querySelectorAll("dd").forEach((place, index) => {
+    if (place.textContent !== facts[index][1]) place.textContent = facts[index][1];
+  });
+}
+
 /** Copies a text. Without TLS a browser gives no clipboard to another machine's page: the older way
  *  still works there, and where that fails too, the text is shown.
  *  @param {string} text

@@ -76,6 +76,7 @@ async function go() {
   }
   if (view.id === "chat") {
     await import("./app.js");
+    if (shownView !== view.id) return;
     if (!first) at("say").focus();
     document.title = at("title").textContent === "New conversation" ? "lmx" : `${at("title").textContent} · lmx`;
     return;
@@ -104,7 +105,8 @@ async function mount(view) {
     if (shownView === view.id) root.replaceChildren(h("div", { class: "page" }, h("h1", {}, view.label), h("p", { class: "soft" }, "This view is not there.")));
     return;
   }
-  if (shownView === view.id && !unmount) {
+  // The view or the key may have changed meanwhile.
+  if (shownView === view.id && !unmount && (!view.operator || adminKey())) {
     root.replaceChildren();
     unmount = module.mount(root, shared);
   }
@@ -157,7 +159,8 @@ function showConnection(now) {
   document.body.classList.toggle("stale", lost);
   at("where").textContent = lost ? "reconnecting…" : `${location.host} · ${version}`;
   if (now.state === "refused" && viewOf(location.hash).operator) {
-    askForAdminKey(Boolean(adminKey())).then((taken) => taken || keyChanged());
+    // Whoever gives no other key has none: the one that was refused would be refused again.
+    askForAdminKey(Boolean(adminKey())).then((taken) => taken || forgetAdminKey());
   }
 }
 

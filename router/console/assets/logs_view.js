@@ -16,6 +16,7 @@ import { clock, count } from "./format.js";
 const MOST = 1000;
 const LEVELS = ["debug", "info", "warning", "error"];
 const AT_END_PX = 40;
+const MOST_RAW_CHARACTERS = 64_000;
 const EVENTS = "events";
 const PROCESSES = ["router", "supervisor"];
 const GRAVE = ["crash", "signal", "out_of_memory", "hang", "load_failed", "host"];
@@ -32,6 +33,7 @@ export function mount(root, console) {
   /** @type {Entry[]} What came while the list stood still. */
   let held = [];
   let paused = false;
+  let restarted = false;
   let waiting = false;
   /** @type {string | null} */
   let names = null;
@@ -102,8 +104,17 @@ export function mount(root, console) {
   function clear() {
     entries = [];
     held = [];
+    restarted = false;
     list.replaceChildren();
     say();
+  }
+
+  /** The stream begins with the latest lines, each time that it is opened. What is being read stays. */
+  function restart() {
+    if (isEvents()) return;
+    if (!paused) return clear();
+    held = [];
+    restarted = true;
   }
 
   function takeSource() {
@@ -120,7 +131,7 @@ export function mount(root, console) {
   function takeLine(line) {
     const entry = lineEntry(line);
     const before = (paused ? held : entries).at(-1);
-    if (entry.isRaw && before?.isRaw) {
+    if (entry.isRaw && before?.isRaw && before.text.length < MOST_RAW_CHARACTERS) {
       before.text += `\n${entry.text}`;
       drawRaw(before);
       return;
@@ -154,6 +165,7 @@ export function mount(root, console) {
     pause.setAttribute("aria-pressed", String(paused));
     const later = held;
     held = [];
+    if (!paused && restarted) clear();
     if (!paused) later.forEach(add);
     say();
   });
@@ -166,8 +178,7 @@ export function mount(root, console) {
   const ends = [
     console.live.on("status", takeModels),
     console.live.on("log", (value) => isEvents() || takeLine(value.line)),
-    // The stream begins with the latest lines, each time that it is opened.
-    console.live.on("connection", (now) => now.state === "open" && !isEvents() && clear()),
+    console.live.on("connection", (now) => now.state === "open" && restart()),
   ];
   return () => {
     stopEvents();

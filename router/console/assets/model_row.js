@@ -3,7 +3,7 @@
 // only what has changed is written, so that whoever has the focus or a menu in it keeps them.
 
 import { actionsOf } from "./model_actions.js";
-import { h, icon } from "./dom.js";
+import { h, icon, writeFacts } from "./dom.js";
 import { clock, count, duration, percent, rate, size } from "./format.js";
 import { showPlan } from "./plan.js";
 import { menu } from "./popups.js";
@@ -33,7 +33,6 @@ export function makeRow(console, run) {
   let actionsAre = "";
   let badgesAre = "";
   let noteIs = "";
-  let detailsAre = "";
   const swatch = h("span", { class: "swatch" });
   const name = h("span", { class: "mono name" });
   const open = h("button", { type: "button", class: "title", "aria-expanded": "false", onclick: () => toggle() }, swatch, name);
@@ -46,7 +45,10 @@ export function makeRow(console, run) {
   const bar = h("i");
   const progress = h("div", { class: "progress", hidden: true }, bar);
   const note = h("p", { class: "note", hidden: true });
-  const details = h("div", { class: "details", hidden: true });
+  const facts = h("dl");
+  const plan = h("div", { class: "plan" });
+  const ask = h("button", { type: "button", onclick: () => showPlan(console, plan, model.model) });
+  const details = h("div", { class: "details", hidden: true }, facts, h("div", { class: "buttons" }, ask), plan);
   const element = h(
     "li",
     { class: "model-row" },
@@ -60,7 +62,6 @@ export function makeRow(console, run) {
 
   function toggle() {
     details.hidden = !details.hidden;
-    detailsAre = "";
     open.setAttribute("aria-expanded", String(!details.hidden));
     element.classList.toggle("opened", !details.hidden);
     drawDetails();
@@ -114,13 +115,8 @@ export function makeRow(console, run) {
 
   function drawDetails() {
     if (details.hidden) return;
-    const are = JSON.stringify(factsOf(model));
-    if (are === detailsAre) return;
-    detailsAre = are;
-    const plan = /** @type {HTMLElement} */ (details.querySelector(".plan") ?? h("div", { class: "plan" }));
-    const facts = factsOf(model).map(([label, text]) => h("div", {}, h("dt", {}, label), h("dd", {}, text)));
-    const ask = h("button", { type: "button", onclick: () => showPlan(console, plan, model.model) }, model.reserved_bytes ? "What would it need?" : "What if I load it?");
-    details.replaceChildren(h("dl", {}, ...facts), h("div", { class: "buttons" }, ask), plan);
+    writeFacts(facts, factsOf(model));
+    write(ask, model.reserved_bytes ? "What would it need?" : "What if I load it?");
   }
 
   return {

@@ -139,7 +139,7 @@ export function mount(root, console) {
     memory.replaceChildren(
       h("h2", {}, "Memory budget"),
       budgetBar(supervisor, models, console.colour),
-      h("ul", { class: "legend", role: "list" }, ...entries),
+      h("ul", { class: "shares", role: "list" }, ...entries),
       h("p", { class: "soft small" }, words.join(" ")),
       ...supervisor.notices.map((/** @type {string} */ notice) => h("p", { class: "warn small" }, notice)),
     );

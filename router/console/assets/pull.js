@@ -17,6 +17,8 @@ export function makePulls(console) {
   const ending = new AbortController();
   /** @type {Map<string, Value>} */
   const downloads = new Map();
+  /** @type {Map<string, ReturnType<typeof makeEntry>>} */
+  const entries = new Map();
   /** @type {Set<string>} */
   const followed = new Set();
   const list = h("ul", { class: "downloads", role: "list" });
@@ -92,7 +94,7 @@ export function makePulls(console) {
     const id = name.value.trim() || /** @type {string} */ (text.split("/").filter(Boolean).at(-1));
     const given = Number(context.value);
     dialog.close();
-    console.announce(`${id} is added`);
+    console.announce(`${id} is being added`);
     try {
       await console.request("engines", { body: { engine_id: id, model_path: text, ...(given ? { n_ctx: given } : {}) } });
     } catch (error) {
@@ -109,29 +111,46 @@ export function makePulls(console) {
   function draw() {
     const shown = [...downloads.values()].filter((one) => one.status === "downloading" || !one.ended_at || Date.now() / 1000 - one.ended_at < SHOWN_FOR_S);
     element.hidden = !shown.length;
-    list.replaceChildren(...shown.map(entry));
+    const ids = new Set(shown.map((one) => one.download_id));
+    for (const [id, { element: gone }] of entries) {
+      if (ids.has(id)) continue;
+      gone.remove();
+      entries.delete(id);
+    }
+    for (const one of shown) {
+      const made = entries.get(one.download_id) ?? makeEntry(one);
+      entries.set(one.download_id, made);
+      if (!made.element.parentElement) list.append(made.element);
+      made.update(one);
+    }
+  }
+
+  /** Makes an entry once; later only its figures are written, so that its button can be pressed.
+   *  @param {Value} first */
+  function makeEntry(first) {
+    const bar = h("i");
+    const words = h("span");
+    const stop = h("button", { type: "button", onclick: () => cancel(first) }, "Cancel");
+    const progress = h("div", { class: "progress", role: "progressbar", "aria-label": `Download of ${first.repo_id}` }, bar);
+    const made = h("li", { "data-download": first.download_id }, h("span", { class: "mono name" }, first.repo_id), words, stop, progress);
+    /** @param {Value} one */
+    const update = (one) => {
+      bar.style.width = `${one.progress_percent}%`;
+      progress.setAttribute("aria-valuenow", String(Math.floor(one.progress_percent)));
+      stop.hidden = progress.hidden = one.status !== "downloading";
+      words.className = one.status === "failed" ? "bad" : "soft";
+      words.textContent = wordsOf(one);
+    };
+    return { element: made, update };
   }
 
   /** @param {Value} one */
-  function entry(one) {
-    const bar = h("i");
-    bar.style.width = `${one.progress_percent}%`;
-    const runs = one.status === "downloading";
+  function wordsOf(one) {
+    if (one.status === "completed") return `complete${one.model_id ? `, served as ${one.model_id}` : ""}`;
+    if (one.status !== "downloading") return `${one.status}${one.error ? `: ${one.error.message}` : ""}`;
     const total = one.estimated_size_bytes ? ` of ${size(one.estimated_size_bytes)}` : "";
     const got = `${size(one.downloaded_bytes ?? one.estimated_size_bytes)}${total}`;
-    const words = runs
-      ? `${Math.floor(one.progress_percent)} % · ${got} · ${one.speed_mbps ?? 0} Mbit/s`
-      : one.status === "completed"
-        ? `complete${one.model_id ? `, served as ${one.model_id}` : ""}`
-        : `${one.status}${one.error ? `: ${one.error.message}` : ""}`;
-    return h(
-      "li",
-      { "data-download": one.download_id },
-      h("span", { class: "mono name" }, one.repo_id),
-      h("span", { class: one.status === "failed" ? "bad" : "soft" }, words),
-      runs ? h("button", { type: "button", onclick: () => cancel(one) }, "Cancel") : null,
-      runs ? h("div", { class: "progress", role: "progressbar", "aria-label": `Download of ${one.repo_id}`, "aria-valuenow": String(Math.floor(one.progress_percent)) }, bar) : null,
-    );
+    return `${Math.floor(one.progress_percent)} % · ${got} · ${one.speed_mbps ?? 0} Mbit/s`;
   }
 
   /** @param {Value} one */

@@ -4,7 +4,7 @@
 
 import { posted, url } from "./api.js";
 import { curlOf } from "./copy_as.js";
-import { copyBy, h } from "./dom.js";
+import { copyBy, h, writeFacts } from "./dom.js";
 import { count, duration } from "./format.js";
 import { drawWaterfall, inWords, legend, partsOf, waterfall } from "./waterfall.js";
 
@@ -52,6 +52,8 @@ export function requestDetails(console, actions) {
   let shown = null;
   /** @type {AbortController | null} */
   let replaying = null;
+  let aheadIs = "";
+  let rereadIs = "";
   const title = h("h2", { id: "request-title", tabIndex: -1 });
   const bar = waterfall();
   const facts = h("dl", { class: "facts" });
@@ -112,7 +114,7 @@ export function requestDetails(console, actions) {
       ["Id", item.id],
       ["Request id", item.request_id],
     ];
-    facts.replaceChildren(...rows.filter(([, value]) => value).flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
+    writeFacts(facts, /** @type {[string, string][]} */ (rows.filter(([, value]) => value)));
     drawAhead(item);
     drawReread(item);
   }
@@ -121,12 +123,15 @@ export function requestDetails(console, actions) {
    *  @param {Item} item */
   function drawAhead(item) {
     const wait = item.waits_for;
-    if (!wait) return ahead.replaceChildren();
-    const focused = /** @type {HTMLElement | null} */ (document.activeElement)?.dataset.id;
     const before = actions
       .all()
-      .filter((one) => one.ended === null && one.id !== item.id && one.model === wait.model)
+      .filter((one) => wait && one.ended === null && one.id !== item.id && one.model === wait.model)
       .filter((one) => one.state === "running" || (one.state === item.state && one.created < item.created));
+    const are = JSON.stringify([wait, before.map((one) => [one.id, one.family, whose(one), stateOf(one)])]);
+    if (are === aheadIs) return;
+    aheadIs = are;
+    if (!wait) return ahead.replaceChildren();
+    const focused = /** @type {HTMLElement | null} */ (document.activeElement)?.dataset.id;
     const buttons = before.slice(0, MOST_AHEAD).map((one) =>
       h(
         "li",
@@ -148,6 +153,8 @@ export function requestDetails(console, actions) {
   /** @param {Item} item */
   function drawReread(item) {
     const why = item.reread;
+    if (JSON.stringify(why) === rereadIs) return;
+    rereadIs = JSON.stringify(why);
     if (!why) return reread.replaceChildren();
     const departs = DEPARTS.has(why.reason);
     const place = departs ? "first difference at token" : "computed again from token";

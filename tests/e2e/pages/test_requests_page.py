@@ -68,6 +68,26 @@ STUB = """(async () => {
   window.shape = shape;
 })()"""
 
+WAITING = """shape(8, { state: "queued", phase: "queue", waits_for: { reason: "row",
+  model: "model-1", position: 1, evicting: [], text: "model-1 has no free row" } })"""
+
+PULLS = """(async () => {
+  const { makePulls } = await import("/ui/pull.js");
+  const { shared } = await import("/ui/console.js");
+  const one = { download_id: "d", repo_id: "org/m", status: "downloading", progress_percent: 10 };
+  const request = async () => ({ downloads: [one] });
+  const pulls = makePulls({ ...shared, request, open: () => new Promise(() => {}) });
+  await pulls.refresh();
+  const button = pulls.element.querySelector("button");
+  one.progress_percent = 50;
+  await pulls.refresh();
+  const same = button === pulls.element.querySelector("button") && !button.hidden;
+  const words = pulls.element.textContent;
+  Object.assign(one, { status: "failed", error: { message: "no room" } });
+  await pulls.refresh();
+  return [same, words.includes("50 %"), button.hidden, pulls.element.textContent];
+})()"""
+
 
 def at_(name: str) -> str:
     return f"document.querySelector({json.dumps(name)})"
@@ -174,18 +194,39 @@ async def test_who_waits_for_whom(page: Page, scripted_server: Rig) -> None:
         found = f"({ROWS}).find((row) => row.why.startsWith('slow is loading'))"
         await until(page, found, "what it waits for")
         assert (await page.run(found))["parts"] == ["load"]
-    await page.run(
-        STUB
-        + """.then(() => tell([shape(1, { key: "laptop" }), shape(8, { state: "queued",
-          phase: "queue", waits_for: { reason: "row", model: "model-1", position: 1, evicting: [],
-          text: "model-1 has no free row" } })]))"""
-    )
+    await page.run(STUB + f""".then(() => tell([shape(1, {{ key: "laptop" }}), {WAITING}]))""")
     await choose(page, "State", "Waiting")
     await page.run(f"{at_('.request .open')}.click()")
     ahead = await page.run(f"{at_('.ahead')}.textContent")
     assert "model-1 has no free row" in ahead
+    # What is pressed or selected stays the same element while figures move on.
+    kept = "[document.querySelector('.ahead button'), document.querySelector('.facts dd')]"
+    await page.run(
+        f"window.kept = {kept}; tell([shape(1, {{ key: 'laptop', tokens: 50 }}), {{ ...{WAITING},"
+        " prompt_tokens: 7777 }])"
+    )
+    assert "7,777 tokens" in (await page.run(FACTS))["Prompt"]
+    assert await page.run(f"{kept}.every((one, index) => one === kept[index])")
     await page.run(f"{at_('.ahead button')}.click()")
     assert "key laptop" in (await page.run(FACTS))["From"]
+
+
+async def test_a_download_keeps_its_button_while_its_figures_change(page: Page) -> None:
+    same, moved, hidden, words = await page.run(PULLS)
+    assert same and moved and hidden
+    assert "failed: no room" in words
+
+
+async def test_an_admin_key_that_is_refused_can_be_given_up(page: Page) -> None:
+    """The dialog does not come back again and again: without another key the view is locked."""
+    await page.run("sessionStorage.setItem('lmx-admin-key', 'of-the-server-before')")
+    await page.ask("Page.reload")
+    await until(page, "document.getElementById('admin')?.open", "the question for another key")
+    await page.run("document.getElementById('admin-cancel').click()")
+    await until(page, f"Boolean({at_('.page.locked')})", "the locked view")
+    await asyncio.sleep(0.5)
+    assert not await page.run("document.getElementById('admin').open")
+    assert await page.run("sessionStorage.getItem('lmx-admin-key')") is None
 
 
 async def test_what_was_asked_is_shown_copied_and_asked_of_another_model(
