@@ -1,7 +1,6 @@
 """Looks every few seconds at what is going on, for the history of the figures."""
 
 import asyncio
-from typing import Final
 
 import structlog
 
@@ -10,9 +9,7 @@ from lmx.protocol.messages.status import ModelStatus, SystemStatus
 from lmx.router.supervisor.link import SupervisorLink
 from lmx.router.supervisor.queries import live_status
 from lmx.router.usage.store import UsageStore
-from lmx.router.usage.tables import Minute
-
-_INTERVAL_S: Final = 10.0
+from lmx.router.usage.tables import SAMPLE_S, Minute
 
 _log = structlog.get_logger()
 
@@ -29,7 +26,7 @@ async def sample(supervisor: SupervisorLink, store: UsageStore) -> None:
             _log.debug("usage.sample_failed", error=error.message)
         else:
             store.sampled(figures_of(status, seen))
-        await asyncio.sleep(_INTERVAL_S)
+        await asyncio.sleep(SAMPLE_S)
 
 
 class TokensSeen:

@@ -36,6 +36,10 @@ MOST_POINTS: Final = 360
 """The most points of an answer: wider than that are few screens."""
 
 MINUTE_S: Final = 60
+
+SAMPLE_S: Final = 10.0
+"""The time between two looks at what the workers have generated."""
+
 _HOUR_S: Final = 3600
 
 
@@ -347,15 +351,18 @@ def figures_of(
         waiting,
         running,
         memory,
+        newest_s,
     ) in connection.execute(
-        f"SELECT minute_s / :step_s * :step_s, count(*), {sums}, {highest} FROM figures "  # noqa: S608
-        "WHERE minute_s >= :first_s AND model = :model GROUP BY 1 ORDER BY 1",
+        f"SELECT minute_s / :step_s * :step_s, count(*), {sums}, {highest}, max(minute_s) "  # noqa: S608
+        "FROM figures WHERE minute_s >= :first_s AND model = :model GROUP BY 1 ORDER BY 1",
         {"step_s": step_s, "first_s": first_s, "model": model or ""},
     ):
+        # The minute that has just begun has the tokens of one look at least.
+        left_s = max(0.0, newest_s + MINUTE_S - max(now_s, newest_s + SAMPLE_S))
         points.append(
             {
                 "at_s": at_s,
-                "tokens_per_s": round(tokens / (covered * MINUTE_S), 3),
+                "tokens_per_s": round(tokens / (covered * MINUTE_S - left_s), 3),
                 "ttft_s": round(ttft_s / ttfts, 4) if ttfts else None,
                 "inter_token_s": round(gap_s / gaps, 5) if gaps else None,
                 "waiting": waiting,

@@ -240,14 +240,25 @@ def test_points_are_joined_where_there_would_be_too_many() -> None:
         for ago in range(24 * 60):
             minute = Minute(tokens=60, ttft_s=2.0 * ago, ttft_count=2, waiting=ago % 7, running=1)
             tables.write(connection, {}, {(end_s - ago * 60, ""): minute})
-        short = tables.figures_of(connection, 1, None, NOW_S)
+        now_s = end_s + 59.999
+        short = tables.figures_of(connection, 1, None, now_s)
         assert (short["step_s"], len(short["points"])) == (60, 61)
-        whole = tables.figures_of(connection, 24, None, NOW_S)
+        whole = tables.figures_of(connection, 24, None, now_s)
         assert whole["step_s"] == 240
         assert len(whole["points"]) <= tables.MOST_POINTS + 1
         assert {point["tokens_per_s"] for point in whole["points"]} == {1.0}
         assert whole["points"][-2]["ttft_s"] == sum(range(1, 5)) / 4
         assert max(point["waiting"] for point in whole["points"]) == 6
+
+
+def test_the_speed_of_this_minute_is_by_the_time_that_has_passed_of_it() -> None:
+    with table() as connection:
+        end_s = int(NOW_S) // 60 * 60
+        minutes = {(end_s - 60, ""): Minute(tokens=600), (end_s, ""): Minute(tokens=200)}
+        tables.write(connection, {}, minutes)
+        for hours, passed_s, speed in ((1, 20, 10.0), (1, 2, 20.0), (1, 60, 3.333), (24, 20, 10.0)):
+            found = tables.figures_of(connection, hours, None, end_s + passed_s)
+            assert found["points"][-1]["tokens_per_s"] == speed
 
 
 def test_figures_are_of_what_is_new_and_of_models_that_have_some() -> None:
