@@ -93,7 +93,7 @@ export async function act(console, model, action, told) {
     unpin: { busy: "Unpinning", does: () => say("admin/models/pin", { ...body, pinned: false }) },
     remove: {
       busy: "Removing",
-      sure: [`Remove ${id}?`, "Remove", "lmx serves it no more. Its files stay."],
+      sure: [`Remove ${id}?`, "Remove", "lmx no longer serves it. Its files stay."],
       does: async () => {
         await console.request(`engines/${pathOf(id)}`, { method: "DELETE" });
         return { text: "Removed." };

@@ -187,7 +187,7 @@ function noteOf(model, around, passed_s) {
   if (last && Date.now() / 1000 - last.at_s < LAST_EXIT_S) return { ...exitNote(last), after: again };
   if (model.state !== "cold" || !model.needed_bytes) return null;
   const lacks = model.needed_bytes - around.free_bytes;
-  if (lacks <= 0) return { text: "Fits beside the others: nothing is evicted." };
+  if (lacks <= 0) return { text: "Fits in the free memory: nothing is evicted." };
   return { text: `Needs ${size(lacks)} more than is free: idle models are evicted for it, or it waits.` };
 }
 
