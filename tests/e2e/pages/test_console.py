@@ -16,6 +16,8 @@ from tests.e2e.conftest import API_KEY
 from tests.e2e.pages.test_chat_page import AXE, CHECKS, DESKTOP, PHONE, at, until
 from tests.support.clients.chromium import Page, chromium, require_chromium
 from tests.support.clients.client_packages import node_folder
+from tests.support.fakes.fake_hub import FakeHub, Fault, fake_hub
+from tests.support.models.model_folders import write_model
 from tests.support.rigs.rig import Rig, ask, http, rig, scripted
 from tests.support.rigs.rig import Stream as Answer
 
@@ -27,10 +29,22 @@ pytestmark = [
 ]
 
 HOSTILE = "<img src=x onerror=window.broken=1>"
+WEIGHTS = "model.safetensors"
+WEIGHTS_BYTES = 300_000
+REPOSITORY = "org/pulled"
 
 
 @pytest.fixture(scope="module")
-def lmx() -> Iterator[Rig]:
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeHub]:
+    folder = write_model(tmp_path_factory.mktemp("hub") / "pulled", WEIGHTS_BYTES)
+    (folder / "tokenizer.json").write_text("{}")
+    with fake_hub() as running:
+        running.add_folder(REPOSITORY, folder)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def lmx(hub: FakeHub) -> Iterator[Rig]:
     """``left`` and ``right`` fill the budget; ``third`` fits in place of one of them."""
     config = {
         "security": {"api_keys": [API_KEY]},
@@ -42,7 +56,7 @@ def lmx() -> Iterator[Rig]:
         "memory": {"budget_bytes": "250 MiB", "min_residency_s": 0},
         "timing": {"beat_timeout_s": 6.0},
     }
-    with rig(config) as running:
+    with rig(config, {"HF_ENDPOINT": hub.endpoint}) as running:
         for model in ("left", "right"):
             running.wait_state(model, "ready", deadline_s=300)
         yield running
@@ -199,6 +213,27 @@ async def test_what_can_be_done_with_a_model(page: Page) -> None:
     await until(page, f"{state('left')} === 'ready'", "the model again", 300)
     await do(page, "right", "Load")
     await until(page, f"{state('right')} === 'ready'", "the other one", 300)
+
+
+async def test_a_pull_with_its_progress(page: Page, hub: FakeHub) -> None:
+    hub.faults[WEIGHTS] = Fault(wait_after_bytes=WEIGHTS_BYTES // 2)
+    add = (
+        '[...document.querySelectorAll(".heading button")].find((one) => one.textContent'
+        '.startsWith("Add"))'
+    )
+    await page.run(f"{add}.click(); {at('pull-source')}.value = {json.dumps(REPOSITORY)}")
+    await page.run("document.querySelector('dialog.pull .buttons button').click()")
+    shown = "document.querySelector('dialog.pull .plan .sum')"
+    await until(page, f"Boolean({shown})", "its size and whether it fits")
+    await page.run("document.querySelector('dialog.pull form').requestSubmit()")
+    line = "document.querySelector('.downloads li')"
+    found = await until(
+        page, f"/[1-9]\\d* %/.test({line}?.textContent) && {line}.textContent", "it"
+    )
+    assert REPOSITORY in found
+    del hub.faults[WEIGHTS]
+    await until(page, f"{line}.textContent.includes('complete')", "its end")
+    await until(page, f"Boolean({row(REPOSITORY)})", "the model among the others")
 
 
 MOUNTED = """(async () => {
