@@ -42,6 +42,9 @@ export function mount(root, console) {
   /** @type {Item[]} */
   let ended = [];
   let scale_s = 1;
+  /** The places of the requests since the pointer came onto the list: none moves under it.
+   *  @type {Map<string, number> | null} */
+  let held = null;
   const narrow = matchMedia("(max-width: 52rem)");
   const details = requestDetails(console, { all: () => [...live, ...ended], cancel, open });
 
@@ -52,6 +55,13 @@ export function mount(root, console) {
   const axis = h("p", { class: "soft axis", "aria-hidden": "true" });
   const empty = h("p", { class: "soft empty", hidden: true });
   const list = new VirtualList("Requests", makeRow, () => (narrow.matches ? CARD_PX : ROW_PX));
+  list.element.addEventListener("pointerenter", () => {
+    held = new Map(list.items.map((item, place) => [item.id, place]));
+  });
+  list.element.addEventListener("pointerleave", () => {
+    held = null;
+    refresh();
+  });
   console.style("requests.css");
   root.append(
     h(
@@ -124,10 +134,13 @@ export function mount(root, console) {
       STATES[state.select.value](item) &&
       (model.select.value === "All" || item.model === model.select.value) &&
       (key.select.value === "All" || (item.key ?? "none") === key.select.value);
-    const items = every.filter(fits);
+    const fitting = every.filter(fits);
+    const items = held ? inPlace(fitting, held) : fitting;
     scale_s = scaleOf(items.map((item) => item.age_s + passed(item)));
     const waiting = live.filter((item) => item.waits_for !== null).length;
-    say(count, `${live.length} under way, ${waiting} of them waiting · ${ended.length} ended`);
+    const newer = fitting.length - items.length;
+    const hint = newer ? ` · ${newer} more when the pointer leaves the list` : "";
+    say(count, `${live.length} under way, ${waiting} of them waiting · ${ended.length} ended${hint}`);
     say(axis, items.length ? `A whole bar is ${duration(scale_s)}` : "");
     empty.hidden = items.length > 0;
     say(empty, every.length ? "No request is like this." : "No request has come yet.");
@@ -171,6 +184,11 @@ export function mount(root, console) {
     root.replaceChildren();
   };
 }
+
+/** @param {Item[]} items
+ *  @param {Map<string, number>} held */
+const inPlace = (items, held) =>
+  items.filter((item) => held.has(item.id)).sort((one, other) => (held.get(one.id) ?? 0) - (held.get(other.id) ?? 0));
 
 /** @param {Item} item */
 function tokensOf(item) {

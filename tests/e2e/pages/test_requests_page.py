@@ -211,6 +211,22 @@ async def test_who_waits_for_whom(page: Page, scripted_server: Rig) -> None:
     assert "key laptop" in (await page.run(FACTS))["From"]
 
 
+async def test_no_request_moves_under_the_pointer(page: Page) -> None:
+    """Otherwise a new one, which comes first, would have its neighbour cancelled."""
+    names = f"({ROWS}).sort((one, other) => one.top - other.top).map((one) => one.name)"
+    move = "dispatchEvent(new PointerEvent('{}'))"
+    await page.run(STUB + ".then(() => tell([shape(1), shape(2)]))")
+    before = await page.run(names)
+    await page.run(f"{at_('.virtual')}.{move.format('pointerenter')}")
+    await page.run("tell([shape(2), shape(3)], [shape(1, { state: 'completed', ended: 2e9 })])")
+    assert await page.run(names) == before
+    assert "1 more when the pointer leaves" in await page.run(f"{at_('.count')}.textContent")
+    await page.run(f"{at_('.virtual')}.{move.format('pointerleave')}")
+    after = await page.run(names)
+    assert len(after) == 3
+    assert after[0].endswith("model-3")
+
+
 async def test_a_download_keeps_its_button_while_its_figures_change(page: Page) -> None:
     same, moved, hidden, words = await page.run(PULLS)
     assert same and moved and hidden
