@@ -28,6 +28,8 @@ _LOOK_S: Final = 0.5
 """How often a stream without news looks whether the router stops, and for new lines of a log."""
 
 _FIRST_LINES: Final = 200
+_FIRST_S: Final = 5.0
+"""How long who does not follow waits for the first values."""
 
 
 def live_topics(services: Services) -> Sequence[Topic]:
@@ -48,9 +50,10 @@ async def stream_live(request: web.Request) -> web.StreamResponse:
 
     The whole values come first, and again for a client that has fallen behind: events that it had
     may come again then, so it goes by `epoch` and `seq`. Each topic sends at most once a second,
-    and only what is new. The stream ends when the client leaves and when the router stops. While
-    the supervisor does not answer, `status` says so. Raises MODEL_NOT_FOUND for the log of a model
-    that there is not, and SUPERVISOR_UNAVAILABLE if it is not known which there are.
+    and only what is new. The stream ends when the client leaves, when the router stops, and with
+    ``follow=false`` after the first values. While the supervisor does not answer, `status` says
+    so. Raises MODEL_NOT_FOUND for the log of a model that there is not, and SUPERVISOR_UNAVAILABLE
+    if it is not known which there are.
     """
     services = request.app[SERVICES]
     query = validated(LiveQuery, dict(request.query))
@@ -60,23 +63,26 @@ async def stream_live(request: web.Request) -> web.StreamResponse:
         log = log_path(directory, Path(services.spec.logs_dir), query.logs)
     with request.app[LIVE].reading() as reader:
         stream = EventStream(request, services.spec.stall_timeout_s)
-        events = _events(services, reader, log)
+        events = _events(services, reader, log, follow=query.follow)
         await stream.send_and_end(events, services.spec.ping_interval_s)
     return stream.response
 
 
-async def _events(services: Services, reader: Reader, log: Path | None) -> AsyncIterator[bytes]:
+async def _events(
+    services: Services, reader: Reader, log: Path | None, *, follow: bool
+) -> AsyncIterator[bytes]:
     """Yield what is new, until the router stops."""
     look_s = min(_LOOK_S, services.spec.ping_interval_s)
-    wait_s, lines, place = look_s, list[str](), None
+    wait_s, lines, place = look_s if follow else _FIRST_S, list[str](), None
     while not services.traffic.closed:
         yield await reader.next_events(wait_s)
-        if log is None:
-            continue
-        if place is None:
-            lines, place = await asyncio.to_thread(last_lines, log, _FIRST_LINES)
-        else:
-            lines, place = await asyncio.to_thread(more_lines, log, place)
-        yield b"".join(event_text("log", LogLine(line=line)) for line in lines)
-        # There may be more lines than one read has.
-        wait_s = 0.0 if lines else look_s
+        if log is not None:
+            if place is None:
+                lines, place = await asyncio.to_thread(last_lines, log, _FIRST_LINES)
+            else:
+                lines, place = await asyncio.to_thread(more_lines, log, place)
+            yield b"".join(event_text("log", LogLine(line=line)) for line in lines)
+            # There may be more lines than one read has.
+            wait_s = 0.0 if lines else look_s
+        if not follow:
+            return

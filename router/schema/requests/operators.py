@@ -175,6 +175,7 @@ class LiveQuery(Strict):
         description="The log whose lines come too: that of a model by its id or alias, `router` or "
         "`supervisor`.",
     )
+    follow: bool = Field(True, strict=False, description=_FOLLOW)
 
 
 class UsageQuery(Strict):

@@ -15,7 +15,7 @@ import pytest
 from lmx.protocol.messages.control import ResetModel
 from lmx.supervisor.sockets.client import ControlClient
 from lmx.supervisor.state.home import Home
-from tests.support.faults.chaos import BUDGET_MIB, MIB, SIZES_MIB, Asked, make_day
+from tests.support.faults.chaos import BAD_LOADS, BUDGET_MIB, MIB, SIZES_MIB, Asked, make_day
 from tests.support.faults.chaos_run import Ending, converse, run_day, tally
 from tests.support.faults.chaos_watch import Watch
 from tests.support.rigs.rig import ANSWER_S, Rig, http, rig
@@ -137,7 +137,7 @@ async def every_model_serves(lmx: Rig) -> None:
 
     async with http() as session:
         for model in SIZES_MIB:
-            for _ in range(4):
+            for _ in range(1 + len(BAD_LOADS.get(model, ()))):
                 await asyncio.to_thread(reset_all)
                 ending = Ending(Asked(0, model, {"tokens": 5}, stream=True))
                 async with asyncio.timeout(120):

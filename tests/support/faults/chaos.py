@@ -21,7 +21,7 @@ BUDGET_MIB = 704
 """Three models of the mean size, and a little."""
 
 _WEIGHTS = (4, 30, 20, 14, 12, 9, 7, 4)
-_BAD_LOADS = {"medium": (1, 5, 9, 14, 20), "huge": (2, 3, 4, 5, 6)}
+BAD_LOADS = {"medium": (1, 5, 9, 14, 20), "huge": (2, 3, 4, 5, 6)}
 """Which of a model's loads fail, by their number: now and then, and until it is quarantined."""
 
 _DEADLY: tuple[dict[str, Any], ...] = (
@@ -87,7 +87,7 @@ def make_day(seed: int, requests: int, rate_per_s: float) -> Day:
         for kind, count, models in (
             ("sigkill", requests // 100, SIZES_MIB),
             ("kill", max(1, requests // 400), SIZES_MIB),
-            ("reset", requests // 200, ("tiny", "small", *_BAD_LOADS)),
+            ("reset", requests // 200, ("tiny", "small", *BAD_LOADS)),
         )
         for _ in range(count)
     ]
@@ -116,7 +116,7 @@ def _config() -> dict[str, Any]:
             memory_bytes=f"{size} MiB",
             preload=name == "pinned",
             pinned=name == "pinned",
-            options={"load_s": 0.1, "bad_loads": list(_BAD_LOADS.get(name, ()))},
+            options={"load_s": 0.1, "bad_loads": list(BAD_LOADS.get(name, ()))},
         )
         for name, size in SIZES_MIB.items()
     ]
