@@ -62,18 +62,13 @@ class SharedCounts:
     async def run(self) -> None:
         """Report until cancelled: changes at once, and everything to each new supervisor."""
         while True:
-            if (
-                self._fresh
-                or self._others_run
-                or self._changes != self._reported
-                or self._epoch != self._supervisor.epoch
-            ):
+            if self._fresh or self._others_run or self._has_news:
                 await self.report()
             await asyncio.sleep(_INTERVAL_S)
 
     async def report_last(self) -> None:
         """Report what is new before the router ends."""
-        if self._changes != self._reported:
+        if self._has_news:
             await self.report()
 
     async def report(self) -> None:
@@ -97,6 +92,11 @@ class SharedCounts:
             return
         self._epoch, self._reported = epoch, changes
         self._apply(reply)
+
+    @property
+    def _has_news(self) -> bool:
+        """Whether there is something that this supervisor was not told: of a new one, all."""
+        return self._changes != self._reported or self._epoch != self._supervisor.epoch
 
     @property
     def _changes(self) -> int:
