@@ -6,17 +6,24 @@ All tests share a browser and a server; each begins with a page of its own.
 import asyncio
 import base64
 import json
-import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from tests.e2e.conftest import API_KEY
-from tests.support.clients.chromium import Page, chromium, require_chromium
-from tests.support.clients.client_packages import node_folder
+from tests.support.clients.chromium import Page
+from tests.support.clients.console_page import (
+    AXE,
+    DESKTOP,
+    PHONE,
+    STATE,
+    at,
+    load_axe,
+    press,
+    reopen,
+    until,
+)
 from tests.support.fakes.media_files import sine, wav_file
 from tests.support.faults.hostile_media import picture
 from tests.support.rigs.rig import Rig
@@ -30,36 +37,6 @@ pytestmark = [
 
 SENTENCE = "The quick brown fox jumps over the lazy dog."
 LONG = {"tokens": 1500, "step_s": 0.05, "text": "Word after word after word.\n\n"}
-PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
-DESKTOP = {"width": 1280, "height": 800, "deviceScaleFactor": 1, "mobile": False}
-CHECKS = Path(__file__).parent / "page_checks"
-
-STATE = """(() => {
-  const last = [...document.querySelectorAll("#turns article")].at(-1);
-  const text = (found) => found && !found.hidden ? found.textContent : "";
-  return {
-    text: text(last?.querySelector(".text")),
-    fault: text(last?.querySelector(".fault")),
-    figures: text(last?.querySelector(".figures")),
-    wait: text(last?.querySelector(".wait")),
-    turns: document.querySelectorAll("#turns article").length,
-    runs: document.getElementById("send").dataset.does === "stop",
-    ready: document.body.classList.contains("ready"),
-  };
-})()"""
-
-
-def at(name: str) -> str:
-    return f'document.getElementById("{name}")'
-
-
-async def until(page: Page, script: str, what: str, deadline_s: float = 90.0) -> Any:
-    """What a script comes to, as soon as that is true."""
-    end_s = time.monotonic() + deadline_s
-    while not (value := await page.run(script)):
-        assert time.monotonic() < end_s, f"{what}: {await page.run(STATE)}"
-        await asyncio.sleep(0.05)
-    return value
 
 
 async def say(page: Page, text: Any) -> None:
@@ -82,11 +59,6 @@ async def asked(page: Page, text: Any) -> Any:
     return await answered(page)
 
 
-async def press(page: Page, key: str) -> None:
-    for kind in ("keyDown", "keyUp"):
-        await page.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key)
-
-
 async def choose(page: Page, model: str) -> None:
     await until(
         page, f'[...{at("model")}.options].some((one) => one.value === "{model}")', "the models"
@@ -94,41 +66,6 @@ async def choose(page: Page, model: str) -> None:
     await page.run(
         f'{at("model")}.value = "{model}"; {at("model")}.dispatchEvent(new Event("change"))'
     )
-
-
-async def reopen(page: Page, origin: str, path: str = "/") -> None:
-    await page.open("about:blank#")
-    await page.open(f"{origin}{path}")
-    await until(page, f"({STATE}).ready", "the page")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser() -> AsyncIterator[Page]:
-    require_chromium()
-    fakes = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
-    async with chromium(*fakes) as page:
-        yield page
-
-
-@pytest.fixture
-def origin(scripted_server: Rig) -> str:
-    return scripted_server.url.removesuffix("/v1")
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def page(browser: Page, origin: str) -> Page:
-    """A page of a browser that has kept nothing but the key."""
-    await browser.ask("Emulation.setDeviceMetricsOverride", **DESKTOP)
-    await browser.open(f"{origin}/ping")
-    await browser.run(
-        "(async () => { sessionStorage.clear(); localStorage.clear();"
-        f' localStorage.setItem("lmx-key", "{API_KEY}"); localStorage.setItem("lmx-model",'
-        ' "scripted"); for (const one of await indexedDB.databases())'
-        " await new Promise((done) => { const gone = indexedDB.deleteDatabase(one.name);"
-        " gone.onsuccess = gone.onerror = gone.onblocked = done; }); })()"
-    )
-    await reopen(browser, origin)
-    return browser
 
 
 async def test_keys(page: Page, origin: str) -> None:
@@ -394,7 +331,7 @@ def column(place: int, part: str) -> str:
 
 async def test_two_models_of_which_one_is_killed(page: Page, scripted_server: Rig) -> None:
     """Both answer each question, each with what it said before; a killed one is asked again in its
-    column, while the other goes on."""
+    column, while the other continues."""
     await page.run(
         "window.sent = []; const send = window.fetch; window.fetch = (url, options) => {"
         " if (String(url).endsWith('completions')) sent.push(JSON.parse(options.body));"
@@ -416,14 +353,14 @@ async def test_two_models_of_which_one_is_killed(page: Page, scripted_server: Ri
     await page.run(f"{column(1, '.fault button')}.click()")
     await until(page, f"{column(1, '.text')}.textContent.length > 10", "it answers again")
     assert await page.run(f"{column(1, '.fault')}.hidden")
-    await until(page, f"{column(0, '.text')}.textContent.length > {length}", "the other goes on")
+    await until(page, f"{column(0, '.text')}.textContent.length > {length}", "the other continues")
     assert await page.run(f"{column(0, '.fault')}.hidden")
     left, right = (
         "document.querySelectorAll('.pair article')[0]",
         "document.querySelectorAll('.pair article')[1]",
     )
-    beside = f"{left}.getBoundingClientRect().right <= {right}.getBoundingClientRect().left"
-    assert await page.run(beside)
+    apart = f"{left}.getBoundingClientRect().right <= {right}.getBoundingClientRect().left"
+    assert await page.run(apart)
     await page.ask("Emulation.setDeviceMetricsOverride", **PHONE)
     below = f"{left}.getBoundingClientRect().bottom <= {right}.getBoundingClientRect().top"
     await until(page, below, "one under the other")
@@ -519,7 +456,7 @@ async def test_the_microphone(page: Page) -> None:
     await until(page, f"!{at('record')}.hidden", "a button to speak")
     await page.run(f"{at('say')}.value = 'Well.'; {at('record')}.click()")
     await until(page, f"{at('record')}.ariaPressed === 'true'", "a recording")
-    await asyncio.sleep(0.5)  # There is something to hear then.
+    await asyncio.sleep(0.5)  # There is some sound then.
     await page.run(f"{at('record')}.click()")
     await until(page, f"{at('say')}.value === 'Well. Hello there.'", "what was said")
     model, name, has_bytes, head = await page.run("window.heard")
@@ -680,12 +617,6 @@ async def test_files_and_the_same_request_elsewhere(page: Page) -> None:
     assert "invalid_media" in (await asked(page, "What is it?"))["fault"]
 
 
-AXE = """(async () => {
-  const found = await axe.run(document, { resultTypes: ["violations"] });
-  return found.violations.map(({ id, nodes }) => [id, ...nodes.map(({ html }) => html)]);
-})()"""
-
-
 async def test_everybody_can_use_it(page: Page, origin: str, packages: Path) -> None:
     """axe finds nothing, in both colours and sizes; a long name breaks no phone; nothing is loaded
     from elsewhere, and the policy is kept."""
@@ -699,10 +630,9 @@ async def test_everybody_can_use_it(page: Page, origin: str, packages: Path) -> 
     )
     assert broken == "require-trusted-types-for", "no script makes elements of text"
 
-    axe = node_folder(packages, CHECKS) / "node_modules" / "axe-core" / "axe.min.js"
     await asked(page, {"pieces": ["<think>", "Hm.", "</think>", *MARKS]})
     await asked(page, {"fail_at": 1})
-    await page.run(axe.read_text())
+    await load_axe(page, packages)
     for size in (DESKTOP, PHONE):
         await page.ask("Emulation.setDeviceMetricsOverride", **size)
         for colours in ("light", "dark"):

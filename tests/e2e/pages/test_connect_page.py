@@ -7,12 +7,10 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import API_KEY
-from tests.e2e.pages.test_chat_page import AXE, CHECKS, browser, origin, page, reopen, until
 from tests.support.clients.chromium import Page
-from tests.support.clients.client_packages import node_folder
+from tests.support.clients.console_page import AXE, load_axe, reopen, until
 from tests.support.rigs.rig import ROOT
 
-__all__ = ["browser", "origin", "page"]
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.process,
@@ -69,7 +67,7 @@ async def test_each_client_has_its_lines_and_they_work(
         assert all(": 200 after" in one for one in results)
         # The short form of the answer's text, or how many models were found.
         assert all("“" in one for one in results), results
-    await page.run((node_folder(packages, CHECKS) / "node_modules/axe-core/axe.min.js").read_text())
+    await load_axe(page, packages)
     assert await page.run(AXE) == []
 
 

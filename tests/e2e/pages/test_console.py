@@ -6,16 +6,15 @@ All tests share a browser and a server; each begins with a tab that knows no key
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from tests.e2e.conftest import API_KEY
-from tests.e2e.pages.test_chat_page import AXE, CHECKS, DESKTOP, PHONE, at, until
-from tests.support.clients.chromium import Page, chromium, require_chromium
-from tests.support.clients.client_packages import node_folder
+from tests.support.clients.chromium import Page
+from tests.support.clients.console_page import AXE, DESKTOP, PHONE, at, keep_keys, load_axe, until
 from tests.support.fakes.fake_hub import FakeHub, Fault, fake_hub
 from tests.support.models.model_folders import write_model
 from tests.support.rigs.rig import Rig, ask, http, rig, scripted
@@ -72,21 +71,9 @@ def admin_key(lmx: Rig) -> str:
     return (lmx.home / "admin.key").read_text().strip()
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser() -> AsyncIterator[Page]:
-    require_chromium()
-    async with chromium() as page:
-        yield page
-
-
 async def show(page: Page, origin: str, view: str, key: str = "") -> None:
     """Open a view in a tab that knows this admin key alone."""
-    await page.open(f"{origin}/ping")
-    given = f"sessionStorage.setItem('lmx-admin-key', {json.dumps(key)});" if key else ""
-    await page.run(
-        f"sessionStorage.clear(); localStorage.clear(); {given}"
-        f"localStorage.setItem('lmx-key', {json.dumps(API_KEY)})"
-    )
+    await keep_keys(page, origin, api_key=API_KEY, admin_key=key)
     await page.open(f"{origin}/#/{view}")
 
 
@@ -330,8 +317,7 @@ async def test_logs_and_events(page: Page, lmx: Rig) -> None:
 
 @pytest.mark.parametrize("view", ["models", "logs"])
 async def test_everybody_can_use_it(page: Page, view: str, packages: Path) -> None:
-    axe = node_folder(packages, CHECKS) / "node_modules" / "axe-core" / "axe.min.js"
-    await page.run(axe.read_text())
+    await load_axe(page, packages)
     await page.run(f"location.hash = '#/{view}'")
     ready = {
         "models": f"Boolean({row('left')})",

@@ -1,25 +1,14 @@
-"""The page that `lmx demo --two` opens: one of two models is killed, and the other goes on."""
+"""The page that `lmx demo --two` opens: one of two models is killed, and the other continues."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.pages.test_chat_page import (
-    AXE,
-    CHECKS,
-    DESKTOP,
-    PHONE,
-    browser,
-    origin,
-    page,
-    until,
-)
 from tests.support.clients.chromium import Page
-from tests.support.clients.client_packages import node_folder
+from tests.support.clients.console_page import AXE, DESKTOP, PHONE, load_axe, until
 from tests.support.rigs.rig import Rig
 
-__all__ = ["browser", "origin", "page"]
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.process,
@@ -62,7 +51,7 @@ async def test_the_story(page: Page, origin: str, scripted_server: Rig, packages
     assert "from scripted since" in other and "\n0 more" not in other, other
     assert "ready" in await page.run(f"{STEPS}[4].innerText")
     assert "word" in await page.run(f"{CARDS}[1].lastChild.innerText")
-    await page.run((node_folder(packages, CHECKS) / "node_modules/axe-core/axe.min.js").read_text())
+    await load_axe(page, packages)
     for size in (PHONE, DESKTOP):
         await page.ask("Emulation.setDeviceMetricsOverride", **size)
         assert await page.run(AXE) == []

@@ -16,9 +16,16 @@ import pytest
 import pytest_asyncio
 
 from tests.e2e.conftest import API_KEY
-from tests.e2e.pages.test_chat_page import AXE, CHECKS, DESKTOP, PHONE, press, until
-from tests.support.clients.chromium import Page, chromium, require_chromium
-from tests.support.clients.client_packages import node_folder
+from tests.support.clients.chromium import Page
+from tests.support.clients.console_page import (
+    AXE,
+    DESKTOP,
+    PHONE,
+    keep_keys,
+    load_axe,
+    press,
+    until,
+)
 from tests.support.rigs.rig import Rig
 
 pytestmark = [
@@ -97,25 +104,12 @@ async def rows(page: Page) -> Any:
     return await page.run(ROWS)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser() -> AsyncIterator[Page]:
-    require_chromium()
-    async with chromium() as page:
-        yield page
-
-
 @pytest_asyncio.fixture(loop_scope="module")
-async def page(browser: Page, scripted_server: Rig) -> Page:
+async def page(browser: Page, origin: str, scripted_server: Rig) -> Page:
     """The view in a browser that has the keys."""
-    origin = scripted_server.url.removesuffix("/v1")
     admin_key = (scripted_server.home / "admin.key").read_text().strip()
     await browser.ask("Emulation.setDeviceMetricsOverride", **DESKTOP)
-    await browser.open(f"{origin}/ping")
-    await browser.run(
-        "localStorage.clear(); sessionStorage.clear();"
-        f' localStorage.setItem("lmx-key", "{API_KEY}");'
-        f' sessionStorage.setItem("lmx-admin-key", "{admin_key}")'
-    )
+    await keep_keys(browser, origin, api_key=API_KEY, admin_key=admin_key)
     await browser.open(f"{origin}/#/requests")
     await until(browser, f"{at_('.requests .count')}?.textContent", "the view")
     return browser
@@ -359,8 +353,7 @@ async def test_thousands_of_requests_stay_smooth(page: Page) -> None:
 
 async def test_sizes_colours_and_screen_readers(page: Page, packages: Path) -> None:
     """axe finds nothing, in both colours and sizes; on a phone a request is a card."""
-    axe = node_folder(packages, CHECKS) / "node_modules" / "axe-core" / "axe.min.js"
-    await page.run(axe.read_text())
+    await load_axe(page, packages)
     await page.run(
         STUB
         + """.then(() => tell([shape(1, { model: "a-long-name-".repeat(9) }), shape(2, { state:

@@ -8,12 +8,9 @@ import pytest
 import pytest_asyncio
 from openai import OpenAI
 
-from tests.e2e.pages.test_chat_page import AXE, CHECKS, DESKTOP, PHONE, browser, until
 from tests.support.clients.chromium import Page
-from tests.support.clients.client_packages import node_folder
+from tests.support.clients.console_page import AXE, DESKTOP, PHONE, keep_keys, load_axe, until
 from tests.support.rigs.rig import Rig
-
-__all__ = ["browser"]
 
 pytestmark = [
     pytest.mark.e2e,
@@ -74,16 +71,11 @@ COLOURS_CHANGED = """new Promise((over) => requestAnimationFrame(() => requestAn
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def page(browser: Page, scripted_server: Rig) -> Page:
+async def page(browser: Page, origin: str, scripted_server: Rig) -> Page:
     """A tab of an operator, at the page."""
-    origin = scripted_server.url.removesuffix("/v1")
     key = (scripted_server.home / "admin.key").read_text().strip()
     await browser.ask("Emulation.setDeviceMetricsOverride", **DESKTOP)
-    await browser.open(f"{origin}/ping")
-    await browser.run(
-        "sessionStorage.clear(); localStorage.clear();"
-        f' sessionStorage.setItem("lmx-admin-key", {json.dumps(key)})'
-    )
+    await keep_keys(browser, origin, admin_key=key)
     await browser.open("about:blank#")
     return browser
 
@@ -118,8 +110,7 @@ async def test_what_was_used_is_seen(
     )
     assert (await page.run(SHOWN))["rows"] == ours
 
-    axe = node_folder(packages, CHECKS) / "node_modules" / "axe-core" / "axe.min.js"
-    await page.run(axe.read_text())
+    await load_axe(page, packages)
     await page.run("for (const one of document.querySelectorAll('#view details')) one.open = true")
     for size in (DESKTOP, PHONE):
         await page.ask("Emulation.setDeviceMetricsOverride", **size)

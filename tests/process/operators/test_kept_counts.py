@@ -134,7 +134,7 @@ async def test_nothing_falls_back_when_the_supervisor_is_killed_and_then_the_rou
     wait_until(lambda: server.status()["router"]["pid"] != router, "another router")
     end_s = time.monotonic() + 90.0
     while lost := fallen(before, await counted(server)):
-        # The one before may have told it after this one had asked: it asks again each second.
+        # The one before may report to it only after this one had its reply; the next reply has it.
         assert time.monotonic() < end_s, lost
         await asyncio.sleep(0.1)
     now = await in_short(server)
