@@ -95,7 +95,7 @@ class SharedCounts:
 
     @property
     def _has_news(self) -> bool:
-        """Whether there is something that this supervisor was not told: of a new one, all."""
+        """Whether this supervisor lacks something: a new one lacks everything."""
         return self._changes != self._reported or self._epoch != self._supervisor.epoch
 
     @property

@@ -107,7 +107,7 @@ class RequestList(Answer):
     data: list[RequestShown]
     """Those under way, the oldest first."""
     ended: list[RequestShown]
-    """The last ones that have ended, the newest first, as many as were asked for."""
+    """The last ones that have ended, the newest first, as many as were requested."""
 
 
 class CapturedRequest(Answer):

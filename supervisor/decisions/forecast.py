@@ -10,7 +10,7 @@ from lmx.supervisor.decisions.placement_view import Evict, PlacementView, Start,
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The outcome of a load that nobody has asked for yet."""
+    """The outcome of a load that nobody has requested yet."""
 
     outcome: LoadOutcome
     detail: str

@@ -98,7 +98,7 @@ async function keep(conversation) {
 async function ask(conversation, parent) {
   if (runsIn(conversation.id)) return;
   const turn = addTurn(conversation, parent, { role: "assistant", model: conversation.model });
-  if (conversation.second) turn.beside = newTurn(parent, { role: "assistant", model: conversation.second });
+  if (conversation.second) turn.second = newTurn(parent, { role: "assistant", model: conversation.second });
   await Promise.all(columnsOf(turn).map((column) => fill(conversation, turn, column)));
 }
 
@@ -117,9 +117,9 @@ async function askColumn(pair, column) {
  *  @param {Turn} column */
 async function fill(conversation, turn, column) {
   const turns = shownTurns(conversation);
-  // Each model goes on with what it said before itself.
+  // Each model continues what it has said itself.
   const before = turns.slice(0, turns.indexOf(turn));
-  const own = column === turn ? before : before.map((one) => one.beside ?? one);
+  const own = column === turn ? before : before.map((one) => one.second ?? one);
   let drawing = false;
   let refreshed = false;
   let savedMs = performance.now();
@@ -155,7 +155,7 @@ async function fill(conversation, turn, column) {
   draw();
   composer.showSend(runsIn(shown.id));
   sidebar.showList(shown.id);
-  if (shown === conversation) announce(`${turn.beside ? `${column.model}: ` : ""}${spoken(column)}`);
+  if (shown === conversation) announce(`${turn.second ? `${column.model}: ` : ""}${spoken(column)}`);
   models.refreshModels();
 }
 

@@ -2,9 +2,8 @@
 // Charts of SVG: a calendar of days, and lines over time. Words and tables next to them hold the same
 // for whoever does not see them.
 
-import { h } from "./dom.js";
+import { h, svg } from "./dom.js";
 
-const SPACE = "http://www.w3.org/2000/svg";
 const CELL = 13;
 const GAP = 2;
 const LEFT = 30;
@@ -14,17 +13,6 @@ const DAY_MS = 86_400_000;
 const WIDTH = 600;
 const HEIGHT = 120;
 const MONTH = new Intl.DateTimeFormat("en", { month: "short", timeZone: "UTC" });
-
-/** Returns an element of SVG.
- *  @param {string} name
- *  @param {Record<string, string | number>} attributes
- *  @param {...(Node | string)} children */
-function s(name, attributes, ...children) {
-  const element = document.createElementNS(SPACE, name);
-  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, String(value));
-  element.append(...children);
-  return element;
-}
 
 /** Returns the days from the first to the last, both as 2026-11-27.
  *  @param {string} first
@@ -55,9 +43,9 @@ export function calendar(days, valueOf, words, label) {
   const weeks = Math.ceil((before + days.length) / 7);
   const width = LEFT + weeks * (CELL + GAP);
   const height = TOP + 7 * (CELL + GAP);
-  const svg = s("svg", { class: "calendar", viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": label });
+  const drawing = svg("svg", { class: "calendar", viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": label });
   for (const [row, name] of ["Mon", "", "Wed", "", "Fri", "", ""].entries()) {
-    if (name) svg.append(s("text", { x: 0, y: TOP + row * (CELL + GAP) + CELL - 2 }, name));
+    if (name) drawing.append(svg("text", { x: 0, y: TOP + row * (CELL + GAP) + CELL - 2 }, name));
   }
   let lastColumn = -9;
   for (const [place, day] of days.entries()) {
@@ -65,13 +53,13 @@ export function calendar(days, valueOf, words, label) {
     const x = LEFT + column * (CELL + GAP);
     if (day.endsWith("-01") && column - lastColumn > 2 && column < weeks - 1) {
       lastColumn = column;
-      svg.append(s("text", { x, y: 11 }, MONTH.format(new Date(day))));
+      drawing.append(svg("text", { x, y: 11 }, MONTH.format(new Date(day))));
     }
-    const cell = s("rect", { x, y: TOP + weekday(day) * (CELL + GAP), width: CELL, height: CELL, rx: 3, class: `l${level(values[place], most)}` });
-    cell.append(s("title", {}, words(day, values[place])));
-    svg.append(cell);
+    const cell = svg("rect", { x, y: TOP + weekday(day) * (CELL + GAP), width: CELL, height: CELL, rx: 3, class: `l${level(values[place], most)}` });
+    cell.append(svg("title", {}, words(day, values[place])));
+    drawing.append(cell);
   }
-  return svg;
+  return drawing;
 }
 
 /** Returns a round number that is not below a value: 1, 2 or 5 and noughts.
@@ -105,9 +93,9 @@ export function lineChart({ title, points, first_s, last_s, step_s, lines, words
   const highest = unit * roundUp(Math.max(0, ...values) / unit);
   const x = (/** @type {number} */ at_s) => ((at_s - first_s) / Math.max(1, last_s - first_s)) * WIDTH;
   const y = (/** @type {number} */ value) => HEIGHT - (value / highest) * (HEIGHT - 4) - 2;
-  const svg = s("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" });
+  const drawing = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" });
   for (const share of [0, 0.5, 1]) {
-    svg.append(s("path", { class: "grid", d: `M0 ${y(share * highest)}H${WIDTH}` }));
+    drawing.append(svg("path", { class: "grid", d: `M0 ${y(share * highest)}H${WIDTH}` }));
   }
   for (const [place, line] of lines.entries()) {
     let path = "";
@@ -119,10 +107,10 @@ export function lineChart({ title, points, first_s, last_s, step_s, lines, words
       path += joined ? `L${to}` : `M${to}L${to}`;
       before_s = point.at_s;
     }
-    svg.append(s("path", { class: `line series${place}`, d: path }));
+    drawing.append(svg("path", { class: `line series${place}`, d: path }));
   }
-  const at = s("path", { class: "moment", d: "" });
-  svg.append(at);
+  const at = svg("path", { class: "moment", d: "" });
+  drawing.append(at);
 
   /** @param {T | undefined} point */
   const said = (point) =>
@@ -135,10 +123,10 @@ export function lineChart({ title, points, first_s, last_s, step_s, lines, words
   const last = points.filter((point) => lines.some(({ of }) => of(point) !== null)).at(-1);
   const isEmpty = last === undefined;
   const summary = isEmpty ? "nothing in this time" : `last ${said(last)}, axis up to ${words(highest)}`;
-  svg.setAttribute("aria-label", `${title}: ${summary}. The table below has all values.`);
+  drawing.setAttribute("aria-label", `${title}: ${summary}. The table below has all values.`);
   const now = h("span", { class: "now" }, isEmpty ? "–" : said(last));
   const plot = h("div", { class: "plot" }, h("span", { class: "top" }, words(highest)));
-  plot.append(svg);
+  plot.append(drawing);
   if (isEmpty) plot.append(h("span", { class: "none" }, "Nothing in this time"));
   plot.addEventListener("pointermove", (event) => {
     if (isEmpty) return;

@@ -21,7 +21,7 @@
  *  @property {Figures | null} figures
  *  @property {number} changed When it was written last, in milliseconds since 1970.
  *  @property {number} tries How often it was answered again in its place.
- *  @property {Turn | null} beside The second model's answer to the same question. */
+ *  @property {Turn | null} second The second model's answer to the same question. */
 /** @typedef {{system: string, temperature: number | null, top_p: number | null,
  *    max_tokens: number | null, seed: number | null, reasoning_effort: string, tools: string,
  *    schema: string}} Settings */
@@ -77,7 +77,7 @@ export function newTurn(parent, fields) {
     figures: null,
     changed: Date.now(),
     tries: 0,
-    beside: null,
+    second: null,
     ...fields,
   };
 }
@@ -122,13 +122,13 @@ export function shownTurns(conversation) {
 
 /** Returns a turn, and the second model's where there is one.
  *  @param {Turn} turn */
-export const columnsOf = (turn) => (turn.beside ? [turn, turn.beside] : [turn]);
+export const columnsOf = (turn) => (turn.second ? [turn, turn.second] : [turn]);
 
 /** Makes a turn one that was not answered yet.
  *  @param {Turn} turn */
 export function reset(turn) {
-  const { id, parent, role, model, tries, beside } = turn;
-  Object.assign(turn, newTurn(parent, { id, role, model, tries: (tries ?? 0) + 1, beside }));
+  const { id, parent, role, model, tries, second } = turn;
+  Object.assign(turn, newTurn(parent, { id, role, model, tries: (tries ?? 0) + 1, second }));
 }
 
 /** Takes what another tab wrote into the same conversation since: each turn as it was written last.
@@ -243,7 +243,7 @@ export function asMarkdown(conversation) {
     parts.push(turn.role === "user" ? "## You" : `## ${turn.model}`);
     parts.push(...turn.files.map((file) => `*Attached: ${file.name}*`));
     parts.push(...saidIn(turn));
-    if (turn.beside) parts.push(`## ${turn.beside.model}`, ...saidIn(turn.beside));
+    if (turn.second) parts.push(`## ${turn.second.model}`, ...saidIn(turn.second));
   }
   return `${parts.join("\n\n")}\n`;
 }

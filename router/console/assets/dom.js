@@ -26,6 +26,17 @@ export function h(tag, properties = {}, ...children) {
   return element;
 }
 
+/** Returns an element of SVG.
+ *  @param {string} tag
+ *  @param {Record<string, string | number>} attributes
+ *  @param {...(Node | string)} children */
+export function svg(tag, attributes, ...children) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, String(value));
+  element.append(...children);
+  return element;
+}
+
 const SHAPES = {
   chat: "M5 5h14v11H11l-4 4v-4H5z",
   models: "M4 5h16v5H4zM4 14h16v5H4zM7.5 7.5h.01M7.5 16.5h.01",
@@ -51,15 +62,8 @@ const SHAPES = {
 /** Returns a picture for a button. It is hidden from screen readers: the button has a label.
  *  @param {keyof typeof SHAPES} name */
 export function icon(name) {
-  const namespace = "http://www.w3.org/2000/svg";
-  const svg = document.createElementNS(namespace, "svg");
-  for (const [key, value] of Object.entries({ viewBox: "0 0 24 24", "aria-hidden": "true", class: `shape ${name}` })) {
-    svg.setAttribute(key, value);
-  }
-  const path = document.createElementNS(namespace, "path");
-  path.setAttribute("d", SHAPES[name]);
-  svg.append(path);
-  return svg;
+  const picture = { viewBox: "0 0 24 24", "aria-hidden": "true", class: `shape ${name}` };
+  return svg("svg", picture, svg("path", { d: SHAPES[name] }));
 }
 
 /** Returns a small button with a picture and a label.

@@ -23,7 +23,7 @@ import { drawing } from "./markdown.js";
  *  @returns {{element: HTMLElement, update: () => void}} */
 export function message(conversation, turn, actions) {
   if (turn.role === "user") return question(conversation, turn, actions);
-  return turn.beside ? pair(conversation, turn, turn.beside, actions) : reply(conversation, turn, actions);
+  return turn.second ? pair(conversation, turn, turn.second, actions) : reply(conversation, turn, actions);
 }
 
 // --- What was asked ----------------------------------------------------------------------------------

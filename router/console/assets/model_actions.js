@@ -5,7 +5,7 @@ import { duration, size } from "./format.js";
 
 /** @typedef {Record<string, any>} Value */
 /** @typedef {{id: string, label: string, look?: string}} Action */
-/** @typedef {{busy: (text: string) => void, note: (note: import("./model_row.js").Note | null) => void}} Told */
+/** @typedef {{busy: (text: string) => void, note: (note: import("./model_row.js").Note | null) => void}} Progress */
 
 /** @type {Record<string, Action>} */
 const ACTIONS = {
@@ -50,8 +50,8 @@ const pathOf = (/** @type {string} */ id) => id.split("/").map(encodeURIComponen
  *  @param {import("./console.js").Console} console
  *  @param {Value} model
  *  @param {string} action
- *  @param {Told} told */
-export async function act(console, model, action, told) {
+ *  @param {Progress} progress */
+export async function act(console, model, action, progress) {
   const id = model.model;
   const runs = model.requests_active + model.requests_queued + model.waiting;
   const inFlight = runs ? `Its ${runs === 1 ? "request" : `${runs} requests`} in flight ${runs === 1 ? "gets" : "get"} an error. ` : "";
@@ -118,16 +118,16 @@ export async function act(console, model, action, told) {
 
   const { busy, sure, does } = table[action];
   if (sure && !(await console.confirm(sure[0], sure[1], sure[2]))) return;
-  told.note(null);
-  told.busy(`${busy}…`);
+  progress.note(null);
+  progress.busy(`${busy}…`);
   try {
     const note = await does();
-    told.note(note);
+    progress.note(note);
     console.announce(`${id}: ${note.text}${note.strong ?? ""}${note.after ?? ""}`);
   } catch (/** @type {any} */ error) {
-    told.note({ text: error.message, bad: true });
+    progress.note({ text: error.message, bad: true });
     console.announce(`${id}: ${error.message}`);
   } finally {
-    told.busy("");
+    progress.busy("");
   }
 }

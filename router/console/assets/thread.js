@@ -73,7 +73,7 @@ export function showThread(conversation, actions, empty) {
   });
   while (box.children.length > wanted.length) box.lastElementChild.remove();
   box.classList.toggle("empty", !turns.length);
-  box.classList.toggle("wide", turns.some((turn) => turn.beside));
+  box.classList.toggle("wide", turns.some((turn) => turn.second));
   if (follows) toEnd();
 }
 

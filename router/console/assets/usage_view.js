@@ -391,7 +391,7 @@ export function mount(root, console) {
     if (usage) offer(model, "All models", [...new Set([...[...model.options].map((one) => one.value).filter(Boolean), ...history.models])]);
   }
 
-  // Nothing is asked for while nothing happens, or while nobody looks.
+  // Nothing is requested while nothing happens, or while nobody looks.
   const stop = console.live.on("figures", () => {
     const isOpen = root.querySelector("details[open]") !== null;
     if (!document.hidden && !isOpen && performance.now() - loadedMs > AGAIN_MS) load();

@@ -37,7 +37,7 @@ _SHIFT: Final = np.uint64(29)
 
 
 class Kept(NamedTuple):
-    """How many of a prompt's first tokens the prefix cache has, when it has been asked for them."""
+    """How many of a prompt's first tokens the prefix cache has, when they were looked up."""
 
     usable_tokens: int
     """It has all that the model needs to begin behind them, be it on the disk."""
