@@ -11,6 +11,7 @@ The meaning, range and default of a field of a request stand on the field
   page Connect has too: both are from ``router/console/assets/clients.json``.
 - ``deploy/lmx.example.yaml``: every key with its default, or commented out with an example.
 - ``deploy/lmx.schema.json``, with which editors check and complete a configuration.
+- ``docs/commands.md``: every command of `lmx`, its options and examples.
 - ``docs/status.schema.json``, which says what `lmx status --json` prints.
 - in ``pyproject.toml`` the lists of packages, and of modules that say that they are pure.
 
@@ -31,6 +32,7 @@ import yaml
 from pydantic import ByteSize
 from pydantic.fields import FieldInfo
 
+from docs.make.commands_page import commands_page
 from docs.make.figures import PACKAGES
 from docs.make.status_schema import status_schema
 from lmx.protocol.models.keep_alive import keep_alive_text
@@ -50,6 +52,7 @@ CLIENTS: Final = ROOT / "docs" / "clients.md"
 CLIENT_LINES: Final = ROOT / "router" / "console" / "assets" / "clients.json"
 EXAMPLE: Final = ROOT / "deploy" / "lmx.example.yaml"
 SCHEMA: Final = ROOT / "deploy" / "lmx.schema.json"
+COMMANDS: Final = ROOT / "docs" / "commands.md"
 STATUS: Final = ROOT / "docs" / "status.schema.json"
 PROJECT: Final = ROOT / "pyproject.toml"
 
@@ -88,6 +91,7 @@ def documents() -> dict[Path, str]:
         AUDIO: _with_tables(AUDIO.read_text(), _request_table),
         CONFIGURATION: _with_tables(CONFIGURATION.read_text(), lambda _: _all_keys()),
         CLIENTS: _with_tables(CLIENTS.read_text(), client_lines),
+        COMMANDS: commands_page(),
         EXAMPLE: example(),
         SCHEMA: json.dumps(configuration_schema(), indent=2) + "\n",
         STATUS: json.dumps(status_schema(), indent=2) + "\n",

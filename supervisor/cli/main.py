@@ -31,14 +31,15 @@ class Sections(click.Group):
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self._sections: dict[str, list[tuple[str, ...]]] = {}
+        self.sections: dict[str, list[tuple[str, ...]]] = {}
+        """By their titles, the names of each command; the first is its own."""
 
     def add_section(
         self, title: str, commands: Sequence[click.Command | tuple[click.Command, str]]
     ) -> None:
         """Add the commands of a section. A command may come with a second name, under which
         another program has it."""
-        lines = self._sections.setdefault(title, [])
+        lines = self.sections.setdefault(title, [])
         for each in commands:
             command, *others = each if isinstance(each, tuple) else (each,)
             assert isinstance(command, click.Command)
@@ -49,10 +50,10 @@ class Sections(click.Group):
             lines.append(names)
 
     def list_commands(self, _context: click.Context) -> list[str]:
-        return [name for lines in self._sections.values() for names in lines for name in names]
+        return [name for lines in self.sections.values() for names in lines for name in names]
 
     def format_commands(self, _context: click.Context, formatter: click.HelpFormatter) -> None:
-        for title, lines in self._sections.items():
+        for title, lines in self.sections.items():
             with formatter.section(title):
                 formatter.write_dl(
                     [
