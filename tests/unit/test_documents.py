@@ -2,25 +2,16 @@
 
 import json
 import re
-import subprocess
-import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
 from lmx.protocol.errors import ErrorCode
-from lmx.supervisor.cli.main import main
-from tests.support.references.document_blocks import block
+from tests.support.references.document_blocks import DOCUMENTS, block
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("protocol", "router", "worker", "supervisor")
-DOCUMENTS = sorted(
-    path
-    for pattern in ("*.md", "docs/**/*.md", *(f"{room}/**/*.md" for room in ROOMS))
-    for path in ROOT.glob(pattern)
-)
 
 
 def _prose(document: Path) -> str:
@@ -47,22 +38,6 @@ def test_every_link_leads_somewhere(document: Path) -> None:
         assert target.exists(), f"{path} is not there"
         if anchor and target.suffix == ".md":
             assert anchor in _anchors(target), f"{path}#{anchor}: no such heading"
-
-
-_READERS: dict[str, Callable[[str], object]] = {
-    "json": json.loads,
-    "toml": tomllib.loads,
-    "yaml": yaml.safe_load,
-    "sh": lambda text: subprocess.run(["sh", "-n"], input=text, text=True, check=True),
-}
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_block_can_be_read(document: Path) -> None:
-    found = re.findall(r"^```(\w+)\n(.*?)^```", document.read_text(), re.DOTALL | re.MULTILINE)
-    for language, text in found:
-        if language in _READERS:
-            _READERS[language](text)
 
 
 @pytest.mark.parametrize(
@@ -125,20 +100,6 @@ def test_every_error_is_explained() -> None:
     rows = re.findall(r"^\| (`.*?) \|", (ROOT / "docs/start/errors.md").read_text(), re.MULTILINE)
     explained = [code for row in rows for code in re.findall(r"`(\w+)`", row)]
     assert sorted(explained) == sorted(ErrorCode)
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_commands_and_their_options_exist(document: Path) -> None:
-    """What a document writes as a command of lmx, in backticks or in a block of a shell's lines."""
-    text = document.read_text()
-    blocks = re.findall(r"```sh\n(.*?)```", text, flags=re.DOTALL)
-    lines = [line.partition("#")[0] for block in blocks for line in block.splitlines()]
-    for line in [*lines, *re.findall(r"`(lmx [^`]+)`", text)]:
-        for name, rest in re.findall(r"(?:^|[\s/;|])lmx(?:-supervisor)? ([a-z]\S*)([^;|]*)", line):
-            command = main.commands.get(name)
-            assert command is not None, f"{line!r}: there is no command {name}"
-            options = {each for one in command.params for each in (*one.opts, *one.secondary_opts)}
-            assert set(re.findall(r"(?<=\s)--[\w-]+", rest)) <= {*options, "--help"}, line
 
 
 def _is_there(name: str) -> bool:

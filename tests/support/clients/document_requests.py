@@ -40,10 +40,14 @@ def curl_requests(text: str) -> Iterator[Asked]:
     words = shlex.split(text, comments=True)
     starts = [place for place, word in enumerate(words) if word == "curl"]
     for start, end in zip(starts, [*starts[1:], len(words)], strict=True):
-        yield _curl(words[start + 1 : end])
+        yield curl_request(words[start + 1 : end])
 
 
-def _curl(words: list[str]) -> Asked:
+def curl_request(words: list[str]) -> Asked:
+    """Return the request of one curl command. A form (``-F``) is a POST without a body here.
+
+    Raises ``ValueError`` for an option that it doesn't know.
+    """
     method, url, headers, body = "", "", {}, None
     rest = iter(word for word in words if word.strip())
     for word in rest:
@@ -55,7 +59,12 @@ def _curl(words: list[str]) -> Asked:
                 headers[name.strip()] = value.strip()
             case "-d":
                 body = next(rest)
-            case "-N" | "-sS":
+            case "-F":
+                method = "POST"
+                next(rest)
+            case "-o":
+                next(rest)
+            case "-N" | "-s" | "-sS" | "-f" | "-fsS" | "-i":
                 pass
             case _ if word.startswith("-"):
                 raise ValueError(f"curl's {word} is not known here")
