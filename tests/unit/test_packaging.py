@@ -85,9 +85,11 @@ def test_the_wheel_holds_every_module(wheel: Path) -> None:
     shared = {name for name in held if not name.startswith("lmx/")}
     assert {re.sub(r"^lmx-.*\.data/data/share/lmx/", "", name) for name in shared} == {
         "com.lmx.supervisor.plist",
+        "grafana-dashboard.json",
         "lmx.example.yaml",
         "lmx.schema.json",
         "lmx.service",
+        "prometheus-alerts.yaml",
     }
 
 
