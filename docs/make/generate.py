@@ -413,7 +413,9 @@ def example() -> str:
 
 
 def _keys_in_yaml(section: type[Section], indent: str, keys: _Keys) -> list[str]:
-    lines: list[str] = []
+    lines = [f"{indent}{name}: {_yaml(name, value)}" for name, value in _free_keys(section)]
+    if keys is not _Keys.ALL:
+        lines = _commented_out(lines, indent)
     for name, field in section.model_fields.items():
         inner = [one for one, steps in _within(field.annotation) if not steps]
         if inner:
@@ -426,6 +428,14 @@ def _keys_in_yaml(section: type[Section], indent: str, keys: _Keys) -> list[str]
         else:
             lines += _key_in_yaml(section, name, indent, keys)
     return lines
+
+
+def _free_keys(section: type[Section]) -> Iterator[tuple[str, Any]]:
+    """Return the keys that a section's example has and that people name as they like."""
+    more = section.model_config.get("json_schema_extra")
+    examples = more.get("examples") if isinstance(more, dict) else None
+    if isinstance(examples, list) and isinstance(examples[0], dict):
+        yield from examples[0].items()
 
 
 def _key_in_yaml(section: type[Section], name: str, indent: str, keys: _Keys) -> list[str]:

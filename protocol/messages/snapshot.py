@@ -1,6 +1,7 @@
 """What routers know about the models: the supervisor's public state, on the events socket."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from lmx.protocol.free_text import FreeText
 from lmx.protocol.messages.template import UNKNOWN_TEMPLATE, TemplateFacts
@@ -101,6 +102,11 @@ class ModelView(ModelCommon):
         return model_state(self.slot, self.worker, failed=self.failed)
 
 
+ROUTE_NAMES: Final = ("auto", "code", "reasoning", "chat")
+"""The names that always route. They stand for all chat models, the default first, unless the
+configuration lists others."""
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """A name that stands for several models: the first of them that can answer does."""
@@ -108,6 +114,16 @@ class Route:
     name: str
     model_ids: tuple[str, ...]
     """In the order in which they are asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamePattern:
+    """Names that stand for another one, where no model and no route has them."""
+
+    pattern: str
+    """``*`` in it is any text, ``?`` any character."""
+    name: str
+    """A model's name, or a route's."""
 
 
 @message
@@ -136,3 +152,5 @@ class Snapshot:
     """How much of the memory budget is not reserved."""
     no_loads: FreeText | None = None
     """Why no model at all can be loaded just now, for people; None if models can be loaded."""
+    patterns: tuple[NamePattern, ...] = ()
+    """In the order in which they are tried: the first that matches counts."""

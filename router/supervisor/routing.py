@@ -2,16 +2,13 @@
 by what it has besides text. Pure."""
 
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Final
 
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.protocol.messages.snapshot import ModelView
+from lmx.protocol.messages.snapshot import ROUTE_NAMES, ModelView
 from lmx.protocol.states import MediaKind, ModelKind, WorkerState
 from lmx.router.supervisor.directory import Directory, can_serve, ready_instance
-
-ROUTE_NAMES: Final = ("auto", "code", "reasoning", "chat")
-"""The names that always route. They stand for all chat models, the default first, unless the
-configuration lists others."""
 
 _LOADS: Final = frozenset({WorkerState.STARTING, WorkerState.LOADING})
 
@@ -22,21 +19,22 @@ def candidates(
     """Return the models to try for a request that names ``name``, in this order; at least one.
 
     An id, alias or source stands for its model alone, whatever its kind, and wins over a route of
-    the same name. From a route, the models of another kind than ``kind`` are left out (None: every
-    kind will do). A request that names none gets the default model; if that is of another kind, it
-    gets the models of this kind, if there are any. Raises :class:`RequestError` if there is none,
-    as :meth:`lmx.router.supervisor.directory.Directory.resolve` does.
+    the same name; both win over the patterns of names. From a route, the models of another kind
+    than ``kind`` are left out (None: every kind will do). A request that names none gets the
+    default model; if that is of another kind, it gets the models of this kind, if there are any.
+    Raises :class:`RequestError` if there is none, as
+    :meth:`lmx.router.supervisor.directory.Directory.resolve` does.
     """
     if name is None:
         name = directory.snapshot.default_model
         others = _instead_of_default(directory, name, kind)
         if others:
             return ranked(others, directory.snapshot.free_bytes)
-    listed = None if name is None or directory.knows(name) else route_models(directory, name)
-    if listed is None:
-        if name is not None and not directory.knows(name):
-            raise directory.no_such_model(name, f" Or let lmx choose: {', '.join(ROUTE_NAMES)}.")
+    if name is None or directory.knows(name):
         return (directory.resolve(name),)
+    listed = route_models(directory, name)
+    if listed is None:
+        return _by_pattern(directory, name, kind)
     fit = [model for model in listed if kind is None or model.kind in (kind, None)]
     if not fit:
         what = "model" if kind is None else f"{kind} model"
@@ -47,6 +45,20 @@ def candidates(
             param="model",
         )
     return ranked(fit, directory.snapshot.free_bytes)
+
+
+def _by_pattern(directory: Directory, name: str, kind: ModelKind | None) -> tuple[ModelView, ...]:
+    """Return the models of the first pattern that matches a name which is no model's and no
+    route's. A pattern never leads to another pattern."""
+    for one in directory.snapshot.patterns:
+        if not fnmatchcase(name, one.pattern):
+            continue
+        if directory.knows(one.name) or route_models(directory, one.name) is not None:
+            return candidates(directory, one.name, kind)
+        raise directory.no_such_model(
+            name, f" `routing.patterns` sends it to {one.name!r}, which does not exist either."
+        )
+    raise directory.no_such_model(name, f" Or let lmx choose: {', '.join(ROUTE_NAMES)}.")
 
 
 _LATEST: Final = ":latest"

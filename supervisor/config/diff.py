@@ -24,16 +24,14 @@ Changed = dict[str, tuple[Any, Any]]
 def changed_values(old: BaseModel, new: BaseModel) -> Changed:
     """Return the keys whose values differ. A model's id and what is not a setting do not count."""
     settings = ModelConfig if isinstance(old, ModelConfig) else type(old)
+    extra = (*(old.model_extra or ()), *(new.model_extra or ()))
     names = [
         name
-        for name in settings.model_fields
+        for name in dict.fromkeys((*settings.model_fields, *extra))
         if not (isinstance(old, ModelConfig) and name == "id")
     ]
-    return {
-        name: (getattr(old, name), getattr(new, name))
-        for name in names
-        if getattr(old, name) != getattr(new, name)
-    }
+    values = ((name, getattr(old, name, None), getattr(new, name, None)) for name in names)
+    return {name: (before, after) for name, before, after in values if before != after}
 
 
 def listed(changed: Changed) -> str:
@@ -112,7 +110,7 @@ def compare(old: Config, new: Config) -> ConfigDiff:
         table = needs_of(type(before))
         changed = changed_values(before, after)
         for key in changed:
-            needs |= table[key]
+            needs |= table.get(key, Needs.NOTHING)
         sentences += _section_sentences(name, changed, table)
     if old.default_model_id != new.default_model_id:
         sentences.append(
@@ -120,8 +118,6 @@ def compare(old: Config, new: Config) -> ConfigDiff:
         )
     if old.groups != new.groups:
         sentences.append("groups: now in effect")
-    if old.routing != new.routing:
-        sentences.append("routing: now in effect")
     models, notes = _compare_models(old, new)
     return ConfigDiff(
         sections,
@@ -183,7 +179,7 @@ def _section_sentences(section: str, changed: Changed, table: Mapping[str, Needs
     notes = []
     left = dict(changed)
     for need, what in _SENTENCES:
-        found = {key: left.pop(key) for key in list(left) if need in table[key]}
+        found = {key: left.pop(key) for key in list(left) if need in table.get(key, Needs.NOTHING)}
         if found:
             also = need is Needs.ROUTER and any(table[key] & Needs.NEXT_WORKER for key in found)
             rest = "; workers have it from their next start" if also else ""

@@ -258,5 +258,7 @@ def _what_and_where(error: yaml.YAMLError) -> str:
         return str(error)
     mark = error.problem_mark or error.context_mark
     reason = ", ".join(text for text in (error.context, error.problem) if text)
+    if "alias" in reason:
+        reason += ": what begins with * needs quotes"
     reason = _QUOTED.sub("'...'", reason)
     return reason if mark is None else f"{reason} (line {mark.line + 1})"

@@ -15,6 +15,7 @@ from lmx.protocol.web_origins import is_loopback
 from lmx.supervisor.config.media import MediaConfig
 from lmx.supervisor.config.model import ModelConfig
 from lmx.supervisor.config.needs import Needs
+from lmx.supervisor.config.routing import RoutingConfig
 from lmx.supervisor.config.security import RateLimitsConfig, SecurityConfig
 from lmx.supervisor.config.values import (
     DURATION,
@@ -22,7 +23,6 @@ from lmx.supervisor.config.values import (
     CorsOrigins,
     KeepAlive,
     Name,
-    Names,
     Seconds,
     SecondsFromZero,
     Section,
@@ -39,6 +39,7 @@ __all__ = [
     "ModelConfig",
     "RateLimitsConfig",
     "RestartConfig",
+    "RoutingConfig",
     "SecurityConfig",
     "ServerConfig",
     "TimingConfig",
@@ -258,14 +259,7 @@ class Config(Section):
     rate_limits: RateLimitsConfig = RateLimitsConfig()
     jobs: JobsConfig = JobsConfig()
     media: MediaConfig = MediaConfig()
-    routing: Annotated[dict[Name, Names], Needs.NOTHING] = Field(
-        default_factory=dict,
-        examples=[{"auto": ["qwen", "smollm2"], "code": ["qwen-coder", "qwen"]}],
-    )
-    """Names that stand for the first of several models that is loaded, else for the first that
-    there is room for. `auto`, `code`, `reasoning` and `chat` are all chat models, the default
-    first, unless they are listed here. A name of no model is left out until one is added or
-    downloaded."""
+    routing: RoutingConfig = RoutingConfig()
     default_model: Annotated[str | None, Needs.NOTHING] = Field(None, examples=["smollm2"])
     """A name of the model that answers requests that name none, or an adapter's. Without it the
     first model does."""
@@ -299,7 +293,7 @@ class Config(Section):
     @model_validator(mode="after")
     def _routes_have_names_of_their_own(self) -> Config:
         known = {name: model.id for model in self.models for name in model.names}
-        for name, models in self.routing.items():
+        for name, models in self.routing.routes.items():
             if name in known:
                 raise ValueError(
                     f"routing.{name} has the name of models.{known[name]}: give one of them another"
@@ -354,16 +348,9 @@ class Config(Section):
         return self
 
     def routing_gaps(self) -> tuple[str, ...]:
-        """Say which names in ``routing`` are no model's: routes leave them out, until a model of
-        that name is added."""
+        """Say which names in ``routing`` are no model's, and which patterns never count."""
         known = {name for model in self.models for name in model.names}
-        return tuple(
-            f"routing.{name} names {model!r}, which is no configured model: it is left out until "
-            "one is added"
-            for name, models in self.routing.items()
-            for model in models
-            if model not in known
-        )
+        return self.routing.gaps(known)
 
     @property
     def default_model_id(self) -> str | None:

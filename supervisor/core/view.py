@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from lmx.protocol.messages.snapshot import ModelView, Route, Snapshot
+from lmx.protocol.messages.snapshot import ModelView, NamePattern, Route, Snapshot
 from lmx.protocol.messages.status import AdapterStatus, ModelStatus, WorkerFigures
 from lmx.protocol.models.memory import kv_bytes
 from lmx.protocol.states import MediaKind, ModelKind, ModelState, model_state
@@ -195,7 +195,7 @@ class PublicState:
             views += (view, *adapter_views(slot, view))
         return Snapshot(
             self._epoch, self.revision, config.default_model_id, tuple(views), stopping,
-            routes=_routes(config), free_bytes=free_bytes,
+            routes=_routes(config), free_bytes=free_bytes, patterns=_patterns(config),
             no_loads=no_loads,
         )  # fmt: skip
 
@@ -206,6 +206,7 @@ class PublicState:
             snapshot.no_loads,
             snapshot.default_model,
             snapshot.routes,
+            snapshot.patterns,
             snapshot.free_bytes // _FREE_STEP_BYTES,
             *(replace(view, retry_after_s=None) for view in snapshot.models),
         )
@@ -220,5 +221,9 @@ def _routes(config: Config) -> tuple[Route, ...]:
     return tuple(
         # Two names may belong to one model. Routers ignore names of models that are not there.
         Route(name, tuple(dict.fromkeys(id_of.get(each, each) for each in names)))
-        for name, names in config.routing.items()
+        for name, names in config.routing.routes.items()
     )
+
+
+def _patterns(config: Config) -> tuple[NamePattern, ...]:
+    return tuple(NamePattern(pattern, name) for pattern, name in config.routing.patterns.items())

@@ -232,7 +232,7 @@ def refuse_unreadable(model: AddedModelConfig, found: Inspection) -> None:
 
 def _names(config: Config) -> set[str]:
     of_models = {name for model in config.models for name in model.names}
-    return of_models | set(config.routing)
+    return of_models | set(config.routing.routes)
 
 
 def _whose(name: str, config: Config) -> str:

@@ -96,7 +96,7 @@ from lmx.protocol.messages.inventory import (
     StartDownload,
 )
 from lmx.protocol.messages.media import MediaItem
-from lmx.protocol.messages.snapshot import GetSnapshot, ModelView, Route, Snapshot
+from lmx.protocol.messages.snapshot import GetSnapshot, ModelView, NamePattern, Route, Snapshot
 from lmx.protocol.messages.specs import (
     AdapterSpec,
     ApiKey,
@@ -257,7 +257,7 @@ SAMPLES: Final[tuple[Any, ...]] = (
     # Supervisor to routers.
     Snapshot(
         "e90c4a11", 12, "org/tiny", (_MODEL,), True, (Route("auto", ("org/tiny", "big")),),
-        77_000_000, "memory is short"),
+        77_000_000, "memory is short", (NamePattern("claude-*", "auto"),)),
     WorkerExited("0badcafe", "org/tiny", ExitCause.SIGNAL, "signal 9"),
     # CLI to supervisor.
     GetStatus(),

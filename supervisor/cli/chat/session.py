@@ -13,6 +13,7 @@ import click
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.host.regular_file import TooLargeError, read_regular
+from lmx.protocol.messages.snapshot import ROUTE_NAMES
 from lmx.protocol.messages.status import SystemStatus
 from lmx.protocol.states import ModelKind, ModelState
 from lmx.supervisor.cli.chat.client import ChatClient, PieceKind
@@ -24,8 +25,6 @@ from lmx.supervisor.sockets.client import ControlClient
 from lmx.supervisor.state.home import Home
 
 _HISTORY_LINES: Final = 1000
-_ROUTES: Final = ("auto", "chat", "code", "reasoning")
-"""Names that stand for one of several models without being listed in ``routing``."""
 
 
 def chat(home: Home, model: str | None, prompt: str | None) -> None:
@@ -59,7 +58,7 @@ def connect(home: Home, model: str | None) -> tuple[ChatClient, str]:
     client = ChatClient(urls[-1], keys[0].key if keys else None)
     if model is None:
         return client, _default_model(status)
-    if model in (*_ROUTES, *config.routing):
+    if model in (*ROUTE_NAMES, *config.routing.routes):
         return client, model
     return client, find_model(status.workers, repository_of(model)).model
 

@@ -48,7 +48,7 @@ from lmx.protocol.messages.data import (
     Timings,
     Usage,
 )
-from lmx.protocol.messages.snapshot import GetSnapshot, ModelView, Route, Snapshot
+from lmx.protocol.messages.snapshot import GetSnapshot, ModelView, NamePattern, Route, Snapshot
 from lmx.protocol.messages.speech import Transcribe
 from lmx.protocol.messages.tasks import DescribeTokenizer, Detokenize, Embed, Rerank, Task, Tokenize
 from lmx.protocol.states import ExitCause, FinishReason, SlotState, WorkerState
@@ -126,6 +126,7 @@ class FakeSupervisor:
         self.models: tuple[ModelView, ...] = ()
         self.default_model: str | None = None
         self.routes: tuple[Route, ...] = ()
+        self.patterns: tuple[NamePattern, ...] = ()
         self.free_bytes = 0
         self.no_loads: str | None = None
         self.seen: list[Any] = []
@@ -153,12 +154,14 @@ class FakeSupervisor:
         *models: ModelView,
         default: str | None = None,
         routes: tuple[Route, ...] = (),
+        patterns: tuple[NamePattern, ...] = (),
         free_bytes: int = 0,
         no_loads: str | None = None,
     ) -> None:
         """Have these models, and tell the router (unless ``publishes`` is off)."""
         self.models, self.default_model = models, default
         self.routes, self.free_bytes, self.no_loads = routes, free_bytes, no_loads
+        self.patterns = patterns
         self.revision += 1
         if self.publishes:
             await self._events.send(encode(self.snapshot()))
@@ -181,6 +184,7 @@ class FakeSupervisor:
             routes=self.routes,
             free_bytes=self.free_bytes,
             no_loads=self.no_loads,
+            patterns=self.patterns,
         )
 
     async def reply(self, index: int, message: Acquired | Denied) -> None:

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
 from lmx.protocol.messages.control import Acquire, Acquired, Denied
-from lmx.protocol.messages.snapshot import ModelView, Route, Snapshot
+from lmx.protocol.messages.snapshot import ROUTE_NAMES, ModelView, NamePattern, Route, Snapshot
 from lmx.protocol.states import MediaKind, ModelKind, SlotState, WorkerState
 from lmx.router.supervisor.directory import Directory, can_serve, ready_instance
 from lmx.router.supervisor.routing import (
-    ROUTE_NAMES,
     accepting_media,
     candidates,
     ranked,
@@ -117,6 +116,32 @@ def test_models_own_names_beat_routes() -> None:
         ["a"], ["b"], ["c"], ["a"],
     ]  # fmt: skip
     assert routes_by_leader(known)["a"] == ["code", "reasoning"]
+
+
+def test_patterns_stand_behind_models_and_routes_and_the_first_that_matches_counts() -> None:
+    patterns = {
+        "*haiku*": "c", "claude-?": "code", "claude-*": "auto", "gpt-*": "gone",
+        "auto": "c", "b": "c", "x-*": "gpt-4", "embed-*": "e",
+    }  # fmt: skip
+    known = directory(A, replace(B, aliases=("claude-b",)), C, E, free=100, code=("b",))
+    known = Directory.of(
+        replace(known.snapshot, patterns=tuple(NamePattern(*one) for one in patterns.items()))
+    )
+    assert [chosen(known, name)[0] for name in ("b", "claude-b", "auto", "code")] == [
+        "b", "b", "a", "b",
+    ]  # fmt: skip
+    assert chosen(known, "claude-haiku-4-5") == ["c"]
+    assert chosen(known, "claude-9") == ["b"]
+    assert chosen(known, "claude-sonnet-4-5") == ["a", "b", "c"]
+    assert chosen(known, "embed-3", EMBEDDING) == ["e"]
+    # One leads to what is not there, one to the names of another pattern.
+    for name, hint in (("gpt-5", "'gone', which does not exist"), ("x-1", "'gpt-4', which")):
+        with pytest.raises(RequestError) as caught:
+            candidates(known, name, CHAT)
+        assert caught.value.code is ErrorCode.MODEL_NOT_FOUND
+        assert repr(name) in caught.value.message and hint in caught.value.message
+    with pytest.raises(RequestError):
+        candidates(known, "Claude-9", CHAT)
 
 
 def test_a_named_model_is_the_only_candidate_whatever_its_state_and_kind() -> None:

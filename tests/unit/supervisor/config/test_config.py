@@ -161,6 +161,11 @@ def load(text: str, tmp_path: Path, **variables: str) -> Config:
         ),
         ("routing: {code: []}", ["routing.code", "names no model"]),
         ("routing: {'a b': [x]}", ["routing.a b"]),
+        ("routing: {patterns: [x]}", ["routing.patterns", "section"]),
+        ("routing: {patterns: {'gpt 4*': x}}", ["routing.patterns.gpt 4*"]),
+        ("routing: {patterns: {'gpt-[45]': x}}", ["routing.patterns.gpt-[45]"]),
+        ("routing: {patterns: {gpt-*: [x]}}", ["routing.patterns.gpt-*", "string"]),
+        ("routing: {patterns: {*haiku*: x}}", ["not YAML", "quotes", "line 1"]),
         ("jobs: {max_count: 0}", ["jobs.max_count", "0"]),
         ("jobs: {max_age_s: .inf}", ["jobs.max_age_s"]),
         ("server: {sync_timeout_s: 0}", ["server.sync_timeout_s"]),
@@ -415,25 +420,44 @@ def test_with_a_key_or_if_it_is_meant_others_may_reach_it(text: str, tmp_path: P
 def test_routes_may_name_what_is_added_later(tmp_path: Path) -> None:
     text = "models: [{id: a, source: /x, aliases: [b]}]\nrouting: {code: [late, b, a], auto: a}"
     config = load(text, tmp_path)
-    assert config.routing == {"code": ("late", "b", "a"), "auto": ("a",)}
+    assert config.routing.routes == {"code": ("late", "b", "a"), "auto": ("a",)}
     assert config.routing_gaps() == (
         "routing.code names 'late', which is no configured model: it is left out until one is "
         "added",
     )
 
 
+def test_patterns_that_lead_nowhere_or_never_count_are_named(tmp_path: Path) -> None:
+    text = """
+models: [{id: a, source: /x, aliases: [b]}]
+routing:
+  code: a
+  patterns:
+    claude-*: auto
+    "*haiku*": b
+    claude-haiku-*: a
+    gpt-?: code
+    gpt-4: a
+    gpt-4o: late
+    gpt-*: a
+"""
+    assert load(text, tmp_path).routing_gaps() == (
+        "routing.patterns.gpt-4o leads to 'late', which is no configured model and no name in "
+        "routing: its requests get a 404 until a model of that name is added",
+        "routing.patterns.claude-haiku-* never counts: claude-* stands before it and matches all "
+        "of its names",
+        "routing.patterns.gpt-4 never counts: gpt-? stands before it and matches all of its names",
+    )
+
+
 def test_the_example_of_routes_is_one(tmp_path: Path) -> None:
-    lines = [
-        line.removeprefix("#")
-        for line in EXAMPLE.read_text().splitlines()
-        if line.startswith("#routing:")
-    ]
-    assert len(lines) == 1
-    text = "\n".join(lines)
-    names = {name for models in yaml.safe_load(text)["routing"].values() for name in models}
-    models = [{"id": name, "source": "/x"} for name in sorted(names)]
+    text = EXAMPLE.read_text().partition("#routing:")[2].partition("\n\n")[0]
+    text = "routing:" + text.replace("\n#  ", "\n  ")
+    models = [{"id": name, "source": "/x"} for name in ("qwen", "smollm2", "qwen-coder")]
     config = load(f"{text}\nmodels: {models}", tmp_path)
-    assert config.routing["auto"] == ("qwen", "smollm2")
+    assert config.routing.routes["auto"] == ("qwen", "smollm2")
+    assert list(config.routing.patterns.items()) == [("claude-*", "auto"), ("gpt-*", "code")]
+    assert config.routing_gaps() == ()
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_only_the_models_that_changed_are_named() -> None:
         ({"restart": {"max_failures": 9}}, Needs.NOTHING),
         ({"groups": [{"name": "g", "models": ["alpha"]}]}, Needs.NOTHING),
         ({"default_model": "beta"}, Needs.NOTHING),
-        ({"routing": {"code": ["beta"]}}, Needs.NOTHING),
+        ({"routing": {"code": ["beta"], "patterns": {"gpt-*": "beta"}}}, Needs.NOTHING),
         ({"security": {"api_keys": ["k" * 16]}}, Needs.ROUTER),
         ({"jobs": {"max_count": 5}}, Needs.ROUTER),
     ],

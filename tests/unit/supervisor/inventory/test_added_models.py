@@ -11,7 +11,7 @@ import pytest
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages import control
 from lmx.protocol.messages.inventory import AddModel, RemoveModel
-from lmx.protocol.messages.snapshot import Route
+from lmx.protocol.messages.snapshot import NamePattern, Route
 from lmx.protocol.models.memory import KvLayers
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config.model import AddedModelConfig
@@ -450,9 +450,13 @@ def test_a_request_never_adds_a_model() -> None:
 
 
 def test_a_snapshot_has_routes_by_id_and_what_is_free() -> None:
-    rig = CoreRig({"a": 100, "b": 300}, routing={"code": ["b-alias", "a", "b"]})
+    rig = CoreRig(
+        {"a": 100, "b": 300},
+        routing={"code": ["b-alias", "a", "b"], "patterns": {"gpt-*": "b-alias"}},
+    )
     snapshot = rig.core.snapshot(0.0)
     assert snapshot.routes == (Route("code", ("b", "a")),)
+    assert snapshot.patterns == (NamePattern("gpt-*", "b-alias"),)
     assert snapshot.free_bytes == 1000
     rig.up("b")
     assert rig.core.snapshot(0.0).free_bytes == 700

@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 
 from lmx.protocol.errors import ErrorCode
+from lmx.protocol.messages.snapshot import NamePattern
+from lmx.protocol.states import ModelKind
 from lmx.router.http.api_family import ANTHROPIC, ERROR_BODIES, OLLAMA, OPENAI, ApiFamily
 from lmx.router.http.endpoint import Access
 from lmx.router.http.errors import http_status
 from lmx.router.server.routes import ROUTES
 from tests.support.clients.answer_check import check_shape
-from tests.support.fakes.fake_peers import plays
-from tests.support.rigs.router_rig import MODEL, router_rig
+from tests.support.fakes.fake_peers import plays, ready
+from tests.support.rigs.router_rig import INSTANCE, MODEL, router_rig
 
 HI = {"role": "user", "content": "hi"}
 WAYS: dict[str, tuple[dict[str, Any], ApiFamily]] = {
@@ -62,6 +64,31 @@ def code_of(body: dict[str, Any], family: ApiFamily) -> str:
     check_shape(ERROR_BODIES[family], body)
     error = body if family is OLLAMA else body["error"]
     return str(error["code"])
+
+
+OTHER_WAYS: dict[str, tuple[dict[str, Any], ApiFamily]] = {
+    "/v1/completions": ({"prompt": "hi"}, OPENAI),
+    "/api/show": ({}, OLLAMA),
+    "/api/v0/chat/completions": ({"messages": [HI]}, OPENAI),
+}
+
+
+async def test_a_pattern_of_names_answers_on_each_api() -> None:
+    """As the names that clients of clouds insist on; without the pattern it is a 404."""
+    name = "claude-haiku-4-5"
+    async with router_rig() as rig:
+        for patterns, status in (((), 404), ((NamePattern("claude-*", MODEL),), 200)):
+            await rig.publish(ready(MODEL, INSTANCE, kind=ModelKind.CHAT), patterns=patterns)
+            for path, (fields, family) in (WAYS | OTHER_WAYS).items():
+                for one in (name, f"{name}:latest") if family is OLLAMA else (name,):
+                    asked = {"model": one, "stream": False, **fields}
+                    got, body = await rig.post_json(path, **asked)
+                    assert got == status, (path, body)
+            async with rig.http.get(f"{rig.url}/v1/models/{name}") as response:
+                assert response.status == status
+            # It is no model of its own.
+            async with rig.http.get(f"{rig.url}/v1/models") as response:
+                assert name not in await response.text()
 
 
 @pytest.mark.parametrize("path", WAYS)
