@@ -16,7 +16,7 @@ CODE := protocol router supervisor worker tests deploy docs
 PACKAGES := $(foreach name,protocol router supervisor worker,-p lmx.$(name))
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-quick conformance models-page reference fuzz walk chaos kill-rounds agents installs clients lm-eval bench bench-memory bench-relay bench-console bench-mixed bench-lanes bench-host bench-parse bench-start docs fmt lint types resolve imports check clean
+.PHONY: help install run test test-quick conformance models-page reference fuzz walk chaos kill-rounds agents installs clients lm-eval bench bench-memory bench-relay bench-console bench-mixed bench-lanes bench-host bench-parse bench-start docs fmt lint types resolve imports check release clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -168,6 +168,15 @@ imports: install ## import-linter: who may import whom
 	@PYTHONPATH=build/ns $(BIN)/lint-imports
 
 check: lint types imports ## lint, types, imports
+
+# Each step by a make of its own: what comes first must have passed before the next begins.
+release: install ## check, test, install, build, and tag the version; DRY=1 tags nothing (half an hour)
+	@$(BIN)/python deploy/release.py ready
+	@echo make check && $(MAKE) --no-print-directory check
+	@echo make test && $(MAKE) --no-print-directory test
+	@echo make installs && $(MAKE) --no-print-directory installs
+	@$(BIN)/python deploy/release.py build
+	@$(if $(DRY),echo 'Nothing was tagged.',$(BIN)/python deploy/release.py tag)
 
 clean: ## remove .venv and everything that was built
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \

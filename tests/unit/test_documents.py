@@ -95,6 +95,14 @@ def test_the_names_of_the_glossary_exist() -> None:
         assert not name or re.search(rf"^class {name}\b", (ROOT / path).read_text(), re.M), name
 
 
+def test_the_tests_that_show_what_is_protected_exist() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", (ROOT / "SECURITY.md").read_text())
+    assert named
+    for path, test in named:
+        assert (ROOT / path).is_file(), path
+        assert not test or re.search(rf"def {test}\(", (ROOT / path).read_text()), (path, test)
+
+
 def test_every_error_is_explained() -> None:
     """Each code stands in one row of the page of errors, and no row has a code that is none."""
     rows = re.findall(r"^\| (`.*?) \|", (ROOT / "docs/start/errors.md").read_text(), re.MULTILINE)

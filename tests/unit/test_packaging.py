@@ -64,12 +64,16 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         if (ROOT / name).exists():
             shutil.copy(ROOT / name, tree)
+    # First the source archive, and the wheel from what is in that, as a release is built.
     subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, tree],
+        [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, tree],
         check=True,
         stdout=subprocess.DEVNULL,
     )
     (built,) = folder.glob("*.whl")
+    (source,) = folder.glob("*.tar.gz")
+    check = [sys.executable, "-m", "twine", "check", "--strict", str(built), str(source)]
+    subprocess.run(check, check=True, stdout=subprocess.DEVNULL)
     return built
 
 
@@ -165,6 +169,8 @@ NOT_NEEDED = {
     *("datasets", "fastapi", "scipy", "sounddevice", "starlette", "uvicorn", "websockets"),
 }
 """What lmx's dependencies ask for, and nothing that lmx runs imports."""
+NOT_NEEDED_BY_TOOLS = {"keyring"}
+"""The same of the developers' tools."""
 ENVIRONMENTS = [
     {"sys_platform": platform, "platform_system": system, "platform_machine": machine}
     | {"python_version": version, "python_full_version": f"{version}.0"}
@@ -194,7 +200,7 @@ def installed(*extras: str) -> set[str]:
                 needed = one.marker is None or any(
                     one.marker.evaluate({**environment, "extra": extra}) for extra in {"", *wanted}
                 )
-                if needed and found not in NOT_NEEDED:
+                if needed and found not in NOT_NEEDED | NOT_NEEDED_BY_TOOLS:
                     todo.append((found, frozenset(one.extras)))
     del platforms["lmx"]
     return {

@@ -1,2 +1,0 @@
-"""``lmx service``: lmx as a service of launchd or systemd. Its own main loop is in
-:mod:`lmx.supervisor.service`."""
