@@ -9,7 +9,8 @@ The meaning, range and default of a field of a request stand on the field
   ``<!-- keys of lmx.yaml -->``; ``<!-- end -->`` ends it. What stands outside is written by hand.
 - in ``docs/clients.md`` the lines of each client, ``<!-- lines of Codex -->``, which the console's
   page Connect has too: both are from ``router/console/assets/clients.json``.
-- ``deploy/lmx.example.yaml``: every key with its default, or commented out with an example.
+- ``deploy/lmx.example.yaml``, and what ``lmx init`` writes: every key with its meaning, commented
+  out, with its default or an example.
 - ``deploy/lmx.schema.json``, with which editors check and complete a configuration.
 - ``docs/commands.md``: every command of `lmx`, its options and examples.
 - ``docs/status.schema.json``, which says what `lmx status --json` prints.
@@ -24,7 +25,6 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from enum import Enum, auto
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -51,6 +51,7 @@ CONFIGURATION: Final = ROOT / "docs" / "configuration.md"
 CLIENTS: Final = ROOT / "docs" / "clients.md"
 CLIENT_LINES: Final = ROOT / "router" / "console" / "assets" / "clients.json"
 EXAMPLE: Final = ROOT / "deploy" / "lmx.example.yaml"
+FIRST_CONFIG: Final = ROOT / "supervisor" / "cli" / "serving" / "first_config.yaml"
 SCHEMA: Final = ROOT / "deploy" / "lmx.schema.json"
 COMMANDS: Final = ROOT / "docs" / "commands.md"
 STATUS: Final = ROOT / "docs" / "status.schema.json"
@@ -71,11 +72,11 @@ _UNBOUNDED: Final = 2**31 - 1
 _ENDLESS: Final = 10_000
 """Columns: no value is broken into lines."""
 
+_EXAMPLE_SCHEMA: Final = "# yaml-language-server: $schema=lmx.schema.json\n"
 _EXAMPLE_HEAD: Final = """\
-# yaml-language-server: $schema=lmx.schema.json
-# lmx.yaml with every key. To set one that is commented out, remove the # directly before it.
-# Put the file in $LMX_HOME (default ~/.lmx), or name it with --config or LMX_CONFIG. Check it with
-# `lmx config check`; `lmx reload` has a running lmx take it.
+# lmx.yaml with every key. All are commented out, with their defaults, or with an example where
+# there is none. To set a key, remove the # directly before it.
+# `lmx config check` reports every mistake, `lmx reload` has a running lmx read the file again.
 # Sizes may be written as 16MiB or 8GB. What ends in _s is in seconds,
 # or has units: 90s, 5m, 1h30m.
 # docs/configuration.md has the ranges, what follows from a change, and the variables that go over
@@ -92,7 +93,8 @@ def documents() -> dict[Path, str]:
         CONFIGURATION: _with_tables(CONFIGURATION.read_text(), lambda _: _all_keys()),
         CLIENTS: _with_tables(CLIENTS.read_text(), client_lines),
         COMMANDS: commands_page(),
-        EXAMPLE: example(),
+        EXAMPLE: _EXAMPLE_SCHEMA + example(),
+        FIRST_CONFIG: example(),
         SCHEMA: json.dumps(configuration_schema(), indent=2) + "\n",
         STATUS: json.dumps(status_schema(), indent=2) + "\n",
         PROJECT: _project(PROJECT.read_text()),
@@ -259,6 +261,10 @@ def configuration_schema() -> dict[str, Any]:
     _describe(schema, Config)
     for section in _sections():
         _describe(schema["$defs"][section.__name__], section)
+    for name, its in schema["properties"].items():
+        # One with nothing below it, as when all its keys are commented out, says nothing.
+        meaning = {"description": its.pop("description")} if "description" in its else {}
+        schema["properties"][name] = {**meaning, "anyOf": [its, {"type": "null"}]}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **schema,
@@ -378,55 +384,31 @@ def _yaml(name: str, value: Any) -> str:
     return text.removesuffix("\n").removesuffix("\n...")
 
 
-class _Keys(Enum):
-    """Which keys of the example are not commented out."""
-
-    NEEDED = auto()
-    """Those that must be given."""
-    DEFAULTS = auto()
-    """Those that are at their default, too."""
-    ALL = auto()
-    """All of a section, which is commented out as a whole."""
-
-
 def example() -> str:
-    """Return a lmx.yaml with every key."""
+    """Return a lmx.yaml with every key, all commented out: it changes nothing."""
     lines = [_EXAMPLE_HEAD]
     for name, field in Config.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, Section):
-            lines += ["", *_comment(kind.__doc__, "")]
-            its = [f"{name}:", *_keys_in_yaml(kind, "  ", _Keys.DEFAULTS)]
-            if all(line.strip().startswith("#") for line in its[1:]):
-                its = [f"{name}:", *_keys_in_yaml(kind, "  ", _Keys.ALL)]
-                its = _commented_out(its, "")
-            lines += its
+            keys = _commented_out(_keys_in_yaml(kind, "  "), "  ")
+            lines += ["", *_comment(kind.__doc__, ""), f"{name}:", *keys]
         elif inner := [one for one, _ in _within(kind)]:
-            keys = _Keys.NEEDED if name == "models" else _Keys.ALL
-            item = _as_item(_keys_in_yaml(inner[0], "    ", keys))
-            its = [*_comment(_meaning(Config, name), ""), f"{name}:", *item]
-            # Without a model nothing is served; groups are for those who have several.
-            lines += ["", *(its if name == "models" else _commented_out(its, ""))]
+            item = _commented_out(_as_item(_keys_in_yaml(inner[0], "    ")), "  ")
+            lines += ["", *_comment(_meaning(Config, name), ""), f"{name}:", *item]
         else:
-            lines += ["", *_key_in_yaml(Config, name, "", _Keys.DEFAULTS)]
+            lines += ["", *_commented_out(_key_in_yaml(Config, name, ""), "")]
     return "\n".join(lines) + "\n"
 
 
-def _keys_in_yaml(section: type[Section], indent: str, keys: _Keys) -> list[str]:
+def _keys_in_yaml(section: type[Section], indent: str) -> list[str]:
     lines = [f"{indent}{name}: {_yaml(name, value)}" for name, value in _free_keys(section)]
-    if keys is not _Keys.ALL:
-        lines = _commented_out(lines, indent)
     for name, field in section.model_fields.items():
         inner = [one for one, steps in _within(field.annotation) if not steps]
         if inner:
-            its = [
-                *_comment(_meaning(section, name), indent),
-                f"{indent}{name}:",
-                *_keys_in_yaml(inner[0], indent + "  ", _Keys.ALL),
-            ]
-            lines += its if keys is _Keys.ALL else _commented_out(its, indent)
+            lines += _comment(_meaning(section, name), indent)
+            lines += [f"{indent}{name}:", *_keys_in_yaml(inner[0], indent + "  ")]
         else:
-            lines += _key_in_yaml(section, name, indent, keys)
+            lines += _key_in_yaml(section, name, indent)
     return lines
 
 
@@ -438,20 +420,12 @@ def _free_keys(section: type[Section]) -> Iterator[tuple[str, Any]]:
         yield from examples[0].items()
 
 
-def _key_in_yaml(section: type[Section], name: str, indent: str, keys: _Keys) -> list[str]:
+def _key_in_yaml(section: type[Section], name: str, indent: str) -> list[str]:
+    """Return a key with its meaning, and with its example or else its default."""
     field = section.model_fields[name]
     default = None if field.is_required() else field.get_default(call_default_factory=True)
     value = field.examples[0] if field.examples else default
-    line = [f"{indent}{name}: {_yaml(name, value)}"]
-    if field.is_required() or keys is _Keys.ALL:
-        on = True
-    elif field.examples:
-        # An example of what is not set by default would change what lmx does.
-        on = default == ()
-    else:
-        on = keys is _Keys.DEFAULTS
-    comment = _comment(_meaning(section, name), indent)
-    return comment + (line if on else _commented_out(line, indent))
+    return [*_comment(_meaning(section, name), indent), f"{indent}{name}: {_yaml(name, value)}"]
 
 
 def _as_item(lines: list[str]) -> list[str]:

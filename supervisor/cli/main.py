@@ -204,7 +204,7 @@ def demo(port: int | None, two: bool) -> None:
 )
 @command
 def init(config: Path | None) -> None:
-    """Write a configuration to begin with, lmx.yaml with comments."""
+    """Write a configuration with every key and its meaning, all commented out."""
     from lmx.supervisor.cli.serving.first_config import write_first_config
 
     write_first_config(home(), config)

@@ -127,17 +127,17 @@ class SpeculationConfig(Section):
 class ModelConfig(Section):
     """One model."""
 
-    id: Name = Field(examples=["smollm2-135m-instruct"])
+    id: Name = Field(examples=["qwen3-8b"])
     """The name that the model is served under. It says which model the other keys are about."""
     source: Annotated[str, Needs.WORKER] = Field(
-        min_length=1, examples=["./SmolLM2-135M-Instruct.Q4_1.gguf"]
+        min_length=1, examples=["mlx-community/Qwen3-8B-4bit"]
     )
     """A folder in MLX form, a .gguf file, or `org/name[@revision]` on the hub. A path that is not
     absolute is taken from the folder of this file."""
-    aliases: Annotated[tuple[Name, ...], Needs.NOTHING] = Field((), examples=[["smollm2"]])
+    aliases: Annotated[tuple[Name, ...], Needs.NOTHING] = Field((), examples=[["qwen"]])
     """Other names that requests may use."""
     adapters: Annotated[dict[Name, str], Needs.WORKER] = Field(
-        default_factory=dict, examples=[{"smollm2-sql": "/models/smollm2-sql-lora"}]
+        default_factory=dict, examples=[{"qwen-sql": "/models/qwen-sql-lora"}]
     )
     """LoRA and DoRA adapters of this model by the names that requests use: folders that
     `mlx_lm.lora` or PEFT wrote, or `org/name[@revision]` on the hub. For clients each is a model of

@@ -30,7 +30,7 @@ class RoutingConfig(Section):
     model_config = ConfigDict(
         extra="allow",
         json_schema_extra={
-            "examples": [{"auto": ["qwen", "smollm2"], "code": ["qwen-coder", "qwen"]}]
+            "examples": [{"auto": ["qwen", "gemma"], "code": ["qwen-coder", "qwen"]}]
         },
     )
     __pydantic_extra__: dict[Name, Names] = Field(init=False)

@@ -260,7 +260,7 @@ class Config(Section):
     jobs: JobsConfig = JobsConfig()
     media: MediaConfig = MediaConfig()
     routing: RoutingConfig = RoutingConfig()
-    default_model: Annotated[str | None, Needs.NOTHING] = Field(None, examples=["smollm2"])
+    default_model: Annotated[str | None, Needs.NOTHING] = Field(None, examples=["qwen"])
     """A name of the model that answers requests that name none, or an adapter's. Without it the
     first model does."""
     groups: Annotated[tuple[GroupConfig, ...], Needs.NOTHING] = ()

@@ -83,7 +83,7 @@ def test_the_wheel_holds_every_module(wheel: Path) -> None:
         "lmx/" + path.relative_to(ROOT).as_posix()
         for root in PACKAGE_ROOTS
         for path in (ROOT / root).rglob("*")
-        if path.suffix in (".css", ".js", ".md", ".py") or path.name == "py.typed"
+        if path.suffix in (".css", ".js", ".md", ".py", ".yaml") or path.name == "py.typed"
     }
     assert wanted <= held
     shared = {name for name in held if not name.startswith("lmx/")}
