@@ -263,8 +263,14 @@ def configuration_schema() -> dict[str, Any]:
         _describe(schema["$defs"][section.__name__], section)
     for name, its in schema["properties"].items():
         # One with nothing below it, as when all its keys are commented out, says nothing.
-        meaning = {"description": its.pop("description")} if "description" in its else {}
-        schema["properties"][name] = {**meaning, "anyOf": [its, {"type": "null"}]}
+        described = schema["$defs"][its["$ref"].rpartition("/")[2]] if "$ref" in its else its
+        schema["properties"][name] = {
+            "description": described["description"],
+            "anyOf": [
+                {key: value for key, value in its.items() if key != "description"},
+                {"type": "null"},
+            ],
+        }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **schema,

@@ -1,5 +1,6 @@
 """The configuration: what is accepted, and what each refusal says."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -244,11 +245,13 @@ def test_a_missing_file_is_said_so(tmp_path: Path) -> None:
 
 def test_the_example_changes_nothing_and_names_every_key() -> None:
     assert load_config(EXAMPLE, {}) == Config()
-    fields = set(ModelConfig.model_fields) | set(Config.model_fields)
-    sections = [type(value) for _, value in Config() if isinstance(value, Section)]
-    nested = (PrefixCacheConfig, SpeculationConfig, ModelMediaConfig, GroupConfig, LimitsConfig)
-    for section in (*sections, *nested):
-        fields |= set(section.model_fields)
+    sections = [value for _, value in Config() if isinstance(value, Section)]
+    fields = set(Config.model_fields).union(*(type(each).model_fields for each in sections))
+    for nested in (
+        *(ModelConfig, PrefixCacheConfig, SpeculationConfig, ModelMediaConfig),
+        *(GroupConfig, LimitsConfig),
+    ):
+        fields |= set(nested.model_fields)
     lines = EXAMPLE.read_text().splitlines()
     assert fields <= {line.strip().lstrip("# -").partition(":")[0] for line in lines}
 
