@@ -1,4 +1,7 @@
-"""The process that renders Markdown: ``python -m lmx.router.console.markdown_main``.
+"""The process that renders Markdown: ``python -m lmx.router.console.markdown_main SECONDS``.
+
+A request that takes longer than so many seconds ends it. Some of pygments' patterns take for ever
+on some texts, within one call that nothing in Python can interrupt: only a signal that kills does.
 
 Each line of its input is a JSON object with ``blocks``, a list of texts. Each line of its output is
 one with their trees, in the same order. It ends when its input does.
@@ -11,19 +14,15 @@ import orjson
 
 from lmx.router.console.markdown_tree import markdown_tree
 
-DEADLINE_S = 5
-"""A request that takes longer ends the process. Some of pygments' patterns take for ever on some
-texts, within one call that nothing in Python can interrupt: only a signal that kills does."""
 
-
-def main() -> None:
+def main(deadline_s: int) -> None:
     """Serve until the input ends."""
     # A terminal's Ctrl-C reaches this process too, and is not meant for it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
     for line in sys.stdin.buffer:
-        signal.alarm(DEADLINE_S)
+        signal.alarm(deadline_s)
         blocks = [markdown_tree(text) for text in orjson.loads(line)["blocks"]]
         sys.stdout.buffer.write(orjson.dumps({"blocks": blocks}) + b"\n")
         sys.stdout.buffer.flush()
@@ -31,4 +30,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]))

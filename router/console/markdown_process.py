@@ -15,11 +15,13 @@ from typing import Final
 import structlog
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError, UnavailableError
-from lmx.router.console.markdown_main import DEADLINE_S
 
-_COMMAND: Final = (sys.executable, "-P", "-m", "lmx.router.console.markdown_main")
+# Not imported: what parses Markdown is for that process alone.
+_MODULE: Final = "lmx.router.console.markdown_main"
+_DEADLINE_S: Final = 5
+_COMMAND: Final = (sys.executable, "-P", "-m", _MODULE, str(_DEADLINE_S))
 _IDLE_S: Final = 60.0
-_PATIENCE_S: Final = DEADLINE_S + 10.0
+_PATIENCE_S: Final = _DEADLINE_S + 10.0
 """The process ends itself at its deadline; this is for one that has been stopped, say."""
 
 _MOST_WAITING: Final = 32
@@ -93,7 +95,7 @@ class MarkdownProcess:
             _log.warning("markdown.given_up", size_bytes=len(line), exit_status=status)
             raise RequestError(
                 ErrorCode.INVALID_VALUE,
-                f"The text takes more than {DEADLINE_S} s to render: show it as it is.",
+                f"The text takes more than {_DEADLINE_S} s to render: show it as it is.",
                 param="blocks",
             )
         self._idle = asyncio.get_running_loop().call_later(_IDLE_S, self._end)

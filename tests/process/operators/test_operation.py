@@ -183,7 +183,7 @@ def test_what_router_and_supervisor_import(module: str) -> None:
     code = (
         f"import sys, {module}\n"
         "print([m for m in ('mlx', 'mlx_vlm', 'transformers', 'huggingface_hub', 'numpy', "
-        "'gguf2mlx', 'torch') if m in sys.modules])"
+        "'gguf2mlx', 'torch', 'markdown_it') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -163,6 +163,8 @@ class Rig:
             "LMX_CACHE_DIR": str(cache_dir()),
             "PYTHONPATH": os.pathsep.join([*([before] if before else []), str(ROOT)]),
             "PYTHONDONTWRITEBYTECODE": "1",
+            # Nobody speaks TLS here, and each router would parse all certificates of the machine.
+            "SSL_CERT_FILE": os.devnull,
         }
 
     def up(self, *, wait: bool = True) -> None:

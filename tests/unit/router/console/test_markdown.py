@@ -39,8 +39,7 @@ def slow_lexer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         f"    if text == {SLOW!r}: re.match('(a+)+b', 'a' * 64)\n"
         "    return tree(text)\n"
         "markdown_main.markdown_tree = slow\n"
-        "markdown_main.DEADLINE_S = 1\n"
-        "markdown_main.main()\n"
+        "markdown_main.main(1)\n"
     )
     with pytest.MonkeyPatch.context() as patch:
         command = (markdown_process._COMMAND[0], "-P", str(program))
