@@ -359,8 +359,17 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Forward(model)
 
 
-@pytest.mark.parametrize("width", [1, 4])
-@pytest.mark.parametrize(("penalised", "together"), [(False, True), (True, True), (False, False)])
+@pytest.mark.parametrize(
+    ("width", "penalised", "together"),
+    [
+        (4, False, True),
+        (4, True, True),
+        (4, False, False),
+        (1, False, False),
+        pytest.param(1, False, True, marks=pytest.mark.conformance),
+        pytest.param(1, True, True, marks=pytest.mark.conformance),
+    ],
+)
 def test_a_model_s_caches_follow_the_beams(
     tiny: Forward, width: int, penalised: bool, together: bool
 ) -> None:

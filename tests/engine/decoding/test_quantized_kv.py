@@ -208,7 +208,7 @@ def test_keys_that_a_model_makes_wait_for_others_are_stored() -> None:
     assert all(mx.array_equal(again[name], array) for name, array in kept.items())
 
 
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("bits", [8, pytest.param(4, marks=pytest.mark.conformance)])
 def test_guesses_change_no_answer(tmp_path: Path, bits: int) -> None:
     """The rows keep different numbers of guesses, and the wrong ones are taken back."""
     folder = make_tiny_model(tmp_path, "llama-64")

@@ -322,8 +322,17 @@ def test_no_row_gets_more_than_it_asked_for(
     assert len(ahead.tokens(1)) == max_tokens
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3", *RECURRENT])
-@pytest.mark.parametrize("max_rows", [1, 2])
+@pytest.mark.parametrize(
+    ("kind", "max_rows"),
+    [
+        *(("llama", 2), ("gemma3", 2), ("qwen3_5", 1), ("qwen3_5", 2), ("qwen3_next", 2)),
+        ("lfm2", 1),
+        *(
+            pytest.param(*each, marks=pytest.mark.conformance)
+            for each in (("llama", 1), ("gemma3", 1), ("qwen3_next", 1), ("lfm2", 2))
+        ),
+    ],
+)
 def test_rows_join_and_leave(forward: Callable[[str], Forward], kind: str, max_rows: int) -> None:
     model = forward(kind)
     rows = [
@@ -511,6 +520,7 @@ def test_a_constraint_that_raises_ends_its_row_alone(forward: Callable[[str], Fo
     assert rig.tokens(2) == alone.tokens(2)
 
 
+@pytest.mark.conformance  # Two models of real size are loaded; the tiny ones show the same.
 def test_a_real_model_says_the_same(smollm2_dir: Path, smollm2_int4_dir: Path) -> None:
     """Its own 4-bit version drafts well."""
     model, processor = load(str(smollm2_dir))

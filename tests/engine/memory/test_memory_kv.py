@@ -21,6 +21,7 @@ from lmx.worker.mlx.model.library import open_checkpoint
 from tests.support.models.text_models import make_text_model
 from tests.support.models.tiny_models import CONFIGS, QUANTIZABLE_CONFIGS, make_tiny_model
 from tests.support.rigs.engine_rig import GREEDY
+from tests.support.rigs.matrices import combinations
 
 pytestmark = pytest.mark.engine
 
@@ -28,8 +29,7 @@ TOKENS = 512
 CHUNK = 128
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", sorted(CONFIGS))
+@pytest.mark.parametrize(("kind", "dtype"), combinations(sorted(CONFIGS), ["float32", "bfloat16"]))
 def test_counted_is_what_is_held(tmp_path: Path, kind: str, dtype: str) -> None:
     folder = make_tiny_model(tmp_path / kind, kind)
     shard = folder / "model.safetensors"
@@ -91,8 +91,7 @@ def test_a_draft_model_s_window_has_no_room_for_what_it_has_read(tmp_path: Path)
         assert held <= kv_bytes(layers, row.read_tokens) + more
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("kind", sorted(QUANTIZABLE_CONFIGS))
+@pytest.mark.parametrize(("kind", "bits"), combinations(sorted(QUANTIZABLE_CONFIGS), [8, 4]))
 def test_counted_is_what_quantized_caches_hold(tmp_path: Path, kind: str, bits: int) -> None:
     folder = make_tiny_model(tmp_path, kind)
     found = estimate(folder, read_checkpoint_config(folder), ModelKind.CHAT)

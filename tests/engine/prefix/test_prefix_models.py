@@ -155,6 +155,7 @@ def test_rows_of_a_batch_are_stored_one_by_one(runner: Runner) -> None:
         assert answer == runner.cold(prompt)
 
 
+@pytest.mark.conformance  # A model of real size is loaded; the tiny ones show the same.
 def test_a_real_model_is_the_same_warm_and_cold(smollm2_dir: Path, tmp_path: Path) -> None:
     runner = Runner(smollm2_dir, tmp_path / "prefixes")
     first = [1 + 97 * n % 4000 for n in range(20)]

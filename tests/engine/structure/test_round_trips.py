@@ -18,7 +18,15 @@ from tests.support.fakes import call_writers as writers
 from tests.support.fakes.call_writers import Calls, dumps
 from tests.support.references.grammar_walk import allowed_set
 from tests.support.rigs.budgets import examples
-from tests.support.rigs.tool_families import CASES, FAMILIES, STRING, Family, closed, the_family
+from tests.support.rigs.tool_families import (
+    CASES,
+    FAMILIES,
+    STRING,
+    Family,
+    closed,
+    parameters,
+    the_family,
+)
 
 
 def cohere(calls: Calls) -> str:
@@ -97,7 +105,7 @@ TOOLS = tuple(
 )
 # Without its tokens Mistral has the older form.
 ROUND = [case for case in CASES if case != ("mistral", True)]
-families = pytest.mark.parametrize(("family", "as_text"), ROUND)
+families = pytest.mark.parametrize(("family", "as_text"), parameters(ROUND))
 
 
 @cache

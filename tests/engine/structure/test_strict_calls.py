@@ -24,6 +24,7 @@ from tests.support.rigs.tool_families import (
     Family,
     check,
     closed,
+    parameters,
     required,
     strict,
     the_family,
@@ -34,7 +35,7 @@ UNKNOWN = {"minimax_m3"}
 # Without a mark: what a call has before its arguments.
 UNMARKED = {"glm4": "weather\n{", "llama3_json": '{"name": "weather", "parameters": {'}
 ENFORCED = [(name, as_text) for name, as_text in CASES if name not in UNKNOWN]
-enforced = pytest.mark.parametrize(("family", "as_text"), ENFORCED)
+enforced = pytest.mark.parametrize(("family", "as_text"), parameters(ENFORCED))
 
 
 def compiled(it: Family, use: ToolUse) -> ConstraintMaker:

@@ -17,7 +17,6 @@ from tests.support.models.tiny_models import make_tokenizer
 from tests.support.references.grammar_walk import allowed_tokens, feed
 from tests.support.rigs.matrices import combinations
 from tests.support.rigs.tool_families import (
-    CASE_IDS,
     CASES,
     ENDS,
     FAMILIES,
@@ -30,11 +29,12 @@ from tests.support.rigs.tool_families import (
     Family,
     check,
     closed,
+    parameters,
     required,
     the_family,
 )
 
-marked = pytest.mark.parametrize(("family", "as_text"), CASES, ids=CASE_IDS)
+marked = pytest.mark.parametrize(("family", "as_text"), parameters(CASES))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+import pytest
 from jsonschema import Draft202012Validator
 from tokenizers import AddedToken
 
@@ -170,7 +171,28 @@ CASES = [
     for as_text in (False, True)
     if not (as_text and (name == "harmony" or not special))
 ]
-CASE_IDS = [f"{name}{'-text' * as_text}" for name, as_text in CASES]
+AS_TEXT_QUICK = (
+    "json_tools",
+    "mistral v3",
+    "pythonic",
+    "qwen3_coder",
+    "gemma4",
+    "hunyuan",
+    "step3",
+)
+"""Those whose marks `make test` has as ordinary text, for each way to write a call one."""
+
+
+def parameters(cases: Sequence[tuple[str, bool]]) -> list[Any]:
+    """Return a parameter for each case. `make conformance` has all of them."""
+    return [
+        pytest.param(
+            *(name, as_text),
+            marks=pytest.mark.conformance if as_text and name not in AS_TEXT_QUICK else (),
+            id=f"{name}{'-text' * as_text}",
+        )
+        for name, as_text in cases
+    ]
 
 
 class Family:
