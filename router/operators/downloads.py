@@ -120,6 +120,8 @@ class AvailableAnswer(Answer):
     size_bytes: int
     downloaded_at: str
     """ISO 8601 in UTC, without an offset."""
+    model_id: str | None
+    """The id under which it is served. Null if it is not served."""
 
 
 async def start_download(request: web.Request) -> web.Response:
@@ -222,6 +224,7 @@ def available_answer(model: AvailableModel) -> AvailableAnswer:
         local_path=model.local_path,
         size_bytes=model.size_bytes,
         downloaded_at=downloaded.isoformat(timespec="seconds"),
+        model_id=model.model_id,
     )
 
 

@@ -140,6 +140,7 @@ async def list_engines(request: web.Request) -> web.Response:
 
 async def add_engine(request: web.Request) -> web.Response:
     """Add a model and load it. An engine that exists with the same settings is loaded as it is.
+    With ``load_immediately: false`` it is only added.
 
     An engine that can't be loaded is removed again. A client that leaves does not stop the load.
     """
@@ -156,19 +157,28 @@ async def add_engine(request: web.Request) -> web.Response:
             context_at_most="n_ctx" not in wanted.model_fields_set,
         )
         await ask(services.supervisor, question, Done, _ADD_DEADLINE_S)
+        if not wanted.load_immediately:
+            return json_value(_added(wanted, "unloaded", parameters), 201)
         try:
             model = await loaded(request, wanted.engine_id)
         except LmxError as error:
             if was_there or error.code in _NO_FAILURE:
                 raise
             raise await _rolled_back(services, wanted.engine_id, error) from error
-    answer = EngineAnswer(
+    shown: EngineParameters = {
+        **parameters,
+        "n_ctx": model.context_length or parameters["n_ctx"],
+    }
+    return json_value(_added(wanted, "loaded", shown), 201)
+
+
+def _added(wanted: EngineRequest, status: EngineState, parameters: EngineParameters) -> Answer:
+    return EngineAnswer(
         engine_id=wanted.engine_id,
-        status="loaded",
+        status=status,
         model_path=wanted.model_path,
-        parameters={**parameters, "n_ctx": model.context_length or parameters["n_ctx"]},
+        parameters=parameters,
     )
-    return json_value(answer, 201)
 
 
 async def remove_engine(request: web.Request) -> web.Response:

@@ -147,14 +147,14 @@ def _texts(lines: Sequence[bytes]) -> list[str]:
     return [line[:CHUNK_BYTES].decode(errors="replace") for line in lines]
 
 
-_PROCESSES: Final = ("router", "supervisor")
+_PROCESSES: Final = ("router", "supervisor", "fetch")
 _POLL_S: Final = 0.25
 _LINES_AT_ONCE: Final = 100
 
 
 async def stream_log(request: web.Request) -> web.StreamResponse:
     """Send the lines of a log. The name is the id or alias of a model, for its worker's log; or it
-    is ``router`` or ``supervisor``, unless a model has that name.
+    is ``router``, ``supervisor`` or ``fetch`` (downloads), unless a model has that name.
 
     A model that has never run has no lines yet. The stream ends when the client leaves, when the
     router stops, and with ``follow=false`` after the last line. Raises MODEL_NOT_FOUND.

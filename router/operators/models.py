@@ -7,6 +7,7 @@ A load, an unload and a deletion are answered once they are done, the others whe
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final, Literal, TypeVar
 
 from aiohttp import web
@@ -221,11 +222,14 @@ _MODEL_FIELD: Final = {"model": "model_id"}
 
 
 async def load_model(request: web.Request) -> web.Response:
-    """Load a model, and answer once it is ready. A client that leaves does not stop the load."""
+    """Load a model, and answer once it is ready; with ``wait: false`` once the load has begun. A
+    client that leaves does not stop the load."""
     services = request.app[SERVICES]
     body = await read_object(request, services.spec.body_limit_bytes)
     wanted = validated(LoadRequest, body)
     with params_named(_LOAD_FIELDS):
+        if not wanted.wait:
+            return await _begun(request, LoadModel(wanted.model_id, wanted.max_context_length))
         model = await loaded(request, wanted.model_id, wanted.max_context_length)
     took_s = time.monotonic() - request[CONTEXT].started_at_s
     status = await live_status(services.supervisor)
@@ -242,7 +246,8 @@ async def load_model(request: web.Request) -> web.Response:
 
 
 async def unload_model(request: web.Request) -> web.Response:
-    """Unload a model, and answer once its memory is free. Its next request loads it again."""
+    """Unload a model, and answer once its memory is free; with ``wait: false`` once the unload has
+    begun. Its next request loads it again."""
     services = request.app[SERVICES]
     body = await read_object(request, services.spec.body_limit_bytes)
     wanted = validated(UnloadRequest, body)
@@ -250,6 +255,8 @@ async def unload_model(request: web.Request) -> web.Response:
         await services.supervisor.directory()
         model = _model(services, wanted.model_id)
         set_outcome(request, Outcome(model=model.model_id))
+        if not wanted.wait:
+            return await _begun(request, UnloadModel(model.model_id))
         before = (await live_status(services.supervisor)).model(model.model_id)
         await unloaded(services, model)
     pid = None if before is None else before.pid
@@ -296,6 +303,19 @@ async def pin_model(request: web.Request) -> web.Response:
 async def _read(request: web.Request, kind: type[_Wanted]) -> _Wanted:
     body = await read_object(request, request.app[SERVICES].spec.body_limit_bytes)
     return validated(kind, body)
+
+
+async def _begun(request: web.Request, question: LoadModel | UnloadModel) -> web.Response:
+    """Send a command for the model that it names, and answer that it has begun."""
+    supervisor = request.app[SERVICES].supervisor
+    model = known_model(await supervisor.directory(), question.model_id)
+    if model is not None:
+        question = replace(question, model_id=model.model_id)
+        set_outcome(request, Outcome(model=model.model_id))
+    done = await command(supervisor, question)
+    return json_value(
+        CommandAnswer(success=True, model=question.model_id, pid=done.pid, message=done.message)
+    )
 
 
 async def _commanded(

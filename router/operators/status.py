@@ -1,4 +1,5 @@
-"""GET /admin/status, /admin/models, /admin/memory and /admin/health: the state of lmx.
+"""GET /admin/status and /admin/status/full, /admin/models, /admin/memory and /admin/health: the
+state of lmx.
 
 All except the health show live figures of the supervisor, and are a 503 while it does not answer.
 None of them wakes a model.
@@ -12,6 +13,7 @@ from aiohttp import web
 from lmx.protocol.errors import LmxError
 from lmx.protocol.messages.status import ModelStatus, SupervisorStatus
 from lmx.protocol.states import MemoryPressure, SupervisorState
+from lmx.protocol.wire.codec import to_map
 from lmx.router.http.responses import Answer, json_value, to_gb
 from lmx.router.metrics.requests import RequestMetrics
 from lmx.router.operators.health import no_loads, unhealthy_reason
@@ -150,6 +152,12 @@ async def admin_status(request: web.Request) -> web.Response:
             + services.queues.all_waiting,
         )
     )
+
+
+async def admin_full_status(request: web.Request) -> web.Response:
+    """Return everything that the supervisor reports, as ``lmx status --json`` prints it
+    (docs/status.schema.json)."""
+    return json_value(to_map(await live_status(request.app[SERVICES].supervisor)))
 
 
 async def admin_models(request: web.Request) -> web.Response:

@@ -104,6 +104,8 @@ def _administration() -> Iterator[Endpoint]:
         "Whether all is well", answer=status.HealthAnswer, degraded_status=503, quiet=True)
     yield Endpoint("GET", "/admin/status", status.admin_status, use, tag, "Show how lmx is",
         answer=status.StatusAnswer)
+    yield Endpoint("GET", "/admin/status/full", status.admin_full_status, use, tag,
+        "Show everything, as `lmx status --json`", answer=dict[str, Any], quiet=True)
     yield Endpoint("GET", "/admin/memory", status.admin_memory, use, tag, "Show who has the memory",
         answer=status.MemoryAnswer)
     yield Endpoint("POST", "/admin/config/reload", config.reload_config, use, tag,
@@ -112,10 +114,12 @@ def _administration() -> Iterator[Endpoint]:
     yield Endpoint("GET", "/admin/models", status.admin_models, use, tag,
         "Show all models, loaded or not", answer=status.ModelsAnswer)
     yield Endpoint("POST", "/admin/models/load", models.load_model, use, tag,
-        "Load a model, and wait", request=LoadRequest, answer=models.LoadAnswer,
+        "Load a model, and wait", request=LoadRequest,
+        answer=models.LoadAnswer | models.CommandAnswer,
         errors=models.LOAD_ERRORS)
     yield Endpoint("POST", "/admin/models/unload", models.unload_model, use, tag,
-        "Unload a model, and wait", request=UnloadRequest, answer=models.UnloadAnswer,
+        "Unload a model, and wait", request=UnloadRequest,
+        answer=models.UnloadAnswer | models.CommandAnswer,
         errors=(ErrorCode.MODEL_NOT_FOUND, ErrorCode.MODEL_NOT_LOADED))
     yield Endpoint("POST", "/admin/models/restart", models.restart_model, use, tag,
         "End a model's process after its requests, and load it again", request=ModelRequest,

@@ -15,13 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
+from click.core import ParameterSource
 
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.host.log_files import append_to
+from lmx.supervisor.sockets.http_client import Remote
 from lmx.supervisor.state.home import Home
 
 if TYPE_CHECKING:
     from lmx.supervisor.config.schema import Config
+    from lmx.supervisor.sockets.client import Place
 
 
 class Exit(IntEnum):
@@ -63,7 +66,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             # click's own, which it shows itself.
             raise
         except OSError as error:
-            where = error.filename or home().path
+            where = error.filename or "a file"
             click.echo(f"lmx: {where}: {error.strerror or error}", err=True)
             sys.exit(Exit.FAILED)
         except Exception as error:
@@ -104,7 +107,7 @@ def _fail_by_bug(error: Exception) -> NoReturn:
     """Say that this is a bug of lmx, and keep the traceback for whoever fixes it."""
     what = " ".join(f"{type(error).__name__}: {error}".split())
     try:
-        log = home().logs / "command-line.log"
+        log = Home.from_environment(os.environ).logs / "command-line.log"
         with open(append_to(log), "a", encoding="utf-8") as file:  # noqa: PTH123  of a descriptor
             file.write("".join(traceback.format_exception(error)))
         where = f"the details are in {log}"
@@ -114,9 +117,47 @@ def _fail_by_bug(error: Exception) -> NoReturn:
     sys.exit(Exit.FAILED)
 
 
+URL_VARIABLE: Final = "LMX_URL"
+KEY_VARIABLE: Final = "LMX_API_KEY"
+
+
+def remote_place(context: click.Context | None = None) -> Remote | None:
+    """Return the lmx at ``--url`` or ``LMX_URL``; None if the command is about this machine's.
+    Raises :class:`OperationError` (config_invalid) for an address that can't be one."""
+    context = context or click.get_current_context(silent=True)
+    if context is None or context.command.hidden:  # lmx itself runs the hidden commands
+        return None
+    url = context.find_root().params.get("url")
+    return None if not url else Remote.parse(url, given_key())
+
+
+def given_key(source: ParameterSource | None = None) -> str | None:
+    """Return the key that was given by ``--key`` or ``LMX_API_KEY``, or only by one of them; None
+    if none was."""
+    context = click.get_current_context(silent=True)
+    if context is None:
+        return os.environ.get(KEY_VARIABLE) or None
+    root = context.find_root()
+    if source is not None and root.get_parameter_source("key") is not source:
+        return None
+    return root.params.get("key") or None
+
+
+def place() -> Place:
+    """Return which lmx the command is about: the one at ``--url`` or ``LMX_URL``, else this
+    machine's. Raises as :func:`home` does."""
+    return remote_place() or home()
+
+
 def home() -> Home:
-    """Return the home that the environment names. Raises :class:`OperationError` (config_invalid)
-    if it can't be one."""
+    """Return the home that the environment names, for a command about this machine's lmx. Raises
+    :class:`OperationError`: config_invalid if it can't be one, and unsupported_value if the command
+    is about another machine's lmx."""
+    if remote_place() is not None:
+        from lmx.supervisor.sockets.remote import not_remote
+
+        _, _, name = click.get_current_context().command_path.partition(" ")
+        raise not_remote(f"`lmx {name}`")
     found = Home.from_environment(os.environ)
     found.check()
     return found
@@ -195,5 +236,24 @@ config_option = click.option(
     default=None,
     help="Configuration file (default: $LMX_CONFIG, then lmx.yaml in $LMX_HOME).",
 )
+
+
+def remote_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of the group that say which lmx commands are about."""
+    for decorate in (
+        click.option(
+            "--key", envvar=KEY_VARIABLE, metavar="KEY",
+            help="Key for that lmx: the admin key, or an API key for chat and run. Other users can "
+            "see it in `ps`; use LMX_API_KEY instead.",
+        ),
+        click.option(
+            "--url", envvar=URL_VARIABLE, metavar="URL",
+            help="Address of another machine's lmx, as http://studio:8000 (default: $LMX_URL, then "
+            "this machine's lmx).",
+        ),
+    ):  # fmt: skip
+        function = decorate(function)
+    return function
+
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

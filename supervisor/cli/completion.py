@@ -6,7 +6,7 @@ from typing import Final
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-from lmx.supervisor.cli.command import command
+from lmx.supervisor.cli.command import command, remote_place
 
 _ANSWER_S: Final = 1.0
 """A person who has pressed the tab key waits no longer."""
@@ -18,25 +18,26 @@ class ModelName(click.types.StringParamType):
     name = "model"
 
     def shell_complete(
-        self, _context: click.Context, _parameter: click.Parameter, incomplete: str
+        self, context: click.Context, _parameter: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
         """Return the names of models that begin as what was typed. A failure is silent, because
         there is a half typed line on the terminal."""
         try:
-            names = model_names()
+            names = model_names(context)
         except Exception:
             return []
         return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
-def model_names() -> list[str]:
+def model_names(context: click.Context) -> list[str]:
     """Return the ids and aliases of the models of the lmx that runs, else of the configuration."""
-    from lmx.supervisor.sockets.client import ControlClient, supervisor_runs
+    from lmx.supervisor.sockets.client import open_client, supervisor_runs
     from lmx.supervisor.state.home import Home
 
     home = Home.from_environment(os.environ)
-    if supervisor_runs(home):
-        with ControlClient(home, _ANSWER_S) as client:
+    place = remote_place(context) or home
+    if place is not home or supervisor_runs(home):
+        with open_client(place, _ANSWER_S) as client:
             workers = client.status().workers
         return [name for one in workers for name in (one.model, *one.aliases)]
     from lmx.supervisor.cli.command import read_config

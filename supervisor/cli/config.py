@@ -5,7 +5,14 @@ from pathlib import Path
 
 import click
 
-from lmx.supervisor.cli.command import Found, command, config_option, home, read_config
+from lmx.supervisor.cli.command import (
+    Found,
+    command,
+    config_option,
+    home,
+    place,
+    read_config,
+)
 
 
 @click.command("reload")
@@ -18,7 +25,7 @@ def reload_command() -> None:
     """
     from lmx.supervisor.cli.operations import reload_config
 
-    reload_config(home())
+    reload_config(place())
 
 
 @click.group("config")

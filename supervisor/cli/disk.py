@@ -2,7 +2,7 @@
 
 import click
 
-from lmx.supervisor.cli.command import command, home, json_option
+from lmx.supervisor.cli.command import command, json_option, place
 from lmx.supervisor.cli.completion import MODEL
 
 
@@ -33,9 +33,9 @@ def download(repository: str | None, filename: str | None, cancel: str | None) -
     if (repository is None) == (cancel is None):
         raise click.UsageError("give a model (a short name or ORG/NAME), or --cancel ID")
     if cancel is not None:
-        cancel_download(home(), cancel)
+        cancel_download(place(), cancel)
     elif repository is not None:
-        download_model(home(), repository, filename)
+        download_model(place(), repository, filename)
 
 
 @click.command()
@@ -45,7 +45,7 @@ def downloads(as_json: bool) -> None:
     """Show the downloads, the latest first. lmx need not run."""
     from lmx.supervisor.cli.download import show_downloads
 
-    show_downloads(home(), as_json)
+    show_downloads(place(), as_json)
 
 
 @click.command()
@@ -55,7 +55,7 @@ def available(as_json: bool) -> None:
     """Show the models whose files are whole on this machine. lmx need not run."""
     from lmx.supervisor.cli.download import show_available
 
-    show_available(home(), as_json)
+    show_available(place(), as_json)
 
 
 @click.command()
@@ -69,4 +69,4 @@ def delete(model: str, force: bool) -> None:
     """
     from lmx.supervisor.cli.download import delete_model
 
-    delete_model(home(), model, force=force)
+    delete_model(place(), model, force=force)

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -31,12 +31,11 @@ from lmx.protocol.states import DownloadStatus
 from lmx.supervisor.cli.views.json_output import json_text
 from lmx.supervisor.cli.views.progress import make_console
 from lmx.supervisor.cli.views.table import Column, model_table
-from lmx.supervisor.cli.views.words import find_model
 from lmx.supervisor.config.known_models import KNOWN_MODELS, meant_instead, repository_of
 from lmx.supervisor.config.sources import HubSource, parse_source
 from lmx.supervisor.decisions.ledger import format_bytes
 from lmx.supervisor.inventory.download_records import Download, requested_download
-from lmx.supervisor.sockets.client import ControlClient, supervisor_runs
+from lmx.supervisor.sockets.client import Client, Place, open_client, supervisor_runs
 from lmx.supervisor.state.home import Home
 
 _POLL_S: Final = 0.5
@@ -47,15 +46,15 @@ _DELETE_S: Final = 300.0
 _RUNNING: Final = (DownloadStatus.STARTING, DownloadStatus.DOWNLOADING)
 
 
-def download_model(home: Home, name: str, filename: str | None) -> None:
+def download_model(place: Place, name: str, filename: str | None) -> None:
     """Download a repository, or a file of it, and wait with a progress bar. It is served from then
     on; without a running lmx, when one is started. Raises :class:`OperationError` when it is not
     downloaded completely."""
     wanted = _wanted(name, filename)
-    if supervisor_runs(home):
-        _by_supervisor(home, wanted)
+    if isinstance(place, Home) and not supervisor_runs(place):
+        _alone(place, wanted)
     else:
-        _alone(home, wanted)
+        _by_supervisor(place, wanted)
 
 
 def _wanted(name: str, filename: str | None) -> Download:
@@ -72,10 +71,11 @@ def _wanted(name: str, filename: str | None) -> Download:
     return requested_download(StartDownload(repo_id, revision if at else None, filename))
 
 
-def _by_supervisor(home: Home, wanted: Download) -> None:
+def _by_supervisor(place: Place, wanted: Download) -> None:
     """Have the lmx that runs download it. Raises :class:`OperationError`."""
-    with ControlClient(home, _START_S) as client:
-        _report_size(home, wanted, client.status().supervisor.budget_bytes)
+    with open_client(place, _START_S) as client:
+        if isinstance(place, Home):
+            _report_size(place, wanted, client.status().supervisor.budget_bytes)
         question = StartDownload(wanted.repo_id, wanted.revision, wanted.filename)
         view: DownloadView = client.ask(question)
         try:
@@ -133,21 +133,6 @@ def _report_done(view: DownloadView, words: str) -> None:
         click.echo(view.error or f"{view.filename} is downloaded; it is no model of its own")
 
 
-def served_name(home: Home, name: str) -> str:
-    """Return the id of a model that a person names, after downloading it if it is a short name or a
-    repository that is not served. Raises :class:`OperationError`."""
-    with ControlClient(home) as client:
-        workers = client.status().workers
-    try:
-        return find_model(workers, repository_of(name)).model
-    except OperationError as error:
-        if "/" not in repository_of(name):
-            raise OperationError(error.code, f"{error.message}{meant_instead(name)}") from error
-    download_model(home, name, None)
-    with ControlClient(home) as client:
-        return find_model(client.status().workers, repository_of(name)).model
-
-
 def _report_size(home: Home, wanted: Download, budget_bytes: int) -> None:
     """Say how large a download is, and whether the disk and the memory have room for it. Where that
     can't be found out nothing is said: the download itself says what is wrong. Raises
@@ -173,23 +158,23 @@ def _report_size(home: Home, wanted: Download, budget_bytes: int) -> None:
         raise OperationError(ErrorCode.INSUFFICIENT_MEMORY, "nothing was downloaded")
 
 
-def cancel_download(home: Home, download_id: str) -> None:
-    with ControlClient(home, _START_S) as client:
+def cancel_download(place: Place, download_id: str) -> None:
+    with open_client(place, _START_S) as client:
         view: DownloadView = client.ask(CancelDownload(download_id))
     click.echo(f"{view.download_id} ({view.repo_id}) is {view.status}")
 
 
-def show_downloads(home: Home, as_json: bool) -> None:
+def show_downloads(place: Place, as_json: bool) -> None:
     """Print the downloads, the latest first."""
     views: Sequence[DownloadView]
-    if supervisor_runs(home):
-        with ControlClient(home) as client:
-            found: Downloads = client.ask(GetDownloads())
-            views = found.downloads
-    else:
+    if isinstance(place, Home) and not supervisor_runs(place):
         from lmx.supervisor.inventory.without_supervisor import list_downloads
 
-        views = list_downloads(home)
+        views = list_downloads(place)
+    else:
+        with open_client(place) as client:
+            found: Downloads = client.ask(GetDownloads())
+            views = found.downloads
     if as_json:
         click.echo(json_text([dataclasses.asdict(view) for view in views]))
         return
@@ -199,22 +184,25 @@ def show_downloads(home: Home, as_json: bool) -> None:
         click.echo("nothing was downloaded yet: `lmx pull -h` says how")
 
 
-def show_available(home: Home, as_json: bool) -> None:
+def show_available(place: Place, as_json: bool) -> None:
     """Print the models on disk, by name, then folders and files elsewhere that are served. Without
     a running lmx they are looked up here. As JSON these are the former alone."""
     served: list[tuple[str, str]]
-    if supervisor_runs(home):
-        with ControlClient(home, _SCAN_S) as client:
+    kinds: Mapping[str, str] = {}
+    if not isinstance(place, Home) or supervisor_runs(place):
+        with open_client(place, _SCAN_S) as client:
             found: Available = client.ask(GetAvailable())
-            served = [(worker.model, worker.source) for worker in client.status().workers]
+            workers = client.status().workers
+            served = [(worker.model, worker.source) for worker in workers]
+            kinds = {worker.model: worker.kind for worker in workers if worker.kind is not None}
     else:
         from lmx.supervisor.cli.command import own_config
         from lmx.supervisor.inventory.added import with_added
         from lmx.supervisor.inventory.added_file import AddedFile
         from lmx.supervisor.inventory.without_supervisor import list_available
 
-        config = with_added(own_config(None), AddedFile(home.added_models).read())
-        found = asyncio.run(list_available(home, config))
+        config = with_added(own_config(None), AddedFile(place.added_models).read())
+        found = asyncio.run(list_available(place, config))
         served = [(model.id, model.source) for model in config.models]
     if as_json:
         click.echo(json_text([dataclasses.asdict(model) for model in found.models]))
@@ -229,18 +217,26 @@ def show_available(home: Home, as_json: bool) -> None:
     if not rows:
         click.echo("no model is on this machine yet: `lmx pull -h` says how to get one")
         return
-    from lmx.supervisor.memory.inspection import Question
-    from lmx.supervisor.processes.inspector import inspect_now
-
-    kinds = inspect_now(home, [Question(row.source) for row in rows])
     columns = (
         Column("MODEL", tuple(row.name for row in rows), right=False),
-        Column("KIND", tuple(each.kind or "-" for each in kinds), right=False),
+        Column("KIND", _kinds(place, rows, kinds), right=False),
         Column("SIZE", tuple(row.size for row in rows)),
         Column("SERVED AS", tuple(row.served_as for row in rows), right=False),
     )
     console = make_console()
     console.print(model_table(columns, console.width))
+
+
+def _kinds(place: Place, rows: "Sequence[_Row]", served: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the kind of each model. Files of another machine can't be looked at: there it is known
+    of models that are served."""
+    if not isinstance(place, Home):
+        return tuple(served.get(row.served_as, "-") for row in rows)
+    from lmx.supervisor.memory.inspection import Question
+    from lmx.supervisor.processes.inspector import inspect_now
+
+    found = inspect_now(place, [Question(row.source) for row in rows])
+    return tuple(each.kind or "-" for each in found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,20 +257,20 @@ def _on_disk(model: AvailableModel) -> _Row:
     return _Row(model.repo_id, source, size, model.model_id or "-")
 
 
-def delete_model(home: Home, model: str, *, force: bool) -> None:
+def delete_model(place: Place, model: str, *, force: bool) -> None:
     deleted: Deleted
-    if supervisor_runs(home):
-        with ControlClient(home, _DELETE_S) as client:
+    if not isinstance(place, Home) or supervisor_runs(place):
+        with open_client(place, _DELETE_S) as client:
             deleted = client.ask(DeleteModel(model, force))
     else:
         from lmx.supervisor.cli.command import own_config
         from lmx.supervisor.inventory.without_supervisor import delete
 
-        deleted = asyncio.run(delete(home, own_config(None), model))
+        deleted = asyncio.run(delete(place, own_config(None), model))
     click.echo(f"deleted {deleted.model_id}: {format_bytes(deleted.freed_bytes)} freed")
 
 
-def _watch(client: ControlClient, view: DownloadView) -> DownloadView:
+def _watch(client: Client, view: DownloadView) -> DownloadView:
     with _bar(view.repo_id) as advance:
         while view.status in _RUNNING:
             advance(view.total_bytes, view.downloaded_bytes)

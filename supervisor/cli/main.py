@@ -16,7 +16,16 @@ from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.supervisor.cli import config as cli_config
 from lmx.supervisor.cli import disk, models, watch
 from lmx.supervisor.cli.chat import commands as talk
-from lmx.supervisor.cli.command import command, config_option, config_path, home, own_config
+from lmx.supervisor.cli.command import (
+    KEY_VARIABLE,
+    URL_VARIABLE,
+    command,
+    config_option,
+    config_path,
+    home,
+    own_config,
+    remote_options,
+)
 from lmx.supervisor.cli.completion import completion
 from lmx.supervisor.cli.doctor.command import doctor
 from lmx.supervisor.cli.serving.options import apply, serving_options
@@ -76,6 +85,7 @@ Examples:
   lmx chat                           talk with it in the terminal
   lmx start --port 8080              serve what lmx.yaml says, in the background
   lmx status                         what is loaded, and how much memory it takes
+  lmx --url http://studio:8000 chat  the same with the lmx of another machine
   lmx COMMAND -h                     more about a command
 """
 
@@ -84,11 +94,13 @@ Examples:
     cls=Sections, context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EXAMPLES
 )
 @click.version_option(package_name="lmx", prog_name="lmx")
-def main() -> None:
+@remote_options
+def main(**_: Any) -> None:
     """Serve language models on this machine, each in a process of its own.
 
     Exit codes: 0 done, 1 failed, 2 wrong usage, 3 lmx is not running, 4 the configuration is
-    invalid, 5 lmx is running already. State is kept in LMX_HOME (default ~/.lmx).
+    invalid, 5 lmx is running already. State is kept in LMX_HOME (default ~/.lmx). With
+    --url commands are about the lmx of another machine.
     """
 
 
@@ -125,6 +137,8 @@ def up(
     with quick_imports():
         from lmx.supervisor.processes.handover import Handover, Successor
 
+    for name in (URL_VARIABLE, KEY_VARIABLE):  # they are for clients, and not for what runs here
+        os.environ.pop(name, None)
     handover = None if lock_fd is None else Handover(lock_fd, listen_fd, down, held)
     successor = None if requester_id is None else Successor(requester_id, because)
     if not detached and handover is None:

@@ -5,7 +5,14 @@ from pathlib import Path
 
 import click
 
-from lmx.supervisor.cli.command import command, config_option, home, json_option, read_config
+from lmx.supervisor.cli.command import (
+    command,
+    config_option,
+    home,
+    json_option,
+    place,
+    read_config,
+)
 from lmx.supervisor.cli.completion import MODEL
 
 _model = click.argument("model", type=MODEL)
@@ -34,7 +41,7 @@ def load(model: str, context_length: int | None) -> None:
     """
     from lmx.supervisor.cli.operations import load_model
 
-    load_model(home(), model, context_length)
+    load_model(place(), model, context_length)
 
 
 @click.command()
@@ -50,7 +57,7 @@ def add(id: str, source: str, context_length: int | None) -> None:
     """
     from lmx.supervisor.cli.operations import add_model
 
-    add_model(home(), id, source, context_length)
+    add_model(place(), id, source, context_length)
 
 
 @_on_model
@@ -59,7 +66,7 @@ def remove(model: str) -> None:
     stay."""
     from lmx.supervisor.cli.operations import remove_model
 
-    remove_model(home(), model)
+    remove_model(place(), model)
 
 
 @_on_model
@@ -67,7 +74,7 @@ def unload(model: str) -> None:
     """Let MODEL's streams end, then give its memory back. A new request loads it again."""
     from lmx.supervisor.cli.operations import unload_model
 
-    unload_model(home(), model)
+    unload_model(place(), model)
 
 
 @_on_model
@@ -79,7 +86,7 @@ def drain(model: str) -> None:
     """
     from lmx.supervisor.cli.operations import drain_model
 
-    drain_model(home(), model)
+    drain_model(place(), model)
 
 
 @_on_model
@@ -91,7 +98,7 @@ def kill(model: str) -> None:
     """
     from lmx.supervisor.cli.operations import kill_model
 
-    kill_model(home(), model)
+    kill_model(place(), model)
 
 
 @click.command()
@@ -110,11 +117,11 @@ def restart(model: str | None, router: bool, supervisor: bool) -> None:
     if (model is not None) + router + supervisor != 1:
         raise click.UsageError("give one of MODEL, --router and --supervisor")
     if router:
-        operations.restart_router(home())
+        operations.restart_router(place())
     elif supervisor:
-        operations.restart_supervisor(home())
+        operations.restart_supervisor(place())
     elif model is not None:
-        operations.restart_model(home(), model)
+        operations.restart_model(place(), model)
 
 
 @_on_model
@@ -125,7 +132,7 @@ def reset(model: str) -> None:
     """
     from lmx.supervisor.cli.operations import reset_model
 
-    reset_model(home(), model)
+    reset_model(place(), model)
 
 
 @_on_model
@@ -133,7 +140,7 @@ def pin(model: str) -> None:
     """Never unload MODEL to make room, nor because it is idle."""
     from lmx.supervisor.cli.operations import pin_model
 
-    pin_model(home(), model, pinned=True)
+    pin_model(place(), model, pinned=True)
 
 
 @_on_model
@@ -141,7 +148,7 @@ def unpin(model: str) -> None:
     """Allow MODEL to be unloaded again."""
     from lmx.supervisor.cli.operations import pin_model
 
-    pin_model(home(), model, pinned=False)
+    pin_model(place(), model, pinned=False)
 
 
 @click.command()

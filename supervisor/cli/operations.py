@@ -22,10 +22,12 @@ from lmx.supervisor.config.sources import (
 )
 from lmx.supervisor.sockets.client import (
     LONG_ANSWER_S,
-    ControlClient,
+    Place,
     ReconnectingClient,
     not_running,
+    open_client,
 )
+from lmx.supervisor.sockets.http_client import Remote
 from lmx.supervisor.state.home import Home
 
 _Found = TypeVar("_Found")
@@ -47,56 +49,57 @@ _INTRODUCTION_S: Final = 5.0
 heartbeat."""
 
 
-def load_model(home: Home, model: str, context_length: int | None) -> None:
+def load_model(place: Place, model: str, context_length: int | None) -> None:
     """Load a model and wait. If ``context_length`` is given, the model gets that one. Raises
     :class:`OperationError` when it can't be loaded."""
-    _ask(home, control.LoadModel(model, context_length))
-    _wait_ready(home, model, old_pid=None, context_length=context_length)
+    _ask(place, control.LoadModel(model, context_length))
+    _wait_ready(place, model, old_pid=None, context_length=context_length)
 
 
-def add_model(home: Home, model_id: str, source: str, context_length: int | None) -> None:
+def add_model(place: Place, model_id: str, source: str, context_length: int | None) -> None:
     """Let another model be served. Loads nothing. Raises :class:`OperationError`."""
     source = repository_of(source)
     try:
-        refuse_folder_as_repository(source)
-        if not isinstance(parse_source(source), HubSource):
+        if isinstance(place, Home):
+            refuse_folder_as_repository(source)
+        if isinstance(place, Home) and not isinstance(parse_source(source), HubSource):
             source = str(folder_path(source))  # the supervisor may run in another one
     except (SourceError, RuntimeError) as error:
         raise OperationError(ErrorCode.MODEL_SOURCE_INVALID, str(error)) from error
-    click.echo(_ask(home, inventory.AddModel(model_id, source, context_length)).message)
+    click.echo(_ask(place, inventory.AddModel(model_id, source, context_length)).message)
 
 
-def remove_model(home: Home, model: str) -> None:
+def remove_model(place: Place, model: str) -> None:
     """Remove a model that was added, and wait until its process is gone."""
-    done = _ask(home, inventory.RemoveModel(model))
+    done = _ask(place, inventory.RemoveModel(model))
     if done.pid is not None:
         _poll_status(
-            home,
+            place,
             lambda now: now if all(one.pid != done.pid for one in now.workers) else None,
             _REMOVE_S,
         )
     click.echo(done.message)
 
 
-def restart_model(home: Home, model: str) -> None:
+def restart_model(place: Place, model: str) -> None:
     """End a model's worker after its streams, load it again and wait."""
-    done = _ask(home, control.RestartModel(model))
-    _wait_ready(home, model, old_pid=done.pid)
+    done = _ask(place, control.RestartModel(model))
+    _wait_ready(place, model, old_pid=done.pid)
 
 
-def unload_model(home: Home, model: str) -> None:
+def unload_model(place: Place, model: str) -> None:
     """Unload a model and wait until its process is gone."""
-    done = _ask(home, control.UnloadModel(model))
-    found = _wait_gone(home, model, done.pid)
+    done = _ask(place, control.UnloadModel(model))
+    found = _wait_gone(place, model, done.pid)
     again = "; a request has had it loaded again" if found.pid else ""
-    back = "" if done.pid is None else f"; {_memory_back(home, model, done.pid)}"
+    back = "" if done.pid is None else f"; {_memory_back(place, model, done.pid)}"
     click.echo(f"unloaded {found.model}{_gone(done.pid)}{back}{again}")
 
 
-def drain_model(home: Home, model: str) -> None:
+def drain_model(place: Place, model: str) -> None:
     """Drain a model, and wait until its streams and its process have ended."""
-    done = _ask(home, control.DrainModel(model))
-    found = _wait_gone(home, model, done.pid)
+    done = _ask(place, control.DrainModel(model))
+    found = _wait_gone(place, model, done.pid)
     name = found.model
     if found.state is ModelState.DRAINED:
         click.echo(
@@ -107,9 +110,12 @@ def drain_model(home: Home, model: str) -> None:
         click.echo(f"drained {name}{_gone(done.pid)}; it was asked for again meanwhile")
 
 
-def kill_model(home: Home, model: str) -> None:
-    """Send SIGKILL to a model's worker, also when no supervisor answers. Waits until its memory has
-    come back, but not until the model is loaded again."""
+def kill_model(place: Place, model: str) -> None:
+    """Send SIGKILL to a model's worker, also when no supervisor of this machine answers. Waits
+    until its memory has come back, but not until the model is loaded again."""
+    if isinstance(place, Remote):
+        _kill_by_supervisor(place, model)
+        return
     from lmx.supervisor.cli.without_supervisor import kill_worker
     from lmx.supervisor.processes.supervisor_pid import (
         Unresponsive,
@@ -118,37 +124,41 @@ def kill_model(home: Home, model: str) -> None:
     )
     from lmx.supervisor.state.process_records import Records
 
-    unresponsive = probe_supervisor(home)
+    unresponsive = probe_supervisor(place)
     if unresponsive is None:
         try:
-            done = _ask(home, control.KillModel(model))
-            click.echo(f"{done.message}; {_memory_back(home, model, done.pid)}")
+            _kill_by_supervisor(place, model)
             return
         except OperationError as error:
             if error.code is not ErrorCode.SUPERVISOR_UNAVAILABLE:
                 raise
-            unresponsive = Unresponsive(supervisor_process(home))
-    if unresponsive.holder is None and not Records(home.state).orphans():
-        raise not_running(home)
-    click.echo(kill_worker(home, model, unresponsive))
+            unresponsive = Unresponsive(supervisor_process(place))
+    if unresponsive.holder is None and not Records(place.state).orphans():
+        raise not_running(place)
+    click.echo(kill_worker(place, model, unresponsive))
 
 
-def reset_model(home: Home, model: str) -> None:
+def _kill_by_supervisor(place: Place, model: str) -> None:
+    done = _ask(place, control.KillModel(model))
+    click.echo(f"{done.message}; {_memory_back(place, model, done.pid)}")
+
+
+def reset_model(place: Place, model: str) -> None:
     """Forget a model's failures. Loads nothing."""
-    click.echo(_ask(home, control.ResetModel(model)).message)
+    click.echo(_ask(place, control.ResetModel(model)).message)
 
 
-def pin_model(home: Home, model: str, *, pinned: bool) -> None:
+def pin_model(place: Place, model: str, *, pinned: bool) -> None:
     """Pin or unpin a model. Loads nothing."""
-    click.echo(_ask(home, control.PinModel(model, pinned)).message)
+    click.echo(_ask(place, control.PinModel(model, pinned)).message)
 
 
-def reload_config(home: Home) -> None:
+def reload_config(place: Place) -> None:
     """Let the supervisor read the configuration again, and print what follows.
 
     Raises :class:`OperationError` (config_invalid) with every problem. Nothing has changed then.
     """
-    with ControlClient(home, LONG_ANSWER_S) as client:
+    with open_client(place, LONG_ANSWER_S) as client:
         reloaded: control.Reloaded = client.ask(control.ReloadConfig())
     if not reloaded.sections:
         click.echo("the configuration is the same: nothing changed")
@@ -158,14 +168,14 @@ def reload_config(home: Home) -> None:
         click.echo(f"  - {change}")
 
 
-def restart_router(home: Home) -> None:
+def restart_router(place: Place) -> None:
     """Start a new router next to the old one, and wait until it serves, or another one that was
     started in its place."""
-    with ControlClient(home, LONG_ANSWER_S) as client:
+    with open_client(place, LONG_ANSWER_S) as client:
         old_pid = client.status().router.pid
         client.ask(control.RestartRouter())
     status = _wait_status(
-        home,
+        place,
         lambda found: found.router.pid not in (None, old_pid) and found.router.memory_bytes > 0,
         "the new router does not serve: see `lmx logs --router`",
     )
@@ -176,17 +186,17 @@ def restart_router(home: Home) -> None:
     )
 
 
-def restart_supervisor(home: Home) -> None:
+def restart_supervisor(place: Place) -> None:
     """Replace the supervisor's program, and wait until the new one answers and knows the
     workers that were ready."""
-    with ControlClient(home, LONG_ANSWER_S) as client:
+    with open_client(place, LONG_ANSWER_S) as client:
         found = client.status()
         before = found.supervisor
         client.ask(control.RestartSupervisor())
     status = _wait_status(
-        home,
+        place,
         lambda found: found.supervisor.epoch != before.epoch,
-        f"no new supervisor answers: see {home.supervisor_log}",
+        "no new supervisor answers: see `lmx logs`",
     )
     warm = {one.pid for one in found.workers if one.state is ModelState.READY}
 
@@ -195,20 +205,20 @@ def restart_supervisor(home: Home) -> None:
         return None if any(unresponsive) else True
 
     # A worker that stays silent is judged by the new supervisor. It is no failure of the restart.
-    _poll_status(home, all_reported, _INTRODUCTION_S)
+    _poll_status(place, all_reported, _INTRODUCTION_S)
     after = status.supervisor
     versions = " -> ".join(dict.fromkeys((before.version, after.version)))
     click.echo(f"a new supervisor (pid {after.pid}, lmx {versions}) has taken over what runs")
 
 
-def _ask(home: Home, question: Any) -> control.Done:
-    with ControlClient(home) as client:
+def _ask(place: Place, question: Any) -> control.Done:
+    with open_client(place) as client:
         done: control.Done = client.ask(question)
     return done
 
 
 def _wait_ready(
-    home: Home, model: str, old_pid: int | None, context_length: int | None = None
+    place: Place, model: str, old_pid: int | None, context_length: int | None = None
 ) -> None:
     def settled(now: ModelStatus) -> bool:
         if now.state is ModelState.READY:
@@ -217,7 +227,7 @@ def _wait_ready(
         # somebody else unloaded it. One that is DRAINED was drained by somebody else.
         return now.state in SETTLED
 
-    found = _wait_for(home, model, settled)
+    found = _wait_for(place, model, settled)
     if found.state is not ModelState.READY:
         raise OperationError(
             ErrorCode.MODEL_LOAD_FAILED,
@@ -225,11 +235,11 @@ def _wait_ready(
         )
 
 
-def _wait_gone(home: Home, model: str, pid: int | None) -> ModelStatus:
-    return _wait_for(home, model, lambda now: now.pid is None or now.pid != pid)
+def _wait_gone(place: Place, model: str, pid: int | None) -> ModelStatus:
+    return _wait_for(place, model, lambda now: now.pid is None or now.pid != pid)
 
 
-def _memory_back(home: Home, model: str, pid: int | None) -> str:
+def _memory_back(place: Place, model: str, pid: int | None) -> str:
     """Wait until it was measured how much of a worker's memory came back, and return that for
     people."""
 
@@ -237,7 +247,7 @@ def _memory_back(home: Home, model: str, pid: int | None) -> str:
         last = find_model(status.workers, model).last_exit
         return last.memory if last is not None and last.pid == pid else None
 
-    memory = _poll_status(home, measured, _MEMORY_S)
+    memory = _poll_status(place, measured, _MEMORY_S)
     if memory is None:
         return f"its memory is still to come back: see `lmx events {model}`"
     return memory.detail
@@ -247,7 +257,7 @@ def _gone(pid: int | None) -> str:
     return f" (pid {pid} is gone)" if pid else ""
 
 
-def _wait_for(home: Home, model: str, until: Callable[[ModelStatus], bool]) -> ModelStatus:
+def _wait_for(place: Place, model: str, until: Callable[[ModelStatus], bool]) -> ModelStatus:
     """Poll the status until a model satisfies ``until``, and return the model's part of it.
 
     This has no deadline of its own. The supervisor's deadlines end every state in which a model is
@@ -255,7 +265,7 @@ def _wait_for(home: Home, model: str, until: Callable[[ModelStatus], bool]) -> M
     waits as long as the person at the terminal does.
     """
     with (
-        ReconnectingClient(home, answered=True) as client,
+        ReconnectingClient(place, answered=True) as client,
         LoadProgress(make_console()) as progress,
     ):
         while True:
@@ -268,21 +278,21 @@ def _wait_for(home: Home, model: str, until: Callable[[ModelStatus], bool]) -> M
             time.sleep(_POLL_S)
 
 
-def _wait_status(home: Home, until: Callable[[SystemStatus], bool], failure: str) -> SystemStatus:
+def _wait_status(place: Place, until: Callable[[SystemStatus], bool], failure: str) -> SystemStatus:
     """Poll the status until it satisfies ``until``. Raises :class:`OperationError` with ``failure``
     when it does not in time."""
-    status = _poll_status(home, lambda now: now if until(now) else None, _RESTART_S)
+    status = _poll_status(place, lambda now: now if until(now) else None, _RESTART_S)
     if status is None:
         raise OperationError(ErrorCode.SUPERVISOR_UNAVAILABLE, failure)
     return status
 
 
 def _poll_status(
-    home: Home, find: Callable[[SystemStatus], _Found | None], limit_s: float
+    place: Place, find: Callable[[SystemStatus], _Found | None], limit_s: float
 ) -> _Found | None:
     """Return the first thing that is found in a status, None if nothing is found in time."""
     deadline_s = time.monotonic() + limit_s
-    with ReconnectingClient(home, _AWAY_S, answered=True) as client:
+    with ReconnectingClient(place, _AWAY_S, answered=True) as client:
         while time.monotonic() < deadline_s:
             status = client.status()
             found = None if status is None else find(status)

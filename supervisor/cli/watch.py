@@ -5,7 +5,14 @@ from pathlib import Path
 
 import click
 
-from lmx.supervisor.cli.command import command, home, json_option, read_config
+from lmx.supervisor.cli.command import (
+    command,
+    home,
+    json_option,
+    place,
+    read_config,
+    remote_place,
+)
 from lmx.supervisor.cli.completion import MODEL
 from lmx.supervisor.cli.views.json_output import json_text
 from lmx.supervisor.state.home import Home
@@ -16,9 +23,9 @@ from lmx.supervisor.state.home import Home
 @command
 def status(as_json: bool) -> None:
     """Show the processes, the models and their memory."""
-    from lmx.supervisor.sockets.client import ControlClient
+    from lmx.supervisor.sockets.client import open_client
 
-    with ControlClient(home()) as client:
+    with open_client(place()) as client:
         found = client.status()
     if as_json:
         from lmx.protocol.wire.codec import to_map
@@ -37,9 +44,9 @@ def ps() -> None:
     """Show the models that are loaded, or being loaded, and their memory."""
     from lmx.supervisor.cli.views.progress import make_console
     from lmx.supervisor.cli.views.status import print_loaded
-    from lmx.supervisor.sockets.client import ControlClient
+    from lmx.supervisor.sockets.client import open_client
 
-    with ControlClient(home()) as client:
+    with open_client(place()) as client:
         print_loaded(make_console(), client.status().workers)
 
 
@@ -52,7 +59,7 @@ def top() -> None:
     """
     from lmx.supervisor.cli.views.top import run_top
 
-    run_top(home())
+    run_top(place())
 
 
 @click.command()
@@ -68,7 +75,7 @@ def events(model: str | None, follow: bool, number: int, as_json: bool) -> None:
     """
     from lmx.supervisor.cli.views.events import show_events
 
-    show_events(home(), model, number, follow=follow, as_json=as_json)
+    show_events(place(), model, number, follow=follow, as_json=as_json)
 
 
 @click.command()
@@ -86,38 +93,46 @@ def logs(
 
     A terminal gets lines for people, in local time; a pipe gets those of the file, in UTC.
     """
-    from lmx.supervisor.cli.views.log import show_log
+    from lmx.supervisor.cli.views.log import print_lines, show_log
 
-    place = home()
     if (model is not None) + router + fetch > 1:
         raise click.UsageError("give one of MODEL, --router and --fetch")
+    as_json = as_json or not sys.stdout.isatty()
+    remote = remote_place()
+    if remote is not None:
+        from lmx.supervisor.sockets.remote import log_lines
+
+        name = model or ("router" if router else "fetch" if fetch else "supervisor")
+        print_lines(log_lines(remote, name, lines, follow=follow), as_json=as_json)
+        return
+    here = home()
     if router:
-        path = place.router_log
+        path = here.router_log
     elif fetch:
-        path = place.fetch_log
+        path = here.fetch_log
     elif model is not None:
-        path = _worker_log(place, model)
+        path = _worker_log(here, model)
     else:
-        path = place.supervisor_log
-    show_log(path, lines, follow=follow, as_json=as_json or not sys.stdout.isatty())
+        path = here.supervisor_log
+    show_log(path, lines, follow=follow, as_json=as_json)
 
 
-def _worker_log(place: Home, model: str) -> Path:
+def _worker_log(here: Home, model: str) -> Path:
     """Return a model's log by id or alias; also when lmx is down, for what ran last.
 
     Raises :class:`OperationError` for a name that is no model's.
     """
-    path = place.worker_log(model)
+    path = here.worker_log(model)
     if path.exists():
         return path
     from lmx.supervisor.cli.views.words import find_model, no_such_model
     from lmx.supervisor.sockets.client import ControlClient, supervisor_runs
 
-    if supervisor_runs(place):
-        with ControlClient(place) as client:
-            return place.worker_log(find_model(client.status().workers, model).model)
+    if supervisor_runs(here):
+        with ControlClient(here) as client:
+            return here.worker_log(find_model(client.status().workers, model).model)
     models = read_config(None).config.models
     for found in models:
         if model in found.names:
-            return place.worker_log(found.id)
+            return here.worker_log(found.id)
     raise no_such_model(model, [found.id for found in models])

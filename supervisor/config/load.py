@@ -27,7 +27,10 @@ _QUOTED: Final = re.compile(r"'[^'<]{8,}'")
 
 _MOST_BYTES: Final = 16 * 1024**2
 
-_NOT_SETTINGS: Final = frozenset({"LMX_HOME", "LMX_CONFIG", "LMX_CACHE_DIR"})
+_NOT_SETTINGS: Final = frozenset(
+    {"LMX_HOME", "LMX_CONFIG", "LMX_CACHE_DIR", "LMX_URL", "LMX_API_KEY"}
+)
+"""Variables of the command line: where lmx keeps what, and which lmx commands are about."""
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):

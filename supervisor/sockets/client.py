@@ -1,7 +1,9 @@
 """The clients by which the command line asks a running supervisor. They block, with a deadline.
 
-:class:`ControlClient` asks one supervisor. :class:`ReconnectingClient` continues asking when the
-supervisor restarts, for commands that watch or wait.
+:func:`open_client` returns the one for a place: :class:`ControlClient` asks the supervisor of a
+home on this machine, and :class:`lmx.supervisor.sockets.remote.RemoteClient` another machine's over
+HTTP. :class:`ReconnectingClient` continues asking when the supervisor restarts, for commands that
+watch or wait.
 """
 
 from __future__ import annotations
@@ -9,7 +11,8 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from typing import Any, Final
+from types import TracebackType
+from typing import Any, Final, Protocol, Self
 
 import zmq
 
@@ -18,7 +21,11 @@ from lmx.protocol.messages import control
 from lmx.protocol.messages.status import GetStatus, Status, SystemStatus
 from lmx.protocol.wire import codec
 from lmx.protocol.wire.sockets import Role, open_socket
+from lmx.supervisor.sockets.http_client import Remote
 from lmx.supervisor.state.home import Home
+
+Place = Home | Remote
+"""Which lmx a command is about: the one of a home on this machine, or one at an address."""
 
 _ANSWER_S: Final = 30.0
 LONG_ANSWER_S: Final = 120.0
@@ -60,6 +67,38 @@ def not_running(home: Home) -> OperationError:
         f"the supervisor is not running, but what it started still serves (pids {pids}): "
         "`lmx start --take-over recorded` continues as it was, `lmx stop` ends it",
     )
+
+
+class Client(Protocol):
+    """A connection to a supervisor, as a context manager."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+    def close(self) -> None:
+        """Close the connection. Questions without an answer are given up."""
+
+    def ask(self, question: Any) -> Any:
+        """Return the reply. Raises :class:`OperationError`."""
+
+    def status(self) -> SystemStatus:
+        """Return the status. Raises :class:`OperationError`."""
+
+
+def open_client(place: Place, answer_s: float = _ANSWER_S) -> Client:
+    """Return a connection to the supervisor of a place. ``answer_s`` is how long an answer may
+    take."""
+    if isinstance(place, Home):
+        return ControlClient(place, answer_s)
+    from lmx.supervisor.sockets.remote import RemoteClient  # few commands need it
+
+    return RemoteClient(place, answer_s)
 
 
 class ControlClient:
@@ -141,11 +180,11 @@ class ReconnectingClient:
     back."""
 
     def __init__(
-        self, home: Home, patience_s: float = _PATIENCE_S, *, answered: bool = False
+        self, place: Place, patience_s: float = _PATIENCE_S, *, answered: bool = False
     ) -> None:
-        self._home = home
+        self._place = place
         self._patience_s = patience_s
-        self._client: ControlClient | None = None
+        self._client: Client | None = None
         self._answered_at_s = time.monotonic() if answered else None
 
     def __enter__(self) -> ReconnectingClient:
@@ -161,7 +200,7 @@ class ReconnectingClient:
         answer, and when no question was answered for ``patience_s``.
         """
         if self._client is None:
-            self._client = ControlClient(self._home, _EACH_ANSWER_S)
+            self._client = open_client(self._place, _EACH_ANSWER_S)
         try:
             reply = self._client.ask(question)
         except OperationError as error:

@@ -25,6 +25,9 @@ class LoadRequest(Strict):
     """How many tokens its context may have. Default: as configured."""
     gpu_layers: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
     """It is accepted, and changes nothing: memory is unified."""
+    wait: bool = True
+    """Whether the answer comes when the model is ready. If not, it comes when the load has
+    begun."""
 
 
 class UnloadRequest(Strict):
@@ -32,6 +35,9 @@ class UnloadRequest(Strict):
 
     model_id: ModelName
     """The id, an alias or the source of a model."""
+    wait: bool = True
+    """Whether the answer comes when the memory is free. If not, it comes when the unload has
+    begun."""
 
 
 class ModelRequest(Strict):
@@ -85,9 +91,11 @@ class EngineRequest(Strict):
     """The engine's id, which requests name as their model."""
     model_path: Annotated[str, Field(min_length=1, max_length=_PATH_CHARS)]
     """An MLX folder, a GGUF file, or a repository of the hub."""
-    n_ctx: Annotated[int, Field(ge=128, le=2**31 - 1)] = 4096
+    n_ctx: Annotated[int, Field(ge=128, le=2**31 - 1)] | None = 4096
     """How many tokens the engine's context may have. Left out, it is less where the model has
-    less."""
+    less; null means as many as the model has."""
+    load_immediately: bool = True
+    """Whether the model is loaded before the answer comes. If not, its first request loads it."""
     n_gpu_layers: Count = 100
     """It is accepted and repeated, and changes nothing: memory is unified."""
     main_gpu_id: Count = 0
@@ -172,8 +180,8 @@ class LiveQuery(Strict):
 
     logs: str | None = Field(
         None,
-        description="The log whose lines come too: that of a model by its id or alias, `router` or "
-        "`supervisor`.",
+        description="The log whose lines come too: that of a model by its id or alias, `router`, "
+        "`supervisor` or `fetch`.",
     )
     follow: bool = Field(True, strict=False, description=_FOLLOW)
 

@@ -1,21 +1,20 @@
-"""Asks a model over the HTTP API of the lmx that runs on this machine, and yields what comes."""
+"""Asks a model over the HTTP API of an lmx, and yields what comes."""
 
-import http.client
+import contextlib
 import json
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import quote
 
 from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.supervisor.sockets.http_client import UNREADABLE, HttpClient, Remote, reported_error
 
 _READ_S: Final = 900.0
 """A stream that is quiet sends comments all the time, and an lmx that is configured to send them
 seldom may load a large model meanwhile."""
-
-_LONGEST_LINE_BYTES: Final = 16 * 1024**2
-_SHOWN_LETTERS: Final = 60
+_LIST_S: Final = 30.0
 
 
 class PieceKind(Enum):
@@ -38,72 +37,58 @@ class Piece:
 class ChatClient:
     """Sends conversations, one at a time."""
 
-    def __init__(self, base_url: str, api_key: str | None) -> None:
-        self._base_url = base_url
-        self._api_key = api_key
+    def __init__(self, remote: Remote) -> None:
+        self._http = HttpClient(remote, _READ_S)
+
+    def models(self) -> list[dict[str, Any]]:
+        """Return the models as GET /v1/models lists them. Raises :class:`OperationError`."""
+        found = self._http.call("GET", "/v1/models", limit_s=_LIST_S)
+        try:
+            return list(found["data"])
+        except UNREADABLE as error:
+            raise self._http.not_lmx(str(found)) from error
+
+    def model(self, name: str) -> Any:
+        """Return the model that requests for a name are answered by now. Raises
+        :class:`OperationError` (model_not_found)."""
+        return self._http.call("GET", f"/v1/models/{quote(name)}", limit_s=_LIST_S)
 
     def answer(
         self, model: str, messages: Sequence[dict[str, Any]]
     ) -> Generator[Piece, None, None]:
         """Yield the answer as it comes. The request ends when the iterator is closed.
 
-        Raises :class:`OperationError` with what lmx says, or if it can't be reached.
+        Raises :class:`OperationError` with what lmx says, if it can't be reached, or if the stream
+        ends without an end.
         """
-        place = urlsplit(self._base_url)
-        connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=_READ_S)
         body = {"model": model, "messages": list(messages), "stream": True}
-        headers = {"Content-Type": "application/json"}
-        if self._api_key is not None:
-            headers["Authorization"] = f"Bearer {self._api_key}"
-        try:
-            connection.request(
-                "POST", f"{place.path}/chat/completions", json.dumps(body).encode(), headers
-            )
-            response = connection.getresponse()
-            if response.status != http.client.OK:
-                raise _refused(response.read(_LONGEST_LINE_BYTES), response.status)
-            yield from _pieces(response)
-        except (OSError, http.client.HTTPException) as error:
-            raise OperationError(
-                ErrorCode.SUPERVISOR_UNAVAILABLE,
-                f"the connection to {self._base_url} was lost ({error or type(error).__name__}): "
-                "see `lmx status`",
-            ) from error
-        finally:
-            connection.close()
-
-
-def _pieces(response: http.client.HTTPResponse) -> Generator[Piece, None, None]:
-    """Yield the pieces of an event stream. Raises :class:`OperationError` if it ends with an error,
-    or without an end."""
-    while line := response.readline(_LONGEST_LINE_BYTES):
-        text = line.decode("utf-8", "replace").strip()
-        if text.startswith(":"):
-            if (comment := text[1:].strip()) and comment != "ping":
-                yield Piece(PieceKind.WAITING, comment)
-            continue
-        if not text.startswith("data:"):
-            continue
-        data = text.removeprefix("data:").strip()
-        if data == "[DONE]":
-            return
-        try:
-            pieces = _pieces_of(json.loads(data))
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise OperationError(
-                ErrorCode.PROTOCOL_ERROR,
-                f"the stream has an invalid event ({data[:_SHOWN_LETTERS]}): is it lmx that "
-                "answers there?",
-            ) from error
-        yield from pieces
-    raise http.client.IncompleteRead(b"")
+        with contextlib.closing(self._http.stream("POST", "/v1/chat/completions", body)) as lines:
+            for line in lines:
+                if line.startswith(":"):
+                    if (comment := line[1:].strip()) and comment != "ping":
+                        yield Piece(PieceKind.WAITING, comment)
+                    continue
+                if not line.startswith("data:"):
+                    continue
+                data = line.removeprefix("data:").strip()
+                if data == "[DONE]":
+                    return
+                try:
+                    pieces = _pieces_of(json.loads(data))
+                except UNREADABLE as error:
+                    raise self._http.not_lmx(data) from error
+                yield from pieces
+        raise OperationError(
+            ErrorCode.SUPERVISOR_UNAVAILABLE,
+            f"the connection to {self._http.remote.url} was lost: see `lmx status`",
+        )
 
 
 def _pieces_of(event: Any) -> list[Piece]:
     """Return the pieces of an event. Raises what a value of another form raises, and
     :class:`OperationError` for an error that is reported."""
     if "error" in event:
-        raise _error(event["error"])
+        raise reported_error(event["error"])
     pieces = []
     for choice in event["choices"]:
         delta = choice.get("delta") or {}
@@ -117,18 +102,3 @@ _NAMES: Final = {
     PieceKind.REASONING: ("reasoning_content", "reasoning"),
     PieceKind.TEXT: ("content",),
 }
-
-
-def _refused(body: bytes, status: int) -> OperationError:
-    try:
-        return _error(json.loads(body)["error"])
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return OperationError(ErrorCode.INTERNAL, f"lmx answered with the status {status}")
-
-
-def _error(reported: dict[str, Any]) -> OperationError:
-    try:
-        code = ErrorCode(str(reported.get("code")))
-    except ValueError:
-        code = ErrorCode.INTERNAL
-    return OperationError(code, str(reported.get("message") or code.value))

@@ -2,7 +2,7 @@
 
 import click
 
-from lmx.supervisor.cli.command import command, home
+from lmx.supervisor.cli.command import command, place
 from lmx.supervisor.cli.completion import MODEL
 
 
@@ -23,7 +23,7 @@ def chat(model: str | None) -> None:
     """
     from lmx.supervisor.cli.chat.session import chat as talk
 
-    talk(home(), model, None)
+    talk(place(), model, None)
 
 
 @click.command()
@@ -41,6 +41,5 @@ def run(model: str, prompt: tuple[str, ...]) -> None:
       lmx run qwen3-8b "Why is the sky blue?"
     """
     from lmx.supervisor.cli.chat.session import chat as talk
-    from lmx.supervisor.cli.download import served_name
 
-    talk(home(), served_name(home(), model), " ".join(prompt) or None)
+    talk(place(), model, " ".join(prompt) or None, fetch=True)

@@ -10,27 +10,29 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+from click.core import ParameterSource
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.host.regular_file import TooLargeError, read_regular
-from lmx.protocol.messages.snapshot import ROUTE_NAMES
-from lmx.protocol.messages.status import SystemStatus
 from lmx.protocol.states import ModelKind, ModelState
 from lmx.supervisor.cli.chat.client import ChatClient, PieceKind
 from lmx.supervisor.cli.chat.conversation import COMMANDS, Conversation, Lines, command_of, shown
-from lmx.supervisor.cli.command import read_config
-from lmx.supervisor.cli.views.words import find_model
-from lmx.supervisor.config.known_models import repository_of
-from lmx.supervisor.sockets.client import ControlClient
+from lmx.supervisor.cli.command import given_key, read_config
+from lmx.supervisor.cli.views.words import no_such_model
+from lmx.supervisor.config.known_models import meant_instead, repository_of
+from lmx.supervisor.sockets.client import Place, open_client
+from lmx.supervisor.sockets.http_client import Remote
 from lmx.supervisor.state.home import Home
 
 _HISTORY_LINES: Final = 1000
 
 
-def chat(home: Home, model: str | None, prompt: str | None) -> None:
+def chat(place: Place, model: str | None, prompt: str | None, *, fetch: bool = False) -> None:
     """Talk with a model until Ctrl-D; with a prompt, or where stdin is no terminal, print one
-    answer. Raises :class:`OperationError`."""
-    client, chosen = connect(home, model)
+    answer. With ``fetch`` a model that is not served is downloaded first. Raises
+    :class:`OperationError`."""
+    client = connect(place)
+    chosen = _served(place, client, model) if fetch and model else choose(client, model)
     if not sys.stdin.isatty():
         piped = sys.stdin.read().strip()
         prompt = "\n\n".join(text for text in (prompt, piped) if text)
@@ -39,40 +41,63 @@ def chat(home: Home, model: str | None, prompt: str | None) -> None:
     if prompt is not None:
         _print_answer(client, Conversation(chosen), prompt)
         return
-    _talk(home, client, Conversation(chosen))
+    history = place.state if isinstance(place, Home) else Home.from_environment(os.environ).state
+    _talk(history / "chat_history", client, Conversation(chosen))
 
 
-def connect(home: Home, model: str | None) -> tuple[ChatClient, str]:
-    """Return a client for the lmx that runs, and the model to ask. Raises
-    :class:`OperationError`: not_running, model_not_found."""
-    with ControlClient(home) as control:
-        status = control.status()
-    config = read_config(None).config
-    keys = config.security.api_key_specs
-    urls = status.router.urls
+def _served(place: Place, client: ChatClient, model: str) -> str:
+    """Return the name of a model to ask, after downloading it if it is a short name or a repository
+    that is not served. Raises :class:`OperationError`."""
+    try:
+        return choose(client, model)
+    except OperationError as error:
+        if error.code is not ErrorCode.MODEL_NOT_FOUND:
+            raise
+        if "/" not in repository_of(model):
+            raise OperationError(error.code, f"{error.message}{meant_instead(model)}") from error
+    from lmx.supervisor.cli.download import download_model
+
+    download_model(place, model, None)
+    return choose(client, model)
+
+
+def connect(place: Place) -> ChatClient:
+    """Return a client for the API of an lmx. Raises :class:`OperationError`: not_running,
+    supervisor_unavailable."""
+    if isinstance(place, Remote):
+        return ChatClient(place)
+    with open_client(place) as control:
+        urls = control.status().router.urls
     if not urls:
         raise OperationError(
             ErrorCode.SUPERVISOR_UNAVAILABLE, "the router is being restarted: try again"
         )
+    keys = read_config(None).config.security.api_key_specs
+    key = given_key(ParameterSource.COMMANDLINE) or (keys[0].key if keys else given_key())
     # The last one is the nearest: of this machine itself, if lmx listens on all addresses.
-    client = ChatClient(urls[-1], keys[0].key if keys else None)
-    if model is None:
-        return client, _default_model(status)
-    if model in (*ROUTE_NAMES, *config.routing.routes):
-        return client, model
-    return client, find_model(status.workers, repository_of(model)).model
+    return ChatClient(Remote.parse(urls[-1], key))
 
 
-def _default_model(status: SystemStatus) -> str:
-    """Return the model that is asked if none is named: a loaded one, else the first."""
-    chats = [model for model in status.workers if model.kind in (None, ModelKind.CHAT)]
+def choose(client: ChatClient, model: str | None) -> str:
+    """Return the name of the model to ask: a loaded one that chats, else the first, if none is
+    named. Raises :class:`OperationError` (model_not_found)."""
+    if model is not None:
+        name = repository_of(model)
+        try:
+            client.model(name)
+        except OperationError as error:
+            if error.code is not ErrorCode.MODEL_NOT_FOUND:
+                raise
+            raise no_such_model(model, [str(each["id"]) for each in client.models()]) from error
+        return name
+    chats = [each for each in client.models() if each["kind"] in (None, ModelKind.CHAT)]
     if not chats:
         raise OperationError(
             ErrorCode.MODEL_NOT_FOUND,
             "no model that chats is served: `lmx pull qwen3-8b` downloads one and serves it",
         )
-    ready = [model for model in chats if model.state is ModelState.READY]
-    return (ready or chats)[0].model
+    ready = [each for each in chats if each["state"] == ModelState.READY]
+    return str((ready or chats)[0]["id"])
 
 
 def _print_answer(client: ChatClient, conversation: Conversation, prompt: str) -> None:
@@ -86,9 +111,9 @@ def _print_answer(client: ChatClient, conversation: Conversation, prompt: str) -
         sys.stdout.write("\n")
 
 
-def _talk(home: Home, client: ChatClient, conversation: Conversation) -> None:
+def _talk(history: Path, client: ChatClient, conversation: Conversation) -> None:
     click.echo(f"{conversation.model}: /help lists commands, Ctrl-C stops an answer, Ctrl-D leaves")
-    with _history(home.state / "chat_history"):
+    with _history(history):
         lines = Lines()
         while True:
             try:
@@ -104,19 +129,19 @@ def _talk(home: Home, client: ChatClient, conversation: Conversation) -> None:
             if command is not None:
                 if command[0] in ("/bye", "/exit", "/quit"):
                     return
-                _obey(home, conversation, *command)
+                _obey(client, conversation, *command)
                 continue
             message = lines.add(line)
             if message is not None and message.strip():
                 _exchange(client, conversation, message)
 
 
-def _obey(home: Home, conversation: Conversation, name: str, argument: str) -> None:
+def _obey(client: ChatClient, conversation: Conversation, name: str, argument: str) -> None:
     """Carry out a command, and say what came of it."""
     try:
         match name:
             case "/model" if argument:
-                _, conversation.model = connect(home, argument)
+                conversation.model = choose(client, argument)
                 click.echo(f"continuing with {conversation.model}")
             case "/model":
                 click.echo(conversation.model)

@@ -3,14 +3,14 @@
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from lmx.protocol.messages import control
 from lmx.protocol.messages.control import Event, EventList, event_object
 from lmx.supervisor.cli.views.json_output import json_text
 from lmx.supervisor.cli.views.words import find_model
-from lmx.supervisor.sockets.client import ReconnectingClient, supervisor_runs
+from lmx.supervisor.sockets.client import Place, ReconnectingClient, supervisor_runs
 from lmx.supervisor.state.event_file import EventFile
 from lmx.supervisor.state.home import Home
 
@@ -19,19 +19,25 @@ _KEPT: Final = 2000
 """At least as many as a supervisor keeps: with a filter, the last of them are picked here."""
 
 
-def show_events(home: Home, model: str | None, count: int, *, follow: bool, as_json: bool) -> None:
+def show_events(
+    place: Place, model: str | None, count: int, *, follow: bool, as_json: bool
+) -> None:
     """Print the last ``count`` events, of one model if named, also those of supervisors before;
     continue with ``follow``.
 
     Raises :class:`OperationError` when no model has that name, and when lmx does not run and has
     left no events, or there is somebody to follow.
     """
-    kept = EventFile(home.events).read()
     write = _write_json if as_json else _write_line
-    if not follow and kept and not supervisor_runs(home):
-        write(deque(_of_model(kept, model), maxlen=count))
-        return
-    with ReconnectingClient(home) as client:
+    kept: Sequence[tuple[str, Event]] = ()
+    if isinstance(place, Home):
+        kept = EventFile(place.events).read()
+        if not follow and kept and not supervisor_runs(place):
+            write(deque(_of_model(kept, model), maxlen=count))
+            return
+    with ReconnectingClient(place) as client:
+        if not isinstance(place, Home):
+            kept = _earlier(client)
         model_id = None
         if model is not None:
             status = client.status()
@@ -48,6 +54,13 @@ def show_events(home: Home, model: str | None, count: int, *, follow: bool, as_j
         while follow:
             time.sleep(_POLL_S)
             write(wanted())
+
+
+def _earlier(client: ReconnectingClient) -> Sequence[tuple[str, Event]]:
+    """Return the events of supervisors before, as far as the one that runs has them."""
+    found: EventList | None = client.ask(control.GetEvents(0, _KEPT, earlier=True))
+    assert found is not None  # the first question is answered, or raises
+    return [(life.epoch, event) for life in found.earlier for event in life.events]
 
 
 def _of_model(

@@ -4,6 +4,7 @@ import json
 import sys
 import time
 from collections import deque
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -99,6 +100,13 @@ def show_log(path: Path, count: int, *, follow: bool, as_json: bool = True) -> N
             inode, position = info.st_ino, 0
         if info.st_size > position:
             position = _show(path, position, as_json)
+
+
+def print_lines(lines: Iterable[str], *, as_json: bool) -> None:
+    """Print lines of a log as they come, as :func:`show_log` does."""
+    for line in lines:
+        sys.stdout.write(_form(f"{line}\n", as_json))
+        sys.stdout.flush()
 
 
 def _form(text: str, as_json: bool) -> str:

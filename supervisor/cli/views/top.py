@@ -25,8 +25,7 @@ from lmx.supervisor.cli.views.progress import make_console
 from lmx.supervisor.cli.views.table import Column, model_columns, model_table
 from lmx.supervisor.cli.views.words import duration, memory_words, note_text, remarks, router_words
 from lmx.supervisor.decisions.ledger import format_bytes
-from lmx.supervisor.sockets.client import ReconnectingClient
-from lmx.supervisor.state.home import Home
+from lmx.supervisor.sockets.client import Place, ReconnectingClient
 
 _READINGS: Final = 4
 """Totals come with heartbeats, as often as they are read here. The difference of two readings alone
@@ -143,7 +142,7 @@ _EVENTS_KEPT: Final = 100
 _PLAIN_HEIGHT: Final = 24
 
 
-def run_top(home: Home) -> None:
+def run_top(place: Place) -> None:
     """Show frames until q or Ctrl-C; where stdout is no terminal, one.
 
     Raises :class:`OperationError` when lmx does not run, or has been away for long.
@@ -151,7 +150,7 @@ def run_top(home: Home) -> None:
     cursor = EventCursor()
     rates = TokenRates()
     events: deque[Event] = deque(maxlen=_EVENTS_KEPT)
-    with ReconnectingClient(home) as client:
+    with ReconnectingClient(place) as client:
         status = client.status()
         assert status is not None  # the first question is answered, or raises
         if not sys.stdout.isatty():

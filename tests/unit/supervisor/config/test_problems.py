@@ -50,10 +50,17 @@ def test_sections_in_which_all_is_commented_out_say_nothing(tmp_path: Path) -> N
 def test_variables_are_named_where_they_are_wrong(tmp_path: Path) -> None:
     (port,) = problems(tmp_path, "server: {port: 80}", LMX_SERVER_PORT="abc")
     assert port.startswith("server.port (LMX_SERVER_PORT): ")
-    (key,) = problems(tmp_path, "", LMX_API_KEY="sk-0123456789abcdef")
-    assert key == "LMX_API_KEY is not a setting: did you mean LMX_SECURITY_API_KEYS?"
+    (key,) = problems(tmp_path, "", LMX_API_KEYS="sk-0123456789abcdef")
+    assert key.startswith("LMX_API_KEYS is not a setting: did you mean LMX_")
     (unlike,) = problems(tmp_path, "", LMX_ZZZZZZZZ="1")
     assert "known are LMX_CACHE_DIR" in unlike
+
+
+def test_the_variables_of_clients_are_no_mistake(tmp_path: Path) -> None:
+    path = tmp_path / "lmx.yaml"
+    path.write_text("")
+    clients = {"LMX_API_KEY": "sk-0123456789abcdef", "LMX_URL": "http://studio:8000"}
+    assert load_config(path, clients) == load_config(path, {})
 
 
 def test_two_models_of_one_name(tmp_path: Path) -> None:

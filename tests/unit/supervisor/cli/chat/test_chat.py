@@ -16,6 +16,7 @@ from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.supervisor.cli.chat.client import ChatClient, Piece, PieceKind
 from lmx.supervisor.cli.chat.conversation import Conversation, Lines, command_of, shown
 from lmx.supervisor.cli.chat.session import _history, audio_part, image_part
+from lmx.supervisor.sockets.http_client import Remote
 
 
 def messages(*lines: str) -> list[str]:
@@ -160,7 +161,7 @@ def server(status: int, *lines: str) -> Iterator[tuple[ChatClient, list[dict[str
         thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
-            yield ChatClient(f"http://127.0.0.1:{made.server_port}/v1", "the-key"), asked
+            yield ChatClient(Remote(f"http://127.0.0.1:{made.server_port}", "the-key")), asked
         finally:
             made.shutdown()
             thread.join()
@@ -199,6 +200,6 @@ def test_a_failed_answer_is_an_error_in_words(status: int, line: str, said: str)
 
 
 def test_nobody_there() -> None:
-    with pytest.raises(OperationError, match="was lost") as caught:
-        list(ChatClient("http://127.0.0.1:1/v1", None).answer("m", []))
-    assert caught.value.code is ErrorCode.SUPERVISOR_UNAVAILABLE
+    with pytest.raises(OperationError, match="no lmx can be reached") as caught:
+        list(ChatClient(Remote("http://127.0.0.1:1")).answer("m", []))
+    assert caught.value.code is ErrorCode.NOT_RUNNING

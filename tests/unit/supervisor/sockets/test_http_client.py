@@ -1,0 +1,113 @@
+"""Addresses of another machine's lmx, and what is said when no lmx answers there."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.messages import control
+from lmx.supervisor.sockets.http_client import HttpClient, Remote
+from lmx.supervisor.sockets.remote import RemoteClient
+
+
+@pytest.mark.parametrize(
+    ("typed", "url"),
+    [
+        ("studio", "http://studio:8000"),
+        (" studio:9000/ ", "http://studio:9000"),
+        ("http://studio:8000/v1/", "http://studio:8000"),
+        ("http://studio", "http://studio"),
+        ("https://host.example/lmx/v1", "https://host.example/lmx"),
+        ("192.168.1.7", "http://192.168.1.7:8000"),
+        ("[::1]:9000", "http://[::1]:9000"),
+        ("localhost:8000", "http://localhost:8000"),
+    ],
+)
+def test_an_address_is_taken_as_people_write_it(typed: str, url: str) -> None:
+    assert Remote.parse(typed, None) == Remote(url)
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("ftp://studio", "begins with http"),
+        ("http://", "a host follows"),
+        ("studio:x", "is not the address"),
+        ("http://me:secret@studio", "--key takes the key"),
+        ("http://studio?key=1", "no user, query"),
+    ],
+)
+def test_what_is_no_address_is_said(typed: str, said: str) -> None:
+    with pytest.raises(OperationError, match=said):
+        Remote.parse(typed, None)
+
+
+def test_a_key_that_no_header_can_carry_is_said() -> None:
+    for key in ("sk-“quoted”", "sk-\r\nX: y"):
+        with pytest.raises(OperationError, match="no key of lmx has"):
+            Remote.parse("studio", key)
+    assert "sk-1" not in repr(Remote.parse("studio", "sk-1"))
+
+
+@contextmanager
+def answering(status: int, body: bytes, **headers: str) -> Iterator[str]:
+    """Give one answer to every GET; yields the address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as made:
+        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{made.server_port}"
+        finally:
+            made.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "said"),
+    [
+        (200, b"<html>", "is it lmx"),
+        (200, b"{}", "is it lmx"),
+        (404, b"not here", "the status 404: is it lmx"),
+        (503, b'{"error": {"code": "supervisor_unavailable", "message": "no"}}', "no"),
+        (401, b'{"error": {"code": "invalid_authentication", "message": "no"}}', "--key KEY"),
+    ],
+)
+def test_whoever_else_answers_there_is_no_traceback(status: int, body: bytes, said: str) -> None:
+    with (
+        answering(status, body) as url,
+        RemoteClient(Remote(url), 1.0) as client,
+        pytest.raises(OperationError, match=said),
+    ):
+        client.status()
+
+
+def test_a_redirect_is_said_and_not_followed_with_the_key() -> None:
+    with (
+        answering(302, b"", Location="https://elsewhere.example/") as url,
+        pytest.raises(OperationError, match=r"https://elsewhere\.example/"),
+    ):
+        HttpClient(Remote(url, "key"), 5.0).call("GET", "/v1/models")
+
+
+def test_nobody_there_and_no_route() -> None:
+    with RemoteClient(Remote("http://127.0.0.1:1"), 1.0) as client:
+        with pytest.raises(OperationError) as caught:
+            client.status()
+        assert caught.value.code is ErrorCode.NOT_RUNNING
+        with pytest.raises(OperationError, match="no route"):
+            client.ask(control.StopAll())
