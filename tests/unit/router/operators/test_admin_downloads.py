@@ -308,5 +308,6 @@ async def test_what_is_on_disk_is_an_array() -> None:
             "local_path": "/cache/models--x",
             "size_bytes": 8589934592,
             "downloaded_at": "2026-02-15T10:30:00",
+            "model_id": None,
         }
     ]

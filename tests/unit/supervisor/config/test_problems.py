@@ -53,7 +53,7 @@ def test_variables_are_named_where_they_are_wrong(tmp_path: Path) -> None:
     (key,) = problems(tmp_path, "", LMX_API_KEYS="sk-0123456789abcdef")
     assert key.startswith("LMX_API_KEYS is not a setting: did you mean LMX_")
     (unlike,) = problems(tmp_path, "", LMX_ZZZZZZZZ="1")
-    assert "known are LMX_CACHE_DIR" in unlike
+    assert "known are LMX_API_KEY, LMX_CACHE_DIR" in unlike
 
 
 def test_the_variables_of_clients_are_no_mistake(tmp_path: Path) -> None:
