@@ -19,6 +19,7 @@ from click.core import ParameterSource
 
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.host.log_files import append_to
+from lmx.supervisor.cli.service.units import LABEL
 from lmx.supervisor.sockets.http_client import Remote
 from lmx.supervisor.state.home import Home
 
@@ -85,7 +86,6 @@ def _fail(error: LmxError) -> NoReturn:
     sys.exit(status)
 
 
-_AGENT: Final = "com.lmx.supervisor"
 _CONFIG_WAIT_S: Final = 60.0
 
 
@@ -96,7 +96,7 @@ def for_launchd(status: Exit, environment: Mapping[str, str]) -> tuple[Exit, flo
     codes are no use to it: with a supervisor that runs already it must look done, and a
     configuration is not corrected within seconds.
     """
-    if environment.get("XPC_SERVICE_NAME") != _AGENT:
+    if environment.get("XPC_SERVICE_NAME") != LABEL:
         return status, 0.0
     if status is Exit.ALREADY_RUNNING:
         return Exit.OK, 0.0

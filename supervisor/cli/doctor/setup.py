@@ -10,6 +10,7 @@ from lmx.protocol.web_origins import is_loopback
 from lmx.protocol.wire.endpoints import SOCKET_PATH_LIMIT_BYTES
 from lmx.supervisor.cli.doctor.lines import Line, Verdict
 from lmx.supervisor.cli.doctor.system import System
+from lmx.supervisor.cli.service.units import LABEL
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.config.sources import FolderSource, GgufSource, folder_path, parse_source
 from lmx.supervisor.processes.inspector import unreadable_models
@@ -18,7 +19,6 @@ from lmx.supervisor.state.home import Home
 from lmx.supervisor.state.process_records import Records
 
 _LONGEST_SOCKET: Final = "w-12345678"
-_LABEL: Final = "com.lmx.supervisor"
 
 
 def check_setup(
@@ -171,7 +171,7 @@ def check_service(system: System) -> Line:
         kinds = [
             kind
             for kind, domain in (("an agent", f"gui/{user}"), ("a daemon", "system"))
-            if system.run("/bin/launchctl", "print", f"{domain}/{_LABEL}") is not None
+            if system.run("/bin/launchctl", "print", f"{domain}/{LABEL}") is not None
         ]
         there = bool(kinds)
         measured = f"launchd runs it as {' and '.join(kinds)}" if there else "launchd has none"
@@ -181,7 +181,9 @@ def check_service(system: System) -> Line:
             for scope in ((), ("--user",))
         )
         measured = "systemd starts it" if there else "no unit of systemd is enabled"
-    return Line("service", assumption, measured, Verdict.OK if there else Verdict.NOTE)
+    if there:
+        return Line("service", assumption, measured, Verdict.OK)
+    return Line("service", assumption, measured, Verdict.NOTE, "lmx service install")
 
 
 def _left(home: Home) -> list[int]:

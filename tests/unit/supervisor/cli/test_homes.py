@@ -19,6 +19,7 @@ COMMANDS = (
     "remove m", "drain m", "kill m", "restart m", "restart --router", "restart --supervisor",
     "reset m", "pin m", "unpin m", "reload", "config check", "config show", "estimate m",
     "pull qwen3-8b", "downloads", "list", "rm m", "chat", "chat m", "run m hi",
+    "service install --dry-run", "service restart --dry-run",
     "stop",
 )  # fmt: skip
 """Every command but those that need nothing of a home. `stop` comes last: it takes the lock, which

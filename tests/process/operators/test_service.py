@@ -1,0 +1,192 @@
+"""`lmx service` with programs in the place of systemd's and launchd's, which start and end lmx."""
+
+import os
+import plistlib
+import pwd
+import subprocess
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from lmx.supervisor.cli.main import main
+from lmx.supervisor.cli.service import changes
+from tests.support.fakes import service_manager
+
+pytestmark = pytest.mark.process
+
+LMX = str(Path(sysconfig.get_path("scripts")) / "lmx")
+USER = pwd.getpwuid(os.geteuid()).pw_name
+CONFIG = "server: {port: 0}\nmemory: {budget_fraction: 0.5}\n"
+
+
+class Machine:
+    """A user's home, and programs that act as the system's."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home, self.programs = folder / "a home", folder / "programs"
+        self.home.mkdir()
+        self.lmx_home = self.home / ".lmx"
+        self.environment = {
+            "HOME": str(self.home),
+            "PATH": service_manager.put_on_path(self.programs),
+        }
+
+    def lmx(self, *words: str, code: int = 0) -> str:
+        """What a command prints."""
+        done = subprocess.run(
+            [LMX, *words], env=self.environment, stdin=subprocess.DEVNULL, timeout=300,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == code, done.stdout
+        return done.stdout
+
+    def configure(self, text: str = CONFIG) -> None:
+        self.lmx_home.mkdir(mode=0o700, exist_ok=True)
+        (self.lmx_home / "lmx.yaml").write_text(text)
+
+    def files(self) -> set[str]:
+        found = (path.relative_to(self.home) for path in self.home.rglob("*"))
+        return {str(path) for path in found if path.parts[0] != ".lmx"}
+
+    def end(self) -> None:
+        subprocess.run(
+            [LMX, "stop"], env=self.environment, capture_output=True, timeout=300, check=False
+        )
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    made = Machine(tmp_path)
+    yield made
+    made.end()
+
+
+UNIT = ".config/systemd/user/lmx.service"
+
+
+def test_a_user_service_of_systemd_from_install_to_uninstall(machine: Machine) -> None:
+    machine.configure()
+    before = machine.files()
+    planned = machine.lmx("service", "install", "--dry-run")
+    assert machine.files() == before
+    assert service_manager.calls(machine.programs) == []
+    assert "would run: systemctl --user enable --now lmx.service" in planned
+
+    said = machine.lmx("service", "install")
+    called = service_manager.calls(machine.programs)
+    assert called[:4] == [
+        "systemctl --user show-environment",
+        "systemctl --user show -p MainPID --value lmx.service",
+        "systemctl --user daemon-reload",
+        "systemctl --user enable --now lmx.service",
+    ]
+    assert called[-1] == f"loginctl show-user {USER} -p Linger --value"
+    unit = (machine.home / UNIT).read_text()
+    assert unit.strip() in planned
+    assert "lmx is running (pid " in said
+    assert "`loginctl enable-linger` has it run from boot on" in said
+    assert machine.lmx("status").startswith("supervisor")
+
+    assert "is installed already, and runs" in machine.lmx("service", "install")
+    assert "it runs (pid " in machine.lmx("service", "status")
+    assert machine.lmx("service", "logs") == "what the service printed\n"
+
+    machine.configure(CONFIG + "timing: {shutdown_grace_s: 100}\n")
+    assert "its file is not what this lmx would write" in machine.lmx("service", "status")
+    assert "lmx is running (pid " in machine.lmx("service", "install")
+    assert "systemctl --user restart lmx.service" in service_manager.calls(machine.programs)
+    assert "TimeoutStopSec=60" not in (machine.home / UNIT).read_text()
+
+    machine.lmx("stop")
+    assert "it does not run" in machine.lmx("service", "status", code=3)
+    assert "lmx is running (pid " in machine.lmx("service", "restart")
+
+    planned = machine.lmx("service", "uninstall", "--dry-run")
+    assert f"would remove: {machine.home / UNIT}" in planned
+    machine.lmx("service", "uninstall")
+    assert machine.files() == before
+    assert "lmx is not running" in machine.lmx("status", code=3)
+    assert machine.lmx_home.joinpath("lmx.yaml").exists()
+    for verb in ("status", "restart", "logs", "uninstall"):
+        assert "no systemd user service is installed" in machine.lmx("service", verb, code=3)
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "words"),
+    [
+        ("no session", 1, f"sudo loginctl enable-linger {USER}"),
+        ("no systemctl", 1, "systemctl is not on this machine"),
+        ("bad configuration", 4, "server.port"),
+        ("a folder of nobody", 4, "belongs to another user"),
+    ],
+)
+def test_what_is_in_the_way_is_said_and_nothing_is_written(
+    machine: Machine, fault: str, code: int, words: str
+) -> None:
+    machine.configure()
+    if fault == "no session":
+        (machine.programs / "no-session").touch()
+    elif fault == "no systemctl":
+        machine.environment["PATH"] = str(machine.home)
+    elif fault == "bad configuration":
+        machine.configure("server: {port: many}\n")
+    else:
+        if os.geteuid() != 0:
+            pytest.skip("only root can give a folder to somebody else")
+        os.chown(machine.lmx_home, 65534, -1)
+    said = machine.lmx("service", "install", code=code)
+    assert said.startswith("lmx: ")
+    assert words in said
+    assert machine.files() == set()
+    if fault == "a folder of nobody":
+        os.chown(machine.lmx_home, 0, -1)
+
+
+def test_an_lmx_that_runs_already_is_not_made_a_service(machine: Machine) -> None:
+    machine.configure()
+    machine.lmx("start")
+    said = machine.lmx("service", "install", code=5)
+    assert "`lmx stop`, then again" in said
+    assert machine.files() == set()
+
+
+def test_an_agent_of_launchd_from_install_to_uninstall(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.configure()
+    monkeypatch.setattr(changes, "PLATFORM", "darwin")
+
+    def lmx(verb: str, *more: str, code: int = 0) -> str:
+        done = CliRunner().invoke(main, ["service", verb, *more], env=environment)
+        assert done.exit_code == code, done.output
+        return done.output
+
+    environment: dict[str, str | None] = dict.fromkeys(os.environ)
+    environment |= machine.environment
+    plist = machine.home / "Library/LaunchAgents/com.lmx.supervisor.plist"
+    target = f"gui/{os.getuid()}"
+    planned = lmx("install", "--dry-run")
+    assert f"would run: launchctl bootstrap {target} " in planned
+    assert machine.files() == set()
+    said = lmx("install")
+    assert "lmx is running (pid " in said
+    assert f"launchctl bootstrap {target} '{plist}'" in service_manager.calls(machine.programs)
+    job = plistlib.loads(plist.read_bytes())
+    assert job["ProgramArguments"] == [LMX, "up", "--detached"]
+    assert job["EnvironmentVariables"]["LMX_HOME"] == str(machine.lmx_home)
+    assert "it runs (pid " in lmx("status")
+    assert "has printed nothing" in lmx("logs", code=1)
+    assert "lmx is running (pid " in lmx("restart")
+    log = machine.home / "Library/Logs/lmx.log"
+    log.parent.mkdir()
+    log.touch()
+    lmx("uninstall")
+    assert f"launchctl bootout {target}/com.lmx.supervisor" in service_manager.calls(
+        machine.programs
+    )
+    assert not plist.exists()
+    assert not log.exists()
+    assert "no launchd agent is installed" in lmx("uninstall", code=3)
