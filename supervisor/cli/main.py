@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.supervisor.cli import backup, disk, models, watch
 from lmx.supervisor.cli import config as cli_config
-from lmx.supervisor.cli import disk, models, watch
 from lmx.supervisor.cli.chat import commands as talk
 from lmx.supervisor.cli.command import (
     KEY_VARIABLE,
@@ -290,7 +290,16 @@ main.add_section(
 main.add_section("Memory", [models.load, models.unload, models.pin, models.unpin, watch.ps])
 main.add_section("Watch", [watch.status, watch.top, watch.events, watch.logs, doctor])
 main.add_section("Recover", [models.restart, models.kill, models.drain, models.reset])
-main.add_section("Configure", [cli_config.config_group, cli_config.reload_command, completion])
+main.add_section(
+    "Configure",
+    [
+        cli_config.config_group,
+        cli_config.reload_command,
+        backup.backup,
+        backup.restore,
+        completion,
+    ],
+)
 
 
 if __name__ == "__main__":

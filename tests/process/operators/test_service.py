@@ -3,11 +3,13 @@
 import os
 import plistlib
 import pwd
+import shutil
 import subprocess
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from click.testing import CliRunner
 
@@ -112,6 +114,45 @@ def test_a_user_service_of_systemd_from_install_to_uninstall(machine: Machine) -
     assert machine.lmx_home.joinpath("lmx.yaml").exists()
     for verb in ("status", "restart", "logs", "uninstall"):
         assert "no systemd user service is installed" in machine.lmx("service", verb, code=3)
+
+
+def test_nothing_is_left_of_an_lmx_that_was_a_service(machine: Machine) -> None:
+    """From the first start as a service over a backup and a restore to the last file."""
+    machine.configure(CONFIG + "security: {api_keys: [a-key-of-mine-of-24-chars]}\n")
+    machine.lmx("service", "install")
+    machine.lmx("add", "mine", str(machine.home), code=1)  # no model; it must not be remembered
+    archive = str(machine.home / "kept.zip")
+    assert "wrote" in machine.lmx("backup", archive)
+    assert "lmx is running already" in machine.lmx("restore", archive, code=5)
+    key = (machine.lmx_home / "admin.key").read_text()
+    before = machine.lmx("config", "show")
+
+    # As an upgrade that has gone wrong.
+    machine.lmx("restart", "--supervisor")
+    machine.lmx("stop")
+    (machine.lmx_home / "admin.key").unlink()
+    machine.configure("server: {port: 0}\n")
+
+    said = machine.lmx("restore", archive)
+    assert "restored lmx.yaml, admin.key" in said
+    assert "before-restore-" in said
+    machine.lmx("service", "restart")
+    assert (machine.lmx_home / "admin.key").read_text() == key
+    assert machine.lmx("config", "show") == before
+
+    machine.lmx("service", "uninstall")
+    Path(archive).unlink()
+    shutil.rmtree(machine.lmx_home)
+    shutil.rmtree(machine.home / ".cache", ignore_errors=True)
+    assert list(machine.home.iterdir()) == []
+    assert not [one for one in psutil.process_iter() if home_of(one) == str(machine.lmx_home)]
+
+
+def home_of(process: psutil.Process) -> str | None:
+    try:
+        return process.environ().get("LMX_HOME")
+    except psutil.Error:
+        return None
 
 
 @pytest.mark.parametrize(
