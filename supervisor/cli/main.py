@@ -28,6 +28,7 @@ from lmx.supervisor.cli.command import (
 )
 from lmx.supervisor.cli.completion import completion
 from lmx.supervisor.cli.doctor.command import doctor
+from lmx.supervisor.cli.launch.command import launch
 from lmx.supervisor.cli.service.command import service
 from lmx.supervisor.cli.serving.options import apply, serving_options
 
@@ -279,7 +280,7 @@ def stop() -> None:
 
 
 main.add_section("Serve", [serve, start, stop, service, demo, init])
-main.add_section("Talk", [talk.chat, talk.run])
+main.add_section("Talk", [talk.chat, talk.run, launch])
 main.add_section(
     "Models",
     [

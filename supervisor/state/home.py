@@ -51,6 +51,8 @@ class Home:
     """The models that were added or downloaded while lmx ran."""
     launch = _Place("state/launch.json")
     """With what configuration the lmx that runs was started."""
+    launched = _Place("state/launch")
+    """For programs that `lmx launch` starts: a folder for each, with files that it is given."""
     events = _Place("state/events.jsonl")
     """The latest events, also of earlier supervisors."""
     downloads = _Place("state/downloads.json")

@@ -38,6 +38,7 @@ class ChatClient:
     """Sends conversations, one at a time."""
 
     def __init__(self, remote: Remote) -> None:
+        self.remote = remote
         self._http = HttpClient(remote, _READ_S)
 
     def models(self) -> list[dict[str, Any]]:
@@ -52,6 +53,15 @@ class ChatClient:
         """Return the model that requests for a name are answered by now. Raises
         :class:`OperationError` (model_not_found)."""
         return self._http.call("GET", f"/v1/models/{quote(name)}", limit_s=_LIST_S)
+
+    def default_model(self) -> str | None:
+        """Return the id of the model that answers requests which name none. Raises
+        :class:`OperationError`."""
+        found = self._http.call("GET", "/v1/chat/models", limit_s=_LIST_S)
+        try:
+            return next((str(each["name"]) for each in found if each["default"]), None)
+        except UNREADABLE as error:
+            raise self._http.not_lmx(str(found)) from error
 
     def answer(
         self, model: str, messages: Sequence[dict[str, Any]]

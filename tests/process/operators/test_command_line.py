@@ -1,8 +1,13 @@
 """What an operator does at a terminal, against a real lmx: pins, drains, events, top, reload."""
 
 import json
+import os
+import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -103,3 +108,59 @@ def test_a_new_router_takes_over(lmx: Rig) -> None:
     assert after["pid"] != before["pid"]
     assert after["url"] == before["url"]
     assert str(after["pid"]) in done.stdout
+
+
+FAKE_PROGRAM = """#!/bin/sh
+env | sort | grep -v '^_=\\|^PWD=\\|^SHLVL=\\|^OLDPWD=' > "$OUT"
+printf '%s\\n' "$@" >> "$OUT"
+exit 7
+"""
+
+
+@pytest.mark.parametrize("name", ["claude", "crush"])
+def test_launch_becomes_the_program_and_changes_no_file_of_it(
+    lmx: Rig, tmp_path: Path, name: str
+) -> None:
+    """What it prints instead does the same."""
+    home, programs, out = tmp_path / "user", tmp_path / "bin", tmp_path / "out"
+    programs.mkdir()
+    program = programs / name
+    program.write_text(FAKE_PROGRAM)
+    program.chmod(0o755)
+    own = home / ".config" / "crush" / "crush.json"
+    own.parent.mkdir(parents=True)
+    own.write_text('{ "lsp": {"go": {"command": "`gopls` $HOME \\\\"}} }')
+    before = own.read_bytes()
+    environment = {
+        **lmx.environment, "HOME": str(home), "OUT": str(out), "ANTHROPIC_API_KEY": "a-cloud-key",
+        "CLAUDE_CODE_USE_BEDROCK": "1", "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+    }  # fmt: skip
+
+    def run(*command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command, env=environment, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True,
+            text=True, timeout=90, check=False,
+        )  # fmt: skip
+
+    def launch(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return run(sys.executable, "-m", "lmx.supervisor", "launch", name, *arguments)
+
+    folder = lmx.home / "state" / "launch" / name
+    printed = launch("--model", "al", "--print", "--", "-p", "it's $HOME")
+    assert (printed.returncode, folder.exists(), out.exists()) == (0, False, False), printed.stderr
+    assert run("sh", "-c", printed.stdout).returncode == 7
+    by_script, files = out.read_text(), [path.read_text() for path in folder.rglob("*.json")]
+    shutil.rmtree(folder)
+    done = launch("--model", "al", "--", "-p", "it's $HOME")
+    assert done.returncode == 7, done.stderr
+    assert "asks al at http://127.0.0.1:" in done.stderr and "needs a context of" in done.stderr
+    assert out.read_text() == by_script
+    assert by_script.endswith("-p\nit's $HOME\n") and "LMX_API_KEY=unused\n" in by_script
+    assert "a-cloud-key" not in by_script or name == "crush"
+    assert [path.read_text() for path in folder.rglob("*.json")] == files
+    assert own.read_bytes() == before and len(list(home.rglob("*"))) == 3
+    assert f"removed {folder}" in launch("--undo").stdout and not folder.exists()
+    assert "nothing to undo" in launch("--undo").stdout
+    program.unlink()
+    missing = launch("--model", "al")
+    assert (missing.returncode, "npm install -g @" in missing.stderr) == (1, True)

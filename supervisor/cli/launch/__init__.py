@@ -1,0 +1,1 @@
+"""``lmx launch``: starts coding agents of other makers with a model of lmx."""
