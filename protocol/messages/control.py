@@ -380,6 +380,11 @@ class PlanLoad:
     """A model by any of its names, a repository of the hub, or a short name of one."""
     context_length: int | None = None
     """The context that the load would name."""
+    folder: str | None = None
+    """Where its files are to be read, by whoever is on this machine; also those of a model of
+    another name. None: where the model is."""
+    download_bytes: int = 0
+    """How much of its files is not on this machine, where ``folder`` has only their heads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,11 +406,9 @@ class LoadPlan:
     model_id: str
     """The model's id, or the repository of one that is not served."""
     lines: tuple[PlanLine, ...]
-    """The parts of the estimate. Of a repository that is not on this machine only the size of its
-    files is known."""
+    """The parts of the estimate."""
     need_bytes: int
-    """What would be reserved: the estimate, or what was measured in place of it. Of a repository
-    that is not on this machine it is more in the end."""
+    """What would be reserved: the estimate, or what was measured in place of it."""
     outcome: LoadOutcome
     detail: FreeText
     """The outcome as a sentence for people."""

@@ -31,10 +31,10 @@ class PlanAnswer(Answer):
     model: str
     """The model's id, or the repository of one that is not served."""
     lines: list[PlanPart]
-    """The parts of the estimate. Of a repository that is not on this machine only the size of its
-    files is known."""
+    """The parts of the estimate. Of a repository that is not on this machine they come from the
+    heads of its files on the hub."""
     need_bytes: int
-    """What would be reserved. Of a repository that is not on this machine it is more in the end."""
+    """What would be reserved."""
     download_bytes: int
     """How much of its files is not on this machine."""
     budget_bytes: int

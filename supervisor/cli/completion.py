@@ -1,6 +1,8 @@
 """``lmx completion``: what makes a shell complete commands, options and the names of models."""
 
+import contextlib
 import os
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import click
@@ -17,15 +19,19 @@ class ModelName(click.types.StringParamType):
 
     name = "model"
 
+    def __init__(self, *sources: Callable[[click.Context], Iterable[str]]) -> None:
+        self._sources = sources
+        """Functions that return names. One that fails has none."""
+
     def shell_complete(
         self, context: click.Context, _parameter: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Return the names of models that begin as what was typed. A failure is silent, because
-        there is a half typed line on the terminal."""
-        try:
-            names = model_names(context)
-        except Exception:
-            return []
+        """Return the names that begin as what was typed. A failure is silent, because there is a
+        half typed line on the terminal."""
+        names: dict[str, None] = {}
+        for source in self._sources:
+            with contextlib.suppress(Exception):
+                names |= dict.fromkeys(source(context))
         return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
@@ -48,7 +54,16 @@ def model_names(context: click.Context) -> list[str]:
     return [name for model in served.models for name in model.names]
 
 
-MODEL: Final = ModelName()
+def short_names(_context: click.Context) -> Iterable[str]:
+    """Return the short names of models of the hub."""
+    from lmx.supervisor.config.known_models import KNOWN_MODELS
+
+    return KNOWN_MODELS
+
+
+MODEL: Final = ModelName(model_names)
+SHORT_NAME: Final = ModelName(short_names)
+MODEL_OR_SHORT_NAME: Final = ModelName(model_names, short_names)
 
 
 _PROGRAM: Final = "lmx"

@@ -2,8 +2,8 @@
 
 import click
 
-from lmx.supervisor.cli.command import command, json_option, place
-from lmx.supervisor.cli.completion import MODEL
+from lmx.supervisor.cli.command import command, home, json_option, place
+from lmx.supervisor.cli.completion import MODEL, SHORT_NAME
 
 
 def _names() -> list[str]:
@@ -13,26 +13,35 @@ def _names() -> list[str]:
 
 
 @click.command(epilog="\b\nShort names:\n" + "\n".join(_names()))
-@click.argument("repository", metavar="NAME|ORG/NAME[@REVISION]", required=False)
+@click.argument("repository", metavar="NAME|ORG/NAME[@REVISION]", required=False, type=SHORT_NAME)
 @click.option("--file", "filename", metavar="NAME", help="This file of it alone, as a .gguf.")
+@click.option("--search", metavar="WORDS", help="Find models on the hub by their names.")
 @click.option("--cancel", metavar="ID", help="End a download; what is here is kept.")
 @command
-def download(repository: str | None, filename: str | None, cancel: str | None) -> None:
+def download(
+    repository: str | None, filename: str | None, search: str | None, cancel: str | None
+) -> None:
     """Download a model from the hub, and serve it from then on.
 
-    Shows first how large it is, and whether there is room for it. lmx need not run. If it does,
-    Ctrl-C leaves the download running. An interrupted download resumes.
+    Shows first how large it is, whether the disk and the memory have room for it, the longest
+    context that fits, and which models would be evicted. lmx need not run. If it does, Ctrl-C
+    leaves the download running. An interrupted download resumes.
 
     \b
     Examples:
       lmx pull qwen3-8b
       lmx pull mlx-community/Qwen3-8B-4bit
+      lmx pull --search "qwen3 coder"
     """
-    from lmx.supervisor.cli.download import cancel_download, download_model
+    from lmx.supervisor.cli.download import cancel_download, download_model, search_models
 
-    if (repository is None) == (cancel is None):
-        raise click.UsageError("give a model (a short name or ORG/NAME), or --cancel ID")
-    if cancel is not None:
+    if (repository, search, cancel).count(None) != 2:
+        raise click.UsageError(
+            "give a model (a short name or ORG/NAME), --search WORDS or --cancel ID"
+        )
+    if search is not None:
+        search_models(home(), search)
+    elif cancel is not None:
         cancel_download(place(), cancel)
     elif repository is not None:
         download_model(place(), repository, filename)

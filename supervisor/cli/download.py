@@ -32,6 +32,7 @@ from lmx.supervisor.cli.views.json_output import json_text
 from lmx.supervisor.cli.views.progress import make_console
 from lmx.supervisor.cli.views.table import Column, model_table
 from lmx.supervisor.config.known_models import KNOWN_MODELS, meant_instead, repository_of
+from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.config.sources import HubSource, parse_source
 from lmx.supervisor.decisions.ledger import format_bytes
 from lmx.supervisor.inventory.download_records import Download, requested_download
@@ -43,6 +44,7 @@ _SHORT_NAMES: Final = f" (known are {', '.join(KNOWN_MODELS)})"
 _START_S: Final = 60.0
 _SCAN_S: Final = 90.0
 _DELETE_S: Final = 300.0
+_MOST_FOUND: Final = 20
 _RUNNING: Final = (DownloadStatus.STARTING, DownloadStatus.DOWNLOADING)
 
 
@@ -73,9 +75,9 @@ def _wanted(name: str, filename: str | None) -> Download:
 
 def _by_supervisor(place: Place, wanted: Download) -> None:
     """Have the lmx that runs download it. Raises :class:`OperationError`."""
+    if isinstance(place, Home):
+        _report_prospect(place, wanted)
     with open_client(place, _START_S) as client:
-        if isinstance(place, Home):
-            _report_size(place, wanted, client.status().supervisor.budget_bytes)
         question = StartDownload(wanted.repo_id, wanted.revision, wanted.filename)
         view: DownloadView = client.ask(question)
         try:
@@ -99,16 +101,11 @@ def _alone(home: Home, wanted: Download) -> None:
     """Download it in this process, for an lmx that is started later. Raises
     :class:`OperationError`."""
     from lmx.supervisor.cli.command import own_config
-    from lmx.supervisor.decisions.ledger import budget_bytes
     from lmx.supervisor.inventory.without_supervisor import fetch, keep
-    from lmx.supervisor.memory.system import read_memory
-    from lmx.supervisor.memory.working_set import read_working_set
 
     config = own_config(None)
     home.prepare()
-    _report_size(
-        home, wanted, budget_bytes(config.memory, read_memory().total_bytes, read_working_set())
-    )
+    _report_prospect(home, wanted)
     try:
         with _bar(wanted.repo_id) as advance:
             path = asyncio.run(fetch(home, wanted, advance))
@@ -133,29 +130,90 @@ def _report_done(view: DownloadView, words: str) -> None:
         click.echo(view.error or f"{view.filename} is downloaded; it is no model of its own")
 
 
-def _report_size(home: Home, wanted: Download, budget_bytes: int) -> None:
-    """Say how large a download is, and whether the disk and the memory have room for it. Where that
-    can't be found out nothing is said: the download itself says what is wrong. Raises
-    :class:`OperationError` if a person then does not want it."""
-    from lmx.supervisor.processes.fetching import look_now
+def _report_prospect(home: Home, wanted: Download) -> None:
+    """Say how large a download is, whether the disk and the memory have room for it, and what would
+    follow from its load. Where the hub can't be asked nothing is said: the download itself says
+    what is wrong. Raises :class:`OperationError` if there is no such model, if the disk has no room
+    for it, or if a person then does not want it."""
+    from lmx.supervisor.cli.command import read_config
+    from lmx.supervisor.cli.views.prospect import budget_of, hints, load_lines, prospect, size_lines
 
-    look = look_now(home, wanted.repo_id, wanted.options)
-    if look is None:
+    config = read_config(None).config
+    source = wanted.repo_id + (f"@{wanted.revision}" if wanted.revision else "")
+    model = ModelConfig(id=wanted.repo_id, source=source)
+    try:
+        seen = prospect(config, home, model, wanted.filename, on_hub=True)
+    except OperationError as error:
+        if error.code is ErrorCode.MODEL_SOURCE_INVALID:
+            raise
         return
-    total_bytes, missing_bytes = look.total_bytes, look.missing_bytes
-    size = f"{wanted.repo_id}: {format_bytes(total_bytes)}"
-    if not missing_bytes:
-        click.echo(f"{size}, and all of it is on this machine")
-    else:
-        free = f"{format_bytes(look.free_bytes)} free in {look.folder}"
-        click.echo(f"{size}; {format_bytes(missing_bytes)} to download, {free}")
-    budget = f"the {format_bytes(budget_bytes)} that models may take of the memory"
-    if total_bytes <= budget_bytes:
-        click.echo(f"its files fit into {budget}")
+    look, judged = seen.look, seen.judged
+    assert look is not None
+    for line in size_lines(f"{source}{f' {wanted.filename}' if wanted.filename else ''}", look):
+        click.echo(line)
+    if look.lacking_bytes:
+        raise OperationError(
+            ErrorCode.INSUFFICIENT_DISK,
+            f"nothing was downloaded: {look.folder} has no room for it; delete models there "
+            "(`lmx list`, `lmx rm`), or set HF_HUB_CACHE to another disk",
+        )
+    budget = budget_of(config)
+    limit = f"the {format_bytes(budget)} that models may take of the memory"
+    if isinstance(judged, OperationError):
+        if look.total_bytes > budget:
+            click.echo(f"its files are larger than {limit} (memory.budget_bytes)")
+        click.echo(f"how much memory it takes is not known yet: {judged.message}")
         return
-    click.echo(f"it does not fit: its files are larger than {budget} (memory.budget_bytes)")
+    need_bytes = judged.load.need_bytes
+    if need_bytes <= judged.load.budget_bytes:
+        click.echo(f"fits: it takes {format_bytes(need_bytes)} of {limit}")
+        for line in load_lines(judged):
+            click.echo(line)
+        return
+    click.echo(f"it does not fit: it takes {format_bytes(need_bytes)}, more than {limit}")
+    for hint in hints(model, judged.estimate, judged.plan, budget):
+        click.echo(f"  {hint}")
     if sys.stdin.isatty() and not click.confirm("download it all the same?"):
         raise OperationError(ErrorCode.INSUFFICIENT_MEMORY, "nothing was downloaded")
+
+
+def search_models(home: Home, words: str) -> None:
+    """Print the models of the hub that have these words in their names and the form that is loaded
+    here. Raises :class:`OperationError`."""
+    from lmx.supervisor.cli.command import read_config
+    from lmx.supervisor.cli.views.prospect import budget_of
+    from lmx.supervisor.processes.preview import search_now
+
+    found = search_now(home, words, _MOST_FOUND)
+    if not found:
+        raise OperationError(
+            ErrorCode.MODEL_NOT_FOUND,
+            f"the hub has no model in MLX form with {words!r} in its name: try fewer words",
+        )
+    budget = budget_of(read_config(None).config)
+    columns = (
+        Column("MODEL", tuple(each.repo_id for each in found), right=False),
+        Column("WEIGHTS", tuple(_size(each.size_bytes) for each in found)),
+        Column("FITS", tuple(_may_fit(each.size_bytes, budget) for each in found)),
+        Column("DOWNLOADS", tuple(f"{each.downloads:,}" for each in found)),
+        Column("GATED", tuple("yes" if each.gated else "" for each in found), right=False),
+    )
+    console = make_console()
+    console.print(model_table(columns, console.width))
+    click.echo(
+        f"Models may take {format_bytes(budget)} here. `lmx estimate MODEL` says what one takes "
+        "with its context, and `lmx pull MODEL` downloads it."
+    )
+
+
+def _size(size_bytes: int | None) -> str:
+    return "-" if size_bytes is None else format_bytes(size_bytes)
+
+
+def _may_fit(weights_bytes: int | None, budget: int) -> str:
+    if weights_bytes is None:
+        return "-"
+    return "no" if weights_bytes >= budget else "yes"
 
 
 def cancel_download(place: Place, download_id: str) -> None:

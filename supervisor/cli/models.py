@@ -13,7 +13,7 @@ from lmx.supervisor.cli.command import (
     place,
     read_config,
 )
-from lmx.supervisor.cli.completion import MODEL
+from lmx.supervisor.cli.completion import MODEL, MODEL_OR_SHORT_NAME, SHORT_NAME
 
 _model = click.argument("model", type=MODEL)
 
@@ -46,7 +46,7 @@ def load(model: str, context_length: int | None) -> None:
 
 @click.command()
 @click.argument("id", metavar="ID")
-@click.argument("source")
+@click.argument("source", type=SHORT_NAME)
 @_context
 @command
 def add(id: str, source: str, context_length: int | None) -> None:
@@ -152,15 +152,24 @@ def unpin(model: str) -> None:
 
 
 @click.command()
-@click.argument("model", metavar="MODEL|FOLDER", type=MODEL)
+@click.argument("model", type=MODEL_OR_SHORT_NAME)
+@click.option("--file", "filename", metavar="NAME", help="This .gguf file of the repository.")
 @config_option
 @json_option
 @command
-def estimate(model: str, config: Path | None, as_json: bool) -> None:
-    """Show what a model would take of the memory, line by line.
+def estimate(model: str, filename: str | None, config: Path | None, as_json: bool) -> None:
+    """Show what a model would take of the memory, also before a download.
 
-    MODEL is one of the lmx that runs, else of the configuration; FOLDER any in MLX form. Nothing is
-    loaded, and lmx need not run.
+    MODEL is one of the lmx that runs, else of the configuration; a short name (see `lmx pull -h`),
+    org/name of the hub, a folder in MLX form or a .gguf file. Shows each part of the memory, the
+    longest context that fits, and which models would be evicted if lmx runs. Nothing is loaded, and
+    of what is not on this machine only the heads of its files are downloaded.
+
+    \b
+    Examples:
+      lmx estimate qwen3-8b
+      lmx estimate mlx-community/Qwen3-30B-A3B-4bit
+      lmx estimate unsloth/Qwen3-8B-GGUF --file Qwen3-8B-Q4_K_M.gguf
     """
     from lmx.supervisor.cli.views.estimate import print_estimate
     from lmx.supervisor.inventory.added import with_added
@@ -168,4 +177,4 @@ def estimate(model: str, config: Path | None, as_json: bool) -> None:
 
     found = read_config(config).config
     served = with_added(found, AddedFile(home().added_models).read())
-    print_estimate(served, home(), model, as_json)
+    print_estimate(served, home(), model, as_json, filename)

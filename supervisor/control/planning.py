@@ -2,12 +2,12 @@
 
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from pydantic import ValidationError
 
-from lmx.protocol.errors import ErrorCode, LmxError, RequestError
+from lmx.protocol.errors import ErrorCode, LmxError, OperationError, RequestError
 from lmx.protocol.messages.control import LoadPlan, PlanLine, PlanLoad
 from lmx.protocol.states import LoadOutcome, ModelKind
 from lmx.supervisor.config.known_models import repository_of
@@ -17,64 +17,60 @@ from lmx.supervisor.control.loading import context_refusal
 from lmx.supervisor.core.core import Core
 from lmx.supervisor.core.inspect_files import question_of
 from lmx.supervisor.decisions.forecast import Forecast, forecast, without
-from lmx.supervisor.decisions.ledger import format_bytes
 from lmx.supervisor.decisions.placement import infeasible_reason
 from lmx.supervisor.decisions.placement_view import PlacementView, Waiting
 from lmx.supervisor.memory.estimate_lines import lines_of
 from lmx.supervisor.memory.inspection import Inspection, Question
 from lmx.supervisor.memory.plan import Estimate, MemoryPlan
-from lmx.supervisor.processes.fetching import Look
 
 _CONTEXT_STEP_TOKENS: Final = 256
 
 
+Estimating = Callable[[ModelConfig, Inspection], tuple[Estimate, MemoryPlan]]
+"""Plans for a model whose files were read."""
+
+
 @dataclass(eq=False, repr=False)
 class Planning:
-    """Answers ``PlanLoad``. ``inspect`` reads a model's files; ``look`` asks the hub how large a
-    repository is, None if it doesn't say it; ``estimate`` plans for a model whose files were read;
-    ``now_s`` is the core's clock."""
+    """Answers ``PlanLoad``. ``inspect`` reads a model's files; ``preview`` those of one that is not
+    on this machine, and says how much of it is missing; ``now_s`` is the core's clock."""
 
     _core: Core
     _inspect: Callable[[Question], Awaitable[Inspection]]
-    _look: Callable[[str], Awaitable[Look | None]]
-    _estimate: Callable[[ModelConfig, Inspection], tuple[Estimate, MemoryPlan]]
+    _preview: Callable[[Question], Awaitable[tuple[int, Inspection]]]
+    _estimate: Estimating
     _now_s: Callable[[], float]
 
     async def plan(self, question: PlanLoad) -> LoadPlan:
         """Return the plan. Raises :class:`LmxError`: MODEL_NOT_FOUND, MODEL_SOURCE_INVALID, and
         INVALID_VALUE for a context that the model can't have."""
-        model = self._model(question.model_id)
-        found = await self._inspect(question_of(model))
+        model = self._model(question)
+        asked, download_bytes = question_of(model), question.download_bytes
+        if question.folder is not None:
+            asked = replace(asked, path=question.folder)
+        found = await self._inspect(asked)
         if not found.whole:
-            return await self._of_the_hub(model)
-        if question.context_length is not None:
-            most = found.facts.context_tokens
-            refusal = context_refusal(model.id, question.context_length, most)
-            if refusal is not None:
-                raise RequestError(ErrorCode.INVALID_VALUE, refusal, param="context_length")
-            model = model.model_copy(update={"context_length": question.context_length})
-        estimate, plan = self._estimate(model, found)
-        lines = list(lines_of(model, estimate))
-        if plan.static_bytes != estimate.static_bytes:
-            reason = "when it was loaded, in place of weights, draft model, adapters and process"
-            lines.append(PlanLine("measured", plan.static_bytes, reason))
-        if plan.set_bytes is not None:
-            lines.append(PlanLine("memory_bytes", plan.set_bytes, "set by hand: goes before it"))
-        scene = self._core.scene(self._now_s())
-        one = Waiting(model.id, plan.reserve_bytes, None)
-        context = plan.context_tokens or found.facts.context_tokens
-        longest, longest_now = self._longest(model, found, without(model.id, scene))
-        return self._answer(
-            one,
-            scene,
-            tuple(lines),
-            self._loaded(model.id, question.context_length),
-            context_length=context,
-            longest_context=longest,
-            longest_context_now=longest_now,
+            try:
+                download_bytes, found = await self._preview(asked)
+            except OperationError as error:
+                raise RequestError(
+                    ErrorCode.MODEL_NOT_FOUND,
+                    f"the files of {model.id} are not on this machine: {error.message}",
+                    param="model",
+                ) from error
+        return load_plan(
+            model,
+            found,
+            self._estimate,
+            self._core.scene(self._now_s()),
+            self._now_s(),
+            context_length=question.context_length,
+            download_bytes=download_bytes,
+            known=self._loaded(model.id, question.context_length),
         )
 
-    def _model(self, name: str) -> ModelConfig:
+    def _model(self, question: PlanLoad) -> ModelConfig:
+        name = question.model_id
         try:
             return self._core.slot(name).model
         except LmxError:
@@ -83,6 +79,8 @@ class Planning:
             # A short name's repository may be served under a name of its own.
             return self._core.slot(repository).model
         except LmxError as unknown:
+            if question.folder is not None:
+                return ModelConfig(id=repository, source=question.folder)
             try:
                 is_of_hub = isinstance(parse_source(repository), HubSource)
                 model = ModelConfig(id=repository, source=repository)
@@ -93,54 +91,6 @@ class Planning:
                 raise
             return model
 
-    async def _of_the_hub(self, model: ModelConfig) -> LoadPlan:
-        source = parse_source(model.source)
-        look = await self._look(model.source) if isinstance(source, HubSource) else None
-        if look is None:
-            raise RequestError(
-                ErrorCode.MODEL_NOT_FOUND,
-                f"the files of {model.id} are not on this machine, and the hub does not say how "
-                "large they are: check the name, or try again later",
-                param="model",
-            )
-        reason = f"its files on the hub; {format_bytes(look.missing_bytes)} must be downloaded"
-        scene = self._core.scene(self._now_s())
-        return self._answer(
-            Waiting(model.id, look.total_bytes, None),
-            scene,
-            (PlanLine("files", look.total_bytes, reason),),
-            None,
-            download_bytes=look.missing_bytes,
-        )
-
-    def _answer(
-        self,
-        one: Waiting,
-        scene: PlacementView,
-        lines: tuple[PlanLine, ...],
-        known: Forecast | None,
-        *,
-        download_bytes: int = 0,
-        context_length: int | None = None,
-        longest_context: int | None = None,
-        longest_context_now: int | None = None,
-    ) -> LoadPlan:
-        found = known or forecast(one, without(one.model_id, scene), self._now_s())
-        return LoadPlan(
-            one.model_id,
-            lines,
-            one.need_bytes,
-            found.outcome,
-            found.detail,
-            scene.budget_bytes,
-            max(0, scene.free_bytes),
-            found.evicts,
-            download_bytes,
-            context_length,
-            longest_context,
-            longest_context_now,
-        )
-
     def _loaded(self, model_id: str, context_length: int | None) -> Forecast | None:
         slot = self._core.slots.get(model_id)
         worker = None if slot is None else slot.ready_worker
@@ -148,25 +98,77 @@ class Planning:
             return None
         return Forecast(LoadOutcome.LOADED, f"{model_id} is loaded already")
 
-    def _longest(
-        self, model: ModelConfig, found: Inspection, scene: PlacementView
-    ) -> tuple[int | None, int | None]:
-        """Return the longest context with which a model can be loaded at all, and now. None: that
-        is not known, or there is none."""
-        native = found.facts.context_tokens
-        if native is None or (model.kind or found.kind) is not ModelKind.CHAT:
-            return None, None
-        lengths = [*range(_CONTEXT_STEP_TOKENS, native, _CONTEXT_STEP_TOKENS), native]
 
-        def lacks(tokens: int, *, now: bool) -> bool:
-            with_context = model.model_copy(update={"context_length": tokens})
-            need_bytes = self._estimate(with_context, found)[1].reserve_bytes
-            if now:
-                return need_bytes > scene.free_bytes
-            return infeasible_reason(Waiting(model.id, need_bytes, None), scene) is not None
+def load_plan(
+    model: ModelConfig,
+    found: Inspection,
+    estimating: Estimating,
+    scene: PlacementView,
+    now_s: float,
+    *,
+    context_length: int | None = None,
+    download_bytes: int = 0,
+    known: Forecast | None = None,
+) -> LoadPlan:
+    """Return what the load of a model whose files were read would need, and what would follow for
+    the models of a scene. ``known`` is what is known to follow.
 
-        def longest(*, now: bool) -> int | None:
-            fitting = bisect_right(lengths, False, key=lambda each: lacks(each, now=now))
-            return lengths[fitting - 1] if fitting else None
+    Raises :class:`LmxError`: MODEL_SOURCE_INVALID for files that can't be loaded, and INVALID_VALUE
+    for a context that the model can't have.
+    """
+    if found.problem is not None or found.files is None:
+        problem = found.problem or f"{found.path} is not whole: {found.missing} is missing"
+        raise OperationError(ErrorCode.MODEL_SOURCE_INVALID, problem)
+    if context_length is not None:
+        refusal = context_refusal(model.id, context_length, found.facts.context_tokens)
+        if refusal is not None:
+            raise RequestError(ErrorCode.INVALID_VALUE, refusal, param="context_length")
+        model = model.model_copy(update={"context_length": context_length})
+    estimate, plan = estimating(model, found)
+    lines = list(lines_of(model, estimate))
+    if plan.static_bytes != estimate.static_bytes:
+        reason = "when it was loaded, in place of weights, draft model, adapters and process"
+        lines.append(PlanLine("measured", plan.static_bytes, reason))
+    if plan.set_bytes is not None:
+        lines.append(PlanLine("memory_bytes", plan.set_bytes, "set by hand: goes before it"))
+    others = without(model.id, scene)
+    outcome = known or forecast(Waiting(model.id, plan.reserve_bytes, None), others, now_s)
+    longest, longest_now = _longest(model, found, estimating, others)
+    return LoadPlan(
+        model.id,
+        tuple(lines),
+        plan.reserve_bytes,
+        outcome.outcome,
+        outcome.detail,
+        scene.budget_bytes,
+        max(0, scene.free_bytes),
+        outcome.evicts,
+        download_bytes,
+        plan.context_tokens or found.facts.context_tokens,
+        longest,
+        longest_now,
+    )
 
-        return longest(now=False), longest(now=True)
+
+def _longest(
+    model: ModelConfig, found: Inspection, estimating: Estimating, scene: PlacementView
+) -> tuple[int | None, int | None]:
+    """Return the longest context with which a model can be loaded at all, and now. None: that is
+    not known, or there is none."""
+    native = found.facts.context_tokens
+    if native is None or (model.kind or found.kind) is not ModelKind.CHAT:
+        return None, None
+    lengths = [*range(_CONTEXT_STEP_TOKENS, native, _CONTEXT_STEP_TOKENS), native]
+
+    def lacks(tokens: int, *, now: bool) -> bool:
+        with_context = model.model_copy(update={"context_length": tokens})
+        need_bytes = estimating(with_context, found)[1].reserve_bytes
+        if now:
+            return need_bytes > scene.free_bytes
+        return infeasible_reason(Waiting(model.id, need_bytes, None), scene) is not None
+
+    def longest(*, now: bool) -> int | None:
+        fitting = bisect_right(lengths, False, key=lambda each: lacks(each, now=now))
+        return lengths[fitting - 1] if fitting else None
+
+    return longest(now=False), longest(now=True)

@@ -10,6 +10,7 @@ fetch program.
 import os
 import re
 import shutil
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager
 from pathlib import Path, PurePath
@@ -104,22 +105,41 @@ def fetch_hub(
         raise explained(error, repo_id, revision) from error
 
 
+Heads = Callable[[str, str, list[HubFile]], None]
+"""Fetches the heads of files: of a repository, its commit and the files."""
+
+
 def look_up(
-    repo_id: str, revision: str | None, filename: str | None, *, adapter: bool = False
-) -> dict[str, int | str]:
+    repo_id: str,
+    revision: str | None,
+    filename: str | None,
+    *,
+    adapter: bool = False,
+    heads: Heads | None = None,
+) -> dict[str, int | str | None]:
     """Return how large a repository or the one file is, how much of it is not here yet, and how
     much room is where it would go. With `adapter` the repository holds an adapter, and no model.
-    Downloads nothing. Raises `OperationError`."""
+    Downloads nothing but what `heads` does; where that fails, `problem` says why. Raises
+    `OperationError`."""
+    problem = None
     try:
-        _, listed = patiently(lambda: _listed(repo_id, revision), longest_wait_s=0.0)
+        commit, listed = patiently(lambda: _listed(repo_id, revision), longest_wait_s=0.0)
         files = _wanted(listed, repo_id, filename, adapter)
     # The same border as in `fetch_hub`.
     except Exception as error:
         raise explained(error, repo_id, revision) from error
+    try:
+        if heads is not None:
+            heads(repo_id, commit, files)
+    # The sizes are worth knowing without them.
+    except Exception as error:
+        problem = explained(error, repo_id, revision).message
     blobs, _ = _places(repo_id)
     missing = [file for file in files if not (blobs / file.digest).exists()]
-    folder, free_bytes = _free_space()
+    folder, free_bytes = free_space(_cache())
     return {
+        "problem": problem,
+        "spare_bytes": SPARE_BYTES,
         "total_bytes": sum(file.size_bytes for file in files),
         "missing_bytes": sum(
             file.size_bytes - _part_bytes(blobs / file.digest) for file in missing
@@ -268,9 +288,8 @@ def _fetch_missing(repo_id: str, commit: str, files: list[HubFile], report: Repo
 
 def _places(repo_id: str) -> tuple[Path, Path]:
     """Return where the hub client keeps the contents of a repository's files, and their locks."""
-    cache = Path(constants.HF_HUB_CACHE).expanduser()
     folder = repo_folder_name(repo_id=repo_id, repo_type="model")
-    return cache / folder / "blobs", cache / ".locks" / folder
+    return _cache() / folder / "blobs", _cache() / ".locks" / folder
 
 
 def _linked(
@@ -360,16 +379,53 @@ def _part_bytes(blob: Path) -> int:
     return part.stat().st_size if part.exists() else 0
 
 
-def _free_space() -> tuple[Path, int]:
-    """Return the folder that the client's cache is in, or would be, and how much is free there."""
-    folder = Path(constants.HF_HUB_CACHE).expanduser()
+def search(words: str, most: int) -> list[dict[str, Any]]:
+    """Return the models of the hub whose names have these words and that MLX can load, the most
+    downloaded first: ``repo_id``, ``downloads``, ``size_bytes`` (None: not known). Raises
+    `OperationError`."""
+    try:
+        found = HfApi().list_models(
+            search=words,
+            filter="mlx",
+            sort="downloads",
+            limit=most,
+            expand=["downloads", "safetensors", "gated"],
+        )
+        return [
+            {
+                "repo_id": str(model.id),
+                "downloads": int(model.downloads or 0),
+                "size_bytes": _weights_bytes(model.safetensors),
+                "gated": bool(model.gated),
+            }
+            for model in found
+        ]
+    # The same border as in `fetch_hub`.
+    except Exception as error:
+        raise explained(error, f"a search for {words!r}", None) from error
+
+
+def _weights_bytes(info: Any) -> int | None:
+    """Return how large weights are by the numbers of each type that the hub has counted."""
+    if info is None:
+        return None
+    bits = [(re.search(r"\d+", kind), count) for kind, count in info.parameters.items()]
+    return sum(count * int(found[0]) // 8 for found, count in bits if found) or None
+
+
+def free_space(folder: Path) -> tuple[Path, int]:
+    """Return the folder, or the one that it would be made in, and how much is free there."""
     while not folder.exists():
         folder = folder.parent
     return folder, shutil.disk_usage(folder).free
 
 
+def _cache() -> Path:
+    return Path(constants.HF_HUB_CACHE).expanduser()
+
+
 def _check_disk(repo_id: str, needed_bytes: int) -> None:
-    folder, free_bytes = _free_space()
+    folder, free_bytes = free_space(_cache())
     if needed_bytes > 0 and free_bytes < needed_bytes + SPARE_BYTES:
         raise OperationError(
             ErrorCode.INSUFFICIENT_DISK,

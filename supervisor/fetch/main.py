@@ -9,8 +9,10 @@ On stdout are JSON lines and nothing else: any number of
 `{"path": "/abs/folder"}` (exit status 0) and `{"error": {"code", "message"}}` (1). What the
 libraries print goes to stderr.
 
-With `--look` nothing is made: of a repository the one line is `{"look": {"total_bytes",
-"missing_bytes", "free_bytes", "folder"}}`.
+With `--look` nothing is made: the one line is `{"look": {"total_bytes", "missing_bytes",
+"free_bytes", "folder", "made_bytes"}}`, of a repository, and with `--heads FOLDER` of a .gguf file
+too; `FOLDER/model` is then a model's folder without weights. With `--search` the source is words,
+and the one line is `{"found": [{"repo_id", "downloads", "size_bytes", "gated"}]}`.
 
 It is a program of its own so that the supervisor never loads the hub client or the converter,
 and so that a fetch can be stopped at any point: SIGTERM, or the parent's death, ends it within
@@ -25,6 +27,7 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -43,9 +46,11 @@ from lmx.supervisor.config.sources import (
     parse_source,
 )
 from lmx.supervisor.fetch.conversion_form import Platform
-from lmx.supervisor.fetch.file import LONGEST_WAIT_S
-from lmx.supervisor.fetch.hub import fetch_hub, look_up
+from lmx.supervisor.fetch.file import LONGEST_WAIT_S, HubFile
+from lmx.supervisor.fetch.heads import fetch_model_heads
+from lmx.supervisor.fetch.hub import fetch_hub, free_space, look_up, search
 from lmx.supervisor.fetch.progress import Phase
+from lmx.supervisor.memory.files import part_names
 
 # Often enough for a progress bar, seldom enough that thousands of tensors cost nothing.
 REPORT_INTERVAL_S = 0.25
@@ -133,6 +138,77 @@ def fetch(
             )
 
 
+@dataclass(frozen=True, slots=True)
+class Looking:
+    """Says how large something is. With a folder for heads it also makes a model's folder without
+    weights there, ``model``, from which the memory is read."""
+
+    models_dir: Path
+    heads: Path | None
+    memory_bytes: int
+    platform: Platform
+
+    def at(
+        self, source: Source, filename: str | None, *, adapter: bool
+    ) -> dict[str, int | str | None]:
+        """Return the sizes of a source. Raises `OperationError`."""
+        match source:
+            case HubSource(repo_id=repo_id, revision=revision):
+                is_gguf = filename is not None and filename.lower().endswith(".gguf")
+                made: list[int] = []
+
+                def fetch(repo_id: str, commit: str, files: list[HubFile]) -> None:
+                    assert self.heads is not None
+                    if filename is not None and not is_gguf:
+                        raise OperationError(
+                            ErrorCode.MODEL_SOURCE_INVALID, f"{filename} is no model of its own"
+                        )
+                    if not is_gguf:
+                        fetch_model_heads(repo_id, commit, files, self.heads / "model")
+                        return
+                    _keep_mlx_out()
+                    from lmx.supervisor.fetch.gguf_heads import fetch_gguf_heads
+
+                    first = fetch_gguf_heads(repo_id, commit, files, self.heads / "gguf")
+                    made.append(self._converted(first))
+
+                found = look_up(
+                    repo_id,
+                    revision,
+                    filename,
+                    adapter=adapter,
+                    heads=None if self.heads is None else fetch,
+                )
+                return {**found, "made_bytes": sum(made)}
+            case GgufSource(path=path) if self.heads is not None:
+                file = Path(path).expanduser().absolute()
+                made_bytes = self._converted(file)
+                folder, free_bytes = free_space(self.models_dir)
+                return {
+                    "total_bytes": sum(
+                        file.with_name(name).stat().st_size for name in part_names(file.name)
+                    ),
+                    "missing_bytes": 0,
+                    "free_bytes": free_bytes,
+                    "folder": str(folder),
+                    "made_bytes": made_bytes,
+                }
+            case _:
+                raise OperationError(
+                    ErrorCode.MODEL_SOURCE_INVALID,
+                    "only repositories and .gguf files are looked at",
+                )
+
+    def _converted(self, file: Path) -> int:
+        _keep_mlx_out()
+        from lmx.supervisor.fetch.gguf_heads import write_converted_heads
+
+        assert self.heads is not None
+        return write_converted_heads(
+            file, self.heads / "model", platform=self.platform, memory_bytes=self.memory_bytes
+        )
+
+
 def _keep_mlx_out() -> None:
     """Keep the converter from importing mlx-lm, which it can use and lmx does not let it use: that
     takes seconds, and fails on a Mac without a GPU that Metal knows."""
@@ -199,6 +275,12 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         help="of a hub that takes no more requests for now: for this long it is waited for",
     )
     parser.add_argument("--look", action="store_true", help="say how large it is, and end")
+    parser.add_argument(
+        "--heads", type=Path, help="with --look: make a folder there that has no weights"
+    )
+    parser.add_argument(
+        "--search", type=int, metavar="MOST", help="find models by the words of --source, and end"
+    )
     parser.add_argument("--models-dir", required=True, type=Path, help="where conversions go")
     return parser.parse_args(argv)
 
@@ -212,20 +294,24 @@ def main(argv: list[str] | None = None) -> int:
     keep_up_in_thread(lambda: _stop_with_parent(parent_pid), "the look for the parent").start()
     outlet = Outlet()
     try:
-        source = _source(arguments.source, arguments.revision, arguments.filename)
-        if arguments.look and isinstance(source, HubSource):
-            found = look_up(
-                source.repo_id, source.revision, arguments.filename, adapter=arguments.adapter
-            )
-            outlet.line({"look": found})
+        if arguments.search is not None:
+            outlet.line({"found": search(arguments.source, arguments.search)})
             return 0
+        source = _source(arguments.source, arguments.revision, arguments.filename)
         models_dir: Path = arguments.models_dir.expanduser().absolute()
+        memory_bytes = psutil.virtual_memory().total
+        platform: Platform = "darwin" if sys.platform == "darwin" else "linux"
+        if arguments.look:
+            filename, adapter = arguments.filename, arguments.adapter
+            look = Looking(models_dir, arguments.heads, memory_bytes, platform)
+            outlet.line({"look": look.at(source, filename, adapter=adapter)})
+            return 0
         folder = fetch(
             source,
             arguments.filename,
             models_dir,
-            psutil.virtual_memory().total,
-            "darwin" if sys.platform == "darwin" else "linux",
+            memory_bytes,
+            platform,
             outlet,
             arguments.longest_wait_s,
             arguments.adapter,

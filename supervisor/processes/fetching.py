@@ -1,6 +1,5 @@
 """Runs the fetch program, which downloads from a hub or imports a GGUF file, in processes of its
-own: for loads, and for the downloads of :mod:`lmx.supervisor.inventory.downloads`. It also asks the
-hub how large something is."""
+own: for loads, and for the downloads of :mod:`lmx.supervisor.inventory.downloads`."""
 
 from __future__ import annotations
 
@@ -8,7 +7,6 @@ import asyncio
 import contextlib
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +28,6 @@ _STALL_S: Final = 900.0
 """A fetch that reports nothing for this long is ended. To compare the converted weights of a large
 model with their file takes minutes, and nothing is reported meanwhile."""
 
-_LOOK_S: Final = 60.0
 _LINE_LIMIT_BYTES: Final = 256 * 1024
 _LOG_LIMIT_BYTES: Final = 1024 * 1024
 
@@ -128,35 +125,6 @@ async def _read(
             )
         else:
             advanced(report)
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """What the hub says of a repository, or of one file of it."""
-
-    total_bytes: int
-    missing_bytes: int
-    """How much of it is not on this machine."""
-    free_bytes: int
-    """The room in ``folder``."""
-    folder: str
-    """Where it would be downloaded to."""
-
-
-def look_now(home: Home, source: str, options: Sequence[str]) -> Look | None:
-    """Ask the hub how large a repository is; ``options`` are further arguments of the fetch
-    program. Returns None if that can't be found out. This blocks, not longer than the deadline."""
-    try:
-        found = subprocess.run(
-            [
-                sys.executable, "-P", "-m", "lmx.supervisor.fetch.main", "--look",
-                "--source", source, "--models-dir", str(home.models), *options,
-            ],
-            stdin=subprocess.DEVNULL, capture_output=True, timeout=_LOOK_S, check=False,
-        )  # fmt: skip
-        return Look(**json.loads(found.stdout.splitlines()[-1])["look"])
-    except (subprocess.TimeoutExpired, ValueError, LookupError):
-        return None
 
 
 @dataclass(frozen=True, slots=True)

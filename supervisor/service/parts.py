@@ -35,10 +35,11 @@ from lmx.supervisor.memory.watch import MemoryWatch
 from lmx.supervisor.memory.working_set import read_working_set
 from lmx.supervisor.processes.descendants import Descendants
 from lmx.supervisor.processes.exit_watch import ExitWatch
-from lmx.supervisor.processes.fetching import FetchProgram, FetchRuns, LoadFetches, look_now
+from lmx.supervisor.processes.fetching import FetchProgram, FetchRuns, LoadFetches
 from lmx.supervisor.processes.handover import Invocation
 from lmx.supervisor.processes.inspector import Inspections, Inspector
 from lmx.supervisor.processes.launcher import Launcher
+from lmx.supervisor.processes.preview import preview_now
 from lmx.supervisor.processes.routers import RouterProcesses
 from lmx.supervisor.processes.sleep import SleepPrevention
 from lmx.supervisor.processes.workers import WorkerProcesses
@@ -177,7 +178,7 @@ def wire(
     planning = Planning(
         core,
         inspect,
-        lambda source: asyncio.to_thread(look_now, home, source, ()),
+        lambda question: asyncio.to_thread(preview_now, home, question),
         workers.estimate,
         time.monotonic,
     )

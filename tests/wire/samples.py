@@ -269,7 +269,7 @@ SAMPLES: Final[tuple[Any, ...]] = (
     DrainModel("org/tiny"),
     ResetModel("org/tiny"),
     PinModel("org/tiny", True),
-    PlanLoad("org/tiny", 4096),
+    PlanLoad("org/tiny", 4096, "/tmp/heads/model", 800),
     LoadPlan(
         "org/tiny", (PlanLine("weights", 900, "headers"),), 1000, LoadOutcome.EVICTS,
         "other would be evicted", 2000, 500, ("other",), 800, 4096, 8192, 2048),

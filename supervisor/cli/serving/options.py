@@ -11,7 +11,7 @@ import click
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.supervisor.cli.command import config_option, config_path, from_words, home, own_config
-from lmx.supervisor.cli.completion import MODEL
+from lmx.supervisor.cli.completion import MODEL_OR_SHORT_NAME
 from lmx.supervisor.state.home import Home
 
 
@@ -19,7 +19,7 @@ def serving_options(function: Callable[..., None]) -> Callable[..., None]:
     """Add the arguments and options of :func:`apply` to a command."""
     for decorate in reversed(
         (
-            click.argument("models", metavar="[MODEL]...", nargs=-1, type=MODEL),
+            click.argument("models", metavar="[MODEL]...", nargs=-1, type=MODEL_OR_SHORT_NAME),
             click.option("--host", metavar="ADDRESS", help="Listen there (default: 127.0.0.1)."),
             click.option(
                 "--port", type=click.IntRange(0, 65_535), help="Listen there (default: 8000)."

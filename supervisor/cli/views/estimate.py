@@ -1,96 +1,83 @@
-"""``lmx estimate``: a model's memory line by line, before it is loaded."""
+"""``lmx estimate``: a model's memory line by line, before it is loaded or downloaded."""
 
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+import dataclasses
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
 from pydantic import ValidationError
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from lmx.protocol.errors import ErrorCode, OperationError
-from lmx.protocol.states import ModelKind
 from lmx.supervisor.cli.views.json_output import json_text
 from lmx.supervisor.cli.views.progress import make_console
+from lmx.supervisor.cli.views.prospect import Judgement, hints, load_lines, prospect, size_lines
+from lmx.supervisor.config.known_models import meant_instead, repository_of
 from lmx.supervisor.config.schema import Config, ModelConfig
-from lmx.supervisor.config.sources import folder_path
-from lmx.supervisor.core.inspect_files import question_of
-from lmx.supervisor.decisions.ledger import budget_bytes, format_bytes
+from lmx.supervisor.config.sources import HubSource, SourceError, folder_path, parse_source
+from lmx.supervisor.decisions.ledger import format_bytes
 from lmx.supervisor.memory.estimate_lines import lines_of
-from lmx.supervisor.memory.fetched import not_fetched
-from lmx.supervisor.memory.inspection import Inspection
-from lmx.supervisor.memory.measured import Measured
-from lmx.supervisor.memory.plan import Estimate, MemoryPlan, estimate_memory, plan_of
-from lmx.supervisor.memory.system import read_memory
-from lmx.supervisor.memory.working_set import read_working_set
-from lmx.supervisor.processes.fetching import look_now
-from lmx.supervisor.processes.inspector import inspect_now
+from lmx.supervisor.memory.plan import Estimate, MemoryPlan
 from lmx.supervisor.state.home import Home
 
-_LOOKS_AT_ONCE: Final = 4
 
+def print_estimate(
+    config: Config, home: Home, name: str, as_json: bool, filename: str | None = None
+) -> None:
+    """Print what a model would take: one of the configuration, by id or alias, a folder, a .gguf
+    file, a short name or a repository of the hub, or one file of a repository.
 
-def print_estimate(config: Config, home: Home, model: str, as_json: bool) -> None:
-    """Print what a model would take: one of the configuration, by id or alias, or a folder.
-
-    Asks no supervisor and loads nothing. Asks the hub for the size of adapters that were not
-    fetched yet, and names those for which it doesn't answer, instead of counting them. Raises
-    :class:`OperationError` for a model that isn't known, isn't fetched yet or can't be read.
+    Loads nothing, and downloads only the heads of files. Names the adapters that were not fetched
+    yet and whose size the hub does not say, instead of counting them. Raises
+    :class:`OperationError` for a model that isn't known or can't be read.
     """
-    chosen = _find(config, model)
-    (found,) = inspect_now(home, [question_of(chosen)])
-    path, kind, files, draft = found.path, found.kind, found.files, found.draft_files
-    if path is None:
-        raise not_fetched(chosen.source)
-    if found.problem is not None or files is None or kind is None:
-        problem = found.problem or f"{path} is not whole: {found.missing} is missing"
-        raise OperationError(ErrorCode.MODEL_SOURCE_INVALID, problem)
-    hub_bytes = _hub_bytes(home, chosen, found)
-    known_bytes = sum(size for size in hub_bytes.values() if size is not None)
-    files = replace(files, adapters_bytes=files.adapters_bytes + known_bytes)
-    budget = budget_bytes(config.memory, read_memory().total_bytes, read_working_set())
-    decoder_bytes = config.media.decode_limits(chosen.media).process_bytes
-    estimate = estimate_memory(
-        chosen, kind, files, draft, budget, config.memory.kv_bits, decoder_bytes, len(config.models)
-    )
-    if not estimate.weights_bytes:
+    model = _find(config, name)
+    if filename is not None and not isinstance(parse_source(model.source), HubSource):
         raise OperationError(
             ErrorCode.MODEL_SOURCE_INVALID,
-            f"no weights found in {path}: a model's folder has *.safetensors next to config.json",
+            f"{model.source} is no repository of the hub, so --file names nothing in it",
         )
-    plan = plan_of(chosen, kind, files, draft, estimate, Measured.peek(home.measured))
-    unfetched = [adapter for adapter, size in hub_bytes.items() if size is None]
+    seen = prospect(config, home, model, filename)
+    found, look, judged = seen.found, seen.look, seen.judged
+    if isinstance(judged, OperationError):
+        raise judged
+    budget = judged.load.budget_bytes
     if as_json:
         media = [each.value for each in found.facts.media or ()]
-        answer = {"model": chosen.id, "path": path, "kind": kind.value, "media": media}
-        answer |= as_dict(estimate, plan, budget)
-        click.echo(json_text(answer | {"adapters_not_fetched": unfetched}))
+        kind = None if found.kind is None else found.kind.value
+        path = found.path if look is None else None
+        answer: dict[str, Any] = {"model": model.id, "path": path, "kind": kind, "media": media}
+        answer |= as_dict(judged.estimate, judged.plan, budget)
+        answer |= _load_as_dict(judged)
+        answer["look"] = None if look is None else dataclasses.asdict(look)
+        answer["adapters_not_fetched"] = list(judged.unfetched)
+        click.echo(json_text(answer))
         return
     console = make_console()
-    show(console, chosen, estimate, plan, budget)
-    if unfetched:
+    if look is not None:
+        for line in size_lines(f"{model.source}{f' {filename}' if filename else ''}", look):
+            console.print(escape(line))
+        console.print()
+    show(console, model, judged.estimate, judged.plan, budget)
+    for line in load_lines(judged):
+        console.print(escape(line))
+    if judged.unfetched:
         console.print(
             "not counted, because they were not fetched yet, and the hub does not say how large "
-            f"they are: the adapters {', '.join(unfetched)}"
+            f"they are: the adapters {', '.join(judged.unfetched)}"
         )
 
 
-def _hub_bytes(home: Home, model: ModelConfig, found: Inspection) -> dict[str, int | None]:
-    """Return how large those of a model's adapters are that were not fetched yet; None: the hub
-    does not say it."""
-    if found.kind is not ModelKind.CHAT:
-        return {}
-    there = zip(model.adapters, found.adapter_paths, strict=False)
-    unfetched = [adapter for adapter, folder in there if folder is None]
-    if not unfetched:
-        return {}
-    with ThreadPoolExecutor(_LOOKS_AT_ONCE) as pool:
-        sources = [model.adapters[adapter] for adapter in unfetched]
-        looks = pool.map(lambda source: look_now(home, source, ("--adapter",)), sources)
-        sizes = [None if look is None else look.total_bytes for look in looks]
-    return dict(zip(unfetched, sizes, strict=True))
+def _load_as_dict(judged: Judgement) -> dict[str, Any]:
+    load = judged.load
+    return {
+        "longest_context": load.longest_context,
+        "longest_context_now": load.longest_context_now if judged.running else None,
+        "outcome": load.outcome.value if judged.running else None,
+        "evicts": list(load.evicts),
+    }
 
 
 def as_dict(estimate: Estimate, plan: MemoryPlan, budget: int) -> dict[str, Any]:
@@ -155,30 +142,6 @@ def show(
         console.print(f"  {hint}")
 
 
-def hints(model: ModelConfig, estimate: Estimate, plan: MemoryPlan, budget: int) -> list[str]:
-    """Return what would help, the cheapest first."""
-    over_bytes = plan.reserve_bytes - budget
-    found = []
-    if plan.set_bytes is not None and plan.set_bytes > plan.static_bytes:
-        found.append("lower memory_bytes, or leave it out")
-    if model.prefix_cache.enabled and estimate.prefix_cache_bytes:
-        saved = format_bytes(estimate.prefix_cache_bytes)
-        found.append(f"a smaller prefix_cache.memory_bytes saves up to {saved}")
-    if model.kept_rows > 1 and estimate.kv_cache_bytes:
-        fewer = "1" if model.kept_rows == 2 else f"{model.kept_rows - 1} or less"
-        found.append(f"concurrency {fewer} saves KV cache")
-    if estimate.kv_bits is None and estimate.kv_cache_bytes:
-        found.append("kv_bits 8 saves about half of the KV cache")
-    if model.context_length is not None and estimate.kv_cache_bytes:
-        found.append(f"a context_length below {model.context_length} saves KV cache")
-    if estimate.decoder_bytes:
-        found.append("a smaller media.decode_memory_bytes saves as much")
-    if plan.static_bytes > budget or not found or over_bytes > plan.working_bytes:
-        found.append("a smaller or more strongly quantized model")
-    found.append("raise memory.budget_bytes or memory.budget_fraction")
-    return found
-
-
 def _find(config: Config, name: str) -> ModelConfig:
     for model in config.models:
         if name in model.names:
@@ -186,23 +149,27 @@ def _find(config: Config, name: str) -> ModelConfig:
     if not name.strip():
         raise OperationError(ErrorCode.MODEL_NOT_FOUND, "give the name of a model, or a folder")
     file = Path(name).expanduser()
-    if file.suffix.lower() == ".gguf" and file.is_file():
-        raise OperationError(
-            ErrorCode.MODEL_SOURCE_INVALID,
-            f"{name} is imported before it is loaded, and what was made of it counts: give the "
-            "name of a configured model that has it as its source, or the imported folder",
-        )
-    if not file.is_dir():
-        known = ", ".join(model.id for model in config.models) or "none is configured"
-        raise OperationError(
-            ErrorCode.MODEL_NOT_FOUND,
-            f"no model is named {name!r}, and no such folder is there; known: {known}",
-        )
-    path = folder_path(name)
+    if file.is_dir() or (file.suffix.lower() == ".gguf" and file.is_file()):
+        model_id, source = "model", str(folder_path(name))
+    else:
+        model_id = source = repository_of(name)
+    for model in config.models:
+        if model.source == source:
+            return model
     try:
-        return ModelConfig(id="model", source=str(path))
-    except ValidationError as error:
-        raise OperationError(ErrorCode.MODEL_SOURCE_INVALID, f"{path}: {error}") from error
+        is_here = not isinstance(parse_source(source), HubSource)
+        if is_here and not file.exists():
+            raise SourceError(f"there is no {name}: check the path")
+        return ModelConfig(id=model_id, source=source)
+    except (SourceError, ValidationError) as error:
+        if "/" in source:
+            raise OperationError(ErrorCode.MODEL_SOURCE_INVALID, str(error)) from error
+    known = ", ".join(model.id for model in config.models) or "none is configured"
+    raise OperationError(
+        ErrorCode.MODEL_NOT_FOUND,
+        f"no model is named {name!r}{meant_instead(name)}, and no such folder is there; known: "
+        f"{known}, and the short names of `lmx pull -h`; models of the hub are org/name",
+    )
 
 
 def _was_measured(estimate: Estimate, plan: MemoryPlan) -> bool:

@@ -233,9 +233,11 @@ def test_the_command_line(hub: FakeHub, lmx: Rig, tmp_path: Path) -> None:
     name = repository(hub, tmp_path, "by-hand")
     done = lmx.cli("download", name)
     assert (done.returncode, f"{name} is served" in done.stdout) == (0, True), done
-    size, room, _ = done.stdout.splitlines()
+    size, room, context, now, _ = done.stdout.splitlines()
     assert re.fullmatch(rf"{name}: 29\d KiB; 29\d KiB to download, [\d.]+ .iB free in /.+", size)
-    assert re.fullmatch(r"its files fit into the [\d.]+ GiB that models may take of .+", room)
+    assert re.fullmatch(r"fits: it takes .+ of the [\d.]+ GiB that models may take of .+", room)
+    assert re.fullmatch(r"context: (\d+) tokens; the longest that fits: \1.*", context)
+    assert re.fullmatch(rf"{name} needs .+ are free: it starts at once", now)
     listed = lmx.cli("available").stdout.splitlines()
     assert listed[0].split() == ["MODEL", "KIND", "SIZE", "SERVED", "AS"]
     assert [line.split() for line in listed if line.startswith(name)] == [
@@ -261,12 +263,15 @@ def test_pull_list_and_rm_without_a_running_lmx(hub: FakeHub, tmp_path: Path) ->
         assert done.stdout.splitlines()[-1].startswith(f"{qwen} is downloaded: `lmx serve`")
         assert f"{qwen}  chat" in alone.cli("list").stdout
         hub.claimed_bytes[WEIGHTS] = 10**16
-        hub.served.clear()
         refused = alone.cli("pull", large)
         assert (refused.returncode, refused.stdout.count("\n")) == (1, 2), refused
-        assert "it does not fit: its files are larger than the " in refused.stdout
-        assert "10000000.00 GB" in refused.stderr
-        assert hub.served[WEIGHTS] == 0
+        assert f"{large}: 8.9 PiB; 8.9 PiB to download" in refused.stdout
+        assert "the disk lacks 8.9 PiB" in refused.stdout
+        assert "nothing was downloaded: " in refused.stderr
+        assert (
+            "no downloads" in alone.cli("downloads").stdout
+            or large not in alone.cli("downloads").stdout
+        )
         # What was pulled is served by the lmx that is started then.
         alone.up()
         assert alone.worker(qwen)["state"] == "cold"

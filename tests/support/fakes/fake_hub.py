@@ -69,6 +69,8 @@ class FakeHub:
         """Requests for each file's content, by its path, and for lists of files, as ``api``."""
         self.faults: dict[str, Fault] = {}
         """By a file's path, and ``api`` for what is asked about a repository."""
+        self.searched: list[dict[str, str]] = []
+        """The parameters of each search."""
         self.claimed_bytes: dict[str, int] = {}
         """Of a large file, by its path: the size that it is listed with in place of its own."""
         self.claimed: dict[str, str] = {}
@@ -92,6 +94,26 @@ class FakeHub:
         return self.add(repo_id, files)
 
     # Within the server's thread.
+
+    async def _list(self, request: web.Request) -> web.StreamResponse:
+        """Answer a search: each word must be in the name."""
+        self.asked["api"] += 1
+        fault = self._fault("api")
+        if fault is not None and fault.status is not None:
+            raise _refusal(fault.status, fault.headers)
+        self.searched.append(dict(request.query))
+        words = request.query.get("search", "").lower().split()
+        found = [
+            {
+                "id": repo_id,
+                "downloads": 1000 - number,
+                "gated": False,
+                "safetensors": {"parameters": {"U32": 1000, "BF16": 500}, "total": 1500},
+            }
+            for number, repo_id in enumerate(self._repositories)
+            if all(word in repo_id.lower() for word in words)
+        ]
+        return web.json_response(found)
 
     def _found(self, request: web.Request) -> tuple[str, dict[str, _File]]:
         repo_id = f"{request.match_info['org']}/{request.match_info['name']}"
@@ -201,10 +223,12 @@ class FakeHub:
         if fault.status is not None:
             raise _refusal(fault.status, fault.headers)
         body = file.body if fault.body is None else fault.body
-        start = request.http_range.start or 0
-        if start:
-            headers |= {"Content-Range": f"bytes {start}-{len(body) - 1}/{len(body)}"}
-        response = web.StreamResponse(status=206 if start else 200, headers=headers)
+        start, stop = request.http_range.start or 0, request.http_range.stop
+        whole_bytes, body = len(body), body[:stop]
+        is_part = bool(start or stop)
+        if is_part:
+            headers |= {"Content-Range": f"bytes {start}-{len(body) - 1}/{whole_bytes}"}
+        response = web.StreamResponse(status=206 if is_part else 200, headers=headers)
         response.content_length = len(body) - start
         await response.prepare(request)
         sent = 0
@@ -233,6 +257,7 @@ class FakeHub:
         repository = "/{org}/{name}"
         for route in ("", "/revision/{revision:.+}"):
             application.router.add_get(f"/api/models{repository}{route}", self._info)
+        application.router.add_get("/api/models", self._list)
         application.router.add_get(f"/api/models{repository}/tree/{{revision}}", self._tree)
         application.router.add_get(f"{repository}/resolve/{{revision}}/{{path:.+}}", self._resolve)
         application.router.add_get("/elsewhere/{sha256}/{path:.+}", self._elsewhere)

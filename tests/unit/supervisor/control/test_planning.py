@@ -1,20 +1,19 @@
 """What `GET /admin/models/plan` is answered with."""
 
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lmx.protocol.errors import ErrorCode, LmxError
-from lmx.protocol.messages.control import LoadPlan, PinModel, PlanLoad
+from lmx.protocol.errors import ErrorCode, LmxError, OperationError
+from lmx.protocol.messages.control import PinModel, PlanLoad
 from lmx.protocol.states import LoadOutcome, ModelKind
 from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.control.planning import Planning
 from lmx.supervisor.memory.inspect_main import inspect
 from lmx.supervisor.memory.inspection import Inspection, Question
 from lmx.supervisor.memory.plan import Estimate, MemoryPlan, plan_memory
-from lmx.supervisor.processes.fetching import Look
 from lmx.supervisor.state.home import Home
 from tests.support.models.model_folders import write_model
 from tests.support.rigs.core_rig import CoreRig
@@ -31,23 +30,24 @@ def folder(tmp_path: Path) -> Path:
     )
 
 
-def planning(
-    rig: CoreRig, looks: Callable[[str], Look | None] = lambda _: None
-) -> tuple[Planning, list[str]]:
+def planning(rig: CoreRig, heads: Path | None = None) -> tuple[Planning, list[str]]:
+    """``heads`` is what the hub has of every repository; None: it has none."""
     asked: list[str] = []
 
     async def read(question: Question) -> Inspection:
         return inspect(question, Home(Path("/nowhere")))
 
-    async def look(source: str) -> Look | None:
-        asked.append(source)
-        return looks(source)
+    async def preview(question: Question) -> tuple[int, Inspection]:
+        asked.append(question.source)
+        if heads is None:
+            raise OperationError(ErrorCode.MODEL_SOURCE_INVALID, "the hub has no repository")
+        return BUDGET, await read(replace(question, path=str(heads)))
 
     def estimate(model: ModelConfig, found: Inspection) -> tuple[Estimate, MemoryPlan]:
         assert found.files is not None
         return plan_memory(model, ModelKind.CHAT, found.files, None, BUDGET, None)
 
-    return Planning(rig.core, read, look, estimate, lambda: rig.now_s), asked
+    return Planning(rig.core, read, preview, estimate, lambda: rig.now_s), asked
 
 
 def rig_with(folder: Path, **other: int) -> CoreRig:
@@ -102,18 +102,23 @@ async def test_a_model_that_is_loaded_so_is_said_to_be(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen3-8b", "mlx-community/Qwen3-8B-4bit"])
-async def test_a_repository_that_is_not_here_is_planned_by_its_size(
+async def test_a_repository_that_is_not_here_is_planned_as_if_it_were(
     folder: Path, name: str
 ) -> None:
     rig = rig_with(folder)
-    work, asked = planning(rig, lambda _: Look(3 * BUDGET, BUDGET, 1, "/x"))
+    here = await planning(rig)[0].plan(PlanLoad("m"))
+    work, asked = planning(rig, folder)
     plan = await work.plan(PlanLoad(name))
     assert asked == ["mlx-community/Qwen3-8B-4bit"]
-    assert plan == LoadPlan(
-        "mlx-community/Qwen3-8B-4bit", plan.lines, 3 * BUDGET, LoadOutcome.IMPOSSIBLE, plan.detail,
-        BUDGET, BUDGET, download_bytes=BUDGET,
-    )  # fmt: skip
-    assert plan.lines[0].size_bytes == 3 * BUDGET
+    assert (plan.model_id, plan.download_bytes) == ("mlx-community/Qwen3-8B-4bit", BUDGET)
+    same = {"model_id": "m", "download_bytes": 0, "detail": here.detail}
+    assert replace(plan, **same) == here
+    # Whoever has its heads already names their folder.
+    work, asked = planning(rig)
+    named = PlanLoad(name, folder=str(folder), download_bytes=BUDGET)
+    assert (await work.plan(named), asked) == (plan, [])
+    elsewhere = PlanLoad("another", folder=str(folder))
+    assert (await work.plan(elsewhere)).need_bytes == plan.need_bytes
     work, _ = planning(rig)
     with pytest.raises(LmxError) as unknown:
         await work.plan(PlanLoad(name))

@@ -5,19 +5,23 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 
-from lmx.protocol.errors import ErrorCode, LmxError
+from lmx.protocol.errors import ErrorCode, LmxError, OperationError
 from lmx.protocol.models.decode_limits import AT_REST_BYTES, DecodeLimits
 from lmx.protocol.models.kind import read_kind
 from lmx.protocol.states import ModelKind
-from lmx.supervisor.cli.views import estimate
-from lmx.supervisor.cli.views.estimate import hints, print_estimate
+from lmx.supervisor.cli.views import prospect
+from lmx.supervisor.cli.views.estimate import print_estimate
+from lmx.supervisor.cli.views.prospect import hints
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.memory.fetched import fetched_folder
 from lmx.supervisor.memory.measured import Measured
 from lmx.supervisor.memory.plan import estimate_memory, plan_of
 from lmx.supervisor.state.home import Home
+from tests.support.fakes.fake_hub import fake_hub
 from tests.support.models.model_folders import plan_folder, read_folder, write_model, write_shard
 
 MIB = 1024**2
@@ -98,7 +102,11 @@ def test_adapters_of_which_the_hub_says_nothing_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their size is not known, so the sum is too small."""
-    monkeypatch.setattr(estimate, "look_now", lambda *_: None)
+
+    def silent(*_: object) -> None:
+        raise OperationError(ErrorCode.DOWNLOAD_FAILED, "out of reach")
+
+    monkeypatch.setattr(prospect, "look_now", silent)
     config = config_of(write_model(tmp_path / "m"), adapters={"tuned": "nobody/no-such-adapter"})
     assert printed(capsys, config, tmp_path, "s")["adapters_not_fetched"] == ["tuned"]
     print_estimate(config, Home(tmp_path), "s", False)
@@ -162,8 +170,85 @@ def test_what_can_not_be_loaded_is_no_estimate(tmp_path: Path) -> None:
     refuses(write_model(tmp_path / "odd", hidden_size=-64), "hidden_size is -64")
     file = tmp_path / "m.gguf"
     file.write_bytes(b"GGUF")
-    refuses(file, "imported before it is loaded.* configured model")
+    refuses(file, "m.gguf .* is truncated or damaged")
+    refuses("./none.gguf", "there is no ./none.gguf")
     refuses("", "give the name of a model, or a folder")
+
+
+def write_gguf(path: Path) -> Path:
+    """Write a file of 8 MiB of weights, which is more than is read of its head at first."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(2048)
+    writer.add_embedding_length(1024)
+    writer.add_block_count(2)
+    writer.add_feed_forward_length(2048)
+    writer.add_head_count(16)
+    writer.add_head_count_kv(4)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(1000)
+    writer.add_token_list([f"token {n}" for n in range(1000)])
+    writer.add_tensor("blk.0.ffn_up.weight", np.ones((2048, 1024), dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+WANTED = {"weights_bytes", "kv_cache_bytes", "reserve_bytes", "longest_context", "kind", "fits"}
+
+
+def test_before_a_download_it_says_what_it_says_after_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the heads of the weights come from the hub, also of a file whose head is long."""
+    folder = write_model(tmp_path / "m", weights_bytes=3 * MIB, max_position_embeddings=40_960)
+    write_shard(folder / "b.safetensors", **{f"layer.{n}.w": ("BF16", 64) for n in range(3000)})
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "README.md").write_text("---\npipeline_tag: feature-extraction\n---\n")
+    home, config = tmp_path / "home", config_of("org/other")
+    with fake_hub() as hub:
+        hub.add_folder("mlx-community/Qwen3-8B-4bit", folder)
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+        before = printed(capsys, config, home, "qwen3-8b")
+        assert before["kind"] == "embedding"
+        assert hub.served["model.safetensors"] < MIB
+        assert hub.served["b.safetensors"] > 2 * 128 * 1024, (
+            "its head is longer than the first look"
+        )
+        look = before["look"]
+        assert look["missing_bytes"] == look["total_bytes"] > 3 * MIB
+        print_estimate(config, Home(home), "Qwen3-8B", False)
+        assert "mlx-community/Qwen3-8B-4bit: 3" in capsys.readouterr().out
+        with pytest.raises(LmxError, match="the hub has no repository org/gone"):
+            print_estimate(config, Home(home), "org/gone", True)
+    after = printed(capsys, config, home, str(folder))
+    assert {name: before[name] for name in WANTED} == {name: after[name] for name in WANTED}
+    assert (before["path"], after["look"]) == (None, None)
+
+
+def test_a_gguf_file_is_known_by_its_head(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the hub or here: it says what its conversion would take."""
+    file = write_gguf(tmp_path / "small-Q8_0.gguf")
+    home, config = tmp_path / "home", config_of("org/other")
+    here = printed(capsys, config, home, str(file))
+    with fake_hub() as hub:
+        hub.add("org/gguf", {file.name: file.read_bytes()})
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+        print_estimate(config, Home(home), "org/gguf", True, file.name)
+        there = json.loads(capsys.readouterr().out)
+    assert {name: here[name] for name in WANTED} == {name: there[name] for name in WANTED}
+    assert hub.served[file.name] < file.stat().st_size
+    assert here["look"]["missing_bytes"] == 0 < there["look"]["missing_bytes"]
+    assert here["look"]["made_bytes"] == there["look"]["made_bytes"] == here["weights_bytes"]
+    print_estimate(config, Home(home), str(file), False)
+    assert "it is converted before it is loaded" in capsys.readouterr().out
+    with pytest.raises(LmxError, match="is no repository of the hub"):
+        print_estimate(config, Home(home), str(file), True, file.name)
 
 
 def test_hints_suit_the_model(tmp_path: Path) -> None:
