@@ -265,8 +265,8 @@ def test_pull_list_and_rm_without_a_running_lmx(hub: FakeHub, tmp_path: Path) ->
         hub.claimed_bytes[WEIGHTS] = 10**16
         refused = alone.cli("pull", large)
         assert (refused.returncode, refused.stdout.count("\n")) == (1, 2), refused
-        assert f"{large}: 8.9 PiB; 8.9 PiB to download" in refused.stdout
-        assert "the disk lacks 8.9 PiB" in refused.stdout
+        assert f"{large}: 9313225.7 GiB; 9313225.7 GiB to download" in refused.stdout
+        assert "the disk lacks 93131" in refused.stdout
         assert "nothing was downloaded: " in refused.stderr
         assert (
             "no downloads" in alone.cli("downloads").stdout

@@ -102,8 +102,8 @@ class CoreRig:
             return found
         return replace(found, facts=self.actions.facts)
 
-    async def no_hub(self, source: str) -> None:
-        raise AssertionError(f"the hub is asked for {source}")
+    async def no_hub(self, question: Question) -> tuple[int, Inspection]:
+        raise AssertionError(f"the hub is asked for {question.source}")
 
     def no_estimate(self, model: ModelConfig, found: Inspection) -> tuple[Estimate, MemoryPlan]:
         raise AssertionError(f"{model.id} is estimated: the actions plan for it")

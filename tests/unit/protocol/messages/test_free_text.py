@@ -53,6 +53,8 @@ FIELDS_OF_THEIR_OWN = {
     "MediaItem.param": "a path in the request's own body",
     "MediaItem.detail": "one of three words, which the router has checked",
     "LoadPlan.evicts": "the ids of models",
+    "NamePattern.pattern": "of the configuration, which bounds it",
+    "PlanLoad.folder": "a path on this machine",
     "Event.data": "bounded with the event, by EventLog",
     "ModelStatus.exits": "by the names of causes",
 }

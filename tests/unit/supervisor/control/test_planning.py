@@ -111,8 +111,7 @@ async def test_a_repository_that_is_not_here_is_planned_as_if_it_were(
     plan = await work.plan(PlanLoad(name))
     assert asked == ["mlx-community/Qwen3-8B-4bit"]
     assert (plan.model_id, plan.download_bytes) == ("mlx-community/Qwen3-8B-4bit", BUDGET)
-    same = {"model_id": "m", "download_bytes": 0, "detail": here.detail}
-    assert replace(plan, **same) == here
+    assert replace(plan, model_id="m", download_bytes=0, detail=here.detail) == here
     # Whoever has its heads already names their folder.
     work, asked = planning(rig)
     named = PlanLoad(name, folder=str(folder), download_bytes=BUDGET)

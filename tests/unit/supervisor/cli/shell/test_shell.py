@@ -95,9 +95,19 @@ def test_models_are_completed(home: Home) -> None:
         assert completed("load", typed="q") == ["qwen", "quick"]
         assert completed("chat") == ["qwen", "quick", "other"]
     home.default_config.write_text("models: [{id: cold, source: /x}]")
-    assert completed("estimate") == ["cold"]
+    assert completed("load") == ["cold"]
     home.default_config.write_text("{")
-    assert completed("estimate") == []
+    assert completed("load") == []
+
+
+def test_short_names_are_completed_where_they_may_stand(home: Home) -> None:
+    home.default_config.write_text("models: [{id: qwen3-mine, source: /x}]")
+    known = [name for name in KNOWN_MODELS if name.startswith("qwen3-")]
+    assert completed("pull", typed="qwen3-") == completed("add", "id", typed="qwen3-") == known
+    for command in ("estimate", "serve", "start"):
+        assert completed(command, typed="qwen3-") == ["qwen3-mine", *known], command
+    home.default_config.write_text("{")
+    assert completed("serve", typed="qwen3-") == known
 
 
 def test_serve_and_start_take_the_same() -> None:

@@ -13,6 +13,7 @@ from lmx.protocol.errors import ErrorCode, LmxError, OperationError
 from lmx.protocol.models.decode_limits import AT_REST_BYTES, DecodeLimits
 from lmx.protocol.models.kind import read_kind
 from lmx.protocol.states import ModelKind
+from lmx.supervisor.cli.download import search_models
 from lmx.supervisor.cli.views import prospect
 from lmx.supervisor.cli.views.estimate import print_estimate
 from lmx.supervisor.cli.views.prospect import hints
@@ -21,7 +22,7 @@ from lmx.supervisor.memory.fetched import fetched_folder
 from lmx.supervisor.memory.measured import Measured
 from lmx.supervisor.memory.plan import estimate_memory, plan_of
 from lmx.supervisor.state.home import Home
-from tests.support.fakes.fake_hub import fake_hub
+from tests.support.fakes.fake_hub import Fault, fake_hub
 from tests.support.models.model_folders import plan_folder, read_folder, write_model, write_shard
 
 MIB = 1024**2
@@ -249,6 +250,29 @@ def test_a_gguf_file_is_known_by_its_head(
     assert "it is converted before it is loaded" in capsys.readouterr().out
     with pytest.raises(LmxError, match="is no repository of the hub"):
         print_estimate(config, Home(home), str(file), True, file.name)
+
+
+def test_models_are_found_on_the_hub(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only those in the form that is loaded; the words may stand anywhere in a name."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("LMX_HOME", str(tmp_path))
+    with fake_hub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        for name in ("org/Qwen3-Coder-4bit", "org/Qwen3-8B-4bit", "org/Llama"):
+            hub.add(name, {})
+        search_models(Home(tmp_path), "coder qwen3")
+        (asked,) = hub.searched
+        assert (asked["filter"], asked["sort"]) == ("mlx", "downloads")
+        head, row, *_ = capsys.readouterr().out.splitlines()
+        assert head.split() == ["MODEL", "WEIGHTS", "FITS", "DOWNLOADS", "GATED"]
+        assert row.split() == ["org/Qwen3-Coder-4bit", "5", "KiB", "yes", "1,000"]
+        with pytest.raises(LmxError, match="has no model in MLX form with 'zzz'"):
+            search_models(Home(tmp_path), "zzz")
+        hub.faults["api"] = Fault(503)
+        with pytest.raises(LmxError, match="the hub is out of order"):
+            search_models(Home(tmp_path), "qwen3")
 
 
 def test_hints_suit_the_model(tmp_path: Path) -> None:
