@@ -23,6 +23,7 @@ from typing import Any
 from unittest import mock
 
 import aiohttp
+import certifi
 import psutil
 import yaml
 from click.testing import CliRunner
@@ -127,6 +128,9 @@ class Rig:
         self._elsewhere = [self.root / name for name in ("user", "tmp", "cwd")]
         for folder in (self.home, *self._elsewhere):
             folder.mkdir()
+        self._certificate = self.root / "one.pem"
+        first, end, _ = Path(certifi.where()).read_text().partition("-----END CERTIFICATE-----\n")
+        self._certificate.write_text(first + end)
         stub = self.root / "stub"
         stub.mkdir()
         (stub / "config.json").write_text("{}")
@@ -164,7 +168,7 @@ class Rig:
             "PYTHONPATH": os.pathsep.join([*([before] if before else []), str(ROOT)]),
             "PYTHONDONTWRITEBYTECODE": "1",
             # Nobody speaks TLS here, and each router would parse all certificates of the machine.
-            "SSL_CERT_FILE": os.devnull,
+            "SSL_CERT_FILE": str(self._certificate),
         }
 
     def up(self, *, wait: bool = True) -> None:
