@@ -61,7 +61,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tree.mkdir()
     for name in (*PACKAGE_ROOTS, "deploy"):
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "constraints.txt", "README.md", "LICENSE"):
         if (ROOT / name).exists():
             shutil.copy(ROOT / name, tree)
     # First the source archive, and the wheel from what is in that, as a release is built.
@@ -89,12 +89,24 @@ def test_the_wheel_holds_every_module(wheel: Path) -> None:
     shared = {name for name in held if not name.startswith("lmx/")}
     assert {re.sub(r"^lmx-.*\.data/data/share/lmx/", "", name) for name in shared} == {
         "com.lmx.supervisor.plist",
+        "constraints.txt",
         "grafana-dashboard.json",
         "lmx.example.yaml",
         "lmx.schema.json",
         "lmx.service",
+        "overrides.txt",
         "prometheus-alerts.yaml",
+        "requirements.txt",
     }
+
+
+def test_the_page_of_a_package_index_leads_nowhere_that_is_not_there(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+    head, _, page = archive.read(name).decode().partition("\n\n")
+    assert "Description-Content-Type: text/markdown" in head
+    assert page.startswith("# lmx\n")
+    assert re.findall(r"\]\((?!https?://)[^)]*\)", page) == []
 
 
 def test_the_wheel_installs_and_imports(wheel: Path, tmp_path: Path) -> None:

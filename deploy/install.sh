@@ -1,0 +1,146 @@
+#!/bin/sh
+# Installs lmx for you, into a folder of its own, without the rights of root:
+#
+#   sh install.sh                    from the checkout that this file is in, else from PyPI
+#   sh install.sh --from SOURCE      a wheel, a folder, a URL, or a name with a version (lmx==0.1.0)
+#   sh install.sh --uninstall        removes what it installed, and says what stays
+#
+# It needs Python 3.11 to 3.14, or uv, which brings a Python. What it installs is what the tests run
+# with: the versions of constraints.txt, without what lmx does not use. A second run upgrades.
+#
+# LMX_INSTALL_DIR is the folder (~/.local/share/lmx), LMX_BIN_DIR has the link (~/.local/bin).
+
+set -eu
+
+say() { printf '%s\n' "$*"; }
+fail() { printf 'install.sh: %s\n' "$*" >&2; exit 1; }
+
+# A link in a folder of links, or nothing: nobody else's program is written over.
+own_link() { [ -L "$link" ] && [ "$(readlink "$link")" = "$folder/env/bin/lmx" ]; }
+
+check_machine() {
+  case "$(uname -s)" in
+    Darwin)
+      [ "$(uname -m)" = arm64 ] || fail 'lmx needs a Mac with Apple Silicon; this is an Intel Mac, or a shell that Rosetta runs'
+      release=$(sw_vers -productVersion)
+      [ "${release%%.*}" -ge 14 ] || fail "lmx needs macOS 14 or newer, and this is $release"
+      ;;
+    Linux) ;;
+    *) fail "lmx runs on macOS and Linux, and this is $(uname -s)" ;;
+  esac
+}
+
+# The first Python that fits, or nothing. macOS's own is too old, and asks for developers' tools.
+find_python() {
+  for name in python3.13 python3.12 python3.14 python3.11 python3; do
+    path=$(command -v "$name" 2>/dev/null) || continue
+    [ "$(uname -s)-$path" = Darwin-/usr/bin/python3 ] && continue
+    if "$path" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))' 2>/dev/null; then
+      say "$path"
+      return
+    fi
+  done
+}
+
+make_environment() {
+  [ -x "$folder/env/bin/python" ] && return
+  mkdir -p "$folder"
+  if [ -n "$uv" ]; then
+    "$uv" venv --quiet --python "${python:-3.13}" "$folder/env"
+  elif ! "$python" -m venv "$folder/env"; then
+    rm -rf "$folder/env"
+    fail "$python has no module venv. On Debian and Ubuntu: sudo apt-get install python3-venv"
+  fi
+}
+
+install_packages() {
+  if [ -n "$uv" ]; then
+    "$uv" pip install --python "$folder/env/bin/python" --compile-bytecode "$@"
+  else
+    "$folder/env/bin/python" -m pip install --disable-pip-version-check "$@"
+  fi
+}
+
+install() {
+  check_machine
+  if [ -e "$link" ] || [ -L "$link" ]; then
+    own_link || fail "$link is there already, from another installation: remove that one first, or set LMX_BIN_DIR"
+  fi
+  uv=$(command -v uv 2>/dev/null) || uv=
+  python=$(find_python)
+  [ -n "$uv$python" ] || fail 'there is no Python 3.11 to 3.14, and no uv: install one of them first'
+  fresh=yes
+  [ -d "$folder/env" ] && fresh=
+  # Where it fails, nothing half done is left.
+  trap '[ -z "$fresh" ] || { rm -rf "$folder/env"; rmdir "$folder" 2>/dev/null || :; }' EXIT
+  say "Installing lmx from $source into $folder (about 0.8 GB) with ${uv:-$python}."
+  make_environment
+  if [ -n "$uv" ]; then again=--reinstall; else again=--force-reinstall; fi
+  install_packages --no-deps "$again" "$source"
+  lists="$folder/env/share/lmx"
+  install_packages --no-deps -r "$lists/requirements.txt" -c "$lists/constraints.txt"
+  version=$("$folder/env/bin/lmx" --version)
+  mkdir -p "$bin"
+  ln -sf "$folder/env/bin/lmx" "$link"
+  trap - EXIT
+  say
+  say "Installed $version: $link, which leads to $folder/env."
+  case ":$PATH:" in
+    *":$bin:"*) ;;
+    *) say "$bin is not on your PATH. Add it: export PATH=\"$bin:\$PATH\"" ;;
+  esac
+  if [ "$(uname -s)" = Linux ] && ! ldconfig -p 2>/dev/null | grep -q libopenblas; then
+    say 'Prompts are computed several times faster with OpenBLAS (Debian: libopenblas0-pthread).'
+  fi
+  if [ -z "$fresh" ]; then
+    say 'An lmx that runs takes the new version with: lmx restart --supervisor'
+  else
+    say 'Try it: lmx demo'
+  fi
+}
+
+uninstall() {
+  [ -d "$folder/env" ] || fail "there is no lmx in $folder"
+  lmx="$folder/env/bin/lmx"
+  for unit in "${XDG_CONFIG_HOME:-$HOME/.config}/systemd/user/lmx.service" \
+    "$HOME/Library/LaunchAgents/com.lmx.supervisor.plist"; do
+    if [ -e "$unit" ]; then "$lmx" service uninstall; fi
+  done
+  for unit in /etc/systemd/system/lmx.service /Library/LaunchDaemons/com.lmx.supervisor.plist; do
+    if [ -e "$unit" ]; then fail "there is a service of the system; first: sudo $lmx service uninstall --system"; fi
+  done
+  # Exit code 3: it did not run.
+  "$lmx" stop || [ $? = 3 ]
+  if own_link; then rm "$link"; fi
+  rm -rf "$folder/env"
+  rmdir "$folder" 2>/dev/null || :
+  say "Removed lmx from $folder, and $link."
+  say "Your configuration, state and converted models stay: ${LMX_HOME:-$HOME/.lmx}, ${LMX_CACHE_DIR:-$HOME/.cache/lmx}."
+}
+
+main() {
+  [ -z "${SUDO_USER:-}" ] || fail 'sudo is not needed: lmx is installed for the user who runs this'
+  folder="${LMX_INSTALL_DIR:-${XDG_DATA_HOME:-$HOME/.local/share}/lmx}"
+  bin="${LMX_BIN_DIR:-$HOME/.local/bin}"
+  link="$bin/lmx"
+  here=$(dirname "$0")
+  if [ -f "$here/install.sh" ] && [ -f "$here/../pyproject.toml" ]; then
+    source=$(cd "$here/.." && pwd)
+  else
+    source=lmx
+  fi
+  act=install
+  while [ $# -gt 0 ]; do
+    case "$1" in
+      --from) [ $# -ge 2 ] || fail '--from needs a wheel, a folder, a URL or a name'; source=$2; shift ;;
+      --uninstall) act=uninstall ;;
+      -h | --help) sed -n '2,/^$/s/^# \{0,1\}//p' "$0"; exit 0 ;;
+      *) fail "unknown: $1 (sh install.sh --help)" ;;
+    esac
+    shift
+  done
+  "$act"
+}
+
+# The last line, so that half of a download does nothing.
+main "$@"
