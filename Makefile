@@ -106,7 +106,7 @@ kill-rounds: install ## ROUNDS blows to lmx's processes with requests of all fam
 	@LMX_TEST_ROUNDS=$(ROUNDS) LMX_TEST_BUSY=$(BUSY) $(BIN)/pytest -q -s -m soak tests/process/faults/test_kill_rounds.py
 
 installs: install ## install the wheel by pip, pipx and uv into empty environments, and run the demo in each (minutes)
-	@$(BIN)/pytest -q -s -m soak tests/e2e/test_install.py
+	@$(BIN)/pytest -q -s -m soak tests/e2e/test_install.py tests/e2e/test_install_script.py
 
 agents: install ## a coding agent's session of 40 turns: what of its prompts is computed again (minutes)
 	@$(BIN)/pytest -q -s -m soak tests/e2e/test_agent_session.py

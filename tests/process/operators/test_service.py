@@ -4,64 +4,27 @@ import os
 import plistlib
 import pwd
 import shutil
-import subprocess
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 from click.testing import CliRunner
 
 from lmx.supervisor.cli.main import main
 from lmx.supervisor.cli.service import changes
 from tests.support.fakes import service_manager
+from tests.support.rigs.user_home import CONFIG, UserHome
 
 pytestmark = pytest.mark.process
 
 LMX = str(Path(sysconfig.get_path("scripts")) / "lmx")
 USER = pwd.getpwuid(os.geteuid()).pw_name
-CONFIG = "server: {port: 0}\nmemory: {budget_fraction: 0.5}\n"
-
-
-class Machine:
-    """A user's home, and programs that act as the system's."""
-
-    def __init__(self, folder: Path) -> None:
-        self.home, self.programs = folder / "a home", folder / "programs"
-        self.home.mkdir()
-        self.lmx_home = self.home / ".lmx"
-        self.environment = {
-            "HOME": str(self.home),
-            "PATH": service_manager.put_on_path(self.programs),
-        }
-
-    def lmx(self, *words: str, code: int = 0) -> str:
-        """What a command prints."""
-        done = subprocess.run(
-            [LMX, *words], env=self.environment, stdin=subprocess.DEVNULL, timeout=300,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == code, done.stdout
-        return done.stdout
-
-    def configure(self, text: str = CONFIG) -> None:
-        self.lmx_home.mkdir(mode=0o700, exist_ok=True)
-        (self.lmx_home / "lmx.yaml").write_text(text)
-
-    def files(self) -> set[str]:
-        found = (path.relative_to(self.home) for path in self.home.rglob("*"))
-        return {str(path) for path in found if path.parts[0] != ".lmx"}
-
-    def end(self) -> None:
-        subprocess.run(
-            [LMX, "stop"], env=self.environment, capture_output=True, timeout=300, check=False
-        )
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Machine]:
-    made = Machine(tmp_path)
+def machine(tmp_path: Path) -> Iterator[UserHome]:
+    made = UserHome(tmp_path, LMX)
     yield made
     made.end()
 
@@ -69,7 +32,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 UNIT = ".config/systemd/user/lmx.service"
 
 
-def test_a_user_service_of_systemd_from_install_to_uninstall(machine: Machine) -> None:
+def test_a_user_service_of_systemd_from_install_to_uninstall(machine: UserHome) -> None:
     machine.configure()
     before = machine.files()
     planned = machine.lmx("service", "install", "--dry-run")
@@ -86,7 +49,7 @@ def test_a_user_service_of_systemd_from_install_to_uninstall(machine: Machine) -
         "systemctl --user enable --now lmx.service",
     ]
     assert called[-1] == f"loginctl show-user {USER} -p Linger --value"
-    unit = (machine.home / UNIT).read_text()
+    unit = (machine.path / UNIT).read_text()
     assert unit.strip() in planned
     assert "lmx is running (pid " in said
     assert "`loginctl enable-linger` has it run from boot on" in said
@@ -100,14 +63,14 @@ def test_a_user_service_of_systemd_from_install_to_uninstall(machine: Machine) -
     assert "its file is not what this lmx would write" in machine.lmx("service", "status")
     assert "lmx is running (pid " in machine.lmx("service", "install")
     assert "systemctl --user restart lmx.service" in service_manager.calls(machine.programs)
-    assert "TimeoutStopSec=60" not in (machine.home / UNIT).read_text()
+    assert "TimeoutStopSec=60" not in (machine.path / UNIT).read_text()
 
     machine.lmx("stop")
     assert "it does not run" in machine.lmx("service", "status", code=3)
     assert "lmx is running (pid " in machine.lmx("service", "restart")
 
     planned = machine.lmx("service", "uninstall", "--dry-run")
-    assert f"would remove: {machine.home / UNIT}" in planned
+    assert f"would remove: {machine.path / UNIT}" in planned
     machine.lmx("service", "uninstall")
     assert machine.files() == before
     assert "lmx is not running" in machine.lmx("status", code=3)
@@ -116,12 +79,12 @@ def test_a_user_service_of_systemd_from_install_to_uninstall(machine: Machine) -
         assert "no systemd user service is installed" in machine.lmx("service", verb, code=3)
 
 
-def test_nothing_is_left_of_an_lmx_that_was_a_service(machine: Machine) -> None:
+def test_nothing_is_left_of_an_lmx_that_was_a_service(machine: UserHome) -> None:
     """From the first start as a service over a backup and a restore to the last file."""
     machine.configure(CONFIG + "security: {api_keys: [a-key-of-mine-of-24-chars]}\n")
     machine.lmx("service", "install")
-    machine.lmx("add", "mine", str(machine.home), code=1)  # no model; it must not be remembered
-    archive = str(machine.home / "kept.zip")
+    machine.lmx("add", "mine", str(machine.path), code=1)  # no model; it must not be remembered
+    archive = str(machine.path / "kept.zip")
     assert "wrote" in machine.lmx("backup", archive)
     assert "lmx is running already" in machine.lmx("restore", archive, code=5)
     key = (machine.lmx_home / "admin.key").read_text()
@@ -143,16 +106,9 @@ def test_nothing_is_left_of_an_lmx_that_was_a_service(machine: Machine) -> None:
     machine.lmx("service", "uninstall")
     Path(archive).unlink()
     shutil.rmtree(machine.lmx_home)
-    shutil.rmtree(machine.home / ".cache", ignore_errors=True)
-    assert list(machine.home.iterdir()) == []
-    assert not [one for one in psutil.process_iter() if home_of(one) == str(machine.lmx_home)]
-
-
-def home_of(process: psutil.Process) -> str | None:
-    try:
-        return process.environ().get("LMX_HOME")
-    except psutil.Error:
-        return None
+    shutil.rmtree(machine.path / ".cache", ignore_errors=True)
+    assert list(machine.path.iterdir()) == []
+    assert machine.processes() == []
 
 
 @pytest.mark.parametrize(
@@ -165,13 +121,13 @@ def home_of(process: psutil.Process) -> str | None:
     ],
 )
 def test_what_is_in_the_way_is_said_and_nothing_is_written(
-    machine: Machine, fault: str, code: int, words: str
+    machine: UserHome, fault: str, code: int, words: str
 ) -> None:
     machine.configure()
     if fault == "no session":
         (machine.programs / "no-session").touch()
     elif fault == "no systemctl":
-        machine.environment["PATH"] = str(machine.home)
+        machine.environment["PATH"] = str(machine.path)
     elif fault == "bad configuration":
         machine.configure("server: {port: many}\n")
     else:
@@ -186,7 +142,7 @@ def test_what_is_in_the_way_is_said_and_nothing_is_written(
         os.chown(machine.lmx_home, 0, -1)
 
 
-def test_an_lmx_that_runs_already_is_not_made_a_service(machine: Machine) -> None:
+def test_an_lmx_that_runs_already_is_not_made_a_service(machine: UserHome) -> None:
     machine.configure()
     machine.lmx("start")
     said = machine.lmx("service", "install", code=5)
@@ -195,7 +151,7 @@ def test_an_lmx_that_runs_already_is_not_made_a_service(machine: Machine) -> Non
 
 
 def test_an_agent_of_launchd_from_install_to_uninstall(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
+    machine: UserHome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.configure()
     monkeypatch.setattr(changes, "PLATFORM", "darwin")
@@ -207,7 +163,7 @@ def test_an_agent_of_launchd_from_install_to_uninstall(
 
     environment: dict[str, str | None] = dict.fromkeys(os.environ)
     environment |= machine.environment
-    plist = machine.home / "Library/LaunchAgents/com.lmx.supervisor.plist"
+    plist = machine.path / "Library/LaunchAgents/com.lmx.supervisor.plist"
     target = f"gui/{os.getuid()}"
     planned = lmx("install", "--dry-run")
     assert f"would run: launchctl bootstrap {target} " in planned
@@ -221,7 +177,7 @@ def test_an_agent_of_launchd_from_install_to_uninstall(
     assert "it runs (pid " in lmx("status")
     assert "has printed nothing" in lmx("logs", code=1)
     assert "lmx is running (pid " in lmx("restart")
-    log = machine.home / "Library/Logs/lmx.log"
+    log = machine.path / "Library/Logs/lmx.log"
     log.parent.mkdir()
     log.touch()
     lmx("uninstall")
