@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from lmx.protocol.errors import ErrorCode, OperationError
-from lmx.supervisor.cli import backup, disk, models, watch
+from lmx.supervisor.cli import about, backup, disk, models, watch
 from lmx.supervisor.cli import config as cli_config
 from lmx.supervisor.cli.chat import commands as talk
 from lmx.supervisor.cli.command import (
@@ -30,7 +30,7 @@ from lmx.supervisor.cli.completion import completion
 from lmx.supervisor.cli.doctor.command import doctor
 from lmx.supervisor.cli.launch.command import launch
 from lmx.supervisor.cli.service.command import service
-from lmx.supervisor.cli.serving.options import apply, serving_options
+from lmx.supervisor.cli.serving.options import apply, refuse_unloadable, serving_options
 
 _LONGEST: Final = 1000
 """No first sentence is longer, so that none is cut: click wraps what does not fit on a line."""
@@ -167,6 +167,7 @@ def serve(**options: Any) -> None:
       lmx serve --host 0.0.0.0 --api-key "$(openssl rand -hex 24)"
     """
     apply(**options)
+    refuse_unloadable(options["models"], options["config"])
     _run(options["config"])
 
 
@@ -183,6 +184,7 @@ def start(**options: Any) -> None:
 
     apply(**options)
     config = options["config"]
+    refuse_unloadable(options["models"], config)
     started = start_background(home(), own_config(config), config_path(config))
     print_started(make_console(), started)
 
@@ -289,8 +291,10 @@ main.add_section(
     ],
 )  # fmt: skip
 main.add_section("Memory", [models.load, models.unload, models.pin, models.unpin, watch.ps])
-main.add_section("Watch", [watch.status, watch.top, watch.events, watch.logs, doctor])
-main.add_section("Recover", [models.restart, models.kill, models.drain, models.reset])
+main.add_section("Watch", [watch.status, watch.show, watch.top, watch.events, watch.logs, doctor])
+main.add_section(
+    "Recover", [models.restart, models.kill, models.drain, models.undrain, models.reset]
+)
 main.add_section(
     "Configure",
     [
@@ -301,6 +305,7 @@ main.add_section(
         completion,
     ],
 )
+main.add_section("About", [about.version, about.help_command])
 
 
 if __name__ == "__main__":

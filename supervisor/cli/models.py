@@ -81,12 +81,20 @@ def unload(model: str) -> None:
 def drain(model: str) -> None:
     """Let MODEL's streams end and keep it down, for maintenance.
 
-    New requests for it are refused.
-    It comes back with `load`, `restart` or `reset`.
+    New requests for it are refused. `undrain` lets them in again; so do `load`, `restart` and
+    `reset`.
     """
     from lmx.supervisor.cli.operations import drain_model
 
     drain_model(place(), model)
+
+
+@_on_model
+def undrain(model: str) -> None:
+    """Take requests for MODEL again after a drain; the next one loads it."""
+    from lmx.supervisor.cli.operations import undrain_model
+
+    undrain_model(place(), model)
 
 
 @_on_model

@@ -104,7 +104,7 @@ def drain_model(place: Place, model: str) -> None:
     if found.state is ModelState.DRAINED:
         click.echo(
             f"drained {name}{_gone(done.pid)}; it takes no request until "
-            f"`lmx reset {name}` or `load {name}`"
+            f"`lmx undrain {name}` or `load {name}`"
         )
     else:
         click.echo(f"drained {name}{_gone(done.pid)}; it was asked for again meanwhile")
@@ -136,6 +136,19 @@ def kill_model(place: Place, model: str) -> None:
     if unresponsive.holder is None and not Records(place.state).orphans():
         raise not_running(place)
     click.echo(kill_worker(place, model, unresponsive))
+
+
+def undrain_model(place: Place, model: str) -> None:
+    """Let a drained model take requests again. Loads nothing. Raises :class:`OperationError` if it
+    is not drained."""
+    with open_client(place) as client:
+        found = find_model(client.status().workers, model)
+        if found.state is not ModelState.DRAINED:
+            raise OperationError(
+                ErrorCode.INVALID_VALUE, f"{found.model} is not drained: it is {found.state}"
+            )
+        client.ask(control.ResetModel(found.model))
+    click.echo(f"{found.model} takes requests again: the next one loads it")
 
 
 def _kill_by_supervisor(place: Place, model: str) -> None:

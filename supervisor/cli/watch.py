@@ -39,6 +39,30 @@ def status(as_json: bool) -> None:
 
 
 @click.command()
+@click.argument("model", type=MODEL)
+@json_option
+@command
+def show(model: str, as_json: bool) -> None:
+    """Show all that is known of MODEL: state, source, context, memory, use."""
+    import time
+
+    from lmx.supervisor.cli.views.model import model_lines
+    from lmx.supervisor.cli.views.words import find_model
+    from lmx.supervisor.config.known_models import repository_of
+    from lmx.supervisor.sockets.client import open_client
+
+    with open_client(place()) as client:
+        found = find_model(client.status().workers, repository_of(model))
+    if as_json:
+        from lmx.protocol.wire.codec import to_map
+
+        click.echo(json_text(to_map(found)))
+        return
+    for line in model_lines(found, time.time()):
+        click.echo(line)
+
+
+@click.command()
 @command
 def ps() -> None:
     """Show the models that are loaded, or being loaded, and their memory."""

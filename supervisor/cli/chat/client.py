@@ -2,8 +2,8 @@
 
 import contextlib
 import json
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
 from urllib.parse import quote
@@ -24,6 +24,8 @@ class PieceKind(Enum):
     REASONING = "reasoning"
     WAITING = "waiting"
     """What lmx says while the request waits, as that the model is being loaded."""
+    END = "end"
+    """Nothing more comes; ``facts`` are there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,8 @@ class Piece:
 
     kind: PieceKind
     text: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Of the END: the ``usage`` and ``timings`` of the answer."""
 
 
 class ChatClient:
@@ -64,14 +68,18 @@ class ChatClient:
             raise self._http.not_lmx(str(found)) from error
 
     def answer(
-        self, model: str, messages: Sequence[dict[str, Any]]
+        self, model: str, messages: Sequence[dict[str, Any]], **parameters: Any
     ) -> Generator[Piece, None, None]:
-        """Yield the answer as it comes. The request ends when the iterator is closed.
+        """Yield the answer as it comes. The request ends when the iterator is closed. The
+        parameters are those of POST /v1/chat/completions.
 
         Raises :class:`OperationError` with what lmx says, if it can't be reached, or if the stream
         ends without an end.
         """
-        body = {"model": model, "messages": list(messages), "stream": True}
+        body = {
+            **parameters, "model": model, "messages": list(messages), "stream": True,
+            "stream_options": {"include_usage": True},
+        }  # fmt: skip
         with contextlib.closing(self._http.stream("POST", "/v1/chat/completions", body)) as lines:
             for line in lines:
                 if line.startswith(":"):
@@ -105,6 +113,9 @@ def _pieces_of(event: Any) -> list[Piece]:
         for kind, names in _NAMES.items():
             if text := next(filter(None, map(delta.get, names)), ""):
                 pieces.append(Piece(kind, str(text)))
+    if isinstance(event.get("usage"), dict) and isinstance(event.get("timings"), dict):
+        facts = {"usage": event["usage"], "timings": event["timings"]}
+        pieces.append(Piece(PieceKind.END, "", facts))
     return pieces
 
 

@@ -5,7 +5,8 @@ import contextlib
 import mimetypes
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,8 +16,18 @@ from click.core import ParameterSource
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.host.regular_file import TooLargeError, read_regular
 from lmx.protocol.states import ModelKind, ModelState
-from lmx.supervisor.cli.chat.client import ChatClient, PieceKind
-from lmx.supervisor.cli.chat.conversation import COMMANDS, Conversation, Lines, command_of, shown
+from lmx.supervisor.cli.chat.client import ChatClient
+from lmx.supervisor.cli.chat.conversation import (
+    COMMANDS,
+    PARAMETERS,
+    Conversation,
+    Lines,
+    command_of,
+    parameter,
+    saved_text,
+    typed_text,
+)
+from lmx.supervisor.cli.chat.terminal import AnswerView, stats_text, typing_off
 from lmx.supervisor.cli.command import given_key, read_config
 from lmx.supervisor.cli.views.words import no_such_model
 from lmx.supervisor.config.known_models import meant_instead, repository_of
@@ -27,22 +38,39 @@ from lmx.supervisor.state.home import Home
 _HISTORY_LINES: Final = 1000
 
 
-def chat(place: Place, model: str | None, prompt: str | None, *, fetch: bool = False) -> None:
+def chat(
+    place: Place,
+    model: str | None,
+    prompt: str | None,
+    conversation: Conversation,
+    *,
+    fetch: bool = False,
+) -> None:
     """Talk with a model until Ctrl-D; with a prompt, or where stdin is no terminal, print one
-    answer. With ``fetch`` a model that is not served is downloaded first. Raises
-    :class:`OperationError`."""
-    client = connect(place)
-    chosen = _served(place, client, model) if fetch and model else choose(client, model)
+    answer. An lmx of this machine that does not run is started. With ``fetch`` a model that is not
+    served is downloaded first. Raises :class:`OperationError`."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal may have another encoding
     if not sys.stdin.isatty():
-        piped = sys.stdin.read().strip()
+        piped = typed_text(sys.stdin.read()).strip()
         prompt = "\n\n".join(text for text in (prompt, piped) if text)
         if not prompt:
             raise OperationError(ErrorCode.MISSING_PARAMETER, "nothing was asked: stdin is empty")
+    if isinstance(place, Home):
+        from lmx.supervisor.cli.chat.start import start_for
+
+        start_for(place, model, fetch=fetch)
+    client = connect(place)
+    if fetch and model is not None:
+        conversation.model = _served(place, client, model)
+    else:
+        conversation.model = choose(client, model)
     if prompt is not None:
-        _print_answer(client, Conversation(chosen), prompt)
+        _print_answer(client, conversation, prompt)
         return
-    history = place.state if isinstance(place, Home) else Home.from_environment(os.environ).state
-    _talk(history / "chat_history", client, Conversation(chosen))
+    home = place if isinstance(place, Home) else Home.from_environment(os.environ)
+    _talk(home.state / "chat_history", client, conversation)
 
 
 def _served(place: Place, client: ChatClient, model: str) -> str:
@@ -57,7 +85,8 @@ def _served(place: Place, client: ChatClient, model: str) -> str:
             raise OperationError(error.code, f"{error.message}{meant_instead(model)}") from error
     from lmx.supervisor.cli.download import download_model
 
-    download_model(place, model, None)
+    with contextlib.redirect_stdout(sys.stderr):  # stdout is for the answer
+        download_model(place, model, None)
     return choose(client, model)
 
 
@@ -101,14 +130,34 @@ def choose(client: ChatClient, model: str | None) -> str:
 
 
 def _print_answer(client: ChatClient, conversation: Conversation, prompt: str) -> None:
-    answer = ""
-    for piece in client.answer(conversation.model, conversation.ask(prompt)):
-        if piece.kind is PieceKind.TEXT:
-            answer += piece.text
-            sys.stdout.write(shown(piece.text) if sys.stdout.isatty() else piece.text)
-            sys.stdout.flush()
-    if not answer.endswith("\n"):
-        sys.stdout.write("\n")
+    with typing_off(), AnswerView() as view:
+        facts = _answer(client, conversation, prompt, view, reasoning=False)
+    _print_stats(conversation, facts)
+
+
+def _answer(
+    client: ChatClient,
+    conversation: Conversation,
+    prompt: str,
+    view: AnswerView,
+    *,
+    reasoning: bool,
+) -> Mapping[str, Any]:
+    """Send a message and show the answer. Returns the facts about it, nothing if it has none."""
+    asked = conversation.ask(prompt)
+    facts: Mapping[str, Any] = {}
+    with contextlib.closing(
+        client.answer(conversation.model, asked, **conversation.parameters)
+    ) as pieces:
+        for piece in pieces:
+            view.show(piece, reasoning=reasoning)
+            facts = piece.facts or facts
+    return facts
+
+
+def _print_stats(conversation: Conversation, facts: Mapping[str, Any]) -> None:
+    if conversation.stats and facts:
+        click.secho(f"({stats_text(facts['usage'], facts['timings'])})", dim=True, err=True)
 
 
 def _talk(history: Path, client: ChatClient, conversation: Conversation) -> None:
@@ -131,7 +180,7 @@ def _talk(history: Path, client: ChatClient, conversation: Conversation) -> None
                     return
                 _obey(client, conversation, *command)
                 continue
-            message = lines.add(line)
+            message = lines.add(typed_text(line))
             if message is not None and message.strip():
                 _exchange(client, conversation, message)
 
@@ -147,6 +196,10 @@ def _obey(client: ChatClient, conversation: Conversation, name: str, argument: s
                 click.echo(conversation.model)
             case "/system":
                 conversation.system = argument or None
+            case "/set":
+                _set(conversation, argument)
+            case "/save":
+                _save(conversation, argument)
             case "/image":
                 conversation.attached.append(image_part(argument))
                 click.echo("it goes with your next message")
@@ -159,7 +212,7 @@ def _obey(client: ChatClient, conversation: Conversation, name: str, argument: s
                 conversation.clear()
             case "/help" | "/?":
                 for each, (wanted, does) in COMMANDS.items():
-                    click.echo(f"  {f'{each} {wanted}':<16} {does}")
+                    click.echo(f"  {f'{each} {wanted}':<18} {does}")
                 click.echo('  several lines: between two """, or with \\ at the end of each')
             case _:
                 click.echo(f"there is no command {name}: /help lists them")
@@ -170,34 +223,61 @@ def _obey(client: ChatClient, conversation: Conversation, name: str, argument: s
 def _exchange(client: ChatClient, conversation: Conversation, message: str) -> None:
     """Send a message and print the answer. Ctrl-C ends the answer, and what has come of it stays
     part of the conversation."""
-    answer = ""
-    last: PieceKind | None = None
+    view = AnswerView()
     try:
-        with contextlib.closing(
-            client.answer(conversation.model, conversation.ask(message))
-        ) as pieces:
-            for piece in pieces:
-                if piece.kind is not last and last not in (None, PieceKind.WAITING):
-                    click.echo("\n" if last is PieceKind.REASONING else "")
-                last = piece.kind
-                text = shown(piece.text)
-                match piece.kind:
-                    case PieceKind.WAITING:
-                        click.secho(f"({text})", dim=True)
-                    case PieceKind.REASONING:
-                        click.secho(text, dim=True, nl=False)
-                    case PieceKind.TEXT:
-                        answer += piece.text
-                        click.echo(text, nl=False)
-        click.echo()
+        with typing_off(), view:
+            facts = _answer(client, conversation, message, view, reasoning=True)
+        _print_stats(conversation, facts)
     except KeyboardInterrupt:
         click.secho("\n(stopped)", dim=True)
     except OperationError as error:
-        click.echo(("\n" if answer else "") + f"lmx: {error.message}", err=True)
+        click.echo(f"lmx: {error.message}", err=True)
     finally:
-        conversation.answered(answer)
+        conversation.answered(view.text)
         if conversation.attached:
             click.secho("(what was attached goes with your next message: or /drop it)", dim=True)
+
+
+def _set(conversation: Conversation, argument: str) -> None:
+    """Set a parameter, take it back where no value is given, or list them."""
+    name, _, text = argument.partition(" ")
+    if name == "stats":
+        conversation.stats = text.strip() not in ("off", "false")
+    elif name and text:
+        conversation.parameters[name] = parameter(name, text.strip())
+    elif name:
+        conversation.parameters.pop(name, None)
+    else:
+        for each in PARAMETERS:
+            click.echo(f"  {each:<20}{conversation.parameters.get(each, '')}")
+        click.echo(f"  {'stats':<20}{'on' if conversation.stats else 'off'}")
+
+
+def _save(conversation: Conversation, name: str) -> None:
+    """Write the conversation to a file that is not there yet, or that was written by this. Raises
+    :class:`OperationError`."""
+    if not name:
+        raise OperationError(ErrorCode.MISSING_PARAMETER, "name a file")
+    path = Path(name)
+    try:
+        path = path.expanduser()
+        new = path not in _saved
+        text = saved_text(conversation, as_json=path.suffix == ".json")
+        # Nobody else may read it, unless its owner lets them.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_EXCL if new else os.O_TRUNC)
+        with open(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:  # noqa: PTH123
+            file.write(text)
+    except FileExistsError as error:
+        raise OperationError(ErrorCode.INVALID_VALUE, f"{path} is there already") from error
+    except (OSError, RuntimeError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise OperationError(ErrorCode.INVALID_VALUE, f"can't write {path}: {why}") from error
+    _saved.add(path)
+    click.echo(f"saved to {path}")
+
+
+_saved: Final[set[Path]] = set()
+"""The files that this conversation was saved to."""
 
 
 @contextlib.contextmanager

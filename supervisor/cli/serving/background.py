@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import click
+
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.host.log_files import append_to
 from lmx.protocol.host.quarantine_file import clear_for_file
@@ -50,6 +52,23 @@ def start_background(home: Home, config: Config, config_path: Path | None) -> Sy
         ErrorCode.NOT_RUNNING,
         f"lmx did not come up within {_START_S:g} s: see {home.supervisor_log}",
     )
+
+
+def ensure_started(home: Home) -> None:
+    """Start lmx in the background if it does not run, and say so on stderr. Returns when the API
+    answers. Raises :class:`OperationError` if it can't be started."""
+    if supervisor_runs(home):
+        return
+    from lmx.supervisor.cli.command import config_path, own_config
+    from lmx.supervisor.cli.serving.options import settle_handover
+
+    settle_handover(home, None, None)
+    click.echo("lmx is not running: starting it in the background (`lmx stop` ends it)", err=True)
+    try:
+        start_background(home, own_config(None), config_path(None))
+    except OperationError as error:
+        if error.code is not ErrorCode.ALREADY_RUNNING:  # somebody else has just started it
+            raise
 
 
 def spawn_background(

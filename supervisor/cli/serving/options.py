@@ -62,6 +62,29 @@ def apply(
     settle_handover(home(), config, take_over)
 
 
+def refuse_unloadable(models: Sequence[str], config: Path | None) -> None:
+    """Refuse models that a person has just named, and that can never be loaded, after
+    :func:`apply`. Those of a configuration cost themselves alone. Raises :class:`OperationError`
+    (model_source_invalid)."""
+    if not models:
+        return
+    from lmx.protocol.host.imports import quick_imports
+
+    with quick_imports():
+        from lmx.supervisor.core.inspect_files import question_of
+        from lmx.supervisor.processes.inspector import inspect_now
+
+    named = own_config(config).models
+    found = inspect_now(home(), [question_of(model) for model in named])
+    problems = [
+        f"{model.id} can't be loaded: {each.problem}"
+        for model, each in zip(named, found, strict=True)
+        if each.problem is not None and not each.by_host
+    ]
+    if problems:
+        raise OperationError(ErrorCode.MODEL_SOURCE_INVALID, "\n".join(problems))
+
+
 def settle_handover(home: Home, config: Path | None, choice: str | None) -> None:
     """Look whether a supervisor that died has left processes, and with which configuration.
 

@@ -127,7 +127,8 @@ def print_started(console: Console, status: SystemStatus) -> None:
         console.print(f"also at {', '.join(others)}", markup=False)
     for model in status.workers:
         problem = f": {model.problem}" if model.problem else ""
-        console.print(f"{model.model}  {model.state}{problem}", markup=False)
+        state = doing(model) if model.state is ModelState.QUEUED else model.state
+        console.print(f"{model.model}  {state}{problem}", markup=False)
     if not status.workers:
         console.print(_NO_MODELS)
     elif router.urls:

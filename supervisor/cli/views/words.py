@@ -76,9 +76,11 @@ def no_such_model(name: str, model_ids: Sequence[str]) -> OperationError:
 
 
 def doing(model: ModelStatus) -> str:
-    """Return what a model that is on its way is busy with: ``weights``, ``waits for memory,
-    2nd in line``, ``draining, 3 requests left``."""
+    """Return what a model that is on its way is busy with: ``weights``, ``reading its files``,
+    ``waits for memory, 2nd in line``, ``draining, 3 requests left``."""
     if model.state is ModelState.QUEUED:
+        if model.needed_bytes is None:
+            return "reading its files"  # what it needs is not known yet
         place = model.position
         return "waits for memory" + (f", {ordinal(place)} in line" if place else "")
     if model.state is ModelState.DRAINING and model.requests_active:

@@ -95,7 +95,54 @@ def test_drain_waits_for_the_streams(home: Home) -> None:
     assert "a: draining, 2 requests left" in done.output
     assert "a: draining, 1 request left" in done.output
     assert "drained a (pid 4711 is gone)" in done.output
-    assert "lmx reset a" in done.output
+    assert "lmx undrain a" in done.output
+
+
+def test_undrain_takes_back_a_drain_alone(home: Home) -> None:
+    answers = {
+        control.ResetModel: lambda _: control.Done("reset"),
+        GetStatus: statuses(status(model_line("a", "drained"), model_line("b"))),
+    }
+    with fake_supervisor(home, answers) as asked:
+        assert run("undrain", "a").output == "a takes requests again: the next one loads it\n"
+        refused = run("undrain", "b")
+    assert (refused.exit_code, refused.output) == (1, "lmx: b is not drained: it is ready\n")
+    assert [each for each in asked if each != GetStatus()] == [control.ResetModel("a")]
+
+
+def test_a_model_that_is_named_and_can_never_be_loaded_ends_serve_at_once(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LMX_MODELS", "")  # it is set by the command, and taken back
+    for command in ("serve", "start"):
+        for name in ("./nope", f"here={home.path}"):
+            done = run(command, name)
+            assert done.exit_code == 1, done.output
+            assert "can't be loaded" in done.output
+    assert not home.supervisor_log.exists()
+
+
+def test_all_that_is_known_of_a_model(home: Home) -> None:
+    lines = (model_line("a", aliases=["z"], context_length=2048), model_line("b", "queued"))
+    with fake_supervisor(home, {GetStatus: statuses(status(*lines))}):
+        shown = run("show", "z").output
+        assert json.loads(run("show", "a", "--json").output)["model"] == "a"
+        unknown = run("show", "c")
+    for words in ("a\n", "ready, pid 4711", "2048 tokens", "1.0 GiB now", "source", "aliases"):
+        assert words in shown
+    assert (unknown.exit_code, "known: a, b" in unknown.output) == (1, True)
+
+
+def test_version_and_help(home: Home) -> None:
+    said = run("version").output.splitlines()
+    assert said[0].startswith("lmx ")
+    assert said[1] == "lmx is not running"
+    with fake_supervisor(home, {GetStatus: statuses(status())}):
+        assert "lmx 0.1.0 is running (pid" in run("version").output
+    assert run("help", "kill").output == run("kill", "-h").output
+    assert run("help", "config", "check").output == run("config", "check", "-h").output
+    assert run("help").output == run("-h").output
+    assert run("help", "kil").exit_code == 2
 
 
 def test_load_says_what_it_waits_for(home: Home) -> None:

@@ -43,6 +43,7 @@ def test_ordinals(number: int, text: str) -> None:
     ("line", "words"),
     [
         (model_line("a", "queued"), "waits for memory"),
+        (model_line("a", "queued", needed_bytes=None), "reading its files"),
         (model_line("a", "queued", position=3), "waits for memory, 3rd in line"),
         (model_line("a", "draining"), "draining"),
         (model_line("a", "draining", requests_active=1), "draining, 1 request left"),
