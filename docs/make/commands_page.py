@@ -18,7 +18,8 @@ What `lmx COMMAND -h` says of each command. This page is made from the code by `
 
 def commands_page() -> str:
     """Return the page."""
-    context = click.Context(main, info_name="lmx", terminal_width=_WIDTH)
+    # Options for help are made once for each command, from the names of its first context.
+    context = click.Context(main, info_name="lmx", terminal_width=_WIDTH, **main.context_settings)
     parts = [_HEAD, *_text(main.help or ""), _options(main, context), *_text(main.epilog or "")]
     for title, lines in main.sections.items():
         parts.append(f"## {title}")
