@@ -57,7 +57,7 @@ def test_every_link_leads_somewhere(document: Path) -> None:
     ],
 )  # fmt: skip
 def test_how_each_program_is_set_up(name: str, language: str, said: tuple[str, ...]) -> None:
-    """The names are the programs' own; `make clients` runs six of them."""
+    """The names are the programs' own; `make clients` runs some of them."""
     text = block(name, language)
     assert [one for one in said if one not in text] == []
     # Ollama's clients and Anthropic's take the address without a path.
@@ -70,8 +70,9 @@ def test_the_versions_of_the_programs_that_were_tried() -> None:
     listed = (ROOT / "docs" / "clients.md").read_text().partition("## What was tried")[2]
     packages = [json.loads(file.read_text()) for file in pinned.glob("*/package.json")]
     versions = {name: one for each in packages for name, one in each["dependencies"].items()}
-    lines = (pinned / "python.txt").read_text().splitlines()
-    versions |= dict(line.split("==") for line in lines if line.startswith(("llm", "litellm")))
+    for file, tried in (("python", ("llm", "litellm")), ("aider", ("aider-chat",))):
+        lines = (pinned / f"{file}.txt").read_text().splitlines()
+        versions |= dict(line.split("==") for line in lines if line.startswith(tried))
     missing = {name for name, version in versions.items() if version not in listed} - {"zod"}
     assert missing == set(), "docs/clients.md names other versions of these"
 
