@@ -15,10 +15,11 @@ README: Final = next(one for one in DOCUMENTS if one.name == "README.md")
 MODEL: Final = "smollm2-135m-instruct"
 _TIMEOUT_S: Final = 300
 
-_INSTEAD: Final = {"MODEL": MODEL, "qwen3-8b": MODEL, "PROGRAM": "claude"}
+_INSTEAD: Final = {"MODEL": MODEL, "qwen3-8b": MODEL}
 """What a reader puts in: the demo model in place of one that would be fetched."""
 
 NOT_RUN: Final = {
+    "--image": "the demo model takes text alone",
     "COMMAND": "stands for any",
     "demo": "is what serves here",
     "init": "has a test of its own (tests/unit/supervisor/cli)",
@@ -37,9 +38,11 @@ _REPOSITORY: Final = re.compile(r"[\w-]+/[\w.-]+")
 """It is on the hub, which is not asked here."""
 
 _OPERATOR: Final = (
-    "status", "status --json", "ps", "top", "events -n 5", "logs -n 5", "logs MODEL -n 5", "list",
+    "version", "help kill", "show MODEL", "status", "status --json", "ps", "top", "events -n 5",
+    "logs -n 5", "logs MODEL -n 5", "list",
     "downloads", "estimate MODEL", "chat MODEL", "run MODEL Hello", "pin MODEL", "unpin MODEL",
-    "unload MODEL", "load MODEL", "drain MODEL", "reset MODEL", "restart MODEL", "kill MODEL",
+    "unload MODEL", "load MODEL", "drain MODEL", "undrain MODEL", "drain MODEL",
+    "reset MODEL", "restart MODEL", "kill MODEL",
     "load MODEL", "reload", "restart --router", "restart --supervisor", "config check",
     "config show", "completion bash", "completion fish", "--url URL --key KEY status", "-h",
     "service install --dry-run",
@@ -78,8 +81,9 @@ def run_lmx_lines(program: Path, url: str, environment: Mapping[str, str], folde
 
 def _is_run(words: list[str]) -> bool:
     # What stands behind the options of all commands (--url URL --key KEY) names the command.
-    names = (word for word in words if not word.startswith(("-", "http")))
-    return next(names) not in NOT_RUN and not any(map(_REPOSITORY.fullmatch, words))
+    name = next(word for word in words if not word.startswith(("-", "http")))
+    asks_the_hub = any(_REPOSITORY.fullmatch(word) for word in words)
+    return not NOT_RUN.keys() & {name, *words[1:]} and not asks_the_hub
 
 
 def run_readme(url: str, environment: Mapping[str, str], folder: Path) -> int:
