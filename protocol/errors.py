@@ -69,6 +69,9 @@ class ErrorCode(StrEnum):
     JOB_RUNS_ELSEWHERE = "job_runs_elsewhere"
     JOBS_UNAVAILABLE = "jobs_unavailable"
     USAGE_UNAVAILABLE = "usage_unavailable"
+    # Keys.
+    KEY_EXISTS = "key_exists"
+    KEY_CONFIGURED = "key_configured"
     # Making a model available.
     MODEL_SOURCE_INVALID = "model_source_invalid"
     DOWNLOAD_FAILED = "download_failed"

@@ -6,6 +6,9 @@ from typing import Final
 from aiohttp import web
 
 from lmx.protocol.messages.specs import RouterSpec
+from lmx.router.http.access import key_of_open_route
+from lmx.router.http.keys import Keys
+from lmx.router.http.outcome import CONTEXT
 from lmx.router.http.rate_limits import RateLimiter
 from lmx.router.http.traffic import Traffic
 from lmx.router.jobs.event_logs import EventLogs
@@ -15,6 +18,7 @@ from lmx.router.jobs.store import JobStore
 from lmx.router.media.reader import MediaReader
 from lmx.router.metrics.requests import RequestMetrics
 from lmx.router.metrics.shared_counts import SharedCounts
+from lmx.router.supervisor.directory import Directory
 from lmx.router.supervisor.event_feed import EventFeed
 from lmx.router.supervisor.link import SupervisorLink
 from lmx.router.supervisor.model_queues import ModelQueues
@@ -43,5 +47,26 @@ class Services:
     media: MediaReader
     usage: UsageStore
 
+    keys: Keys
+
 
 SERVICES: Final = web.AppKey("services", Services)
+
+
+async def directory_for(request: web.Request) -> Directory:
+    """Return the models that a request may use: those that its key is for. Raises as
+    :meth:`SupervisorLink.directory` does."""
+    directory = await request.app[SERVICES].supervisor.directory()
+    limited = request[CONTEXT].limited
+    return directory if limited is None else directory.limited_to(limited)
+
+
+def directory_without_key(request: web.Request) -> tuple[Directory | None, bool]:
+    """Return the directory for a route that needs no key, and whether the answer may have names of
+    models. A key that is sent all the same limits them to its own."""
+    services = request.app[SERVICES]
+    directory = services.supervisor.latest
+    names, key = key_of_open_route(request, services.keys.ring)
+    if directory is not None and key is not None and key.models:
+        return directory.limited_to(key), names
+    return directory, names

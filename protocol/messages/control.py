@@ -182,6 +182,8 @@ class BeatSeen:
     epoch: str
     revision: int
     """The revision of the supervisor's latest snapshot."""
+    keyring: str = ""
+    """To a router: the digest of the keyring that it should have."""
 
 
 @message
@@ -232,6 +234,8 @@ class RouterBeat:
     """The number of requests that wait for a model."""
     retired: bool = False
     """Whether it takes no more requests, because another router has taken over."""
+    keyring: str = ""
+    """The digest of the keyring by which it checks keys."""
 
 
 @message

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lmx.protocol.free_text import FreeText
+from lmx.protocol.messages.keys import Keyring, RateLimits
 from lmx.protocol.models.decode_limits import DecodeLimits
 from lmx.protocol.models.memory import KvLayers
 from lmx.protocol.models.sampling import SamplingParameters
@@ -129,29 +130,6 @@ class WorkerSpec(SamplingParameters):
 
 
 @dataclass(frozen=True, slots=True)
-class RateLimits:
-    """How much a client may ask for. Where a field is None, there is no limit."""
-
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
-    concurrent_requests: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ApiKey:
-    """An API key for inference."""
-
-    key: str = field(repr=False)
-    name: str = ""
-    """The name for people; empty if the key has none."""
-    limits: RateLimits | None = None
-    """The key's own limits. None: the limits that hold for every key."""
-    priority: int | None = None
-    """The lowest priority value that requests with this key may have, and the one of those that
-    name none. None: requests say it freely, and it is 0 for those that name none."""
-
-
-@dataclass(frozen=True, slots=True)
 class RescueSpec:
     """The command that a router runs as its child when it receives nothing from the supervisor. The
     command wakes or ends a supervisor that hangs, and starts another one if nobody else does."""
@@ -222,17 +200,16 @@ class RouterSpec:
     cors_origins: tuple[str, ...] = ()
     """The other origins whose pages may use the router. Their form is that of
     :mod:`lmx.protocol.web_origins`."""
-    api_keys: tuple[ApiKey, ...] = ()
-    """The keys to the routes for clients. Without any, these routes take every key, and requests
-    without a key."""
+    keyring: Keyring = field(default_factory=Keyring)
+    """The keys as they are when the router starts."""
     jobs_max_bytes: int = 512 * 1024 * 1024
     metrics_key: str = field(default="", repr=False)
     """The key to the metrics. Empty: there is no such key."""
     share_prefix_cache: bool = False
     """Whether a request may use what was computed for another key."""
-    key_limits: RateLimits = RateLimits()
+    key_limits: RateLimits = field(default_factory=RateLimits)
     """The limits of each key, or of each client's address where there are no keys."""
-    total_limits: RateLimits = RateLimits()
+    total_limits: RateLimits = field(default_factory=RateLimits)
     """The limits of all clients together."""
     rescue: RescueSpec | None = None
     """None: the router does nothing about a silent supervisor."""

@@ -11,11 +11,10 @@ from typing import Final, Literal
 from aiohttp import web
 
 from lmx.router.console.files import page_headers, text_of
-from lmx.router.http.access import knows_a_key
 from lmx.router.http.responses import json_value
 from lmx.router.operators.health import EngineSummary, current_health, engine_summaries
 from lmx.router.operators.version import Version
-from lmx.router.services import SERVICES
+from lmx.router.services import SERVICES, directory_without_key
 
 _API: Final = "/v1"
 _DOCS: Final = "/docs"
@@ -56,9 +55,9 @@ async def front(request: web.Request) -> web.Response:
     """Return the page to a browser, and the same as JSON to every other client. Where API keys are
     configured, both name the models only to who sends a key: none is needed here."""
     services = request.app[SERVICES]
-    names = knows_a_key(request, services.spec)
-    status, reason = current_health(services, names=names)
-    engines = engine_summaries(services.supervisor.latest) if names else []
+    seen, names = directory_without_key(request)
+    status, reason = current_health(services, names=names and seen is services.supervisor.latest)
+    engines = engine_summaries(seen) if names else []
     answer = Front(
         name="lmx",
         version=services.spec.version,

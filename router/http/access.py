@@ -1,18 +1,19 @@
-"""Checks who may use a route: the API keys are for inference, the admin key is for operators."""
+"""Reads from a request which key it came with, and refuses it if the key does not open its route
+(:mod:`lmx.router.http.keys`)."""
 
-import hashlib
-import hmac
+import time
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import Final
 
 from aiohttp import web
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Generate
-from lmx.protocol.messages.specs import RouterSpec
-from lmx.protocol.web_origins import is_loopback
+from lmx.protocol.messages.keys import ApiKey, KeyFamily, KeyScope
 from lmx.router.http.endpoint import Access
+from lmx.router.http.keys import Ring, Verdict, judge, opened_by
 from lmx.router.http.outcome import RequestContext
 
 ADMIN_HEADER: Final = "X-Admin-Key"
@@ -21,78 +22,120 @@ _KEY_HEADERS: Final = ("X-Api-Key", "Api-Key")
 """Where Anthropic's and Azure's clients send a key, instead of ``Authorization: Bearer``."""
 
 
-def check_access(request: web.Request, access: Access, spec: RouterSpec) -> str | None:
-    """Return a name for the API key that the request came with; None if it needed none, or another
-    kind of key.
+def check_access(
+    request: web.Request, access: Access, family: KeyFamily | None, ring: Ring, *, local: bool
+) -> ApiKey | None:
+    """Return the key for models that the request came with; None if it needed none, or another
+    kind of key. ``local`` is whether only this machine can send requests.
 
-    Raises :class:`RequestError`: INVALID_AUTHENTICATION (401) without the right key,
-    PERMISSION_DENIED (403) for another key where the admin key is needed. The comparison takes as
-    long for a key that is nearly right as for any other. An empty key in the spec opens nothing.
-    The admin key may also be sent as the API keys are: as ``Authorization: Bearer``, ``X-Api-Key``
-    or ``Api-Key``. Where a request has several of these, one of them must be right.
+    Raises :class:`RequestError`: INVALID_AUTHENTICATION (401) without a key that is valid,
+    PERMISSION_DENIED (403) for a key that is not for this route. The routes for operators take
+    their key in ``X-Admin-Key``, or as the others are sent: as ``Authorization: Bearer``,
+    ``X-Api-Key`` or ``Api-Key``. Where a request has several of these, one of them must be right.
     """
-    match access:
-        case Access.OPEN:
-            return None
-        case Access.LOCAL if is_loopback(spec.host):
-            return None
-        case Access.METRICS | Access.LOCAL if _among(_given_keys(request), [spec.metrics_key]):
-            return None
-        case Access.ADMIN | Access.METRICS | Access.LOCAL:
-            _require_admin(request, spec)
-            return None
-        case Access.INFERENCE:
-            return _require_inference(request, spec)
-
-
-def _require_admin(request: web.Request, spec: RouterSpec) -> None:
-    headers = request.headers.getall(ADMIN_HEADER, ())
-    given = _given_keys(request) if not headers else list(headers) if len(headers) == 1 else []
-    if spec.admin_key and _among(given, [spec.admin_key]) is not None:
-        return
-    where = "It is security.admin_key, or in the file admin.key in lmx's home folder."
-    # In either header: we know who asks, and that they are not allowed to.
-    known = {**dict.fromkeys(_keys(spec), "An API key"), spec.metrics_key: "The metrics key"}
-    key = _among(given, [one for one in known if one])
-    if key is not None:
-        raise RequestError(
-            ErrorCode.PERMISSION_DENIED,
-            f"{known[key]} is not enough here: send the admin key in the header {ADMIN_HEADER}. "
-            f"{where}",
+    now_s = time.time()
+    given = _sent_keys(request, access, ring, now_s)
+    known = [key for key in (ring.find(one, now_s) for one in given) if key is not None]
+    verdicts = [
+        (
+            judge(
+                access,
+                family,
+                None,
+                key,
+                given=bool(given),
+                keyless=ring.keyless,
+                local=local,
+                now_s=now_s,
+            ),
+            key,
         )
-    fault = "is not right" if headers and given else _absence(headers)
-    raise RequestError(
-        ErrorCode.INVALID_AUTHENTICATION,
-        f"The admin key {fault}: send it in the header {ADMIN_HEADER}. {where}",
-    )
-
-
-def _require_inference(request: web.Request, spec: RouterSpec) -> str | None:
-    if not spec.api_keys:
-        return None
-    given = _given_keys(request)
-    key = _among(given, _keys(spec))
+        for key in known or (None,)
+    ]
+    for verdict, key in verdicts:
+        if verdict is Verdict.ALLOWED:
+            return None if ring.keyless or access is not Access.INFERENCE else key
+    verdict, key = verdicts[0]
     if key is not None:
-        return key_name(key)
-    fault = "is not right" if given else _absence(request.headers.getall("Authorization", ()))
-    raise RequestError(
+        raise key_refusal(verdict, key, access, family, now_s=now_s)
+    raise _unknown(request, access, given=bool(given), keys=bool(ring.keys))
+
+
+def key_refusal(
+    verdict: Verdict,
+    key: ApiKey,
+    access: Access,
+    family: KeyFamily | None = None,
+    model_id: str = "",
+    *,
+    now_s: float = 0.0,
+) -> RequestError:
+    """Return the error for a key of lmx's that does not open what is requested."""
+    what = f"The key {key.name!r}" if key.name else "This key"
+    match verdict:
+        case Verdict.EXPIRED:
+            ended = datetime.fromtimestamp(key.expires_at_s or now_s).astimezone()
+            return RequestError(
+                ErrorCode.INVALID_AUTHENTICATION,
+                f"{what} expired on {ended:%Y-%m-%d at %H:%M}: ask for another one.",
+            )
+        case Verdict.FAMILY:
+            return RequestError(
+                ErrorCode.PERMISSION_DENIED,
+                f"{what} is not for the API {family}: it is for {_listed(key.families)} alone.",
+            )
+        case Verdict.MODEL:
+            return RequestError(
+                ErrorCode.PERMISSION_DENIED,
+                f"{what} is not for the model {model_id!r}: it is for {_listed(key.models)} alone.",
+                param="model",
+            )
+        case _:
+            needed = opened_by(access)
+            scopes = (
+                f"the scope {needed[0]}" if len(needed) == 1 else f"a scope of {_listed(needed)}"
+            )
+            return RequestError(
+                ErrorCode.PERMISSION_DENIED,
+                f"{what} is not enough here: it has the scope {_listed(key.scopes)}, and this "
+                f"needs {scopes}.{_WHERE if access is not Access.INFERENCE else ''}",
+            )
+
+
+def _unknown(request: web.Request, access: Access, *, given: bool, keys: bool) -> RequestError:
+    """Return the error for a request without a key of lmx's."""
+    if access is Access.INFERENCE:
+        fault = "is not right" if given else _absence(request.headers.getall("Authorization", ()))
+        how = "send one of lmx's in the header `Authorization: Bearer KEY`, or `X-Api-Key: KEY`."
+        return RequestError(ErrorCode.INVALID_AUTHENTICATION, f"The API key {fault}: {how}")
+    headers = request.headers.getall(ADMIN_HEADER, ())
+    fault = "is not right" if headers and given else _absence(headers)
+    return RequestError(
         ErrorCode.INVALID_AUTHENTICATION,
-        f"The API key {fault}: send one of lmx's in the header `Authorization: Bearer KEY`, or "
-        "`X-Api-Key: KEY`.",
+        f"The admin key {fault}: send it in the header {ADMIN_HEADER}.{_WHERE}",
     )
 
 
-def knows_a_key(request: web.Request, spec: RouterSpec) -> bool:
-    """Return whether a request may learn the names of the models on a route that needs no key: it
-    came with any of lmx's keys, or there are no API keys that keep them from anybody."""
-    known = [*_keys(spec), *filter(None, (spec.admin_key, spec.metrics_key))]
+_WHERE: Final = (
+    " The admin key is security.admin_key, or in the file admin.key in lmx's home folder."
+)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " or ".join(names)
+
+
+def key_of_open_route(request: web.Request, ring: Ring) -> tuple[bool, ApiKey | None]:
+    """Return whether a request may learn the names of the models on a route that needs no key, and
+    the key that limits which: it came with a valid key of lmx's, or there are no keys that keep
+    them from anybody."""
+    if ring.keyless:
+        return True, None
+    now_s = time.time()
     given = [*_given_keys(request), *request.headers.getall(ADMIN_HEADER, ())]
-    return not spec.api_keys or _among(given, known) is not None
-
-
-def key_name(key: str) -> str:
-    """Return a name that identifies a key, but does not reveal it."""
-    return f"key_{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+    found = [key for key in (ring.find(one, now_s) for one in given) if key is not None]
+    valid = [key for key in found if not key.has_expired(now_s)]
+    return bool(valid), next(iter(valid), None)
 
 
 def own_request(generate: Generate, context: RequestContext) -> Generate:
@@ -121,6 +164,19 @@ def _absence(headers: Sequence[str]) -> str:
     return "is there more than once" if len(headers) > 1 else "is missing"
 
 
+def _sent_keys(request: web.Request, access: Access, ring: Ring, now_s: float) -> list[str]:
+    """Return what was sent as a key for a route of this kind."""
+    given = _given_keys(request)
+    headers = request.headers.getall(ADMIN_HEADER, ())
+    if access is Access.INFERENCE or not headers:
+        return given
+    own = list(headers) if len(headers) == 1 else []
+    if access.for_operators:
+        return own
+    found = {one: ring.find(one, now_s) for one in given}
+    return [one for one, key in found.items() if key and KeyScope.METRICS in key.scopes] + own
+
+
 def _given_keys(request: web.Request) -> list[str]:
     # With a header that is there several times, a proxy before lmx may look at another one: none of
     # them counts.
@@ -134,19 +190,3 @@ def _only(request: web.Request, header: str) -> str:
     """Return the value of a header; an empty text if it is missing, or there more than once."""
     values = request.headers.getall(header, ())
     return values[0] if len(values) == 1 else ""
-
-
-def _keys(spec: RouterSpec) -> list[str]:
-    return [known.key for known in spec.api_keys]
-
-
-def _among(given: Sequence[str], keys: Sequence[str]) -> str | None:
-    """Return the first of ``keys`` that was given."""
-    # Every key is compared, so that the time does not show which one it was.
-    found = [key for key in keys for sent in given if _same(sent, key)]
-    return found[0] if found else None
-
-
-def _same(given: str, expected: str) -> bool:
-    # Bytes, because the comparison takes only ASCII strings.
-    return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), expected.encode())

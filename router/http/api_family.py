@@ -12,6 +12,7 @@ import orjson
 from pydantic import Field
 
 from lmx.protocol.errors import ErrorCode, LmxError
+from lmx.protocol.messages.keys import KeyFamily
 from lmx.router.http.errors import ErrorType, error_type, http_status, shown_message
 from lmx.router.http.responses import Answer
 
@@ -170,6 +171,8 @@ class ApiFamily:
     whole event, a comment, or white space. It may come before the first event of an answer."""
     request_id_header: str = "X-Request-Id"
     """The header in which the family's clients look for the request's id."""
+    keys: KeyFamily = KeyFamily.OPENAI
+    """What a key that is limited to some APIs must name to open the family's routes."""
 
     def comment(self, text: str) -> bytes:
         """Return a text for people in a form that clients skip; empty where they skip nothing."""
@@ -203,6 +206,7 @@ class AnthropicFamily(ApiFamily):
 
     ping = named_event({"type": "ping"})
     request_id_header = "Request-Id"
+    keys = KeyFamily.ANTHROPIC
 
     def error_body(self, error: LmxError, context: ErrorContext = _ANYWHERE) -> AnthropicError:
         status = http_status(error.code, operator=context.operator)
@@ -237,6 +241,7 @@ class OllamaFamily(ApiFamily):
 
     stream_type = "application/x-ndjson"
     ping = b" "
+    keys = KeyFamily.OLLAMA
 
     def comment(self, text: str) -> bytes:
         return b""

@@ -9,6 +9,7 @@ from aiohttp.typedefs import Handler
 from pydantic import BaseModel
 
 from lmx.protocol.errors import ErrorCode
+from lmx.protocol.messages.keys import KeyFamily
 from lmx.router.http.api_family import ANTHROPIC, OPENAI, ApiFamily
 
 
@@ -17,13 +18,20 @@ class Access(StrEnum):
 
     OPEN = "open"
     INFERENCE = "inference"
-    """Whoever has one of the API keys; everybody if no API key is configured."""
+    """Whoever has a key for requests to models; everybody if there is no such key."""
+    OPERATOR = "operator"
+    """Whoever has a key with which operators look on, or the admin key."""
     ADMIN = "admin"
-    """Whoever has the admin key."""
+    """Whoever has the admin key, or another with its scope."""
     METRICS = "metrics"
-    """Whoever has the admin key or the metrics key."""
+    """Whoever has a key for the metrics, or one of an operator."""
     LOCAL = "local"
     """Everybody if only this machine can send requests; otherwise the same as METRICS."""
+
+    @property
+    def for_operators(self) -> bool:
+        """Whether the route is one with which operators look on, or change something."""
+        return self in (Access.OPERATOR, Access.ADMIN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +73,13 @@ class Endpoint:
     only and not counted."""
     family: ApiFamily = OPENAI
     """The API family that writes its errors and pings."""
+    shared: bool = False
+    """Whether clients of every API use it, so that a key for any of them opens it."""
+
+    @property
+    def key_family(self) -> KeyFamily | None:
+        """The API that a key must be for to open it; None if any will do."""
+        return None if self.shared else self.family.keys
 
     @property
     def is_inference(self) -> bool:

@@ -87,6 +87,8 @@ _TABLE: Final[dict[ErrorCode, tuple[int, ErrorType]]] = {
     ErrorCode.JOB_RUNS_ELSEWHERE: (409, _REQUEST),
     ErrorCode.JOBS_UNAVAILABLE: (503, _SERVER),
     ErrorCode.USAGE_UNAVAILABLE: (503, _SERVER),
+    ErrorCode.KEY_EXISTS: (409, _REQUEST),
+    ErrorCode.KEY_CONFIGURED: (409, _REQUEST),
     ErrorCode.MODEL_SOURCE_INVALID: (503, _SERVER),
     ErrorCode.DOWNLOAD_FAILED: (503, _SERVER),
     ErrorCode.CONVERSION_FAILED: (503, _SERVER),

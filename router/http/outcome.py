@@ -10,6 +10,7 @@ import structlog
 from aiohttp import web
 
 from lmx.protocol.errors import ErrorCode
+from lmx.protocol.messages.keys import ApiKey
 
 CLIENT_LEFT: Final = ErrorCode.CLIENT_DISCONNECTED.value
 """The error of a request whose client was gone before the end."""
@@ -23,15 +24,17 @@ class RequestContext:
     started_at_s: float
     """When the request began, on the monotonic clock."""
     owner: str | None = None
-    """The owner of the key that the request came with (:func:`lmx.router.http.access.key_name`)."""
+    """What identifies the key that the request came with (:class:`ApiKey`)."""
     requester: str = ""
     """Who takes turns with others and has rate limits: the owner, or else the client's address."""
     key: str | None = None
-    """The name of the key in the configuration."""
+    """The name of the key."""
     priority: int | None = None
     """The lowest priority value that the key allows; None: it allows all."""
     apart: bool = False
     """Whether the owner shares no computed prefix and no features of media with others."""
+    limited: ApiKey | None = None
+    """The key, if it is for some models alone."""
     show_reread: bool = False
     """Whether the operator sees the text at which its prompt differs from an earlier one."""
 

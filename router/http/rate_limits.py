@@ -14,7 +14,7 @@ from aiohttp import web
 
 from lmx.protocol.errors import ErrorCode, UnavailableError
 from lmx.protocol.messages.counts import KeyUsage
-from lmx.protocol.messages.specs import RateLimits
+from lmx.protocol.messages.keys import ApiKey, RateLimits
 
 TOTAL: Final = ""
 """Stands for all keys together where usage is listed by requester."""
@@ -219,33 +219,32 @@ class RateLimiter:
     """What every requester has used. A requester is a key, or a client's address if there are no
     keys.
 
-    ``per_key`` are the limits of each key, except for the keys in ``own``, which have their own
-    limits. ``total`` are the limits of all together. ``names`` maps a key to its name in the
-    configuration. ``note`` is called for each refusal, with the scope of the limit (one key's, or
-    the total) and its kind. Used from one event loop only.
+    ``per_key`` are the limits of each key, except for those of ``keys`` that have their own.
+    ``total`` are the limits of all together. ``note`` is called for each refusal, with the scope of
+    the limit (one key's, or the total) and its kind. Used from one event loop only.
     """
 
     def __init__(
         self,
         per_key: RateLimits,
-        own: Mapping[str, RateLimits],
+        keys: Iterable[ApiKey],
         total: RateLimits,
-        names: Mapping[str, str],
         note: Callable[[str, Limit], None],
     ) -> None:
         self._per_key = per_key
-        self._own = own
+        self._keys = {key.owner: key for key in keys}
         self._total = total
-        self._names = names
         self._note = note
         self._meters: dict[str, Meter] = {}
         self._full_at = _MOST_METERS
         self.changes = 0
         """Grows with each request that limits apply to: there is something new to report."""
 
-    def name_of(self, requester: str | None) -> str | None:
-        """Return what the configuration calls a key."""
-        return None if requester is None else self._names.get(requester)
+    def set_keys(self, keys: Iterable[ApiKey]) -> None:
+        """Let other keys have their own limits. What was used stays used."""
+        self._keys = {key.owner: key for key in keys}
+        for requester, meter in self._meters.items():
+            meter.limits = self._limits(requester)
 
     def open(self, requester: str, now_s: float) -> Admission | None:
         """Return the admission for one more request; None if no limits apply."""
@@ -259,8 +258,8 @@ class RateLimiter:
         if not meters:
             return None
         self.changes += 1
-        name = self.name_of(requester)
-        whose = f"the key {name!r}" if name else "this key or address"
+        key = self._keys.get(requester)
+        whose = f"the key {key.name!r}" if key is not None and key.name else "this key or address"
         return Admission(meters, whose, self._note)
 
     def usage(self, now_s: float) -> dict[str, KeyUsage]:
@@ -300,7 +299,10 @@ class RateLimiter:
                 self._meter(requester, limits, now_s).elsewhere = used.running
 
     def _limits(self, requester: str) -> RateLimits:
-        return self._total if requester == TOTAL else self._own.get(requester, self._per_key)
+        if requester == TOTAL:
+            return self._total
+        key = self._keys.get(requester)
+        return self._per_key if key is None or key.limits is None else key.limits
 
     def _meter(self, requester: str, limits: RateLimits, now_s: float) -> Meter:
         found = self._meters.get(requester)

@@ -8,7 +8,7 @@ from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.states import MediaKind, ModelKind
 from lmx.router.http.outcome import Outcome, set_outcome
 from lmx.router.media.source import MediaSource
-from lmx.router.services import SERVICES
+from lmx.router.services import directory_for
 from lmx.router.supervisor.directory import require_kind
 from lmx.router.supervisor.routing import accepting_media, candidates
 
@@ -28,7 +28,7 @@ async def models_for(
     answer streams. Raises MODEL_NOT_FOUND and SUPERVISOR_UNAVAILABLE, and :class:`RequestError` if
     no model takes the ``media`` of the request.
     """
-    models = candidates(await request.app[SERVICES].supervisor.directory(), name, kind)
+    models = candidates(await directory_for(request), name, kind)
     set_outcome(request, Outcome(model=models[0].model_id, stream=stream))
     return await _accepting(request, models, media, stream=stream)
 
@@ -60,6 +60,6 @@ async def _accepting(
     wanted: dict[MediaKind, str] = {}
     for source in media:
         wanted.setdefault(source.kind, source.param)
-    fit = accepting_media(await request.app[SERVICES].supervisor.directory(), models, wanted)
+    fit = accepting_media(await directory_for(request), models, wanted)
     set_outcome(request, Outcome(model=fit[0].model_id, stream=stream))
     return fit

@@ -35,7 +35,7 @@ from lmx.router.schema.requests.ollama.embed import (
 )
 from lmx.router.schema.requests.ollama.generate import OllamaGenerateRequest, parse_ollama_generate
 from lmx.router.schema.requests.unsupported import ignored_fields
-from lmx.router.services import SERVICES
+from lmx.router.services import SERVICES, directory_for
 from lmx.router.supervisor.routing import untagged
 
 
@@ -160,5 +160,5 @@ async def _models(
 ) -> Sequence[ModelView]:
     """Return what :func:`lmx.router.inference.model_choice.models_of_kind` returns, for a name that
     may have Ollama's tag."""
-    plain = untagged(await request.app[SERVICES].supervisor.directory(), name)
+    plain = untagged(await directory_for(request), name)
     return await models_of_kind(request, plain, kind, stream=stream, media=media)

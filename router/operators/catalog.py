@@ -16,7 +16,7 @@ from lmx.router.http.responses import Answer, add_vary, json_value
 from lmx.router.rendering.envelope import utc_text
 from lmx.router.schema.requests.operators import ModelsQuery
 from lmx.router.schema.validation import invalid, short, validated
-from lmx.router.services import SERVICES
+from lmx.router.services import directory_for
 from lmx.router.supervisor.directory import Directory
 from lmx.router.supervisor.routing import candidates, route_models, routes_by_leader
 
@@ -228,7 +228,7 @@ class LmStudioModelList(Answer):
 
 async def list_models(request: web.Request) -> web.Response:
     """Return every model."""
-    directory = await request.app[SERVICES].supervisor.directory()
+    directory = await directory_for(request)
     models = directory.models
     return _in_form(
         request,
@@ -244,7 +244,7 @@ async def list_models(request: web.Request) -> web.Response:
 async def get_model(request: web.Request) -> web.Response:
     """Return one model, by id, alias or source; or the model that a route stands for now. Ids
     contain slashes."""
-    directory = await request.app[SERVICES].supervisor.directory()
+    directory = await directory_for(request)
     model = candidates(directory, request.match_info["id"], None)[0]
     return _in_form(request, lambda: anthropic_model(model), lambda: model_object(model))
 
@@ -260,7 +260,7 @@ def _in_form(
 
 async def list_chat_models(request: web.Request) -> web.Response:
     """Return the chat models in the form of kiapi."""
-    directory = await request.app[SERVICES].supervisor.directory()
+    directory = await directory_for(request)
     routes = routes_by_leader(directory)
     return json_value(
         [
@@ -273,7 +273,7 @@ async def list_chat_models(request: web.Request) -> web.Response:
 
 async def list_lm_studio_models(request: web.Request) -> web.Response:
     """Return the models in the form of LM Studio's clients."""
-    models = (await request.app[SERVICES].supervisor.directory()).models
+    models = (await directory_for(request)).models
     shown = [
         lm_studio_model(model)
         for model in models

@@ -7,10 +7,9 @@ import psutil
 from aiohttp import web
 
 from lmx.protocol.states import ModelState
-from lmx.router.http.access import knows_a_key
 from lmx.router.http.local_paths import without_paths
 from lmx.router.http.responses import Answer, json_value, to_mb
-from lmx.router.services import SERVICES, Services
+from lmx.router.services import SERVICES, Services, directory_without_key
 from lmx.router.supervisor.directory import Directory, can_serve
 from lmx.router.supervisor.model_queues import progress_text
 
@@ -63,16 +62,16 @@ async def health(request: web.Request) -> web.Response:
     Degraded means that the loaded models answer, and no other can be loaded."""
     services = request.app[SERVICES]
     directory = services.supervisor.latest
+    seen, names = directory_without_key(request)
     reason = unhealthy_reason(directory, supervisor_alive=services.supervisor.alive)
     memory_bytes = psutil.Process().memory_info().rss
     if directory is not None:
         memory_bytes += sum(model.memory_bytes for model in directory.models)
     engines = engine_summaries(directory)
     loaded = sum(engine["status"] == "loaded" for engine in engines)
-    names = knows_a_key(request, services.spec)
     answer = ServerHealth(
         status=_status(directory, reason),
-        reason=_shown_reason(directory, reason, names=names),
+        reason=_shown_reason(directory, reason, names=names and seen is directory),
         timestamp=int(time.time()),
         version=services.spec.version,
         engines=EngineCounts(loaded=loaded, unloaded=len(engines) - loaded, total=len(engines)),
@@ -81,7 +80,7 @@ async def health(request: web.Request) -> web.Response:
             memory_usage_mb=to_mb(memory_bytes),
             cpu_usage_percent=psutil.cpu_percent(interval=None),
         ),
-        engines_summary=engines if names else [],
+        engines_summary=engine_summaries(seen) if names else [],
     )
     response = json_value(answer, 200 if reason is None else 503)
     if reason is not None:

@@ -22,7 +22,7 @@ from lmx.router.http.responses import Answer, json_value
 from lmx.router.operators.version import Version
 from lmx.router.rendering.ollama import time_text
 from lmx.router.schema.requests.ollama.common import parse_ollama_pull, parse_ollama_show
-from lmx.router.services import SERVICES
+from lmx.router.services import SERVICES, directory_for
 from lmx.router.supervisor.link import SupervisorLink
 from lmx.router.supervisor.queries import live_status
 from lmx.router.supervisor.routing import candidates, tagged, untagged
@@ -140,14 +140,14 @@ class OllamaProgressLine(Answer):
 
 async def ollama_tags(request: web.Request) -> web.Response:
     """Return every model."""
-    directory = await request.app[SERVICES].supervisor.directory()
+    directory = await directory_for(request)
     return json_value(OllamaModels(models=[_listed(model) for model in directory.models]))
 
 
 async def ollama_ps(request: web.Request) -> web.Response:
     """Return every loaded model."""
     services = request.app[SERVICES]
-    directory = await services.supervisor.directory()
+    directory = await directory_for(request)
     loaded = [model for model in directory.bases if model.state.loaded]
     ends = await _ends(services.supervisor)
     return json_value(
@@ -176,7 +176,7 @@ async def ollama_show(request: web.Request) -> web.Response:
     """Return what is known of one model."""
     services = request.app[SERVICES]
     name = parse_ollama_show(await read_object(request, services.spec.body_limit_bytes))
-    directory = await services.supervisor.directory()
+    directory = await directory_for(request)
     model = candidates(directory, untagged(directory, name), None)[0]
     return json_value(
         OllamaModelDetails(
@@ -196,7 +196,7 @@ async def ollama_pull(request: web.Request) -> web.Response:
     """Report that a model that is served exists. Clients pull a model before they use it."""
     services = request.app[SERVICES]
     named, streams = parse_ollama_pull(await read_object(request, services.spec.body_limit_bytes))
-    directory = await services.supervisor.directory()
+    directory = await directory_for(request)
     name = untagged(directory, named)
     if not directory.knows(name):
         raise directory.no_such_model(
@@ -204,6 +204,7 @@ async def ollama_pull(request: web.Request) -> web.Response:
             " Models are not pulled here: on lmx's own machine run `lmx pull "
             "ORG/NAME`, with a repository in MLX form, or add the model to lmx.yaml.",
         )
+    directory.resolve(name)
     done = OllamaProgressLine(status="success")
     if streams:
         line = orjson.dumps(done) + b"\n"

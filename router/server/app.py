@@ -12,16 +12,16 @@ from typing import Final
 
 from aiohttp import web
 
+from lmx.protocol.web_origins import is_loopback
 from lmx.router.byte_budget import ByteBudget
 from lmx.router.console.markdown import MARKDOWN, end_markdown
 from lmx.router.console.markdown_process import MarkdownProcess
-from lmx.router.http.access import key_name
 from lmx.router.http.allowed_hosts import HostCheck
 from lmx.router.http.bodies.capture import CAPTURES, Captures
 from lmx.router.http.bodies.json_body import BODY_BUDGET, LARGE_BODIES
 from lmx.router.http.bodies.limits import MOST_BYTES
 from lmx.router.http.cors import Cors
-from lmx.router.http.endpoint import ENDPOINTS, Access, Endpoint
+from lmx.router.http.endpoint import ENDPOINTS, Endpoint
 from lmx.router.operators.live.feed import LiveFeed
 from lmx.router.operators.live.stream import LIVE, live_topics
 from lmx.router.schema.openapi.document import API_DOCUMENT, ApiDocument
@@ -43,7 +43,8 @@ def make_app(services: Services) -> web.Application:
         services.counts,
         services.metrics,
         services.hang_notice,
-        {key_name(one.key): one.priority for one in spec.api_keys if one.priority is not None},
+        services.keys,
+        is_loopback(spec.host),
     )
     app = web.Application(middlewares=[server.middleware])
     app[SERVICES] = services
@@ -69,7 +70,7 @@ def _add(app: web.Application, endpoint: Endpoint) -> None:
     known = app[ENDPOINTS].setdefault(endpoint.handler, endpoint)
     assert known.access is endpoint.access, f"{endpoint.path} and {known.path} differ in access"
     # A proxy that keeps strangers from the operators' paths need not know of other spellings.
-    spelled = () if endpoint.access is Access.ADMIN else path_aliases(endpoint.path)
+    spelled = () if endpoint.access.for_operators else path_aliases(endpoint.path)
     for path in (endpoint.path, *spelled):
         if endpoint.method == "GET":
             # HEAD is added too, except for a stream, whose length is only known at its end.

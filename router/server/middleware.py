@@ -3,7 +3,6 @@ form whatever happens, a log line, and a place in the metrics."""
 
 import asyncio
 import time
-from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
@@ -22,6 +21,7 @@ from lmx.router.http.api_family import ErrorContext
 from lmx.router.http.cors import ORIGIN, Cors, is_preflight
 from lmx.router.http.endpoint import ANTHROPIC_VERSION, Access, endpoint_of, error_family_of
 from lmx.router.http.errors import http_error, internal_error
+from lmx.router.http.keys import Keys
 from lmx.router.http.outcome import (
     CLIENT_LEFT,
     CONTEXT,
@@ -69,9 +69,9 @@ class RequestServer:
     counts: SharedCounts
     metrics: RequestMetrics
     hang_notice: HangNotice
-    priorities: Mapping[str, int]
-    """The lowest priority value that a key allows, by the name of the key's owner; keys that allow
-    all have none."""
+    keys: Keys
+    local: bool
+    """Whether only this machine can send requests."""
 
     @property
     def middleware(self) -> Middleware:
@@ -135,7 +135,7 @@ class RequestServer:
             return _refuse(request, _SHUTTING_DOWN)
         quiet = endpoint is not None and endpoint.quiet
         # Operators must get through while the server is at its limit.
-        admin = endpoint is not None and endpoint.access is Access.ADMIN
+        admin = endpoint is not None and endpoint.access.for_operators
         if self.traffic.under_way >= self.spec.max_requests and not quiet and not admin:
             return _refuse(request, _too_many(self.spec.max_requests))
         return None
@@ -145,14 +145,18 @@ class RequestServer:
         try:
             if endpoint is None:
                 return _Answer(await handler(request))
-            owner = check_access(request, endpoint.access, self.spec)
+            ring = self.keys.ring
+            key = check_access(
+                request, endpoint.access, endpoint.key_family, ring, local=self.local
+            )
             request[CONTEXT] = replace(
                 request[CONTEXT],
-                owner=owner,
-                requester=owner or request.remote or "",
-                key=self.limiter.name_of(owner),
-                priority=None if owner is None else self.priorities.get(owner),
-                apart=len(self.spec.api_keys) > 1 and not self.spec.share_prefix_cache,
+                owner=None if key is None else key.owner,
+                requester=(request.remote or "") if key is None else key.owner,
+                key=None if key is None else key.name or None,
+                priority=None if key is None else key.priority,
+                apart=ring.several and not self.spec.share_prefix_cache,
+                limited=key if key is not None and key.models else None,
                 show_reread=self.spec.show_rereads,
             )
             if not endpoint.is_inference:
@@ -230,7 +234,7 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
 
 def _error_answer(request: web.Request, error: LmxError) -> _Answer:
     endpoint = endpoint_of(request)
-    operator = endpoint is not None and endpoint.access is Access.ADMIN
+    operator = endpoint is not None and endpoint.access.for_operators
     shown = http_error(error, operator=operator)
     context = ErrorContext(
         operator,

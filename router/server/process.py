@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -20,10 +19,11 @@ from lmx.protocol.host.lasting import begin, keep_up
 from lmx.protocol.host.limits import open_files_limit, raise_file_limit, report_shortage_rarely
 from lmx.protocol.host.memory import trim_heap
 from lmx.protocol.messages.control import RouterBeat, RouterHello
+from lmx.protocol.messages.keys import Keyring
 from lmx.protocol.messages.specs import RouterSpec
 from lmx.protocol.wire.endpoints import RunDirectory
 from lmx.router.event_loop import collect_between_steps
-from lmx.router.http.access import key_name
+from lmx.router.http.keys import Keys
 from lmx.router.http.rate_limits import RateLimiter
 from lmx.router.http.traffic import Traffic
 from lmx.router.jobs.event_logs import EventLogs
@@ -97,6 +97,7 @@ class Router:
         self._listener = listener
         self._context = zmq.asyncio.Context()
         self.traffic = Traffic()
+        self.keys = Keys(spec, self._keys_changed)
         self.workers = WorkerLinks(self._context, run_dir, spec.worker_silence_s)
         self.supervisor = SupervisorLink(
             self._context,
@@ -104,6 +105,7 @@ class Router:
             self.workers,
             hello=RouterHello(os.getpid(), spec.router_id, spec.port),
             beat_interval_s=spec.beat_interval_s,
+            keys=self.keys,
         )
         self.queues = ModelQueues(self.supervisor, spec.load_wait_s)
         self.live = LiveRequests(self.queues.position, lambda: self.supervisor.latest)
@@ -112,7 +114,9 @@ class Router:
         )
         self.usage = UsageStore(Path(spec.jobs_path).with_name("usage.sqlite"))
         self.metrics = RequestMetrics(self._model_ids, self.usage.add)
-        self.limiter = _limiter(spec, self.metrics.rate_limited)
+        self.limiter = RateLimiter(
+            spec.key_limits, spec.keyring.keys, spec.total_limits, self.metrics.rate_limited
+        )
         self.counts = SharedCounts(self.supervisor, self.metrics, self.limiter)
         self.hang_notice = HangNotice()
         self._fetcher = Fetcher(spec.media, f"lmx/{spec.version}")
@@ -133,6 +137,7 @@ class Router:
             self.hang_notice,
             MediaReader(spec.media, self._fetcher),
             self.usage,
+            self.keys,
         )
         answer_malformed_requests()
         self._retiring = self._retired = False
@@ -280,13 +285,14 @@ class Router:
             memory_bytes=self._memory_bytes,
             waiting=self.queues.all_waiting,
             retired=self._retired,
+            keyring=self.keys.ring.digest,
         )
 
-
-def _limiter(spec: RouterSpec, note: Callable[[str, str], None]) -> RateLimiter:
-    own = {key_name(one.key): one.limits for one in spec.api_keys if one.limits is not None}
-    names = {key_name(one.key): one.name for one in spec.api_keys if one.name}
-    return RateLimiter(spec.key_limits, own, spec.total_limits, names, note)
+    def _keys_changed(self, ring: Keyring) -> None:
+        """Follow other keys, and let the supervisor know at once: somebody waits until a key that
+        was revoked opens nothing any more."""
+        self.limiter.set_keys(ring.keys)
+        self.supervisor.notify(self._measure())
 
 
 async def _ended(task: asyncio.Task[None] | None) -> None:

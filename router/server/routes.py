@@ -26,6 +26,7 @@ from lmx.router.operators import (
     events,
     health,
     jobs,
+    keys,
     logs,
     metrics,
     models,
@@ -55,6 +56,7 @@ from lmx.router.schema.requests.audio import TranscriptionRequest, TranslationRe
 from lmx.router.schema.requests.chat import ChatRequest
 from lmx.router.schema.requests.completions import CompletionRequest
 from lmx.router.schema.requests.console import MarkdownRequest
+from lmx.router.schema.requests.keys import KeyRequest, RotateRequest
 from lmx.router.schema.requests.ollama.chat import OllamaChatRequest
 from lmx.router.schema.requests.ollama.common import OllamaPullRequest, OllamaShowRequest
 from lmx.router.schema.requests.ollama.embed import OllamaEmbeddingsRequest, OllamaEmbedRequest
@@ -99,19 +101,19 @@ from lmx.router.usage.tables import FiguresAnswer, UsageAnswer
 
 def _administration() -> Iterator[Endpoint]:
     """Yield Opta-LMX's routes of /admin, except for the metrics."""
-    use, tag = Access.ADMIN, "Administration"
+    use, see, tag = Access.ADMIN, Access.OPERATOR, "Administration"
     yield Endpoint("GET", "/admin/health", status.admin_health, Access.OPEN, "Health",
         "Whether all is well", answer=status.HealthAnswer, degraded_status=503, quiet=True)
-    yield Endpoint("GET", "/admin/status", status.admin_status, use, tag, "Show how lmx is",
+    yield Endpoint("GET", "/admin/status", status.admin_status, see, tag, "Show how lmx is",
         answer=status.StatusAnswer)
-    yield Endpoint("GET", "/admin/status/full", status.admin_full_status, use, tag,
+    yield Endpoint("GET", "/admin/status/full", status.admin_full_status, see, tag,
         "Show everything, as `lmx status --json`", answer=dict[str, Any], quiet=True)
-    yield Endpoint("GET", "/admin/memory", status.admin_memory, use, tag, "Show who has the memory",
+    yield Endpoint("GET", "/admin/memory", status.admin_memory, see, tag, "Show who has the memory",
         answer=status.MemoryAnswer)
     yield Endpoint("POST", "/admin/config/reload", config.reload_config, use, tag,
         "Read the configuration again", answer=config.ReloadAnswer,
         errors=(ErrorCode.CONFIG_INVALID,))
-    yield Endpoint("GET", "/admin/models", status.admin_models, use, tag,
+    yield Endpoint("GET", "/admin/models", status.admin_models, see, tag,
         "Show all models, loaded or not", answer=status.ModelsAnswer)
     yield Endpoint("POST", "/admin/models/load", models.load_model, use, tag,
         "Load a model, and wait", request=LoadRequest,
@@ -133,7 +135,7 @@ def _administration() -> Iterator[Endpoint]:
     yield Endpoint("POST", "/admin/models/pin", models.pin_model, use, tag,
         "Pin a model, or unpin it", request=PinRequest, answer=models.CommandAnswer,
         errors=(ErrorCode.MODEL_NOT_FOUND, ErrorCode.MODEL_UNLOADED))
-    yield Endpoint("GET", "/admin/models/plan", plan.plan_load, use, tag,
+    yield Endpoint("GET", "/admin/models/plan", plan.plan_load, see, tag,
         "Show what a load would need, and what would follow", query=PlanQuery,
         answer=plan.PlanAnswer,
         errors=(ErrorCode.MODEL_NOT_FOUND, ErrorCode.MODEL_SOURCE_INVALID))
@@ -141,18 +143,19 @@ def _administration() -> Iterator[Endpoint]:
 
 
 def _files() -> Iterator[Endpoint]:
-    use, tag, path = Access.ADMIN, "Downloads", "/admin/models/download"
-    yield Endpoint("GET", "/admin/models/available", downloads.available_models, use, tag,
+    use, see, path = Access.ADMIN, Access.OPERATOR, "/admin/models/download"
+    tag = "Downloads"
+    yield Endpoint("GET", "/admin/models/available", downloads.available_models, see, tag,
         "List the models on this machine's disk", answer=list[downloads.AvailableAnswer])
     yield Endpoint("POST", path, downloads.start_download, use, tag,
         "Download a model from the hub", request=DownloadRequest, answer=downloads.DownloadAnswer,
         errors=downloads.DOWNLOAD_ERRORS)
-    yield Endpoint("GET", path, downloads.list_downloads, use, tag, "List the downloads",
+    yield Endpoint("GET", path, downloads.list_downloads, see, tag, "List the downloads",
         answer=downloads.DownloadsAnswer)
-    yield Endpoint("GET", f"{path}/{{download_id}}", downloads.get_download, use, tag,
+    yield Endpoint("GET", f"{path}/{{download_id}}", downloads.get_download, see, tag,
         "Show a download", answer=downloads.DownloadAnswer)
     # Quiet: a follower must not hold up the end of a router.
-    yield Endpoint("GET", f"{path}/{{download_id}}/progress", downloads.download_progress, use, tag,
+    yield Endpoint("GET", f"{path}/{{download_id}}/progress", downloads.download_progress, see, tag,
         "Follow a download", streams=True, event=downloads.DownloadProgress, quiet=True)
     yield Endpoint("DELETE", f"{path}/{{download_id}}", downloads.cancel_download, use, tag,
         "Cancel a download", answer=downloads.DownloadAnswer)
@@ -164,14 +167,14 @@ def _files() -> Iterator[Endpoint]:
 
 def _engines() -> Iterator[Endpoint]:
     """Yield Kolosal's routes about engines."""
-    use, tag = Access.ADMIN, "Engines"
+    use, see, tag = Access.ADMIN, Access.OPERATOR, "Engines"
     missing = (ErrorCode.MODEL_NOT_FOUND,)
-    yield Endpoint("GET", "/engines", engines.list_engines, use, tag, "List the engines",
+    yield Endpoint("GET", "/engines", engines.list_engines, see, tag, "List the engines",
         answer=engines.EnginesAnswer)
     yield Endpoint("POST", "/engines", engines.add_engine, use, tag, "Add a model, and load it",
         request=EngineRequest, answer=engines.EngineAnswer, status=201,
         errors=(ErrorCode.MODEL_EXISTS, *models.LOAD_ERRORS))
-    yield Endpoint("GET", "/engines/{id:.+}/status", engines.engine_status, use, tag,
+    yield Endpoint("GET", "/engines/{id:.+}/status", engines.engine_status, see, tag,
         "Show an engine", answer=engines.EngineStatusAnswer, errors=missing)
     yield Endpoint("DELETE", "/engines/{id:.+}", engines.remove_engine, use, tag,
         "Remove an engine that was added", answer=engines.EngineRemoved,
@@ -195,9 +198,9 @@ def _inference() -> Iterator[Endpoint]:
             "Embed texts", request=EmbeddingRequest, answer=embeddings.EmbeddingList)
         yield Endpoint("GET", f"{prefix}/models", catalog.list_models, use, "Models",
             "List the models", query=ModelsQuery,
-            answer=catalog.ModelList | catalog.AnthropicModelList)
+            answer=catalog.ModelList | catalog.AnthropicModelList, shared=True)
         yield Endpoint("GET", f"{prefix}/models/{{id:.+}}", catalog.get_model, use, "Models",
-            "Show one model", answer=catalog.ModelObject | catalog.AnthropicModel)
+            "Show one model", answer=catalog.ModelObject | catalog.AnthropicModel, shared=True)
     yield Endpoint("GET", "/v1/chat/models", catalog.list_chat_models, use, "Models",
         "List the models that chat", answer=list[catalog.CapabilityModelSpec])
     yield Endpoint("GET", "/api/v0/models", catalog.list_lm_studio_models, use, "Models",
@@ -322,12 +325,13 @@ def _jobs() -> Iterator[Endpoint]:
         answer=jobs.CancelledJob | jobs.DeletedJob,
         errors=(ErrorCode.NOT_FOUND, ErrorCode.JOB_RUNS_ELSEWHERE, ErrorCode.JOBS_UNAVAILABLE))
     use, tag = Access.ADMIN, "Administration"
-    yield Endpoint("GET", "/admin/requests", jobs.list_requests, use, tag,
+    yield Endpoint("GET", "/admin/requests", jobs.list_requests, Access.OPERATOR, tag,
         "List the requests under way, and the last that have ended", query=RequestsQuery,
         answer=jobs.RequestList)
     yield Endpoint("POST", "/admin/requests/{id}/cancel", jobs.cancel_request, use, tag,
         "Cancel a request that is under way", answer=jobs.RequestList,
         errors=(ErrorCode.NOT_FOUND,))
+    # What others have asked is for whoever may do anything.
     yield Endpoint("GET", "/admin/requests/{id}/capture", jobs.get_capture, use, tag,
         "Show what a request asked", answer=jobs.CapturedRequest, errors=(ErrorCode.NOT_FOUND,))
 
@@ -348,7 +352,8 @@ def _front() -> Iterator[Endpoint]:
     # Quiet: it is requested several times a second while an answer streams, and no model works.
     yield Endpoint("POST", "/ui/markdown", markdown.render_markdown, Access.INFERENCE,
         "Description", "Render Markdown, for the page", request=MarkdownRequest,
-        answer=markdown.MarkdownTrees, errors=(ErrorCode.QUEUE_FULL,), quiet=True)
+        answer=markdown.MarkdownTrees, errors=(ErrorCode.QUEUE_FULL,), quiet=True,
+        shared=True)
 
 
 def _operation() -> Iterator[Endpoint]:
@@ -378,30 +383,43 @@ def _description() -> Iterator[Endpoint]:
 
 
 def _watching() -> Iterator[Endpoint]:
-    use, tag = Access.ADMIN, "Operation"
+    use, see, tag = Access.ADMIN, Access.OPERATOR, "Operation"
     yield Endpoint("GET", "/admin/metrics/json", metrics.admin_metrics_json, Access.METRICS,
         "Metrics", "For dashboards", answer=metrics.MetricsAnswer, quiet=True)
-    yield Endpoint("GET", "/admin/usage", usage.usage, use, tag,
+    yield Endpoint("GET", "/admin/usage", usage.usage, see, tag,
         "Show what was used, by day, model and key", query=UsageQuery, answer=UsageAnswer,
         errors=(ErrorCode.USAGE_UNAVAILABLE,), quiet=True)
-    yield Endpoint("GET", "/admin/usage/figures", usage.figures, use, tag,
+    yield Endpoint("GET", "/admin/usage/figures", usage.figures, see, tag,
         "Show the figures of the last hours", query=FiguresQuery, answer=FiguresAnswer,
         errors=(ErrorCode.USAGE_UNAVAILABLE,), quiet=True)
-    yield Endpoint("GET", "/admin/workers", workers.list_workers, use, tag,
+    yield Endpoint("GET", "/admin/workers", workers.list_workers, see, tag,
         "List the models' processes", answer=workers.WorkersAnswer)
     yield Endpoint("POST", "/admin/workers/{id:.+}/kill", workers.kill_worker, use, tag,
         "Kill a model's process", answer=workers.KillAnswer,
         errors=(ErrorCode.MODEL_NOT_FOUND, ErrorCode.MODEL_NOT_LOADED))
     # Quiet: a follower must not hold up the end of a router.
-    yield Endpoint("GET", "/admin/logs/{model:.+}", logs.stream_log, use, tag, "Follow a log",
+    yield Endpoint("GET", "/admin/logs/{model:.+}", logs.stream_log, see, tag, "Follow a log",
         query=LogsQuery, streams=True, event=logs.LogLine, errors=(ErrorCode.MODEL_NOT_FOUND,),
         quiet=True)
-    yield Endpoint("GET", "/admin/events", events.stream_events, use, tag, "Follow what happens",
+    yield Endpoint("GET", "/admin/events", events.stream_events, see, tag, "Follow what happens",
         query=EventsQuery, streams=True, event=events.EventLine,
         errors=(ErrorCode.MODEL_NOT_FOUND,), quiet=True)
-    yield Endpoint("GET", "/admin/live", live.stream_live, use, tag,
+    yield Endpoint("GET", "/admin/live", live.stream_live, see, tag,
         "Follow all that changes, for a console", query=LiveQuery, streams=True,
         event=live.LiveEvent, errors=(ErrorCode.MODEL_NOT_FOUND,), quiet=True)
+
+
+def _keys() -> Iterator[Endpoint]:
+    use, tag, path = Access.ADMIN, "Keys", "/admin/keys"
+    yield Endpoint("GET", path, keys.list_keys, Access.OPERATOR, tag, "List the keys",
+        answer=keys.KeysAnswer)
+    yield Endpoint("POST", path, keys.add_key, use, tag, "Make a key", request=KeyRequest,
+        answer=keys.KeyMadeAnswer, status=201, errors=(ErrorCode.KEY_EXISTS,))
+    yield Endpoint("POST", f"{path}/{{name}}/rotate", keys.rotate_key, use, tag,
+        "Give a key another secret", request=RotateRequest, answer=keys.KeyMadeAnswer,
+        errors=keys.KEY_ERRORS)
+    yield Endpoint("DELETE", f"{path}/{{name}}", keys.revoke_key, use, tag, "Revoke a key",
+        answer=keys.KeyRevoked, errors=keys.KEY_ERRORS)
 
 
 # fmt: on
@@ -417,5 +435,6 @@ ROUTES: Final = (
     *_administration(),
     *_engines(),
     *_watching(),
+    *_keys(),
     *_description(),
 )

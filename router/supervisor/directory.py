@@ -5,12 +5,16 @@ It also checks whether a model can do what a route is for, and names the right r
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.messages.keys import ApiKey
 from lmx.protocol.messages.snapshot import ModelView, Snapshot
 from lmx.protocol.states import ModelKind, SlotState, WorkerState
+from lmx.router.http.access import key_refusal
+from lmx.router.http.endpoint import Access
+from lmx.router.http.keys import Verdict
 
 _LISTED_IDS = 20
 """Model ids that a "no such model" error lists."""
@@ -22,6 +26,7 @@ class Directory:
 
     snapshot: Snapshot
     _by_name: dict[str, ModelView] = field(repr=False)
+    _key: ApiKey | None = None
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> Directory:
@@ -36,6 +41,18 @@ class Directory:
         for model in snapshot.models:
             by_name.setdefault(model.source, model)
         return cls(snapshot, by_name)
+
+    def limited_to(self, key: ApiKey) -> Directory:
+        """Return the directory as a request with this key sees it: other models are in no list and
+        on no route, and to name one is refused. If the default is among them, the first model that
+        the key allows takes its place."""
+        models = tuple(model for model in self.models if key.allows(model.model_id))
+        default = self.default()
+        if default not in models:
+            default = next((model for model in models if model.base is None), None)
+        name = None if default is None else default.model_id
+        snapshot = replace(self.snapshot, models=models, default_model=name)
+        return Directory(snapshot, self._by_name, key)
 
     @property
     def models(self) -> tuple[ModelView, ...]:
@@ -54,7 +71,9 @@ class Directory:
     def model(self, model_id: str) -> ModelView | None:
         """Return the model with an id; None if there is none."""
         found = self._by_name.get(model_id)
-        return found if found is not None and found.model_id == model_id else None
+        if found is None or found.model_id != model_id or not self._allows(found):
+            return None
+        return found
 
     def knows(self, name: str) -> bool:
         """Return whether a name is a model's own: its id, alias or source."""
@@ -68,8 +87,9 @@ class Directory:
         """Return the model of an id, alias or source; the default model for None. It does not
         follow routes: see :mod:`lmx.router.supervisor.routing`.
 
-        Raises :class:`RequestError`: MODEL_NOT_FOUND with the ids there are, or MISSING_PARAMETER
-        if the request named none and there is no default.
+        Raises :class:`RequestError`: MODEL_NOT_FOUND with the ids there are, MISSING_PARAMETER if
+        the request named none and there is no default, or PERMISSION_DENIED for a model that the
+        request's key is not for.
         """
         if name is None:
             if self.snapshot.default_model is None:
@@ -82,6 +102,8 @@ class Directory:
         found = self._by_name.get(name)
         if found is None:
             raise self.no_such_model(name)
+        if self._key is not None and not self._allows(found):
+            raise key_refusal(Verdict.MODEL, self._key, Access.INFERENCE, model_id=found.model_id)
         return found
 
     def no_such_model(self, name: str, hint: str = "") -> RequestError:
@@ -97,10 +119,15 @@ class Directory:
         """Return the worker instances that the snapshot knows."""
         return frozenset(model.instance for model in self.models if model.instance is not None)
 
+    def _allows(self, model: ModelView) -> bool:
+        return self._key is None or self._key.allows(model.model_id)
+
     def _known(self) -> str:
         ids = [model.model_id for model in self.models]
         if not ids:
-            return "No model is configured."
+            return (
+                "No model is configured." if self._key is None else "The key is for none of them."
+            )
         more = f" and {len(ids) - _LISTED_IDS} more" if len(ids) > _LISTED_IDS else ""
         return f"Available: {', '.join(ids[:_LISTED_IDS])}{more}."
 

@@ -20,12 +20,14 @@ from lmx.protocol.messages.control import (
     RouterHello,
     WorkerExited,
 )
+from lmx.protocol.messages.keys import GetKeyring, Keyring
 from lmx.protocol.messages.snapshot import GetSnapshot, Snapshot
 from lmx.protocol.wire.codec import Envelope, decode, encode
 from lmx.protocol.wire.endpoints import RunDirectory
 from lmx.protocol.wire.sockets import Role, open_socket, send_nowait
 from lmx.router.event_loop import ends_in_time
 from lmx.router.http.errors import rejection
+from lmx.router.http.keys import Keys
 from lmx.router.supervisor.directory import Directory, advance, is_behind
 
 RECONNECT_S = 2.0
@@ -124,6 +126,7 @@ class SupervisorLink:
         *,
         hello: RouterHello,
         beat_interval_s: float,
+        keys: Keys,
     ) -> None:
         self._control = open_socket(context, Role.CONTROL_CLIENT, f"r:{os.getpid()}".encode())
         self._control.connect(run_dir.control)
@@ -133,6 +136,7 @@ class SupervisorLink:
         self._events = events
         self._hello = hello
         self._beat_interval_s = beat_interval_s
+        self._keys = keys
         self._directory: Directory | None = None
         self._changed = asyncio.Event()
         self.epoch: str | None = None
@@ -143,6 +147,7 @@ class SupervisorLink:
         self._answers = asyncio.Event()
         self._questions = Questions(lambda payload: send_nowait(self._control, payload))
         self._snapshot_task: asyncio.Task[None] | None = None
+        self._keyring_task: asyncio.Task[None] | None = None
 
     @property
     def latest(self) -> Directory | None:
@@ -251,6 +256,8 @@ class SupervisorLink:
                 self._supervisor_answered(message.epoch)
                 if is_behind(self._directory, message.epoch, message.revision):
                     self._refresh()
+                if message.keyring not in ("", self._keys.ring.digest):
+                    self._refresh_keyring()
             case Identify():
                 self._supervisor_answered(message.epoch)
                 send_nowait(self._control, encode(self._hello))
@@ -263,6 +270,8 @@ class SupervisorLink:
                 self._apply(snapshot)
             case WorkerExited() as fact:
                 self._events.worker_exited(fact)
+            case Keyring() as ring:
+                self._keys.put(ring)
             case other:
                 raise ProtocolError(f"unexpected {type(other).__name__} on events")
 
@@ -291,6 +300,22 @@ class SupervisorLink:
             self._apply(reply)
         else:
             _log.warning("snapshot.refused", reply=type(reply).__name__)
+
+    def _refresh_keyring(self) -> None:
+        if self._keyring_task is None or self._keyring_task.done():
+            self._keyring_task = begin(self._ask_keyring(), "the question for the keys")
+
+    async def _ask_keyring(self) -> None:
+        try:
+            reply = await self._questions.ask(GetKeyring(), _SNAPSHOT_DEADLINE_S)
+        except LmxError as error:
+            # The next BeatSeen shows that another one is in force, and asks again.
+            _log.warning("keyring.unanswered", error=error.message)
+            return
+        if isinstance(reply, Keyring):
+            self._keys.put(reply)
+        else:
+            _log.warning("keyring.refused", reply=type(reply).__name__)
 
     def _apply(self, snapshot: Snapshot) -> None:
         directory = advance(self._directory, snapshot)

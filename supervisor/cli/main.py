@@ -28,6 +28,7 @@ from lmx.supervisor.cli.command import (
 )
 from lmx.supervisor.cli.completion import completion
 from lmx.supervisor.cli.doctor.command import doctor
+from lmx.supervisor.cli.keys import key_group
 from lmx.supervisor.cli.launch.command import launch
 from lmx.supervisor.cli.service.command import service
 from lmx.supervisor.cli.serving.options import apply, refuse_unloadable, serving_options
@@ -300,6 +301,7 @@ main.add_section(
     [
         cli_config.config_group,
         cli_config.reload_command,
+        key_group,
         backup.backup,
         backup.restore,
         completion,

@@ -304,16 +304,11 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _refuse_open_lan(self) -> Config:
-        server = self.server
-        if (
-            not is_loopback(server.host)
-            and not self.security.api_keys
-            and not server.allow_lan_without_key
-        ):
+        if self.closed_without_key and not self.security.api_keys:
             raise ValueError(
-                f"server.host {server.host} can be reached by others and no key protects the API: "
-                "set security.api_keys, use 127.0.0.1, or set server.allow_lan_without_key to true "
-                "if that is meant"
+                f"server.host {self.server.host} can be reached by others and no key protects the "
+                "API: set security.api_keys, use 127.0.0.1, or set server.allow_lan_without_key to "
+                "true if that is meant"
             )
         return self
 
@@ -346,6 +341,11 @@ class Config(Section):
         if len({group.name for group in self.groups}) < len(self.groups):
             raise ValueError("two groups have the same name")
         return self
+
+    @property
+    def closed_without_key(self) -> bool:
+        """Whether requests to models need a key also while there is none for them."""
+        return not (is_loopback(self.server.host) or self.server.allow_lan_without_key)
 
     def routing_gaps(self) -> tuple[str, ...]:
         """Say which names in ``routing`` are no model's, and which patterns never count."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
-from lmx.protocol.messages.specs import ApiKey, RateLimits
+from lmx.protocol.messages.keys import ApiKey, RateLimits
 from lmx.supervisor.config.needs import Needs
 from lmx.supervisor.config.values import Key, Section
 
@@ -75,14 +75,19 @@ class SecurityConfig(Section):
     def api_key_specs(self) -> tuple[ApiKey, ...]:
         """The keys for the router."""
         return tuple(
-            ApiKey(
+            ApiKey.of_secret(
                 one.key.get_secret_value(),
                 one.name,
-                None if one.limits is None else one.limits.spec,
-                one.priority,
+                limits=None if one.limits is None else one.limits.spec,
+                priority=one.priority,
             )
             for one in self.api_keys
         )
+
+    @property
+    def client_key(self) -> str | None:
+        """The key with which this machine's own commands ask models; None if none is set."""
+        return self.api_keys[0].key.get_secret_value() if self.api_keys else None
 
     @property
     def admin_key_text(self) -> str | None:
@@ -105,7 +110,7 @@ class SecurityConfig(Section):
 
     @model_validator(mode="after")
     def _keys_differ(self) -> SecurityConfig:
-        keys = [one.key for one in self.api_key_specs]
+        keys = [one.key.get_secret_value() for one in self.api_keys]
         if len(set(keys)) < len(keys):
             raise ValueError("api_keys has one key twice")
         if self.admin_key_text in keys:

@@ -3,6 +3,7 @@
 import socket
 from pathlib import Path
 
+from lmx.protocol.messages.keys import Keyring
 from lmx.protocol.messages.specs import (
     LogSpec,
     PrefixCacheSpec,
@@ -96,6 +97,7 @@ def router_spec(
     listener: socket.socket,
     version: str,
     admin_key: str,
+    keyring: Keyring,
     rescue: RescueSpec,
 ) -> RouterSpec:
     """Return the router's spec. The router must inherit the socket's descriptor under its
@@ -125,7 +127,7 @@ def router_spec(
         logs_dir=str(home.logs),
         allowed_hosts=server.allowed_hosts,
         cors_origins=server.cors_origins,
-        api_keys=config.security.api_key_specs,
+        keyring=keyring,
         metrics_key=config.security.metrics_key_text,
         share_prefix_cache=config.security.share_prefix_cache,
         key_limits=config.rate_limits.per_key.spec,

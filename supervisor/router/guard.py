@@ -152,6 +152,10 @@ class RouterGuard:
         retired = all(router.beat.retired for router in self._routers.retiring)
         return self.successor is None and retired
 
+    def has_keyring(self, digest: str) -> bool:
+        """Return whether every router that runs checks keys by this keyring, as it has said."""
+        return all(router.beat.keyring == digest for router in self._routers.all)
+
     @property
     def running(self) -> bool:
         """Whether there is a router whose end was not observed yet."""

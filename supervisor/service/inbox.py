@@ -3,7 +3,7 @@ and questions."""
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lmx.protocol.messages import control
@@ -27,6 +27,8 @@ class Inbox:
     _adoption: Adoption
     _send: Callable[[bytes, Any], None]
     _settings: Settings
+    _keyring: Callable[[], str]
+    """The digest of the keyring in force."""
 
     def take(self, identity: bytes, message: Any, correlation: int) -> None:
         """Handle one message completely."""
@@ -51,7 +53,8 @@ class Inbox:
             case control.RouterBeat():
                 known = self._guard.has_router(message.pid)
                 self._guard.beat(message, now_s)
-                self._send(identity, self._seen() if known else self._identify())
+                seen = replace(self._seen(), keyring=self._keyring())
+                self._send(identity, seen if known else self._identify())
             case control.Withdraw(model_id):
                 self._core.withdraw(model_id, identity, now_s)
             case _:

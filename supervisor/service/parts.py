@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from lmx.protocol.messages.control import Acquire
 from lmx.protocol.messages.counts import ReportCounts
@@ -16,6 +16,7 @@ from lmx.supervisor.config.schema import Config, LogConfig
 from lmx.supervisor.config.settings import Change, Settings
 from lmx.supervisor.control.handlers import Handlers
 from lmx.supervisor.control.inventory import added_handlers, disk_handlers
+from lmx.supervisor.control.keys import KeyCommands
 from lmx.supervisor.control.loading import Loading
 from lmx.supervisor.control.models import ModelCommands
 from lmx.supervisor.control.planning import Planning
@@ -29,6 +30,8 @@ from lmx.supervisor.inventory.added_file import AddedFile
 from lmx.supervisor.inventory.deletion import Deletion
 from lmx.supervisor.inventory.download_records import Download, DownloadFile
 from lmx.supervisor.inventory.downloads import Downloads
+from lmx.supervisor.keys.file import KeyFile
+from lmx.supervisor.keys.keys import Keys
 from lmx.supervisor.memory.measured import Measured
 from lmx.supervisor.memory.system import read_memory
 from lmx.supervisor.memory.watch import MemoryWatch
@@ -127,6 +130,7 @@ class _Base:
     ledger: Ledger
     events: EventLog
     files: StateFiles
+    keys: Keys
     notify: Callable[[str], None]
 
 
@@ -150,7 +154,13 @@ def wire(
     settings = Settings(with_added(config, added_models))
     ledger = Ledger(_budget_bytes(config))
     files = StateFiles.of(home, events, notify)
-    base = _Base(home, invocation, settings, ledger, events, files, notify)
+    keys = Keys(
+        KeyFile(home.keys, notify),
+        lambda: settings.current.security.api_key_specs,
+        lambda: settings.current.closed_without_key,
+        lambda name, detail: events.note(name, None, detail),
+    )
+    base = _Base(home, invocation, settings, ledger, events, files, keys, notify)
     # The processes report from the event loop, so that `reports` exists by then.
     processes = _processes(base, version, lambda: reports)
     workers, routers = processes.workers, processes.routers
@@ -163,7 +173,7 @@ def wire(
     counts = RouterCounts(started_s, guard.has_router)
     launches = LaunchFile(home, files.disk.change)
     launches.save(Launch.of(invocation.find_config(), os.environ, config))
-    _follow_changes(base, core, guard, launches, logs_changed)
+    _follow_changes(base, core, guard, launches, logs_changed, workers.publish)
 
     inspect = processes.inspector.inspect_soon
     added = AddedModels(added_file, added_models, core, settings, inspect, time.monotonic)
@@ -189,6 +199,7 @@ def wire(
     handlers.add(added_handlers(added))
     handlers.add(disk_handlers(downloads, Deletion(core, added, downloads, home, events)))
     handlers.add({ReportCounts: counts.take_report})
+    handlers.add(KeyCommands(keys, guard, workers.publish).handlers)
     handlers.add(ServiceCommands(service, core, guard, events, reloader, invocation).handlers)
     adoption = Adoption(
         core,
@@ -213,7 +224,15 @@ def wire(
         adoption=adoption,
         reloader=reloader,
         handlers=handlers,
-        inbox=Inbox(core, guard, handlers, adoption, processes.server.send, settings),
+        inbox=Inbox(
+            core,
+            guard,
+            handlers,
+            adoption,
+            processes.server.send,
+            settings,
+            lambda: keys.ring.digest,
+        ),
         shutdown=shutdown,
         sleep=SleepPrevention(settings, lambda: _is_working(core, processes.runs)),
     )
@@ -258,6 +277,7 @@ def _processes(base: _Base, version: str, reports: Callable[[], Reports]) -> Pro
         base.events,
         version,
         read_admin_key(home.admin_key, notify),
+        lambda: base.keys.ring,
         base.invocation,
         lambda *report: reports().router_exited(*report),
     )
@@ -270,6 +290,7 @@ def _follow_changes(
     guard: RouterGuard,
     launches: LaunchFile,
     logs_changed: Callable[[LogConfig], None],
+    publish: Callable[[Any], None],
 ) -> None:
     """Have the parts follow a changed configuration."""
 
@@ -284,10 +305,19 @@ def _follow_changes(
     def record_launch(change: Change, _now_s: float) -> None:
         launches.save(Launch.of(base.invocation.find_config(), os.environ, change.new))
 
+    def publish_keys(change: Change, _now_s: float) -> None:
+        if (change.new.security, change.new.server) != (change.old.security, change.old.server):
+            publish(base.keys.ring)
+
     # The router comes first because only it can refuse a change. The core comes after the budget
     # because it places models by it.
     base.settings.on_change(
-        guard.reconfigured, set_budget, core.reconfigured, follow_logs, record_launch
+        guard.reconfigured,
+        set_budget,
+        core.reconfigured,
+        follow_logs,
+        record_launch,
+        publish_keys,
     )
 
 

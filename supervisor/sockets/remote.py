@@ -13,10 +13,10 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from lmx.protocol.errors import ErrorCode, OperationError, ProtocolError
-from lmx.protocol.messages import control, inventory
+from lmx.protocol.messages import control, inventory, keys
 from lmx.protocol.messages.status import GetStatus, Status, SystemStatus
 from lmx.protocol.states import DownloadStatus, LoadOutcome
-from lmx.protocol.wire.codec import from_map
+from lmx.protocol.wire.codec import from_map, to_map
 from lmx.supervisor.sockets.http_client import UNREADABLE, HttpClient, Remote
 
 _LEAST_S: Final = 10.0
@@ -243,6 +243,44 @@ def _events(api: _Api, question: control.GetEvents) -> control.EventList:
 
 
 _MOST_EVENTS: Final = 2000
+_KEYS: Final = "/admin/keys"
+
+
+def _list_keys(api: _Api, _: keys.ListKeys) -> keys.KeyList:
+    return keys.KeyList(tuple(map(_key, api.call("GET", _KEYS)["keys"])))
+
+
+def _add_key(api: _Api, question: keys.AddKey) -> keys.KeyMade:
+    limits, budget = question.limits, question.budget
+    body = {
+        "name": question.name,
+        "scopes": question.scopes,
+        "models": question.models,
+        "families": question.families,
+        **({} if limits is None else to_map(limits)),
+        **({} if budget is None else {f"{what}_per_day": n for what, n in to_map(budget).items()}),
+        "priority": question.priority,
+        "expires_at_s": question.expires_at_s,
+    }
+    return _key_made(api.call("POST", _KEYS, body))
+
+
+def _rotate_key(api: _Api, question: keys.RotateKey) -> keys.KeyMade:
+    path = f"{_KEYS}/{quote(question.name, safe='')}/rotate"
+    return _key_made(api.call("POST", path, {"grace_s": question.grace_s}))
+
+
+def _revoke_key(api: _Api, question: keys.RevokeKey) -> control.Done:
+    answer = api.call("DELETE", f"{_KEYS}/{quote(question.name, safe='')}")
+    return control.Done(str(answer["message"]))
+
+
+def _key_made(answer: Any) -> keys.KeyMade:
+    return keys.KeyMade(_key(answer), str(answer["secret"]), str(answer["note"]))
+
+
+def _key(answer: Any) -> keys.KeyView:
+    return from_map(keys.KeyView, answer, "key")
 
 
 def _event(found: Any) -> control.Event:
@@ -286,5 +324,9 @@ _ROUTES: Final[dict[type, Callable[[_Api, Any], Any]]] = {
     inventory.GetDownloads: _downloads,
     inventory.GetAvailable: _available,
     inventory.DeleteModel: _delete,
+    keys.ListKeys: _list_keys,
+    keys.AddKey: _add_key,
+    keys.RotateKey: _rotate_key,
+    keys.RevokeKey: _revoke_key,
 }
 """How each question is asked over HTTP. A question with a new route is a line here."""

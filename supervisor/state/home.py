@@ -47,6 +47,8 @@ class Home:
     """The models that an operator pinned or unpinned."""
     holds = _Place("state/held.json")
     """The models that an operator drained."""
+    keys = _Place("state/keys.json")
+    """The keys that operators made, without their secrets."""
     added_models = _Place("state/models.json")
     """The models that were added or downloaded while lmx ran."""
     launch = _Place("state/launch.json")

@@ -95,15 +95,30 @@ from lmx.protocol.messages.inventory import (
     RemoveModel,
     StartDownload,
 )
+from lmx.protocol.messages.keys import (
+    AddKey,
+    ApiKey,
+    DayBudget,
+    FormerSecret,
+    GetKeyring,
+    KeyFamily,
+    KeyList,
+    KeyMade,
+    Keyring,
+    KeyScope,
+    KeyView,
+    ListKeys,
+    RateLimits,
+    RevokeKey,
+    RotateKey,
+)
 from lmx.protocol.messages.media import MediaItem
 from lmx.protocol.messages.snapshot import GetSnapshot, ModelView, NamePattern, Route, Snapshot
 from lmx.protocol.messages.specs import (
     AdapterSpec,
-    ApiKey,
     LogSpec,
     MediaLimits,
     PrefixCacheSpec,
-    RateLimits,
     RescueSpec,
     RouterSpec,
     SpeculationSpec,
@@ -166,6 +181,21 @@ CORRELATION: Final = 41
 """Of every golden message: a number that is not the default."""
 
 _TEMPLATE: Final = TemplateFacts(("low", "high"), ("later_system",), ("calls",))
+_SCOPES: Final = (KeyScope.INFERENCE, KeyScope.OPERATOR)
+_SETTINGS: Final[dict[str, Any]] = {
+    "scopes": _SCOPES, "models": ("qwen3-*",), "families": (KeyFamily.OLLAMA,),
+    "limits": RateLimits(60, 1000, 2), "budget": DayBudget(500, 100_000), "priority": 3,
+    "expires_at_s": 1_800_000_000.0,
+}  # fmt: skip
+_KEY: Final = ApiKey(
+    digest="ab" * 32, owner="key_0123456789ab", name="ci", created_at_s=1_700_000_000.5,
+    former=(FormerSecret("cd" * 32, 1_700_003_600.0),), **_SETTINGS,
+)  # fmt: skip
+_KEYRING: Final = Keyring((_KEY,), True, "0123456789abcdef")
+_KEY_VIEW: Final = KeyView(
+    name="ci", configured=True, created_at_s=1_700_000_000.5, former_until_s=1_700_003_600.0,
+    **_SETTINGS,
+)  # fmt: skip
 # fmt: off
 _MODEL: Final = ModelView(
     model_id="org/tiny", aliases=("tiny", "auto"), source="org/tiny-4bit", slot=SlotState.OCCUPIED,
@@ -224,6 +254,9 @@ _DOWNLOAD: Final = DownloadView(
     retry_after_s=300.0)
 
 SAMPLES: Final[tuple[Any, ...]] = (
+    # Keys.
+    _KEYRING, GetKeyring(), ListKeys(), KeyList((_KEY_VIEW,)), RotateKey("ci", 60.0),
+    RevokeKey("ci"), AddKey(name="ci", **_SETTINGS), KeyMade(_KEY_VIEW, "sk-lmx-0123", "later"),
     # Worker to supervisor.
     WorkerHello(
         "0badcafe", "org/tiny", 4242, WorkerState.READY, 123_456_789, 8192, ("tools", "reasoning"),
@@ -243,12 +276,12 @@ SAMPLES: Final[tuple[Any, ...]] = (
     # Supervisor to worker.
     Welcome("e90c4a11"),
     Identify("e90c4a11"),
-    BeatSeen("e90c4a11", 12),
+    BeatSeen("e90c4a11", 12, "0123456789abcdef"),
     Drain(if_idle=True),
     Pressure(MemoryPressure.HARD),
     # Router to supervisor, and back.
     RouterHello(4243, "0000cafe", 8000),
-    RouterBeat(4243, 5, 99, 60_000_000, 3, True),
+    RouterBeat(4243, 5, 99, 60_000_000, 3, True, "0123456789abcdef"),
     GetSnapshot(),
     Acquire("org/tiny", 30.0, "req_1", 2.5),
     Withdraw("org/tiny"),
@@ -404,7 +437,7 @@ SAMPLES: Final[tuple[Any, ...]] = (
         jobs_path="/state/jobs.sqlite", jobs_max_age_s=3600.0, jobs_max_count=500, logs_dir="/logs",
         jobs_max_bytes=1_000_000, allowed_hosts=("*.example.com",),
         cors_origins=("http://localhost:*",),
-        api_keys=(ApiKey("lmx-key-0123", "ci", RateLimits(60, 1000, 2), 3),),
+        keyring=_KEYRING,
         metrics_key="lmx-metrics-0123", share_prefix_cache=True,
         key_limits=RateLimits(600, 100_000, 8), total_limits=RateLimits(6000, 1_000_000, 64),
         rescue=RescueSpec(("lmx-supervisor", "rescue"), 15.0, {"LMX_SECURITY_API_KEYS": "k"}),

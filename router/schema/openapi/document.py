@@ -28,6 +28,7 @@ _KEYS: Final[dict[Access, list[dict[str, list[str]]]]] = {
     Access.OPEN: [],
     # One of the two is enough: if no keys are configured, everybody may ask.
     Access.INFERENCE: [{"apiKey": []}, {}],
+    Access.OPERATOR: [{"operatorKey": []}, {"adminKey": []}, {"adminKeyAsBearer": []}],
     Access.ADMIN: [{"adminKey": []}, {"adminKeyAsBearer": []}],
     Access.METRICS: [{"metricsKey": []}, {"adminKey": []}],
     # On a loopback address everybody may ask.
@@ -76,6 +77,7 @@ def describe_api(endpoints: Sequence[Endpoint], version: str) -> dict[str, Any]:
             "securitySchemes": {
                 "apiKey": {"type": "http", "scheme": "bearer"},
                 "adminKeyAsBearer": {"type": "http", "scheme": "bearer"},
+                "operatorKey": {"type": "apiKey", "in": "header", "name": ADMIN_HEADER},
                 "metricsKey": {"type": "http", "scheme": "bearer"},
                 "adminKey": {"type": "apiKey", "in": "header", "name": ADMIN_HEADER},
             },
@@ -200,7 +202,7 @@ def _answer(endpoint: Endpoint, status: int, schemas: Schemas) -> dict[str, Any]
 
 def _errors(endpoint: Endpoint, schemas: Schemas) -> dict[str, Any]:
     by_status: dict[int, list[str]] = {}
-    operator = endpoint.access is Access.ADMIN
+    operator = endpoint.access.for_operators
     for code in error_codes(endpoint):
         by_status.setdefault(http_status(code, operator=operator), []).append(code.value)
     responses: dict[str, Any] = {}
@@ -261,8 +263,7 @@ _ALWAYS: Final = (
     ErrorCode.INTERNAL,
 )
 _CLOSING: Final = (ErrorCode.SHUTTING_DOWN, ErrorCode.ROUTER_HUNG)
-_KEY: Final = (ErrorCode.INVALID_AUTHENTICATION,)
-_ADMIN_KEY: Final = (*_KEY, ErrorCode.PERMISSION_DENIED)
+_KEY: Final = (ErrorCode.INVALID_AUTHENTICATION, ErrorCode.PERMISSION_DENIED)
 _BODY: Final = (
     ErrorCode.INVALID_JSON,
     ErrorCode.QUEUE_FULL,
@@ -317,13 +318,11 @@ def error_codes(endpoint: Endpoint) -> frozenset[ErrorCode]:
         codes.add(ErrorCode.ORIGIN_NOT_ALLOWED)
     if endpoint.is_inference:
         codes.add(ErrorCode.RATE_LIMIT_EXCEEDED)
-    if endpoint.access is Access.INFERENCE:
+    if endpoint.access is not Access.OPEN:
         codes.update(_KEY)
-    elif endpoint.access is not Access.OPEN:
-        codes.update(_ADMIN_KEY)
-    if endpoint.access is not Access.ADMIN and not endpoint.quiet:
+    if not endpoint.access.for_operators and not endpoint.quiet:
         codes.add(ErrorCode.QUEUE_FULL)
-    if endpoint.access in (Access.ADMIN, Access.INFERENCE):
+    if endpoint.access.for_operators or endpoint.access is Access.INFERENCE:
         codes.update((ErrorCode.SUPERVISOR_UNAVAILABLE, ErrorCode.DEADLINE_EXCEEDED))
     if endpoint.request is not None or endpoint.form is not None:
         codes.update((*_BODY, *_VALUES))

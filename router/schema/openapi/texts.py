@@ -32,6 +32,7 @@ TAGS: Final[dict[str, str]] = {
     "Jobs": "Every generation has a record, which outlives its connection",
     "Engines": "Kolosal's names for models, for operators",
     "Administration": "For operators",
+    "Keys": "Who may use lmx, and how much",
     "Downloads": "Models that are fetched from the hub",
     "Operation": "What lmx does now, for operators",
     "Health": "Whether lmx can serve",
@@ -70,6 +71,7 @@ EXAMPLES: Final[dict[str, dict[str, Any]]] = {
     "EmbeddingRequest": {"model": "embeddings", "input": ["first text", "second text"]},
     "EngineRequest": {"engine_id": "small", "model_path": "mlx-community/Qwen3-0.6B-4bit"},
     "InputTokensRequest": {"input": "Hello"},
+    "KeyRequest": {"name": "laptop", "models": ["qwen3-*"], "tokens_per_day": 1_000_000},
     "LoadRequest": {"model_id": "small"},
     "MarkdownRequest": {"blocks": ["# Title", "A **word**, and `code`."]},
     "ModelRequest": {"model": "small"},
@@ -101,6 +103,7 @@ EXAMPLES: Final[dict[str, dict[str, Any]]] = {
         "input": "What is the capital of France?",
         "max_output_tokens": 50,
     },
+    "RotateRequest": {"grace_s": 3600},
     "ScoreRequest": {
         "model": "reranker",
         "text_1": "How tall is the Eiffel Tower?",

@@ -101,8 +101,8 @@ def connect(place: Place) -> ChatClient:
         raise OperationError(
             ErrorCode.SUPERVISOR_UNAVAILABLE, "the router is being restarted: try again"
         )
-    keys = read_config(None).config.security.api_key_specs
-    key = given_key(ParameterSource.COMMANDLINE) or (keys[0].key if keys else given_key())
+    own = read_config(None).config.security.client_key
+    key = given_key(ParameterSource.COMMANDLINE) or own or given_key()
     # The last one is the nearest: of this machine itself, if lmx listens on all addresses.
     return ChatClient(Remote.parse(urls[-1], key))
 

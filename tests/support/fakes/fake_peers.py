@@ -123,6 +123,7 @@ class FakeSupervisor:
         self.epoch = new_epoch()
         self.since_s = time.time()
         self.revision = 0
+        self.keyring = ""
         self.models: tuple[ModelView, ...] = ()
         self.default_model: str | None = None
         self.routes: tuple[Route, ...] = ()
@@ -213,7 +214,7 @@ class FakeSupervisor:
             case RouterBeat() if self.answers_beats:
                 if identity not in self._known:
                     return [(Identify(self.epoch), 0)]
-                return [(BeatSeen(self.epoch, self.revision), 0)]
+                return [(BeatSeen(self.epoch, self.revision, self.keyring), 0)]
             case GetSnapshot() if self.answers_beats:
                 return [(self.snapshot(), envelope.correlation)]
             case ReportCounts() if self.answers_beats and ReportCounts not in self.replies:

@@ -11,8 +11,9 @@ import aiohttp
 import yarl
 import zmq.asyncio
 
+from lmx.protocol.messages.keys import ApiKey, Keyring
 from lmx.protocol.messages.snapshot import ModelView
-from lmx.protocol.messages.specs import ApiKey, LogSpec, RouterSpec
+from lmx.protocol.messages.specs import LogSpec, RouterSpec
 from lmx.protocol.wire.endpoints import RunDirectory
 from lmx.router.server.process import Router
 from tests.support.clients.answer_check import AnswerCheck
@@ -152,8 +153,9 @@ def router_spec(run_dir: RunDirectory, port: int, **fields: Any) -> RouterSpec:
         "orphan_grace_s": 60.0,
     }
     values |= fields
-    keys = values.get("api_keys", ())
-    values["api_keys"] = tuple(ApiKey(key) if isinstance(key, str) else key for key in keys)
+    keys = values.pop("api_keys", ())
+    made = tuple(ApiKey.of_secret(key) if isinstance(key, str) else key for key in keys)
+    values.setdefault("keyring", Keyring.of(made))
     return RouterSpec(**values)
 
 

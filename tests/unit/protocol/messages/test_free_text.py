@@ -29,12 +29,13 @@ NAMES = """
     adapter adapter_id aliases allowed asker base call_id capabilities counters default_model
     download_id efforts fitted refused ignored engine epoch family function id instance language
     level model
-    model_id model_ids name owner request_id router_id sections tool_parser version exits
+    model_id model_ids models name owner request_id router_id sections tool_parser version exits
     """
 CONFIGURATION = """
     admin_key allowed_hosts allowed_networks chat_template command cors_origins disk_path
     draft_path tokenizer_config
     engine_options environment filename home host jobs_path key local_path logs_dir metrics_key
+    digest keyring secret
     model_path parameters path repo_id revision run_dir source template_kwargs url urls
     """
 REQUESTS = """

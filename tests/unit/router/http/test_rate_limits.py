@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from lmx.protocol.errors import ErrorCode, UnavailableError
 from lmx.protocol.messages.counts import KeyUsage
-from lmx.protocol.messages.specs import ApiKey, RateLimits
-from lmx.router.http.access import key_name
+from lmx.protocol.messages.keys import ApiKey, RateLimits
 from lmx.router.http.rate_limits import RateLimiter, reset_text
 from lmx.router.http.token_estimate import estimate_in_steps, estimated_tokens
 from tests.support.fakes.fake_peers import FakeStream, ends, plays, until
@@ -32,7 +31,11 @@ def limiter(
     def note(scope: str, limit: str) -> None:
         counts[scope, limit] += 1
 
-    return RateLimiter(per_key, own or {}, total, {"a": "ci"}, note)
+    keys = [
+        ApiKey(digest="", owner=owner, name="ci" if owner == "a" else "", limits=its)
+        for owner, its in ({"a": None} | (own or {})).items()
+    ]
+    return RateLimiter(per_key, keys, total, note)
 
 
 def ask(limits: RateLimiter, asker: str, now_s: float, tokens: float = 0.0) -> Any:
@@ -277,7 +280,7 @@ async def post(rig: Rig, key: str, **fields: Any) -> tuple[int, dict[str, str], 
 
 
 async def test_every_answer_has_the_headers_and_a_refusal_says_when() -> None:
-    keys = (ApiKey(A, "ci"), ApiKey(B))
+    keys = (ApiKey.of_secret(A, "ci"), ApiKey.of_secret(B))
     async with router_rig(api_keys=keys, key_limits=LIMITS) as rig:
         status, headers, _ = await post(rig, A, max_tokens=100)
         assert status == 200
@@ -361,7 +364,7 @@ async def test_the_worker_hears_whose_turn_it_is() -> None:
     async with router_rig(told, api_keys=(A, B)) as rig:
         await post(rig, A)
         await post(rig, B)
-    assert seen == [key_name(A), key_name(B)]
+    assert seen == [ApiKey.of_secret(A).owner, ApiKey.of_secret(B).owner]
     async with router_rig(told) as rig:
         await post(rig, A)
     assert seen[2] == "127.0.0.1"

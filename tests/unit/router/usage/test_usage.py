@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmx.protocol.errors import ErrorCode, LmxError
-from lmx.protocol.messages.specs import ApiKey
+from lmx.protocol.messages.keys import ApiKey
 from lmx.router import record_file
 from lmx.router.metrics.requests import NONE, Spent
 from lmx.router.usage import store as usage_store
@@ -276,7 +276,10 @@ def test_figures_are_of_what_is_new_and_of_models_that_have_some() -> None:
 
 
 async def test_the_routes_show_requests_by_key_and_after_a_restart(tmp_path: Path) -> None:
-    keys = (ApiKey("key-of-the-laptop-1", name="laptop"), ApiKey("key-of-nobody-123456"))
+    keys = (
+        ApiKey.of_secret("key-of-the-laptop-1", name="laptop"),
+        ApiKey.of_secret("key-of-nobody-123456"),
+    )
     jobs_path = str(tmp_path / "jobs.sqlite")
     for expected in (1, 2):
         async with router_rig(api_keys=keys, jobs_path=jobs_path) as rig:

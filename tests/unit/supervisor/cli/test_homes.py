@@ -20,6 +20,7 @@ COMMANDS = (
     "reset m", "pin m", "unpin m", "reload", "config check", "config show", "estimate m",
     "pull qwen3-8b", "downloads", "list", "rm m", "chat", "chat m", "run m hi",
     "service install --dry-run", "service restart --dry-run",
+    "key list", "key add a", "key rotate a", "key revoke a",
     "backup /no/such/folder/b.zip", "restore /x",
     "stop",
 )  # fmt: skip

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmx.protocol.errors import ErrorCode, OperationError
-from lmx.protocol.messages.specs import ApiKey, RateLimits
+from lmx.protocol.messages.keys import ApiKey, RateLimits
 from lmx.protocol.models.keep_alive import keep_alive_text, parse_keep_alive
 from lmx.supervisor.config.load import config_notices, load_config, variable_names
 from lmx.supervisor.config.media import ModelMediaConfig
@@ -347,7 +347,8 @@ def test_keys_may_come_by_variables_and_are_not_shown_then_either() -> None:
     config = load_config(
         None, {"LMX_SECURITY_API_KEYS": f"[{KEY}, {OTHER}]", "LMX_SECURITY_ADMIN_KEY": "k" * 16}
     )
-    assert [one.key for one in config.security.api_key_specs] == [KEY, OTHER]
+    assert config.security.api_key_specs == (ApiKey.of_secret(KEY), ApiKey.of_secret(OTHER))
+    assert config.security.client_key == KEY
     assert config.security.admin_key_text == "k" * 16
     for text in (f"[{KEY}", f"[{KEY}, sk-short]", KEY):
         with pytest.raises(OperationError) as caught:
@@ -363,8 +364,8 @@ def test_a_key_may_have_a_name_and_limits_of_its_own(tmp_path: Path) -> None:
         tmp_path,
     )
     assert config.security.api_key_specs == (
-        ApiKey(KEY),
-        ApiKey(OTHER, "ci", RateLimits(60, None, 2), 5),
+        ApiKey.of_secret(KEY),
+        ApiKey.of_secret(OTHER, "ci", limits=RateLimits(60, None, 2), priority=5),
     )
     assert config.rate_limits.per_key.spec == RateLimits(None, 100_000, None)
     assert config.rate_limits.total.spec == RateLimits(None, None, 8)

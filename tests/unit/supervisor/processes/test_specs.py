@@ -4,9 +4,9 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from lmx.protocol.messages.keys import ApiKey, Keyring
 from lmx.protocol.messages.specs import (
     AdapterSpec,
-    ApiKey,
     PrefixCacheSpec,
     RescueSpec,
     RouterSpec,
@@ -106,11 +106,13 @@ def test_the_admin_key_is_the_configurations_else_the_files() -> None:
 
         def spec(**security: Any) -> RouterSpec:
             config = Config.model_validate({"security": security})
-            return router_spec(config, home, "r", listener, "1", "the file's", RescueSpec((), 1.0))
+            ring = Keyring.of(config.security.api_key_specs)
+            rescue = RescueSpec((), 1.0)
+            return router_spec(config, home, "r", listener, "1", "the file's", ring, rescue)
 
         assert spec().admin_key == "the file's"
-        assert spec().api_keys == ()
+        assert spec().keyring.keys == ()
         assert spec(admin_key=own, api_keys=keys).admin_key == own
-        assert spec(api_keys=keys).api_keys == tuple(map(ApiKey, keys))
+        assert spec(api_keys=keys).keyring.keys == tuple(map(ApiKey.of_secret, keys))
         shown = repr(spec(admin_key=own, api_keys=keys))
         assert not any(key in shown for key in (own, *keys)), "as a log or a traceback has it"

@@ -45,7 +45,7 @@ def test_options_go_over_variables_and_these_over_the_file(
     config = served(host="0.0.0.0", port=3000, keys=[KEY])
     assert (config.server.host, config.server.port) == ("0.0.0.0", 3000)
     assert config.server.max_requests == 5
-    assert [one.key for one in config.security.api_key_specs] == [KEY]
+    assert config.security.client_key == KEY
 
 
 def test_models_by_every_kind_of_name(home: Path) -> None:

@@ -1,0 +1,61 @@
+"""Answers the questions of routers and the CLI about keys. A change is answered when every router
+checks keys by it."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+from lmx.protocol.messages.control import Done
+from lmx.protocol.messages.keys import (
+    AddKey,
+    GetKeyring,
+    KeyMade,
+    ListKeys,
+    RevokeKey,
+    RotateKey,
+)
+from lmx.supervisor.control.handlers import Handler
+from lmx.supervisor.keys.keys import Keys
+from lmx.supervisor.router.guard import RouterGuard
+
+_FOLLOW_S: Final = 5.0
+"""How long routers have to put other keys in force. They need some thousandths of a second."""
+
+_POLL_S: Final = 0.01
+_LATE: Final = (
+    "not every router has answered: one that hangs goes by the former keys until it is replaced"
+)
+
+
+class KeyCommands:
+    """Answers questions about keys. ``publish`` sends a message to all routers."""
+
+    def __init__(self, keys: Keys, guard: RouterGuard, publish: Callable[[Any], None]) -> None:
+        self._keys = keys
+        self._guard = guard
+        self._publish = publish
+        self.handlers: dict[type, Handler] = {
+            GetKeyring: lambda _question, _now_s: keys.ring,
+            ListKeys: lambda _question, _now_s: keys.list(),
+            AddKey: lambda question, _now_s: self._made(keys.add(question)),
+            RotateKey: lambda question, _now_s: self._made(keys.rotate(question)),
+            RevokeKey: lambda question, _now_s: self._revoked(keys.revoke(question)),
+        }
+
+    async def _made(self, made: KeyMade) -> KeyMade:
+        return made if await self._followed() else replace(made, note=_LATE)
+
+    async def _revoked(self, done: Done) -> Done:
+        return done if await self._followed() else replace(done, message=f"{done.message}; {_LATE}")
+
+    async def _followed(self) -> bool:
+        ring = self._keys.ring
+        self._publish(ring)
+        deadline_s = time.monotonic() + _FOLLOW_S
+        while not self._guard.has_keyring(ring.digest):
+            if time.monotonic() > deadline_s:
+                return False
+            await asyncio.sleep(_POLL_S)
+        return True
