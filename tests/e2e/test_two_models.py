@@ -37,7 +37,7 @@ async def alone(server: Rig, model: str, tokens: int) -> str:
 async def test_one_model_dies_while_both_stream(
     server: Rig, number: signal.Signals, code: str
 ) -> None:
-    whole = await alone(server, "smollm2", 40)
+    whole = await alone(server, "smollm2", 20)
     before = {
         name: server.wait_state(name, "ready", deadline_s=300) for name in ("smollm2", "tiny")
     }
@@ -45,7 +45,7 @@ async def test_one_model_dies_while_both_stream(
     router = server.status()["router"]["pid"]
     async with http() as session:
         url = server.url
-        living = Stream(session, url, request("smollm2", 40))
+        living = Stream(session, url, request("smollm2", 20))
         await living.has_text(5, 300)
         dying = Stream(session, url, request("tiny", 7000))
         await dying.has_text(5, 300)

@@ -80,12 +80,13 @@ async def test_a_worker_that_is_killed_ends_its_transcript_alone(speaking: Rig) 
     clip = obtain_clip()
     async with http() as session, AsyncOpenAI(base_url=url, api_key="-", max_retries=0) as client:
         pid = speaking.wait_state("whisper", "ready", deadline_s=300)["pid"]
-        chat = Stream(session, url, ask("tiny", "Go on.", max_tokens=7000, ignore_eos=True))
-        await chat.has_text(5, 300)
         stream = await client.audio.transcriptions.create(
             model="whisper", file=("long.wav", many_clips(clip, CLIPS)), stream=True
         )
         told = [await anext(stream)]
+        # Not before: it would take the processor that the first window needs.
+        chat = Stream(session, url, ask("tiny", "Go on.", max_tokens=7000, ignore_eos=True))
+        await chat.has_text(5, 300)
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(openai.APIError, match="crashed"):
             told.extend([event async for event in stream])

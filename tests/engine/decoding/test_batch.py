@@ -43,11 +43,6 @@ def shared_tiny(tiny_dir: Path) -> EngineRunner:
     return EngineRunner(spec_of(tiny_dir))
 
 
-@pytest.fixture(scope="module")
-def shared_real(smollm2_dir: Path) -> EngineRunner:
-    return EngineRunner(spec_of(smollm2_dir))
-
-
 @pytest.fixture
 def tiny(shared_tiny: EngineRunner) -> Iterator[EngineRunner]:
     yield shared_tiny

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -321,10 +321,11 @@ def test_a_schema_with_long_keys_takes_few_forwards(runner: Callable[[str], Engi
     assert steps < plain / 2
 
 
-@pytest.fixture(scope="module")
-def real(smollm2_dir: Path) -> EngineRunner:
+@pytest.fixture
+def real(shared_real: EngineRunner) -> Iterator[EngineRunner]:
     """A model whose tokens are words and parts of words: a text can be written in many ways."""
-    return EngineRunner(spec_of(smollm2_dir))
+    yield shared_real
+    shared_real.clear()
 
 
 def answers(
@@ -351,7 +352,7 @@ ASKED = "Where is the parcel of customer 47? Answer in JSON."
 def test_where_a_text_has_many_spellings_the_answer_is_that_of_single_draws(
     real: EngineRunner,
 ) -> None:
-    samplings = [SequenceSampling(1.5, seed=5), GREEDY, PENALTIES]
+    samplings = [SequenceSampling(1.5, seed=5), PENALTIES]
     make, ends = schema_maker(real), real.facts.eos_token_ids
 
     def rows() -> Sequence[dict[str, Any]]:
