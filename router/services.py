@@ -57,8 +57,8 @@ async def directory_for(request: web.Request) -> Directory:
     """Return the models that a request may use: those that its key is for. Raises as
     :meth:`SupervisorLink.directory` does."""
     directory = await request.app[SERVICES].supervisor.directory()
-    limited = request[CONTEXT].limited
-    return directory if limited is None else directory.limited_to(limited)
+    key = request[CONTEXT].grant
+    return directory if key is None or not key.models else directory.limited_to(key)
 
 
 def directory_without_key(request: web.Request) -> tuple[Directory | None, bool]:

@@ -33,8 +33,8 @@ class RequestContext:
     """The lowest priority value that the key allows; None: it allows all."""
     apart: bool = False
     """Whether the owner shares no computed prefix and no features of media with others."""
-    limited: ApiKey | None = None
-    """The key, if it is for some models alone."""
+    grant: ApiKey | None = None
+    """The key itself; None where requests need none."""
     show_reread: bool = False
     """Whether the operator sees the text at which its prompt differs from an earlier one."""
 

@@ -28,6 +28,7 @@ from lmx.router.schema.openapi.document import API_DOCUMENT, ApiDocument
 from lmx.router.server.middleware import RequestServer, add_headers
 from lmx.router.server.routes import ROUTES
 from lmx.router.services import SERVICES, Services
+from lmx.router.usage.budgets import DayBudgets
 
 
 def make_app(services: Services) -> web.Application:
@@ -44,6 +45,7 @@ def make_app(services: Services) -> web.Application:
         services.metrics,
         services.hang_notice,
         services.keys,
+        DayBudgets(services.usage),
         is_loopback(spec.host),
     )
     app = web.Application(middlewares=[server.middleware])

@@ -13,6 +13,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from lmx.protocol.errors import ErrorCode, GenerationError, LmxError, RequestError, UnavailableError
+from lmx.protocol.messages.keys import ApiKey
 from lmx.protocol.messages.specs import RouterSpec
 from lmx.protocol.wire.endpoints import accept_request_id
 from lmx.router.http.access import check_access
@@ -38,6 +39,7 @@ from lmx.router.jobs.hang_notice import HangNotice
 from lmx.router.metrics.requests import RequestMetrics
 from lmx.router.metrics.shared_counts import SharedCounts
 from lmx.router.server.sending import send_response
+from lmx.router.usage.budgets import DayBudgets
 
 REQUEST_ID_HEADER: Final = "X-Request-Id"
 IGNORED_HEADER: Final = "X-Lmx-Ignored"
@@ -45,6 +47,9 @@ JOB_ID_HEADER: Final = "X-Job-Id"
 
 _CLIENT_LEFT_STATUS: Final = 499
 """The status in the log only, since no client is left to see it. The number is nginx's."""
+
+_BUDGETED: Final = web.RequestKey("budgeted", ApiKey)
+"""The key of a request that counts as under way for its budget."""
 
 _log = structlog.get_logger()
 
@@ -70,6 +75,7 @@ class RequestServer:
     metrics: RequestMetrics
     hang_notice: HangNotice
     keys: Keys
+    budgets: DayBudgets
     local: bool
     """Whether only this machine can send requests."""
 
@@ -120,6 +126,8 @@ class RequestServer:
                     self._record(request, status, error)
                 except Exception:  # The answer was sent: it is right whatever is counted.
                     _log.exception("http.record_failed")
+                if _BUDGETED in request:
+                    self.budgets.end(request[_BUDGETED])
 
     def _refusal(self, request: web.Request) -> _Answer | None:
         """Return the answer to a request that reaches no handler; None if it may pass."""
@@ -156,7 +164,7 @@ class RequestServer:
                 key=None if key is None else key.name or None,
                 priority=None if key is None else key.priority,
                 apart=ring.several and not self.spec.share_prefix_cache,
-                limited=key if key is not None and key.models else None,
+                grant=key,
                 show_reread=self.spec.show_rereads,
             )
             if not endpoint.is_inference:
@@ -179,6 +187,10 @@ class RequestServer:
             return _error_answer(request, internal_error(request[CONTEXT].request_id))
 
     async def _within_limits(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        key = request[CONTEXT].grant
+        if key is not None and key.budget is not None:
+            await self.budgets.begin(key)
+            request[_BUDGETED] = key
         admission = self.limiter.open(request[CONTEXT].requester, time.monotonic())
         if admission is None:
             return await handler(request)

@@ -14,6 +14,7 @@ from lmx.router.inference import (
     embeddings,
     messages,
     ollama,
+    own_usage,
     scoring,
     tokenize,
 )
@@ -73,6 +74,7 @@ from lmx.router.schema.requests.operators import (
     LogsQuery,
     ModelRequest,
     ModelsQuery,
+    OwnUsageQuery,
     PinRequest,
     PlanQuery,
     RequestsQuery,
@@ -201,6 +203,9 @@ def _inference() -> Iterator[Endpoint]:
             answer=catalog.ModelList | catalog.AnthropicModelList, shared=True)
         yield Endpoint("GET", f"{prefix}/models/{{id:.+}}", catalog.get_model, use, "Models",
             "Show one model", answer=catalog.ModelObject | catalog.AnthropicModel, shared=True)
+    yield Endpoint("GET", "/v1/usage", own_usage.own_usage, use, "Keys",
+        "Show what the key has used, and may use", query=OwnUsageQuery, answer=own_usage.OwnUsage,
+        errors=(ErrorCode.USAGE_UNAVAILABLE,), shared=True, quiet=True)
     yield Endpoint("GET", "/v1/chat/models", catalog.list_chat_models, use, "Models",
         "List the models that chat", answer=list[catalog.CapabilityModelSpec])
     yield Endpoint("GET", "/api/v0/models", catalog.list_lm_studio_models, use, "Models",

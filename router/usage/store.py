@@ -93,6 +93,11 @@ class UsageStore(RecordFile[_Waiting]):
         does."""
         return await self._read(lambda file: tables.usage_of(file, days, by, time.time()))
 
+    async def of_key(self, key: str, days: int) -> dict[str, Usage]:
+        """Return what a key has used on the last days, by the day; an empty text stands for
+        requests without a key."""
+        return await self._read(lambda file: tables.used_by(file, key, days, time.time()))
+
     async def figures(self, hours: int, model: str | None) -> FiguresAnswer:
         """Return the figures of the last hours, of a model or of all."""
         return await self._read(lambda file: tables.figures_of(file, hours, model, time.time()))

@@ -270,7 +270,7 @@ def usage_of(
     ):
         shown = at if by == "day" else datetime.fromtimestamp(at).astimezone().isoformat()
         if (model, key) in named:
-            sums = _sums(Usage(*used))
+            sums = sums_of(Usage(*used))
             rows.append({"time": shown, "model": model or None, "key": key or None, **sums})
         else:
             rest.setdefault(shown, Usage()).add(Usage(*used))
@@ -279,11 +279,22 @@ def usage_of(
         "first_day": date.fromtimestamp(since_s).isoformat(),
         "last_day": date.fromtimestamp(now_s).isoformat(),
         "rows": rows,
-        "rest": [{"time": shown, **_sums(used)} for shown, used in rest.items()],
+        "rest": [{"time": shown, **sums_of(used)} for shown, used in rest.items()],
     }
 
 
-def _sums(used: Usage) -> UsageSums:
+def used_by(connection: sqlite3.Connection, key: str, days: int, now_s: float) -> dict[str, Usage]:
+    """Return what a key has used today and on the days before, by the day; an empty text stands for
+    requests without a key."""
+    found = connection.execute(
+        f"SELECT {_DAY}, {_SUMMED} FROM usage WHERE hour_s >= ? AND key = ? GROUP BY 1",  # noqa: S608
+        (day_begin_s(now_s, days - 1), key),
+    )
+    return {day: Usage(*used) for day, *used in found}
+
+
+def sums_of(used: Usage) -> UsageSums:
+    """Return a usage as answers show it."""
     return {
         "requests": used.requests,
         "errors": used.errors,

@@ -84,7 +84,7 @@ async function faultOfAdminKey(given) {
     await ask(CHECKED_BY, { headers: { [HEADER]: given } });
     return "";
   } catch (/** @type {any} */ error) {
-    if (error.status === 403) return "This is another key of the server: the admin key is needed here.";
+    if (error.status === 403) return "This is another key of the server: the admin key is needed here, or one with the scope operator.";
     return error.status === 401 ? "This admin key is not right: the server does not know it." : error.message;
   }
 }
@@ -111,7 +111,8 @@ async function open(path, options = {}) {
     try {
       return await openOnce(path, options);
     } catch (error) {
-      const refused = error instanceof ApiError && [401, 403].includes(error.status) && OPERATORS.test(path);
+      // A 403 is the answer to an operator's key, which changes nothing: its words are shown.
+      const refused = error instanceof ApiError && error.status === 401 && OPERATORS.test(path);
       if (!refused) throw error;
       // Another request may have been given a key meanwhile.
       if (sent === adminKey() && !(await askForAdminKey(Boolean(sent)))) throw error;

@@ -197,6 +197,14 @@ class UsageQuery(Strict):
     )
 
 
+class OwnUsageQuery(Strict):
+    """GET /v1/usage."""
+
+    days: int = Field(
+        7, ge=1, le=400, strict=False, description="How many days, with today as the last one."
+    )
+
+
 class FiguresQuery(Strict):
     """GET /admin/usage/figures."""
 

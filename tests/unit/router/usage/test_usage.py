@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import sqlite3
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,19 +17,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmx.protocol.errors import ErrorCode, LmxError
-from lmx.protocol.messages.keys import ApiKey
+from lmx.protocol.errors import ErrorCode, LmxError, UnavailableError
+from lmx.protocol.messages.keys import ApiKey, DayBudget
 from lmx.router import record_file
 from lmx.router.metrics.requests import NONE, Spent
 from lmx.router.usage import store as usage_store
 from lmx.router.usage import tables
+from lmx.router.usage.budgets import DayBudgets
 from lmx.router.usage.sampling import TokensSeen, figures_of
 from lmx.router.usage.store import UsageStore
-from lmx.router.usage.tables import Minute, Usage
+from lmx.router.usage.tables import Minute, Usage, day_begin_s
 from tests.support.fakes.admin_lines import cold_line, status_line, told_status
 from tests.support.faults.bad_files import BAD_FILES, put_bad
 from tests.support.rigs.budgets import examples
-from tests.support.rigs.router_rig import MODEL, chat_body, router_rig
+from tests.support.rigs.router_rig import MODEL, Rig, chat_body, router_rig
 
 ADMIN = {"X-Admin-Key": "test-admin-key"}
 NOW_S = datetime(2026, 11, 27, 14, 20).timestamp()
@@ -276,16 +279,14 @@ def test_figures_are_of_what_is_new_and_of_models_that_have_some() -> None:
 
 
 async def test_the_routes_show_requests_by_key_and_after_a_restart(tmp_path: Path) -> None:
-    keys = (
-        ApiKey.of_secret("key-of-the-laptop-1", name="laptop"),
-        ApiKey.of_secret("key-of-nobody-123456"),
-    )
+    secrets = ("key-of-the-laptop-1", "key-of-nobody-123456")
+    keys = (ApiKey.of_secret(secrets[0], "laptop"), ApiKey.of_secret(secrets[1]))
     jobs_path = str(tmp_path / "jobs.sqlite")
     for expected in (1, 2):
         async with router_rig(api_keys=keys, jobs_path=jobs_path) as rig:
             chat = f"{rig.url}/v1/chat/completions"
-            for key in keys:
-                headers = {"Authorization": f"Bearer {key.key}"}
+            for secret in secrets:
+                headers = {"Authorization": f"Bearer {secret}"}
                 async with rig.http.post(chat, json=chat_body(), headers=headers) as response:
                     assert response.status == 200
             path = f"{rig.url}/admin/usage?days=1"
@@ -303,3 +304,65 @@ async def test_the_routes_show_requests_by_key_and_after_a_restart(tmp_path: Pat
             for wrong in ("usage?days=0", "usage?by=week", "usage/figures?hours=193"):
                 async with rig.http.get(f"{rig.url}/admin/{wrong}", headers=ADMIN) as response:
                     assert response.status == 400
+
+
+async def test_a_budget_of_a_day_ends_at_midnight_and_outlives_routers(tmp_path: Path) -> None:
+    laptop = replace(
+        ApiKey.of_secret("key-of-the-laptop-1", "laptop"), budget=DayBudget(requests=3)
+    )
+    phone = replace(ApiKey.of_secret("key-of-the-phone-12", "phone"), budget=DayBudget(tokens=20))
+    jobs_path = str(tmp_path / "jobs.sqlite")
+
+    async def chat(rig: Rig, key: str, **fields: Any) -> tuple[int, str | None, str]:
+        headers = {"Authorization": f"Bearer {key}"}
+        url = f"{rig.url}/v1/chat/completions"
+        async with rig.http.post(url, json=chat_body(**fields), headers=headers) as answer:
+            return answer.status, answer.headers.get("Retry-After"), await answer.text()
+
+    async def own(rig: Rig, key: str) -> Any:
+        headers = {"Authorization": f"Bearer {key}"}
+        async with rig.http.get(f"{rig.url}/v1/usage", headers=headers) as answer:
+            assert answer.status == 200
+            return await answer.json()
+
+    for _ in range(2):
+        async with router_rig(api_keys=(laptop, phone), jobs_path=jobs_path) as rig:
+            first = (await own(rig, "key-of-the-laptop-1"))["left_today"]["requests"] == 3
+            if first:
+                # What fails costs nothing.
+                assert (await chat(rig, "key-of-the-laptop-1", messages=[]))[0] == 400
+                for _ in range(3):
+                    assert (await chat(rig, "key-of-the-laptop-1"))[0] == 200
+                # Each takes 12 tokens: the second one begins before the budget is used up.
+                assert (await chat(rig, "key-of-the-phone-12"))[0] == 200
+                assert (await chat(rig, "key-of-the-phone-12"))[0] == 200
+            for key, said in (
+                ("key-of-the-laptop-1", "The key 'laptop' has used its 3 requests of today"),
+                ("key-of-the-phone-12", "The key 'phone' has used its 20 tokens of today"),
+            ):
+                status, retry_after, text = await chat(rig, key)
+                assert (status, said in text) == (429, True), text
+                assert 0 < int(retry_after or 0) <= 25 * 3600 + 1
+                left_s = day_begin_s(time.time(), -1) - time.time()
+                assert abs(int(retry_after or 0) - left_s) < 100
+            seen = await own(rig, "key-of-the-laptop-1")
+            assert (seen["key"], seen["left_today"]) == ("laptop", {"requests": 0, "tokens": None})
+            assert seen["limits"]["requests_per_day"] == 3
+            assert seen["days"][-1]["completion_tokens"] == 15
+            assert "phone" not in json.dumps(seen)
+
+
+async def test_two_requests_at_once_are_not_both_the_last_one_of_a_day(tmp_path: Path) -> None:
+    store = UsageStore(tmp_path / "usage.sqlite")
+    store.start()
+    try:
+        budgets = DayBudgets(store)
+        key = replace(ApiKey.of_secret("key-of-the-laptop-1", "ci"), budget=DayBudget(requests=2))
+        results = await asyncio.gather(
+            *(budgets.begin(key) for _ in range(5)), return_exceptions=True
+        )
+        assert [type(each) for each in results].count(UnavailableError) == 3
+        budgets.end(key)
+        await budgets.begin(key)
+    finally:
+        store.close(90.0)
