@@ -1,10 +1,15 @@
 """Commands on the configuration: check and show it, and have a running lmx read it again."""
 
+from __future__ import annotations
+
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.supervisor.cli.command import (
     Found,
     command,
@@ -13,6 +18,9 @@ from lmx.supervisor.cli.command import (
     place,
     read_config,
 )
+
+if TYPE_CHECKING:
+    from lmx.supervisor.config.schema import ModelConfig
 
 
 @click.command("reload")
@@ -40,27 +48,47 @@ def config_check(config: Path | None) -> None:
     """Say whether the configuration is valid, with every problem in it.
 
     It is that of the lmx that runs, as its file is now; else that of one that would be started
-    here. Models whose files can't be read are named too; they cost themselves alone.
+    here. The files of its models are looked at too. Exit code 4: something is wrong.
     """
     # With this a supervisor that is to be replaced tries the program that is to replace it: one
     # that lacks a module must not get that far.
     import lmx.supervisor.cli.serving.foreground  # noqa: F401
-    from lmx.supervisor.config.load import config_notices
+    from lmx.supervisor.config.load import InvalidConfigError, config_notices
     from lmx.supervisor.processes.handover import FOR_SUPERVISOR
-    from lmx.supervisor.processes.inspector import unreadable_models
 
-    found = read_config(config)
+    for_people = FOR_SUPERVISOR not in os.environ
+    try:
+        found = read_config(config)
+    except InvalidConfigError as error:
+        files = _file_problems(error.models, error.path) if for_people else []
+        raise OperationError(error.code, "\n".join((error.message, *files))) from error
     checked = found.config
-    models = ", ".join(model.id for model in checked.models) or "no models"
     for gap in checked.routing_gaps():
         click.echo(gap)
     for notice in config_notices(found.path):
         click.echo(notice)
-    if FOR_SUPERVISOR not in os.environ:
-        for problem in unreadable_models(checked, home()):
-            click.echo(problem)
+    # For a supervisor, a model whose files can't be read costs itself alone.
+    files = _file_problems(checked.models, found.path) if for_people else []
     _report_not_in_force(found)
+    if files:
+        raise OperationError(
+            ErrorCode.CONFIG_INVALID,
+            "\n".join((f"{found.words}: the files of models are missing or broken", *files)),
+        )
+    models = ", ".join(model.id for model in checked.models) or "no models"
     click.echo(f"ok: {found.words} ({models})")
+
+
+def _file_problems(models: Sequence[ModelConfig], path: Path | None) -> list[str]:
+    """Return a line for each model whose files can't be loaded."""
+    from lmx.supervisor.config.load import source_lines
+    from lmx.supervisor.processes.inspector import unreadable_models
+
+    lines = source_lines(path)
+    return [
+        f"  - models.{model_id}{f' (line {lines[model_id]})' if model_id in lines else ''} {said}"
+        for model_id, said in unreadable_models(models, home())
+    ]
 
 
 @config_group.command("show")

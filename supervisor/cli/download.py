@@ -101,7 +101,7 @@ def _alone(home: Home, wanted: Download) -> None:
     """Download it in this process, for an lmx that is started later. Raises
     :class:`OperationError`."""
     from lmx.supervisor.cli.command import own_config
-    from lmx.supervisor.inventory.without_supervisor import fetch, keep
+    from lmx.supervisor.inventory.without_supervisor import fetch, keep, keep_unfinished
 
     config = own_config(None)
     home.prepare()
@@ -110,9 +110,11 @@ def _alone(home: Home, wanted: Download) -> None:
         with _bar(wanted.repo_id) as advance:
             path = asyncio.run(fetch(home, wanted, advance))
     except KeyboardInterrupt:
+        keep_unfinished(home, wanted, None)
         click.echo("Stopped. What is here is kept; run the same command to resume.", err=True)
         raise
     except LmxError as error:
+        keep_unfinished(home, wanted, error)
         raise OperationError(
             error.code, f"{wanted.repo_id} was not downloaded: {error.message}"
         ) from error
@@ -272,12 +274,14 @@ def show_available(place: Place, as_json: bool) -> None:
         for model_id, source in served
         if model_id not in listed and not isinstance(parse_source(source), HubSource)
     ]
-    if not rows:
+    with_kinds = _with_kinds(place, rows, kinds)
+    if not with_kinds:
         click.echo("no model is on this machine yet: `lmx pull -h` says how to get one")
         return
+    rows = [row for row, _ in with_kinds]
     columns = (
         Column("MODEL", tuple(row.name for row in rows), right=False),
-        Column("KIND", _kinds(place, rows, kinds), right=False),
+        Column("KIND", tuple(kind for _, kind in with_kinds), right=False),
         Column("SIZE", tuple(row.size for row in rows)),
         Column("SERVED AS", tuple(row.served_as for row in rows), right=False),
     )
@@ -285,16 +289,22 @@ def show_available(place: Place, as_json: bool) -> None:
     console.print(model_table(columns, console.width))
 
 
-def _kinds(place: Place, rows: "Sequence[_Row]", served: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the kind of each model. Files of another machine can't be looked at: there it is known
-    of models that are served."""
+def _with_kinds(
+    place: Place, rows: "Sequence[_Row]", served: Mapping[str, str]
+) -> "list[tuple[_Row, str]]":
+    """Return each model with its kind, without those whose files are not there. Files of another
+    machine can't be looked at: there the kind is known of models that are served."""
     if not isinstance(place, Home):
-        return tuple(served.get(row.served_as, "-") for row in rows)
+        return [(row, served.get(row.served_as, "-")) for row in rows]
     from lmx.supervisor.memory.inspection import Question
     from lmx.supervisor.processes.inspector import inspect_now
 
     found = inspect_now(place, [Question(row.source) for row in rows])
-    return tuple(each.kind or "-" for each in found)
+    return [
+        (row, each.kind or "-")
+        for row, each in zip(rows, found, strict=True)
+        if each.source_problem is None
+    ]
 
 
 @dataclass(frozen=True, slots=True)

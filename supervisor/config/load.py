@@ -4,7 +4,7 @@ Every error names the key, the value and what is allowed, all of them at once.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,14 +13,17 @@ from pydantic import BaseModel, ValidationError
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.host.regular_file import read_regular
-from lmx.supervisor.config.problems import describe, is_secret, suggestion
-from lmx.supervisor.config.schema import Config
+from lmx.supervisor.config.cross_checks import Parts
+from lmx.supervisor.config.partial import every_mistake
+from lmx.supervisor.config.problems import describe, is_secret, place_words, suggestion
+from lmx.supervisor.config.schema import Config, ModelConfig
 from lmx.supervisor.config.sources import (
     SourceError,
     absolute_source,
     parse_models_variable,
     refuse_folder_as_repository,
 )
+from lmx.supervisor.config.values import given_text
 
 _QUOTED: Final = re.compile(r"'[^'<]{8,}'")
 """A word of the file itself, long enough to be a key."""
@@ -56,30 +59,44 @@ def _unique_mapping(loader: _UniqueKeyLoader, node: yaml.MappingNode) -> dict[An
 _UniqueKeyLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _unique_mapping)
 
 
+class InvalidConfigError(OperationError):
+    """A configuration that is not valid, with every problem of it."""
+
+    def __init__(
+        self, path: Path | None, problems: Sequence[str], models: Sequence[ModelConfig]
+    ) -> None:
+        where = str(path) if path else "the environment"
+        lines = "\n".join(f"  - {problem}" for problem in problems)
+        super().__init__(ErrorCode.CONFIG_INVALID, f"{where}: not a valid configuration\n{lines}")
+        self.path = path
+        self.models = tuple(models)
+        """Those of its models that are valid by themselves."""
+
+
 def load_config(path: Path | None, environment: Mapping[str, str]) -> Config:
     """Return the effective configuration; ``path`` None means: variables and defaults only.
 
-    Raises :class:`OperationError` (config_invalid) that lists every problem.
+    Raises :class:`OperationError` (config_invalid); :class:`InvalidConfigError`, which lists every
+    problem, if the file could be read.
     """
     values = {} if path is None else _file_values(path)
-    where = str(path) if path else "the environment"
     problems: list[str] = []
     variables = _apply_variables(values, environment, problems)
     # A key with nothing below it, as when all models are commented out, says nothing.
     values = {name: value for name, value in values.items() if value is not None}
+    parts: Parts | None = None
     try:
         config = Config.model_validate(values)
     except ValidationError as error:
         numbers = {} if path is None else _lines(path)
+        details, mistakes, parts = every_mistake(values, error)
+        problems += [describe(detail, values, numbers, variables) for detail in details]
         problems += [
-            describe(dict(detail), values, numbers, variables)
-            for detail in error.errors(include_url=False)
+            place_words(location, values, numbers, variables) + text for location, text in mistakes
         ]
     if problems:
-        lines = "\n".join(f"  - {problem}" for problem in problems)
-        raise OperationError(
-            ErrorCode.CONFIG_INVALID, f"{where}: not a valid configuration\n{lines}"
-        )
+        models = config.models if parts is None else parts.models.values()
+        raise InvalidConfigError(path, problems, [one for one in models if one.source])
     return config
 
 
@@ -108,13 +125,42 @@ def config_notices(path: Path | None) -> list[str]:
         return []  # it was changed just now
     if not content.strip():
         return [f"{path} is empty: what it should say is as by default, and no models are in it"]
-    notices = []
+    mode = exposed_keys(path)
+    notices = [] if mode is None else [exposed_words(path, mode)]
     for model in configured_models(path, {}):
         try:
             refuse_folder_as_repository(str(model["source"]), path.absolute().parent)
         except (SourceError, LookupError) as error:
             notices.append(f"models.{model.get('id')}.source: {error}")
     return notices
+
+
+def exposed_keys(path: Path) -> int | None:
+    """Return the mode of a configuration that has keys and that other users can read; None for any
+    other file. Raises :class:`OperationError` (config_invalid) if it can't be read."""
+    security = _file_values(path).get("security")
+    keys = ("api_keys", "admin_key", "metrics_key")
+    if not isinstance(security, dict) or not any(security.get(key) for key in keys):
+        return None
+    mode = path.stat().st_mode & 0o777
+    return mode if mode & 0o044 else None
+
+
+def exposed_words(path: Path, mode: int) -> str:
+    """Return what to do about such a file. Pure."""
+    return f"{path} has keys, and other users can read it (mode {mode:04o}): chmod 600 {path}"
+
+
+def source_lines(path: Path | None) -> dict[str, int]:
+    """Return the lines in which the models of a file have their sources, by their ids."""
+    if path is None:
+        return {}
+    models, lines = configured_models(path, {}), _lines(path)
+    return {
+        str(model.get("id")): line
+        for number, model in enumerate(models)
+        if (line := lines.get(("models", number, "source")))
+    }
 
 
 def setting_variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -160,8 +206,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise OperationError(
             ErrorCode.CONFIG_INVALID,
-            f"{path}: expected keys such as 'server:' and 'models:' at the top, "
-            f"got {type(values).__name__}",
+            f"{path}: keys such as 'server:' and 'models:' stand at the top, and this file is "
+            f"{'a list' if isinstance(values, list) else f'only {given_text(values)}'}",
         )
     return values
 

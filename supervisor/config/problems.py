@@ -6,6 +6,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from lmx.protocol.host.ordinal import ordinal
 from lmx.supervisor.config.schema import Config, ModelConfig
 from lmx.supervisor.config.values import given_text
 
@@ -17,8 +18,24 @@ _FORMS: Final = {
     "string_pattern_mismatch": "it has letters, digits and . _ : / @ + -, and begins with a letter "
     "or a digit",
     "missing": "it is required",
+    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "it is a whole number"),
+    **dict.fromkeys(("float_parsing", "float_type"), "it is a number"),
+    "finite_number": "it is a number, and not an infinite one",
+    **dict.fromkeys(("bool_parsing", "bool_type"), "it is true or false"),
+    "string_type": "it is a text",
+    **dict.fromkeys(("literal_error", "enum"), "it is {expected}"),
+    "greater_than": "it is above {gt}",
+    "greater_than_equal": "it is at least {ge}",
+    "less_than": "it is below {lt}",
+    "less_than_equal": "it is at most {le}",
+    "too_short": "it has at least {min_length} entries",
+    "string_too_short": "it has at least {min_length} characters",
+    "string_too_long": "it has at most {max_length} characters",
+    **dict.fromkeys(
+        ("byte_size", "byte_size_unit"), "it is a size: write 16MiB, 8GB or a number of bytes"
+    ),
 }
-"""The kinds of errors that pydantic reports in words of Python."""
+"""What is said of the kinds of errors that pydantic reports in words of Python."""
 
 
 def describe(
@@ -33,8 +50,11 @@ def describe(
     ``variables`` the names of the variables that went over the file.
     """
     location = tuple(detail["loc"])
-    message = _FORMS.get(detail["type"], str(detail["msg"]).removeprefix("Value error, "))
-    place = _place(location, values, lines, variables)
+    form = _FORMS.get(detail["type"])
+    message = str(detail["msg"]).removeprefix("Value error, ")
+    if form is not None:
+        message = form.format_map(detail.get("ctx", {}))
+    place = place_words(location, values, lines, variables)
     if detail["type"] == "extra_forbidden":
         return f"{place}unknown key: {suggestion(str(location[-1]), _known_keys(location))}"
     plain = isinstance(detail["input"], str | int | float)
@@ -55,19 +75,19 @@ def is_secret(location: tuple[Any, ...]) -> bool:
     return location[:1] == ("security",)
 
 
-def _place(
+def place_words(
     location: tuple[Any, ...],
     values: Mapping[str, Any],
     lines: Mapping[tuple[int | str, ...], int],
     variables: Mapping[tuple[str, ...], str],
 ) -> str:
-    """Return the key with its line or its variable, as the beginning of a sentence. A model is
-    named by its id. What is about the whole has no place."""
+    """Return the key with its line or its variable, as the beginning of a sentence. Models and
+    groups are named by their names. What is about the whole has no place."""
     if not location:
         return ""
     parts = [str(part) for part in location]
-    if location[0] == "models" and len(location) > 1:
-        parts[1] = _model_name(values, location[1])
+    if location[0] in _NAMED_BY and len(location) > 1:
+        parts[1] = _item_name(values, *location[:2])
     name = ".".join(parts)
     for length in range(len(location), 0, -1):
         key = location[:length]
@@ -78,12 +98,19 @@ def _place(
     return f"{name}: "
 
 
-def _model_name(values: Mapping[str, Any], number: Any) -> str:
+_NAMED_BY: Final = {"models": "id", "groups": "name"}
+"""The keys that name the entries of lists."""
+
+
+def _item_name(values: Mapping[str, Any], section: Any, number: Any) -> str:
+    """Return what an entry of a list is called: by its name, else by its place."""
     try:
-        found = values["models"][number]["id"]
+        found = values[section][number][_NAMED_BY[section]]
     except (LookupError, TypeError):
-        return str(number)
-    return found if isinstance(found, str) and found.isprintable() and found else str(number)
+        found = None
+    if isinstance(found, str) and found.isprintable() and found:
+        return found
+    return ordinal(number + 1) if isinstance(number, int) else str(number)
 
 
 def _known_keys(location: tuple[Any, ...]) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import ByteSize, Field, model_validator
 
 from lmx.protocol.web_origins import is_loopback
+from lmx.supervisor.config.cross_checks import MistakesError, Parts
 from lmx.supervisor.config.media import MediaConfig
 from lmx.supervisor.config.model import ModelConfig
 from lmx.supervisor.config.needs import Needs
@@ -270,76 +271,19 @@ class Config(Section):
     after their streams; each key says what a change of it does."""
 
     @model_validator(mode="after")
-    def _names_are_unique(self) -> Config:
-        seen: dict[str, str] = {}
-        for model in self.models:
-            for name in model.names:
-                if seen.get(name) == model.id:
-                    raise ValueError(f"models.{name}: two models, or a model twice, have this name")
-                if name in seen:
-                    raise ValueError(
-                        f"the name {name!r} belongs to both models.{seen[name]} and "
-                        f"models.{model.id}: ids, aliases and names of adapters must be unique"
-                    )
-                seen[name] = model.id
-        if self.default_model is not None and self.default_model not in seen:
-            known = ", ".join(seen) or "none"
-            raise ValueError(
-                f"default_model is {self.default_model!r}, which is no name of a model "
-                f"(known: {known})"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _routes_have_names_of_their_own(self) -> Config:
-        known = {name: model.id for model in self.models for name in model.names}
-        for name, models in self.routing.routes.items():
-            if name in known:
-                raise ValueError(
-                    f"routing.{name} has the name of models.{known[name]}: give one of them another"
-                )
-            if not models:
-                raise ValueError(f"routing.{name} names no model: name some, or leave it out")
-        return self
-
-    @model_validator(mode="after")
-    def _refuse_open_lan(self) -> Config:
-        if self.closed_without_key and not self.security.api_keys:
-            raise ValueError(
-                f"server.host {self.server.host} can be reached by others and no key protects the "
-                "API: set security.api_keys, use 127.0.0.1, or set server.allow_lan_without_key to "
-                "true if that is meant"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _groups_name_models(self) -> Config:
-        group_of: dict[str, str] = {}
-        models = {model.id: model for model in self.models}
-        id_of = {name: model.id for model in self.models for name in model.names[1:]}
-        for group in self.groups:
-            for model_id in group.models:
-                if model_id not in models:
-                    hint = (
-                        f"another name of a model: write its id, {id_of[model_id]!r}"
-                        if model_id in id_of
-                        else f"which is no model's id (known: {', '.join(models) or 'none'})"
-                    )
-                    raise ValueError(f"groups.{group.name} names {model_id!r}, {hint}")
-                if model_id in group_of:
-                    raise ValueError(
-                        f"{model_id!r} is in groups {group_of[model_id]} and {group.name}: a "
-                        "model can be in one group, once"
-                    )
-                group_of[model_id] = group.name
-            pinned = [model_id for model_id in group.models if models[model_id].pinned]
-            if group.swap and len(pinned) > 1:
-                raise ValueError(
-                    f"groups.{group.name} has one of its models loaded at a time (swap), but "
-                    f"{' and '.join(pinned)} are pinned: one would keep the other out for good"
-                )
-        if len({group.name for group in self.groups}) < len(self.groups):
-            raise ValueError("two groups have the same name")
+    def _keys_fit_together(self) -> Config:
+        parts = Parts(
+            models=dict(enumerate(self.models)),
+            groups=dict(enumerate(self.groups)),
+            routes=self.routing.routes,
+            default_model=self.default_model,
+            host=self.server.host,
+            open_lan_is_meant=self.server.allow_lan_without_key,
+            has_keys=bool(self.security.api_keys),
+        )
+        mistakes = list(parts.mistakes())
+        if mistakes:
+            raise MistakesError(mistakes)
         return self
 
     @property

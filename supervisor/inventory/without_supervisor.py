@@ -22,7 +22,12 @@ from lmx.supervisor.inventory.added import (
 from lmx.supervisor.inventory.added_file import AddedFile
 from lmx.supervisor.inventory.delete_files import delete_files
 from lmx.supervisor.inventory.disk import scan_conversions, scan_hub
-from lmx.supervisor.inventory.download_records import Download, DownloadFile, trimmed
+from lmx.supervisor.inventory.download_records import (
+    RESUME_HINT,
+    Download,
+    DownloadFile,
+    trimmed,
+)
 from lmx.supervisor.inventory.on_disk import (
     Served,
     adapter_not_deletable,
@@ -133,6 +138,24 @@ def keep(home: Home, config: Config, download: Download, path: Path) -> None:
         download.model_id = _have_served(home, config, download, path)
     except LmxError as error:
         download.error = f"downloaded, but not served: {error.message}"
+    _remember(home, download)
+
+
+def keep_unfinished(home: Home, download: Download, error: LmxError | None) -> None:
+    """Remember a download that failed, or that a person stopped. Does nothing if a supervisor was
+    started meanwhile, which has the file then."""
+    try:
+        SupervisorLock(home.lock).acquire()
+    except OperationError:
+        return
+    download.ended_s = time.time()
+    download.error_code = ErrorCode.DOWNLOAD_FAILED if error is None else error.code
+    download.status = DownloadStatus.INTERRUPTED if error is None else DownloadStatus.FAILED
+    download.error = f"it was stopped: {RESUME_HINT}" if error is None else error.message
+    _remember(home, download)
+
+
+def _remember(home: Home, download: Download) -> None:
     file = DownloadFile(home.downloads)
     before = [each for each in file.load() if each.key != download.key]
     file.save(DownloadFile.values_of(trimmed([*before, download])))

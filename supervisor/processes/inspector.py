@@ -17,7 +17,7 @@ import structlog
 from lmx.protocol.errors import ProtocolError
 from lmx.protocol.host.lasting import begin
 from lmx.protocol.wire import codec
-from lmx.supervisor.config.schema import Config
+from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.core.inspect_files import question_of
 from lmx.supervisor.memory.inspection import Inspection, Question, read_answer, shown
 from lmx.supervisor.processes.child import without_keys
@@ -324,16 +324,18 @@ async def _lost(reader: asyncio.subprocess.Process, why: str) -> _ReaderLostErro
     return _ReaderLostError(why, by_host=False)
 
 
-def unreadable_models(config: Config, home: Home) -> list[str]:
-    """Return a sentence for each model and each adapter whose files can't be loaded. Models that
-    are not on this machine yet are not among them."""
-    found = inspect_now(home, [question_of(model) for model in config.models])
+def unreadable_models(models: Sequence[ModelConfig], home: Home) -> list[tuple[str, str]]:
+    """Return models whose files, or an adapter's, can't be loaded: the id and the rest of a
+    sentence for each mistake. Those that are not here yet, and may be fetched, are not among
+    them."""
+    found = inspect_now(home, [question_of(model) for model in models])
     sentences = []
-    for model, each in zip(config.models, found, strict=True):
-        if each.problem is not None:
-            sentences.append(f"{model.id} can't be loaded: {each.problem}")
+    for model, each in zip(models, found, strict=True):
+        problem = each.problem or each.source_problem
+        if problem is not None:
+            sentences.append((model.id, f"can't be loaded: {problem}"))
         sentences += [
-            f"{adapter} can't be used: {problem}"
+            (model.id, f"can't use its adapter {adapter}: {problem}")
             for adapter, problem in zip(model.adapters, each.adapter_problems, strict=False)
             if problem is not None
         ]

@@ -11,6 +11,7 @@ from lmx.protocol.wire.endpoints import SOCKET_PATH_LIMIT_BYTES
 from lmx.supervisor.cli.doctor.lines import Line, Verdict
 from lmx.supervisor.cli.doctor.system import System
 from lmx.supervisor.cli.service.units import LABEL
+from lmx.supervisor.config.load import exposed_keys
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.config.sources import FolderSource, GgufSource, folder_path, parse_source
 from lmx.supervisor.processes.inspector import unreadable_models
@@ -30,9 +31,11 @@ def check_setup(
     lines.append(check_processes(running, [] if running else _left(home)))
     if config is not None:
         lines.append(check_keys(config))
+        lines += check_secrecy(config_path)
         taken = not running and system.port_taken(config.server.host, config.server.port)
         lines.append(check_port(config, running=running, taken=taken))
-        lines += check_models(unreadable_models(config, home), config, system)
+        problems = unreadable_models(config.models, home)
+        lines += check_models([f"{name} {said}" for name, said in problems], config, system)
     if running:
         lines += check_loaded(_loaded(home))
     lines.append(check_service(system))
@@ -76,6 +79,16 @@ def check_keys(config: Config) -> Line:
     )
 
 
+def check_secrecy(path: Path | None) -> list[Line]:
+    """Judge whether other users can read the keys in the configuration."""
+    mode = None if path is None else exposed_keys(path)
+    if mode is None:
+        return []
+    measured = f"{path} has keys and mode {mode:04o}"
+    fix = f"chmod 600 {path}"
+    return [Line("keys", "only their user can read them", measured, Verdict.WARNING, fix)]
+
+
 def check_port(config: Config, *, running: bool, taken: bool) -> Line:
     """Judge whether lmx can listen."""
     where = f"{config.server.host}:{config.server.port}"
@@ -109,23 +122,19 @@ def check_processes(running: bool, left: Sequence[int]) -> Line:
 
 def check_models(problems: Sequence[str], config: Config, system: System) -> list[Line]:
     """Judge the models' files."""
-    good = len(config.models) - len(problems)
-    verdict = Verdict.BAD if problems else Verdict.OK
-    lines = [Line("models", "can be read", f"{good} of {len(config.models)}", verdict)]
-    lines += [
+    lines = [
         Line("models", "can be read", problem, Verdict.BAD, "correct its source in lmx.yaml")
         for problem in problems
-    ]
-    for folder in model_folders(config):
-        if system.refused(folder):
-            lines.append(
-                Line(
-                    "models", "the system lets lmx read them", f"{folder} is refused", Verdict.BAD,
-                    "move it to ~/models, or allow it in System Settings > Privacy & Security"
-                    if system.platform == "darwin" else f"chmod u+rx {folder}",
-                )
-            )  # fmt: skip
-    return lines
+    ] or [Line("models", "can be read", f"all {len(config.models)}", Verdict.OK)]
+    return lines + [
+        Line(
+            "models", "the system lets lmx read them", f"{folder} is refused", Verdict.BAD,
+            "move it to ~/models, or allow it in System Settings > Privacy & Security"
+            if system.platform == "darwin" else f"chmod u+rx {folder}",
+        )
+        for folder in model_folders(config)
+        if system.refused(folder)
+    ]  # fmt: skip
 
 
 def check_loaded(models: Sequence[ModelStatus]) -> list[Line]:

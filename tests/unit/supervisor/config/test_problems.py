@@ -63,9 +63,60 @@ def test_the_variables_of_clients_are_no_mistake(tmp_path: Path) -> None:
     assert load_config(path, clients) == load_config(path, {})
 
 
+def test_every_mistake_of_every_kind_is_said_at_once(tmp_path: Path) -> None:
+    """Of single keys, of sections, and of what several keys say together."""
+    text = """\
+server:
+  host: 0.0.0.0
+  port: 99999
+  cors_origins: [localhost]
+memory:
+  soft_line: 0.99
+  keep_alve: 1
+security:
+  api_keys: [short]
+default_model: zz
+routing: {b: [a]}
+groups:
+  - {name: g, models: [q], swop: true}
+  - {name: h, models: [q, a]}
+models:
+  - {id: a, source: /x}
+  - {id: a, source: /y, max_rows: many}
+  - {id: b, source: nothing, aliases: [c], default_max_tokens: 2, max_tokens_limit: 1}
+  - {id: c, source: /z, concurrency: 9, max_rows: 8}
+  - {source: /z}
+"""
+    said = problems(tmp_path, text)
+    for place, words in (
+        ("server.port (line 3)", "at most 65535"),
+        ("server.cors_origins.0 (line 4)", "localhost"),
+        ("memory.keep_alve (line 7)", "did you mean keep_alive?"),
+        ("memory (line 5)", "soft_line (0.99) must be below hard_line"),
+        ("security.api_keys.0.key (line 9)", "at least 16 characters"),
+        ("default_model (line 10)", "'zz' is no name of a model"),
+        ("routing.b (line 11)", "models.b"),
+        ("groups.g.swop (line 13)", "did you mean swap?"),
+        ("groups.g (line 13)", "'q', which is no model's id"),
+        ("groups.h (line 14)", "'q', which is no model's id"),
+        ("models.a (line 17)", "two models, or one model twice"),
+        ("models.a.max_rows (line 17)", "whole number"),
+        ("models.b.source (line 18)", "nothing"),
+        ("models.b (line 18)", "default_max_tokens (2) is more than max_tokens_limit (1)"),
+        ("models.c (line 19)", "'c' belongs to models.b too"),
+        ("models.c (line 19)", "concurrency (9) is more than max_rows (8)"),
+        ("models.5th.id (line 20)", "it is required"),
+    ):
+        assert any(each.startswith(f"{place}: ") and words in each for each in said), (place, said)
+    assert len(said) == 17, said
+    assert not any("Input should" in each for each in said)
+    # A wrong key is a key: that the network can reach lmx is no mistake of its own.
+    assert not any("no key protects" in each for each in said)
+
+
 def test_two_models_of_one_name(tmp_path: Path) -> None:
     (said,) = problems(tmp_path, "models: [{id: a, source: /x}, {id: a, source: /y}]")
-    assert said == "models.a: two models, or a model twice, have this name"
+    assert said == "models.a (line 1): two models, or one model twice, have the name 'a'"
 
 
 def test_a_folder_that_is_here_is_no_repository(

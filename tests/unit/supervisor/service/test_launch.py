@@ -60,7 +60,7 @@ def test_commands_speak_about_what_runs(home: Home) -> None:
         assert "port: 8331" in shown
         checked = run("config", "check").output
         assert "smol can't be loaded: /no/such/folder does not exist" in checked
-        assert "ok: the running lmx: LMX_MODELS, LMX_SERVER_PORT (smol)" in checked
+        assert "the running lmx: LMX_MODELS, LMX_SERVER_PORT: the files of models" in checked
         # It is known, and only its folder is not there.
         assert "/no/such/folder does not exist" in run("estimate", "smol").output
     # It runs no more: what is said is about an lmx that would be started here.

@@ -192,8 +192,19 @@ def test_a_folder_that_is_no_model_is_named(home: Home, tmp_path: Path) -> None:
     path = tmp_path / "lmx.yaml"
     path.write_text(f"models: [{{id: m, source: {tmp_path / 'none'}}}]\n")
     lines = examine(Linux(home.path), home, path).lines
-    told = [line for line in lines if line.name == "models" and line.verdict is BAD]
-    assert any("m can't be loaded" in line.measured for line in told)
+    (told,) = [line for line in lines if line.name == "models" and line.verdict is not OK]
+    assert (told.verdict, "m can't be loaded" in told.measured) == (BAD, True)
+
+
+def test_keys_that_others_can_read_are_a_warning(home: Home, tmp_path: Path) -> None:
+    path = tmp_path / "lmx.yaml"
+    path.write_text(f"security: {{api_keys: [{SECRET}]}}\n")
+    for mode, expected in ((0o644, [Verdict.WARNING]), (0o600, [])):
+        path.chmod(mode)
+        lines = examine(Linux(home.path), home, path).lines
+        found = [line for line in lines if line.assumption == "only their user can read them"]
+        assert [line.verdict for line in found] == expected
+        assert all(line.fix == f"chmod 600 {path}" for line in found)
 
 
 def test_a_port_of_another_program_is_seen() -> None:

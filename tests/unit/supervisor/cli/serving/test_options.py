@@ -111,3 +111,34 @@ def test_init_writes_a_configuration_that_is_valid_once(home: Path) -> None:
     assert (home / "lmx.yaml").read_text() == "# mine"
     other = CliRunner().invoke(main, ["init", "--config", str(home / "other.yaml")])
     assert f"`lmx serve --config {home / 'other.yaml'}`" in other.output
+
+
+def test_config_check_says_mistakes_and_missing_files_in_one_round(home: Path) -> None:
+    path = home / "lmx.yaml"
+    path.write_text(
+        "models:\n  - id: g\n    source: ./nothere.gguf\n  - id: d\n    source: ./folder\n"
+    )
+    done = CliRunner().invoke(main, ["config", "check"])
+    assert done.exit_code == 4, done.output
+    assert f"models.g (line 3) can't be loaded: there is no file {home / 'nothere.gguf'}" in (
+        done.output
+    )
+    assert f"models.d (line 5) can't be loaded: {home / 'folder'} does not exist" in done.output
+    with path.open("a") as file:
+        file.write("server: {prot: 1}\ndefault_model: zz\n")
+    done = CliRunner().invoke(main, ["config", "check"])
+    assert done.exit_code == 4
+    for words in ("server.prot (line 6)", "default_model (line 7)", "models.g (line 3)"):
+        assert words in done.output
+    assert "models.d (line 5)" in done.output
+
+
+def test_config_check_warns_of_keys_that_others_can_read(home: Path) -> None:
+    path = home / "lmx.yaml"
+    path.write_text(f"security: {{api_keys: [{KEY}]}}\n")
+    path.chmod(0o644)
+    done = CliRunner().invoke(main, ["config", "check"])
+    assert (done.exit_code, f"(mode 0644): chmod 600 {path}" in done.output) == (0, True)
+    assert KEY not in done.output
+    path.chmod(0o600)
+    assert "chmod" not in CliRunner().invoke(main, ["config", "check"]).output
