@@ -91,14 +91,11 @@ def key_refusal(
                 param="model",
             )
         case _:
-            needed = opened_by(access)
-            scopes = (
-                f"the scope {needed[0]}" if len(needed) == 1 else f"a scope of {_listed(needed)}"
-            )
+            needed = _listed(opened_by(access))
             return RequestError(
                 ErrorCode.PERMISSION_DENIED,
                 f"{what} is not enough here: it has the scope {_listed(key.scopes)}, and this "
-                f"needs {scopes}.{_WHERE if access is not Access.INFERENCE else ''}",
+                f"needs the scope {needed}.{_WHERE if access is not Access.INFERENCE else ''}",
             )
 
 

@@ -130,7 +130,7 @@ def test_what_has_no_route_is_said(there: Elsewhere) -> None:
 
 def test_keys_and_addresses_that_are_wrong(there: Elsewhere) -> None:
     for key, said in (
-        (KEY, "An API key is not enough here"),
+        (KEY, "This key is not enough here"),
         ("sk-wrong", "is missing"),
         ("", "is missing"),
     ):

@@ -9,7 +9,7 @@ from aiohttp.payload import Payload
 from pydantic import TypeAdapter, ValidationError
 
 from lmx.router.http.api_family import ERROR_BODIES
-from lmx.router.http.endpoint import Access, Endpoint, endpoint_of, error_family_of
+from lmx.router.http.endpoint import Endpoint, endpoint_of, error_family_of
 from lmx.router.http.errors import http_status
 from lmx.router.schema.openapi.document import error_codes
 
@@ -60,7 +60,7 @@ class AnswerCheck:
                 else [200, endpoint.degraded_status]
             )
             errors = {
-                http_status(code, operator=endpoint.access is Access.ADMIN)
+                http_status(code, operator=endpoint.access.for_operators)
                 for code in error_codes(endpoint)
             }
             if response.status not in {*well, *errors}:
