@@ -12,6 +12,8 @@ The meaning, range and default of a field of a request stand on the field
 - ``deploy/lmx.example.yaml``, and what ``lmx init`` writes: every key with its meaning, commented
   out, with its default or an example.
 - ``deploy/lmx.schema.json``, with which editors check and complete a configuration.
+- in ``docs/start/which-model.md`` the table of models that fit, ``<!-- memories of Macs -->``, by
+  :mod:`docs.make.mac_table`.
 - ``docs/commands.md``: every command of `lmx`, its options and examples.
 - ``docs/status.schema.json``, which says what `lmx status --json` prints.
 - in ``pyproject.toml`` the lists of packages, and of modules that say that they are pure.
@@ -32,6 +34,7 @@ import yaml
 from pydantic import ByteSize
 from pydantic.fields import FieldInfo
 
+from docs.make import mac_table
 from docs.make.commands_page import commands_page
 from docs.make.figures import PACKAGES
 from docs.make.status_schema import status_schema
@@ -53,12 +56,13 @@ CLIENT_LINES: Final = ROOT / "router" / "console" / "assets" / "clients.json"
 EXAMPLE: Final = ROOT / "deploy" / "lmx.example.yaml"
 FIRST_CONFIG: Final = ROOT / "supervisor" / "cli" / "serving" / "first_config.yaml"
 SCHEMA: Final = ROOT / "deploy" / "lmx.schema.json"
+WHICH_MODEL: Final = ROOT / "docs" / "start" / "which-model.md"
 COMMANDS: Final = ROOT / "docs" / "commands.md"
 STATUS: Final = ROOT / "docs" / "status.schema.json"
 PROJECT: Final = ROOT / "pyproject.toml"
 
 _MARKED: Final = re.compile(
-    r"(<!-- (fields of|keys of|lines of) (.+?) -->\n).*?(<!-- end -->)", re.DOTALL
+    r"(<!-- (fields of|keys of|lines of|memories of) (.+?) -->\n).*?(<!-- end -->)", re.DOTALL
 )
 _FILLED: Final = re.compile(r"\{\{(\w+)(?::([^}]*))?\}\}")
 _PURE: Final = re.compile(r"\bPure\b|\bmodule\s+is\s+pure\b")
@@ -93,6 +97,7 @@ def documents() -> dict[Path, str]:
         CONFIGURATION: _with_tables(CONFIGURATION.read_text(), lambda _: _all_keys()),
         CLIENTS: _with_tables(CLIENTS.read_text(), client_lines),
         COMMANDS: commands_page(),
+        WHICH_MODEL: _with_tables(WHICH_MODEL.read_text(), lambda _: mac_table.table()),
         EXAMPLE: _EXAMPLE_SCHEMA + example(),
         FIRST_CONFIG: example(),
         SCHEMA: json.dumps(configuration_schema(), indent=2) + "\n",

@@ -1,4 +1,4 @@
-"""Prints the table of docs/start/mac.md: which well-known models a Mac of each size can serve.
+"""Makes the table of docs/start/which-model.md: which well-known models fit Macs of each size.
 
     python -m docs.make.mac_table
 
