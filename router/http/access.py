@@ -58,7 +58,7 @@ def check_access(
     verdict, key = verdicts[0]
     if key is not None:
         raise key_refusal(verdict, key, access, family, now_s=now_s)
-    raise _unknown(request, access, given=bool(given), keys=bool(ring.keys))
+    raise _unknown(request, access, given=bool(given))
 
 
 def key_refusal(
@@ -99,7 +99,7 @@ def key_refusal(
             )
 
 
-def _unknown(request: web.Request, access: Access, *, given: bool, keys: bool) -> RequestError:
+def _unknown(request: web.Request, access: Access, *, given: bool) -> RequestError:
     """Return the error for a request without a key of lmx's."""
     if access is Access.INFERENCE:
         fault = "is not right" if given else _absence(request.headers.getall("Authorization", ()))
