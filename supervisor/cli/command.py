@@ -77,7 +77,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _fail(error: LmxError) -> NoReturn:
-    click.echo(f"lmx: {error.message}", err=True)
+    said = error.message if error.message.startswith("lmx is") else f"lmx: {error.message}"
+    click.echo(said, err=True)
     status, wait_s = _EXITS.get(error.code, Exit.FAILED), 0.0
     context = click.get_current_context(silent=True)
     if context is not None and context.info_name == "up":

@@ -74,7 +74,7 @@ def available(as_json: bool) -> None:
 def delete(model: str, force: bool) -> None:
     """Delete MODEL's files: what lmx downloaded or converted.
 
-    MODEL is a model, or a name that `available` shows. lmx need not run.
+    MODEL is a model, or a name that `list` shows. lmx need not run.
     """
     from lmx.supervisor.cli.download import delete_model
 

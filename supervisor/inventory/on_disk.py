@@ -112,7 +112,7 @@ def plan_deletion(
                 return DeletionPlan(folders=(made.path,), files=(made.source,))
         raise OperationError(
             ErrorCode.MODEL_NOT_FOUND,
-            f"no model is named {target!r}, and none on this machine is: see `lmx available`",
+            f"no model is named {target!r}, and none on this machine is: see `lmx list`",
             param="model_id",
         )
     match target.source:
