@@ -177,7 +177,9 @@ def _unusable(folder: Path, why: str) -> OperationError:
 
 def _check_private(folder: Path) -> None:
     info = folder.stat()
-    if info.st_uid != os.geteuid() or info.st_mode & 0o022:
+    if info.st_uid != os.geteuid():
+        raise _unusable(folder, "it belongs to another user")
+    if info.st_mode & 0o022:
         raise OperationError(
             ErrorCode.CONFIG_INVALID,
             f"{folder} can be changed by other users, and lmx trusts what is in it: set LMX_HOME "
