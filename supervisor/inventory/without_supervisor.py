@@ -61,6 +61,7 @@ async def delete(home: Home, config: Config, name: str) -> Deleted:
     ALREADY_RUNNING if a supervisor was started meanwhile, MODEL_LOADED if processes of one that was
     killed are left, MODEL_NOT_FOUND, NOT_DELETABLE.
     """
+    home.prepare()
     SupervisorLock(home.lock).acquire()
     if left := [record.pid for record in Records(home.state).orphans() if record.alive]:
         raise OperationError(
