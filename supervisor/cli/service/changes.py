@@ -18,6 +18,7 @@ import click
 
 from lmx.protocol.errors import ErrorCode, OperationError, ProtocolError
 from lmx.protocol.messages.status import SystemStatus
+from lmx.supervisor.cli.command import remote_place
 from lmx.supervisor.cli.service.managers import Launchd, Manager, Owner, Systemd
 from lmx.supervisor.cli.service.units import (
     UNIT,
@@ -33,6 +34,7 @@ from lmx.supervisor.config.schema import Config
 from lmx.supervisor.config.shutdown_timeout import stop_bound_s
 from lmx.supervisor.sockets.client import ControlClient, supervisor_runs
 from lmx.supervisor.sockets.listening import check_free
+from lmx.supervisor.sockets.remote import not_remote
 from lmx.supervisor.state.home import Home
 from lmx.supervisor.state.process_records import Records
 
@@ -190,6 +192,8 @@ def _plan(*, system: bool) -> _Plan:
 
 
 def _manager(*, system: bool) -> Manager:
+    if remote_place() is not None:
+        raise not_remote("`lmx service`")
     sudo_user = os.environ.get("SUDO_USER", "root") if os.geteuid() == 0 else "root"
     if sudo_user == "root":
         entry = pwd.getpwuid(os.geteuid())
