@@ -9,6 +9,7 @@ from lmx.protocol.states import ModelKind, ModelState
 from lmx.supervisor.cli.launch.programs import Program
 
 _TOOLS: Final = "tools"
+_DOWN: Final = (ModelState.FAILED, ModelState.QUARANTINED, ModelState.DRAINED)
 _UNKNOWN_TOKENS: Final = 32_768
 """What a program is told where a model's context is not known yet: that of most models."""
 
@@ -27,7 +28,8 @@ class Chosen:
 
 def choose(program: Program, models: Sequence[Mapping[str, Any]], default: str | None) -> Chosen:
     """Return the best of the models as ``GET /v1/models`` lists them: of those that chat, call
-    tools and have enough context the default one, else one that is loaded, else the first.
+    tools and have enough context the default one, else one that is loaded, else the first; one
+    that is down only if there is no other.
 
     Raises :class:`OperationError` (model_not_found) with what to do if there is none.
     """
@@ -52,8 +54,10 @@ def choose(program: Program, models: Sequence[Mapping[str, Any]], default: str |
         raise OperationError(ErrorCode.MODEL_NOT_FOUND, _too_short(program, able))
     best = min(
         fit,
-        key=lambda model: (model["id"] != default, model["state"] != ModelState.READY),
-    )
+        key=lambda model: (
+            model["state"] in _DOWN, model["id"] != default, model["state"] != ModelState.READY
+        ),
+    )  # fmt: skip
     return _chosen(str(best["id"]), best)
 
 
@@ -73,6 +77,11 @@ def named(program: Program, name: str, model: Mapping[str, Any]) -> Chosen:
     if context is not None and context < program.context_tokens:
         warnings.append(_too_short(program, [model]))
     return _chosen(name, model, tuple(warnings))
+
+
+def is_being_read(model: Mapping[str, Any]) -> bool:
+    """Return whether the files of a model are being read, so that its context will be known."""
+    return model["state"] == ModelState.FETCHING and _context(model) is None
 
 
 def _chosen(name: str, model: Mapping[str, Any], warnings: tuple[str, ...] = ()) -> Chosen:

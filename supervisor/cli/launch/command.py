@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import signal
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -14,10 +15,12 @@ import click
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.host.regular_file import TooLargeError, read_regular
+from lmx.supervisor.cli.chat.client import ChatClient
 from lmx.supervisor.cli.chat.session import connect
+from lmx.supervisor.cli.chat.start import start_for
 from lmx.supervisor.cli.command import command, place
 from lmx.supervisor.cli.completion import MODEL
-from lmx.supervisor.cli.launch.choice import Chosen, choose, named
+from lmx.supervisor.cli.launch.choice import Chosen, choose, is_being_read, named
 from lmx.supervisor.cli.launch.programs import (
     KEY,
     KEY_VARIABLE,
@@ -31,6 +34,9 @@ from lmx.supervisor.state.atomic_write import atomic_write
 from lmx.supervisor.state.home import Home
 
 _MOST_BYTES: Final = 1024**2
+_KNOWN_S: Final = 30.0
+"""A file is read within seconds; a download is not waited for."""
+_POLL_S: Final = 0.3
 _NO_KEY: Final = "unused"
 """Programs want a key, also for an lmx that has none."""
 
@@ -78,7 +84,11 @@ def launch(
             f"{program.title} is not installed (no `{program.command}` on PATH): "
             f"`{program.install}` installs it",
         )
-    client = connect(place())
+    asked = place()
+    if isinstance(asked, Home) and not only_print:
+        start_for(asked, model, fetch=False)
+    client = connect(asked)
+    _wait_known(client)
     if model is None:
         chosen = choose(program, client.models(), client.default_model())
     else:
@@ -92,6 +102,14 @@ def launch(
     if setup.files:
         own_home.prepare()
     _become(program, path, chosen, setup, client.remote, arguments)
+
+
+def _wait_known(client: ChatClient) -> None:
+    """Wait until it is known what models can do whose files are just being read, as those of an
+    lmx that has only just been started."""
+    deadline_s = time.monotonic() + _KNOWN_S
+    while time.monotonic() < deadline_s and any(map(is_being_read, client.models())):
+        time.sleep(_POLL_S)
 
 
 def _target(program: Program, chosen: Chosen, root: str, folder: Path) -> Target:

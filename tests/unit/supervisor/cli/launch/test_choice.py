@@ -34,6 +34,8 @@ READY: dict[str, Any] = {"state": "ready"}
         # Of what was never loaded nothing may be known: it is better than none.
         ([model("a", None, capabilities=[]), model("b", 4096)], None, "a"),
         ([model("a", None), model("b")], None, "b"),
+        ([model("a", state="failed"), model("b")], "a", "b"),
+        ([model("a", state="drained")], None, "a"),
     ],
 )
 def test_the_best_that_has_what_is_needed(
