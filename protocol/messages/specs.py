@@ -223,3 +223,7 @@ class RouterSpec:
     """The bodies of how many requests are kept for the operator, in memory. 0: none."""
     show_rereads: bool = False
     """Whether the operator sees the text at which a prompt differs from an earlier one."""
+    tracing_endpoint: str = ""
+    """The address of the OpenTelemetry collector that gets the traces. Empty: none are made."""
+    tracing_headers: str = field(default="", repr=False)
+    """Headers for the collector, in the form of ``OTEL_EXPORTER_OTLP_HEADERS``."""

@@ -27,7 +27,7 @@ from lmx.router.http.rate_limits import ADMISSION
 from lmx.router.http.responses import json_text
 from lmx.router.http.sse import EventStream
 from lmx.router.jobs.job import Job, Source, StoredInput
-from lmx.router.jobs.live import LiveRequest, RequestKind
+from lmx.router.jobs.live import LIVE_REQUEST, LiveRequest, RequestKind
 from lmx.router.rendering.answer_format import AnswerFormat, EventWriter
 from lmx.router.rendering.envelope import Identity, fingerprint
 from lmx.router.services import SERVICES
@@ -132,6 +132,7 @@ def begin(request: web.Request, plan: Plan, events: EventStream | None) -> Reply
         model.model_id,
         events is not None,
     )
+    request[LIVE_REQUEST] = live
     live.is_captured = request.app[CAPTURES].keep(live.id, request)
 
     def knows_id() -> bool:

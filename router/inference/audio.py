@@ -22,7 +22,7 @@ from lmx.router.http.outcome import CONTEXT, Outcome, follow_outcome, note_ignor
 from lmx.router.http.sse import EventStream
 from lmx.router.inference.answering import with_wait_comments
 from lmx.router.inference.model_choice import models_of_kind
-from lmx.router.jobs.live import LiveRequest, RequestKind
+from lmx.router.jobs.live import LIVE_REQUEST, LiveRequest, RequestKind
 from lmx.router.media.source import HeldMedia
 from lmx.router.rendering.transcripts import (
     FORMATS,
@@ -109,7 +109,7 @@ class _Transcription:
             task, request_id=context.request_id, owner=context.requester, media=held.items
         )
         self._blobs = held.blobs
-        self._live = LiveRequest(
+        self._live = request[LIVE_REQUEST] = LiveRequest(
             f"transcr-{secrets.token_hex(12)}",
             context,
             RequestKind.TRANSCRIPTION,

@@ -14,7 +14,7 @@ from lmx.router.http.bodies.capture import CAPTURES
 from lmx.router.http.bodies.json_body import next_step, read_object
 from lmx.router.http.endpoint import api_of
 from lmx.router.http.outcome import CONTEXT, Outcome, follow_outcome, note_ignored, set_outcome
-from lmx.router.jobs.live import LiveRequest, RequestKind
+from lmx.router.jobs.live import LIVE_REQUEST, LiveRequest, RequestKind
 from lmx.router.media.source import MediaSource
 from lmx.router.rendering.envelope import Usage
 from lmx.router.schema.requests.unsupported import ignored_fields
@@ -68,6 +68,7 @@ async def compute(
     live = LiveRequest(
         answer_id, context, kind, api_of(request), request.remote, models[0].model_id
     )
+    request[LIVE_REQUEST] = live
     live.is_captured = request.app[CAPTURES].keep(live.id, request)
     follow_outcome(request, lambda: Outcome(model=live.model_id))
 

@@ -11,6 +11,8 @@ from enum import StrEnum
 from itertools import islice
 from typing import Any, Final, Literal, TypeVar, cast
 
+from aiohttp import web
+
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
 from lmx.protocol.messages.data import Finished
 from lmx.protocol.messages.tasks import TaskFinished
@@ -226,6 +228,10 @@ class LiveRequest:
         else is raised."""
         if self.error is not None and task.uncancel() == 0:
             raise self.error from None
+
+
+LIVE_REQUEST: Final = web.RequestKey("live_request", LiveRequest)
+"""The key under which a request for a model carries what is known of it, until it has ended."""
 
 
 _ShownState = Literal[

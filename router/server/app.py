@@ -8,7 +8,7 @@ counted in the metrics.
 """
 
 import asyncio
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
@@ -30,8 +30,11 @@ from lmx.router.server.routes import ROUTES
 from lmx.router.services import SERVICES, Services
 from lmx.router.usage.budgets import DayBudgets
 
+if TYPE_CHECKING:
+    from lmx.router.tracing.tracer import Tracer
 
-def make_app(services: Services) -> web.Application:
+
+def make_app(services: Services, tracer: "Tracer | None" = None) -> web.Application:
     """Return the application. The sizes of bodies are limited where they are read, and not here."""
     spec = services.spec
     cors = Cors(spec.cors_origins, {endpoint.method for endpoint in ROUTES})
@@ -47,6 +50,7 @@ def make_app(services: Services) -> web.Application:
         services.keys,
         DayBudgets(services.usage),
         is_loopback(spec.host),
+        tracer,
     )
     app = web.Application(middlewares=[server.middleware])
     app[SERVICES] = services

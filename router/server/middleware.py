@@ -5,7 +5,7 @@ import asyncio
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import orjson
 import structlog
@@ -36,10 +36,16 @@ from lmx.router.http.rate_limits import ADMISSION, RateLimiter
 from lmx.router.http.responses import add_vary, json_text
 from lmx.router.http.traffic import Traffic
 from lmx.router.jobs.hang_notice import HangNotice
+from lmx.router.jobs.live import LIVE_REQUEST
 from lmx.router.metrics.requests import RequestMetrics
 from lmx.router.metrics.shared_counts import SharedCounts
 from lmx.router.server.sending import send_response
 from lmx.router.usage.budgets import DayBudgets
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+    from lmx.router.tracing.tracer import Tracer
 
 REQUEST_ID_HEADER: Final = "X-Request-Id"
 IGNORED_HEADER: Final = "X-Lmx-Ignored"
@@ -78,6 +84,8 @@ class RequestServer:
     budgets: DayBudgets
     local: bool
     """Whether only this machine can send requests."""
+    tracer: "Tracer | None" = None
+    """None: nothing is traced."""
 
     @property
     def middleware(self) -> Middleware:
@@ -96,7 +104,10 @@ class RequestServer:
         if request.transport is not None:
             self.traffic.used_connections.add(request.transport)
         self.hang_notice.begin(request)
-        with structlog.contextvars.bound_contextvars(request_id=request_id):
+        span, bound = None, {"request_id": request_id}
+        if self.tracer is not None and (span := self._span(request, self.tracer)) is not None:
+            bound["trace_id"] = self.tracer.trace_id(span)
+        with structlog.contextvars.bound_contextvars(**bound):
             try:
                 refused = self._refusal(request)
                 if refused is not None:
@@ -123,7 +134,7 @@ class RequestServer:
             finally:
                 self.hang_notice.end(request)
                 try:
-                    self._record(request, status, error)
+                    self._record(request, status, error, span)
                 except Exception:  # The answer was sent: it is right whatever is counted.
                     _log.exception("http.record_failed")
                 if _BUDGETED in request:
@@ -203,10 +214,18 @@ class RequestServer:
             if not admission.held:
                 admission.end(outcome_of(request).tokens, time.monotonic())
 
-    def _record(self, request: web.Request, status: int, error: str | None) -> None:
-        """Write the log line of a request that has ended, and count it. No other place does.
-        ``error`` is the code of an error that the middleware knows; a handler's own error wins over
-        it."""
+    def _span(self, request: web.Request, tracer: "Tracer") -> "Span | None":
+        endpoint = endpoint_of(request)
+        if endpoint is None or not endpoint.is_inference:
+            return None
+        return tracer.begin(request.headers)
+
+    def _record(
+        self, request: web.Request, status: int, error: str | None, span: "Span | None"
+    ) -> None:
+        """Write the log line of a request that has ended, count it, and end its ``span``. No other
+        place does. ``error`` is the code of an error that the middleware knows; a handler's own
+        error wins over it."""
         context, outcome, endpoint = request[CONTEXT], last_outcome(request), endpoint_of(request)
         if outcome.error is None and error is not None:
             outcome = replace(outcome, error=error)
@@ -224,6 +243,9 @@ class RequestServer:
         )
         if not preflight:
             self.metrics.request_ended(outcome, endpoint, status, duration_s, context.shown_key)
+        live = request.pop(LIVE_REQUEST, None)
+        if span is not None and self.tracer is not None and endpoint is not None:
+            self.tracer.end(span, endpoint, context, live, outcome, status)
 
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:

@@ -7,7 +7,7 @@ import signal
 import socket
 import time
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import psutil
 import structlog
@@ -52,6 +52,9 @@ from lmx.router.usage.store import UsageStore
 from lmx.router.workers.dispatch import Dispatcher, TaskDispatcher
 from lmx.router.workers.links import WorkerLinks
 
+if TYPE_CHECKING:
+    from lmx.router.tracing.tracer import Tracer
+
 _KEEPALIVE_S: Final = 75.0
 """Idle connections are kept a little longer than the minute for which proxies and SDKs keep them:
 the side that closes first risks a request in flight, and that should not be the server."""
@@ -76,7 +79,8 @@ _SWEEP_INTERVAL_S: Final = 60.0
 """The time between two searches for job records that are too old."""
 
 _WRITTEN_S: Final = 3.0
-"""The time that the last job records, and the last usage, have to reach the disk."""
+"""The time that the last job records, and the last usage, have to reach the disk, and the last
+spans their collector."""
 
 _LAST_EVENTS_S: Final = 3.0
 """The time that requests have to send their error when they are cut off at the end of the grace,
@@ -142,7 +146,8 @@ class Router:
         answer_malformed_requests()
         self._retiring = self._retired = False
         self._last_answers: set[asyncio.Task[None]] = set()
-        app = make_app(services)
+        self._tracer = _tracer(spec)
+        app = make_app(services, self._tracer)
         app.on_response_prepare.append(self._close_after_answer)
         self._runner = web.AppRunner(
             app,
@@ -226,6 +231,7 @@ class Router:
         await asyncio.gather(
             asyncio.to_thread(self.jobs.close, _WRITTEN_S),
             asyncio.to_thread(self.usage.close, _WRITTEN_S),
+            *(() if self._tracer is None else (asyncio.to_thread(self._tracer.close, _WRITTEN_S),)),
         )
         self.workers.close()
         self.supervisor.close()
@@ -293,6 +299,18 @@ class Router:
         was revoked opens nothing any more."""
         self.limiter.set_keys(ring.keys)
         self.supervisor.notify(self._measure())
+
+
+def _tracer(spec: RouterSpec) -> "Tracer | None":
+    """Return what traces requests. OpenTelemetry is imported only if that is wanted."""
+    if not spec.tracing_endpoint:
+        return None
+    try:
+        from lmx.router.tracing.tracer import Tracer
+    except ImportError as error:
+        _log.warning("tracing.not_installed", error=str(error), install="lmx[otel]")
+        return None
+    return Tracer(spec.tracing_endpoint, spec.tracing_headers, spec.version)
 
 
 async def _ended(task: asyncio.Task[None] | None) -> None:

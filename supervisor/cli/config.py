@@ -53,6 +53,7 @@ def config_check(config: Path | None) -> None:
     # With this a supervisor that is to be replaced tries the program that is to replace it: one
     # that lacks a module must not get that far.
     import lmx.supervisor.cli.serving.foreground  # noqa: F401
+    from lmx.supervisor.config.extras import missing_extras
     from lmx.supervisor.config.load import InvalidConfigError, config_notices
     from lmx.supervisor.processes.handover import FOR_SUPERVISOR
 
@@ -65,7 +66,7 @@ def config_check(config: Path | None) -> None:
     checked = found.config
     for gap in checked.routing_gaps():
         click.echo(gap)
-    for notice in config_notices(found.path):
+    for notice in [*config_notices(found.path), *missing_extras(checked)]:
         click.echo(notice)
     # For a supervisor, a model whose files can't be read costs itself alone.
     files = _file_problems(checked.models, found.path) if for_people else []

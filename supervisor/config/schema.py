@@ -8,8 +8,9 @@ Reading files and variables is :mod:`lmx.supervisor.config.load`'s. ``docs/confi
 from __future__ import annotations
 
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
-from pydantic import ByteSize, Field, model_validator
+from pydantic import AfterValidator, ByteSize, Field, model_validator
 
 from lmx.protocol.web_origins import is_loopback
 from lmx.supervisor.config.cross_checks import MistakesError, Parts
@@ -44,6 +45,7 @@ __all__ = [
     "SecurityConfig",
     "ServerConfig",
     "TimingConfig",
+    "TracingConfig",
 ]
 
 
@@ -248,6 +250,33 @@ class LogConfig(Section):
     """How many older files of each process are kept."""
 
 
+def _collector(text: str) -> str:
+    try:
+        url = urlsplit(text)
+        known = url.scheme in ("http", "https") and url.hostname and url.port != 0
+    except ValueError:
+        known = False
+    if not known or url.query or url.fragment:
+        raise ValueError("is the address of a collector: http://127.0.0.1:4318")
+    if url.username or url.password:
+        raise ValueError(
+            "has a password in it: put it into the variable OTEL_EXPORTER_OTLP_HEADERS, as "
+            "authorization=Basic%20..."
+        )
+    return text
+
+
+class TracingConfig(Section):
+    """Traces of requests for an OpenTelemetry collector (docs/monitoring.md). It needs the extra
+    `otel`: `pip install "lmx[otel]"`."""
+
+    endpoint: Annotated[Annotated[str, AfterValidator(_collector)] | None, Needs.ROUTER] = Field(
+        None, examples=["http://127.0.0.1:4318"]
+    )
+    """The address of the collector, for OTLP over HTTP. Without it nothing is traced, whatever the
+    variables `OTEL_*` say; with it they say how."""
+
+
 class Config(Section):
     """All of it. Also checked: the names of models are unique, the default model exists."""
 
@@ -260,6 +289,7 @@ class Config(Section):
     rate_limits: RateLimitsConfig = RateLimitsConfig()
     jobs: JobsConfig = JobsConfig()
     media: MediaConfig = MediaConfig()
+    tracing: TracingConfig = TracingConfig()
     routing: RoutingConfig = RoutingConfig()
     default_model: Annotated[str | None, Needs.NOTHING] = Field(None, examples=["qwen"])
     """A name of the model that answers requests that name none, or an adapter's. Without it the

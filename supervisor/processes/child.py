@@ -24,10 +24,14 @@ log = structlog.get_logger()
 _OWN_KEYS: Final = "LMX_SECURITY_"
 _SECRET: Final = re.compile(
     rf"^{_OWN_KEYS}|(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|APIKEY|API_KEY"
-    r"|ACCESS_KEY|PRIVATE_KEY|SECRET_KEY)S?$",
+    r"|ACCESS_KEY|PRIVATE_KEY|SECRET_KEY)S?$|^OTEL_\w+_HEADERS$",
     re.IGNORECASE,
 )
 """The names of variables that hold a secret, as HF_TOKEN and AWS_SECRET_ACCESS_KEY do."""
+
+COLLECTOR_HEADERS: Final = ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS")
+"""The variables with the headers for a collector of traces, a key among them. The router has them
+from its spec."""
 
 
 def start_child(

@@ -1,5 +1,6 @@
 """Builds the specs of child processes from the configuration."""
 
+import os
 import socket
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from lmx.protocol.states import MemoryWiring, ModelKind
 from lmx.supervisor.config.schema import Config, ModelConfig
 from lmx.supervisor.config.sources import folder_path
 from lmx.supervisor.core.actions import WorkerStart
+from lmx.supervisor.processes.child import COLLECTOR_HEADERS
 from lmx.supervisor.state.home import Home
 
 
@@ -139,6 +141,8 @@ def router_spec(
         media=config.media.spec,
         capture_requests=server.capture_requests,
         show_rereads=server.show_rereads,
+        tracing_endpoint=config.tracing.endpoint or "",
+        tracing_headers=next(filter(None, map(os.environ.get, COLLECTOR_HEADERS)), ""),
     )
 
 

@@ -443,7 +443,7 @@ SAMPLES: Final[tuple[Any, ...]] = (
         rescue=RescueSpec(("lmx-supervisor", "rescue"), 15.0, {"LMX_SECURITY_API_KEYS": "k"}),
         beat_interval_s=0.5, orphan_grace_s=60.0, keep_billing_header=True,
         media=MediaLimits(("10.0.0.0/8",), 4, 1000, 8000, 2, 1.5, 2.5, 7.5), capture_requests=7,
-        show_rereads=True),
+        show_rereads=True, tracing_endpoint="http://collector:4318", tracing_headers="api-key=k"),
 )
 # fmt: on
 

@@ -37,6 +37,7 @@ CONFIGURATION = """
     engine_options environment filename home host jobs_path key local_path logs_dir metrics_key
     digest keyring secret
     model_path parameters path repo_id revision run_dir source template_kwargs url urls
+    tracing_endpoint tracing_headers
     """
 REQUESTS = """
     bad_words cache_salt documents effort messages prompt queries query stop text

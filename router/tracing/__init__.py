@@ -1,0 +1,1 @@
+"""Traces of requests, for an OpenTelemetry collector."""
