@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from lmx.protocol.web_origins import is_loopback
 
 if TYPE_CHECKING:
+    from lmx.supervisor.config.group import GroupConfig
     from lmx.supervisor.config.model import ModelConfig
-    from lmx.supervisor.config.schema import GroupConfig
 
 Location = tuple[int | str, ...]
 

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, ByteSize, Field, model_validator
 
 from lmx.protocol.web_origins import is_loopback
 from lmx.supervisor.config.cross_checks import MistakesError, Parts
+from lmx.supervisor.config.group import GroupConfig
 from lmx.supervisor.config.media import MediaConfig
 from lmx.supervisor.config.model import ModelConfig
 from lmx.supervisor.config.needs import Needs
@@ -24,7 +25,6 @@ from lmx.supervisor.config.values import (
     AllowedHosts,
     CorsOrigins,
     KeepAlive,
-    Name,
     Seconds,
     SecondsFromZero,
     Section,
@@ -161,22 +161,6 @@ class MemoryConfig(Section):
                 f"soft_line ({self.soft_line:g}) must be below hard_line ({self.hard_line:g})"
             )
         return self
-
-
-class GroupConfig(Section):
-    """Models with a rule about what may be loaded together with them. A model is in one group at
-    most; models without a group are a group of their own, without a rule."""
-
-    name: Name = Field(examples=["coders"])
-    """The name of the group."""
-    models: tuple[Name, ...] = Field(min_length=1, examples=[["qwen-coder", "devstral"]])
-    """The ids of its models."""
-    swap: bool = False
-    """Whether one of its models is loaded at a time."""
-    exclusive: bool = False
-    """Whether no model of another group is loaded while one of these is."""
-    persistent: bool = False
-    """Whether an exclusive group lets these models stay."""
 
 
 class TimingConfig(Section):
