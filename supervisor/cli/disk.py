@@ -2,7 +2,7 @@
 
 import click
 
-from lmx.supervisor.cli.command import command, home, json_option, place
+from lmx.supervisor.cli.command import command, json_option, place
 from lmx.supervisor.cli.completion import MODEL, SHORT_NAME
 
 
@@ -34,13 +34,18 @@ def download(
       lmx pull --search "qwen3 coder"
     """
     from lmx.supervisor.cli.download import cancel_download, download_model, search_models
+    from lmx.supervisor.sockets.remote import not_remote
+    from lmx.supervisor.state.home import Home
 
     if (repository, search, cancel).count(None) != 2:
         raise click.UsageError(
             "give a model (a short name or ORG/NAME), --search WORDS or --cancel ID"
         )
     if search is not None:
-        search_models(home(), search)
+        here = place()
+        if not isinstance(here, Home):
+            raise not_remote("`lmx pull --search`")
+        search_models(here, search)
     elif cancel is not None:
         cancel_download(place(), cancel)
     elif repository is not None:

@@ -61,6 +61,16 @@ class Sections(click.Group):
                 self.add_command(command, name)
             lines.append(names)
 
+    def invoke(self, context: click.Context) -> Any:
+        """Run a command. Options of the group that stand after it are named as such."""
+        try:
+            return super().invoke(context)
+        except click.NoSuchOption as error:
+            if any(error.option_name in each.opts for each in self.params):
+                words = f"{error.option_name} stands before the command: `lmx --url URL COMMAND`"
+                raise click.UsageError(words, error.ctx) from error
+            raise
+
     def list_commands(self, _context: click.Context) -> list[str]:
         return [name for lines in self.sections.values() for names in lines for name in names]
 

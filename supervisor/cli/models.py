@@ -12,6 +12,7 @@ from lmx.supervisor.cli.command import (
     json_option,
     place,
     read_config,
+    remote_place,
 )
 from lmx.supervisor.cli.completion import MODEL, MODEL_OR_SHORT_NAME, SHORT_NAME
 
@@ -179,6 +180,14 @@ def estimate(model: str, filename: str | None, config: Path | None, as_json: boo
       lmx estimate mlx-community/Qwen3-30B-A3B-4bit
       lmx estimate unsloth/Qwen3-8B-GGUF --file Qwen3-8B-Q4_K_M.gguf
     """
+    remote = remote_place()
+    if remote is not None:
+        from lmx.supervisor.cli.views.plan import print_plan
+
+        if config is not None or filename is not None:
+            raise click.UsageError("--config and --file are for this machine's lmx, without --url")
+        print_plan(remote, model, as_json)
+        return
     from lmx.supervisor.cli.views.estimate import print_estimate
     from lmx.supervisor.inventory.added import with_added
     from lmx.supervisor.inventory.added_file import AddedFile

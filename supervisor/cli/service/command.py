@@ -5,7 +5,7 @@ import sys
 
 import click
 
-from lmx.supervisor.cli.command import Exit, command
+from lmx.supervisor.cli.command import Exit, command, home
 
 _system_option = click.option(
     "--system", is_flag=True, help="Starts with the machine, before anybody logs in (needs sudo)."
@@ -16,6 +16,7 @@ _dry_run_option = click.option(
 
 
 @click.group()
+@command
 def service() -> None:
     """Run lmx as a service: started at login or at boot, and again after a crash.
 
@@ -28,6 +29,7 @@ def service() -> None:
       lmx service install --dry-run
       sudo "$(command -v lmx)" service install --system
     """
+    home()  # refuses another machine's lmx
 
 
 @service.command()

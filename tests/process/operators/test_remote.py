@@ -77,6 +77,9 @@ def test_what_is_there_is_seen(there: Elsewhere, lmx: Rig) -> None:
     assert there.says("logs", "-n", "1").startswith("{")
     assert there.says("logs", "--fetch") == ""
     assert "org/beta" in there.says("list")
+    assert "ready, pid" in there.says("show", "a")
+    assert f"{there.url} runs lmx " in there.says("version")
+    assert "of 10 MiB" in there.says("estimate", "org/beta")
     assert "nothing was downloaded yet" in there.says("downloads")
     assert not there.home.exists()
 
@@ -94,8 +97,9 @@ def test_models_are_loaded_and_taken_down(there: Elsewhere, lmx: Rig) -> None:
     there.says("unpin", "org/beta")
     assert "drained org/beta" in there.says("drain", "org/beta")
     assert lmx.worker("org/beta")["state"] == "drained"
-    there.says("reset", "org/beta")
+    assert "takes requests again" in there.says("undrain", "org/beta")
     assert lmx.worker("org/beta")["state"] == "cold"
+    there.says("reset", "org/beta")
     folder = write_model(lmx.root / "more")
     said = there.says("add", "more", str(folder), "--context-length", "512")
     assert said == "more is served: its first request loads it\n"
@@ -115,12 +119,16 @@ def test_it_answers(there: Elsewhere) -> None:
     assert (unknown.exit_code, "known: alpha, org/beta" in unknown.output) == (1, True)
     unknown = there.run("run", "qwen3:8b", "hi", key=KEY)
     assert (unknown.exit_code, "(did you mean qwen3-8b?)" in unknown.output) == (1, True)
+    nobody = there.run("--url", "http://127.0.0.1:1", "run", "alpha", "hi")
+    assert (nobody.exit_code, "no lmx can be reached" in nobody.output) == (3, True)
+    assert not there.home.exists()  # nothing is started here
 
 
 def test_what_has_no_route_is_said(there: Elsewhere) -> None:
     for arguments in (
         ["stop"], ["start"], ["serve", "x"], ["demo"], ["init"], ["doctor"], ["config", "check"],
         ["config", "show"], ["restart", "--router"], ["restart", "--supervisor"],
+        ["backup"], ["service", "status"], ["pull", "--search", "x"],
     ):  # fmt: skip
         done = there.run(*arguments)
         said = "works only on the machine where lmx runs" in done.output
@@ -143,6 +151,8 @@ def test_keys_and_addresses_that_are_wrong(there: Elsewhere) -> None:
     assert (done.exit_code, "no lmx can be reached at http://127.0.0.1:1" in done.output) == (
         3, True,
     )  # fmt: skip
+    done = there.run("status", "--url", "http://127.0.0.1:1")
+    assert (done.exit_code, "stands before the command" in done.output) == (2, True)
     done = there.run("--url", "ftp://x", "status")
     assert (done.exit_code, "is not the address of an lmx" in done.output) == (4, True)
 
