@@ -26,7 +26,7 @@ def print_plan(remote: Remote, model: str, as_json: bool) -> None:
 
 def plan_lines(plan: LoadPlan) -> Iterator[str]:
     """Yield the lines for people. Pure."""
-    yield f"{plan.model_id}: {plan.detail}"
+    yield plan.detail
     if plan.download_bytes:
         yield f"{format_bytes(plan.download_bytes)} of its files are to be downloaded"
     for part in plan.lines:

@@ -79,7 +79,7 @@ def test_what_is_there_is_seen(there: Elsewhere, lmx: Rig) -> None:
     assert "org/beta" in there.says("list")
     assert "ready, pid" in there.says("show", "a")
     assert f"{there.url} runs lmx " in there.says("version")
-    assert "of 10 MiB" in there.says("estimate", "org/beta")
+    assert "org/beta needs 44 MiB" in there.says("estimate", "org/beta")
     assert "nothing was downloaded yet" in there.says("downloads")
     assert not there.home.exists()
 
