@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 
 from lmx.supervisor.cli import command as cli_command
 from lmx.supervisor.cli.main import main
+from lmx.supervisor.state.process_records import SupervisorLock
 
 COMMANDS = (
     "serve", "start", "up", "init", "status", "status --json", "ps", "top", "events",
@@ -82,8 +83,18 @@ def test_a_broken_home_is_told_in_words(
     for name in [name for name in os.environ if name.startswith("LMX_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("LMX_HOME", home(tmp_path))
+    held: list[SupervisorLock] = []
+    acquire = SupervisorLock.acquire
+
+    def recorded(lock: SupervisorLock) -> None:
+        acquire(lock)
+        held.append(lock)
+
+    monkeypatch.setattr(SupervisorLock, "acquire", recorded)
     for line in COMMANDS:
         done = run(line)
+        while held:  # a lock ends with its command's process, which is this one here
+            os.close(held.pop().descriptor)
         assert done.exception is None or isinstance(done.exception, SystemExit), line
         assert "Traceback" not in done.output
         assert "a bug in lmx" not in done.output, (line, done.output)
