@@ -19,9 +19,10 @@ import click
 from lmx.protocol.errors import ErrorCode, OperationError, ProtocolError
 from lmx.protocol.messages.status import SystemStatus
 from lmx.supervisor.cli.command import remote_place
-from lmx.supervisor.cli.service.managers import Launchd, Manager, Owner, Systemd
+from lmx.supervisor.cli.service.managers import Launchd, Manager, Owner, Systemd, call
 from lmx.supervisor.cli.service.units import (
     UNIT,
+    WRITTEN_BY,
     ServiceSettings,
     left_out,
     service_environment,
@@ -76,6 +77,7 @@ def install(*, system: bool, dry_run: bool) -> None:
         return
     _need_root(manager)
     _refuse_second(manager)
+    _refuse_by_hand(manager)
     _possible(manager)
     there = _text(manager.path)
     if manager.running_pid() is None:
@@ -144,6 +146,7 @@ def uninstall(*, system: bool, dry_run: bool) -> None:
         return
     _need_root(manager)
     _need_installed(manager, "uninstall")
+    _refuse_by_hand(manager)
     _possible(manager)
     manager.end()
     for path in files:
@@ -206,6 +209,10 @@ def _manager(*, system: bool) -> Manager:
             ErrorCode.INTERNAL,
             f"a service of {sudo_user}'s own is installed without sudo; with sudo give --system",
         )
+    return _manager_of(owner, system=system)
+
+
+def _manager_of(owner: Owner, *, system: bool) -> Manager:
     if PLATFORM == "darwin":
         return Launchd(owner, system=system)
     if PLATFORM == "linux":
@@ -286,7 +293,7 @@ def _need_root(manager: Manager) -> None:
 def _need_installed(manager: Manager, verb: str) -> None:
     if manager.path.exists():
         return
-    other = _manager(system=not manager.system)
+    other = _manager_of(manager.owner, system=not manager.system)
     hint = _install_hint(manager)
     if other.path.exists():
         hint = f"a {other.kind} is: `{_again(other, verb)}`"
@@ -294,12 +301,22 @@ def _need_installed(manager: Manager, verb: str) -> None:
 
 
 def _refuse_second(manager: Manager) -> None:
-    other = _manager(system=not manager.system)
+    other = _manager_of(manager.owner, system=not manager.system)
     if other.path.exists():
         raise OperationError(
             ErrorCode.ALREADY_RUNNING,
             f"a {other.kind} is installed ({other.path}), and only one can serve this home: "
             f"`{_again(other, 'uninstall')}` first",
+        )
+
+
+def _refuse_by_hand(manager: Manager) -> None:
+    """Refuse to replace or remove a file that lmx did not write. Raises
+    :class:`OperationError`."""
+    if manager.path.exists() and WRITTEN_BY not in (_text(manager.path) or ""):
+        raise OperationError(
+            ErrorCode.INTERNAL,
+            f"{manager.path} was not written by `lmx service install`: move it away, then again",
         )
 
 
@@ -321,15 +338,21 @@ def _possible(manager: Manager) -> None:
 
 
 def _start(plan: _Plan, there: str | None, content: str) -> None:
-    """Start a service that does not run. Where that fails nothing new is left."""
+    """Start a service that does not run. Where that fails, what was there before is
+    left."""
     _refuse_other(plan)
     _write(plan.manager.path, content)
     try:
         plan.manager.start()
     except OperationError:
         if there is None:
+            for command in plan.manager.commands("uninstall"):
+                with contextlib.suppress(OperationError):
+                    call(command)
             plan.manager.path.unlink(missing_ok=True)
-            plan.manager.forget()
+        else:
+            _write(plan.manager.path, there)
+        plan.manager.forget()
         raise
 
 

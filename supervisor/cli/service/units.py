@@ -21,7 +21,7 @@ _KEPT: Final = (
 """Where files are. A service without these would look for its models elsewhere."""
 _PROGRAM_FOLDERS: Final = ("/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin")
 _MAC_PROGRAM_FOLDERS: Final = ("/opt/homebrew/bin", *_PROGRAM_FOLDERS)
-_WRITTEN_BY: Final = "Written by `lmx service install`, which writes it again after an upgrade."
+WRITTEN_BY: Final = "Written by `lmx service install`, which writes it again after an upgrade."
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def launchd_plist(template: bytes, settings: ServiceSettings) -> str:
         job["UserName"] = settings.user
         job["EnvironmentVariables"]["HOME"] = settings.user_home
     head, start, rest = plistlib.dumps(job, sort_keys=False).decode().partition("<plist")
-    return f"{head}<!-- {_WRITTEN_BY} -->\n{start}{rest}"
+    return f"{head}<!-- {WRITTEN_BY} -->\n{start}{rest}"
 
 
 def systemd_unit(template: str, settings: ServiceSettings) -> str:
@@ -101,7 +101,7 @@ def systemd_unit(template: str, settings: ServiceSettings) -> str:
     _, start, body = template.partition("[Unit]\n")
     scope, target = (" --user", "default.target") if settings.user is None else ("", _AT_BOOT)
     lines = [
-        f"# {_WRITTEN_BY}",
+        f"# {WRITTEN_BY}",
         f"# Changes of your own belong into a drop-in: `systemctl{scope} edit lmx` makes one.",
         "",
         start.rstrip("\n"),

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from lmx.protocol.errors import OperationError
 from lmx.supervisor.cli.main import main
 from lmx.supervisor.cli.service import changes
 from tests.support.fakes import service_manager
@@ -148,6 +149,36 @@ def test_an_lmx_that_runs_already_is_not_made_a_service(machine: UserHome) -> No
     said = machine.lmx("service", "install", code=5)
     assert "`lmx stop`, then again" in said
     assert machine.files() == set()
+
+
+def test_a_file_that_was_written_by_hand_stays(machine: UserHome) -> None:
+    machine.configure()
+    unit = machine.path / UNIT
+    unit.parent.mkdir(parents=True)
+    unit.write_text("[Service]\nExecStart=/bin/true\n")
+    for verb in ("install", "uninstall"):
+        assert "was not written by" in machine.lmx("service", verb, code=1)
+    assert unit.read_text() == "[Service]\nExecStart=/bin/true\n"
+
+
+def test_with_sudo_the_other_service_is_that_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = pwd.struct_passwd(("bob", "x", 1234, 1234, "", str(tmp_path), "/bin/sh"))
+    monkeypatch.setattr(pwd, "getpwnam", lambda name: entry)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(changes, "PLATFORM", "linux")
+    monkeypatch.setenv("SUDO_USER", "bob")
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    manager = changes._manager(system=True)
+    changes._refuse_second(manager)
+    with pytest.raises(OperationError, match="is installed without sudo"):
+        changes._manager(system=False)
+    unit = tmp_path / UNIT
+    unit.parent.mkdir(parents=True)
+    unit.touch()
+    with pytest.raises(OperationError, match="only one can serve this home"):
+        changes._refuse_second(manager)
 
 
 def test_an_agent_of_launchd_from_install_to_uninstall(
