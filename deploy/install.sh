@@ -18,6 +18,13 @@ fail() { printf 'install.sh: %s\n' "$*" >&2; exit 1; }
 # A link in a folder of links, or nothing: nobody else's program is written over.
 own_link() { [ -L "$link" ] && [ "$(readlink "$link")" = "$folder/env/bin/lmx" ]; }
 
+# An environment that this script made: nobody else's is written over or removed.
+check_environment() {
+  [ -e "$folder/env/.lmx-install" ] || fail "$folder/env is not an environment that install.sh made: move it away, or set LMX_INSTALL_DIR"
+}
+
+absolute() { case "$1" in /*) say "$1" ;; *) say "$PWD/$1" ;; esac; }
+
 check_machine() {
   case "$(uname -s)" in
     Darwin)
@@ -51,6 +58,7 @@ make_environment() {
     rm -rf "$folder/env"
     fail "$python has no module venv. On Debian and Ubuntu: sudo apt-get install python3-venv"
   fi
+  : > "$folder/env/.lmx-install"
 }
 
 install_packages() {
@@ -70,7 +78,7 @@ install() {
   python=$(find_python)
   [ -n "$uv$python" ] || fail 'there is no Python 3.11 to 3.14, and no uv: install one of them first'
   fresh=yes
-  [ -d "$folder/env" ] && fresh=
+  if [ -e "$folder/env" ]; then check_environment; fresh=; fi
   # Where it fails, nothing half done is left.
   trap '[ -z "$fresh" ] || { rm -rf "$folder/env"; rmdir "$folder" 2>/dev/null || :; }' EXIT
   say "Installing lmx from $source into $folder (about 0.8 GB) with ${uv:-$python}."
@@ -99,15 +107,19 @@ install() {
   fi
 }
 
+# Whether a service starts this lmx.
+names_lmx() { [ -e "$1" ] && grep -qF -e "$folder/env/bin/lmx" -e "$link" "$1"; }
+
 uninstall() {
   [ -d "$folder/env" ] || fail "there is no lmx in $folder"
+  check_environment
   lmx="$folder/env/bin/lmx"
   for unit in "${XDG_CONFIG_HOME:-$HOME/.config}/systemd/user/lmx.service" \
     "$HOME/Library/LaunchAgents/com.lmx.supervisor.plist"; do
-    if [ -e "$unit" ]; then "$lmx" service uninstall; fi
+    if names_lmx "$unit"; then "$lmx" service uninstall; fi
   done
   for unit in /etc/systemd/system/lmx.service /Library/LaunchDaemons/com.lmx.supervisor.plist; do
-    if [ -e "$unit" ]; then fail "there is a service of the system; first: sudo $lmx service uninstall --system"; fi
+    if names_lmx "$unit"; then fail "there is a service of the system; first: sudo $lmx service uninstall --system"; fi
   done
   # Exit code 3: it did not run.
   "$lmx" stop || [ $? = 3 ]
@@ -122,6 +134,8 @@ main() {
   [ -z "${SUDO_USER:-}" ] || fail 'sudo is not needed: lmx is installed for the user who runs this'
   folder="${LMX_INSTALL_DIR:-${XDG_DATA_HOME:-$HOME/.local/share}/lmx}"
   bin="${LMX_BIN_DIR:-$HOME/.local/bin}"
+  folder=$(absolute "$folder")
+  bin=$(absolute "$bin")
   link="$bin/lmx"
   here=$(dirname "$0")
   if [ -f "$here/install.sh" ] && [ -f "$here/../pyproject.toml" ]; then
