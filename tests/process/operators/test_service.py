@@ -7,13 +7,16 @@ import shutil
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from lmx.protocol.errors import OperationError
+from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.supervisor.cli.main import main
 from lmx.supervisor.cli.service import changes
+from lmx.supervisor.cli.service.managers import Owner, Systemd
 from tests.support.fakes import service_manager
 from tests.support.rigs.user_home import CONFIG, UserHome
 
@@ -159,6 +162,28 @@ def test_a_file_that_was_written_by_hand_stays(machine: UserHome) -> None:
     for verb in ("install", "uninstall"):
         assert "was not written by" in machine.lmx("service", verb, code=1)
     assert unit.read_text() == "[Service]\nExecStart=/bin/true\n"
+
+
+@pytest.mark.parametrize("there", [None, "the unit before"])
+def test_a_start_that_fails_leaves_what_was_there(
+    there: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[str] = []
+    manager = Systemd(Owner("bob", 1234, tmp_path), system=False, config_home=tmp_path)
+
+    def fail(self: Systemd) -> None:
+        raise OperationError(ErrorCode.INTERNAL, "it does not start")
+
+    monkeypatch.setattr(Systemd, "start", fail)
+    monkeypatch.setattr(Systemd, "forget", lambda self: called.append("forget"))
+    monkeypatch.setattr(changes, "_refuse_other", lambda plan: None)
+    monkeypatch.setattr(changes, "call", lambda command: called.append(" ".join(command)))
+    plan: Any = SimpleNamespace(manager=manager)
+    with pytest.raises(OperationError, match="it does not start"):
+        changes._start(plan, there, "the new unit")
+    disabled = ["systemctl --user disable --now lmx.service"]
+    assert called == [*(disabled if there is None else []), "forget"]
+    assert (manager.path.read_text() if manager.path.exists() else None) == there
 
 
 def test_with_sudo_the_other_service_is_that_of_the_user(
