@@ -129,7 +129,7 @@ def key_of_open_route(request: web.Request, ring: Ring) -> tuple[bool, ApiKey | 
     if ring.keyless:
         return True, None
     now_s = time.time()
-    given = [*_given_keys(request), *request.headers.getall(ADMIN_HEADER, ())]
+    given = [*_given_keys(request), _only(request, ADMIN_HEADER)]
     found = [key for key in (ring.find(one, now_s) for one in given) if key is not None]
     valid = [key for key in found if not key.has_expired(now_s)]
     return bool(valid), next(iter(valid), None)

@@ -71,6 +71,9 @@ class Endpoint:
     quiet: bool = False
     """Whether clients poll it all day, or follow it for as long: it is then logged at debug level
     only and not counted."""
+    shows_rereads: bool = False
+    """Whether the answer has pieces of prompts where ``server.show_rereads`` is set: a key needs
+    the scope of an admin then."""
     family: ApiFamily = OPENAI
     """The API family that writes its errors and pings."""
     shared: bool = False

@@ -307,10 +307,14 @@ def _tracer(spec: RouterSpec) -> "Tracer | None":
         return None
     try:
         from lmx.router.tracing.tracer import Tracer
+
+        return Tracer(spec.tracing_endpoint, spec.tracing_headers, spec.version)
     except ImportError as error:
         _log.warning("tracing.not_installed", error=str(error), install="lmx[otel]")
-        return None
-    return Tracer(spec.tracing_endpoint, spec.tracing_headers, spec.version)
+    except ValueError as error:
+        # The library refuses values of OTEL_* variables. Requests are answered without traces.
+        _log.warning("tracing.not_started", error=str(error))
+    return None
 
 
 async def _ended(task: asyncio.Task[None] | None) -> None:

@@ -332,7 +332,7 @@ def _jobs() -> Iterator[Endpoint]:
     use, tag = Access.ADMIN, "Administration"
     yield Endpoint("GET", "/admin/requests", jobs.list_requests, Access.OPERATOR, tag,
         "List the requests under way, and the last that have ended", query=RequestsQuery,
-        answer=jobs.RequestList)
+        answer=jobs.RequestList, shows_rereads=True)
     yield Endpoint("POST", "/admin/requests/{id}/cancel", jobs.cancel_request, use, tag,
         "Cancel a request that is under way", answer=jobs.RequestList,
         errors=(ErrorCode.NOT_FOUND,))
@@ -411,7 +411,8 @@ def _watching() -> Iterator[Endpoint]:
         errors=(ErrorCode.MODEL_NOT_FOUND,), quiet=True)
     yield Endpoint("GET", "/admin/live", live.stream_live, see, tag,
         "Follow all that changes, for a console", query=LiveQuery, streams=True,
-        event=live.LiveEvent, errors=(ErrorCode.MODEL_NOT_FOUND,), quiet=True)
+        event=live.LiveEvent, errors=(ErrorCode.MODEL_NOT_FOUND,), quiet=True,
+        shows_rereads=True)
 
 
 def _keys() -> Iterator[Endpoint]:

@@ -6,6 +6,7 @@ names, time limits, certificates, the length of the queue); whether, and where t
 configuration's.
 """
 
+import logging
 import os
 import threading
 import time
@@ -39,6 +40,8 @@ class Tracer:
         the form of ``OTEL_EXPORTER_OTLP_HEADERS``."""
         named = os.environ.get("OTEL_SERVICE_NAME", "lmx")
         resource = Resource.create({SERVICE_NAME: named, SERVICE_VERSION: version})
+        # It logs each `tracestate` that it doesn't understand, whole, before any key was checked.
+        logging.getLogger("opentelemetry.trace.span").setLevel(logging.ERROR)
         # The router ends within its own bounds: close() is called, and not at the exit.
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         url = endpoint.rstrip("/")

@@ -23,7 +23,10 @@ def version() -> None:
     from lmx.supervisor.sockets.http_client import HttpClient, Remote
 
     if isinstance(there, Remote):
-        found = HttpClient(there, _ANSWER_S).call("GET", "/version")
+        api = HttpClient(there, _ANSWER_S)
+        found = api.call("GET", "/version")
+        if not isinstance(found, dict) or "version" not in found:
+            raise api.not_lmx(str(found))
         click.echo(f"{there.url} runs lmx {found['version']}")
         return
     try:

@@ -214,13 +214,14 @@ def demo(port: int | None, two: bool) -> None:
     from lmx.protocol.host.cache_folder import cache_dir
     from lmx.supervisor.cli.serving.demo import DemoModelError, demo_models, obtain, story_lines
 
+    here = home()  # before the download: another machine's lmx gives no demo
     try:
         gguf = obtain(cache_dir() / "demo")
     except DemoModelError as error:
         raise OperationError(ErrorCode.DOWNLOAD_FAILED, str(error)) from error
     os.environ["LMX_MODELS"] = json.dumps(demo_models(gguf, two=two))
     apply((), None, port, (), None, None)
-    _run(None, more=story_lines(home().admin_key) if two else ())
+    _run(None, more=story_lines(here.admin_key) if two else ())
 
 
 @click.command()

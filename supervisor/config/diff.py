@@ -24,14 +24,21 @@ Changed = dict[str, tuple[Any, Any]]
 def changed_values(old: BaseModel, new: BaseModel) -> Changed:
     """Return the keys whose values differ. A model's id and what is not a setting do not count."""
     settings = ModelConfig if isinstance(old, ModelConfig) else type(old)
-    extra = (*(old.model_extra or ()), *(new.model_extra or ()))
+    extra = {**(old.model_extra or {}), **(new.model_extra or {})}
     names = [
         name
         for name in dict.fromkeys((*settings.model_fields, *extra))
         if not (isinstance(old, ModelConfig) and name == "id")
     ]
-    values = ((name, getattr(old, name, None), getattr(new, name, None)) for name in names)
+    values = ((name, _value(old, name), _value(new, name)) for name in names)
     return {name: (before, after) for name, before, after in values if before != after}
+
+
+def _value(section: BaseModel, name: str) -> Any:
+    """Return the value of a key. One of the user's own may be called like a method."""
+    if name in type(section).model_fields:
+        return getattr(section, name)
+    return (section.model_extra or {}).get(name)
 
 
 def listed(changed: Changed) -> str:

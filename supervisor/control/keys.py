@@ -51,10 +51,9 @@ class KeyCommands:
         return done if await self._followed() else replace(done, message=f"{done.message}; {_LATE}")
 
     async def _followed(self) -> bool:
-        ring = self._keys.ring
-        self._publish(ring)
+        self._publish(self._keys.ring)
         deadline_s = time.monotonic() + _FOLLOW_S
-        while not self._guard.has_keyring(ring.digest):
+        while not self._guard.has_keyring(self._keys.ring.digest):
             if time.monotonic() > deadline_s:
                 return False
             await asyncio.sleep(_POLL_S)

@@ -118,7 +118,7 @@ def open_gguf(path: Path, report: Report) -> Any:
 def header_is_whole(path: Path) -> bool:
     """Return whether a file that was cut off somewhere has all of a GGUF file's header."""
 
-    class Head(gguf.GGUFReader):  # type: ignore[misc]  # it has no types
+    class Head(_BoundedReader):
         def _build_tensors(self, *_where: Any) -> None:
             """Leave out the weights, which are not there."""
 
@@ -130,8 +130,18 @@ def header_is_whole(path: Path) -> bool:
     return True
 
 
+class _BoundedReader(gguf.GGUFReader):  # type: ignore[misc]  # it has no types
+    """A reader that ends where the file does. The library's own reads the entries of a list whose
+    length is made up for as long as that length says, from behind the end."""
+
+    def _get_field_parts(self, offset: int, *where: Any, **more: Any) -> Any:
+        if offset >= len(self.data):
+            raise ValueError("the header goes on behind the end of the file")
+        return super()._get_field_parts(offset, *where, **more)
+
+
 def _reader_class(report: Report, name: str) -> type[Any]:
-    class Reader(gguf.GGUFReader):  # type: ignore[misc]  # it has no types
+    class Reader(_BoundedReader):
         _entries = 0
 
         def _get_field_parts(self, *where: Any, **more: Any) -> Any:

@@ -6,9 +6,10 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import structlog
 
@@ -22,6 +23,10 @@ from lmx.supervisor.state.home import Home
 log = structlog.get_logger()
 
 _OWN_KEYS: Final = "LMX_SECURITY_"
+_PIPE_BYTES: Final = 16 * 1024
+"""What every system's pipe takes without a reader. A longer spec, as one with many keys, is passed
+as a file: a child that hangs would else keep the supervisor waiting."""
+
 _SECRET: Final = re.compile(
     rf"^{_OWN_KEYS}|(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|APIKEY|API_KEY"
     r"|ACCESS_KEY|PRIVATE_KEY|SECRET_KEY)S?$|^OTEL_\w+_HEADERS$",
@@ -54,10 +59,15 @@ def start_child(
     """
     payload = codec.encode(spec)
     output = open_log(log_path)
+    stdin: int | IO[bytes] = subprocess.PIPE
     try:
+        if len(payload) > _PIPE_BYTES:
+            stdin = tempfile.TemporaryFile(dir=home.temporary)  # noqa: SIM115  closed below
+            stdin.write(payload)
+            stdin.seek(0)
         child = subprocess.Popen(
             [sys.executable, "-P", "-m", module, *names],
-            stdin=subprocess.PIPE,
+            stdin=stdin,
             stdout=output,
             stderr=output,
             start_new_session=True,
@@ -70,9 +80,12 @@ def start_child(
         )
     finally:
         os.close(output)
-    assert child.stdin is not None
-    # A spec is far smaller than a pipe's buffer, so this can't block. But a child that died at once
-    # has closed its end.
+        if not isinstance(stdin, int):
+            stdin.close()
+    if child.stdin is None:
+        return child
+    # It fits into a pipe's buffer, so this can't block. But a child that died at once has closed
+    # its end.
     try:
         child.stdin.write(payload)
         child.stdin.close()

@@ -8,9 +8,11 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import sqlite3
 import stat
 import struct
+import tempfile
 import time
 import zipfile
 import zlib
@@ -37,7 +39,7 @@ FILES: Final[Mapping[str, int]] = {
     "state/models.json": 64 * _MIB,
     "state/pins.json": 64 * _MIB,
     "state/held.json": 64 * _MIB,
-    "state/usage.sqlite": 2048 * _MIB,
+    "state/usage.sqlite": 2047 * _MIB,
 }
 """What is in a backup, by its path below the home, and the most bytes of each."""
 
@@ -150,9 +152,9 @@ def _add(archive: zipfile.ZipFile, name: str, content: BinaryIO) -> str:
 @contextlib.contextmanager
 def _copied_database(path: Path, target: Path) -> Iterator[Path]:
     """Copy a database that routers may be writing to, next to the backup."""
-    copy = target.with_name(f".{target.name}.sqlite")
+    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    copy = folder / path.name
     try:
-        os.close(os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         with (
             closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=_BUSY_S)) as one,
             closing(sqlite3.connect(copy)) as other,
@@ -160,10 +162,11 @@ def _copied_database(path: Path, target: Path) -> Iterator[Path]:
             one.backup(other)
             # In one file: what is in its journal would be lost.
             other.execute("PRAGMA journal_mode=DELETE")
+        if copy.stat().st_size > FILES[_DATABASE]:
+            raise sqlite3.DataError(f"it has more than {FILES[_DATABASE]} bytes")
         yield copy
     finally:
-        for ending in _SQLITE_FILES:
-            copy.with_name(copy.name + ending).unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def restore_backup(home: Home, source: Path, now_s: float) -> Restored:

@@ -9,15 +9,12 @@ import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.host.regular_file import TooLargeError, read_regular
-from lmx.supervisor.cli.chat.client import ChatClient
-from lmx.supervisor.cli.chat.session import connect
-from lmx.supervisor.cli.chat.start import start_for
 from lmx.supervisor.cli.command import command, place
 from lmx.supervisor.cli.completion import MODEL
 from lmx.supervisor.cli.launch.choice import Chosen, choose, is_being_read, named
@@ -29,9 +26,12 @@ from lmx.supervisor.cli.launch.programs import (
     Setup,
     Target,
 )
-from lmx.supervisor.sockets.http_client import Remote
 from lmx.supervisor.state.atomic_write import atomic_write
 from lmx.supervisor.state.home import Home
+
+if TYPE_CHECKING:
+    from lmx.supervisor.cli.chat.client import ChatClient
+    from lmx.supervisor.sockets.http_client import Remote
 
 _MOST_BYTES: Final = 1024**2
 _KNOWN_S: Final = 30.0
@@ -84,6 +84,9 @@ def launch(
             f"{program.title} is not installed (no `{program.command}` on PATH): "
             f"`{program.install}` installs it",
         )
+    from lmx.supervisor.cli.chat.session import connect
+    from lmx.supervisor.cli.chat.start import start_for
+
     asked = place()
     if isinstance(asked, Home) and not only_print:
         start_for(asked, model, fetch=False)
@@ -95,7 +98,14 @@ def launch(
         chosen = named(program, model, client.model(model))
     for warning in chosen.warnings:
         click.echo(f"lmx: {warning}", err=True)
-    setup = program.setup(_target(program, chosen, client.remote.url, folder))
+    own: Mapping[str, Any] = {}
+    if program.settings_path is not None:
+        if only_print:
+            # What is printed is shown to others: it has no keys for other servers.
+            click.echo("# The settings in your own file are left out here.")
+        else:
+            own = _settings(program.settings_path(os.environ))
+    setup = program.setup(_target(chosen, client.remote.url, folder, own))
     if path is None or only_print:
         click.echo("\n".join(_script(program, setup, client.remote.key, arguments)))
         return
@@ -104,7 +114,7 @@ def launch(
     _become(program, path, chosen, setup, client.remote, arguments)
 
 
-def _wait_known(client: ChatClient) -> None:
+def _wait_known(client: "ChatClient") -> None:
     """Wait until it is known what models can do whose files are just being read, as those of an
     lmx that has only just been started."""
     deadline_s = time.monotonic() + _KNOWN_S
@@ -112,8 +122,7 @@ def _wait_known(client: ChatClient) -> None:
         time.sleep(_POLL_S)
 
 
-def _target(program: Program, chosen: Chosen, root: str, folder: Path) -> Target:
-    own = {} if program.settings_path is None else _settings(program.settings_path(os.environ))
+def _target(chosen: Chosen, root: str, folder: Path, own: Mapping[str, Any]) -> Target:
     return Target(
         root, chosen.name, chosen.context_tokens, chosen.images, chosen.reasoning, folder, own
     )
@@ -155,7 +164,12 @@ def _script(
 
 
 def _become(
-    program: Program, path: str, chosen: Chosen, setup: Setup, api: Remote, arguments: Sequence[str]
+    program: Program,
+    path: str,
+    chosen: Chosen,
+    setup: Setup,
+    api: "Remote",
+    arguments: Sequence[str],
 ) -> NoReturn:
     """Write the files, and replace this process by the program."""
     key = api.key or _NO_KEY

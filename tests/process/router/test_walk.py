@@ -463,8 +463,9 @@ async def jobs(walk: Walk) -> None:
     await walk.ask("GET", "/v1/jobs?limit=100&state=failed&kind=completion")
 
 
-@case("usage", "figures", label="the usage of a month")
+@case("usage", "figures", "own_usage", label="the usage of a month")
 async def a_month(walk: Walk) -> None:
+    await walk.ask("GET", "/v1/usage?days=30")
     await walk.ask("GET", "/admin/usage?days=30&by=hour")
     await walk.ask("GET", "/admin/usage/figures?hours=24")
 
@@ -525,12 +526,12 @@ async def models(walk: Walk) -> None:
         await walk.ask("POST", path, {"model": MODEL, "stream": False})
 
 
-@case("admin_status", "admin_memory", "admin_models", "admin_health", "list_workers",
-      "list_engines", "engine_status", "metrics", "admin_metrics", "admin_metrics_json",
+@case("admin_status", "admin_full_status", "admin_memory", "admin_models", "admin_health",
+      "list_workers", "list_engines", "engine_status", "metrics", "admin_metrics", "admin_metrics_json",
       "available_models", "list_downloads", label="1,000 models")  # fmt: skip
 async def operators(walk: Walk) -> None:
-    for path in ("status", "memory", "models", "health", "workers", "metrics", "metrics/json",
-                 "models/available", "models/download"):  # fmt: skip
+    for path in ("status", "status/full", "memory", "models", "health", "workers", "metrics",
+                 "metrics/json", "models/available", "models/download"):  # fmt: skip
         await walk.ask("GET", f"/admin/{path}")
     for path in ("/engines", f"/engines/{MODEL}/status", "/metrics"):
         await walk.ask("GET", path)
@@ -559,7 +560,7 @@ async def a_large_tokenizer(walk: Walk) -> None:
 @case("reload_config", "load_model", "unload_model", "kill_worker", "start_download",
       "get_download", "download_progress", "cancel_download", "delete_model", "add_engine",
       "remove_engine", "restart_model", "reset_model", "drain_model", "pin_model",
-      "plan_load")  # fmt: skip
+      "plan_load", "list_keys", "add_key", "rotate_key", "revoke_key")  # fmt: skip
 async def what_the_supervisor_does(walk: Walk) -> None:
     await walk.ask("POST", "/admin/config/reload")
     # One that is loaded would have to be unloaded before the answer comes.
@@ -570,6 +571,10 @@ async def what_the_supervisor_does(walk: Walk) -> None:
         await walk.ask("POST", f"/admin/models/{verb}", {"model": "m-1"}, status=None)
     await walk.ask("POST", "/admin/models/pin", {"model": "m-1", "pinned": True}, status=None)
     await walk.ask("GET", "/admin/models/plan?model=m-1", status=None)
+    await walk.ask("GET", "/admin/keys", status=None)
+    await walk.ask("POST", "/admin/keys", {"name": "ci"}, status=None)
+    await walk.ask("POST", "/admin/keys/ci/rotate", {}, status=None)
+    await walk.ask("DELETE", "/admin/keys/ci", status=None)
     download = "/admin/models/download"
     await walk.ask("POST", download, {"repo_id": "org/x"})
     for path in ("dl-1", "dl-1/progress"):

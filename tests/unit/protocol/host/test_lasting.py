@@ -29,6 +29,7 @@ OWNED = {
     "router/inference/responses/background.py begin_answer": "its end is a job's end",
     "router/server/process.py start": "its end ends the process",
     "router/supervisor/model_queues.py acquire": "it logs its failure, and fails who waits",
+    "router/tracing/tracer.py close": "what it sends is lost when the time is over",
     "router/workers/link.py __init__": "their failure is logged, and another link is made",
     "supervisor/fetch/main.py _stop": "it is the last resort of a process that ends",
     "worker/lifecycle.py run": "their failure ends the process",

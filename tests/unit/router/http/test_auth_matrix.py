@@ -331,3 +331,13 @@ def test_what_holds_for_every_decision(
                     Verdict.ALLOWED if model is None else Verdict.MODEL
                 )
         assert decide(replace(key, expires_at_s=10.0)) is Verdict.EXPIRED
+
+
+@pytest.mark.parametrize("route", ["/admin/requests", "/admin/live?follow=false"])
+async def test_pieces_of_prompts_are_for_admins_alone(route: str) -> None:
+    for shown, status in ((False, 200), (True, 403)):
+        async with router_rig(keyring=Keyring.of(KEYS), show_rereads=shown) as rig:
+            for kind, expected_status in (("operator", status), ("admin", 200)):
+                headers = {"X-Admin-Key": secret(kind)}
+                async with rig.http.get(rig.url + route, headers=headers) as response:
+                    assert response.status == expected_status, (kind, shown)

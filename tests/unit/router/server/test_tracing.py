@@ -248,3 +248,12 @@ async def test_without_the_extra_requests_are_answered_and_the_log_says_so(
         assert rig.router._tracer is None
         assert (await rig.chat_json())[0] == 200
     assert "lmx[otel]" in capsys.readouterr().out
+
+
+async def test_a_variable_that_the_library_refuses_keeps_no_router_from_serving(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "0")
+    async with router_rig(tracing_endpoint="http://127.0.0.1:9") as rig:
+        assert (await rig.chat_json())[0] == 200
+    assert "tracing.not_started" in capsys.readouterr().out

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lmx.supervisor.config.diff import ModelChanges, compare
+from lmx.supervisor.config.diff import ModelChanges, changed_values, compare
 from lmx.supervisor.config.needs import IN_WORDS, Needs, needs_of
 from lmx.supervisor.config.schema import Config, ModelConfig
 from lmx.supervisor.config.values import Section
@@ -135,3 +135,11 @@ def test_another_adapter_is_for_another_worker() -> None:
 def test_an_adapter_may_be_the_default_model() -> None:
     new = config({**ALPHA, "adapters": {"sql": "/lora/sql"}}, default_model="sql")
     assert new.default_model_id == "sql"
+
+
+def test_a_route_that_is_called_like_a_method_changes_with_its_models_alone() -> None:
+    one, same, other = (
+        config(ALPHA, BETA, routing={"copy": [name]}) for name in ("alpha", "alpha", "beta")
+    )
+    assert changed_values(one.routing, same.routing) == {}
+    assert changed_values(one.routing, other.routing) == {"copy": (("alpha",), ("beta",))}

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import struct
 import threading
 from collections import namedtuple
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.supervisor.fetch.conversion_form import Form, GgufFacts, Platform, conversion_form
-from lmx.supervisor.fetch.gguf import Report, fetch_gguf, read_facts
+from lmx.supervisor.fetch.gguf import Report, fetch_gguf, header_is_whole, read_facts
 from lmx.supervisor.memory.files import STAMP_NAME
 
 GB = 1_000_000_000
@@ -295,3 +296,12 @@ def test_a_part_that_is_missing_is_named(tmp_path: Path) -> None:
     joined = third.rename(tmp_path / "joined.gguf")
     with pytest.raises(OperationError, match="is one of 3 parts of a model"):
         run(joined, tmp_path / "models", FakeConverter())
+
+
+def test_a_list_longer_than_its_file_is_not_read_to_its_end(tmp_path: Path) -> None:
+    path, name = tmp_path / "long.gguf", b"general.long"
+    numbers, uint8 = gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.UINT8
+    head = struct.pack("<IIQQ", gguf.GGUF_MAGIC, gguf.GGUF_VERSION, 0, 1)
+    field = struct.pack(f"<Q{len(name)}sIIQ", len(name), name, numbers, uint8, 2**60)
+    path.write_bytes(head + field + bytes(1000))
+    assert not header_is_whole(path)

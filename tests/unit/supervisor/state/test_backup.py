@@ -79,8 +79,8 @@ def test_every_file_of_a_home_that_is_remembered_is_in_it_or_known_not_to_be() -
     """A new file of the state is in backups, or somebody decided that it need not be."""
     left_out = {
         "state", "state/measured.json", "state/launch.json", "state/events.jsonl",
-        "state/downloads.json", "state/jobs.sqlite", "lock", "logs", "models", "cache", "tmp",
-        "logs/fetch.log",
+        "state/downloads.json", "state/jobs.sqlite", "state/launch", "lock", "logs", "models",
+        "cache", "tmp", "logs/fetch.log",
     }  # fmt: skip
     home = Home(Path("/home"))
     places = {
@@ -128,7 +128,9 @@ def test_a_database_that_is_written_to_is_copied_whole(tmp_path: Path) -> None:
         writer.execute("INSERT INTO usage VALUES ('committed')")
         writer.commit()
         writer.execute("INSERT INTO usage VALUES ('not committed')")
+        (tmp_path / ".b.zip.sqlite").write_text("of a user")
         written(home, tmp_path / "b.zip")
+    assert (tmp_path / ".b.zip.sqlite").read_text() == "of a user"
     restore_backup(Home(tmp_path / "other"), tmp_path / "b.zip", NOW_S)
     with contextlib.closing(sqlite3.connect(tmp_path / "other/state/usage.sqlite")) as database:
         rows = [name for (name,) in database.execute("SELECT name FROM usage")]
