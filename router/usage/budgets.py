@@ -27,11 +27,13 @@ class DayBudgets:
     def __init__(self, usage: UsageStore) -> None:
         self._usage = usage
         self._running: Counter[str] = Counter()
+        self._known: dict[str, tuple[str, Usage]] = {}
+        """What each key had used on which day when that was last read."""
 
     async def begin(self, key: ApiKey) -> None:
         """Count a request as under way, until :meth:`end`. Raises RATE_LIMIT_EXCEEDED if the day's
-        budget is used up; the request is not counted then. While the usage can't be read, no
-        request is refused."""
+        budget is used up; the request is not counted then. While the usage can't be read, what was
+        read last counts; where nothing was, no request is refused."""
         if key.budget is None:
             return
         before = self._running[key.owner]
@@ -49,13 +51,18 @@ class DayBudgets:
             del self._running[key.owner]
 
     async def used_today(self, key: ApiKey) -> Usage:
-        """Return what a key has used today."""
+        """Return what a key has used today, as far as it can be read."""
+        today = date.today().isoformat()
         try:
             days = await self._usage.of_key(key.shown_name, 1)
         except LmxError as error:
+            # Also with too many who read at a time, which is no way around a budget.
             _log.warning("budgets.unreadable", key=key.shown_name, error=error.message)
-            return Usage()
-        return days.get(date.today().isoformat(), Usage())
+            day, used = self._known.get(key.owner, (today, Usage()))
+            return used if day == today else Usage()
+        used = days.get(today, Usage())
+        self._known[key.owner] = today, used
+        return used
 
     def _check(self, key: ApiKey, used: Usage, running: int) -> None:
         assert key.budget is not None

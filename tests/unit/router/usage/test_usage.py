@@ -366,3 +366,22 @@ async def test_two_requests_at_once_are_not_both_the_last_one_of_a_day(tmp_path:
         await budgets.begin(key)
     finally:
         store.close(90.0)
+
+
+async def test_a_budget_that_is_used_up_stays_so_while_the_usage_can_not_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = UsageStore(Path("unused"))
+    key = replace(ApiKey.of_secret("key-of-the-laptop-1", "ci"), budget=DayBudget(requests=2))
+    budgets = DayBudgets(store)
+
+    async def read(_name: str, _days: int) -> dict[str, Usage]:
+        return {date.today().isoformat(): Usage(requests=2)}
+
+    async def full(_name: str, _days: int) -> dict[str, Usage]:
+        raise LmxError(ErrorCode.USAGE_UNAVAILABLE, "too many read at a time")
+
+    for reading in (read, full):
+        monkeypatch.setattr(store, "of_key", reading)
+        with pytest.raises(UnavailableError):
+            await budgets.begin(key)
