@@ -157,7 +157,10 @@ def test_launch_becomes_the_program_and_changes_no_file_of_it(
     assert out.read_text() == by_script
     assert by_script.endswith("-p\nit's $HOME\n") and "LMX_API_KEY=unused\n" in by_script
     assert "a-cloud-key" not in by_script or name == "crush"
-    assert [path.read_text() for path in folder.rglob("*.json")] == files
+    written = [json.loads(path.read_text()) for path in folder.rglob("*.json")]
+    # What is printed is for others to see: it has nothing of the user's own settings.
+    assert [one.pop("lsp", None) is not None for one in written] == [name == "crush"] * len(files)
+    assert written == [json.loads(text) for text in files]
     assert own.read_bytes() == before and len(list(home.rglob("*"))) == 3
     assert f"removed {folder}" in launch("--undo").stdout and not folder.exists()
     assert "nothing to undo" in launch("--undo").stdout
