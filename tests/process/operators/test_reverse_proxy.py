@@ -178,18 +178,24 @@ async def test_tokens_arrive_while_the_answer_is_written(
     enough = tmp_path / "enough"
     endless = {"tokens": 100_000, "step_s": 0.05, "until": str(enough)}
     body = asked(endless, stream=True, max_tokens=3000)
-    pieces, text = 0, b""
-    async with (
-        client() as session,
-        session.post(f"{proxied.url}{path}", json=body, headers=BEARER) as response,
-    ):
-        assert response.status == 200
-        async for line in response.content:
-            pieces += b"word" in line
-            text += line if len(text) < 10_000 else b""
-            if pieces == 5:
-                # The answer ends only now: a proxy that keeps what it gets would wait for ever.
-                enough.touch()
+    # On a busy machine a stream through Caddy 2.6 was seen to end after its first event, in some of
+    # a hundred and for no known reason. What is tested here, a proxy that keeps what it gets, would
+    # not end at all, in none of the tries.
+    for _ in range(3):
+        pieces, text = 0, b""
+        async with (
+            client() as session,
+            session.post(f"{proxied.url}{path}", json=body, headers=BEARER) as response,
+        ):
+            assert response.status == 200
+            async for line in response.content:
+                pieces += b"word" in line
+                text += line if len(text) < 10_000 else b""
+                if pieces == 5:
+                    # The answer ends only now: a proxy that keeps what it gets would wait for ever.
+                    enough.touch()
+        if pieces >= 5:
+            break
     assert pieces >= 5, text
 
 
