@@ -16,7 +16,7 @@ CODE := protocol router supervisor worker tests deploy docs
 PACKAGES := $(foreach name,protocol router supervisor worker,-p lmx.$(name))
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-quick conformance models-page reference fuzz walk chaos kill-rounds agents installs clients lm-eval bench bench-memory bench-relay bench-console bench-mixed bench-lanes bench-host bench-parse bench-start docs fmt lint types resolve imports check release clean
+.PHONY: help install run test test-quick conformance models-page reference fuzz walk chaos soak kill-rounds kill-ranks kill-peers kill-batches agents installs clients lm-eval bench bench-memory bench-relay bench-console bench-mixed bench-batch bench-small bench-lanes bench-host bench-speculation bench-parse bench-start bench-idle bench-hop bench-ranks bench-federation bench-peers docs fmt lint types resolve imports check release clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -42,7 +42,7 @@ define install_lists
 	@touch $@
 endef
 
-# Made anew when the dependencies change. The stamp is written last, so that an interrupted
+# Made again when the dependencies change. The stamp is written last, so that an interrupted
 # install is not taken for a finished one.
 $(SERVES): pyproject.toml constraints.txt deploy/requirements.txt
 	@$(PYTHON) deploy/supported.py
@@ -63,10 +63,10 @@ run: $(SERVES) ## serve MODELS (default: a small demo model) on PORT
 	  LMX_MODELS='$(MODELS)' exec $(BIN)/lmx serve --port '$(PORT)'; \
 	else exec $(BIN)/lmx demo --port '$(PORT)'; fi
 
-# More at a time than there are processors: half of the tests wait for processes, half of them
-# compute. What goes together, and what runs at a time, is in tests/support/rigs/file_queue.py. The
+# Three times as many as two processors: a quarter of the time of four at a time nobody computed,
+# because half of the tests wait for processes. Each takes 1 to 2 GB. What goes together, and what runs at a time, is in tests/support/rigs/file_queue.py. The
 # tests start a thousand processes, which would each compile lmx again: they write no compiled code.
-JOBS ?= 4
+JOBS ?= 6
 test: install ## run the tests, JOBS files at a time (soak tests are left out)
 	@$(BIN)/python -m compileall -q -j 0 protocol router supervisor worker tests/support
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -n $(JOBS) --dist loadfile --durations 25
@@ -90,9 +90,9 @@ reference: install ## folders as transformers writes them, against its own logit
 
 fuzz: install ## all examples of all properties; 10,000 model folders, state files and control frames of nonsense (minutes)
 	@LMX_TEST_EXAMPLES=whole $(BIN)/pytest -q -m 'hypothesis and not soak and not conformance' tests/unit tests/engine
-	@$(BIN)/pytest -q -s -m soak tests/process/faults/test_fuzz.py tests/process/requests/test_hostile_media.py
+	@$(BIN)/pytest -q -s -m soak tests/process/faults/test_fuzz.py tests/process/requests/test_hostile_media.py tests/process/requests/test_schemathesis.py
 
-# BUSY other processes compute beside both of them; MINUTES and ROUNDS make them shorter.
+# BUSY other processes compute next to both of them; MINUTES and ROUNDS make them shorter.
 BUSY ?= 0
 MINUTES ?= 20
 walk: install ## every route at its limits: how long the router's event loop stands still (minutes; use an idle machine)
@@ -101,9 +101,22 @@ walk: install ## every route at its limits: how long the router's event loop sta
 chaos: install ## 2,000 requests to a scripted engine, then MINUTES of all families and an operator (half an hour)
 	@LMX_TEST_MINUTES=$(MINUTES) LMX_TEST_BUSY=$(BUSY) $(BIN)/pytest -q -s -m soak tests/process/faults/test_chaos.py tests/process/faults/test_long_day.py
 
+HOURS ?= 1
+soak: install ## the day of `make chaos` for HOURS: does memory grow, do answers stay what they are alone; draws docs/reliability.svg
+	@LMX_TEST_MINUTES=$$(awk 'BEGIN {print 60 * $(HOURS)}') LMX_TEST_PLOT=docs/reliability.svg LMX_TEST_BUSY=$(BUSY) $(BIN)/pytest -q -s -m soak tests/process/faults/test_long_day.py
+
 ROUNDS ?= 40
 kill-rounds: install ## ROUNDS blows to lmx's processes with requests of all families under way (half an hour)
 	@LMX_TEST_ROUNDS=$(ROUNDS) LMX_TEST_BUSY=$(BUSY) $(BIN)/pytest -q -s -m soak tests/process/faults/test_kill_rounds.py
+
+kill-ranks: install ## ROUNDS blows to the processes of a divided model, of one machine and of two, and to what is between them (half an hour)
+	@LMX_TEST_ROUNDS=$(ROUNDS) $(BIN)/pytest -q -s -m soak tests/process/faults/test_ranks.py
+
+kill-peers: install ## ROUNDS blows to each process of one of three machines that are peers, under load (half an hour)
+	@LMX_TEST_ROUNDS=$(ROUNDS) $(BIN)/pytest -q -s -m soak tests/process/faults/test_federation.py tests/e2e/test_peers.py
+
+kill-batches: install ## ROUNDS times a process is killed while a batch is validated, answered, cancelled or written (half an hour)
+	@LMX_TEST_ROUNDS=$(ROUNDS) $(BIN)/pytest -q -s -m soak tests/process/requests/test_batches.py
 
 installs: install ## install the wheel by pip, pipx and uv into empty environments, and run the demo in each (minutes)
 	@$(BIN)/pytest -q -s -m soak tests/e2e/test_install.py tests/e2e/test_install_script.py
@@ -112,7 +125,7 @@ agents: install ## a coding agent's session of 40 turns: what of its prompts is 
 	@$(BIN)/pytest -q -s -m soak tests/e2e/test_agent_session.py
 
 clients: install ## other people's programs, in exact versions, against lmx (minutes; fetches 1.5 GB the first time)
-	@$(BIN)/pytest -q -m clients tests/e2e/programs
+	@$(BIN)/pytest -q -m clients tests/e2e/programs tests/e2e/clients tests/e2e/media
 
 lm-eval: install ## likelihoods as lm-evaluation-harness itself asks for them (minutes the first time)
 	@$(BIN)/pytest -q -s -m soak tests/e2e/clients/test_lm_eval.py
@@ -120,7 +133,7 @@ lm-eval: install ## likelihoods as lm-evaluation-harness itself asks for them (m
 bench: install ## measure, and write docs/benchmarks.md (takes minutes; use an idle machine)
 	@$(BIN)/python -m tests.bench.run
 
-bench-memory: install ## measure what models take beside what they are estimated at, for docs/memory.md (CPU, OpenBLAS)
+bench-memory: install ## compare what models take with what they are estimated at, for docs/memory.md (CPU, OpenBLAS)
 	@$(BIN)/python -m tests.bench.bench_memory page $(MEMORY_MODELS)
 
 bench-relay: install ## processor time of a token in router and worker; AGAINST=another checkout, in turns
@@ -135,11 +148,35 @@ bench-parse: install ## processor time of reading a token's calls and thoughts, 
 bench-mixed: install ## a long conversation, chats and small requests at once; AGAINST=another checkout, in turns
 	@$(BIN)/python -m tests.bench.bench_mixed $(AGAINST)
 
+bench-batch: install ## a person's requests during a batch, and the router's memory for LINES lines (minutes; use an idle machine); AGAINST=another checkout, in turns
+	@LINES=$(LINES) $(BIN)/python -m tests.bench.bench_batch $(AGAINST)
+
+bench-small: install ## small requests while a long prompt is read; AGAINST=another checkout, in turns
+	@$(BIN)/python -m tests.bench.bench_small $(AGAINST)
+
 bench-lanes: install ## decoding of rows of one length, and of short ones with a long one; AGAINST=another checkout, in turns
 	@$(BIN)/python -m tests.bench.bench_lanes $(AGAINST)
 
 bench-start: install ## from the first process to the first answer; AGAINST=another checkout, in turns
 	@$(BIN)/python -m tests.bench.bench_start $(AGAINST)
+
+bench-idle: install ## processor time while nobody asks; AGAINST=another checkout, in turns
+	@$(BIN)/python -m tests.bench.bench_idle $(AGAINST)
+
+bench-hop: install ## what it costs that a peer answers: milliseconds and processor time
+	@$(BIN)/python -m tests.bench.bench_hop
+
+bench-ranks: install ## a model in one process, and divided among two ranks of this machine: tensor and pipeline, in turns
+	@$(BIN)/python -m tests.bench.bench_ranks
+
+bench-federation: install ## simulate 2 to 200 machines, and write the table of docs/scaling.md
+	@$(BIN)/python -m tests.bench.bench_federation --write
+
+bench-peers: install ## compare lmx with other servers, and write docs/benchmarks-peers.md (an hour; resumes where it was ended); PEERS=--again starts over
+	@$(BIN)/python -m tests.bench.bench_peers $(PEERS)
+
+bench-speculation: install ## what speculation by default costs where nothing repeats
+	@$(BIN)/python -m tests.bench.bench_speculation
 
 bench-host: install ## processor time of the engine's thread in a step; AGAINST=another checkout, in turns
 	@$(BIN)/python -m tests.bench.bench_host $(AGAINST)

@@ -48,6 +48,7 @@ class ErrorCode(StrEnum):
     MODEL_DRAINED = "model_drained"
     INSUFFICIENT_MEMORY = "insufficient_memory"
     SUPERVISOR_UNAVAILABLE = "supervisor_unavailable"
+    PEER_UNAVAILABLE = "peer_unavailable"
     SHUTTING_DOWN = "shutting_down"
     # A generation that had begun was lost.
     WORKER_CRASHED = "worker_crashed"
@@ -56,6 +57,7 @@ class ErrorCode(StrEnum):
     WORKER_OUT_OF_MEMORY = "worker_out_of_memory"
     WORKER_LOST = "worker_lost"
     ROUTER_HUNG = "router_hung"
+    PEER_LOST = "peer_lost"
     ENGINE_ERROR = "engine_error"
     SCHEMA_NOT_MET = "schema_not_met"
     STRUCTURE_NOT_ENFORCEABLE = "structure_not_enforceable"
@@ -69,6 +71,8 @@ class ErrorCode(StrEnum):
     JOB_RUNS_ELSEWHERE = "job_runs_elsewhere"
     JOBS_UNAVAILABLE = "jobs_unavailable"
     USAGE_UNAVAILABLE = "usage_unavailable"
+    BATCH_ENDED = "batch_ended"
+    FILES_UNAVAILABLE = "files_unavailable"
     # Keys.
     KEY_EXISTS = "key_exists"
     KEY_CONFIGURED = "key_configured"

@@ -136,11 +136,27 @@ class WorkerExit(IntEnum):
     """The engine could not allocate memory, in a load or in a step."""
     HOST = 5
     """The worker could not make its socket."""
+    RANK_LOST = 6
+    """Another of the model's ranks ended, or stopped answering. All of them end then."""
+
+
+class RankCall(StrEnum):
+    """What rank 0 has the engine of a follower do: the methods of a worker's engine by name."""
+
+    STEP = "step"
+    FLUSH = "flush"
+    REMOVE = "remove"
+    PREEMPT = "preempt"
+    REST = "rest"
+    SHRINK = "shrink"
+    REGROW = "regrow"
+    LEAVE = "leave"
+    """Close and release, and end the process."""
 
 
 class DownloadStatus(StrEnum):
     """Where a download is. One that FAILED, was CANCELLED or INTERRUPTED resumes where it stopped
-    when it is asked for again."""
+    when it is requested again."""
 
     STARTING = "starting"
     DOWNLOADING = "downloading"
@@ -149,6 +165,15 @@ class DownloadStatus(StrEnum):
     CANCELLED = "cancelled"
     INTERRUPTED = "interrupted"
     """Its supervisor or its process ended."""
+
+
+class QuantizedBits(StrEnum):
+    """To how many bits a weight a model is quantized when it is downloaded. ``mixed``: the recipe
+    mixed_4_6 of mlx-lm, 4 bits and 6 for the weights that matter most."""
+
+    FOUR = "4"
+    EIGHT = "8"
+    MIXED = "mixed"
 
 
 class MemoryPressure(StrEnum):
@@ -196,6 +221,8 @@ class ModelKind(StrEnum):
     EMBEDDING = "embedding"
     RERANK = "rerank"
     TRANSCRIPTION = "transcription"
+    SPEECH = "speech"
+    """It reads texts aloud."""
 
 
 class MemoryWiring(StrEnum):

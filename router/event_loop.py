@@ -7,10 +7,15 @@ from collections.abc import Awaitable
 from typing import Final
 
 _INTERVAL_S: Final = 0.1
+_IDLE_INTERVAL_S: Final = 1.0
+"""While hardly anything is made. Of what a sudden crowd makes in this time, steps with something
+large collect the garbage themselves, and the next interval is short."""
 _WORTH_OBJECTS: Final = 2_000
-_IDLE_INTERVALS: Final = 50
-"""After this many intervals without a collection, all garbage is collected: few objects may hold
-much memory."""
+_IDLE_OBJECTS: Final = 200
+_IDLE_S: Final = 5.0
+_LONGEST_IDLE_S: Final = 80.0
+"""After this time without a collection, all garbage is collected, because few objects may hold much
+memory; and then again after twice the time, up to the longest, while nothing else is collected."""
 _OLDER_AFTER: Final = 10
 """An older generation is collected after this many collections of the one before it, as Python does
 by itself."""
@@ -44,12 +49,17 @@ async def collect_between_steps() -> None:
     """
     gc.disable()
     try:
-        idle_intervals = 0
+        interval_s, idle_s, collected_after_s, made = _INTERVAL_S, 0.0, _IDLE_S, 0
         while True:
-            await asyncio.sleep(_INTERVAL_S)
-            idle_intervals = 0 if _collected() else idle_intervals + 1
-            if idle_intervals >= _IDLE_INTERVALS:
-                idle_intervals = 0
+            await asyncio.sleep(interval_s)
+            idle_s += interval_s
+            before, made = made, gc.get_count()[0]
+            if _collected():
+                interval_s, idle_s, collected_after_s, made = _INTERVAL_S, 0.0, _IDLE_S, 0
+                continue
+            interval_s = _INTERVAL_S if made - before > _IDLE_OBJECTS else _IDLE_INTERVAL_S
+            if idle_s >= collected_after_s:
+                idle_s, collected_after_s = 0.0, min(2 * collected_after_s, _LONGEST_IDLE_S)
                 gc.collect()
     finally:
         gc.enable()

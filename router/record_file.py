@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
@@ -30,6 +31,12 @@ _STEP_DEADLINE_S: Final = 5.0
 before them come to an end: a deadline for the wait would count the queue as the disk's fault."""
 
 _READS_LIMIT: Final = 256
+_OWN_READS_LIMIT: Final = 32
+"""The most of them that one requester may have waiting, so that nobody fills the queue for all."""
+
+READER: Final[ContextVar[str]] = ContextVar("reader", default="")
+"""Who reads: a key, or a client's address. Empty: lmx itself, which the queue's limit alone
+stops."""
 
 _PAUSE_S: Final = 1.0
 """The pause after a write that failed."""
@@ -51,6 +58,8 @@ INCREMENTAL: Final = 2
 _T = TypeVar("_T")
 _Batch = TypeVar("_Batch")
 Read = Callable[[sqlite3.Connection], _T]
+_Reading = tuple[str, Read[object], Future[object]]
+"""Who reads, what, and where the answer goes."""
 
 _log = structlog.get_logger()
 
@@ -91,7 +100,7 @@ class RecordFile(ABC, Generic[_Batch]):
         self._changed = threading.Condition()
         # The condition above guards these, and what a subclass collects: the loop and the thread
         # share them.
-        self._reads: deque[tuple[Read[object], Future[object]]] = deque()
+        self._reads: deque[_Reading] = deque()
         self._closing = False
         self._steps = 0
         """How many reads and writes the thread has done, or failed to do. It alone counts."""
@@ -112,10 +121,19 @@ class RecordFile(ABC, Generic[_Batch]):
 
     async def _read(self, read: Read[_T]) -> _T:
         future: Future[_T] = Future()
+        reader = READER.get()
         with self._changed:
+            waiting = sum(one == reader for one, _, _ in self._reads) if reader else 0
+            if waiting >= _OWN_READS_LIMIT:
+                raise UnavailableError(
+                    ErrorCode.RATE_LIMIT_EXCEEDED,
+                    f"{_OWN_READS_LIMIT} requests of this key or address read the "
+                    f"{self._kind.title} now, as many as may at a time. Try again in a second.",
+                    retry_after_s=1.0,
+                )
             if len(self._reads) >= _READS_LIMIT or self._closing:
                 raise self._unavailable("too many requests read them at once")
-            self._reads.append((read, future))  # type: ignore[arg-type]  # each with its own type
+            self._reads.append((reader, read, future))  # type: ignore[arg-type]  # each its own type
             self._changed.notify()
         found = asyncio.wrap_future(future)
         try:
@@ -193,18 +211,18 @@ class RecordFile(ABC, Generic[_Batch]):
                     if count:
                         self._put_back(batch)
                     self._changed.wait_for(lambda: self._closing, _PAUSE_S)
-                for _, future in reads:
+                for _, _, future in reads:
                     _fail(future, error)
             except Exception as error:
                 # What can't be written must not hold up what comes after it.
                 _log.exception(f"{self._kind.name}.internal_error")
                 if count:
                     self._lose(batch)
-                for _, future in reads:
+                for _, _, future in reads:
                     _fail(future, error)
             else:
                 self._steps += 1
-                for read, future in reads:
+                for _, read, future in reads:
                     connection = self._answer(connection, read, future)
                     self._steps += 1
             if closing:
@@ -212,7 +230,7 @@ class RecordFile(ABC, Generic[_Batch]):
         if connection is not None:
             connection.close()
 
-    def _next(self) -> tuple[int, _Batch, list[tuple[Read[object], Future[object]]], bool]:
+    def _next(self) -> tuple[int, _Batch, list[_Reading], bool]:
         with self._changed:
             self._changed.wait_for(lambda: self._waiting() or self._reads or self._closing)
             self._changed.wait_for(

@@ -6,6 +6,7 @@ from typing import Final
 from aiohttp import web
 
 from lmx.protocol.messages.specs import RouterSpec
+from lmx.router.files.store import FileStore
 from lmx.router.http.access import key_of_open_route
 from lmx.router.http.keys import Keys
 from lmx.router.http.outcome import CONTEXT
@@ -18,6 +19,8 @@ from lmx.router.jobs.store import JobStore
 from lmx.router.media.reader import MediaReader
 from lmx.router.metrics.requests import RequestMetrics
 from lmx.router.metrics.shared_counts import SharedCounts
+from lmx.router.peers.forwarded import FORWARDED_HEADER
+from lmx.router.peers.peers import Peers
 from lmx.router.supervisor.directory import Directory
 from lmx.router.supervisor.event_feed import EventFeed
 from lmx.router.supervisor.link import SupervisorLink
@@ -46,8 +49,9 @@ class Services:
     hang_notice: HangNotice
     media: MediaReader
     usage: UsageStore
-
+    files: FileStore
     keys: Keys
+    peers: Peers
 
 
 SERVICES: Final = web.AppKey("services", Services)
@@ -57,8 +61,16 @@ async def directory_for(request: web.Request) -> Directory:
     """Return the models that a request may use: those that its key is for. Raises as
     :meth:`SupervisorLink.directory` does."""
     directory = await request.app[SERVICES].supervisor.directory()
-    key = request[CONTEXT].grant
-    return directory if key is None or not key.models else directory.limited_to(key)
+    return directory.limited_to(request[CONTEXT].grant)
+
+
+async def listed_for(request: web.Request) -> Directory:
+    """Return the models that a request may name, those of peers among them. A peer gets those of
+    this machine alone. Raises as :func:`directory_for` does."""
+    directory = await directory_for(request)
+    if FORWARDED_HEADER in request.headers:
+        return directory
+    return request.app[SERVICES].peers.listed(directory, request[CONTEXT].grant)
 
 
 def directory_without_key(request: web.Request) -> tuple[Directory | None, bool]:
@@ -67,6 +79,4 @@ def directory_without_key(request: web.Request) -> tuple[Directory | None, bool]
     services = request.app[SERVICES]
     directory = services.supervisor.latest
     names, key = key_of_open_route(request, services.keys.ring)
-    if directory is not None and key is not None and key.models:
-        return directory.limited_to(key), names
-    return directory, names
+    return None if directory is None else directory.limited_to(key), names

@@ -14,6 +14,15 @@ from lmx.protocol.messages.control import EarlierEvents, Event, EventList
 
 _KEPT: Final = 2000
 
+_WARNINGS: Final = frozenset(
+    {
+        "config.rejected", "key.odd", "model.not_started", "model.quarantined", "model.shadowed",
+        "router.not_replaced", "router.unresponsive", "routing.incomplete", "supervisor.notice",
+        "worker.stuck",
+    }
+)  # fmt: skip
+"""The events that the log has as warnings: what a person may have to do something about."""
+
 log = structlog.get_logger()
 
 
@@ -51,7 +60,8 @@ class EventLog:
         event = Event(self._seq, time.time(), name, model_id, detail, data)
         self._events.append(event)
         self._keep(self._epoch, event)
-        log.info(name, model=model_id, detail=detail or None, **data)
+        write = log.warning if name in _WARNINGS else log.info
+        write(name, model=model_id, detail=detail or None, **data)
 
     def after(self, seq: int, limit: int, *, earlier: bool = False) -> EventList:
         """Return the latest events after ``seq``, at most ``limit`` of them, the oldest first. With

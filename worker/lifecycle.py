@@ -11,10 +11,11 @@ from typing import Final, cast
 import structlog
 import zmq.asyncio
 
-from lmx.protocol.errors import ErrorCode
+from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.host.stacks import STACKS, write_stacks_on_signal
 from lmx.protocol.messages.control import Drained, DrainRefused, LoadAdvanced, LoadFailed
 from lmx.protocol.messages.data import Generate
+from lmx.protocol.messages.ranks import FollowersRefused, FollowersStarted, WantFollowers
 from lmx.protocol.messages.specs import WorkerSpec
 from lmx.protocol.messages.tasks import Task
 from lmx.protocol.models.engine import engine_function
@@ -22,11 +23,12 @@ from lmx.protocol.states import LoadPhase, MemoryPressure, WorkerExit, WorkerSta
 from lmx.protocol.wire.endpoints import RunDirectory
 from lmx.worker.engine.interfaces import Engine, EngineFactory, LoadReporter
 from lmx.worker.media.decoder import MediaDecoder
+from lmx.worker.ranks.leader import Leader
 from lmx.worker.scheduling.batch import BatchLimits
 from lmx.worker.scheduling.engine_errors import is_out_of_memory
 from lmx.worker.scheduling.progress import InFlight
 from lmx.worker.scheduling.thread import EngineThread
-from lmx.worker.service.admission import IdleClock, LifetimeCounts, Refusal
+from lmx.worker.service.admission import IdleClock, LifetimeCounts, Power, Refusal
 from lmx.worker.service.control import ControlLink
 from lmx.worker.service.data import DataService
 from lmx.worker.service.failures import load_failure
@@ -38,6 +40,9 @@ log = structlog.get_logger()
 
 _HELLO_RETRY_S: Final = 0.02
 _EXIT_DELAY_S: Final = 2.0
+_RANK_FOUND_S: Final = 1.5
+_RANKS_LEAVE_S: Final = 0.5
+"""How long followers that were asked to leave may take. By then rank 0 has closed its engine."""
 
 _TERMINATED: Final = (ErrorCode.MODEL_UNLOADED, "The model's worker was terminated.")
 _HUNG: Final = (
@@ -85,17 +90,28 @@ class WorkerLifecycle:
         # Its process begins with the first image, sound or video.
         self._decoder = MediaDecoder(spec.decode)
         limits = BatchLimits(spec.max_rows, spec.max_queue_s, spec.kv_cache_bytes, spec.kv_layers)
+        # None: the worker has the whole model.
+        self._ranks: Leader | None = None
+        if spec.ranks is not None:
+            self._ranks = Leader(spec, self._note_lost, self._want_followers)
         self._engine = EngineThread(
-            lambda advanced: load_engine(spec, advanced), limits, self, self._loop
+            lambda advanced: load_engine(spec, advanced, self._ranks), limits, self, self._loop
         )
         self._in_flight = InFlight(
             self._prompts.clock, self._engine.clock, limited=(self._media.clock, self._checks.clock)
         )
         self._counts, self._idle_clock = LifetimeCounts(), IdleClock()
+        self._power = Power()
         # This is None until the model is loaded.
         self._serving: Serving | None = None
         self._heartbeat = Heartbeat(
-            spec, self._engine, self._in_flight, self._counts, self._idle_clock, self._decoder
+            spec,
+            self._engine,
+            self._in_flight,
+            self._counts,
+            self._idle_clock,
+            self._decoder,
+            self._ranks,
         )
         self._control = ControlLink(self._context, directory, spec.instance, self)
 
@@ -125,6 +141,8 @@ class WorkerLifecycle:
         self._control.close()
         if not self._engine.stop(*close_bounds_s()):
             log.warning("engine.stuck_at_exit")
+        if self._ranks is not None:
+            self._ranks.close(_RANKS_LEAVE_S)
         self._context.term()
 
     # --- Orders from the supervisor
@@ -157,6 +175,15 @@ class WorkerLifecycle:
         log.info("worker.pressure", level=level.value, streams=self._in_flight.count)
         self._engine.set_memory_pressure(level)
 
+    def seen(self, computing_watts: float | None) -> None:
+        """Take the power that the machine computes with, for the energy of the next answers."""
+        self._power.computing_watts = computing_watts
+
+    def followers(self, answer: FollowersStarted | FollowersRefused) -> None:
+        """Let the engine thread, which waits for it, continue with the load."""
+        if self._ranks is not None:
+            self._ranks.answered(answer)
+
     # --- Reports from the engine thread
 
     def load_advanced(self, phase: LoadPhase, fraction: float | None, detail: str) -> None:
@@ -178,6 +205,7 @@ class WorkerLifecycle:
                 self._in_flight,
                 self._counts,
                 self._idle_clock,
+                self._power,
                 self._data.send,
                 self._became_idle,
             )
@@ -197,6 +225,13 @@ class WorkerLifecycle:
 
     def engine_broke(self, error: Exception) -> None:
         """Fail every stream, and end the worker: the supervisor starts the model again."""
+        if self._ranks is None:
+            self._broke(error)
+        else:
+            # The end of another rank breaks this one's engine too, and the watch says which.
+            self._loop.call_later(_RANK_FOUND_S, self._broke, error)
+
+    def _broke(self, error: Exception) -> None:
         code = ErrorCode.ENGINE_ERROR
         message = f"The engine broke ({type(error).__name__}); see its log."
         status = WorkerExit.ENGINE_BROKE
@@ -207,6 +242,21 @@ class WorkerLifecycle:
             self._fail_all(code, message)
         finally:
             self._exit(status)
+
+    def _want_followers(self, wish: WantFollowers) -> None:
+        self._loop.call_soon_threadsafe(self._control.send, wish)
+
+    def _note_lost(self, why: LmxError) -> None:
+        self._loop.call_soon_threadsafe(self._rank_lost, why)
+
+    def _rank_lost(self, why: LmxError) -> None:
+        """Fail every stream, and end the worker, with what is left of its ranks."""
+        if self._state in (WorkerState.STARTING, WorkerState.LOADING):
+            self.load_failed(why)
+            return
+        self._end_error = why.code, why.message
+        out_of_memory = why.code is ErrorCode.WORKER_OUT_OF_MEMORY
+        self._exit(WorkerExit.OUT_OF_MEMORY if out_of_memory else WorkerExit.RANK_LOST)
 
     def _became_idle(self) -> None:
         if self._state is WorkerState.DRAINING and not self._end.done():
@@ -272,12 +322,16 @@ class WorkerLifecycle:
             self._exit(0)
 
 
-def load_engine(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
+def load_engine(spec: WorkerSpec, advanced: LoadReporter, ranks: Leader | None = None) -> Engine:
     """Import the factory that the spec names, and let it load the model. Runs on the engine thread
-    and takes seconds to minutes.
+    and takes seconds to minutes. ``ranks``: those among which the model is divided; the others are
+    started.
 
     Raises :class:`lmx.protocol.errors.OperationError` if there is no such factory, and everything
     that the factory raises.
     """
     factory = cast("EngineFactory", engine_function(spec.engine))
-    return factory(spec, advanced)
+    if ranks is None:
+        return factory(spec, advanced)
+    ranks.start()
+    return factory(spec, advanced, ranks)

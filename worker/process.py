@@ -14,8 +14,10 @@ import zmq
 from lmx.protocol.errors import ProtocolError
 from lmx.protocol.host.logs import LogFile, configure_logs
 from lmx.protocol.host.memory import map_large_blocks
-from lmx.protocol.messages.specs import WorkerSpec
-from lmx.protocol.states import WorkerExit
+from lmx.protocol.messages.specs import SPARE, WorkerSpec
+from lmx.protocol.models.default_engine import MLX_ENGINE
+from lmx.protocol.models.engine import prepare_function
+from lmx.protocol.states import MemoryWiring, WorkerExit
 from lmx.protocol.wire.codec import decode
 from lmx.worker.lifecycle import WorkerLifecycle
 
@@ -39,15 +41,23 @@ async def _serve(spec: WorkerSpec) -> int:
 
 
 def main() -> None:
-    """Run the worker that stdin describes; never returns."""
+    """Run the worker that stdin describes; never returns. A spare worker imports its libraries
+    first: its spec comes when a model needs it, and the end of stdin when nobody can send one any
+    more."""
     map_large_blocks()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     # A Ctrl-C in the terminal reaches the whole group; the supervisor decides what ends.
     # A habitual SIGHUP (reload, rotate) has no use here, and must not cost anybody a stream.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    is_spare = sys.argv[1:2] == [SPARE]
+    if is_spare:
+        prepare_function(MLX_ENGINE)(MemoryWiring(sys.argv[2]))
     try:
-        spec = decode(sys.stdin.buffer.read()).message
+        content = sys.stdin.buffer.read()
+        if is_spare and not content:
+            sys.exit(0)  # Its supervisor has ended, and it has no model.
+        spec = decode(content).message
         if not isinstance(spec, WorkerSpec):
             raise ProtocolError(f"expected a WorkerSpec, got {type(spec).__name__}")
     except ProtocolError as error:

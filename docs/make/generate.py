@@ -9,7 +9,7 @@ The meaning, range and default of a field of a request stand on the field
   ``<!-- keys of lmx.yaml -->``; ``<!-- end -->`` ends it. What stands outside is written by hand.
 - in ``docs/clients.md`` the lines of each client, ``<!-- lines of Codex -->``, which the console's
   page Connect has too: both are from ``router/console/assets/clients.json``.
-- ``deploy/lmx.example.yaml``, and what ``lmx init`` writes: every key with its meaning, commented
+- ``deploy/lmx.example.yaml``, which ``lmx init`` writes too: every key with its meaning, commented
   out, with its default or an example.
 - ``deploy/lmx.schema.json``, with which editors check and complete a configuration.
 - in ``docs/start/which-model.md`` the table of models that fit, ``<!-- memories of Macs -->``, by
@@ -22,11 +22,13 @@ With ``--check`` nothing is written: the exit status is 1 when something would b
 """
 
 import ast
+import functools
 import json
 import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -54,7 +56,6 @@ CONFIGURATION: Final = ROOT / "docs" / "configuration.md"
 CLIENTS: Final = ROOT / "docs" / "clients.md"
 CLIENT_LINES: Final = ROOT / "router" / "console" / "assets" / "clients.json"
 EXAMPLE: Final = ROOT / "deploy" / "lmx.example.yaml"
-FIRST_CONFIG: Final = ROOT / "supervisor" / "cli" / "serving" / "first_config.yaml"
 SCHEMA: Final = ROOT / "deploy" / "lmx.schema.json"
 WHICH_MODEL: Final = ROOT / "docs" / "start" / "which-model.md"
 COMMANDS: Final = ROOT / "docs" / "commands.md"
@@ -76,8 +77,8 @@ _UNBOUNDED: Final = 2**31 - 1
 _ENDLESS: Final = 10_000
 """Columns: no value is broken into lines."""
 
-_EXAMPLE_SCHEMA: Final = "# yaml-language-server: $schema=lmx.schema.json\n"
 _EXAMPLE_HEAD: Final = """\
+# yaml-language-server: $schema=lmx.schema.json
 # lmx.yaml with every key. All are commented out, with their defaults, or with an example where
 # there is none. To set a key, remove the # directly before it.
 # `lmx config check` reports every mistake, `lmx reload` has a running lmx read the file again.
@@ -98,8 +99,7 @@ def documents() -> dict[Path, str]:
         CLIENTS: _with_tables(CLIENTS.read_text(), client_lines),
         COMMANDS: commands_page(),
         WHICH_MODEL: _with_tables(WHICH_MODEL.read_text(), lambda _: mac_table.table()),
-        EXAMPLE: _EXAMPLE_SCHEMA + example(),
-        FIRST_CONFIG: example(),
+        EXAMPLE: example(),
         SCHEMA: json.dumps(configuration_schema(), indent=2) + "\n",
         STATUS: json.dumps(status_schema(), indent=2) + "\n",
         PROJECT: _project(PROJECT.read_text()),
@@ -217,6 +217,7 @@ def _table(head: tuple[str, ...], rows: Iterator[str]) -> str:
 # Requests.
 
 
+@functools.cache
 def request_schemas() -> Schema:
     """Return the schemas of all requests, as the API describes itself."""
     schemas: Schema = describe_api(ROUTES, "")["components"]["schemas"]
@@ -390,7 +391,7 @@ def _yaml(name: str, value: Any) -> str:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, tuple):
-        value = list(value)
+        value = [str(one) if isinstance(one, StrEnum) else one for one in value]
     text: str = yaml.safe_dump(value, default_flow_style=True, width=_ENDLESS, sort_keys=False)
     return text.removesuffix("\n").removesuffix("\n...")
 
@@ -469,7 +470,7 @@ def main(arguments: list[str]) -> int:
     stale = [path for path, text in documents().items() if _text_of(path) != text]
     for path in stale:
         if "--check" in arguments:
-            print(f"{path.relative_to(ROOT)} is stale: `make docs` writes it anew")
+            print(f"{path.relative_to(ROOT)} is stale: `make docs` writes it again")
         else:
             path.write_text(documents()[path])
             print(f"wrote {path.relative_to(ROOT)}")

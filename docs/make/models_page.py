@@ -42,9 +42,9 @@ for types, found_of in (
     for model_type in sorted(types, key=str.lower):
         sees = found_of is examine_seeing
         with tempfile.TemporaryDirectory() as name, tempfile.TemporaryDirectory() as wide:
-            told = cells(model_type, found_of(Path(name), model_type), sees=sees)
+            reported = cells(model_type, found_of(Path(name), model_type), sees=sees)
             bits = examine_few_bits(Path(wide), model_type, sees=sees)
-        lines.append(line(told | {"kv_bits": bits_cell(bits)}) + "\n")
+        lines.append(line(reported | {"kv_bits": bits_cell(bits)}) + "\n")
     tables.append("".join(lines))
 tables.append("".join(each + "\n" for each in lines_of_others()))
 rest = iter(tables)

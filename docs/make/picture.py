@@ -30,7 +30,7 @@ _FRAME_S: Final = 0.5
 _FRAMES: Final = 28
 _KILL_AT: Final = 9
 _END_S: Final = 3.0
-"""For so long the last frame stays before the picture begins again."""
+"""How long the last frame stays before the picture begins again."""
 _PROMPT: Final = "Write a long story about a lighthouse keeper and the sea."
 _BODY: Final = """<g class="frame" style="animation-delay:{{delay}}s">{backgrounds}{matrix}</g>"""
 
@@ -109,7 +109,7 @@ def _animated(frames: list[RenderableType]) -> str:
     width_px, height_px = _WIDTH * 12.2 + 24, height * 24.4 + 24
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width_px:.0f} {height_px:.0f}">\n'
-        "<title>lmx top: one model is killed, the other's stream goes on</title>\n<style>\n"
+        "<title>lmx top: one model is killed, the other's stream continues</title>\n<style>\n"
         "text{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;font-size:20px}\n"
         f".frame{{visibility:hidden;animation:show {total_s:g}s infinite}}\n"
         f"@keyframes show{{0%{{visibility:visible}}{share:.3f}%,100%{{visibility:hidden}}}}\n"

@@ -29,7 +29,7 @@ _SIZES: Final = {
 _QUESTION: Final = "Write a long story about a lighthouse keeper and the sea."
 _DEADLINE_S: Final = 120.0
 _SETTLED_S: Final = 1.0
-"""For so long colours change, and the bars of a page grow to their lengths."""
+"""How long colours change, and the bars of a page grow to their lengths."""
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from lmx.protocol.host.memory import sysctl_number
 
 _OPEN_FILES: Final = 65_536
-"""How many open files are asked for, up to what is allowed. macOS gives a process 256, each
+"""How many open files are requested, up to what is allowed. macOS gives a process 256, each
 connection takes one, and zmq aborts the process when it gets none."""
 
 _KERNEL_LIMIT: Final = "kern.maxfilesperproc"

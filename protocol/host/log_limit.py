@@ -22,7 +22,7 @@ from lmx.protocol.host.lasting import keep_up_in_thread
 from lmx.protocol.host.log_files import rotated
 from lmx.protocol.host.quarantine_file import clear_for_file
 
-_CHECK_S: Final = 0.2
+_CHECK_S: Final = 0.5
 _CHUNK_BYTES: Final = 1024 * 1024
 _FULL_SHARE: Final = 0.875
 """A file counts as full at this share of its limit, so that there is room for what is written until
@@ -72,7 +72,7 @@ def keep_to(path: Path, limit: LogLimit) -> bool:
 
 
 def keep_forever(keep: Callable[[], object], name: str) -> None:
-    """Call ``keep`` several times a second, in a thread that ends with the process. A failure is
+    """Call ``keep`` twice a second, in a thread that ends with the process. A failure is
     logged once, and again only after ``keep`` has worked."""
     keep_up_in_thread(lambda: _keep_forever(keep), name).start()
 

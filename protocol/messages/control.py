@@ -184,6 +184,11 @@ class BeatSeen:
     """The revision of the supervisor's latest snapshot."""
     keyring: str = ""
     """To a router: the digest of the keyring that it should have."""
+    peers: str = ""
+    """To a router: the digest of the list of peers that it should have."""
+    computing_watts: float | None = None
+    """To a worker: how many joules the machine takes for each second in which its engine computes.
+    None: that is not measured."""
 
 
 @message
@@ -236,6 +241,25 @@ class RouterBeat:
     """Whether it takes no more requests, because another router has taken over."""
     keyring: str = ""
     """The digest of the keyring by which it checks keys."""
+    batches: int = 0
+    """The number of batches that have not ended, where this router works on them."""
+    batch_lines: int = 0
+    """The number of their lines that were not answered yet."""
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class BatchChanged:
+    """Fact of a router: a batch has begun, or has ended. It is for people, as an event."""
+
+    batch_id: str
+    status: str
+    """``in_progress``, or how it has ended, in OpenAI's words."""
+    model_id: str | None
+    """The model of its lines; None if they name several."""
+    lines: int
+    completed: int
+    failed: int
 
 
 @message
@@ -366,6 +390,15 @@ class ResetModel:
 
 @message
 @dataclass(frozen=True, slots=True)
+class DrainMachine:
+    """Question: let the routers take no more requests for models of this machine, or take them
+    again. What is under way continues. It lasts over restarts. Reply: Done."""
+
+    drained: bool
+
+
+@message
+@dataclass(frozen=True, slots=True)
 class PinModel:
     """Question: pin a model, or unpin it."""
 
@@ -441,7 +474,7 @@ class ReloadConfig:
 @message
 @dataclass(frozen=True, slots=True)
 class Reloaded:
-    """Reply to ReloadConfig: the new configuration is in force. If nothing has changed, both
+    """Reply to ReloadConfig: the new configuration is in effect. If nothing has changed, both
     fields are empty."""
 
     sections: tuple[str, ...]

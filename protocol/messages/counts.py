@@ -80,6 +80,8 @@ class CountsKept:
     """The requests that the other routers have under way."""
     inherited: tuple[KeyUsage, ...] = ()
     """What clients have used of their rate limits. Only a fresh router gets it."""
+    others_run: bool = False
+    """Whether other routers run, which may have counts that they have not reported yet."""
 
 
 def added(*groups: Iterable[Tally]) -> tuple[Tally, ...]:

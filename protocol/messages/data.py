@@ -6,7 +6,7 @@ may use the same number.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.free_text import FreeText
@@ -20,6 +20,10 @@ from lmx.protocol.states import (
     ToolChoice,
 )
 from lmx.protocol.wire.codec import message
+
+BACKGROUND_PRIORITY: Final = 1_000_001
+"""The priority of requests that take only what nobody else wants: they have no rows while a request
+of a lower value has one, or waits for one. No other request may have as high a value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,9 @@ class ToolUse:
     """Whether an answer may hold more than one call."""
     allowed: tuple[str, ...] | None = None
     """The names of the tools that may be called. None: all of them."""
+    described: bool = False
+    """Whether the prompt describes the tools also where ``choice`` is NONE: it begins then as those
+    of the same conversation that may call them."""
 
     @property
     def one_call(self) -> bool:
@@ -104,7 +111,7 @@ class ToolUse:
     @property
     def known(self) -> tuple[dict[str, Any], ...]:
         """The tools that the prompt describes to the model: only those that are allowed."""
-        if self.choice is ToolChoice.NONE:
+        if self.choice is ToolChoice.NONE and not self.described:
             return ()
         return tuple(tool for tool in self.tools if self._is_allowed(tool))
 
@@ -146,6 +153,27 @@ class Assist:
     max_ngram_size: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class InfillFile:
+    """Another file that the model reads before it fills a gap."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Infill:
+    """What a model reads besides the text before a gap that it fills."""
+
+    suffix: str
+    """What comes after the gap."""
+    begun: str = ""
+    """How the answer begins."""
+    files: tuple[InfillFile, ...] = ()
+    param: str = "suffix"
+    """The field of the request that asks for it."""
+
+
 @message
 @dataclass(frozen=True, slots=True)
 class Generate:
@@ -166,6 +194,8 @@ class Generate:
     place in ``media``."""
     prompt: str | None = None
     prompt_tokens: tuple[int, ...] | None = None
+    infill: Infill | None = None
+    """With ``prompt``: the answer stands between the prompt and what is here."""
     max_tokens: int | None = None
     """The answer ends after this many tokens. None: the model's default; where it has none, the
     rest of the context. 0: nothing but the prompt is computed."""
@@ -199,7 +229,7 @@ class Generate:
     priority: int = 0
     """Requests of a lower value begin before those of a higher one, their prompts are read first,
     and they are preempted after them when memory runs out. Owners take turns among requests of the
-    same value."""
+    same value. See also :data:`BACKGROUND_PRIORITY`."""
     memory_wait_s: float | None = None
     """The longest that the request waits for a row while the machine is short of memory. None: as
     long as at other times."""
@@ -265,9 +295,9 @@ class Accepted:
     prompt_tokens: int
     queued: int
     remarks: tuple[FreeText, ...] = ()
-    """Sentences for people about what the worker does differently from what was asked for."""
+    """Sentences for people about what the worker does differently from what was requested."""
     prompt_ids: tuple[int, ...] = ()
-    """The ids of the prompt's tokens, if token ids were asked for."""
+    """The ids of the prompt's tokens, if token ids were requested."""
     ignored: tuple[str, ...] = ()
     """The fields of the request that change nothing, because the model can't do what they ask."""
 
@@ -340,7 +370,7 @@ class Delta:
     """The logprobs of the tokens whose text ends in this delta, which is content; or those of the
     next tokens of the prompt."""
     token_ids: tuple[int, ...] = ()
-    """The ids of the tokens that ``tokens`` counts, if they were asked for."""
+    """The ids of the tokens that ``tokens`` counts, if they were requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,6 +416,8 @@ class Timings:
     """The number of tokens that speculation guessed ahead."""
     accepted_tokens: int = 0
     """How many of the drafted tokens were right."""
+    energy_joules: float | None = None
+    """The energy that the machine took for it; None where that is not measured."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.free_text import FreeText
-from lmx.protocol.states import DownloadStatus
+from lmx.protocol.states import DownloadStatus, QuantizedBits
 from lmx.protocol.wire.codec import message
 
 
@@ -46,6 +46,7 @@ class RemoveModel:
 @dataclass(frozen=True, slots=True)
 class StartDownload:
     """Question: download a repository of the hub, or one file of it, and serve it from then on.
+    With ``bits`` it is then quantized, and the result is served under a name of its own.
 
     The reply is a DownloadView. It comes when the size is known or the download has ended, and
     after some seconds at the latest. If the same repository, revision and file is being downloaded
@@ -54,8 +55,10 @@ class StartDownload:
     """
 
     repo_id: str
+    """The repository. With ``bits`` also a folder, or a .gguf file, of the supervisor's machine."""
     revision: str | None = None
     filename: str | None = None
+    bits: QuantizedBits | None = None
 
 
 @message
@@ -104,6 +107,10 @@ class DownloadView:
     """The field of StartDownload that caused the error."""
     retry_after_s: float | None = None
     """How many seconds after ``ended_s`` another try makes sense."""
+    bits: QuantizedBits | None = None
+    note: FreeText | None = None
+    """What is done after all has arrived, and what came of it, for people: how far the quantization
+    is, and how well the model predicts a text before and after."""
 
 
 @message

@@ -5,10 +5,12 @@ A key's secret is never kept: only its SHA-256 is, which is enough for a random 
 """
 
 import hashlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from typing import Final
 
 from lmx.protocol.free_text import FreeText
 from lmx.protocol.wire.codec import encode, message
@@ -25,6 +27,8 @@ class KeyScope(StrEnum):
     """What operators see, the metrics too. It changes nothing."""
     ADMIN = "admin"
     """What operators see and do."""
+    PEER = "peer"
+    """What another lmx asks, which forwards requests of its own clients."""
 
 
 class KeyFamily(StrEnum):
@@ -52,6 +56,11 @@ class DayBudget:
     requests: int | None = None
     tokens: int | None = None
     """Of prompts and answers together."""
+
+
+LOCAL_OWNER: Final = "key_local"
+"""The owner of the key of this machine's own commands, which exists once one of them has asked for
+it since lmx was started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +139,18 @@ class ApiKey(KeySettings):
         """What operators call it: its name, or else its owner."""
         return self.name or self.owner
 
-    def digests(self, now_s: float) -> Iterator[str]:
-        """Yield the digests of the secrets that are valid at a Unix time, as far as the key is."""
-        yield self.digest
-        yield from (one.digest for one in self.former if one.until_s > now_s)
+    @property
+    def usage_id(self) -> str:
+        """What its usage and its budget go by. A key that is made after one of its name was revoked
+        has another; one of the configuration that has a name keeps its own with another secret."""
+        configured = self.created_at_s is None and self.name
+        return f"config:{self.name}" if configured else self.owner
+
+    def digests(self) -> Iterator[tuple[str, float]]:
+        """Yield the digest of each secret and until when it is valid, in Unix time, as far as the
+        key is."""
+        yield self.digest, math.inf
+        yield from ((one.digest, one.until_s) for one in self.former)
 
 
 def secret_digest(secret: str) -> str:
@@ -167,6 +184,30 @@ class GetKeyring:
     """Question of a router that lacks the newest keyring."""
 
 
+@message
+@dataclass(frozen=True, slots=True)
+class GetLocalKey:
+    """Question of a command of this machine's: with which key does it ask models? The reply is a
+    LocalKey. Whoever may ask it may make keys too (docs/decisions/the-local-key.md)."""
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class LocalKey:
+    """Reply to GetLocalKey, in effect on all routers."""
+
+    secret: str = field(repr=False)
+    """Empty: requests need no key."""
+
+
+@dataclass(frozen=True, slots=True)
+class DayUse:
+    """What a key has used on a day, as its budget counts it."""
+
+    requests: int
+    tokens: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyView(KeySettings):
     """A key as people see it."""
@@ -178,6 +219,10 @@ class KeyView(KeySettings):
     created_at_s: float | None = None
     former_until_s: float | None = None
     """Until when its former secret is valid, too; None if none is."""
+    key_id: str = ""
+    """What its usage goes by."""
+    used_today: DayUse | None = None
+    """None where only the supervisor was asked: routers know it."""
 
 
 @message

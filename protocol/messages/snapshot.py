@@ -32,6 +32,8 @@ class ModelCommon:
     """The name of its architecture (``qwen3``); null until its files are known."""
     media: tuple[MediaKind, ...] | None = None
     """What it takes besides text; null until its files are known."""
+    voices: tuple[str, ...] = ()
+    """The voices with which it reads texts aloud; none until its files are known."""
     added: bool = False
     """Whether it was added while lmx ran, and is not of the configuration."""
     pid: int | None = None
@@ -74,6 +76,9 @@ class ModelView(ModelCommon):
     capabilities: tuple[str, ...] = ()
     """What requests may use: ``tools``, ``native_tools``, ``structured_outputs``,
     ``reasoning``."""
+    infills: bool | None = None
+    """Whether its tokenizer has the tokens for a gap in a text, by its files; null until they are
+    known. What ``capabilities`` say goes before it."""
     template: TemplateFacts = UNKNOWN_TEMPLATE
     """What its chat template takes."""
     created_s: int = 0
@@ -87,6 +92,8 @@ class ModelView(ModelCommon):
     """How many requests may wait for it."""
     max_queue_s: float = 300.0
     """How long a request may wait in its worker for its turn."""
+    max_rows: int = 1
+    """How many sequences its worker computes at a time."""
     base: str | None = None
     """The id of the model whose worker answers for it: it is an adapter of that model, and what is
     said of the worker is the same for both. None: it is a model with a worker of its own."""
@@ -154,3 +161,7 @@ class Snapshot:
     """Why no model at all can be loaded just now, for people; None if models can be loaded."""
     patterns: tuple[NamePattern, ...] = ()
     """In the order in which they are tried: the first that matches counts."""
+    drained: bool = False
+    """Whether an operator drained the machine: no model of it takes a request."""
+    budget_bytes: int = 0
+    """The memory that all models may take together."""

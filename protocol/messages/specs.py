@@ -4,12 +4,15 @@ A spec is the whole configuration of the process, which reads no file and no ``L
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from enum import StrEnum
+from typing import Any, Final
 
 from lmx.protocol.free_text import FreeText
 from lmx.protocol.messages.keys import Keyring, RateLimits
+from lmx.protocol.messages.peers import PeerList
 from lmx.protocol.models.decode_limits import DecodeLimits
 from lmx.protocol.models.memory import KvLayers
+from lmx.protocol.models.ranks import Parallel
 from lmx.protocol.models.sampling import SamplingParameters
 from lmx.protocol.states import MemoryWiring, ModelKind
 from lmx.protocol.wire.codec import message
@@ -52,6 +55,9 @@ class SpeculationSpec:
     own_heads: bool = False
     """Whether the model's own heads for further tokens guess, which are in its folder. Then there
     is no ``draft_path``."""
+    auto: bool = False
+    """Whether what guesses is found by the worker, which measures that it costs next to nothing
+    where it does not pay. Then there is neither ``draft_path`` nor ``own_heads``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,38 @@ class AdapterSpec:
     """Its folder."""
     problem: FreeText | None = None
     """Why it can't be used, for people. The worker does not look into its folder then."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankHost:
+    """Another machine that has one rank of a model."""
+
+    name: str
+    """Its name as a peer."""
+    host: str
+    """The name or the address of its URL."""
+
+
+@dataclass(frozen=True, slots=True)
+class RanksSpec:
+    """A model that is divided among several processes: the worker is rank 0, and the others are its
+    followers."""
+
+    count: int
+    """How many ranks there are, rank 0 among them."""
+    parallel: Parallel = Parallel.AUTO
+    silence_s: float = 30.0
+    """A follower that says nothing for this long has stopped."""
+    hosts: tuple[RankHost, ...] = ()
+    """The machines of the followers, in the order of their ranks. Empty: the worker starts all of
+    them on this one."""
+    rdma_devices: tuple[tuple[str, ...], ...] = ()
+    """As of :attr:`RankRing.rdma_devices`. Followers on other machines get it there."""
+
+
+SPARE: Final = "--spare"
+"""The first argument of a worker that imports its libraries before it reads its spec. The second is
+the :class:`MemoryWiring` of all specs that it may get. No model has this name."""
 
 
 @message
@@ -127,6 +165,9 @@ class WorkerSpec(SamplingParameters):
     """How much the images, sounds and videos of its requests may be and may take."""
     wiring: MemoryWiring = MemoryWiring.AUTO
     """Whether the weights are wired, on a Mac."""
+    ranks: RanksSpec | None = None
+    """None: the worker has the whole model. Else ``memory_limit_bytes`` and the memory of the
+    prefix cache are those of each rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +203,29 @@ class MediaLimits:
     """For everything that one URL needs, redirects included."""
 
 
+@dataclass(frozen=True, slots=True)
+class FilesSpec:
+    """Where the router keeps files of clients, and how much they may take."""
+
+    folder: str
+    max_file_bytes: int = 512 * 1024 * 1024
+    max_key_bytes: int = 10 * 1024 * 1024 * 1024
+    """Those of one key together, or of all clients without one."""
+    max_bytes: int = 20 * 1024 * 1024 * 1024
+
+
+class StablePrompts(StrEnum):
+    """What of prompts differs in each request of a session and says nothing."""
+
+    BILLING_HEADER = "billing_header"
+    """The line with which Claude Code begins its system prompt."""
+    TOKENS_LEFT = "tokens_left"
+    """How much of the context is left, in the system prompt."""
+    TIMES = "times"
+    """Times of day with seconds, in the system prompt."""
+    TOOL_ORDER = "tool_order"
+
+
 @message
 @dataclass(frozen=True, slots=True)
 class RouterSpec:
@@ -192,6 +256,7 @@ class RouterSpec:
     """The file of the job records. They are removed by age, number and size."""
     jobs_max_age_s: float
     jobs_max_count: int
+    files: FilesSpec
     logs_dir: str
     """The folder where all processes log."""
     allowed_hosts: tuple[str, ...] = ()
@@ -216,8 +281,11 @@ class RouterSpec:
     beat_interval_s: float = 1.0
     orphan_grace_s: float = 300.0
     """For how long the router continues without a supervisor."""
-    keep_billing_header: bool = False
-    """Whether the line with which Claude Code begins its system prompt stays in the prompt."""
+    stable_prompts: tuple[StablePrompts, ...] = (
+        StablePrompts.BILLING_HEADER,
+        StablePrompts.TOKENS_LEFT,
+    )
+    """What models are not shown."""
     media: MediaLimits = MediaLimits()
     capture_requests: int = 0
     """The bodies of how many requests are kept for the operator, in memory. 0: none."""
@@ -227,3 +295,7 @@ class RouterSpec:
     """The address of the OpenTelemetry collector that gets the traces. Empty: none are made."""
     tracing_headers: str = field(default="", repr=False)
     """Headers for the collector, in the form of ``OTEL_EXPORTER_OTLP_HEADERS``."""
+    machine: str = "lmx"
+    """The name of this machine among its peers."""
+    peers: PeerList = field(default_factory=PeerList)
+    """The peers to begin with."""

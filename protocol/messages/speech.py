@@ -1,7 +1,9 @@
-"""Messages for turning speech into text: a task (:mod:`lmx.protocol.messages.tasks`) whose sound
-comes as a frame of its own behind the message."""
+"""Messages for turning speech into text, and text into speech: tasks
+(:mod:`lmx.protocol.messages.tasks`). A sound to transcribe comes as a frame of its own behind the
+message."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from lmx.protocol.messages.media import MediaItem
 from lmx.protocol.wire.codec import message
@@ -64,7 +66,7 @@ class SpokenSegment:
     no_speech_prob: float
     """How likely the model found it that nobody speaks in its window."""
     words: tuple[SpokenWord, ...] = ()
-    """Its words, if they were asked for."""
+    """Its words, if they were requested."""
 
 
 @message
@@ -84,3 +86,47 @@ class Transcript:
     """How many tokens were made for this part. Those that were discarded don't count."""
     segments: tuple[SpokenSegment, ...] = ()
     """In order. None: nobody speaks in this part."""
+
+
+class SoundFormat(StrEnum):
+    """The forms in which a text that is read aloud comes, by OpenAI's names."""
+
+    MP3 = "mp3"
+    OPUS = "opus"
+    """In Ogg."""
+    AAC = "aac"
+    """In ADTS."""
+    FLAC = "flac"
+    WAV = "wav"
+    PCM = "pcm"
+    """Samples of 16 bits in little endian, of one channel, without a header."""
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Speak:
+    """Read a text aloud. The reply is one Spoken or more, and then TaskFinished."""
+
+    stream_id: int
+    request_id: str
+    deadline_s: float
+    text: str
+    voice: str | None = None
+    """The name of a voice, or the end of one. None: the model's default."""
+    format: SoundFormat = SoundFormat.MP3
+    speed: float = 1.0
+    """2 is twice as fast."""
+    keep_alive_s: float | None = None
+    owner: str = ""
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """The next part of a sound: that of a sentence or so. The parts, joined, are the file."""
+
+    stream_id: int
+    data: bytes
+    duration_s: float
+    """How long the sound is that was made for this part. Its last samples may come in the next
+    one."""

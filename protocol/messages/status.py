@@ -16,6 +16,45 @@ from lmx.protocol.wire.codec import FLAT, message, untrimmed
 
 @untrimmed
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankFigures:
+    """A further process of a model that is divided among several: a follower of its worker, which
+    is rank 0."""
+
+    rank: int
+    """Its number, from 1."""
+    pid: int
+    """Its process id."""
+    memory_bytes: int = 0
+    """The memory of its process now."""
+    peak_memory_bytes: int = 0
+    """The most memory that its process ever had."""
+    machine: str = ""
+    """The peer on which it runs; empty for this machine."""
+    calls: int = 0
+    """How many calls of rank 0's engine it has carried out."""
+
+
+@untrimmed
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LentRank:
+    """A rank of another machine's model, which this machine runs for it."""
+
+    model: str
+    """The model's id."""
+    owner: str
+    """The key of the machine that has rank 0."""
+    rank: int
+    """Its number, from 1."""
+    count: int
+    """How many ranks the model has."""
+    pid: int
+    """Its process id."""
+    reserved_bytes: int
+    """The memory that is reserved for it."""
+
+
+@untrimmed
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFigures:
     """What a worker measures and counts. One value from its heartbeat to the status and to the
     metrics, so that a new figure is a field here, a line in the worker's heartbeat, and a row in
@@ -44,6 +83,13 @@ class WorkerFigures:
     """How many of those were right."""
     preempted_total: int = 0
     """How many times a request in flight gave its memory to others and continued later."""
+    compute_s_total: float = 0.0
+    """For how many seconds its engine has computed."""
+    ranks: tuple[RankFigures, ...] = ()
+    """The further processes of a divided model (`ranks`), empty for a model that is whole. The
+    memory of those on this machine is a part of ``memory_bytes``."""
+    speculation: FreeText = ""
+    """What guesses tokens ahead, and whether it does now; empty if nothing does."""
 
     @property
     def held_bytes(self) -> int:
@@ -152,9 +198,15 @@ class ModelStatus(ModelCommon):
     """Whether Python code from its folder, or its draft model's, may run in its worker."""
     adapters: tuple[AdapterStatus, ...] = ()
     """Its adapters: models of their own for clients, and answered by its worker."""
+    quantized: FreeText | None = None
+    """How lmx has quantized it, and how well it predicts a text before and after, for people; null
+    if lmx hasn't (`lmx pull --bits`)."""
     remarks: tuple[FreeText, ...] = ()
     """What its worker found at the load: why its answers may differ from what the model was made
     for."""
+    energy_joules: float | None = None
+    """The energy that the machine has taken while it computed, since lmx was started; null where
+    the machine does not measure it."""
 
 
 @untrimmed
@@ -197,6 +249,16 @@ class SupervisorStatus:
     """How many models were evicted for another one since lmx was started."""
     notices: tuple[FreeText, ...]
     """Sentences for people about what is not as it should be, although lmx serves."""
+    drained: bool = False
+    """Whether an operator drained the machine: its models take no requests, its peers may."""
+    machine_watts: float | None = None
+    """The power that the machine's processors take now; null where that is not measured."""
+    machine_energy_joules: float | None = None
+    """The energy that they have taken since lmx was started, as far as it was measured; null where
+    none was."""
+    lent: tuple[LentRank, ...] = ()
+    """The ranks of other machines' models that run here. Their memory is a part of
+    ``reserved_bytes``."""
 
 
 @untrimmed
@@ -224,6 +286,10 @@ class RouterStatus:
     """How many requests wait for a model to be ready."""
     requests_total: int
     """How many requests have ended."""
+    batches: int = 0
+    """How many batches have not ended."""
+    batch_lines: int = 0
+    """How many of their lines were not answered yet."""
     restarts: int
     """How many times a router was started again after one had ended by itself."""
     retiring: int
@@ -232,6 +298,9 @@ class RouterStatus:
     """The base URL of its API, to show to people; null while it is not known."""
     urls: tuple[str, ...] = ()
     """Every base URL of its API, ``url`` first."""
+    announced_url: str | None = None
+    """That under the name by which the local network knows it (mDNS); null while it is not
+    announced."""
 
 
 @untrimmed

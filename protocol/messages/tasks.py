@@ -1,10 +1,11 @@
 """Messages for the work of a model that is not a generation: one question, one answer, no credit.
 
-Router to worker: Embed, Rerank, Transcribe, Tokenize, Detokenize, DescribeTokenizer, and Cancel.
-Worker to router: Refused if there is no answer; else one or more Vectors, Scores or Transcripts and
-then TaskFinished, or one Tokenized, Detokenized or TokenizerDescribed. Cancel and Refused are those
-of :mod:`lmx.protocol.messages.data`. The tasks and streams of one router are numbered together. A
-task whose worker failed after some parts were sent is refused all the same.
+Router to worker: Embed, Rerank, Transcribe, Speak, Tokenize, Detokenize, DescribeTokenizer, and
+Cancel. Worker to router: Refused if there is no answer; else one or more Vectors, Scores,
+Transcripts or Spokens and then TaskFinished, or one Tokenized, Detokenized or TokenizerDescribed.
+Cancel and Refused are those of :mod:`lmx.protocol.messages.data`. The tasks and streams of one
+router are numbered together. A task whose worker failed after some parts were sent is refused all
+the same.
 
 Some fields mean the same in every task. ``owner`` and ``keep_alive_s`` are those of ``Generate``.
 When ``deadline_s`` has passed since its turn came (Preparing), a task is dropped and refused.
@@ -15,7 +16,7 @@ from typing import Any
 
 from lmx.protocol.messages.data import Thinking, ToolUse
 from lmx.protocol.messages.media import MediaItem
-from lmx.protocol.messages.speech import Transcribe, Transcript
+from lmx.protocol.messages.speech import Speak, Spoken, Transcribe, Transcript
 from lmx.protocol.wire.codec import message
 
 
@@ -37,6 +38,9 @@ class Embed:
     truncate: bool = False
     """A text that is longer than the model's context is cut off at its end. Otherwise it is
     refused."""
+    background: bool = False
+    """Whether it is computed only while no other task waits, as ``Generate`` with
+    :data:`lmx.protocol.messages.data.BACKGROUND_PRIORITY` is."""
 
 
 @message
@@ -106,7 +110,7 @@ class DescribeTokenizer:
     owner: str = ""
 
 
-Task = Embed | Rerank | Transcribe | Tokenize | Detokenize | DescribeTokenizer
+Task = Embed | Rerank | Transcribe | Speak | Tokenize | Detokenize | DescribeTokenizer
 
 
 @message
@@ -137,7 +141,8 @@ class Scores:
 @message
 @dataclass(frozen=True, slots=True)
 class TaskFinished:
-    """All vectors of an Embed, all scores of a Rerank, or all of a transcript have been sent."""
+    """All vectors of an Embed, all scores of a Rerank, or all of a transcript or of a sound have
+    been sent."""
 
     stream_id: int
     prompt_tokens: int
@@ -152,7 +157,7 @@ class Tokenized:
     tokens: tuple[int, ...]
     context_tokens: int
     pieces_json: bytes = b""
-    """The tokens' names as a JSON array, if they were asked for. To unpack a million strings, and
+    """The tokens' names as a JSON array, if they were requested. To unpack a million strings, and
     to write them out again, would hold up the router's event loop for 0.15 s."""
 
 
@@ -175,7 +180,7 @@ class TokenizerDescribed:
     """A JSON object, as text."""
 
 
-TaskPart = Vectors | Scores | Transcript
+TaskPart = Vectors | Scores | Transcript | Spoken
 """The parts of an answer that comes in several messages, before its TaskFinished."""
 
 TaskReply = Tokenized | Detokenized | TokenizerDescribed

@@ -84,6 +84,13 @@ class CheckpointConfig:
     """Whether the file begins with a byte order mark."""
 
 
+def drafter_folder(folder: Path) -> Path | None:
+    """Return the folder below a model's that holds what may draft its tokens; None: there is
+    none."""
+    found = folder / "drafter"
+    return found if (found / "config.json").is_file() else None
+
+
 def read_checkpoint_config(folder: Path) -> CheckpointConfig:
     """Read a model folder's config.json. This blocks for as long as its disk does.
 

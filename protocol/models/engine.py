@@ -13,7 +13,7 @@ from typing import Any, Final
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.models.checkpoint import CheckpointConfig
 from lmx.protocol.models.memory import MemoryModel
-from lmx.protocol.states import ModelKind
+from lmx.protocol.states import MemoryWiring, ModelKind
 
 Estimate = Callable[[Path, CheckpointConfig, ModelKind], MemoryModel]
 """A function that takes a model's folder, what its config.json says, and what the model is for. It
@@ -21,6 +21,7 @@ reads headers and no weights, and blocks for as long as the disk does. It raises
 :class:`OperationError` for a folder that is not a model's."""
 
 ESTIMATE: Final = "estimate"
+PREPARE: Final = "prepare"
 
 
 def engine_function(engine: str) -> Callable[..., Any]:
@@ -38,6 +39,16 @@ def estimate_function(engine: str) -> Estimate:
     Raises :class:`OperationError` when there is no such module, or it has no such function.
     """
     return _function(engine, engine.partition(":")[0], ESTIMATE)
+
+
+def prepare_function(engine: str) -> Callable[[MemoryWiring], None]:
+    """Import an engine's module and return the function that imports all that its models need. The
+    one argument is what a process has for good once that is imported. It is only needed of the
+    engine that spare workers have.
+
+    Raises :class:`OperationError` when there is no such module, or it has no such function.
+    """
+    return _function(engine, engine.partition(":")[0], PREPARE)
 
 
 def _function(engine: str, module_name: str, name: str) -> Callable[..., Any]:

@@ -25,11 +25,15 @@ _ENCODERS: Final = frozenset(
 _TRANSCRIBERS: Final = frozenset({"whisper"})
 """Model types that write down what they hear."""
 
+_SPEAKERS: Final = frozenset({"kokoro", "pocket_tts"})
+"""Model types that read texts aloud."""
+
 _CARDS: Final = {
     "automatic-speech-recognition": ModelKind.TRANSCRIPTION,
     "feature-extraction": ModelKind.EMBEDDING,
     "sentence-similarity": ModelKind.EMBEDDING,
     "text-ranking": ModelKind.RERANK,
+    "text-to-speech": ModelKind.SPEECH,
 }
 """The kinds of models by the tags of model cards."""
 
@@ -40,11 +44,11 @@ _PIPELINE: Final = re.compile(r"^pipeline_tag:\s*[\"']?([a-z-]+)", re.MULTILINE)
 def read_kind(folder: Path) -> ModelKind:
     """Return the kind of a model folder; CHAT if nothing says otherwise.
 
-    These decide, in this order: the model type of Whisper, the architecture of a classifier, the
-    files of sentence-transformers, the model type of an encoder, the model card. Qwen3-Embedding
-    and Qwen3-Reranker have the config.json of a chat model, so that only the files next to it show
-    what they are. Files that are missing or broken are ignored here; loading the model reports
-    what is wrong with them.
+    These decide, in this order: the model type of Whisper, that of a voice, the architecture of a
+    classifier, the files of sentence-transformers, the model type of an encoder, the model card.
+    Qwen3-Embedding and Qwen3-Reranker have the config.json of a chat model, so that only the files
+    next to it show what they are. Files that are missing or broken are ignored here; loading the
+    model reports what is wrong with them.
     """
     try:
         config = read_checkpoint_config(folder)
@@ -52,6 +56,8 @@ def read_kind(folder: Path) -> ModelKind:
         config = None
     if config is not None and config.model_type in _TRANSCRIBERS:
         return ModelKind.TRANSCRIPTION
+    if config is not None and speech_family(config):
+        return ModelKind.SPEECH
     if config is not None and is_classifier(config):
         return ModelKind.RERANK
     if (kind := _sentence_transformers_kind(folder)) is not None:
@@ -59,6 +65,14 @@ def read_kind(folder: Path) -> ModelKind:
     if config is not None and _is_encoder(config):
         return ModelKind.EMBEDDING
     return _card_kind(folder / "README.md") or ModelKind.CHAT
+
+
+def speech_family(config: CheckpointConfig) -> str | None:
+    """Return the type of a model that reads texts aloud; None for one that lmx can't serve as that.
+    The published Kokoro names no type."""
+    if {"istftnet", "plbert", "vocab"} <= config.whole.keys():
+        return "kokoro"
+    return config.model_type if config.model_type in _SPEAKERS else None
 
 
 def is_classifier(config: CheckpointConfig) -> bool:

@@ -82,6 +82,9 @@ class MemoryModel:
     """The same with 4 bits."""
     media: MediaMemory | None = None
     """What seeing and hearing take; None for a model that takes text only."""
+    divided_bytes: int = 0
+    """The part of the weights of which each rank has its share, if the model is divided among
+    several. Each of them has all the rest."""
 
     def kv_layers_with(self, bits: int | None) -> tuple[KvLayers, ...]:
         """Return what each sequence keeps if its keys and values have this many bits. None: they

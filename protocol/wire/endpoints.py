@@ -49,6 +49,15 @@ class RunDirectory:
         """Return the file behind :meth:`worker`, for removal once the worker has exited."""
         return self.path / f"w-{instance}"
 
+    def ring_file(self, instance: str, rank: int) -> Path:
+        """Return the file that names the ports of a divided model's ranks while their group is
+        made. Each rank has one of its own."""
+        return self.path / f"r-{instance}-{rank}"
+
+    def ring_files(self, instance: str) -> list[Path]:
+        """Return those that are there, for removal once the worker has exited."""
+        return list(self.path.glob(f"r-{instance}-*"))
+
     def check_length(self) -> None:
         """Raise :class:`OperationError` when the path is too long for a unix socket."""
         longest = len(os.fsencode(self.path / _LONGEST_NAME))

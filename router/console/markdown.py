@@ -7,7 +7,7 @@ from aiohttp import web
 
 from lmx.router.console.markdown_process import MarkdownProcess
 from lmx.router.http.bodies.json_body import read_object
-from lmx.router.http.outcome import note_ignored
+from lmx.router.http.outcome import CONTEXT, note_ignored
 from lmx.router.http.responses import Answer, json_text
 from lmx.router.schema.requests.console import MarkdownRequest
 from lmx.router.schema.validation import validated
@@ -32,7 +32,7 @@ async def render_markdown(request: web.Request) -> web.Response:
     wanted = validated(MarkdownRequest, body)
     note_ignored(request, (name for name in body if name not in MarkdownRequest.model_fields))
     line = orjson.dumps({"blocks": wanted.blocks})
-    return json_text(await request.app[MARKDOWN].render(line))
+    return json_text(await request.app[MARKDOWN].render(line, request[CONTEXT].requester))
 
 
 async def end_markdown(app: web.Application) -> None:

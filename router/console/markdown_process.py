@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import signal
 import sys
+from collections import Counter
 from typing import Final
 
 import structlog
@@ -25,6 +26,10 @@ _PATIENCE_S: Final = _DEADLINE_S + 10.0
 """The process ends itself at its deadline; this is for one that has been stopped, say."""
 
 _MOST_WAITING: Final = 32
+_MOST_OWN: Final = 16
+"""The most of them that one requester may have. A page sends one at a time, and more only where a
+text is at fault."""
+
 _LONGEST_LINE_BYTES: Final = 64 * 2**20
 """A tree takes about thirty bytes for a character, at worst."""
 
@@ -36,28 +41,38 @@ class MarkdownProcess:
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
-        self._waiting = 0
+        self._waiting: Counter[str] = Counter()
         self._process: asyncio.subprocess.Process | None = None
         self._idle: asyncio.TimerHandle | None = None
 
-    async def render(self, line: bytes) -> bytes:
+    async def render(self, line: bytes, requester: str) -> bytes:
         """Return the line that answers ``line``, without its end.
 
-        Raises QUEUE_FULL (429) where many others wait, INVALID_VALUE (400) for a text that takes
-        too long, INTERNAL where no process can be started.
+        Raises RATE_LIMIT_EXCEEDED (429) where many texts of ``requester`` wait, QUEUE_FULL (429)
+        where many of all do, INVALID_VALUE (400) for a text that takes too long, INTERNAL where no
+        process can be started.
         """
-        if self._waiting >= _MOST_WAITING:
+        if self._waiting[requester] >= _MOST_OWN:
+            raise UnavailableError(
+                ErrorCode.RATE_LIMIT_EXCEEDED,
+                f"{_MOST_OWN} requests of this key or address wait to be rendered, as many as may "
+                "at a time. Try again in a second.",
+                retry_after_s=1.0,
+            )
+        if self._waiting.total() >= _MOST_WAITING:
             raise UnavailableError(
                 ErrorCode.QUEUE_FULL,
                 f"{_MOST_WAITING} texts wait to be rendered: try again in a few seconds.",
                 retry_after_s=2.0,
             )
-        self._waiting += 1
+        self._waiting[requester] += 1
         try:
             async with self._turn:
                 return await self._ask(line)
         finally:
-            self._waiting -= 1
+            self._waiting[requester] -= 1
+            if not self._waiting[requester]:
+                del self._waiting[requester]
 
     async def close(self) -> None:
         """End the process."""

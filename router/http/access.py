@@ -10,10 +10,10 @@ from typing import Final
 from aiohttp import web
 
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.protocol.messages.data import Generate
+from lmx.protocol.messages.data import BACKGROUND_PRIORITY, Generate
 from lmx.protocol.messages.keys import ApiKey, KeyFamily, KeyScope
 from lmx.router.http.endpoint import Access
-from lmx.router.http.keys import Ring, Verdict, judge, opened_by
+from lmx.router.http.keys import Keys, Ring, Verdict, judge, opened_by
 from lmx.router.http.outcome import RequestContext
 
 ADMIN_HEADER: Final = "X-Admin-Key"
@@ -23,10 +23,36 @@ _KEY_HEADERS: Final = ("X-Api-Key", "Api-Key")
 
 
 def check_access(
-    request: web.Request, access: Access, family: KeyFamily | None, ring: Ring, *, local: bool
+    request: web.Request,
+    access: Access,
+    family: KeyFamily | None,
+    ring: Ring,
+    *,
+    local: bool,
+    forwarded: bool = False,
 ) -> ApiKey | None:
     """Return the key for models that the request came with; None if it needed none, or another
-    kind of key. ``local`` is whether only this machine can send requests.
+    kind of key. Takes and raises what :func:`opening_key` does."""
+    key = opening_key(request, access, family, ring, local=local, forwarded=forwarded)
+    # Where requests need no key, a peer's says all the same who forwards them.
+    from_peer = key is not None and KeyScope.PEER in key.scopes
+    if access is not Access.INFERENCE or (ring.keyless and not from_peer):
+        return None
+    return None if key is None or key.has_expired(time.time()) else key
+
+
+def opening_key(
+    request: web.Request,
+    access: Access,
+    family: KeyFamily | None,
+    ring: Ring,
+    *,
+    local: bool,
+    forwarded: bool = False,
+) -> ApiKey | None:
+    """Return the key that opens a route for a request; None if the request has none and needs none.
+    ``local`` is whether only this machine can send requests, ``forwarded`` whether peers forward
+    requests to the route.
 
     Raises :class:`RequestError`: INVALID_AUTHENTICATION (401) without a key that is valid,
     PERMISSION_DENIED (403) for a key that is not for this route. The routes for operators take
@@ -47,6 +73,7 @@ def check_access(
                 keyless=ring.keyless,
                 local=local,
                 now_s=now_s,
+                forwarded=forwarded,
             ),
             key,
         )
@@ -54,11 +81,68 @@ def check_access(
     ]
     for verdict, key in verdicts:
         if verdict is Verdict.ALLOWED:
-            return None if ring.keyless or access is not Access.INFERENCE else key
+            return key
     verdict, key = verdicts[0]
     if key is not None:
         raise key_refusal(verdict, key, access, family, now_s=now_s)
     raise _unknown(request, access, given=bool(given))
+
+
+class Permit:
+    """Whether a request may still have what it was allowed at its beginning: a stream that follows
+    what happens would otherwise outlive its key. Made when the request was allowed."""
+
+    def __init__(
+        self,
+        request: web.Request,
+        access: Access,
+        family: KeyFamily | None,
+        keys: Keys,
+        *,
+        local: bool,
+    ) -> None:
+        self._access, self._family, self._keys, self._local = access, family, keys, local
+        self._ring, self._looked_s = keys.ring, time.monotonic()
+        self._key = self._opening(request)
+
+    def refusal(self, request: web.Request) -> RequestError | None:
+        """Return why the request would be refused now; None if it would not. It notices at once
+        that keys have changed, and within ``PERMIT_S`` that one has expired."""
+        ring, now_s = self._keys.ring, time.monotonic()
+        if ring is self._ring and now_s - self._looked_s < PERMIT_S:
+            return None
+        self._ring, self._looked_s = ring, now_s
+        try:
+            key = self._opening(request)
+        except RequestError as error:
+            return self._in_words(error)
+        if self._key is not None and (key is None or key.owner != self._key.owner):
+            # Without the last key nobody needs one, and still nobody sees what was that key's.
+            return self._in_words(RequestError(ErrorCode.INVALID_AUTHENTICATION, ""))
+        return None
+
+    def _opening(self, request: web.Request) -> ApiKey | None:
+        return opening_key(request, self._access, self._family, self._ring, local=self._local)
+
+    def _in_words(self, error: RequestError) -> RequestError:
+        key = self._key
+        if key is None or error.code is not ErrorCode.INVALID_AUTHENTICATION:
+            return error
+        now = next((one for one in self._ring.keys if one.owner == key.owner), None)
+        if now is None:
+            why = "was revoked"
+        elif not now.has_expired(time.time()):
+            why = "has another secret now"
+        else:
+            return error
+        return RequestError(error.code, f"The key {key.shown_name!r} {why}: this stream ends.")
+
+
+PERMIT: Final = web.RequestKey("permit", Permit)
+"""The key under which a request carries its permit, if it may follow what happens."""
+
+PERMIT_S: Final = 1.0
+"""The longest time until a stream notices that its key has expired."""
 
 
 def key_refusal(
@@ -141,17 +225,24 @@ def own_request(generate: Generate, context: RequestContext) -> Generate:
     others asked by the time that the first token takes, or by guessing their salt. A request
     without a salt stays without one where there is one key or none, and where keys share what is
     computed. No request goes before what its key allows."""
-    salt = generate.cache_salt
-    if context.owner is not None and (salt or context.apart):
-        salt = f"{context.owner}:{salt}"
-    priority = generate.priority
-    if context.priority is not None:
-        priority = max(priority, context.priority)
+    salt, sharer, requester = generate.cache_salt, context.owner, context.requester
+    apart, lowest = context.apart, [context.priority]
+    if context.forwarded is not None:
+        # The clients of another lmx are distinguished, as its own are.
+        requester = f"{requester}/{context.forwarded.client}"
+        lowest.append(context.forwarded.priority)
+        if context.forwarded.apart:
+            sharer, apart = requester, True
+    if sharer is not None and (salt or apart):
+        salt = f"{sharer}:{salt}"
+    priority = max((generate.priority, *(one for one in lowest if one is not None)))
+    if context.background:
+        priority = BACKGROUND_PRIORITY
     return replace(
         generate,
         request_id=context.request_id,
         cache_salt=salt,
-        owner=context.requester,
+        owner=requester,
         priority=priority,
         show_reread=context.show_reread,
     )

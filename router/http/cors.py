@@ -67,7 +67,7 @@ class Cors:
         known = len(given) == 1 and text.isascii()
         if known and any(pattern.allows(origin) for pattern in self._patterns):
             request[ORIGIN] = text
-        elif request.method not in _READING or is_preflight(request):
+        elif request.method not in _READING or is_preflight(request) or is_upgrade(request):
             raise RequestError(
                 ErrorCode.ORIGIN_NOT_ALLOWED,
                 f"Web pages and apps of the origin {text[:_SHOWN]!r} may not use lmx: add it to "
@@ -114,6 +114,12 @@ def is_of_browser(request: web.Request) -> bool:
         return True
     sites = request.headers.getall("Sec-Fetch-Site", ())
     return any(site not in _OWN_SITES for site in sites)
+
+
+def is_upgrade(request: web.Request) -> bool:
+    """Return whether a request opens a WebSocket: a page may read what comes over it, and a browser
+    asks nobody before."""
+    return "websocket" in request.headers.get("Upgrade", "").lower()
 
 
 def is_preflight(request: web.Request) -> bool:

@@ -23,6 +23,8 @@ class Access(StrEnum):
     """Whoever has a key with which operators look on, or the admin key."""
     ADMIN = "admin"
     """Whoever has the admin key, or another with its scope."""
+    PEER = "peer"
+    """Whoever has the key of another lmx, or the admin key."""
     METRICS = "metrics"
     """Whoever has a key for the metrics, or one of an operator."""
     LOCAL = "local"
@@ -55,8 +57,8 @@ class Endpoint:
     """The shape of the body of a 200: any type that pydantic can describe. If it is None,
     the body is not JSON but of the media type ``media``."""
     media: str = "text/plain"
-    also: str | None = None
-    """A further media type, which a client gets that asks for it by ``Accept``."""
+    also: tuple[str, ...] = ()
+    """Further media types, for clients that ask for them."""
     streams: bool = False
     """Whether the answer is, or may be, a stream of server-sent events."""
     event: Any = None
@@ -76,6 +78,12 @@ class Endpoint:
     the scope of an admin then."""
     family: ApiFamily = OPENAI
     """The API family that writes its errors and pings."""
+    asks_worker: bool = False
+    """Whether a worker answers it though it has no body."""
+    here_only: bool = False
+    """Whether no other machine may answer it, because only this one can read the answer."""
+    works: bool = True
+    """Whether a model works for what it takes. Otherwise it only stores it."""
     shared: bool = False
     """Whether clients of every API use it, so that a key for any of them opens it."""
 
@@ -87,8 +95,14 @@ class Endpoint:
     @property
     def is_inference(self) -> bool:
         """Whether a model works for it: such requests are limited and counted."""
-        takes_work = self.request is not None or self.form is not None
-        return self.access is Access.INFERENCE and takes_work and not self.quiet
+        takes_work = self.request is not None or self.form is not None or self.asks_worker
+        return self.access is Access.INFERENCE and takes_work and self.works and not self.quiet
+
+    @property
+    def is_forwarded(self) -> bool:
+        """Whether another machine may answer it, and this one for another."""
+        takes_model = self.request is not None or self.form is not None
+        return self.is_inference and takes_model and not self.here_only
 
 
 ANTHROPIC_VERSION: Final = "Anthropic-Version"

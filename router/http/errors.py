@@ -64,6 +64,7 @@ _TABLE: Final[dict[ErrorCode, tuple[int, ErrorType]]] = {
     ErrorCode.MODEL_DRAINED: (503, _SERVER),
     ErrorCode.INSUFFICIENT_MEMORY: (503, _SERVER),
     ErrorCode.SUPERVISOR_UNAVAILABLE: (503, _SERVER),
+    ErrorCode.PEER_UNAVAILABLE: (503, _SERVER),
     ErrorCode.SHUTTING_DOWN: (503, _SERVER),
     # A crash, a hang or an engine error may be the doing of this very request, so no
     # Retry-After invites it back; a kill or a lost worker has nothing to do with it.
@@ -72,6 +73,7 @@ _TABLE: Final[dict[ErrorCode, tuple[int, ErrorType]]] = {
     ErrorCode.WORKER_KILLED: (503, _SERVER),
     ErrorCode.WORKER_LOST: (503, _SERVER),
     ErrorCode.ROUTER_HUNG: (503, _SERVER),
+    ErrorCode.PEER_LOST: (503, _SERVER),
     ErrorCode.WORKER_OUT_OF_MEMORY: (503, _SERVER),
     ErrorCode.ENGINE_ERROR: (500, _SERVER),
     ErrorCode.SCHEMA_NOT_MET: (500, _SERVER),
@@ -87,6 +89,8 @@ _TABLE: Final[dict[ErrorCode, tuple[int, ErrorType]]] = {
     ErrorCode.JOB_RUNS_ELSEWHERE: (409, _REQUEST),
     ErrorCode.JOBS_UNAVAILABLE: (503, _SERVER),
     ErrorCode.USAGE_UNAVAILABLE: (503, _SERVER),
+    ErrorCode.BATCH_ENDED: (409, _REQUEST),
+    ErrorCode.FILES_UNAVAILABLE: (503, _SERVER),
     ErrorCode.KEY_EXISTS: (409, _REQUEST),
     ErrorCode.KEY_CONFIGURED: (409, _REQUEST),
     ErrorCode.MODEL_SOURCE_INVALID: (503, _SERVER),

@@ -3,7 +3,7 @@
 
 import hmac
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
@@ -13,6 +13,7 @@ from lmx.router.http.endpoint import Access
 
 _OPENED_BY: Final = {
     Access.INFERENCE: frozenset({KeyScope.INFERENCE}),
+    Access.PEER: frozenset({KeyScope.PEER, KeyScope.ADMIN}),
     Access.METRICS: frozenset({KeyScope.METRICS, KeyScope.OPERATOR, KeyScope.ADMIN}),
     Access.LOCAL: frozenset({KeyScope.METRICS, KeyScope.OPERATOR, KeyScope.ADMIN}),
     Access.OPERATOR: frozenset({KeyScope.OPERATOR, KeyScope.ADMIN}),
@@ -48,21 +49,29 @@ class Ring:
     """Whether requests to models come with more than one key."""
     digest: str
     """That of the keyring that it is made of."""
+    secrets: tuple[tuple[bytes, float, ApiKey], ...] = field(repr=False)
+    """The digest of each secret as it is compared, until when it is valid, and its key."""
 
     @classmethod
     def of(cls, ring: Keyring, admin_key: str = "", metrics_key: str = "") -> "Ring":
         """Return the ring of a keyring and the two keys that have no name. An empty one of these
         opens nothing."""
         for_models = sum(KeyScope.INFERENCE in key.scopes for key in ring.keys)
+        # A peer's key does not close what is open to everybody else.
+        of_peers = sum(KeyScope.PEER in key.scopes for key in ring.keys)
         unnamed = ((admin_key, KeyScope.ADMIN), (metrics_key, KeyScope.METRICS))
+        keys = (
+            *ring.keys,
+            *(ApiKey.of_secret(text, scopes=(scope,)) for text, scope in unnamed if text),
+        )
         return cls(
-            (
-                *ring.keys,
-                *(ApiKey.of_secret(text, scopes=(scope,)) for text, scope in unnamed if text),
-            ),
+            keys,
             not (ring.required or for_models),
-            for_models > 1,
+            for_models + of_peers > 1,
             ring.digest,
+            tuple(
+                (digest.encode(), until_s, key) for key in keys for digest, until_s in key.digests()
+            ),
         )
 
     def find(self, secret: str, now_s: float) -> ApiKey | None:
@@ -71,15 +80,14 @@ class Ring:
         sent = secret_digest(secret).encode()
         found = [
             key
-            for key in self.keys
-            for digest in key.digests(now_s)
-            if hmac.compare_digest(sent, digest.encode())
+            for digest, until_s, key in self.secrets
+            if hmac.compare_digest(sent, digest) and now_s < until_s
         ]
         return found[0] if found else None
 
 
 class Keys:
-    """The owner of the ring in force. ``changed`` is called with each new keyring."""
+    """The owner of the ring in effect. ``changed`` is called with each new keyring."""
 
     def __init__(self, spec: RouterSpec, changed: Callable[[Keyring], None]) -> None:
         self._spec = spec
@@ -87,7 +95,7 @@ class Keys:
         self.ring = Ring.of(spec.keyring, spec.admin_key, spec.metrics_key)
 
     def put(self, ring: Keyring) -> None:
-        """Put another keyring in force."""
+        """Put another keyring into effect."""
         self.ring = Ring.of(ring, self._spec.admin_key, self._spec.metrics_key)
         self._changed(ring)
 
@@ -102,6 +110,7 @@ def judge(
     keyless: bool,
     local: bool,
     now_s: float,
+    forwarded: bool = False,
 ) -> Verdict:
     """Return whether a request may pass.
 
@@ -109,7 +118,7 @@ def judge(
     ``model_id`` is the model that would answer, None where that is not known yet or there is none.
     ``key`` is the one that was sent, None if none of lmx's was; ``given`` is whether any text was
     sent as a key. ``keyless`` means that requests to models need no key, ``local`` that only this
-    machine can send requests.
+    machine can send requests, ``forwarded`` that peers forward requests to the route.
     """
     if access is Access.OPEN:
         return Verdict.ALLOWED
@@ -119,7 +128,9 @@ def judge(
         return Verdict.WRONG if given else Verdict.ABSENT
     if key.has_expired(now_s):
         return Verdict.EXPIRED
-    if _OPENED_BY[access].isdisjoint(key.scopes):
+    if _OPENED_BY[access].isdisjoint(key.scopes) and not (
+        forwarded and KeyScope.PEER in key.scopes
+    ):
         return Verdict.SCOPE
     if access is not Access.INFERENCE:
         return Verdict.ALLOWED
@@ -131,6 +142,7 @@ def judge(
 
 
 def opened_by(access: Access) -> tuple[KeyScope, ...]:
-    """Return the scopes that open a kind of route, the least first; none for one that is open."""
+    """Return the scopes that open a kind of route, the least first; none for one that is open. The
+    scope of peers opens those routes for requests to models too that they forward."""
     scopes = _OPENED_BY.get(access, frozenset())
     return tuple(scope for scope in KeyScope if scope in scopes)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import orjson
 import structlog
 from aiohttp import web
 
@@ -14,6 +15,20 @@ from lmx.protocol.messages.keys import ApiKey
 
 CLIENT_LEFT: Final = ErrorCode.CLIENT_DISCONNECTED.value
 """The error of a request whose client was gone before the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarded:
+    """What a peer says of a request that it forwards."""
+
+    machine: str
+    """The peer's name for itself."""
+    client: str = ""
+    """What tells its clients apart."""
+    apart: bool = False
+    """Whether the client shares no computed prefix with the peer's others."""
+    priority: int | None = None
+    """The lowest priority value that the client's key allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +50,14 @@ class RequestContext:
     """Whether the owner shares no computed prefix and no features of media with others."""
     grant: ApiKey | None = None
     """The key itself; None where requests need none."""
+    background: bool = False
+    """Whether nobody waits for the answer: it is a line of a batch. It has no time limit, comes
+    after everybody else's requests, leaves no job record, and is in no figure of waiting times."""
     show_reread: bool = False
     """Whether the operator sees the text at which its prompt differs from an earlier one."""
+    forwarded: Forwarded | None = None
+    """Where it comes from, if another lmx forwards it: its answer begins with its first token, and
+    its figures go along. Only a key with the scope ``peer`` is believed."""
 
     @property
     def shown_key(self) -> str | None:
@@ -47,6 +68,10 @@ class RequestContext:
 CONTEXT: Final = web.RequestKey("context", RequestContext)
 """The key under which a request carries its context."""
 
+
+MACHINE: Final = web.RequestKey("machine", str)
+"""The key under which a request carries the name of the machine that answers it, where there are
+several."""
 
 IGNORED: Final[web.RequestKey[Sequence[str]]] = web.RequestKey("ignored")
 """The key under which a request carries the names of what it had and what changes nothing, in the
@@ -88,7 +113,7 @@ class Outcome:
     """Why much of the prompt was computed that had been computed for an earlier one."""
     completion_tokens: int | None = None
     audio_s: float | None = None
-    """The length of the sound that was transcribed."""
+    """The length of the sound that was transcribed or made."""
     load_s: float | None = None
     """How long the request waited for its model."""
     queue_s: float | None = None
@@ -141,6 +166,35 @@ def last_outcome(request: web.Request) -> Outcome:
     outcome = outcome_of(request)
     request.pop(_OUTCOME, None)
     return outcome
+
+
+FIGURES: Final = (
+    "prompt_tokens",
+    "cached_tokens",
+    "completion_tokens",
+    "audio_s",
+    "load_s",
+    "queue_s",
+    "prefill_s",
+    "decode_s",
+)
+"""The fields of :class:`Outcome` that are sent to the lmx that has forwarded a request, and that it
+counts. ``finish_reason`` and ``error`` go along."""
+
+RECORD: Final = b"\x1e"
+"""It begins those figures behind the end of a stream. JSON has no such byte."""
+
+OUTCOME_HEADER: Final = "X-Lmx-Outcome"
+"""It has them where the answer is no stream."""
+
+
+def outcome_record(request: web.Request) -> bytes:
+    """Return the figures of a request for the lmx that has forwarded it."""
+    outcome = outcome_of(request)
+    return orjson.dumps({name: getattr(outcome, name) for name in (*FIGURES, *_WORDS)})
+
+
+_WORDS: Final = ("finish_reason", "error")
 
 
 def log_fields(context: RequestContext, outcome: Outcome) -> dict[str, Any]:

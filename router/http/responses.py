@@ -40,6 +40,9 @@ class _Pieces(Payload):
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
         return b"".join(self._value).decode(encoding, errors)
 
+    async def as_bytes(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
+        return b"".join(self._value)
+
     async def write(self, writer: AbstractStreamWriter) -> None:
         for whole in self._value:
             for piece in in_pieces(whole):

@@ -12,13 +12,18 @@ from typing import Final
 import structlog
 from aiohttp import HttpVersion11, web
 
-from lmx.protocol.errors import ErrorCode, GenerationError
+from lmx.protocol.errors import ErrorCode, GenerationError, RequestError
 from lmx.router.event_loop import yield_to_loop
+from lmx.router.http import access
 from lmx.router.http.endpoint import family_of
+from lmx.router.http.outcome import CONTEXT, RECORD, outcome_record
 from lmx.router.http.responses import in_pieces
 
 EVENT_STREAM: Final = web.RequestKey("event_stream", bool)
 """Whether a request is answered by whole events, with one or more of them in each write."""
+
+OPENED: Final = web.RequestKey("opened", web.StreamResponse)
+"""The response to a request that is open before anything has begun to answer it."""
 
 _NEVER_WAITS_BYTES: Final = 32 * 1024
 """This much is written into an empty buffer without waiting: asyncio's own limit is twice it."""
@@ -41,19 +46,27 @@ class EventStream:
     time.
     """
 
-    def __init__(self, request: web.Request, stall_timeout_s: float) -> None:
+    def __init__(
+        self, request: web.Request, stall_timeout_s: float, media_type: str | None = None
+    ) -> None:
+        """With a ``media_type`` the "events" are parts of a file of that type, which may be cut
+        anywhere, and are sent by :meth:`send` alone: there are no pings in a file."""
         self.family = family_of(request)
         """The API family of the route: the language of the stream."""
-        headers = {**_HEADERS, "Content-Type": self.family.stream_type}
-        self.response = web.StreamResponse(headers=headers)
-        # An error must end the connection, and a client that does not know so beforehand may send
-        # its next request into the closing. It costs a stream one connection on a LAN.
-        self.response.force_close()
+        headers = {**_HEADERS, "Content-Type": media_type or self.family.stream_type}
+        # A stream that was opened while other machines were asked continues here.
+        self.response = request.get(OPENED) or web.StreamResponse(headers=headers)
+        context = request.get(CONTEXT)
+        if context is None or context.forwarded is None:
+            # An error must end the connection, and a client that does not know so beforehand may
+            # send its next request into the closing. It costs a stream one connection on a LAN.
+            # A peer knows, and pays for a handshake of TLS besides.
+            self.response.force_close()
         self._request = request
-        request[EVENT_STREAM] = True
+        request[EVENT_STREAM] = media_type is None
         self._stall_timeout_s = stall_timeout_s
         self._ping = self.family.ping
-        self._transport: asyncio.Transport | None = None
+        self._transport = request.transport if self.response.prepared else None
         """The connection, once the headers are out."""
         self._is_chunked = request.version >= HttpVersion11
         self._silent_since_s = 0.0
@@ -105,12 +118,13 @@ class EventStream:
             await self.response.write(events)
         else:
             # Between two pieces nobody else may write an event.
+            whole = self._request[EVENT_STREAM]
             self._request[EVENT_STREAM] = False
             for number, piece in enumerate(in_pieces(events)):
                 if number:
                     await yield_to_loop()
                 await self._within_patience(self.response.write(piece))
-            self._request[EVENT_STREAM] = True
+            self._request[EVENT_STREAM] = whole
 
     async def send_all(
         self, next_events: Callable[[float], Awaitable[bytes | None]], ping_interval_s: float
@@ -135,10 +149,32 @@ class EventStream:
                 await self.send(events)
             self._silent_since_s, wait_s = time.monotonic(), ping_interval_s
 
+    async def follow(
+        self, next_events: Callable[[float], Awaitable[bytes | None]], ping_interval_s: float
+    ) -> None:
+        """Send what happens, whoever looks, as :meth:`send_all` does; but only for as long as the
+        request's key may see it. An error event says why the stream ends before its end."""
+        permit = self._request.get(access.PERMIT)
+        if permit is None:
+            await self.send_all(next_events, ping_interval_s)
+            return
+        refusal: RequestError | None = None
+
+        async def permitted(wait_s: float) -> bytes | None:
+            nonlocal refusal
+            events = await next_events(min(wait_s, access.PERMIT_S))
+            refusal = permit.refusal(self._request)
+            return events if refusal is None else None
+
+        await self.send_all(permitted, ping_interval_s)
+        if refusal is not None:
+            _log.info("stream.key_ended", reason=refusal.message)
+            await self.send(self.family.error_event(refusal, self._request[CONTEXT].request_id))
+
     async def send_each(self, source: AsyncIterator[bytes], ping_interval_s: float) -> None:
-        """Send what ``source`` yields, as :meth:`send_all`. It must yield ``b""`` where it has
-        nothing yet, more often than pings are due."""
-        await self.send_all(lambda _: anext(source, None), ping_interval_s)
+        """Send what ``source`` yields, as :meth:`follow`. It must yield ``b""`` where it has
+        nothing yet, within ``PERMIT_S`` and more often than pings are due."""
+        await self.follow(lambda _: anext(source, None), ping_interval_s)
 
     async def send_and_end(self, source: AsyncIterator[bytes], ping_interval_s: float) -> None:
         """Send all of a stream, from its headers to its end. A client that reads nothing any more
@@ -149,8 +185,13 @@ class EventStream:
             await self.end()
 
     async def end(self) -> None:
-        """End the response, and with it the connection. Raises as :meth:`send` does."""
-        await self._within_patience(self.response.write_eof())
+        """End the response, and with it the connection unless it is a peer's. Raises as
+        :meth:`send` does."""
+        context = self._request.get(CONTEXT)
+        record = b""
+        if context is not None and context.forwarded is not None:
+            record = RECORD + outcome_record(self._request)
+        await self._within_patience(self.response.write_eof(record))
 
     async def _within_patience(self, write: Awaitable[None]) -> None:
         try:

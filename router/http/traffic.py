@@ -21,12 +21,14 @@ class Traffic:
         """How many requests have begun and not ended."""
         self.closed = False
         """Whether the router is ending and accepts no more requests."""
+        self.retiring = False
+        """Whether another router takes new connections, so that lasting ones had better end."""
         self._idle = asyncio.Event()
         self._idle.set()
 
     def close(self) -> None:
         """Accept no more requests; those under way continue."""
-        self.closed = True
+        self.closed = self.retiring = True
 
     @contextmanager
     def count(self) -> Iterator[None]:

@@ -6,11 +6,16 @@ The form of the answer is decided by its :class:`lmx.router.rendering.answer_for
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import structlog
 from aiohttp import web
@@ -34,6 +39,8 @@ from lmx.router.services import SERVICES
 from lmx.router.workers.fallback import first_opened
 from lmx.router.workers.stream import Batch
 from lmx.router.workers.waits import Waits
+
+_Part = TypeVar("_Part")
 
 QUIET_S: Final = 2.0
 """For this long nothing is sent: most waits are over by then, and a request that fails so soon
@@ -160,8 +167,11 @@ async def _answer_complete(request: web.Request, reply: Reply) -> web.Response:
     services, context, job = request.app[SERVICES], request[CONTEXT], reply.job
     task = asyncio.create_task(gather(reply), name=f"job {job.live.id}")
     left_s = context.started_at_s + services.spec.sync_timeout_s - time.monotonic()
+    # Another lmx, which forwards the request, knows how long its client waits.
+    no_limit = context.background or context.forwarded is not None
+    wait_s = None if no_limit else max(0.0, left_s)
     try:
-        await asyncio.wait({task}, timeout=max(0.0, left_s))
+        await asyncio.wait({task}, timeout=wait_s)
     except asyncio.CancelledError:
         task.cancel()
         await asyncio.wait({task})
@@ -189,7 +199,7 @@ def detach(request: web.Request, job: Job, task: asyncio.Task[Any]) -> None:
     job.live.detached = True
     counted_tokens = job.outcome().prompt_tokens or 0
     task.add_done_callback(_end_detached)
-    key = job.live.context.shown_key
+    key = job.live.context.grant
     task.add_done_callback(lambda _: services.metrics.job_ended(job.outcome(), counted_tokens, key))
     admission = request.get(ADMISSION)
     if admission is not None:
@@ -235,17 +245,26 @@ async def _answer_stream(
     try:
         async with AsyncExitStack() as until_sent:
             until_sent.enter_context(job)
-            async with with_wait_comments(
+            forwarded = request[CONTEXT].forwarded is not None
+            # Another lmx, which forwards the request, sends pings itself. It may ask another
+            # machine until it has the first token: nothing is sent before.
+            waiting = with_wait_comments(
                 events, lambda: services.queues.progress(job.live.model_id), ping_interval_s
-            ):
+            )
+            async with nullcontext() if forwarded else waiting:
                 source = await reply.open(until_sent)
             note_ignored(request, job.beginning.ignored)
+            writer = reply.writer()
+            beginning = writer.first()
+            relay = Relay(source, reply, writer)
+            if forwarded:
+                while not (events_of_first := await relay.next_events(_GATHER_WAIT_S)):
+                    pass
+                beginning += events_of_first
             if not events.is_open:
                 await events.open()
-            writer = reply.writer()
-            if beginning := writer.first():
+            if beginning:
                 await events.send(beginning)
-            relay = Relay(source, reply, writer)
             source.relay_to(partial(relay.relay, events))
             await events.send_all(relay.next_events, ping_interval_s)
         await events.end()
@@ -359,6 +378,38 @@ async def with_wait_comments(
             writer.cancel()
         if not writer.cancelled():
             writer.result()
+
+
+async def relay_parts(
+    events: EventStream,
+    next_part: Callable[[], Awaitable[_Part | None]],
+    rendered: Callable[[_Part], bytes],
+    progress: Callable[[], str | None],
+    ping_interval_s: float,
+) -> None:
+    """Send the events of each part of an answer as it comes, until there is none.
+
+    The stream is opened for the first one at the latest, and stays closed if there is none.
+    ``progress`` is that of :func:`with_wait_comments`. Raises as writing and ``next_part`` do.
+    """
+    async with with_wait_comments(events, progress, ping_interval_s):
+        first = await next_part()
+    if first is None:
+        return
+    if not events.is_open:
+        await events.open()
+    if beginning := rendered(first):
+        await events.send(beginning)
+
+    async def next_events(wait_s: float) -> bytes | None:
+        try:
+            async with asyncio.timeout(wait_s):
+                part = await next_part()
+        except TimeoutError:
+            return b""
+        return None if part is None else rendered(part)
+
+    await events.send_all(next_events, ping_interval_s)
 
 
 class _WaitComments:

@@ -1,5 +1,4 @@
-"""POST /v1/audio/transcriptions and /v1/audio/translations: speech to text. /v1/audio/speech is
-refused."""
+"""POST /v1/audio/transcriptions and /v1/audio/translations: speech to text."""
 
 from __future__ import annotations
 
@@ -11,18 +10,18 @@ from dataclasses import replace
 
 from aiohttp import web
 
-from lmx.protocol.errors import ErrorCode, LmxError, RequestError
+from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.messages.speech import Transcribe, Transcript
-from lmx.protocol.messages.tasks import TaskFinished
 from lmx.protocol.states import MediaKind, ModelKind
 from lmx.router.http.bodies.form import read_form
-from lmx.router.http.endpoint import api_of, family_of
+from lmx.router.http.endpoint import family_of
 from lmx.router.http.outcome import CONTEXT, Outcome, follow_outcome, note_ignored
 from lmx.router.http.sse import EventStream
-from lmx.router.inference.answering import with_wait_comments
+from lmx.router.inference.answering import relay_parts
 from lmx.router.inference.model_choice import models_of_kind
-from lmx.router.jobs.live import LIVE_REQUEST, LiveRequest, RequestKind
+from lmx.router.inference.tasks import ListedTask, end_work
+from lmx.router.jobs.live import RequestKind
 from lmx.router.media.source import HeldMedia
 from lmx.router.rendering.transcripts import (
     FORMATS,
@@ -41,16 +40,7 @@ from lmx.router.schema.requests.audio import (
     parse_translation,
 )
 from lmx.router.services import SERVICES
-from lmx.router.workers.fallback import perform_on_first
-
-
-async def speech(request: web.Request) -> web.Response:
-    """Refuse: no text is read aloud here."""
-    raise RequestError(
-        ErrorCode.NOT_FOUND,
-        "lmx reads no text aloud: it has no models for speech. Ask another server for it; "
-        "/v1/audio/transcriptions is the way from speech to text.",
-    )
+from lmx.router.workers.task import OrderedPart
 
 
 async def transcriptions(request: web.Request) -> web.StreamResponse:
@@ -101,43 +91,28 @@ class _Transcription:
     def __init__(
         self, request: web.Request, models: Sequence[ModelView], task: Transcribe, held: HeldMedia
     ) -> None:
-        context = request[CONTEXT]
         self._request = request
         self._services = request.app[SERVICES]
-        self._models = models
-        self._task = replace(
-            task, request_id=context.request_id, owner=context.requester, media=held.items
-        )
-        self._blobs = held.blobs
-        self._live = request[LIVE_REQUEST] = LiveRequest(
-            f"transcr-{secrets.token_hex(12)}",
-            context,
+        self._listed = ListedTask(
+            request,
+            models,
+            replace(task, media=held.items),
             RequestKind.TRANSCRIPTION,
-            api_of(request),
-            request.remote,
-            models[0].model_id,
+            f"transcr-{secrets.token_hex(12)}",
+            held.blobs,
         )
+        self._live = self._listed.live
         self._transcript: CompleteTranscript | None = None
         follow_outcome(request, self._outcome)
 
     async def complete(
-        self, on_part: Callable[[Transcript], None] | None = None
+        self, on_part: Callable[[OrderedPart], None] | None = None
     ) -> CompleteTranscript:
         """Return the whole transcript; ``on_part`` is called with each part as it comes. Raises the
         error of its refusal, or REQUEST_CANCELLED."""
-        work = perform_on_first(
-            self._services.tasks,
-            self._models,
-            self._task,
-            self._choose,
-            self._live.waits,
-            self._blobs,
-            on_part,
-        )
-        _, answer = await self._services.live.perform(self._live, work)
-        assert isinstance(answer.last, TaskFinished)
-        parts = [part for part in answer.parts if isinstance(part, Transcript)]
-        self._transcript = complete_transcript(parts, answer.last.prompt_tokens)
+        computed = await self._listed.perform(on_part)
+        parts = [part for part in computed.parts if isinstance(part, Transcript)]
+        self._transcript = complete_transcript(parts, computed.prompt_tokens)
         return self._transcript
 
     async def stream(self) -> web.StreamResponse:
@@ -147,7 +122,12 @@ class _Transcription:
         events = EventStream(self._request, self._services.spec.stall_timeout_s)
         # There are no more parts than the sound has windows.
         parts: asyncio.Queue[Transcript | None] = asyncio.Queue()
-        work = asyncio.create_task(self.complete(parts.put_nowait), name=self._live.id)
+
+        def take(part: OrderedPart) -> None:
+            assert isinstance(part, Transcript)
+            parts.put_nowait(part)
+
+        work = asyncio.create_task(self.complete(take), name=self._live.id)
         work.add_done_callback(lambda _: parts.put_nowait(None))
         try:
             await self._relay(events, parts, work)
@@ -161,10 +141,7 @@ class _Transcription:
                 await events.send(event(error, self._request[CONTEXT].request_id))
                 await events.end()
         finally:
-            work.cancel()
-            await asyncio.wait({work})
-            if not work.cancelled():
-                work.exception()  # It is known, or its client has left.
+            await end_work(work)
         return events.response
 
     async def _relay(
@@ -174,31 +151,15 @@ class _Transcription:
         work: asyncio.Task[CompleteTranscript],
     ) -> None:
         services, writer = self._services, TranscriptEvents()
-        ping_interval_s = services.spec.ping_interval_s
-        async with with_wait_comments(
-            events, lambda: services.queues.progress(self._live.model_id), ping_interval_s
-        ):
-            first = await parts.get()
-        if first is not None:
-            if not events.is_open:
-                await events.open()
-            if beginning := writer.delta(first):
-                await events.send(beginning)
-
-            async def next_events(wait_s: float) -> bytes | None:
-                try:
-                    async with asyncio.timeout(wait_s):
-                        part = await parts.get()
-                except TimeoutError:
-                    return b""
-                return None if part is None else writer.delta(part)
-
-            await events.send_all(next_events, ping_interval_s)
+        await relay_parts(
+            events,
+            parts.get,
+            writer.delta,
+            lambda: services.queues.progress(self._live.model_id),
+            services.spec.ping_interval_s,
+        )
         await events.send(writer.done(await work))
         await events.end()
-
-    def _choose(self, model: ModelView) -> None:
-        self._live.model_id = model.model_id
 
     def _outcome(self) -> Outcome:
         known = Outcome(model=self._live.model_id, stream=self._live.stream)

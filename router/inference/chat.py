@@ -9,7 +9,8 @@ from lmx.router.http.outcome import CONTEXT, note_ignored
 from lmx.router.inference.answering import Plan, answer, is_ovms
 from lmx.router.inference.media import generation
 from lmx.router.inference.model_choice import models_of_kind
-from lmx.router.inference.stray_results import with_known_calls
+from lmx.router.inference.named_files import with_files
+from lmx.router.inference.prompts import prepared
 from lmx.router.jobs.live import RequestKind
 from lmx.router.rendering.chat import ChatShape
 from lmx.router.rendering.envelope import Form
@@ -35,7 +36,8 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     await next_step(request)
     note_ignored(request, ignored_fields(body, ChatRequest, CHAT))
     stream = bool(chat.stream)
-    models = await models_of_kind(request, chat.model, ModelKind.CHAT, stream=stream, media=sources)
+    generate, media = await with_files(request, generate, sources)
+    models = await models_of_kind(request, chat.model, ModelKind.CHAT, stream=stream, media=media)
     form = Form(
         generate.search.n,
         bool(chat.logprobs),
@@ -47,11 +49,12 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         chat.prompt_logprobs is not None,
         # /v3 is OVMS's, which follows OpenAI and vLLM here. kiapi's document of /v1 differs.
         calls_stop=ovms and names_a_function,
+        tier=chat.tier,
     )
-    generate = with_known_calls(request, generate, "messages.tool_call_id")
-    begin = generation(services, own_request(generate, context), sources)
+    generate = prepared(request, generate, "messages.tool_call_id")
+    begin = generation(services, own_request(generate, context), media)
     # Media may be megabytes of text, which nobody needs for as long as the answer takes.
-    del body, shaped, chat, sources
+    del body, shaped, chat, sources, media
     await next_step(request)
     shape = OpenAiAnswer(form, ChatShape, stream=stream)
     plan = Plan(models, begin, shape, RequestKind.CHAT, "chatcmpl-")

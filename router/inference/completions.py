@@ -29,7 +29,9 @@ async def completions(request: web.Request) -> web.StreamResponse:
     await next_step(request)
     note_ignored(request, ignored_fields(body, CompletionRequest, COMPLETION))
     stream = bool(wanted.stream)
-    models = await models_of_kind(request, wanted.model, ModelKind.CHAT, stream=stream)
+    models = await models_of_kind(
+        request, wanted.model, ModelKind.CHAT, stream=stream, infill=generates[0].infill
+    )
     form = Form(
         choices=len(generates) * generates[0].search.n,
         logprobs=wanted.logprobs is not None,

@@ -11,7 +11,8 @@ from lmx.router.http.responses import Answer, json_value
 from lmx.router.inference.answering import Plan, answer
 from lmx.router.inference.media import generation
 from lmx.router.inference.model_choice import models_for, models_of_kind
-from lmx.router.inference.stray_results import with_known_calls
+from lmx.router.inference.named_files import with_files
+from lmx.router.inference.prompts import prepared
 from lmx.router.inference.tasks import ask_tokenizer
 from lmx.router.jobs.live import RequestKind
 from lmx.router.rendering.anthropic import MessageAnswer
@@ -42,18 +43,17 @@ async def messages(request: web.Request) -> web.StreamResponse:
     services = request.app[SERVICES]
     body = await read_object(request, services.spec.body_limit_bytes)
     body = await checked_ahead(request, body, "messages", TURNS)
-    wanted, generate, sources = parse_messages(body, keep_billing=services.spec.keep_billing_header)
+    wanted, generate, sources = parse_messages(body)
     await next_step(request)
     note_ignored(request, [*ignored_fields(body, MessagesRequest, {}), *wanted.left_out])
     stream = bool(wanted.stream)
-    models = await models_of_kind(
-        request, wanted.model, ModelKind.CHAT, stream=stream, media=sources
-    )
-    generate = with_known_calls(request, generate, "messages.content.tool_use_id")
-    begin = generation(services, own_request(generate, request[CONTEXT]), sources)
+    generate, media = await with_files(request, generate, sources)
+    models = await models_of_kind(request, wanted.model, ModelKind.CHAT, stream=stream, media=media)
+    generate = prepared(request, generate, "messages.content.tool_use_id")
+    begin = generation(services, own_request(generate, request[CONTEXT]), media)
     form = MessageAnswer(wanted.stop_texts, shows_thinking=wanted.shows_thinking)
     # Media may be megabytes of text, which nobody needs for as long as the answer takes.
-    del body, wanted, sources
+    del body, wanted, sources, media
     await next_step(request)
     plan = Plan(models, begin, form, RequestKind.CHAT, "msg_")
     return await answer(request, plan, stream=stream)
@@ -64,12 +64,13 @@ async def count_tokens(request: web.Request) -> web.Response:
     spec = request.app[SERVICES].spec
     body = await read_object(request, spec.body_limit_bytes)
     body = await checked_ahead(request, body, "messages", TURNS)
-    wanted, task, sources = parse_count(body, keep_billing=spec.keep_billing_header)
+    wanted, task, sources = parse_count(body)
     await next_step(request)
     note_ignored(request, [*ignored_fields(body, CountTokensRequest, {}), *wanted.left_out])
-    models = await models_for(request, wanted.model, None, media=sources)
-    task = with_known_calls(request, task, "messages.content.tool_use_id")
+    task, media = await with_files(request, task, sources)
+    models = await models_for(request, wanted.model, None, media=media)
+    task = prepared(request, task, "messages.content.tool_use_id")
     await next_step(request)
-    counted = await ask_tokenizer(request, models, task, sources)
+    counted = await ask_tokenizer(request, models, task, media)
     assert isinstance(counted, Tokenized)
     return json_value(TokenCount(input_tokens=len(counted.tokens)))

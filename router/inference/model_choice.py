@@ -4,13 +4,14 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
+from lmx.protocol.messages.data import Infill
 from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.states import MediaKind, ModelKind
 from lmx.router.http.outcome import Outcome, set_outcome
 from lmx.router.media.source import MediaSource
 from lmx.router.services import directory_for
 from lmx.router.supervisor.directory import require_kind
-from lmx.router.supervisor.routing import accepting_media, candidates
+from lmx.router.supervisor.routing import accepting_media, candidates, filling
 
 
 async def models_for(
@@ -40,11 +41,16 @@ async def models_of_kind(
     *,
     stream: bool | None = None,
     media: Sequence[MediaSource] = (),
+    infill: Infill | None = None,
 ) -> Sequence[ModelView]:
     """Return the same as :func:`models_for`, but raise also if the first model is of another kind,
-    which could never answer, and if no model takes the ``media`` of the request."""
+    which could never answer, and if no model takes the ``media`` of the request or fills a gap
+    that it has."""
     models = await models_for(request, name, kind, stream=stream)
     require_kind(models[0], kind)
+    if infill is not None:
+        models = filling(await directory_for(request), models, infill.param)
+        set_outcome(request, Outcome(model=models[0].model_id, stream=stream))
     return await _accepting(request, models, media, stream=stream)
 
 

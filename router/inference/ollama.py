@@ -8,7 +8,7 @@ from functools import partial
 import orjson
 from aiohttp import web
 
-from lmx.protocol.messages.data import Generate
+from lmx.protocol.messages.data import Generate, Infill
 from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.messages.tasks import Embed
 from lmx.protocol.states import ModelKind
@@ -20,7 +20,7 @@ from lmx.router.inference.answering import Plan, answer
 from lmx.router.inference.embeddings import as_array, written_vectors
 from lmx.router.inference.media import generation
 from lmx.router.inference.model_choice import models_of_kind
-from lmx.router.inference.stray_results import with_known_calls
+from lmx.router.inference.prompts import prepared
 from lmx.router.inference.tasks import Computed, compute, read_task
 from lmx.router.jobs.live import RequestKind
 from lmx.router.media.source import MediaSource
@@ -120,13 +120,20 @@ async def _answer(
 ) -> Callable[[], Awaitable[web.StreamResponse]]:
     """Return what answers a request. It does not hold ``wanted`` and ``sources``."""
     services, stream = request.app[SERVICES], wanted.streams
-    models = await _models(request, wanted.model, ModelKind.CHAT, stream=stream, media=sources)
-    generate = with_known_calls(request, generate, "messages.tool_name")
+    models = await _models(
+        request,
+        wanted.model,
+        ModelKind.CHAT,
+        stream=stream,
+        media=sources,
+        infill=generate.infill,
+    )
+    generate = prepared(request, generate, "messages.tool_name")
     generate = own_request(generate, request[CONTEXT])
     loaded, turns = None, None
     if wanted.only_loads:
         loaded = "unload" if generate.keep_alive_s == 0 else "load"
-    elif isinstance(wanted, OllamaGenerateRequest) and not wanted.raw:
+    elif isinstance(wanted, OllamaGenerateRequest) and wanted.in_template:
         turns = wanted.turns
     form = OllamaAnswer(
         wanted.model,
@@ -157,8 +164,9 @@ async def _models(
     *,
     stream: bool | None = None,
     media: Sequence[MediaSource] = (),
+    infill: Infill | None = None,
 ) -> Sequence[ModelView]:
     """Return what :func:`lmx.router.inference.model_choice.models_of_kind` returns, for a name that
     may have Ollama's tag."""
     plain = untagged(await directory_for(request), name)
-    return await models_of_kind(request, plain, kind, stream=stream, media=media)
+    return await models_of_kind(request, plain, kind, stream=stream, media=media, infill=infill)

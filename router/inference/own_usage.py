@@ -67,7 +67,7 @@ async def own_usage(request: web.Request) -> web.Response:
     services = request.app[SERVICES]
     query = validated(OwnUsageQuery, dict(request.query))
     key = request[CONTEXT].grant
-    used = await services.usage.of_key("" if key is None else key.shown_name, query.days)
+    used = await services.usage.of_key(key, query.days)
     today = date.today().isoformat()
     used.setdefault(today, Usage())
     limits = None if key is None else key.limits

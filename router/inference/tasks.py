@@ -1,15 +1,16 @@
 """A task's way from its handler to a worker and back. All routes without generation use it."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from aiohttp import web
 from pydantic import BaseModel
 
 from lmx.protocol.messages.snapshot import ModelView
-from lmx.protocol.messages.tasks import Scores, Task, TaskFinished, Tokenize
+from lmx.protocol.messages.tasks import Embed, Scores, Task, TaskFinished, Tokenize
 from lmx.router.http.bodies.capture import CAPTURES
 from lmx.router.http.bodies.json_body import next_step, read_object
 from lmx.router.http.endpoint import api_of
@@ -21,10 +22,13 @@ from lmx.router.schema.requests.unsupported import ignored_fields
 from lmx.router.services import SERVICES
 from lmx.router.workers.dispatch import COMPUTE_DEADLINE_S
 from lmx.router.workers.fallback import perform_on_first
-from lmx.router.workers.task import Last, Part
+from lmx.router.workers.task import Last, OrderedPart, Part
 from lmx.router.workers.waits import Waits
 
 _Parsed = TypeVar("_Parsed")
+
+_BACKGROUND_DEADLINE_S: Final = 86_400.0
+"""A batch has expired by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,28 +62,68 @@ async def read_task(
     return parsed
 
 
+class ListedTask:
+    """A task for the first available one of some models, which is listed meanwhile among the
+    requests under way, as ``answer_id``."""
+
+    def __init__(
+        self,
+        request: web.Request,
+        models: Sequence[ModelView],
+        task: Task,
+        kind: RequestKind,
+        answer_id: str,
+        blobs: Sequence[bytes] = (),
+    ) -> None:
+        self.live = request[LIVE_REQUEST] = LiveRequest(
+            answer_id, request[CONTEXT], kind, api_of(request), request.remote, models[0].model_id
+        )
+        self._services = request.app[SERVICES]
+        self._models = models
+        self._task = _own(request, task)
+        self._blobs = blobs
+
+    async def perform(self, on_part: Callable[[OrderedPart], None] | None = None) -> Computed:
+        """Return what was computed; ``on_part`` is called with each part of an answer in parts.
+        Raises the error of its refusal, or REQUEST_CANCELLED."""
+        work = perform_on_first(
+            self._services.tasks,
+            self._models,
+            self._task,
+            self._choose,
+            self.live.waits,
+            self._blobs,
+            on_part,
+        )
+        model, answer = await self._services.live.perform(self.live, work)
+        assert isinstance(answer.last, TaskFinished)
+        return Computed(model.model_id, answer.parts, answer.last.prompt_tokens)
+
+    def _choose(self, model: ModelView) -> None:
+        self.live.model_id = model.model_id
+
+
+async def end_work(work: asyncio.Task[Any]) -> None:
+    """End what a request does in a task of its own, and wait until it has ended. Its error is
+    known by now, or its client has left."""
+    work.cancel()
+    await asyncio.wait({work})
+    if not work.cancelled():
+        work.exception()
+
+
 async def compute(
     request: web.Request, models: Sequence[ModelView], task: Task, kind: RequestKind, answer_id: str
 ) -> Computed:
     """Have the first available model of ``models`` do ``task``. Meanwhile it is listed as
     ``answer_id`` among the requests under way. Raises the error of its refusal, or
     REQUEST_CANCELLED."""
-    services, context = request.app[SERVICES], request[CONTEXT]
-    live = LiveRequest(
-        answer_id, context, kind, api_of(request), request.remote, models[0].model_id
-    )
-    request[LIVE_REQUEST] = live
+    listed = ListedTask(request, models, task, kind, answer_id)
+    live = listed.live
     live.is_captured = request.app[CAPTURES].keep(live.id, request)
     follow_outcome(request, lambda: Outcome(model=live.model_id))
-
-    def choose(model: ModelView) -> None:
-        live.model_id = model.model_id
-
-    work = perform_on_first(services.tasks, models, _own(request, task), choose, live.waits)
-    model, answer = await services.live.perform(live, work)
-    assert isinstance(answer.last, TaskFinished)
-    computed = Computed(model.model_id, answer.parts, answer.last.prompt_tokens)
-    set_outcome(request, Outcome(model=model.model_id, prompt_tokens=computed.prompt_tokens))
+    computed = await listed.perform()
+    set_outcome(request, Outcome(model=computed.model_id, prompt_tokens=computed.prompt_tokens))
     return computed
 
 
@@ -123,4 +167,7 @@ def scores_of(computed: Computed) -> dict[int, float]:
 
 def _own(request: web.Request, task: Task) -> Task:
     context = request[CONTEXT]
+    if context.background and isinstance(task, Embed):
+        # It stands still for everybody else's, however long those take.
+        task = replace(task, background=True, deadline_s=_BACKGROUND_DEADLINE_S)
     return replace(task, request_id=context.request_id, owner=context.requester)

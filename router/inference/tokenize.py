@@ -16,7 +16,8 @@ from lmx.router.http.bodies.json_body import checked_ahead, next_step, read_obje
 from lmx.router.http.outcome import note_ignored
 from lmx.router.http.responses import Answer, json_text, json_value
 from lmx.router.inference.model_choice import models_for
-from lmx.router.inference.stray_results import with_known_calls
+from lmx.router.inference.named_files import with_files
+from lmx.router.inference.prompts import prepared
 from lmx.router.inference.tasks import ask_tokenizer, read_task
 from lmx.router.schema.requests.conversation.messages import MESSAGES
 from lmx.router.schema.requests.tasks import (
@@ -60,10 +61,11 @@ async def tokenize(request: web.Request) -> web.Response:
     wanted, task, sources = parse_tokenize(body)
     await next_step(request)
     note_ignored(request, ignored_fields(body, TokenizeRequest, TOKENIZE))
-    models = await models_for(request, wanted.model, None, media=sources)
-    task = with_known_calls(request, task, "messages.tool_call_id")
+    task, media = await with_files(request, task, sources)
+    models = await models_for(request, wanted.model, None, media=media)
+    task = prepared(request, task, "messages.tool_call_id")
     await next_step(request)
-    answer = await ask_tokenizer(request, models, task, sources)
+    answer = await ask_tokenizer(request, models, task, media)
     assert isinstance(answer, Tokenized)
     names: Any = orjson.Fragment(answer.pieces_json) if answer.pieces_json else None
     return json_value(

@@ -97,12 +97,15 @@ def _notify(request: web.Request) -> bool:
     transport = request.transport
     if transport is None or transport.is_closing() or transport.get_write_buffer_size():
         return False  # Gone, or it has not taken what came before.
+    connection = transport.get_extra_info("socket")
+    if connection is None:
+        return False  # A message of a WebSocket, which is cut off.
     begun = request.writer.output_size > 0
     if begun and not request.get(EVENT_STREAM):
         return False
     text = _error_event(request) if begun else _error_response(request)
     try:
-        os.write(transport.get_extra_info("socket").fileno(), text)
+        os.write(connection.fileno(), text)
     except OSError:
         return False
     return True

@@ -16,6 +16,7 @@ from lmx.protocol.messages.data import ChoiceEnded, Delta, Finished
 from lmx.router.http.api_family import openai_error
 from lmx.router.http.errors import http_status
 from lmx.router.http.outcome import Outcome
+from lmx.router.jobs.conversations import Piece
 from lmx.router.jobs.live import ENDS, LiveRequest, LiveRequests, LiveState, reread_object
 from lmx.router.jobs.records import JobRow, JobState, ResponseRow
 from lmx.router.jobs.store import JobStore
@@ -45,6 +46,10 @@ class StoredInput:
     output: Callable[[str, AccumulatedChoice, ChoiceEnded | None], bytes]
     """Returns the items of the response's output, as they are kept for the requests that continue
     it: of its id, what it has made, and how that ended."""
+    conversation: str | None = None
+    """The conversation that gets its items when it is completed."""
+    added: tuple[Piece, ...] = ()
+    """The items of the input, as the conversation gets them."""
 
 
 class Job:
@@ -52,7 +57,7 @@ class Job:
 
     Within the block it is listed among the live requests, and it is recorded from its beginning to
     its end, however it ends. A generation that is refused before its client knows its id leaves no
-    record.
+    record, nor does a line of a batch.
 
     It observes the generation and does nothing with it: the consumer of its output calls
     :meth:`began`, :meth:`collect` and :meth:`observe`. It keeps all output, so that the record has
@@ -95,15 +100,21 @@ class Job:
         self._ttft_s: float | None = None
         self._gaps_s: list[float] = []
         self._cut_tokens: int | None = None
-        self._has_record = True
+        self._has_record = not live.context.background
         self._until_ended = ExitStack()
 
     def __enter__(self) -> Self:
         self._until_ended.enter_context(self._listed.under_way(self.live))
         self.live.outcome = self.outcome
         if self._stored is not None:
-            head = orjson.dumps(self.empty_answer())
-            self._response = ResponseRow(self._stored.items, head, self._stored.previous)
+            head, stored = orjson.dumps(self.empty_answer()), self._stored
+            self._response = ResponseRow(
+                stored.items,
+                head,
+                stored.previous,
+                conversation=stored.conversation,
+                added=stored.added,
+            )
         self._put(JobState.QUEUED)
         return self
 
@@ -245,7 +256,7 @@ class Job:
 
     def _put(self, state: JobState, **known: Any) -> None:
         live, ending = self.live, self.ending
-        if live.is_deleted:
+        if live.is_deleted or live.context.background:
             return
         over = state is not JobState.QUEUED and state is not JobState.RUNNING
         tokens = self._made.tokens if ending is None else ending.finished.usage.completion_tokens

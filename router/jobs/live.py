@@ -58,6 +58,7 @@ class RequestKind(StrEnum):
     EMBEDDING = "embedding"
     RERANK = "rerank"
     TRANSCRIPTION = "transcription"
+    SPEECH = "speech"
 
 
 class LiveState(StrEnum):
@@ -149,6 +150,11 @@ class LiveRequest:
     """Why its prompt was computed again; None if it was not, or is not known."""
     is_captured: bool = False
     """Whether its body was captured."""
+    machine: str | None = None
+    """The peer that computes it; None for this machine."""
+    goes_elsewhere: bool = False
+    """Whether that peer has not answered, and another machine was asked: it is not among the ended
+    ones then."""
     failure: LmxError | None = None
     """What it ended with, without the traceback, which would lead back here."""
     detached: bool = False
@@ -287,6 +293,8 @@ class RequestShown(Answer):
     """The same error for people."""
     reread: Reread | None
     """Why its prompt was computed again. Null where it was not, or where that is not known."""
+    machine: str | None
+    """The peer that computes it. Null where this machine does."""
     captured: bool
     """Whether its body was captured: GET /admin/requests/{id}/capture, for as long as that is
     kept."""
@@ -304,6 +312,8 @@ class LiveRequests:
     ) -> None:
         self.ended_total = 0
         """How many requests have ended."""
+        self.last_used_s: dict[str, float] = {}
+        """When each model's last request ended that somebody waited for, on the monotonic clock."""
         self._position_of = position_of
         self._directory = directory
         self._by_id: dict[str, LiveRequest] = {}
@@ -313,6 +323,15 @@ class LiveRequests:
     def all(self) -> tuple[LiveRequest, ...]:
         """Every request under way, the oldest first."""
         return tuple(self._by_id.values())
+
+    @property
+    def in_foreground(self) -> Iterator[LiveRequest]:
+        """Those that this machine computes, and that somebody waits for."""
+        return (
+            live
+            for live in self._by_id.values()
+            if not live.context.background and live.machine is None
+        )
 
     @property
     def ids(self) -> frozenset[str]:
@@ -348,8 +367,12 @@ class LiveRequests:
     def shown(self, live: LiveRequest) -> RequestShown:
         """Return a request under way as operators see it."""
         state, position = self.place(live)
-        shown = _shown(live, time.monotonic(), state.value, _NOTHING)
+        is_own = live.machine is None
+        measured = _NOTHING if is_own or live.outcome is None else live.outcome()
+        shown = _shown(live, time.monotonic(), state.value, measured)
         shown["queue_position"] = position
+        if not is_own:
+            return shown
         if state is LiveState.WAITING:
             shown["waits_for"] = waits_for_model(live.model_id, position, self._directory())
         elif live.error is None:
@@ -382,8 +405,11 @@ class LiveRequests:
             yield
         finally:
             del self._by_id[live.id]
-            self._ended.append(_ended(live))
-            self.ended_total += 1
+            if not live.goes_elsewhere:
+                self._ended.append(_ended(live))
+                self.ended_total += 1
+            if not live.context.background and live.machine is None:
+                self.last_used_s[live.model_id] = time.monotonic()
             live.outcome = None  # It leads back here: a circle that holds the answer.
             live.ended.set()
 
@@ -425,6 +451,7 @@ def _shown(live: LiveRequest, now_s: float, state: str, measured: Outcome) -> Re
         "error": None,
         "error_message": None,
         "reread": live.reread,
+        "machine": live.machine,
         "captured": live.is_captured,
     }
 

@@ -21,6 +21,7 @@ import psutil
 
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.router.http.api_family import openai_error
+from lmx.router.jobs import conversations
 from lmx.router.record_file import INCREMENTAL, columns_of, create_tables
 
 SCHEMA_VERSION: Final = 1
@@ -52,6 +53,11 @@ class ResponseRow:
     output: bytes | None = None
     """The items of its output without logprobs, as a JSON array, once it has ended. None also for
     one of an earlier release, which kept them in the job's result alone."""
+    conversation: str | None = None
+    """The conversation that gets the items of the input and the output when the response is
+    completed. It is in the head too, and is not stored again, as is the next."""
+    added: tuple[conversations.Piece, ...] = ()
+    """The items of the input, as the conversation gets them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +81,8 @@ class Turn:
     output: bytes | None
     """The items of its output, as a JSON array; those of an earlier release in the whole response,
     which is an object. None if it has none."""
+    conversation: str | None
+    """The conversation that its input continues."""
 
 
 @dataclass(slots=True)
@@ -85,6 +93,8 @@ class JobRow:
     kind: str
     model: str
     owner: str | None
+    """The key of its request; None without one. Only whoever comes with the same, or with none
+    either, sees the record."""
     state: str
     stream: bool
     created_s: float
@@ -111,9 +121,11 @@ class JobRow:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which records to list, the newest first. None means that there is no such condition."""
+    """Which records to list, the newest first. None means that there is no such condition, except
+    of the owner."""
 
     owner: str | None = None
+    """Whose they are. None: of nobody, as the jobs of requests without a key are."""
     state: str | None = None
     model: str | None = None
     kind: str | None = None
@@ -159,16 +171,16 @@ _SIZE_BYTES: Final = "length(items) + coalesce(length(output), length(result), 0
 _TURNS: Final = f"""
 WITH RECURSIVE chain (id, previous, bytes, place) AS (
   SELECT responses.id, previous, {_SIZE_BYTES}, 1 FROM responses JOIN jobs USING (id)
-  WHERE id = :id AND (:owner IS NULL OR owner = :owner)
+  WHERE id = :id AND owner IS :owner
   UNION ALL
   SELECT responses.id, responses.previous, {_SIZE_BYTES}, place + 1
   FROM chain JOIN responses ON responses.id = chain.previous JOIN jobs ON jobs.id = responses.id
-  WHERE place < :most AND (:owner IS NULL OR owner = :owner)
+  WHERE place < :most AND owner IS :owner
 )
 SELECT id, bytes FROM chain ORDER BY place
 """  # noqa: S608
 """The responses of a conversation, the newest first. It looks at nothing behind a response that is
-not there or is none of that owner: nobody else learns how much there is."""
+not there or does not belong to that owner: nobody else learns how much there is."""
 
 _PUT: Final = f"INSERT OR REPLACE INTO jobs VALUES ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608
 
@@ -188,9 +200,9 @@ def create(connection: sqlite3.Connection) -> None:
 
 
 def create_responses(connection: sqlite3.Connection) -> None:
-    """Create the table of responses, unless it is there, with the column that an earlier release's
-    lacks."""
-    connection.executescript(_CREATE_RESPONSES)
+    """Create the tables of responses and of conversations, unless they are there, with the column
+    that an earlier release's lacks."""
+    connection.executescript(_CREATE_RESPONSES + conversations.CREATE)
     if "output" in columns_of(connection, "responses"):
         return
     connection.execute("BEGIN IMMEDIATE")
@@ -207,7 +219,10 @@ def fault_of(connection: sqlite3.Connection) -> str | None:
     responses = columns_of(connection, "responses")
     if responses and not _RESPONSE_COLUMNS.issuperset(responses):
         return "its table `responses` has other columns"
-    known = {*_NAMED.findall(_CREATE + _CREATE_RESPONSES)}
+    for table, expected in conversations.TABLES.items():
+        if columns_of(connection, table) not in ((), expected):
+            return f"its table `{table}` has other columns"
+    known = {*_NAMED.findall(_CREATE + _CREATE_RESPONSES + conversations.CREATE)}
     for (name,) in connection.execute(
         "SELECT name FROM sqlite_master WHERE name NOT LIKE 'sqlite_autoindex_%'"
     ):
@@ -218,7 +233,7 @@ def fault_of(connection: sqlite3.Connection) -> str | None:
 
 def write(connection: sqlite3.Connection, rows: Mapping[str, JobRow | None]) -> None:
     """Write whole records by their ids, in one transaction; existing ones are replaced. None
-    deletes the record."""
+    deletes the record. The conversations get the items of the responses that are completed."""
     connection.execute("BEGIN IMMEDIATE")
     with connection:
         connection.executemany(_PUT, [_VALUES(row) for row in rows.values() if row is not None])
@@ -233,6 +248,19 @@ def write(connection: sqlite3.Connection, rows: Mapping[str, JobRow | None]) -> 
                 if row is not None and (stored := row.response) is not None
             ],
         )
+        for row in rows.values():
+            if row is None or row.state != JobState.COMPLETED or row.response is None:
+                continue
+            conversation, made = row.response.conversation, row.response.output
+            if conversation is not None:
+                output = [(one["id"], orjson.dumps(one)) for one in orjson.loads(made or b"[]")]
+                conversations.append(
+                    connection,
+                    conversation,
+                    row.owner,
+                    (*row.response.added, *output),
+                    row.ended_s or row.created_s,
+                )
 
 
 def response(
@@ -250,8 +278,8 @@ def turns(
     connection: sqlite3.Connection, response_id: str, owner: str | None, most: int, max_bytes: int
 ) -> list[Turn]:
     """Return a response and those that it continues, the newest first: up to ``most``, and up to
-    the first one that is not there, or is none of that owner. Raises ``OverflowError`` if their
-    items have more than ``max_bytes``."""
+    the first one that is not there, or does not belong to that owner. Raises ``OverflowError`` if
+    their items have more than ``max_bytes``."""
     wanted = {"id": response_id, "owner": owner, "most": most}
     found = connection.execute(_TURNS, wanted).fetchall()
     if sum(size for _, size in found) > max_bytes:
@@ -259,7 +287,8 @@ def turns(
     return [
         Turn(
             *connection.execute(
-                "SELECT id, previous, ended_s IS NOT NULL, items, coalesce(output, result) "
+                "SELECT id, previous, ended_s IS NOT NULL, items, coalesce(output, result), "
+                "json_extract(CAST(head AS TEXT), '$.conversation.id') "
                 "FROM responses JOIN jobs USING (id) WHERE id = ?",
                 (turn_id,),
             ).fetchone()
@@ -271,8 +300,8 @@ def turns(
 def get(connection: sqlite3.Connection, job_id: str, owner: str | None) -> JobRow | None:
     """Return a record with its result; None if it does not exist or belongs to another owner."""
     found = connection.execute(
-        f"SELECT {', '.join(_COLUMNS)} FROM jobs WHERE id = ? AND (? IS NULL OR owner = ?)",  # noqa: S608
-        (job_id, owner, owner),
+        f"SELECT {', '.join(_COLUMNS)} FROM jobs WHERE id = ? AND owner IS ?",  # noqa: S608
+        (job_id, owner),
     ).fetchone()
     return None if found is None else JobRow(*found)
 
@@ -280,9 +309,9 @@ def get(connection: sqlite3.Connection, job_id: str, owner: str | None) -> JobRo
 def listed(connection: sqlite3.Connection, wanted: Wanted) -> tuple[list[JobRow], bool] | None:
     """Return the records that are wanted, without results, and whether more follow; None if there
     is no record ``after``."""
-    conditions: list[str] = []
-    values: list[object] = []
-    for column in ("owner", "state", "model", "kind"):
+    conditions = ["owner IS ?"]
+    values: list[object] = [wanted.owner]
+    for column in ("state", "model", "kind"):
         value = getattr(wanted, column)
         if value is not None:
             conditions.append(f"{column} = ?")
@@ -293,9 +322,8 @@ def listed(connection: sqlite3.Connection, wanted: Wanted) -> tuple[list[JobRow]
             return None
         conditions.append("(created_s, id) < (?, ?)")
         values += (last.created_s, last.id)
-    where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
     found = connection.execute(
-        f"SELECT {', '.join(_LISTED)} FROM jobs {where} "  # noqa: S608
+        f"SELECT {', '.join(_LISTED)} FROM jobs WHERE {' AND '.join(conditions)} "  # noqa: S608
         "ORDER BY created_s DESC, id DESC LIMIT ?",
         (*values, wanted.limit + 1),
     ).fetchall()
@@ -409,9 +437,27 @@ def _remove(connection: sqlite3.Connection, gone: Sequence[str]) -> None:
             connection.executemany("DELETE FROM jobs WHERE id = ?", [(one,) for one in gone])
 
 
+def bound_conversations(connection: sqlite3.Connection, max_count: int, max_bytes: int) -> int:
+    """Remove conversations, in the order of :func:`first_to_go` and those that were added to
+    longest ago first, until there are no more than ``max_count``, which take no more than
+    ``max_bytes``; return how many were removed."""
+    count, taken_bytes = conversations.taken(connection)
+    gone: set[str] = set()
+    if count > max_count:
+        each = [(one, owner, 1) for one, owner, _ in conversations.by_use(connection)]
+        gone.update(first_to_go(each, count - max_count))
+    if taken_bytes > max_bytes:
+        gone.update(first_to_go(conversations.by_use(connection), taken_bytes - max_bytes))
+    if gone:
+        conversations.remove_all(connection, gone)
+    return len(gone)
+
+
 def file_bytes(connection: sqlite3.Connection) -> int:
-    """Return how large the file is once the journal has been moved into it."""
-    return _pragma(connection, "page_count") * _pragma(connection, "page_size")
+    """Return how large the file is once the journal has been moved into it, without the
+    conversations, which have a limit of their own."""
+    whole = _pragma(connection, "page_count") * _pragma(connection, "page_size")
+    return whole - conversations.taken(connection)[1]
 
 
 def shrink(connection: sqlite3.Connection, max_bytes: int) -> int:
@@ -448,7 +494,7 @@ def shrink(connection: sqlite3.Connection, max_bytes: int) -> int:
 
 def _used_bytes(connection: sqlite3.Connection) -> int:
     pages = _pragma(connection, "page_count") - _pragma(connection, "freelist_count")
-    return pages * _pragma(connection, "page_size")
+    return pages * _pragma(connection, "page_size") - conversations.taken(connection)[1]
 
 
 def _pragma(connection: sqlite3.Connection, name: str) -> int:

@@ -5,7 +5,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import structlog
 
@@ -35,6 +35,9 @@ _ROWS_LIMIT: Final = 8192
 _AT_ONCE_BYTES: Final = 8 * 1024 * 1024
 """Beyond this much nothing more is collected."""
 
+_MOST_CONVERSATIONS: Final = 10_000
+"""How many conversations are kept, of all keys."""
+
 _RESULTS_LIMIT_BYTES: Final = 256 * 1024 * 1024
 """The most bytes of results and of kept responses that may wait while the file can't be
 written."""
@@ -50,6 +53,7 @@ _KIND: Final = RecordKind(
 )
 
 _Rows = dict[str, JobRow | None]
+_T = TypeVar("_T")
 
 _log = structlog.get_logger()
 
@@ -127,6 +131,17 @@ class JobStore(RecordFile[_Rows]):
         """Remove a record that has ended, or with ``under_way`` also one that has not."""
         await self._read(lambda connection: records.delete(connection, job_id, under_way=under_way))
 
+    async def perform(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+        """Return what ``work`` gives, which reads the conversations or commits a change of them. It
+        must take less than seconds. Raises JOBS_UNAVAILABLE, and what ``work`` raises."""
+
+        def done(connection: sqlite3.Connection) -> _T:
+            found = work(connection)
+            self._bound_conversations(connection)
+            return found
+
+        return await self._read(done)
+
     async def sweep(self, live: Callable[[], Collection[str]]) -> None:
         """Remove the records that are too old or too many. Mark jobs as interrupted that are
         recorded as under way and are not: ``live`` returns the ids that are under way in this
@@ -185,7 +200,13 @@ class JobStore(RecordFile[_Rows]):
     def _lose(self, batch: _Rows) -> None:
         self._drop(len(batch))
 
+    def _bound_conversations(self, connection: sqlite3.Connection) -> None:
+        gone = records.bound_conversations(connection, _MOST_CONVERSATIONS, self._max_bytes)
+        if gone:
+            _log.info("jobs.conversations_removed", removed=gone, max_bytes=self._max_bytes)
+
     def _bound(self, connection: sqlite3.Connection) -> None:
+        self._bound_conversations(connection)
         if records.file_bytes(connection) > self._max_bytes:
             gone = records.shrink(connection, self._max_bytes)
             _log.info("jobs.shrunk", removed=gone, max_bytes=self._max_bytes)
@@ -215,7 +236,8 @@ def _size_bytes(row: JobRow | None) -> int:
     if row is None:
         return 0
     stored = row.response
-    response = (
-        0 if stored is None else len(stored.items) + len(stored.head) + len(stored.output or b"")
-    )
+    if stored is None:
+        return len(row.result or b"")
+    added = sum(len(item) for _, item in stored.added)
+    response = len(stored.items) + len(stored.head) + len(stored.output or b"") + added
     return len(row.result or b"") + response

@@ -15,6 +15,7 @@ import structlog
 from yarl import URL
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
+from lmx.protocol.host.authorities import Authorities
 from lmx.protocol.messages.specs import MediaLimits
 from lmx.router.byte_budget import ByteShare
 from lmx.router.media.addresses import AddressRule, Network
@@ -60,6 +61,7 @@ class Fetcher:
         )
         self._slots = FairSemaphore(limits.max_fetches)
         self._session: aiohttp.ClientSession | None = None
+        self._authorities = Authorities()
 
     async def fetch(self, url: str, param: str, share: ByteShare, owner: str = "") -> bytes:
         """Return what a URL leads to. ``share`` grows with each piece that comes. ``owner`` names
@@ -113,7 +115,7 @@ class Fetcher:
         self._resolver.check_literal(url.host)
         async with AsyncExitStack() as opened:
             response = await opened.enter_async_context(
-                self._open_session().get(url, allow_redirects=False)
+                (await self._open_session()).get(url, allow_redirects=False)
             )
             # What was not read is not wanted: the connection is closed and not drained.
             opened.callback(response.close)
@@ -140,12 +142,17 @@ class Fetcher:
             pieces.append(piece)
         return b"".join(pieces)
 
-    def _open_session(self) -> aiohttp.ClientSession:
+    async def _open_session(self) -> aiohttp.ClientSession:
+        await self._authorities.load()
         if self._session is None:
             limits = self._limits
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
-                    resolver=self._resolver, use_dns_cache=False, force_close=True, limit=0
+                    resolver=self._resolver,
+                    ssl=self._authorities.context,
+                    use_dns_cache=False,
+                    force_close=True,
+                    limit=0,
                 ),
                 timeout=aiohttp.ClientTimeout(
                     total=None,

@@ -14,9 +14,16 @@ from lmx.protocol.states import MediaForm, MediaKind
 from lmx.router.byte_budget import ByteBudget, ByteShare
 from lmx.router.event_loop import yield_to_loop
 from lmx.router.media.fetch import Fetcher
-from lmx.router.media.inline import decoded
+from lmx.router.media.inline import decoded, too_large
 from lmx.router.media.sniff import detected_form
-from lmx.router.media.source import HeldMedia, MediaSource, Origin, origin_of
+from lmx.router.media.source import (
+    HeldFile,
+    HeldMedia,
+    MediaSource,
+    Origin,
+    PartSource,
+    origin_of,
+)
 
 _AT_A_TIME: Final = 4
 """How many media of one request are fetched at a time."""
@@ -40,18 +47,22 @@ class MediaReader:
         """How many bytes of media the router holds."""
         return self._budget.held_bytes
 
-    def check(self, sources: Sequence[MediaSource]) -> None:
-        """Raise :class:`RequestError` for what is wrong before anything is fetched: too many media,
-        and a URL of a foreign scheme."""
+    def check_number(self, sources: Sequence[PartSource]) -> None:
+        """Raise :class:`RequestError` for too many media and files."""
         most = self._limits.max_items
         if len(sources) > most:
             param = sources[most].param
             raise RequestError(
                 ErrorCode.INVALID_VALUE,
-                f"`{param}` is one too many: a request may have {most} images, sounds and videos "
-                f"(media.max_items), and has {len(sources)}.",
+                f"`{param}` is one too many: a request may have {most} images, sounds, videos and "
+                f"files (media.max_items), and has {len(sources)}.",
                 param=param,
             )
+
+    def check(self, sources: Sequence[MediaSource]) -> None:
+        """Raise :class:`RequestError` for what is wrong before anything is fetched: too many media,
+        and a URL of a foreign scheme."""
+        self.check_number(sources)
         for source in sources:
             origin_of(source)
 
@@ -98,13 +109,21 @@ class MediaReader:
         self, source: MediaSource, share: ByteShare, turns: asyncio.Semaphore, owner: str
     ) -> tuple[MediaItem, bytes]:
         async with turns:
-            if origin_of(source) is Origin.URL:
+            if source.file is not None:
+                content = await self._of_file(source.file, source.param, share)
+            elif origin_of(source) is Origin.URL:
                 content = await self._fetcher.fetch(source.text, source.param, share, owner)
             else:
                 content = await self._decode(source, share)
             form = detected_form(content, source.kind, source.param)
             digest = await _sha256(content)
         return _item(source, form, content, digest), content
+
+    async def _of_file(self, file: HeldFile, param: str, share: ByteShare) -> bytes:
+        if file.size_bytes > self._limits.max_item_bytes:
+            raise too_large(param, self._limits.max_item_bytes)
+        share.grow(file.size_bytes)
+        return await file.read()
 
     async def _decode(self, source: MediaSource, share: ByteShare) -> bytes:
         pieces: list[bytes] = []

@@ -86,6 +86,14 @@ def form_of(content: bytes) -> MediaForm | None:
     return _frame_form(content)
 
 
+def kind_of(content: bytes) -> MediaKind | None:
+    """Return what ``content`` is by its beginning; None if it is no image, sound or video. Whatever
+    may have pictures is a video."""
+    form = form_of(content)
+    order = (MediaKind.IMAGE, MediaKind.VIDEO, MediaKind.AUDIO)
+    return next((kind for kind in order if form in _FORMS[kind]), None)
+
+
 def detected_form(content: bytes, kind: MediaKind, param: str) -> MediaForm:
     """Return the container of what ``param`` has. Raises INVALID_MEDIA (400) if it is not of its
     kind."""

@@ -2,9 +2,10 @@
 decoded, and what it is afterwards. Pure."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Final
+from typing import Any, Final, Protocol
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.media import MediaItem
@@ -25,6 +26,19 @@ class Origin(Enum):
     """``data:``: the bytes are in it."""
     BASE64 = auto()
     """The bytes alone, in base64."""
+    FILE = auto()
+    """A file that was uploaded before."""
+
+
+class HeldFile(Protocol):
+    """The bytes of a file, which stay readable though the file is deleted."""
+
+    @property
+    def size_bytes(self) -> int:
+        """How many there are."""
+
+    async def read(self) -> bytes:
+        """Return them; a second call returns the same object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +52,7 @@ class MediaSource:
     """The path of ``text`` in the request. Errors name it."""
 
     text: str = field(repr=False)
-    """A URL, a data URL or base64."""
+    """A URL, a data URL or base64; empty for a file."""
 
     detail: str = "auto"
     fps: float | None = None
@@ -46,6 +60,30 @@ class MediaSource:
     max_pixels: int | None = None
     max_frames: int | None = None
     use_audio_in_video: bool = True
+    file: HeldFile | None = field(default=None, repr=False)
+    """Has the bytes, in the place of ``text``."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedFile:
+    """A file that a part names by its id, before anybody has looked whether it exists."""
+
+    file_id: str
+    param: str
+    """The path of the id in the request. Errors name it."""
+
+    kinds: frozenset[MediaKind | None]
+    """What it may be; None is a text."""
+    seen: Mapping[str, Any] = field(default_factory=dict)
+    """The fields of :class:`MediaSource` after ``text``, for an image, a sound or a video."""
+    notes: tuple[tuple[str, str | None], ...] = ()
+    """What a model reads above a text, each note with its name."""
+    shows_name: bool = False
+    """Whether a text is shown with the name of its file, unless a note gives it a title."""
+
+
+PartSource = MediaSource | NamedFile
+"""Where the content of a part of a message comes from, as the request says it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -69,6 +107,8 @@ def origin_of(source: MediaSource) -> Origin:
     Raises :class:`RequestError` (400) for a URL of another scheme, ``file:`` above all. A path has
     no scheme: it counts as base64, and is refused where that is decoded.
     """
+    if source.file is not None:
+        return Origin.FILE
     # Base64 has no colon, so that a long one is not searched through.
     found = _SCHEME.match(source.text)
     if found is None:

@@ -13,7 +13,8 @@ from lmx.protocol.messages.inventory import Downloads
 from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.messages.status import SystemStatus
 from lmx.protocol.states import DownloadStatus
-from lmx.router.metrics.families import request_families, status_families
+from lmx.router.metrics.families import batch_families, request_families, status_families
+from lmx.router.metrics.peers import PeerFigures, peer_families
 from lmx.router.metrics.requests import Reading
 
 
@@ -37,6 +38,14 @@ class Scrape:
 
     requests: Reading
 
+    batches: Mapping[str, int] | None = None
+    """The batches that have not ended, by status; None if their records can't be read."""
+
+    batch_lines_left: int = 0
+    """How many of their lines have no result."""
+
+    peers: Sequence[PeerFigures] = ()
+
 
 @dataclass(frozen=True, slots=True)
 class _Families(Collector):
@@ -56,6 +65,8 @@ def exposition(scrape: Scrape) -> bytes:
                 *status_families(scrape.status, scrape.models, scrape.waiting),
                 *_of_downloads(scrape.downloads),
                 *request_families(scrape.requests),
+                *_of_batches(scrape),
+                *peer_families(scrape.peers),
             )
         )
     )
@@ -79,6 +90,12 @@ def _about(version: str) -> Iterator[Metric]:
         value=process.create_time(),
     )
     yield GaugeMetricFamily("process_open_fds", "The router's open files.", value=process.num_fds())
+
+
+def _of_batches(scrape: Scrape) -> Iterable[Metric]:
+    if scrape.batches is None:
+        return ()
+    return batch_families(scrape.batches, scrape.batch_lines_left)
 
 
 def _of_downloads(known: Downloads | None) -> Iterator[Metric]:

@@ -51,6 +51,11 @@ _MODEL_GAUGES: Final[tuple[tuple[str, Callable[[ModelStatus], float | None], str
         "The most that its worker has held.",
     ),
     (
+        "model_ranks",
+        lambda model: None if model.pid is None else 1 + len(model.figures.ranks),
+        "The processes that the model is divided among.",
+    ),
+    (
         "model_decoder_bytes",
         lambda model: model.figures.decoder_bytes,
         "What the process holds that decodes images, sounds and videos for its worker.",
@@ -77,7 +82,7 @@ _MODEL_GAUGES: Final[tuple[tuple[str, Callable[[ModelStatus], float | None], str
 """The gauges of each model. None means that the model has no such value now. A new gauge is a row
 here."""
 
-_MODEL_COUNTERS: Final[tuple[tuple[str, Callable[[ModelStatus], float], str], ...]] = (
+_MODEL_COUNTERS: Final[tuple[tuple[str, Callable[[ModelStatus], float | None], str], ...]] = (
     ("model_loads", lambda model: model.loads_total, "Loads that ended well."),
     (
         "worker_restarts",
@@ -114,9 +119,19 @@ _MODEL_COUNTERS: Final[tuple[tuple[str, Callable[[ModelStatus], float], str], ..
         lambda model: model.figures.preempted_total,
         "How many times a request gave its memory back to others, to resume later.",
     ),
+    (
+        "compute_seconds",
+        lambda model: model.figures.compute_s_total,
+        "Seconds in which its engine computed.",
+    ),
+    (
+        "energy_joules",
+        lambda model: model.energy_joules,
+        "The machine's energy while it computed, where the machine measures it.",
+    ),
 )
-"""The counters of each model. Those of the caches, of speculation and of preemption begin at 0 with
-each worker."""
+"""The counters of each model, as its gauges. Those of the caches, of speculation, of preemption and
+of computing begin at 0 with each worker."""
 
 _WANTED: Final = (ExitCause.UNLOADED, ExitCause.EVICTED, ExitCause.EXPIRED, ExitCause.SHUTDOWN)
 
@@ -161,6 +176,18 @@ def status_families(
 def _of_processes(supervisor: SupervisorStatus, router: RouterStatus) -> Iterable[Metric]:
     for name, value_of, help_text in _SUPERVISOR_GAUGES:
         yield GaugeMetricFamily(f"lmx_{name}", help_text, value=value_of(supervisor))
+    if supervisor.machine_watts is not None:
+        yield GaugeMetricFamily(
+            "lmx_machine_power_watts",
+            "The power of the machine's processors.",
+            value=supervisor.machine_watts,
+        )
+    if supervisor.machine_energy_joules is not None:
+        yield CounterMetricFamily(
+            "lmx_machine_energy_joules",
+            "The energy of the machine's processors.",
+            value=supervisor.machine_energy_joules,
+        )
     yield CounterMetricFamily(
         "lmx_evictions", "Models that were evicted for another.", value=supervisor.swaps_total
     )
@@ -179,7 +206,8 @@ def _of_models(models: Sequence[ModelStatus]) -> Iterable[Metric]:
     for name, count_of, help_text in _MODEL_COUNTERS:
         counter = CounterMetricFamily(f"lmx_{name}", help_text, labels=["model"])
         for model in models:
-            counter.add_metric([model.model], count_of(model))
+            if (count := count_of(model)) is not None:
+                counter.add_metric([model.model], count)
         yield counter
 
 
@@ -239,10 +267,17 @@ _TOKENS: Final = (
 )
 
 
+_OF_KEYS: Final = (
+    ("requests", "Requests for models that have ended, by the key's name.", "requests"),
+    ("prompt_tokens", "Tokens of their prompts.", "prompt_tokens"),
+    ("generation_tokens", "Tokens of their answers.", "completion_tokens"),
+)
+
+
 def request_families(reading: Reading) -> Iterator[Metric]:
     """Yield the metrics of requests. The labels are the existing models and one for none of them,
-    kinds of ends, codes of errors, routes and classes of status, so their number is bounded. A
-    histogram begins with a model's first value."""
+    kinds of ends, codes of errors, routes, classes of status, and the first keys with one for all
+    others, so their number is bounded. A histogram begins with a model's first value."""
     totals, models = reading.totals, reading.models
     yield CounterMetricFamily(
         "lmx_requests", "Requests for models that have ended.", value=totals.requests
@@ -254,11 +289,22 @@ def request_families(reading: Reading) -> Iterator[Metric]:
         "lmx_stream_requests", "Requests for models that asked for a stream.", value=totals.streams
     )
     yield from _outcomes(models)
+    lines = CounterMetricFamily(
+        "lmx_batch_lines", "Lines of batches that have a result.", labels=["outcome"]
+    )
+    lines.add_metric(["completed"], totals.batch_lines_completed)
+    lines.add_metric(["failed"], totals.batch_lines_failed)
+    yield lines
     for name, help_text, field in _TOKENS:
         tokens = CounterMetricFamily(f"lmx_{name}", help_text, labels=["model"])
         for model_id, tally in models.items():
             tokens.add_metric([model_id], getattr(tally, field))
         yield tokens
+    for name, help_text, field in _OF_KEYS:
+        of_keys = CounterMetricFamily(f"lmx_key_{name}", help_text, labels=["key"])
+        for label, counted in sorted(reading.keys.items()):
+            of_keys.add_metric([label], getattr(counted, field))
+        yield of_keys
     for measure in (DURATION, *MEASURES, GAPS):
         family = HistogramMetricFamily(f"lmx_{measure.name}", measure.help_text, labels=["model"])
         for model_id, tally in models.items():
@@ -282,6 +328,20 @@ def request_families(reading: Reading) -> Iterator[Metric]:
     for reason, count in sorted(reading.limited.items()):
         limited.add_metric(reason, count)
     yield limited
+
+
+def batch_families(statuses: Mapping[str, int], lines_left: int) -> Iterator[Metric]:
+    """Yield the metrics of the batches that have not ended: how many there are of each status, and
+    how many of their lines have no result."""
+    batches = GaugeMetricFamily(
+        "lmx_batches", "Batches that have not ended, by their status.", labels=["status"]
+    )
+    for status, count in statuses.items():
+        batches.add_metric([status], count)
+    yield batches
+    yield GaugeMetricFamily(
+        "lmx_batch_lines_waiting", "Lines of batches that have no result yet.", value=lines_left
+    )
 
 
 def _outcomes(models: Mapping[str, ModelTally]) -> Iterator[Metric]:

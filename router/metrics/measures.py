@@ -112,13 +112,13 @@ MEASURES: Final = (
     ),
     Measure(
         "request_audio_seconds",
-        "The length of the sound that a request had transcribed.",
+        "The length of the sound that a request had transcribed, or that it was answered with.",
         _AUDIO_S,
         lambda outcome, _: outcome.audio_s,
     ),
     Measure(
         "request_audio_real_time_factor",
-        "How long a transcript took, for each second of its sound.",
+        "How long a transcript or a spoken text took, for each second of its sound.",
         _REAL_TIME,
         lambda outcome, duration_s: duration_s / outcome.audio_s if outcome.audio_s else None,
     ),

@@ -19,6 +19,7 @@ from prometheus_client.utils import floatToGoString
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.counts import Tally
+from lmx.protocol.messages.keys import ApiKey, KeyScope
 from lmx.protocol.messages.status import ModelStatus
 from lmx.protocol.states import FinishReason
 from lmx.router.http.endpoint import Endpoint
@@ -98,6 +99,12 @@ NONE: Final = "_none"
 """The model of requests that named no existing model, and the route of requests to a path or with a
 method that does not exist. No model can have this id."""
 
+OTHER: Final = "other"
+"""All keys that have no name of their own in the metrics."""
+
+_MOST_KEYS: Final = 50
+"""So many keys are named: more would be too many series."""
+
 ABORTED: Final = "abort"
 """vLLM's reason for a request whose client has left."""
 
@@ -108,6 +115,7 @@ _BY_WEIGHT: Final = (FinishReason.LENGTH, FinishReason.TOOL_CALLS, FinishReason.
 
 _HISTOGRAMS: Final = (*MEASURES, DURATION, GAPS)
 _TOKENS: Final = ("prompt_tokens", "cached_tokens", "completion_tokens")
+_OF_KEY: Final = ("requests", "prompt_tokens", "completion_tokens")
 
 
 @dataclass(slots=True)
@@ -119,6 +127,8 @@ class Totals:
     streams: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    batch_lines_completed: int = 0
+    batch_lines_failed: int = 0
 
     def plus(self, other: Totals) -> Totals:
         """Return both together."""
@@ -186,6 +196,21 @@ class ModelTally:
         )
 
 
+@dataclass(slots=True)
+class KeyTally:
+    """The requests of one key."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    def plus(self, other: KeyTally) -> KeyTally:
+        """Return both together."""
+        return KeyTally(
+            *(getattr(self, each.name) + getattr(other, each.name) for each in fields(KeyTally))
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
     """What was counted until now, as a copy that does not change."""
@@ -197,6 +222,8 @@ class Reading:
     limited: Mapping[tuple[str, str], int]
     """The requests that a rate limit refused, by whose limit it was ("key" or "total") and its
     kind."""
+    keys: Mapping[str, KeyTally]
+    """By the name of the key, ``OTHER`` or ``NONE``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,8 +232,8 @@ class Spent:
 
     model: str
     """The model, or ``NONE``."""
-    key: str | None
-    """What operators call the key that it came with; None without a key."""
+    key: ApiKey | None
+    """The key that it came with; None without a key."""
     requests: int = 0
     errors: int = 0
     prompt_tokens: int = 0
@@ -223,20 +250,26 @@ class RequestMetrics:
     ``changes`` grows with everything that is counted. ``model_ids`` returns the models that exist,
     None while they are not known: counts of other models are dropped, so that models that come and
     go leave nothing behind. ``spent`` is called with all that is counted of requests for models.
+    ``keys`` returns the keys that there are: as few as may have names are counted by name.
     """
 
     def __init__(
         self,
         model_ids: Callable[[], Collection[str] | None],
         spent: Callable[[Spent], None] = lambda _: None,
+        keys: Callable[[], tuple[ApiKey, ...]] = tuple,
     ) -> None:
         self._model_ids = model_ids
         self._spent = spent
+        self._all_keys = keys
+        self._named: tuple[tuple[ApiKey, ...], frozenset[str]] = ((), frozenset())
+        """The keys that there are, and the names of those that are named."""
+        self._keys: dict[str, KeyTally] = {}
         self._totals = Totals()
         self._models: dict[str, ModelTally] = {}
         self._http: Counter[tuple[str, str, str]] = Counter()
         self._limited: Counter[tuple[str, str]] = Counter()
-        self._earlier = Reading(Totals(), {}, {}, {})
+        self._earlier = Reading(Totals(), {}, {}, {}, {})
         self.changes = 0
 
     def request_ended(
@@ -245,10 +278,13 @@ class RequestMetrics:
         endpoint: Endpoint | None,
         status: int,
         duration_s: float,
-        key: str | None = None,
+        key: ApiKey | None = None,
+        *,
+        background: bool = False,
     ) -> None:
         """Count a request that took ``duration_s``. ``endpoint`` is None if it was for no route,
-        and ``key`` without a key. Polls are not counted."""
+        and ``key`` without a key. Polls are not counted, and how long somebody waited is not for
+        what runs in the ``background``."""
         if endpoint is not None and endpoint.quiet:
             return
         self.changes += 1
@@ -257,7 +293,15 @@ class RequestMetrics:
         else:
             self._http[endpoint.method, endpoint.path, _status_class(status)] += 1
             if endpoint.is_inference:
-                self._count(outcome, status, duration_s, key)
+                self._count(outcome, status, None if background else duration_s, key)
+
+    def batch_line_answered(self, *, ok: bool) -> None:
+        """Count a line of a batch that has its result, besides the requests that it took."""
+        self.changes += 1
+        if ok:
+            self._totals.batch_lines_completed += 1
+        else:
+            self._totals.batch_lines_failed += 1
 
     def rate_limited(self, scope: str, limit: str) -> None:
         """Count a request that a limit has refused."""
@@ -265,7 +309,7 @@ class RequestMetrics:
         self._limited[scope, limit] += 1
 
     def job_ended(
-        self, outcome: Outcome, counted_prompt_tokens: int, key: str | None = None
+        self, outcome: Outcome, counted_prompt_tokens: int, key: ApiKey | None = None
     ) -> None:
         """Count the tokens of a job that continued after its request was answered with a time-out;
         of the prompt only those tokens that were not counted then. The request itself was
@@ -320,11 +364,14 @@ class RequestMetrics:
             {name: self._known(name) for name in names},
             dict(self._http + Counter(self._earlier.http)),
             dict(self._limited + Counter(self._earlier.limited)),
+            self._read_keys(),
         )
 
     def tallies(self) -> tuple[Tally, ...]:
         """Return what this router has counted itself, so that it is kept when the router ends."""
-        return tallies_of(Reading(self._totals, self._models, self._http, self._limited))
+        return tallies_of(
+            Reading(self._totals, self._models, self._http, self._limited, self._keys)
+        )
 
     def begin_with(self, earlier: Iterable[Tally]) -> None:
         """Set what other routers have counted until now, in place of what was set before."""
@@ -336,7 +383,9 @@ class RequestMetrics:
             return _copied(own or earlier or ModelTally())
         return earlier.plus(own)
 
-    def _count(self, outcome: Outcome, status: int, duration_s: float, key: str | None) -> None:
+    def _count(
+        self, outcome: Outcome, status: int, duration_s: float | None, key: ApiKey | None
+    ) -> None:
         code = error_of(outcome, status)
         totals, tally = self._totals, self._tally(outcome.model or NONE)
         totals.requests += 1
@@ -355,11 +404,13 @@ class RequestMetrics:
                 prompt_tokens=outcome.prompt_tokens or 0,
                 cached_tokens=outcome.cached_tokens or 0,
                 completion_tokens=outcome.completion_tokens or 0,
-                ttft_s=outcome.ttft_s,
-                gaps_s=outcome.gaps_s,
+                ttft_s=None if duration_s is None else outcome.ttft_s,
+                gaps_s=() if duration_s is None else outcome.gaps_s,
             )
         )
         tally.used_at_s = time.time()
+        if duration_s is None:
+            return
         tally.latest.append(
             Ended(
                 tally.used_at_s,
@@ -383,7 +434,35 @@ class RequestMetrics:
             each.prompt_tokens += spent.prompt_tokens
             each.completion_tokens += spent.completion_tokens
         tally.cached_tokens += spent.cached_tokens
+        label = self._label(spent.key)  # It may make another dictionary of keys.
+        of_key = self._keys.setdefault(label, KeyTally())
+        of_key.requests += spent.requests
+        of_key.prompt_tokens += spent.prompt_tokens
+        of_key.completion_tokens += spent.completion_tokens
         self._spent(spent)
+
+    def _label(self, key: ApiKey | None) -> str:
+        if key is None:
+            return NONE
+        return key.shown_name if key.shown_name in self._key_names() else OTHER
+
+    def _key_names(self) -> frozenset[str]:
+        keys = self._all_keys()
+        if keys is not self._named[0]:
+            self._named = keys, named_keys(keys)
+            # Keys that come and go leave nothing behind.
+            kept = {*self._named[1], OTHER, NONE}
+            self._keys = {name: tally for name, tally in self._keys.items() if name in kept}
+        return self._named[1]
+
+    def _read_keys(self) -> Mapping[str, KeyTally]:
+        found: dict[str, KeyTally] = {}
+        kept = {*self._key_names(), OTHER, NONE}
+        for counted in (self._keys, self._earlier.keys):
+            for name, tally in counted.items():
+                if name in kept:
+                    found[name] = tally.plus(found.get(name, KeyTally()))
+        return found
 
     def _tally(self, model_id: str) -> ModelTally:
         found = self._models.get(model_id)
@@ -399,6 +478,14 @@ class RequestMetrics:
             self._models = {
                 model_id: tally for model_id, tally in self._models.items() if model_id in kept
             }
+
+
+def named_keys(keys: Iterable[ApiKey]) -> frozenset[str]:
+    """Return the names of the keys that are named in the metrics: the first ones that were made.
+    Pure."""
+    asking = [key for key in keys if not {KeyScope.INFERENCE, KeyScope.PEER}.isdisjoint(key.scopes)]
+    asking.sort(key=lambda key: key.created_at_s or 0.0)
+    return frozenset(key.shown_name for key in asking[:_MOST_KEYS])
 
 
 def error_of(outcome: Outcome, status: int) -> str | None:
@@ -441,6 +528,10 @@ def tallies_of(reading: Reading) -> tuple[Tally, ...]:
     common = {name: float(value) for name, value in asdict(reading.totals).items() if value}
     common |= {f"http:{':'.join(key)}": float(count) for key, count in reading.http.items()}
     common |= {f"limited:{':'.join(key)}": float(count) for key, count in reading.limited.items()}
+    for key, counted in reading.keys.items():
+        common |= {
+            f"key:{key}:{name}": float(value) for name, value in asdict(counted).items() if value
+        }
     whole = Tally("", tuple(common), tuple(common.values()))
     return (whole, *(_model_tally(name, tally) for name, tally in reading.models.items()))
 
@@ -462,6 +553,7 @@ def reading_of(tallies: Iterable[Tally]) -> Reading:
     known = {each.name for each in fields(Totals)}
     http: dict[tuple[str, str, str], int] = {}
     limited: dict[tuple[str, str], int] = {}
+    keys: dict[str, KeyTally] = {}
     for tally in tallies:
         if tally.name:
             models[tally.name] = _read_model(tally)
@@ -474,7 +566,10 @@ def reading_of(tallies: Iterable[Tally]) -> Reading:
                     http[method, ":".join(route), status] = int(value)
                 case ["limited", scope, limit]:
                     limited[scope, limit] = int(value)
-    return Reading(totals, models, http, limited)
+                case ["key", *key, field] if field in _OF_KEY:
+                    counted = keys.setdefault(":".join(key), KeyTally())
+                    setattr(counted, field, int(value))
+    return Reading(totals, models, http, limited, keys)
 
 
 def _read_model(stored: Tally) -> ModelTally:

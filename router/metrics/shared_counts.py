@@ -21,6 +21,8 @@ _INTERVAL_S: Final = 0.25
 """The pause between two reports while there is something new. A router that is killed loses the
 counts of this time."""
 
+_LAST_TRIES: Final = 3
+
 _FIRST_S: Final = 1.0
 """How long limits and metrics wait for the first reply, which comes in milliseconds."""
 
@@ -67,15 +69,18 @@ class SharedCounts:
             await asyncio.sleep(_INTERVAL_S)
 
     async def report_last(self) -> None:
-        """Report what is new before the router ends."""
-        if self._has_news:
-            await self.report()
+        """Report everything before the router ends: nobody else knows it, and the supervisor may be
+        another one than the last report went to, which shows only with its answer to a beat.
+        A supervisor on a busy machine may need longer than one deadline."""
+        for _ in range(_LAST_TRIES):
+            if await self.report(everything=True) or not self._supervisor.alive:
+                return
 
-    async def report(self) -> None:
-        """Report the counts to the supervisor. Counts that it does not take now are reported next
-        time."""
+    async def report(self, *, everything: bool = False) -> bool:
+        """Report the counts to the supervisor, and return whether it has taken them. Counts that it
+        does not take now are reported next time. ``everything`` repeats what it may know."""
         epoch, changes = self._supervisor.epoch, self._changes
-        known = epoch == self._epoch
+        known = epoch == self._epoch and not everything
         report = ReportCounts(
             os.getpid(),
             self._metrics.tallies(),
@@ -89,9 +94,10 @@ class SharedCounts:
             reply = await ask(self._supervisor, report, CountsKept, _DEADLINE_S)
         except LmxError as error:
             _log.debug("counts.write_failed", reason=error.message)
-            return
+            return False
         self._epoch, self._reported = epoch, changes
         self._apply(reply)
+        return True
 
     @property
     def _has_news(self) -> bool:
@@ -107,11 +113,13 @@ class SharedCounts:
         self._limiter.note_elsewhere({one.asker: one for one in reply.elsewhere}, now_s)
         if self._fresh:
             self._limiter.inherit(reply.inherited, now_s)
-        self.since_s = reply.since_s
+        # A supervisor that has replaced another one may reply before its epoch is known here: what
+        # has not been reported to it yet is kept.
+        self.since_s = reply.since_s if self._fresh else min(self.since_s, reply.since_s)
         self._revision = reply.revision
         if reply.ended is not None:
-            self._ended = reply.ended
-        self._others_run = bool(reply.others)
+            self._ended = greatest(self._ended, reply.ended)
+        self._others_run = reply.others_run
         # No count falls back, whatever a new supervisor does not know yet.
         earlier = greatest(self._earlier, added(self._ended, reply.others))
         if earlier != self._earlier:

@@ -12,16 +12,20 @@ from aiohttp import web
 from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.states import MediaKind, ModelKind, ModelState
 from lmx.router.http.endpoint import ANTHROPIC_VERSION, is_of_anthropic
+from lmx.router.http.outcome import CONTEXT
 from lmx.router.http.responses import Answer, add_vary, json_value
 from lmx.router.rendering.envelope import utc_text
 from lmx.router.schema.requests.operators import ModelsQuery
 from lmx.router.schema.validation import invalid, short, validated
-from lmx.router.services import directory_for
+from lmx.router.services import SERVICES, listed_for
 from lmx.router.supervisor.directory import Directory
 from lmx.router.supervisor.routing import candidates, route_models, routes_by_leader
 
+_INFILL: Final = "infill"
 _TOOL_OUTPUT_TOKENS: Final = 10_000
 """This much of a tool's output is what Codex keeps for models that it knows."""
+
+_Modality = Literal["text", "image", "audio", "video"]
 
 _CODEX_TAKES: Final[tuple[Literal["image", "audio"], ...]] = ("image", "audio")
 """What Codex knows besides text: an entry with anything else makes it refuse the whole list."""
@@ -68,6 +72,15 @@ class ChatTemplateInfo(Answer):
     """The shapes that it refuses, or drops a text of, whatever is done."""
 
 
+class Architecture(Answer):
+    """What goes into a model and comes out of it, by OpenRouter's names."""
+
+    input_modalities: list[_Modality]
+    """The same as `modalities`."""
+    output_modalities: list[Literal["text", "embeddings", "audio"]]
+    """What it answers with. There is none for a model that ranks documents."""
+
+
 class ModelObject(Answer):
     """A model as OpenAI shows it, with lmx's fields after the first four."""
 
@@ -76,6 +89,7 @@ class ModelObject(Answer):
     created: int
     """Seconds since 1970: when its files were written, else when lmx was started."""
     owned_by: str
+    """The owner of its repository, or the machine that has it, where that is a peer."""
     parent: str | None
     """The model that it is an adapter of; null if it is no adapter."""
     state: str
@@ -84,9 +98,11 @@ class ModelObject(Answer):
     context_length: int | None
     """The tokens that its context may have. Null until it is known: of a source that was never
     fetched there are no files to read it from."""
-    modalities: list[str]
+    modalities: list[_Modality]
     """What requests may contain: ``text``, ``image``, ``audio``, ``video``. Only ``text`` until the
     files of the model are known."""
+    architecture: Architecture
+    """The same, and what comes out, for clients that look for it as OpenRouter has it."""
     kind: str | None
     """What the model is for. Null until it is known."""
     capabilities: list[str]
@@ -228,7 +244,7 @@ class LmStudioModelList(Answer):
 
 async def list_models(request: web.Request) -> web.Response:
     """Return every model."""
-    directory = await directory_for(request)
+    directory = await listed_for(request)
     models = directory.models
     return _in_form(
         request,
@@ -242,10 +258,13 @@ async def list_models(request: web.Request) -> web.Response:
 
 
 async def get_model(request: web.Request) -> web.Response:
-    """Return one model, by id, alias or source; or the model that a route stands for now. Ids
-    contain slashes."""
-    directory = await directory_for(request)
-    model = candidates(directory, request.match_info["id"], None)[0]
+    """Return one model, by id, alias or source; or the model that a route stands for now; or that
+    of a certain machine (``MODEL@MACHINE``). Ids contain slashes."""
+    directory, name = await listed_for(request), request.match_info["id"]
+    model = None
+    if "@" in name and not directory.knows(name):
+        model = request.app[SERVICES].peers.of_machine(name, request[CONTEXT].grant)
+    model = model or candidates(directory, name, None)[0]
     return _in_form(request, lambda: anthropic_model(model), lambda: model_object(model))
 
 
@@ -260,7 +279,7 @@ def _in_form(
 
 async def list_chat_models(request: web.Request) -> web.Response:
     """Return the chat models in the form of kiapi."""
-    directory = await directory_for(request)
+    directory = await listed_for(request)
     routes = routes_by_leader(directory)
     return json_value(
         [
@@ -273,7 +292,7 @@ async def list_chat_models(request: web.Request) -> web.Response:
 
 async def list_lm_studio_models(request: web.Request) -> web.Response:
     """Return the models in the form of LM Studio's clients."""
-    models = (await directory_for(request)).models
+    models = (await listed_for(request)).models
     shown = [
         lm_studio_model(model)
         for model in models
@@ -294,6 +313,9 @@ def model_object(model: ModelView) -> ModelObject:
         aliases=list(model.aliases),
         context_length=model.context_length,
         modalities=_modalities(model),
+        architecture=Architecture(
+            input_modalities=_modalities(model), output_modalities=_output(model.kind)
+        ),
         kind=None if model.kind is None else model.kind.value,
         capabilities=_capabilities(model),
         reasoning_efforts=list(model.template.efforts),
@@ -439,7 +461,15 @@ def chat_model_spec(
     )
 
 
-def _modalities(model: ModelView) -> list[str]:
+def _output(kind: ModelKind | None) -> list[Literal["text", "embeddings", "audio"]]:
+    if kind is ModelKind.RERANK:
+        return []
+    if kind is ModelKind.SPEECH:
+        return ["audio"]
+    return ["embeddings"] if kind is ModelKind.EMBEDDING else ["text"]
+
+
+def _modalities(model: ModelView) -> list[_Modality]:
     """Return what requests to a model may contain. Every model takes text but those that transcribe
     speech."""
     if model.kind is ModelKind.TRANSCRIPTION:
@@ -448,9 +478,9 @@ def _modalities(model: ModelView) -> list[str]:
 
 
 def _capabilities(model: ModelView) -> list[str]:
-    if model.kind is ModelKind.TRANSCRIPTION:
-        return [ModelKind.TRANSCRIPTION.value]
-    return list(model.capabilities)
+    if model.kind in (ModelKind.TRANSCRIPTION, ModelKind.SPEECH):
+        return [model.kind.value]
+    return list(model.capabilities) or [_INFILL] * bool(model.infills)
 
 
 def _family(model_id: str) -> str:

@@ -22,7 +22,7 @@ from lmx.protocol.messages.inventory import (
     GetDownloads,
     StartDownload,
 )
-from lmx.protocol.states import DownloadStatus
+from lmx.protocol.states import DownloadStatus, QuantizedBits
 from lmx.router.http.api_family import ErrorContext, ErrorObject, openai_error
 from lmx.router.http.bodies.json_body import read_object
 from lmx.router.http.endpoint import family_of
@@ -87,6 +87,10 @@ class DownloadAnswer(Answer):
     model_id: str | None
     """The id under which the model is served, once the download is completed."""
     error: ErrorObject | None
+    bits: NotRequired[QuantizedBits]
+    """To how many bits it is quantized once it is here. Absent: it is served as it is."""
+    note: NotRequired[str]
+    """How far the quantization is, and then how well the model predicts a text before and after."""
 
 
 class DownloadsAnswer(Answer):
@@ -133,7 +137,8 @@ async def start_download(request: web.Request) -> web.Response:
     services = request.app[SERVICES]
     wanted = validated(DownloadRequest, await read_object(request, services.spec.body_limit_bytes))
     revision = None if wanted.revision == _DEFAULT_REVISION else wanted.revision
-    question = StartDownload(wanted.repo_id, revision, wanted.filename)
+    bits = None if wanted.bits is None else QuantizedBits(str(wanted.bits))
+    question = StartDownload(wanted.repo_id, revision, wanted.filename, bits)
     with params_named(_FIELDS):
         view = await ask(services.supervisor, question, DownloadView, _START_DEADLINE_S)
     if view.status is DownloadStatus.FAILED:
@@ -178,7 +183,7 @@ async def find_download(services: Services, download_id: str) -> DownloadView:
 
 def download_answer(view: DownloadView) -> DownloadAnswer:
     """Return a download in the form of its routes."""
-    return DownloadAnswer(
+    answer = DownloadAnswer(
         download_id=view.download_id,
         repo_id=view.repo_id,
         revision=view.revision or _DEFAULT_REVISION,
@@ -193,6 +198,11 @@ def download_answer(view: DownloadView) -> DownloadAnswer:
         model_id=view.model_id,
         error=fault(view),
     )
+    if view.bits is not None:
+        answer["bits"] = view.bits
+    if view.note is not None:
+        answer["note"] = view.note
+    return answer
 
 
 def percent_done(view: DownloadView) -> float | int:
@@ -230,6 +240,8 @@ def available_answer(model: AvailableModel) -> AvailableAnswer:
 
 def _failure(view: DownloadView) -> LmxError:
     code, message = view.error_code or ErrorCode.DOWNLOAD_FAILED, view.error or "it failed"
+    if view.param == "bits":
+        return RequestError(ErrorCode.INVALID_VALUE, message, param=view.param)
     if code is ErrorCode.MODEL_SOURCE_INVALID:
         return RequestError(ErrorCode.NOT_FOUND, message, param=view.param or "repo_id")
     return rejection(code, message, param=view.param, retry_after_s=view.retry_after_s)

@@ -158,6 +158,10 @@ async def add_engine(request: web.Request) -> web.Response:
         )
         await ask(services.supervisor, question, Done, _ADD_DEADLINE_S)
         if not wanted.load_immediately:
+            # Else the client's next request would be answered that there is no such model.
+            await services.supervisor.until(
+                lambda now: now.model(wanted.engine_id) is not None, _SNAPSHOT_S
+            )
             return json_value(_added(wanted, "unloaded", parameters), 201)
         try:
             model = await loaded(request, wanted.engine_id)

@@ -115,6 +115,8 @@ def unhealthy_reason(directory: Directory | None, *, supervisor_alive: bool) -> 
         return "lmx is starting"
     if directory.snapshot.stopping:
         return "lmx is shutting down"
+    if directory.snapshot.drained:
+        return "this machine was drained by an operator"
     hindrance = no_loads(directory)
     if hindrance is not None and not any(model.state.loaded for model in directory.models):
         return f"no model is loaded, and {hindrance}"

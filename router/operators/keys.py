@@ -3,9 +3,10 @@ and nowhere else."""
 
 from typing import Final
 
+import structlog
 from aiohttp import web
 
-from lmx.protocol.errors import ErrorCode
+from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.messages.control import Done
 from lmx.protocol.messages.keys import (
     AddKey,
@@ -26,6 +27,10 @@ from lmx.router.schema.requests.keys import KeyRequest, RotateRequest
 from lmx.router.schema.validation import validated
 from lmx.router.services import SERVICES
 from lmx.router.supervisor.queries import COMMAND_DEADLINE_S, ask, command
+from lmx.router.usage.budgets import answered, tokens
+from lmx.router.usage.tables import Usage
+
+_log = structlog.get_logger()
 
 KEY_ERRORS: Final = (ErrorCode.NOT_FOUND, ErrorCode.KEY_CONFIGURED)
 """The errors of a change of a key."""
@@ -44,6 +49,15 @@ class KeyBudget(Answer):
 
     requests: int | None
     tokens: int | None
+
+
+class KeyUsed(Answer):
+    """What a key has used today, as its budget counts it: without requests that ended with an
+    error."""
+
+    requests: int
+    tokens: int
+    """Of prompts and answers together."""
 
 
 class KeyAnswer(Answer):
@@ -66,6 +80,10 @@ class KeyAnswer(Answer):
     expires_at_s: float | None
     former_until_s: float | None
     """Until when its former secret is valid, too."""
+    key_id: str
+    """What its rows in GET /admin/usage have."""
+    used_today: KeyUsed | None
+    """Null in the answer of a change, and where the usage can't be read."""
 
 
 class KeyMadeAnswer(KeyAnswer):
@@ -94,9 +112,15 @@ class KeyRevoked(Answer):
 async def list_keys(request: web.Request) -> web.Response:
     """Return every key but the admin key and the metrics key of the configuration, which have no
     names."""
-    supervisor = request.app[SERVICES].supervisor
-    found = await ask(supervisor, ListKeys(), KeyList, COMMAND_DEADLINE_S)
-    return json_value(KeysAnswer(keys=[key_answer(key) for key in found.keys]))
+    services = request.app[SERVICES]
+    found = await ask(services.supervisor, ListKeys(), KeyList, COMMAND_DEADLINE_S)
+    try:
+        used = await services.usage.today()
+    except LmxError as error:
+        _log.warning("keys.usage_unread", error=error.message)
+        return json_value(KeysAnswer(keys=[key_answer(key) for key in found.keys]))
+    keys = [key_answer(key, used.get(key.key_id, Usage())) for key in found.keys]
+    return json_value(KeysAnswer(keys=keys))
 
 
 async def add_key(request: web.Request) -> web.Response:
@@ -142,8 +166,8 @@ def _made(made: KeyMade) -> KeyMadeAnswer:
     return {**key_answer(made.key), "secret": made.secret, "note": made.note}
 
 
-def key_answer(key: KeyView) -> KeyAnswer:
-    """Return a key as the routes show it."""
+def key_answer(key: KeyView, used: Usage | None = None) -> KeyAnswer:
+    """Return a key as the routes show it. ``used`` is its usage of today."""
     limits, budget = key.limits, key.budget
     return KeyAnswer(
         name=key.name,
@@ -165,4 +189,6 @@ def key_answer(key: KeyView) -> KeyAnswer:
         created_at_s=key.created_at_s,
         expires_at_s=key.expires_at_s,
         former_until_s=key.former_until_s,
+        key_id=key.key_id,
+        used_today=None if used is None else KeyUsed(requests=answered(used), tokens=tokens(used)),
     )

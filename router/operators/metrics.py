@@ -5,6 +5,7 @@ already.
 """
 
 import asyncio
+import sqlite3
 import time
 from typing import Any, Final, TypeVar
 
@@ -14,8 +15,10 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from lmx.protocol.errors import LmxError
 from lmx.protocol.messages.inventory import Downloads, GetDownloads
 from lmx.protocol.messages.status import GetStatus, Status
+from lmx.router.files import batch_tables
 from lmx.router.http.responses import Answer, json_value
 from lmx.router.metrics.exposition import Scrape, exposition
+from lmx.router.metrics.peers import PeerFigures
 from lmx.router.metrics.requests import NONE
 from lmx.router.services import SERVICES, Services
 from lmx.router.supervisor.queries import ask
@@ -86,8 +89,10 @@ async def admin_metrics_json(request: web.Request) -> web.Response:
 
 
 async def _metrics(services: Services) -> web.Response:
-    status, downloads = await asyncio.gather(
-        _answered(services, GetStatus(), Status), _answered(services, GetDownloads(), Downloads)
+    status, downloads, batches = await asyncio.gather(
+        _answered(services, GetStatus(), Status),
+        _answered(services, GetDownloads(), Downloads),
+        _batches(services),
     )
     await services.counts.settled()
     directory = services.supervisor.latest
@@ -99,9 +104,26 @@ async def _metrics(services: Services) -> web.Response:
         waiting={model.model_id: services.queues.waiting(model.model_id) for model in models},
         downloads=downloads,
         requests=services.metrics.read(),
+        batches=batches[0],
+        batch_lines_left=batches[1],
+        peers=[
+            PeerFigures(link.name, link.answers, link.running, link.forwarded_total.copy())
+            for link in services.peers.links
+        ],
     )
     body = await asyncio.to_thread(exposition, scrape)
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+async def _batches(services: Services) -> tuple[dict[str, int] | None, int]:
+    def read(records: sqlite3.Connection) -> tuple[dict[str, int], int]:
+        return batch_tables.statuses(records), batch_tables.lines_left(records)
+
+    try:
+        async with asyncio.timeout(_DEADLINE_S):
+            return await services.files.perform(read)
+    except (LmxError, TimeoutError):
+        return None, 0
 
 
 async def _answered(services: Services, question: Any, kind: type[_Reply]) -> _Reply | None:

@@ -22,7 +22,7 @@ from lmx.router.http.responses import Answer, json_value
 from lmx.router.operators.version import Version
 from lmx.router.rendering.ollama import time_text
 from lmx.router.schema.requests.ollama.common import parse_ollama_pull, parse_ollama_show
-from lmx.router.services import SERVICES, directory_for
+from lmx.router.services import SERVICES, directory_for, listed_for
 from lmx.router.supervisor.link import SupervisorLink
 from lmx.router.supervisor.queries import live_status
 from lmx.router.supervisor.routing import candidates, tagged, untagged
@@ -34,7 +34,11 @@ _NEVER_S: Final = 10_000_000_000
 """When a model expires that stays loaded: in the year 2286, since clients want a time."""
 
 
-_CAPABILITIES: Final[dict[str, Capability]] = {"tools": "tools", "reasoning": "thinking"}
+_CAPABILITIES: Final[dict[str, Capability]] = {
+    "tools": "tools",
+    "reasoning": "thinking",
+    "infill": "insert",
+}
 """Ollama's names for what a chat model can do."""
 
 _UNTIL_LOADED: Final = ("tools",)
@@ -60,7 +64,7 @@ class OllamaDetails(Answer):
     """It is not reported, and always empty."""
 
 
-Capability = Literal["completion", "tools", "thinking", "vision", "audio", "embedding"]
+Capability = Literal["completion", "tools", "thinking", "insert", "vision", "audio", "embedding"]
 
 
 class OllamaModel(Answer):
@@ -140,7 +144,7 @@ class OllamaProgressLine(Answer):
 
 async def ollama_tags(request: web.Request) -> web.Response:
     """Return every model."""
-    directory = await directory_for(request)
+    directory = await listed_for(request)
     return json_value(OllamaModels(models=[_listed(model) for model in directory.models]))
 
 
@@ -306,7 +310,7 @@ def capabilities_of(model: ModelView) -> list[Capability]:
         return ["embedding"]
     if model.kind not in (ModelKind.CHAT, None):
         return []
-    known_words = model.capabilities or _UNTIL_LOADED
+    known_words = model.capabilities or (*_UNTIL_LOADED, *(["infill"] if model.infills else ()))
     known = [_CAPABILITIES[one] for one in known_words if one in _CAPABILITIES]
     seen = [_SENSES[kind] for kind in model.media or () if kind in _SENSES]
     return ["completion", *known, *seen]

@@ -58,8 +58,9 @@ class PlanAnswer(Answer):
 
 
 async def plan_load(request: web.Request) -> web.Response:
-    """Return what the supervisor's own rules say of a load. Raises MODEL_NOT_FOUND, and
-    INVALID_VALUE for a context that the model can't have."""
+    """Return what the supervisor's own rules say of a load. Raises MODEL_NOT_FOUND, QUEUE_FULL
+    where too many models are looked up on the hub, and INVALID_VALUE for a context that the model
+    can't have."""
     query = validated(PlanQuery, dict(request.query))
     supervisor = request.app[SERVICES].supervisor
     model = known_model(await supervisor.directory(), query.model)

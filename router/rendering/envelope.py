@@ -62,6 +62,8 @@ class Form:
     """Whether the answer has the logprobs of the prompt's tokens."""
     calls_stop: bool = False
     """Whether the end of an answer with calls is ``stop``."""
+    tier: Literal["flex", "default"] | None = None
+    """The service tier, where the answer says it."""
 
 
 def utc_text(at_s: int) -> str:
@@ -94,6 +96,8 @@ class AnswerHead(Warnings):
     """The id of the model that answered."""
     system_fingerprint: str
     """It changes with lmx's version and the model's source."""
+    service_tier: NotRequired[Literal["flex", "default"] | None]
+    """The tier by which it was served, where the request named one."""
 
 
 class WholeAnswer(AnswerHead):
@@ -124,9 +128,11 @@ class AnswerChoice(Answer):
     """The tokens, where they were requested."""
 
 
-def head_object(identity: Identity, kind: str) -> dict[str, Any]:
+def head_object(identity: Identity, kind: str, form: Form) -> dict[str, Any]:
     """Return the first fields of an answer or a chunk. ``kind`` is its ``object``."""
+    tier = {} if form.tier is None else {"service_tier": form.tier}
     return {
+        **tier,
         "id": identity.completion_id,
         "object": kind,
         "created": identity.created_s,
@@ -236,6 +242,11 @@ class Timings(Answer):
     """How many of the guesses were right."""
     acceptance_rate: NotRequired[float | None]
     """What share of the guesses was right."""
+    energy_joules: NotRequired[float | None]
+    """The energy that the machine's processors took for it. It is there where the machine measures
+    it, as the next one is: docs/monitoring.md says how it is divided among requests."""
+    joules_per_token: NotRequired[float | None]
+    """That energy for each token of the answer, the prompt's included."""
 
 
 def usage_object(usage: data.Usage) -> GenerationUsage:
@@ -281,4 +292,8 @@ def timings_object(finished: Finished, clocked: RouterTimings) -> Timings:
         shown["drafted_tokens"] = timings.drafted_tokens
         shown["accepted_tokens"] = timings.accepted_tokens
         shown["acceptance_rate"] = round(timings.accepted_tokens / timings.drafted_tokens, 4)
+    if timings.energy_joules is not None:
+        shown["energy_joules"] = round(timings.energy_joules, 3)
+        if tokens := finished.usage.completion_tokens:
+            shown["joules_per_token"] = round(timings.energy_joules / tokens, 4)
     return shown

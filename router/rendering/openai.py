@@ -96,7 +96,7 @@ class ChunkWriter:
         self._form = form
         self._shape = shape
         self._beginning = beginning
-        self._head = b"data: " + orjson.dumps(head_object(identity, shape.chunk_object))[:-1]
+        self._head = b"data: " + orjson.dumps(head_object(identity, shape.chunk_object, form))[:-1]
         self._usage = _NO_USAGE if form.include_usage else b""
         self._tokens = 0
         self._open = form.choices
@@ -227,7 +227,7 @@ class OpenAiAnswer:
         has not ended has no finish reason, and the answer has neither usage nor timings."""
         shape, beginning, ending = self._complete, made.beginning, made.ending
         answer = {
-            **head_object(made.identity, shape.complete_object),
+            **head_object(made.identity, shape.complete_object, self._form),
             "choices": [
                 shape.complete_choice(made.ends[index], choice)
                 if index in made.ends

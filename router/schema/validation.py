@@ -160,8 +160,8 @@ def _unknown_part(path: str, given: object) -> RequestError:
         return missing(param)
     return unsupported(
         param,
-        "must be text, image_url, input_audio, audio_url, audio, video_url, video or input_video, "
-        f"got {short(given['type'])}.",
+        "must be text, image_url, input_audio, audio_url, audio, video_url, video, input_video or "
+        f"file, got {short(given['type'])}.",
     )
 
 

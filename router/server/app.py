@@ -8,6 +8,7 @@ counted in the metrics.
 """
 
 import asyncio
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
@@ -22,10 +23,14 @@ from lmx.router.http.bodies.json_body import BODY_BUDGET, LARGE_BODIES
 from lmx.router.http.bodies.limits import MOST_BYTES
 from lmx.router.http.cors import Cors
 from lmx.router.http.endpoint import ENDPOINTS, Endpoint
+from lmx.router.http.in_process import SERVE
+from lmx.router.inference.responses.websocket import SOCKETS
 from lmx.router.operators.live.feed import LiveFeed
 from lmx.router.operators.live.stream import LIVE, live_topics
+from lmx.router.operators.pairing import PAIRING, PairingPace
+from lmx.router.operators.rank_probe import PROBE
 from lmx.router.schema.openapi.document import API_DOCUMENT, ApiDocument
-from lmx.router.server.middleware import RequestServer, add_headers
+from lmx.router.server.middleware import REQUEST_SERVER, RequestServer, add_headers
 from lmx.router.server.routes import ROUTES
 from lmx.router.services import SERVICES, Services
 from lmx.router.usage.budgets import DayBudgets
@@ -49,11 +54,15 @@ def make_app(services: Services, tracer: "Tracer | None" = None) -> web.Applicat
         services.hang_notice,
         services.keys,
         DayBudgets(services.usage),
+        services.peers,
         is_loopback(spec.host),
         tracer,
     )
     app = web.Application(middlewares=[server.middleware])
     app[SERVICES] = services
+    app[REQUEST_SERVER] = server
+    app[SERVE] = server.serve_in_process
+    app[SOCKETS] = Counter()
     app[ENDPOINTS] = {}
     app[LARGE_BODIES] = asyncio.Lock()
     app[BODY_BUDGET] = ByteBudget(
@@ -62,6 +71,8 @@ def make_app(services: Services, tracer: "Tracer | None" = None) -> web.Applicat
     app[CAPTURES] = Captures(spec.capture_requests)
     app[LIVE] = LiveFeed(lambda: live_topics(services))
     app[MARKDOWN] = MarkdownProcess()
+    app[PAIRING] = PairingPace()
+    app[PROBE] = asyncio.Semaphore()
     app.on_cleanup.append(end_markdown)
     app[API_DOCUMENT] = ApiDocument(ROUTES, spec.version)
     app.on_response_prepare.append(add_headers)

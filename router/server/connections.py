@@ -27,6 +27,7 @@ from lmx.protocol.errors import ErrorCode, LmxError, UnavailableError
 from lmx.protocol.wire.endpoints import new_request_id
 from lmx.router.http.api_family import openai_error
 from lmx.router.http.errors import http_error, internal_error
+from lmx.router.server.tls import FirstByte, OwnCertificate
 
 _KEPT_BACK: Final = 384
 """Descriptors for everything else: sockets to the workers, files, and refused connections, of which
@@ -42,10 +43,11 @@ def most_connections(open_files: int) -> int:
 
 class ConnectionLimit:
     """Gives each new connection its protocol: the server's own, or, beyond ``most`` connections,
-    one that answers 429 and closes the connection."""
+    one that answers 429 and closes the connection. TLS shows ``certificate``."""
 
-    def __init__(self, server: web.Server, most: int) -> None:
+    def __init__(self, server: web.Server, most: int, certificate: OwnCertificate) -> None:
         self._server = server
+        self._certificate = certificate
         self._most = most
         self._refusing = False
 
@@ -56,7 +58,9 @@ class ConnectionLimit:
             # This is logged once, and not for each of them.
             _log.warning("http.connections_refused", most=self._most)
         self._refusing = full
-        return _Refusal(self._most) if full else self._server()
+        if full:
+            return _Refusal(self._most)
+        return FirstByte(self._server, self._certificate)
 
 
 def has_request_coming(

@@ -5,6 +5,7 @@ import asyncio
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import orjson
@@ -13,10 +14,10 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from lmx.protocol.errors import ErrorCode, GenerationError, LmxError, RequestError, UnavailableError
-from lmx.protocol.messages.keys import ApiKey
+from lmx.protocol.messages.keys import ApiKey, KeyScope
 from lmx.protocol.messages.specs import RouterSpec
 from lmx.protocol.wire.endpoints import accept_request_id
-from lmx.router.http.access import check_access
+from lmx.router.http.access import PERMIT, Permit, check_access
 from lmx.router.http.allowed_hosts import HostCheck
 from lmx.router.http.api_family import ErrorContext
 from lmx.router.http.cors import ORIGIN, Cors, is_preflight
@@ -27,19 +28,28 @@ from lmx.router.http.outcome import (
     CLIENT_LEFT,
     CONTEXT,
     IGNORED,
+    MACHINE,
+    OUTCOME_HEADER,
+    Forwarded,
     RequestContext,
     last_outcome,
     log_fields,
     outcome_of,
+    outcome_record,
 )
 from lmx.router.http.rate_limits import ADMISSION, RateLimiter
 from lmx.router.http.responses import add_vary, json_text
 from lmx.router.http.traffic import Traffic
+from lmx.router.inference.batches.attempts import PASSING
 from lmx.router.jobs.hang_notice import HangNotice
 from lmx.router.jobs.live import LIVE_REQUEST
 from lmx.router.metrics.requests import RequestMetrics
 from lmx.router.metrics.shared_counts import SharedCounts
+from lmx.router.peers.forwarded import FORWARDED_HEADER, read_headers
+from lmx.router.peers.peers import Peers
+from lmx.router.record_file import READER
 from lmx.router.server.sending import send_response
+from lmx.router.supervisor.directory import refuse_drained
 from lmx.router.usage.budgets import DayBudgets
 
 if TYPE_CHECKING:
@@ -50,6 +60,7 @@ if TYPE_CHECKING:
 REQUEST_ID_HEADER: Final = "X-Request-Id"
 IGNORED_HEADER: Final = "X-Lmx-Ignored"
 JOB_ID_HEADER: Final = "X-Job-Id"
+MACHINE_HEADER: Final = "X-Lmx-Machine"
 
 _CLIENT_LEFT_STATUS: Final = 499
 """The status in the log only, since no client is left to see it. The number is nginx's."""
@@ -82,6 +93,7 @@ class RequestServer:
     hang_notice: HangNotice
     keys: Keys
     budgets: DayBudgets
+    peers: Peers
     local: bool
     """Whether only this machine can send requests."""
     tracer: "Tracer | None" = None
@@ -140,6 +152,59 @@ class RequestServer:
                 if _BUDGETED in request:
                     self.budgets.end(request[_BUDGETED])
 
+    async def serve_in_process(self, request: web.Request) -> None:
+        """Serve a request in process that has a connection, as any other."""
+        await self._serve(request, request.match_info.handler)
+
+    async def answer_in_background(
+        self, request: web.Request, key: ApiKey | None
+    ) -> tuple[web.StreamResponse, ErrorCode | None]:
+        """Return the answer to a request in process that nobody waits for, and the code of its
+        error if it is one. It counts to its key's usage and to the budget of a day, and not to the
+        limits of a minute. One that is to be sent again counts to nothing."""
+        endpoint = endpoint_of(request)
+        assert endpoint is not None
+        owner = None if key is None else key.owner
+        context = request[CONTEXT] = RequestContext(
+            accept_request_id(None),
+            time.monotonic(),
+            owner=owner,
+            requester=owner or "",
+            key=None if key is None else key.name or None,
+            apart=self.keys.ring.several and not self.spec.share_prefix_cache,
+            grant=key,
+            background=True,
+            show_reread=self.spec.show_rereads,
+        )
+        budgeted = None
+        with (
+            structlog.contextvars.bound_contextvars(request_id=context.request_id),
+            self.traffic.count(),
+        ):
+            try:
+                error: LmxError | None = None
+                try:
+                    if key is not None and key.budget is not None:
+                        await self.budgets.begin(key)
+                        budgeted = key
+                    response = await endpoint.handler(request)
+                except LmxError as failure:
+                    failure.__traceback__ = None  # It leads here: a circle that holds the request.
+                    error = failure
+                except Exception:
+                    _log.exception("http.failed", method=request.method, path=request.path)
+                    error = internal_error(context.request_id)
+                if error is not None:
+                    response, _ = _error_answer(request, error)
+                    if error.code in PASSING:
+                        return response, error.code
+                code = None if error is None else error.code
+                self._record(request, response.status, code, None)
+                return response, code
+            finally:
+                if budgeted is not None:
+                    self.budgets.end(budgeted)
+
     def _refusal(self, request: web.Request) -> _Answer | None:
         """Return the answer to a request that reaches no handler; None if it may pass."""
         endpoint = endpoint_of(request)
@@ -167,7 +232,14 @@ class RequestServer:
             ring = self.keys.ring
             shows_prompts = endpoint.shows_rereads and self.spec.show_rereads
             access = Access.ADMIN if shows_prompts else endpoint.access
-            key = check_access(request, access, endpoint.key_family, ring, local=self.local)
+            key = check_access(
+                request,
+                access,
+                endpoint.key_family,
+                ring,
+                local=self.local,
+                forwarded=endpoint.is_forwarded,
+            )
             request[CONTEXT] = replace(
                 request[CONTEXT],
                 owner=None if key is None else key.owner,
@@ -177,8 +249,15 @@ class RequestServer:
                 apart=ring.several and not self.spec.share_prefix_cache,
                 grant=key,
                 show_reread=self.spec.show_rereads,
+                forwarded=_forwarded(request, key),
             )
+            # Requests for models have limits of their own. A connection's requests share a context.
+            READER.set("" if endpoint.is_inference else request[CONTEXT].requester)
             if not endpoint.is_inference:
+                if endpoint.streams:
+                    request[PERMIT] = Permit(
+                        request, access, endpoint.key_family, self.keys, local=self.local
+                    )
                 return _Answer(await handler(request))
             return _Answer(await self._within_limits(request, handler))
         except LmxError as error:
@@ -202,6 +281,7 @@ class RequestServer:
         if key is not None and key.budget is not None:
             await self.budgets.begin(key)
             request[_BUDGETED] = key
+        handler = self._on_the_best_machine(request, handler)
         admission = self.limiter.open(request[CONTEXT].requester, time.monotonic())
         if admission is None:
             return await handler(request)
@@ -213,6 +293,21 @@ class RequestServer:
         finally:
             if not admission.held:
                 admission.end(outcome_of(request).tokens, time.monotonic())
+
+    def _on_the_best_machine(self, request: web.Request, handler: Handler) -> Handler:
+        """Return what answers a request: its handler, unless other machines may answer it."""
+        federation, endpoint = self.peers.federation, endpoint_of(request)
+        directory = self.peers.directory
+        if (
+            federation is None
+            or directory is None
+            or endpoint is None
+            or not (endpoint.is_forwarded or endpoint.here_only)
+        ):
+            refuse_drained(directory)
+            return handler
+        directory = directory.limited_to(request[CONTEXT].grant)
+        return partial(federation.serve, endpoint=endpoint, handler=handler, directory=directory)
 
     def _span(self, request: web.Request, tracer: "Tracer") -> "Span | None":
         endpoint = endpoint_of(request)
@@ -242,10 +337,20 @@ class RequestServer:
             **log_fields(context, outcome),
         )
         if not preflight:
-            self.metrics.request_ended(outcome, endpoint, status, duration_s, context.shown_key)
+            self.metrics.request_ended(
+                outcome,
+                endpoint,
+                status,
+                duration_s,
+                context.grant,
+                background=context.background,
+            )
         live = request.pop(LIVE_REQUEST, None)
         if span is not None and self.tracer is not None and endpoint is not None:
             self.tracer.end(span, endpoint, context, live, outcome, status)
+
+
+REQUEST_SERVER: Final = web.AppKey("request_server", RequestServer)
 
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
@@ -259,11 +364,23 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
             response.headers[JOB_ID_HEADER] = job_id
     if ignored := request.get(IGNORED):
         response.headers[IGNORED_HEADER] = ", ".join(ignored)
+    if (machine := request.get(MACHINE)) is not None:
+        response.headers[MACHINE_HEADER] = machine
+    if context is not None and context.forwarded is not None and isinstance(response, web.Response):
+        response.headers[OUTCOME_HEADER] = outcome_record(request).decode()
     admission = request.get(ADMISSION)
     if admission is not None:
         response.headers.update(admission.headers(time.monotonic()))
     # aiohttp would name itself and Python with their versions.
     response.headers["Server"] = "lmx"
+
+
+def _forwarded(request: web.Request, key: ApiKey | None) -> Forwarded | None:
+    """Return what a peer says of a request that it forwards. Nobody else is believed."""
+    machine = request.headers.get(FORWARDED_HEADER)
+    if machine is None or key is None or KeyScope.PEER not in key.scopes:
+        return None
+    return read_headers(request, machine)
 
 
 def _error_answer(request: web.Request, error: LmxError) -> _Answer:

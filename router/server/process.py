@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -23,9 +24,12 @@ from lmx.protocol.messages.keys import Keyring
 from lmx.protocol.messages.specs import RouterSpec
 from lmx.protocol.wire.endpoints import RunDirectory
 from lmx.router.event_loop import collect_between_steps
+from lmx.router.files.store import FileStore
 from lmx.router.http.keys import Keys
 from lmx.router.http.rate_limits import RateLimiter
 from lmx.router.http.traffic import Traffic
+from lmx.router.inference.batches.runner import BatchRunner
+from lmx.router.inference.file_contents import give_contents
 from lmx.router.jobs.event_logs import EventLogs
 from lmx.router.jobs.hang_notice import HangNotice, hung_error, watch_in_thread
 from lmx.router.jobs.live import LiveRequests
@@ -34,6 +38,7 @@ from lmx.router.media.fetch import Fetcher
 from lmx.router.media.reader import MediaReader
 from lmx.router.metrics.requests import RequestMetrics
 from lmx.router.metrics.shared_counts import SharedCounts
+from lmx.router.peers.peers import Peers
 from lmx.router.server.app import make_app
 from lmx.router.server.connections import (
     ConnectionLimit,
@@ -41,6 +46,8 @@ from lmx.router.server.connections import (
     has_request_coming,
     most_connections,
 )
+from lmx.router.server.lines import answer_line
+from lmx.router.server.tls import OwnCertificate
 from lmx.router.server.trim_policy import TrimPolicy
 from lmx.router.services import Services
 from lmx.router.supervisor.event_feed import EventFeed
@@ -76,7 +83,7 @@ _TRIM_INTERVAL_S: Final = 2.0
 """The time between two checks whether there is freed memory to give back."""
 
 _SWEEP_INTERVAL_S: Final = 60.0
-"""The time between two searches for job records that are too old."""
+"""The time between two searches for job records and files that are too old."""
 
 _WRITTEN_S: Final = 3.0
 """The time that the last job records, and the last usage, have to reach the disk, and the last
@@ -110,18 +117,24 @@ class Router:
             hello=RouterHello(os.getpid(), spec.router_id, spec.port),
             beat_interval_s=spec.beat_interval_s,
             keys=self.keys,
+            peers=lambda found: self.peers.put(found),
+            peers_digest=lambda: self.peers.digest,
         )
         self.queues = ModelQueues(self.supervisor, spec.load_wait_s)
         self.live = LiveRequests(self.queues.position, lambda: self.supervisor.latest)
         self.jobs = JobStore(
             Path(spec.jobs_path), spec.jobs_max_age_s, spec.jobs_max_count, spec.jobs_max_bytes
         )
-        self.usage = UsageStore(Path(spec.jobs_path).with_name("usage.sqlite"))
-        self.metrics = RequestMetrics(self._model_ids, self.usage.add)
+        self.usage = UsageStore(
+            Path(spec.jobs_path).with_name("usage.sqlite"), lambda: self.keys.ring.keys
+        )
+        self.files = FileStore(Path(spec.jobs_path).with_name("files.sqlite"), spec.files)
+        self.metrics = RequestMetrics(self._model_ids, self.usage.add, lambda: self.keys.ring.keys)
         self.limiter = RateLimiter(
             spec.key_limits, spec.keyring.keys, spec.total_limits, self.metrics.rate_limited
         )
         self.counts = SharedCounts(self.supervisor, self.metrics, self.limiter)
+        self.peers = Peers(spec, self.supervisor, self.live, self.metrics, give_contents)
         self.hang_notice = HangNotice()
         self._fetcher = Fetcher(spec.media, f"lmx/{spec.version}")
         services = Services(
@@ -141,14 +154,22 @@ class Router:
             self.hang_notice,
             MediaReader(spec.media, self._fetcher),
             self.usage,
+            self.files,
             self.keys,
+            self.peers,
         )
         answer_malformed_requests()
-        self._retiring = self._retired = False
+        self._retiring = self._retired = self._stopped = False
         self._last_answers: set[asyncio.Task[None]] = set()
         self._tracer = _tracer(spec)
         app = make_app(services, self._tracer)
         app.on_response_prepare.append(self._close_after_answer)
+        self.batches = BatchRunner(
+            services,
+            partial(answer_line, app),
+            Path(spec.jobs_path).with_name("batches.lock"),
+        )
+        self._batches_task: asyncio.Task[None] | None = None
         self._runner = web.AppRunner(
             app,
             # `router/http/bodies/encoding.py` does it, in small steps.
@@ -172,16 +193,23 @@ class Router:
         """Serve HTTP and talk to the supervisor. The returned task ends only because of a bug."""
         self.jobs.start()
         self.usage.start()
+        self.files.start()
+        self.peers.put(self._spec.peers)
         self._lasting = (
-            keep_up(self._sweep, "the sweep of the job records"),
+            keep_up(self._sweep, "the sweep of the job records and the files"),
             keep_up(self.counts.run, "the report of the counts"),
             keep_up(_give_back, "the return of freed memory"),
         )
+        self._batches_task = keep_up(self.batches.run, "the work on batches")
         self._sample_task = keep_up(self._sample, "the samples of the figures")
         self._watch_task = keep_up(self._watch.run, "the watch over the supervisor")
         await self._runner.setup()
         assert self._runner.server is not None
-        limit = ConnectionLimit(self._runner.server, most_connections(open_files_limit()))
+        limit = ConnectionLimit(
+            self._runner.server,
+            most_connections(open_files_limit()),
+            OwnCertificate(Path(self._spec.jobs_path).with_name("certificate.pem")),
+        )
         self._server = await asyncio.get_running_loop().create_server(
             limit, sock=self._listener, backlog=_BACKLOG
         )
@@ -193,10 +221,11 @@ class Router:
         is under way. Connections that are kept alive are closed after a moment, in which each gets
         at most one more answer: later requests are for the other router, and its settings. One on
         which no request has come is given longer for its first."""
-        self._retiring = True
+        self._retiring = self.traffic.retiring = True
         # The router that has taken over takes them: tokens are counted once.
         await _ended(self._sample_task)
         await _ended(self._watch_task)
+        await _ended(self._batches_task)
         self._close_server()
         await asyncio.sleep(_LINGER_S)
         await self._close_connections()
@@ -209,10 +238,15 @@ class Router:
 
         Streams that are left get ``error`` as an event, by default ``shutting_down``. New
         connections are accepted until the end: the supervisor has the socket too, so otherwise
-        clients would wait in its backlog and be cut off, instead of getting a 503.
+        clients would wait in its backlog and be cut off, instead of getting a 503. A second call
+        does nothing.
         """
+        if self._stopped:
+            return
+        self._stopped = True
         self.traffic.close()
         await _ended(self._watch_task)
+        await _ended(self._batches_task)
         if not await self.traffic.idle(grace_s):
             _log.warning("router.requests_aborted", requests=self.traffic.under_way)
         error = error or GenerationError(
@@ -225,12 +259,14 @@ class Router:
         self._close_server()
         await self._runner.cleanup()
         await self._fetcher.close()
+        await self.peers.close()
         await self.counts.report_last()
         for task in (self._link_task, self._sample_task, *self._lasting):
             await _ended(task)
         await asyncio.gather(
             asyncio.to_thread(self.jobs.close, _WRITTEN_S),
             asyncio.to_thread(self.usage.close, _WRITTEN_S),
+            asyncio.to_thread(self.files.close, _WRITTEN_S),
             *(() if self._tracer is None else (asyncio.to_thread(self._tracer.close, _WRITTEN_S),)),
         )
         self.workers.close()
@@ -267,7 +303,9 @@ class Router:
 
     def _model_ids(self) -> tuple[str, ...] | None:
         known = self.supervisor.latest
-        return None if known is None else tuple(model.model_id for model in known.models)
+        if known is None:
+            return None
+        return (*(model.model_id for model in known.models), *self.peers.model_ids)
 
     async def _sweep(self) -> None:
         while True:
@@ -275,6 +313,10 @@ class Router:
                 await self.jobs.sweep(lambda: self.live.ids)
             except LmxError as error:
                 _log.warning("jobs.sweep_failed", error=error.message)
+            try:
+                await self.files.sweep()
+            except (LmxError, OSError) as error:
+                _log.warning("files.sweep_failed", error=str(error))
             await asyncio.sleep(_SWEEP_INTERVAL_S)
 
     async def _sample(self) -> None:
@@ -290,6 +332,8 @@ class Router:
             requests_total=self.traffic.requests_total - self.traffic.under_way,
             memory_bytes=self._memory_bytes,
             waiting=self.queues.all_waiting,
+            batches=self.batches.unfinished,
+            batch_lines=self.batches.lines_left,
             retired=self._retired,
             keyring=self.keys.ring.digest,
         )

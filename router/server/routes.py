@@ -12,13 +12,20 @@ from lmx.router.inference import (
     chat,
     completions,
     embeddings,
+    infill,
     messages,
+    moderations,
     ollama,
     own_usage,
     scoring,
+    speech,
     tokenize,
 )
-from lmx.router.inference.responses import creation, stored
+from lmx.router.inference import files as client_files
+from lmx.router.inference.batches import anthropic as message_batches
+from lmx.router.inference.batches import openai as batches
+from lmx.router.inference.responses import compaction, conversations, creation, stored, websocket
+from lmx.router.operators import batches as all_batches
 from lmx.router.operators import (
     catalog,
     config,
@@ -31,7 +38,11 @@ from lmx.router.operators import (
     logs,
     metrics,
     models,
+    pairing,
+    peers,
     plan,
+    rank_probe,
+    ranks,
     status,
     usage,
     version,
@@ -39,9 +50,12 @@ from lmx.router.operators import (
 )
 from lmx.router.operators import ollama as ollama_models
 from lmx.router.operators.live import stream as live
+from lmx.router.peers.machine import MachineState
 from lmx.router.rendering.anthropic import AnthropicMessage, MessageEvent
 from lmx.router.rendering.chat import ChatCompletion, ChatCompletionChunk
+from lmx.router.rendering.infill import InfillAnswer
 from lmx.router.rendering.ollama import OllamaChatAnswer, OllamaGenerateAnswer
+from lmx.router.rendering.responses.compaction import CompactedResponse
 from lmx.router.rendering.responses.events import ResponseStreamEvent
 from lmx.router.rendering.responses.state import ResponseObject
 from lmx.router.rendering.text import TextCompletion, TextCompletionChunk
@@ -53,10 +67,28 @@ from lmx.router.rendering.transcripts import (
 )
 from lmx.router.schema.openapi.document import openapi_document
 from lmx.router.schema.requests.anthropic.messages import CountTokensRequest, MessagesRequest
-from lmx.router.schema.requests.audio import TranscriptionRequest, TranslationRequest
+from lmx.router.schema.requests.audio import (
+    SpeechRequest,
+    TranscriptionRequest,
+    TranslationRequest,
+)
+from lmx.router.schema.requests.batches import (
+    BatchesQuery,
+    BatchRequest,
+    MessageBatchesQuery,
+    MessageBatchRequest,
+)
 from lmx.router.schema.requests.chat import ChatRequest
 from lmx.router.schema.requests.completions import CompletionRequest
 from lmx.router.schema.requests.console import MarkdownRequest
+from lmx.router.schema.requests.conversations import (
+    ConversationItemsQuery,
+    ConversationItemsRequest,
+    ConversationRequest,
+    ConversationUpdate,
+)
+from lmx.router.schema.requests.files import FileRequest, FilesQuery
+from lmx.router.schema.requests.infill import InfillRequest
 from lmx.router.schema.requests.keys import KeyRequest, RotateRequest
 from lmx.router.schema.requests.ollama.chat import OllamaChatRequest
 from lmx.router.schema.requests.ollama.common import OllamaPullRequest, OllamaShowRequest
@@ -65,6 +97,7 @@ from lmx.router.schema.requests.ollama.generate import OllamaGenerateRequest
 from lmx.router.schema.requests.operators import (
     DeleteQuery,
     DownloadRequest,
+    DrainRequest,
     EngineRequest,
     EventsQuery,
     FiguresQuery,
@@ -75,12 +108,16 @@ from lmx.router.schema.requests.operators import (
     ModelRequest,
     ModelsQuery,
     OwnUsageQuery,
+    PeerQuery,
     PinRequest,
     PlanQuery,
     RequestsQuery,
     UnloadRequest,
     UsageQuery,
 )
+from lmx.router.schema.requests.pairing import PairHelloRequest, PairProofRequest
+from lmx.router.schema.requests.ranks import RankRequest
+from lmx.router.schema.requests.responses.compaction import CompactRequest
 from lmx.router.schema.requests.responses.responses import (
     InputItemsQuery,
     InputTokensRequest,
@@ -140,7 +177,15 @@ def _administration() -> Iterator[Endpoint]:
     yield Endpoint("GET", "/admin/models/plan", plan.plan_load, see, tag,
         "Show what a load would need, and what would follow", query=PlanQuery,
         answer=plan.PlanAnswer,
-        errors=(ErrorCode.MODEL_NOT_FOUND, ErrorCode.MODEL_SOURCE_INVALID))
+        errors=(ErrorCode.MODEL_NOT_FOUND, ErrorCode.MODEL_SOURCE_INVALID, ErrorCode.QUEUE_FULL))
+    # Quiet: each peer asks every second.
+    yield Endpoint("GET", "/admin/peer", peers.own_state, Access.PEER, "Peers",
+        "Show how this machine is, to its peers", query=PeerQuery, answer=MachineState, quiet=True)
+    yield Endpoint("POST", "/admin/drain", peers.drain_machine, use, "Peers",
+        "Let no model of this machine take requests", request=DrainRequest,
+        answer=peers.DrainAnswer)
+    yield Endpoint("GET", "/admin/peers", peers.list_peers, see, "Peers",
+        "List the machines that answer for this one", answer=peers.PeersAnswer, quiet=True)
     yield from _files()
 
 
@@ -203,6 +248,9 @@ def _inference() -> Iterator[Endpoint]:
             answer=catalog.ModelList | catalog.AnthropicModelList, shared=True)
         yield Endpoint("GET", f"{prefix}/models/{{id:.+}}", catalog.get_model, use, "Models",
             "Show one model", answer=catalog.ModelObject | catalog.AnthropicModel, shared=True)
+    yield Endpoint("POST", "/infill", infill.infill, use, "Completions",
+        "Fill a gap in a text, by llama.cpp's API", request=InfillRequest, answer=InfillAnswer,
+        streams=True, event=InfillAnswer)
     yield Endpoint("GET", "/v1/usage", own_usage.own_usage, use, "Keys",
         "Show what the key has used, and may use", query=OwnUsageQuery, answer=own_usage.OwnUsage,
         errors=(ErrorCode.USAGE_UNAVAILABLE,), shared=True, quiet=True)
@@ -212,12 +260,17 @@ def _inference() -> Iterator[Endpoint]:
         "List the models, by LM Studio's API", answer=catalog.LmStudioModelList)
     yield Endpoint("POST", "/v1/audio/transcriptions", audio.transcriptions, use, "Audio",
         "Transcribe speech", form=TranscriptionRequest, answer=Transcription | VerboseTranscription,
-        also="text/plain", streams=True, event=TranscriptDelta | TranscriptDone)
+        also=("text/plain",), streams=True, event=TranscriptDelta | TranscriptDone)
     yield Endpoint("POST", "/v1/audio/translations", audio.translations, use, "Audio",
         "Transcribe speech into English", form=TranslationRequest,
-        answer=Transcription | VerboseTranscription, also="text/plain")
-    yield Endpoint("POST", "/v1/audio/speech", audio.speech, use, "Audio", "Not supported: a 404",
-        errors=(ErrorCode.NOT_FOUND,))
+        answer=Transcription | VerboseTranscription, also=("text/plain",))
+    yield Endpoint("POST", "/v1/audio/speech", speech.speech, use, "Audio", "Read a text aloud",
+        request=SpeechRequest, also=tuple(speech.MEDIA_TYPES.values()), streams=True,
+        event=speech.SpeechDelta | speech.SpeechDone)
+    yield Endpoint("GET", "/v1/audio/voices", speech.voices, use, "Audio",
+        "List the voices of all models", answer=speech.VoiceList)
+    yield Endpoint("POST", "/v1/moderations", moderations.moderations, use, "Moderations",
+        "Not supported: a 404", errors=(ErrorCode.NOT_FOUND,))
     for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
         yield Endpoint("POST", path, scoring.rerank, use, "Rerank", "Sort documents by a query",
             request=RerankRequest, answer=scoring.Ranking)
@@ -226,6 +279,7 @@ def _inference() -> Iterator[Endpoint]:
             request=ScoreRequest, answer=scoring.ScoreList)
     yield Endpoint("GET", "/tokenizer_info", tokenize.tokenizer_info, use, "Tokens",
         "Show a model's tokenizer", query=TokenizerInfoQuery, answer=dict[str, Any],
+        asks_worker=True,
         errors=(ErrorCode.MODEL_NOT_FOUND, ErrorCode.MODEL_LOADING, ErrorCode.MODEL_LOAD_FAILED,
             ErrorCode.QUEUE_FULL, ErrorCode.WORKER_CRASHED, ErrorCode.WORKER_LOST))
     yield Endpoint("POST", "/tokenize", tokenize.tokenize, use, "Tokens", "Turn text into tokens",
@@ -259,11 +313,17 @@ def _responses() -> Iterator[Endpoint]:
         "Answer a conversation, by OpenAI's Responses API", request=ResponsesRequest,
         answer=ResponseObject, streams=True, event=ResponseStreamEvent,
         errors=(*_CHAINED, ErrorCode.NOT_FOUND), family=RESPONSES)
+    # Quiet: what is counted are the responses that come over it.
+    yield Endpoint("GET", path, websocket.responses_socket, use, tag,
+        "Answer conversations over a WebSocket", streams=True, event=ResponseStreamEvent,
+        status=101, errors=(ErrorCode.METHOD_NOT_ALLOWED, ErrorCode.QUEUE_FULL), family=RESPONSES,
+        quiet=True)
     yield Endpoint("POST", f"{path}/input_tokens", creation.input_tokens, use, tag,
         "Count the tokens of a response's prompt", request=InputTokensRequest,
         answer=creation.InputTokenCount, errors=(*_CHAINED, ErrorCode.NOT_FOUND))
-    yield Endpoint("POST", f"{path}/compact", stored.compact_response, use, tag,
-        "Not supported: a 404", errors=(ErrorCode.NOT_FOUND,))
+    yield Endpoint("POST", f"{path}/compact", compaction.compact, use, tag,
+        "Make a conversation shorter", request=CompactRequest, answer=CompactedResponse,
+        errors=(*_CHAINED, ErrorCode.NOT_FOUND), family=RESPONSES, here_only=True)
     yield Endpoint("GET", f"{path}/{{id}}", stored.get_response, use, tag,
         "Show a response that is kept", query=RetrieveQuery, answer=ResponseObject, streams=True,
         event=ResponseStreamEvent, errors=missing, family=RESPONSES)
@@ -275,6 +335,91 @@ def _responses() -> Iterator[Endpoint]:
     yield Endpoint("GET", f"{path}/{{id}}/input_items", stored.input_items, use, tag,
         "List the items of a response's input", query=InputItemsQuery, answer=stored.InputItemList,
         errors=missing)
+
+
+def _conversations() -> Iterator[Endpoint]:
+    """Yield the routes of OpenAI's conversations."""
+    use, tag, path = Access.INFERENCE, "Conversations", "/v1/conversations"
+    one, item = f"{path}/{{id}}", f"{path}/{{id}}/items/{{item_id}}"
+    broken, missing = ErrorCode.JOBS_UNAVAILABLE, ErrorCode.NOT_FOUND
+    made, items = conversations.ConversationObject, conversations.ConversationItemList
+    yield Endpoint("POST", path, conversations.create_conversation, use, tag, "Make a conversation",
+        request=ConversationRequest, answer=made, works=False, errors=(broken, missing))
+    yield Endpoint("GET", one, conversations.get_conversation, use, tag, "Show a conversation",
+        answer=made, errors=(broken, missing))
+    yield Endpoint("POST", one, conversations.update_conversation, use, tag,
+        "Give a conversation other metadata", request=ConversationUpdate, answer=made, works=False,
+        errors=(broken, missing))
+    yield Endpoint("DELETE", one, conversations.delete_conversation, use, tag,
+        "Remove a conversation", answer=conversations.DeletedConversation, errors=(broken, missing))
+    yield Endpoint("POST", f"{one}/items", conversations.add_items, use, tag,
+        "Add items to a conversation", request=ConversationItemsRequest, answer=items, works=False,
+        errors=(broken, missing))
+    yield Endpoint("GET", f"{one}/items", conversations.list_items, use, tag,
+        "List the items of a conversation", query=ConversationItemsQuery, answer=items,
+        errors=(broken, missing))
+    yield Endpoint("GET", item, conversations.get_item, use, tag, "Show an item of a conversation",
+        answer=dict[str, Any], errors=(broken, missing))
+    yield Endpoint("DELETE", item, conversations.delete_item, use, tag,
+        "Remove an item of a conversation", answer=made, errors=(broken, missing))
+
+
+def _files_of_clients() -> Iterator[Endpoint]:
+    use, tag, path = Access.INFERENCE, "Files", "/v1/files"
+    missing = (ErrorCode.NOT_FOUND, ErrorCode.FILES_UNAVAILABLE)
+    yield Endpoint("POST", path, client_files.upload_file, use, tag, "Upload a file",
+        form=FileRequest, answer=client_files.FileObject | client_files.AnthropicFile, works=False,
+        shared=True, errors=(ErrorCode.FILES_UNAVAILABLE, ErrorCode.INSUFFICIENT_DISK))
+    yield Endpoint("GET", path, client_files.list_files, use, tag, "List the files",
+        query=FilesQuery, answer=client_files.FileList | client_files.AnthropicFileList,
+        shared=True, errors=(ErrorCode.FILES_UNAVAILABLE,))
+    yield Endpoint("GET", f"{path}/{{id}}", client_files.get_file, use, tag, "Show a file",
+        answer=client_files.FileObject | client_files.AnthropicFile, shared=True, errors=missing)
+    yield Endpoint("DELETE", f"{path}/{{id}}", client_files.delete_file, use, tag, "Delete a file",
+        answer=client_files.DeletedFile | client_files.AnthropicDeletedFile, shared=True,
+        errors=(*missing, ErrorCode.INSUFFICIENT_DISK))
+    yield Endpoint("GET", f"{path}/{{id}}/content", client_files.file_content, use, tag,
+        "Fetch the bytes of a file", media="application/octet-stream", shared=True, errors=missing)
+
+
+def _batches() -> Iterator[Endpoint]:
+    use, tag, path = Access.INFERENCE, "Batches", "/v1/batches"
+    broken = ErrorCode.FILES_UNAVAILABLE
+    yield Endpoint("POST", path, batches.create_batch, use, tag,
+        "Have the requests in a file answered when nobody else wants the model",
+        request=BatchRequest, answer=batches.BatchObject, works=False,
+        errors=(broken, ErrorCode.NOT_FOUND))
+    yield Endpoint("GET", path, batches.list_batches, use, tag, "List the batches",
+        query=BatchesQuery, answer=batches.BatchList, errors=(broken,))
+    yield Endpoint("GET", f"{path}/{{id}}", batches.get_batch, use, tag, "Show a batch",
+        answer=batches.BatchObject, errors=(broken,))
+    yield Endpoint("POST", f"{path}/{{id}}/cancel", batches.cancel_batch, use, tag,
+        "Cancel a batch", answer=batches.BatchObject, errors=(broken, ErrorCode.BATCH_ENDED))
+
+
+def _message_batches() -> Iterator[Endpoint]:
+    use, tag, path = Access.INFERENCE, "Batches", "/v1/messages/batches"
+    broken = ErrorCode.FILES_UNAVAILABLE
+    yield Endpoint("POST", path, message_batches.create_message_batch, use, tag,
+        "Have requests answered when nobody else wants the model, by Anthropic's API",
+        request=MessageBatchRequest, answer=message_batches.MessageBatch, works=False,
+        errors=(broken, ErrorCode.INSUFFICIENT_DISK), family=ANTHROPIC)
+    yield Endpoint("GET", path, message_batches.list_message_batches, use, tag,
+        "List the batches, by Anthropic's API", query=MessageBatchesQuery,
+        answer=message_batches.MessageBatchList, errors=(broken,), family=ANTHROPIC)
+    yield Endpoint("GET", f"{path}/{{id}}", message_batches.get_message_batch, use, tag,
+        "Show a batch, by Anthropic's API", answer=message_batches.MessageBatch, errors=(broken,),
+        family=ANTHROPIC)
+    yield Endpoint("DELETE", f"{path}/{{id}}", message_batches.delete_message_batch, use, tag,
+        "Remove a batch that has ended, by Anthropic's API",
+        answer=message_batches.DeletedMessageBatch, errors=(broken, ErrorCode.BATCH_ENDED),
+        family=ANTHROPIC)
+    yield Endpoint("POST", f"{path}/{{id}}/cancel", message_batches.cancel_message_batch, use, tag,
+        "Cancel a batch, by Anthropic's API", answer=message_batches.MessageBatch,
+        errors=(broken,), family=ANTHROPIC)
+    yield Endpoint("GET", f"{path}/{{id}}/results", message_batches.message_batch_results, use, tag,
+        "Fetch the results of a batch, by Anthropic's API", media="application/x-jsonl",
+        errors=(broken,), family=ANTHROPIC)
 
 
 def _ollama() -> Iterator[Endpoint]:
@@ -341,10 +486,19 @@ def _jobs() -> Iterator[Endpoint]:
         "Show what a request asked", answer=jobs.CapturedRequest, errors=(ErrorCode.NOT_FOUND,))
 
 
+def _all_batches() -> Iterator[Endpoint]:
+    tag, path, broken = "Administration", "/admin/batches", ErrorCode.FILES_UNAVAILABLE
+    yield Endpoint("GET", path, all_batches.list_all_batches, Access.OPERATOR, tag,
+        "List the batches of all keys", answer=all_batches.BatchesShown, errors=(broken,))
+    yield Endpoint("POST", f"{path}/{{id}}/cancel", all_batches.cancel_any_batch, Access.ADMIN, tag,
+        "Cancel a batch of any key", answer=all_batches.BatchesShown,
+        errors=(ErrorCode.NOT_FOUND, ErrorCode.BATCH_ENDED, broken))
+
+
 def _front() -> Iterator[Endpoint]:
     use, tag = Access.OPEN, "Health"
     yield Endpoint("GET", "/", front.front, use, tag,
-        "What this server is; a page for browsers", answer=front.Front, also="text/html",
+        "What this server is; a page for browsers", answer=front.Front, also=("text/html",),
         quiet=True)
     yield Endpoint("GET", "/version", version.version, use, tag, "lmx's version",
         answer=version.Version, quiet=True)
@@ -353,12 +507,12 @@ def _front() -> Iterator[Endpoint]:
     yield Endpoint("GET", "/favicon.ico", files.icon, use, "Description",
         "The picture of the page", media="image/svg+xml", quiet=True)
     yield Endpoint("GET", "/ui/{file}", files.page_file, use, "Description", "A file of the page",
-        media="text/javascript", also="text/css", errors=(ErrorCode.NOT_FOUND,), quiet=True)
+        media="text/javascript", also=("text/css",), errors=(ErrorCode.NOT_FOUND,), quiet=True)
     # Quiet: it is requested several times a second while an answer streams, and no model works.
     yield Endpoint("POST", "/ui/markdown", markdown.render_markdown, Access.INFERENCE,
         "Description", "Render Markdown, for the page", request=MarkdownRequest,
-        answer=markdown.MarkdownTrees, errors=(ErrorCode.QUEUE_FULL,), quiet=True,
-        shared=True)
+        answer=markdown.MarkdownTrees,
+        errors=(ErrorCode.QUEUE_FULL, ErrorCode.RATE_LIMIT_EXCEEDED), quiet=True, shared=True)
 
 
 def _operation() -> Iterator[Endpoint]:
@@ -428,19 +582,47 @@ def _keys() -> Iterator[Endpoint]:
         answer=keys.KeyRevoked, errors=keys.KEY_ERRORS)
 
 
+def _pairing() -> Iterator[Endpoint]:
+    tag = "Peers"
+    yield Endpoint("POST", "/pair/hello", pairing.pair_hello, Access.OPEN, tag,
+        "Begin to pair this machine with another", request=PairHelloRequest,
+        answer=pairing.PairWelcomeAnswer, errors=pairing.PAIR_ERRORS)
+    yield Endpoint("POST", "/pair/proof", pairing.pair_proof, Access.OPEN, tag,
+        "Pair this machine with another, which proves that it knows the code",
+        request=PairProofRequest, answer=pairing.PairAcceptedAnswer,
+        errors=(*pairing.PAIR_ERRORS, ErrorCode.PERMISSION_DENIED))
+    yield Endpoint("DELETE", "/pair", pairing.forget_peer, Access.PEER, tag,
+        "End the pairing with the machine that asks", answer=pairing.PeerForgotten,
+        errors=(ErrorCode.NOT_FOUND,))
+    yield Endpoint("POST", "/admin/ranks", ranks.start_rank, Access.PEER, tag,
+        "Run one rank of a model of the machine that asks", request=RankRequest,
+        answer=ranks.RankStartedAnswer, errors=ranks.RANK_ERRORS)
+    yield Endpoint("DELETE", "/admin/ranks/{group}", ranks.end_ranks, Access.PEER, tag,
+        "End the ranks that the machine has started", answer=ranks.RanksEnded)
+    yield Endpoint("POST", "/admin/ranks/probe", rank_probe.probe_way, Access.PEER, tag,
+        "Measure the way between the machine that asks and this one",
+        answer=rank_probe.RankProbeAnswer, errors=(ErrorCode.RATE_LIMIT_EXCEEDED,))
+
+
 # fmt: on
 
 ROUTES: Final = (
     *_inference(),
     *_messages(),
     *_responses(),
+    *_conversations(),
+    *_files_of_clients(),
+    *_batches(),
+    *_message_batches(),
     *_ollama(),
     *_jobs(),
+    *_all_batches(),
     *_front(),
     *_operation(),
     *_administration(),
     *_engines(),
     *_watching(),
     *_keys(),
+    *_pairing(),
     *_description(),
 )

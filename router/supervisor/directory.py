@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.errors import ErrorCode, RequestError, UnavailableError
 from lmx.protocol.messages.keys import ApiKey
 from lmx.protocol.messages.snapshot import ModelView, Snapshot
 from lmx.protocol.states import ModelKind, SlotState, WorkerState
@@ -42,10 +42,12 @@ class Directory:
             by_name.setdefault(model.source, model)
         return cls(snapshot, by_name)
 
-    def limited_to(self, key: ApiKey) -> Directory:
+    def limited_to(self, key: ApiKey | None) -> Directory:
         """Return the directory as a request with this key sees it: other models are in no list and
         on no route, and to name one is refused. If the default is among them, the first model that
-        the key allows takes its place."""
+        the key allows takes its place. It is this one without a key, or with one for all models."""
+        if key is None or not key.models:
+            return self
         models = tuple(model for model in self.models if key.allows(model.model_id))
         default = self.default()
         if default not in models:
@@ -171,6 +173,7 @@ _USES: Final[dict[ModelKind, tuple[str, str]]] = {
     ModelKind.EMBEDDING: ("an embedding model", "/v1/embeddings"),
     ModelKind.RERANK: ("a reranking model", "/v1/rerank"),
     ModelKind.TRANSCRIPTION: ("a transcription model", "/v1/audio/transcriptions"),
+    ModelKind.SPEECH: ("a model that reads texts aloud", "/v1/audio/speech"),
 }
 
 
@@ -184,4 +187,15 @@ def require_kind(model: ModelView, wanted: ModelKind) -> None:
             f"The model {model.model_id!r} is {what}: use it with POST {route}, or name another "
             "model.",
             param="model",
+        )
+
+
+def refuse_drained(directory: Directory | None) -> None:
+    """Raise :class:`UnavailableError` (model_drained) if an operator drained the machine."""
+    if directory is not None and directory.snapshot.drained:
+        raise UnavailableError(
+            ErrorCode.MODEL_DRAINED,
+            "This machine was drained by an operator, and no other machine can answer the request "
+            "for it. `lmx undrain --machine` ends that.",
+            retry_after_s=5.0,
         )

@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import os
-import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
@@ -21,6 +20,7 @@ from lmx.protocol.messages.control import (
     WorkerExited,
 )
 from lmx.protocol.messages.keys import GetKeyring, Keyring
+from lmx.protocol.messages.peers import GetPeers, PeerList
 from lmx.protocol.messages.snapshot import GetSnapshot, Snapshot
 from lmx.protocol.wire.codec import Envelope, decode, encode
 from lmx.protocol.wire.endpoints import RunDirectory
@@ -109,13 +109,14 @@ class SupervisorEvents(Protocol):
         """React to the end of a worker."""
 
     def directory_changed(self, directory: Directory) -> None:
-        """React to another snapshot that is in force."""
+        """React to another snapshot that is in effect."""
 
 
 class SupervisorLink:
     """Owns the control and events sockets, the directory and the questions in flight.
 
-    ``answers_total`` counts the beats that were answered. Used from one event loop only.
+    ``peers`` is called with another list of peers, ``peers_digest`` returns the digest of the one
+    in effect. ``answers_total`` counts the beats that were answered. Used from one event loop only.
     """
 
     def __init__(
@@ -127,6 +128,8 @@ class SupervisorLink:
         hello: RouterHello,
         beat_interval_s: float,
         keys: Keys,
+        peers: Callable[[PeerList], None],
+        peers_digest: Callable[[], str],
     ) -> None:
         self._control = open_socket(context, Role.CONTROL_CLIENT, f"r:{os.getpid()}".encode())
         self._control.connect(run_dir.control)
@@ -137,17 +140,21 @@ class SupervisorLink:
         self._hello = hello
         self._beat_interval_s = beat_interval_s
         self._keys = keys
+        self._put_peers = peers
+        self._peers_digest = peers_digest
         self._directory: Directory | None = None
         self._changed = asyncio.Event()
         self.epoch: str | None = None
         """The epoch of the supervisor that answered last; None before the first answer."""
-        self._started_at = time.monotonic()
-        self._seen_at: float | None = None
+        self.silent_for_s = 0.0
+        """For how long it has waited since the supervisor last answered a beat, or since the start.
+        A router that stood still itself, as a process that is stopped does, waited for nothing."""
         self.answers_total = 0
         self._answers = asyncio.Event()
         self._questions = Questions(lambda payload: send_nowait(self._control, payload))
         self._snapshot_task: asyncio.Task[None] | None = None
         self._keyring_task: asyncio.Task[None] | None = None
+        self._peers_task: asyncio.Task[None] | None = None
 
     @property
     def latest(self) -> Directory | None:
@@ -178,14 +185,7 @@ class SupervisorLink:
     @property
     def alive(self) -> bool:
         """Whether the supervisor answered within the last beats."""
-        if self._seen_at is None:
-            return False
-        return time.monotonic() - self._seen_at <= _SILENT_BEATS * self._beat_interval_s
-
-    @property
-    def silent_for_s(self) -> float:
-        """Seconds since the supervisor last answered a beat, or since the start."""
-        return time.monotonic() - (self._started_at if self._seen_at is None else self._seen_at)
+        return self.epoch is not None and self.silent_for_s <= _SILENT_BEATS * self._beat_interval_s
 
     async def run(self, measure: Callable[[], RouterBeat]) -> None:
         """Listen and beat until cancelled. Frames that can't be decoded are logged and dropped."""
@@ -230,6 +230,7 @@ class SupervisorLink:
             if send_nowait(self._control, hello):
                 break
             await asyncio.sleep(_CONNECT_RETRY_S)
+            self.silent_for_s += _CONNECT_RETRY_S
         while True:
             # Not sent means not connected; the silence that follows shows it.
             send_nowait(self._control, encode(measure()))
@@ -237,6 +238,7 @@ class SupervisorLink:
                 self._answers.clear()
                 self.fail_questions(unavailable("lmx's supervisor does not answer any more."))
             await asyncio.sleep(self._beat_interval_s)
+            self.silent_for_s += self._beat_interval_s
 
     async def _listen(self, socket: zmq.asyncio.Socket, handle: Callable[[Envelope], None]) -> None:
         while True:
@@ -258,6 +260,8 @@ class SupervisorLink:
                     self._refresh()
                 if message.keyring not in ("", self._keys.ring.digest):
                     self._refresh_keyring()
+                if message.peers not in ("", self._peers_digest()):
+                    self._refresh_peers()
             case Identify():
                 self._supervisor_answered(message.epoch)
                 send_nowait(self._control, encode(self._hello))
@@ -272,11 +276,13 @@ class SupervisorLink:
                 self._events.worker_exited(fact)
             case Keyring() as ring:
                 self._keys.put(ring)
+            case PeerList() as peers:
+                self._put_peers(peers)
             case other:
                 raise ProtocolError(f"unexpected {type(other).__name__} on events")
 
     def _supervisor_answered(self, epoch: str) -> None:
-        self._seen_at = time.monotonic()
+        self.silent_for_s = 0.0
         self.answers_total += 1
         self._answers.set()
         if self.epoch is not None and self.epoch != epoch:
@@ -309,13 +315,29 @@ class SupervisorLink:
         try:
             reply = await self._questions.ask(GetKeyring(), _SNAPSHOT_DEADLINE_S)
         except LmxError as error:
-            # The next BeatSeen shows that another one is in force, and asks again.
+            # The next BeatSeen shows that another one is in effect, and asks again.
             _log.warning("keyring.unanswered", error=error.message)
             return
         if isinstance(reply, Keyring):
             self._keys.put(reply)
         else:
             _log.warning("keyring.refused", reply=type(reply).__name__)
+
+    def _refresh_peers(self) -> None:
+        if self._peers_task is None or self._peers_task.done():
+            self._peers_task = begin(self._ask_peers(), "the question for the peers")
+
+    async def _ask_peers(self) -> None:
+        try:
+            reply = await self._questions.ask(GetPeers(), _SNAPSHOT_DEADLINE_S)
+        except LmxError as error:
+            # The next BeatSeen shows that another list is in effect, and asks again.
+            _log.warning("peers.unanswered", error=error.message)
+            return
+        if isinstance(reply, PeerList):
+            self._put_peers(reply)
+        else:
+            _log.warning("peers.refused", reply=type(reply).__name__)
 
     def _apply(self, snapshot: Snapshot) -> None:
         directory = advance(self._directory, snapshot)

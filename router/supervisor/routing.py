@@ -134,6 +134,9 @@ _MEDIA: Final = {
 }
 _LISTED_MODELS: Final = 10
 
+_INFILL: Final = "infill"
+"""The capability of models that fill a gap in a text."""
+
 
 def accepting_media(
     directory: Directory, models: Sequence[ModelView], wanted: Mapping[MediaKind, str]
@@ -160,7 +163,7 @@ def _not_accepted(
     taken = ["text", *(_MEDIA[other][1] for other in MediaKind if other in (model.media or ()))]
     only = f"{', '.join(taken[:-1])} and {taken[-1]}" if len(taken) > 1 else "text"
     others = [other.model_id for other in directory.models if kind in (other.media or ())]
-    listed = ", ".join(others[:_LISTED_MODELS]) + (", ..." if others[_LISTED_MODELS:] else "")
+    listed = _listed(others)
     advice = (
         f"leave it out, or name a model that takes {many}: {listed}"
         if others
@@ -171,6 +174,39 @@ def _not_accepted(
         f"`{param}` is {one}, and the model {model.model_id!r} takes {only} only: {advice}.",
         param=param,
     )
+
+
+def filling(directory: Directory, models: Sequence[ModelView], param: str) -> tuple[ModelView, ...]:
+    """Return those of ``models`` that fill a gap in a text, in their order; at least one.
+
+    ``param`` is the field that asks for it. A model of which it is not known yet what it can do
+    stays. Raises :class:`RequestError` that names the field and the models that are known to do it,
+    if none of ``models`` does.
+    """
+    fit = tuple(one for one in models if fills(one) is not False)
+    if fit:
+        return fit
+    others = [one.model_id for one in directory.models if fills(one)]
+    advice = (
+        f"leave it out, or name a model that has them: {_listed(others)}"
+        if others
+        else "leave it out, since no model that is known here has them"
+    )
+    raise RequestError(
+        ErrorCode.UNSUPPORTED_VALUE,
+        f"`{param}` is not supported by the model {models[0].model_id!r}, whose tokenizer has no "
+        f"tokens for a gap in a text: {advice}.",
+        param=param,
+    )
+
+
+def fills(model: ModelView) -> bool | None:
+    """Return whether a model fills a gap in a text; None if that is not known yet."""
+    return _INFILL in model.capabilities if model.capabilities else model.infills
+
+
+def _listed(models: Sequence[str]) -> str:
+    return ", ".join(models[:_LISTED_MODELS]) + (", ..." if models[_LISTED_MODELS:] else "")
 
 
 def _group(model: ModelView, free_bytes: int) -> int:

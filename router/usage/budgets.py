@@ -54,7 +54,7 @@ class DayBudgets:
         """Return what a key has used today, as far as it can be read."""
         today = date.today().isoformat()
         try:
-            days = await self._usage.of_key(key.shown_name, 1)
+            days = await self._usage.of_key(key, 1)
         except LmxError as error:
             # Also with too many who read at a time, which is no way around a budget.
             _log.warning("budgets.unreadable", key=key.shown_name, error=error.message)

@@ -2,6 +2,7 @@
 second."""
 
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from sqlite3 import Connection
 from typing import Final, Literal, NamedTuple
@@ -9,6 +10,7 @@ from typing import Final, Literal, NamedTuple
 import structlog
 
 from lmx.protocol.errors import ErrorCode
+from lmx.protocol.messages.keys import ApiKey
 from lmx.router.metrics.requests import NONE, Spent
 from lmx.router.record_file import RecordFile, RecordKind
 from lmx.router.usage import tables
@@ -31,21 +33,14 @@ _ROWS_LIMIT: Final = 8192
 _BOUND_INTERVAL_S: Final = 600.0
 """The time between two searches for what is too old."""
 
-_KIND: Final = RecordKind(
-    "usage",
-    "usage records",
-    ErrorCode.USAGE_UNAVAILABLE,
-    tables.SCHEMA_VERSION,
-    tables.create,
-    tables.fault_of,
-)
-
 _log = structlog.get_logger()
 
 
 class _Waiting(NamedTuple):
     usage: dict[UsageKey, Usage]
     minutes: dict[MinuteKey, Minute]
+    names: dict[str, str]
+    """Those of the keys in ``usage``."""
 
 
 class UsageStore(RecordFile[_Waiting]):
@@ -53,12 +48,23 @@ class UsageStore(RecordFile[_Waiting]):
 
     :meth:`add` and :meth:`sampled` never wait and never raise. What waits to be written has a
     limit; beyond it new hours, minutes, models and keys are left out, and counted in ``dropped``.
+    ``keys`` returns the keys that there are. The file's thread calls it too.
     """
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, _KIND, _GATHER_S)
+    def __init__(self, path: Path, keys: Callable[[], Iterable[ApiKey]]) -> None:
+        kind = RecordKind(
+            "usage",
+            "usage records",
+            ErrorCode.USAGE_UNAVAILABLE,
+            tables.SCHEMA_VERSION,
+            tables.create,
+            tables.fault_of,
+            lambda connection: tables.create_keys(connection, keys()),
+        )
+        super().__init__(path, kind, _GATHER_S)
         self.dropped = 0
-        self._kept = _Waiting({}, {})
+        self._keys = keys
+        self._kept = _Waiting({}, {}, {})
         """The condition of the file guards it: the loop and the thread share it."""
         self._bounded_at_s = 0.0
 
@@ -81,22 +87,32 @@ class UsageStore(RecordFile[_Waiting]):
             minute_s = _minute_s(now_s)
             # A request for no model has no figures, so these are two rows.
             minutes = {(minute_s, model): figures, (minute_s, ""): figures}
-        self._collect(_Waiting({(hour_begin_s(now_s), model, spent.key or ""): used}, minutes))
+        key = spent.key
+        usage_id = "" if key is None else key.usage_id
+        names = {} if key is None else {usage_id: key.shown_name}
+        self._collect(_Waiting({(hour_begin_s(now_s), model, usage_id): used}, minutes, names))
 
     def sampled(self, figures: dict[str, Minute]) -> None:
         """Add figures that were seen now, by their model; an empty text stands for all."""
         minute_s = _minute_s(time.time())
-        self._collect(_Waiting({}, {(minute_s, model): one for model, one in figures.items()}))
+        self._collect(_Waiting({}, {(minute_s, model): one for model, one in figures.items()}, {}))
 
     async def usage(self, days: int, by: Literal["day", "hour"]) -> UsageAnswer:
         """Return what was used on the last days. Raises USAGE_UNAVAILABLE, as :meth:`figures`
         does."""
-        return await self._read(lambda file: tables.usage_of(file, days, by, time.time()))
+        return await self._read(
+            lambda file: tables.usage_of(file, days, by, self._keys(), time.time())
+        )
 
-    async def of_key(self, key: str, days: int) -> dict[str, Usage]:
-        """Return what a key has used on the last days, by the day; an empty text stands for
-        requests without a key."""
-        return await self._read(lambda file: tables.used_by(file, key, days, time.time()))
+    async def of_key(self, key: ApiKey | None, days: int) -> dict[str, Usage]:
+        """Return what a key has used on the last days, by the day; with None what requests without
+        a key have."""
+        usage_id = "" if key is None else key.usage_id
+        return await self._read(lambda file: tables.used_by(file, usage_id, days, time.time()))
+
+    async def today(self) -> dict[str, Usage]:
+        """Return what was used today, by the keys' ``usage_id``."""
+        return await self._read(lambda file: tables.used_today(file, time.time()))
 
     async def figures(self, hours: int, model: str | None) -> FiguresAnswer:
         """Return the figures of the last hours, of a model or of all."""
@@ -113,6 +129,7 @@ class UsageStore(RecordFile[_Waiting]):
         for key, used in more.usage.items():
             if self._has_room(key in self._kept.usage):
                 self._kept.usage.setdefault(key, Usage()).add(used)
+                self._kept.names.update(more.names)
         for at, figures in more.minutes.items():
             if self._has_room(at in self._kept.minutes):
                 self._kept.minutes.setdefault(at, Minute()).add(figures)
@@ -127,7 +144,7 @@ class UsageStore(RecordFile[_Waiting]):
         return len(self._kept.usage) + len(self._kept.minutes)
 
     def _take(self) -> _Waiting:
-        taken, self._kept = self._kept, _Waiting({}, {})
+        taken, self._kept = self._kept, _Waiting({}, {}, {})
         return taken
 
     def _put_back(self, batch: _Waiting) -> None:
@@ -142,7 +159,7 @@ class UsageStore(RecordFile[_Waiting]):
     # The methods below run in the thread.
 
     def _write(self, connection: Connection, batch: _Waiting) -> None:
-        tables.write(connection, batch.usage, batch.minutes)
+        tables.write(connection, batch.usage, batch.minutes, batch.names)
 
     def _bound(self, connection: Connection) -> None:
         now_s = time.monotonic()

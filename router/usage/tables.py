@@ -6,11 +6,12 @@ days are those of this machine's time zone, as SQLite's ``localtime`` has them.
 
 import sqlite3
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import date, datetime, timedelta
 from typing import Final, Literal
 
+from lmx.protocol.messages.keys import ApiKey
 from lmx.router.http.responses import Answer
 from lmx.router.record_file import columns_of, create_tables
 
@@ -88,8 +89,8 @@ _HIGHEST: Final = ("waiting", "running", "memory_bytes")
 _SUMS: Final = tuple(name for name in _FIGURES if name not in _HIGHEST)
 
 UsageKey = tuple[int, str, str]
-"""The beginning of an hour in Unix time, the model and the key. Without a model, or without a key,
-the text is empty."""
+"""The beginning of an hour in Unix time, the model and the key's ``usage_id``. Without a model, or
+without a key, the text is empty."""
 
 MinuteKey = tuple[int, str]
 """The beginning of a minute in Unix time, and the model; an empty text stands for all."""
@@ -111,6 +112,12 @@ CREATE TABLE figures (
 ) WITHOUT ROWID;
 """
 
+_CREATE_KEYS: Final = "CREATE TABLE keys (id TEXT PRIMARY KEY, name TEXT NOT NULL) WITHOUT ROWID"
+"""The names of the keys, also of those that are gone. It is not in the file's version: an earlier
+release has no such table, and uses the same file."""
+
+_KEYS_COLUMNS: Final = ("id", "name")
+
 _ADDED: Final = ", ".join(f"{name} = {name} + excluded.{name}" for name in _USED)
 _FIGURES_ADDED: Final = ", ".join(
     [f"{name} = {name} + excluded.{name}" for name in _SUMS]
@@ -129,6 +136,7 @@ _PUT_FIGURES: Final = (
     f"INSERT INTO figures VALUES ({', '.join('?' * len(_FIGURES_COLUMNS))}) "  # noqa: S608
     f"ON CONFLICT DO UPDATE SET {_FIGURES_ADDED}"
 )
+_PUT_NAME: Final = "INSERT INTO keys VALUES (?, ?) ON CONFLICT DO UPDATE SET name = excluded.name"
 _HOURS_TO_JOIN: Final = (
     f"SELECT {_NOON}, hour_s FROM (SELECT DISTINCT hour_s FROM usage WHERE hour_s < ?) "  # noqa: S608
     f"WHERE hour_s <> {_NOON}"
@@ -144,11 +152,37 @@ def create(connection: sqlite3.Connection) -> None:
     create_tables(connection, _CREATE, SCHEMA_VERSION)
 
 
+def create_keys(connection: sqlite3.Connection, keys: Iterable[ApiKey]) -> None:
+    """Make the table of the keys' names, unless it is there.
+
+    A release without it had the usage by name. What is of one of ``keys`` is that key's from now
+    on, for a stored key from the hour on in which it was made; what is older is left as it is, and
+    is no key's that there is.
+    """
+    if columns_of(connection, "keys"):
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    with connection:
+        if columns_of(connection, "keys"):
+            return  # Another router has just done it.
+        connection.execute(_CREATE_KEYS)
+        stored_first = sorted(keys, key=lambda key: key.created_at_s is None)
+        for key in stored_first:
+            since_s = 0 if key.created_at_s is None else hour_begin_s(key.created_at_s)
+            connection.execute(
+                "UPDATE usage SET key = ? WHERE key = ? AND hour_s >= ?",
+                (key.usage_id, key.shown_name, since_s),
+            )
+            connection.execute(_PUT_NAME, (key.usage_id, key.shown_name))
+
+
 def fault_of(connection: sqlite3.Connection) -> str | None:
     """Return why the tables of a file are not those that lmx makes; None if they are."""
     for table, columns in (("usage", _USAGE_COLUMNS), ("figures", _FIGURES_COLUMNS)):
         if columns_of(connection, table) != columns:
             return f"its table `{table}` has other columns"
+    if columns_of(connection, "keys") not in ((), _KEYS_COLUMNS):
+        return "its table `keys` has other columns"
     for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'"):
         return f"it has {name[:80]!r}, which lmx did not make"
     return None
@@ -158,8 +192,10 @@ def write(
     connection: sqlite3.Connection,
     usage: Mapping[UsageKey, Usage],
     minutes: Mapping[MinuteKey, Minute],
+    names: Mapping[str, str],
 ) -> None:
-    """Add to what is there, in one transaction."""
+    """Add to what is there, in one transaction. ``names`` are those of the keys, by their
+    ``usage_id``."""
     connection.execute("BEGIN IMMEDIATE")
     with connection:
         connection.executemany(
@@ -169,6 +205,7 @@ def write(
             _PUT_FIGURES,
             [(*key, *(getattr(one, n) for n in _FIGURES)) for key, one in minutes.items()],
         )
+        connection.executemany(_PUT_NAME, names.items())
 
 
 def bound(connection: sqlite3.Connection, now_s: float, most_rows: int = MOST_ROWS) -> None:
@@ -190,6 +227,7 @@ def bound(connection: sqlite3.Connection, now_s: float, most_rows: int = MOST_RO
                 f"ORDER BY {time_column} DESC LIMIT 1 OFFSET ?)",
                 (most_rows,),
             )
+        connection.execute("DELETE FROM keys WHERE id NOT IN (SELECT key FROM usage)")
 
 
 def hour_begin_s(at_s: float) -> int:
@@ -226,7 +264,10 @@ class UsageRow(UsageSums):
     model: str | None
     """Null for requests that named no existing model."""
     key: str | None
-    """The key's name, or else what identifies it (`key_...`). Null without a key."""
+    """The key's name, or else what identifies it (`key_...`); with `(revoked)` where another key
+    has the name now. Null without a key."""
+    key_id: str | None
+    """It differs for keys of the same name, one of which was revoked. Null without a key."""
 
 
 class UsageRest(UsageSums):
@@ -249,9 +290,14 @@ class UsageAnswer(Answer):
 
 
 def usage_of(
-    connection: sqlite3.Connection, days: int, by: Literal["day", "hour"], now_s: float
+    connection: sqlite3.Connection,
+    days: int,
+    by: Literal["day", "hour"],
+    keys: Iterable[ApiKey],
+    now_s: float,
 ) -> UsageAnswer:
-    """Return what was used today and on the days before, ``days`` together."""
+    """Return what was used today and on the days before, ``days`` together. ``keys`` are those that
+    there are."""
     since_s = day_begin_s(now_s, days - 1)
     pairs = connection.execute(
         "SELECT model, key FROM usage WHERE hour_s >= ? GROUP BY model, key "
@@ -260,6 +306,7 @@ def usage_of(
         (since_s, MOST_PAIRS),
     ).fetchall()
     named = set(pairs)
+    names = _shown_names(connection, keys)
     period = _DAY if by == "day" else "hour_s"
     rows: list[UsageRow] = []
     rest: dict[str, Usage] = {}
@@ -271,7 +318,16 @@ def usage_of(
         shown = at if by == "day" else datetime.fromtimestamp(at).astimezone().isoformat()
         if (model, key) in named:
             sums = sums_of(Usage(*used))
-            rows.append({"time": shown, "model": model or None, "key": key or None, **sums})
+            name = names.get(key, key) or None
+            rows.append(
+                {
+                    "time": shown,
+                    "model": model or None,
+                    "key": name,
+                    "key_id": key or None,
+                    **sums,
+                }
+            )
         else:
             rest.setdefault(shown, Usage()).add(Usage(*used))
     return {
@@ -283,14 +339,36 @@ def usage_of(
     }
 
 
-def used_by(connection: sqlite3.Connection, key: str, days: int, now_s: float) -> dict[str, Usage]:
+def _shown_names(connection: sqlite3.Connection, keys: Iterable[ApiKey]) -> dict[str, str]:
+    """Return the names by the keys' ``usage_id``: of those that there are, and of those before."""
+    now = {key.usage_id: key.shown_name for key in keys}
+    taken = set(now.values())
+    before = [
+        *connection.execute("SELECT id, name FROM keys"),
+        *((name, name) for name in taken),  # What a release had that knew names alone.
+    ]
+    return {one: f"{name} (revoked)" if name in taken else name for one, name in before} | now
+
+
+def used_by(
+    connection: sqlite3.Connection, usage_id: str, days: int, now_s: float
+) -> dict[str, Usage]:
     """Return what a key has used today and on the days before, by the day; an empty text stands for
     requests without a key."""
     found = connection.execute(
         f"SELECT {_DAY}, {_SUMMED} FROM usage WHERE hour_s >= ? AND key = ? GROUP BY 1",  # noqa: S608
-        (day_begin_s(now_s, days - 1), key),
+        (day_begin_s(now_s, days - 1), usage_id),
     )
     return {day: Usage(*used) for day, *used in found}
+
+
+def used_today(connection: sqlite3.Connection, now_s: float) -> dict[str, Usage]:
+    """Return what was used today, by the keys' ``usage_id``."""
+    found = connection.execute(
+        f"SELECT key, {_SUMMED} FROM usage WHERE hour_s >= ? GROUP BY key",  # noqa: S608
+        (day_begin_s(now_s, 0),),
+    )
+    return {usage_id: Usage(*used) for usage_id, *used in found}
 
 
 def sums_of(used: Usage) -> UsageSums:

@@ -18,7 +18,6 @@ import structlog
 from lmx.protocol.errors import ErrorCode, GenerationError, LmxError
 from lmx.protocol.messages.data import Accepted, Generate
 from lmx.protocol.messages.snapshot import ModelView
-from lmx.protocol.messages.speech import Transcript
 from lmx.protocol.messages.tasks import Embed, Rerank, Task
 from lmx.router.media.source import HeldMedia
 from lmx.router.supervisor.directory import ready_instance
@@ -27,7 +26,7 @@ from lmx.router.workers.link import WorkerLink
 from lmx.router.workers.links import WorkerLinks
 from lmx.router.workers.phased_timeout import PhasedTimeout
 from lmx.router.workers.stream import Batch, Sink, WorkerStream
-from lmx.router.workers.task import TaskAnswer
+from lmx.router.workers.task import OrderedPart, TaskAnswer
 from lmx.router.workers.waits import Waits
 
 RETRY_IF_LOST: Final = frozenset({ErrorCode.WORKER_LOST})
@@ -278,15 +277,15 @@ class TaskDispatcher:
         task: Task,
         waits: Waits,
         blobs: Sequence[bytes] = (),
-        on_part: Callable[[Transcript], None] | None = None,
+        on_part: Callable[[OrderedPart], None] | None = None,
     ) -> TaskAnswer:
         """Have ``task`` done by a worker of ``model``, and cancel it when no request waits any
         more.
 
         ``waits`` notes what it waits for. ``blobs`` are the bytes of its media. ``on_part`` is
-        called with each part of a transcript as it comes. Raises the error with which it is
-        refused. A task whose worker is draining or gone is sent again, through the model's queue,
-        unless ``on_part`` was called.
+        called with each part of a transcript or a sound as it comes. Raises the error with which it
+        is refused. A task whose worker is draining or gone is sent again, through the model's
+        queue, unless ``on_part`` was called.
         """
         return await on_worker(
             self._queues,
@@ -307,7 +306,7 @@ class TaskDispatcher:
         task: Task,
         waits: Waits,
         blobs: Sequence[bytes],
-        on_part: Callable[[Transcript], None] | None,
+        on_part: Callable[[OrderedPart], None] | None,
     ) -> TaskAnswer:
         link = self._workers.link_to(instance)
         pending = link.submit_task(

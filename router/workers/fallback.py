@@ -9,11 +9,10 @@ import structlog
 
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.messages.snapshot import ModelView
-from lmx.protocol.messages.speech import Transcript
 from lmx.protocol.messages.tasks import Task
 from lmx.router.http.local_paths import without_paths
 from lmx.router.workers.dispatch import TaskDispatcher
-from lmx.router.workers.task import TaskAnswer
+from lmx.router.workers.task import OrderedPart, TaskAnswer
 from lmx.router.workers.waits import Waits
 
 NOT_LOADED: Final = frozenset(
@@ -99,7 +98,7 @@ async def perform_on_first(
     on_choice: Callable[[ModelView], None],
     waits: Waits,
     blobs: Sequence[bytes] = (),
-    on_part: Callable[[Transcript], None] | None = None,
+    on_part: Callable[[OrderedPart], None] | None = None,
 ) -> tuple[ModelView, TaskAnswer]:
     """Return the model that did ``task``, and its answer. ``on_choice`` is called with each model
     before it is tried, so its last call names the one that answers. For ``waits``, ``blobs`` and

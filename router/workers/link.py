@@ -26,7 +26,7 @@ from lmx.protocol.messages.data import (
     Pulse,
     Refused,
 )
-from lmx.protocol.messages.speech import Transcript
+from lmx.protocol.messages.speech import Spoken, Transcript
 from lmx.protocol.messages.tasks import (
     Detokenized,
     Scores,
@@ -40,7 +40,7 @@ from lmx.protocol.wire.codec import decode, encode
 from lmx.protocol.wire.sockets import Role, open_socket, send_nowait
 from lmx.router.http.errors import rejection
 from lmx.router.workers.stream import CREDIT_DELTAS, WorkerStream
-from lmx.router.workers.task import Last, Part, WorkerTask
+from lmx.router.workers.task import Last, OrderedPart, Part, WorkerTask
 
 _SILENCE_CHECKS: Final = 4
 """Silence is counted in checks and not read from a clock: a router that was itself stopped for a
@@ -111,10 +111,11 @@ class WorkerLink:
         numbered: Callable[[int], Task],
         inputs: int,
         blobs: Sequence[bytes] = (),
-        on_part: Callable[[Transcript], None] | None = None,
+        on_part: Callable[[OrderedPart], None] | None = None,
     ) -> WorkerTask:
         """Send the task that ``numbered`` makes of an id of this link, and the bytes of its media.
-        The task has ``inputs`` inputs; ``on_part`` is called with each part of a transcript.
+        The task has ``inputs`` inputs; ``on_part`` is called with each part of a transcript or a
+        sound.
 
         It must be given to :meth:`close_task` in the end; the rest is as in :meth:`submit`.
         """
@@ -213,6 +214,7 @@ class WorkerLink:
                 Vectors()
                 | Scores()
                 | Transcript()
+                | Spoken()
                 | TaskFinished()
                 | Tokenized()
                 | Detokenized()

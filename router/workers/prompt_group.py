@@ -140,6 +140,7 @@ def _sum(finished: Sequence[Finished]) -> Finished:
     prompts came together; they ran side by side, or one after the other."""
     usages = [end.usage for end in finished]
     timings = [end.timings for end in finished]
+    known = [one.energy_joules for one in timings if one.energy_joules is not None]
     first = min(timings, key=_first_token_s)
     last_s = max(_first_token_s(timing) + timing.decode_s for timing in timings)
     return Finished(
@@ -156,6 +157,7 @@ def _sum(finished: Sequence[Finished]) -> Finished:
             decode_s=last_s - _first_token_s(first),
             drafted_tokens=sum(timing.drafted_tokens for timing in timings),
             accepted_tokens=sum(timing.accepted_tokens for timing in timings),
+            energy_joules=sum(known) if len(known) == len(timings) else None,
         ),
         tuple(dict.fromkeys(remark for end in finished for remark in end.remarks)),
         next((end.reread for end in finished if end.reread is not None), None),

@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lmx.protocol.errors import ErrorCode, GenerationError, LmxError
-from lmx.protocol.messages.speech import Transcript
+from lmx.protocol.messages.speech import Spoken, Transcript
 from lmx.protocol.messages.tasks import (
     Detokenized,
     Scores,
@@ -16,7 +16,9 @@ from lmx.protocol.messages.tasks import (
 )
 from lmx.router.workers.phased_timeout import PhasedTimeout
 
-Part = Vectors | Scores | Transcript
+Part = Vectors | Scores | Transcript | Spoken
+OrderedPart = Transcript | Spoken
+"""The parts that come in order, and may be passed on at once."""
 Last = TaskFinished | Tokenized | Detokenized | TokenizerDescribed
 
 
@@ -25,18 +27,19 @@ class TaskAnswer:
     """All that a worker answered."""
 
     parts: tuple[Part, ...]
-    """The parts of each input, in any order; those of a transcript in theirs."""
+    """The parts of each input, in any order; those of a transcript or a sound in
+    theirs. The bytes of a sound are left out: they were passed on."""
     last: Last
     """The last message."""
 
 
 class WorkerTask:
     """Collects one task's answer. It makes sure that each of ``inputs`` comes exactly once, so it
-    never holds more than was requested. ``on_part`` is called with each part of a transcript, at
-    once. It knows nothing of sockets."""
+    never holds more than was requested. ``on_part`` is called with each part of a transcript or a
+    sound, at once. It knows nothing of sockets."""
 
     def __init__(
-        self, stream_id: int, inputs: int, on_part: Callable[[Transcript], None] | None = None
+        self, stream_id: int, inputs: int, on_part: Callable[[OrderedPart], None] | None = None
     ) -> None:
         self.stream_id = stream_id
         self._missing = set(range(inputs))
@@ -54,8 +57,9 @@ class WorkerTask:
 
     def feed(self, message: Part | Last) -> None:
         """Take a message of the worker."""
-        if isinstance(message, Transcript):
-            self._parts.append(message)
+        if isinstance(message, OrderedPart):
+            kept = replace(message, data=b"") if isinstance(message, Spoken) else message
+            self._parts.append(kept)
             if self._on_part is not None:
                 self._on_part(message)
         elif isinstance(message, Vectors | Scores):

@@ -18,6 +18,7 @@ import click
 from click.core import ParameterSource
 
 from lmx.protocol.errors import ErrorCode, LmxError
+from lmx.protocol.host.imports import import_structlog, quick_imports
 from lmx.protocol.host.log_files import append_to
 from lmx.supervisor.cli.service.units import LABEL
 from lmx.supervisor.sockets.http_client import Remote
@@ -53,6 +54,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        import_structlog()  # most commands do, and with rich it takes twice as long
         try:
             function(*args, **kwargs)
         except LmxError as error:
@@ -93,8 +95,8 @@ _CONFIG_WAIT_S: Final = 60.0
 def for_launchd(status: Exit, environment: Mapping[str, str]) -> tuple[Exit, float]:
     """Return the exit code of ``up``, and how long to wait before it. Pure.
 
-    launchd starts what has failed again every ten seconds, for ever, and can't be told that some
-    codes are no use to it: with a supervisor that runs already it must look done, and a
+    launchd starts what has failed again every ten seconds, for ever, and has no list of codes
+    for which it should not: with a supervisor that runs already it must look done, and a
     configuration is not corrected within seconds.
     """
     if environment.get("XPC_SERVICE_NAME") != LABEL:
@@ -181,7 +183,23 @@ def own_config(chosen: Path | None) -> Config:
     :class:`OperationError` (config_invalid)."""
     from lmx.supervisor.config.load import load_config
 
-    return load_config(config_path(chosen), os.environ)
+    context = click.get_current_context(silent=True)
+    given = {} if context is None else context.params
+    options = {
+        variable: option
+        for name, (variable, option) in SERVING_OPTIONS.items()
+        if given.get(name) not in (None, ())
+    }
+    return load_config(config_path(chosen), os.environ, options, keys_kept=home().has_keys)
+
+
+SERVING_OPTIONS: Final = {
+    "host": ("LMX_SERVER_HOST", "--host"),
+    "port": ("LMX_SERVER_PORT", "--port"),
+    "api_keys": ("LMX_SECURITY_API_KEYS", "--api-key"),
+    "models": ("LMX_MODELS", "MODEL"),
+}
+"""Parameters of commands that start lmx: the variable that each one sets, and its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +211,7 @@ class Found:
     """Its file, or None."""
     words: str
     """Where it is from, for people."""
-    not_in_force: tuple[str, ...] = ()
+    not_in_effect: tuple[str, ...] = ()
     """The sections of it that the lmx that runs has not read yet."""
 
 
@@ -204,8 +222,6 @@ def read_config(chosen: Path | None) -> Found:
     A file that is named by ``--config`` or ``LMX_CONFIG``, and is another one than the running lmx
     has, goes before it. Raises :class:`OperationError` (config_invalid).
     """
-    from lmx.protocol.host.imports import quick_imports
-
     with quick_imports():
         from lmx.supervisor.config.load import load_config
         from lmx.supervisor.processes.handover import FOR_SUPERVISOR
@@ -215,12 +231,19 @@ def read_config(chosen: Path | None) -> Found:
     launch = None if FOR_SUPERVISOR in os.environ else running_launch(home())
     if launch is not None and (named is None or str(named.absolute()) == launch.config):
         path = None if launch.config is None else Path(launch.config)
-        config = load_config(path, launch.variables)
+        config = load_config(path, launch.variables, keys_kept=home().has_keys)
         words = f"the running lmx: {launch.words}"
         return Found(config, path, words, launch.changed(config))
     path = config_path(chosen)
-    config = load_config(path, os.environ)
+    config = load_config(path, os.environ, keys_kept=home().has_keys)
     return Found(config, path, from_words(path, os.environ))
+
+
+def admin_key(here: Home) -> str:
+    """Return the admin key of this machine's lmx. Raises ``OSError`` if it can't be read, and as
+    :func:`read_config` does."""
+    configured = read_config(None).config.security.admin_key_text
+    return configured or here.admin_key.read_text().strip()
 
 
 def from_words(path: Path | None, environment: Mapping[str, str]) -> str:

@@ -55,6 +55,8 @@ def config_check(config: Path | None) -> None:
     import lmx.supervisor.cli.serving.foreground  # noqa: F401
     from lmx.supervisor.config.extras import missing_extras
     from lmx.supervisor.config.load import InvalidConfigError, config_notices
+    from lmx.supervisor.keys.file import KeyFile
+    from lmx.supervisor.keys.notices import key_notices
     from lmx.supervisor.processes.handover import FOR_SUPERVISOR
 
     for_people = FOR_SUPERVISOR not in os.environ
@@ -66,11 +68,12 @@ def config_check(config: Path | None) -> None:
     checked = found.config
     for gap in checked.routing_gaps():
         click.echo(gap)
-    for notice in [*config_notices(found.path), *missing_extras(checked)]:
+    notices = [*config_notices(found.path), *missing_extras(checked)]
+    for notice in [*notices, *key_notices(checked, KeyFile(home().keys).peek().keys)]:
         click.echo(notice)
     # For a supervisor, a model whose files can't be read costs itself alone.
     files = _file_problems(checked.models, found.path) if for_people else []
-    _report_not_in_force(found)
+    _report_not_in_effect(found)
     if files:
         raise OperationError(
             ErrorCode.CONFIG_INVALID,
@@ -103,13 +106,13 @@ def config_show(config: Path | None) -> None:
     import yaml
 
     found = read_config(config)
-    _report_not_in_force(found)
+    _report_not_in_effect(found)
     click.echo(f"# {found.words}")
     shown = found.config.model_dump(mode="json")
     click.echo(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True), nl=False)
 
 
-def _report_not_in_force(found: Found) -> None:
-    if found.not_in_force:
-        sections = ", ".join(found.not_in_force)
+def _report_not_in_effect(found: Found) -> None:
+    if found.not_in_effect:
+        sections = ", ".join(found.not_in_effect)
         click.echo(f"not in effect yet: {sections}; run `lmx reload`", err=True)

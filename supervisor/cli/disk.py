@@ -15,11 +15,21 @@ def _names() -> list[str]:
 @click.command(epilog="\b\nShort names:\n" + "\n".join(_names()))
 @click.argument("repository", metavar="NAME|ORG/NAME[@REVISION]", required=False, type=SHORT_NAME)
 @click.option("--file", "filename", metavar="NAME", help="This file of it alone, as a .gguf.")
+@click.option(
+    "--bits",
+    type=click.Choice(["4", "8", "mixed"]),
+    default=None,
+    help="Quantize it: to 4 bits, 8, or 4 and 6 (mixed).",
+)
 @click.option("--search", metavar="WORDS", help="Find models on the hub by their names.")
 @click.option("--cancel", metavar="ID", help="End a download; what is here is kept.")
 @command
 def download(
-    repository: str | None, filename: str | None, search: str | None, cancel: str | None
+    repository: str | None,
+    filename: str | None,
+    bits: str | None,
+    search: str | None,
+    cancel: str | None,
 ) -> None:
     """Download a model from the hub, and serve it from then on.
 
@@ -27,10 +37,16 @@ def download(
     context that fits, and which models would be evicted. lmx need not run. If it does, Ctrl-C
     leaves the download running. An interrupted download resumes.
 
+    With --bits the model is quantized once it is here, and the result is served as NAME-4bit,
+    NAME-8bit or NAME-mixed; the original stays, and is not served. ORG/NAME is then also a folder
+    or a .gguf file of this machine. How well it predicts a text before and after is measured, and
+    `lmx show` says it.
+
     \b
     Examples:
       lmx pull qwen3-8b
       lmx pull mlx-community/Qwen3-8B-4bit
+      lmx pull Qwen/Qwen3-8B --bits 4
       lmx pull --search "qwen3 coder"
     """
     from lmx.supervisor.cli.download import cancel_download, download_model, search_models
@@ -41,6 +57,8 @@ def download(
         raise click.UsageError(
             "give a model (a short name or ORG/NAME), --search WORDS or --cancel ID"
         )
+    if bits is not None and repository is None:
+        raise click.UsageError("--bits needs a model")
     if search is not None:
         here = place()
         if not isinstance(here, Home):
@@ -49,7 +67,7 @@ def download(
     elif cancel is not None:
         cancel_download(place(), cancel)
     elif repository is not None:
-        download_model(place(), repository, filename)
+        download_model(place(), repository, filename, bits)
 
 
 @click.command()

@@ -5,10 +5,12 @@ it takes several times as long to import as all else."""
 import asyncio
 import dataclasses
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import click
@@ -27,15 +29,22 @@ from lmx.protocol.messages.inventory import (
     GetDownloads,
     StartDownload,
 )
-from lmx.protocol.states import DownloadStatus
+from lmx.protocol.states import DownloadStatus, QuantizedBits
 from lmx.supervisor.cli.views.json_output import json_text
 from lmx.supervisor.cli.views.progress import make_console
 from lmx.supervisor.cli.views.table import Column, model_table
 from lmx.supervisor.config.known_models import KNOWN_MODELS, meant_instead, repository_of
 from lmx.supervisor.config.schema import ModelConfig
-from lmx.supervisor.config.sources import HubSource, parse_source
+from lmx.supervisor.config.sources import (
+    HubSource,
+    SourceError,
+    absolute_source,
+    parse_source,
+)
 from lmx.supervisor.decisions.ledger import format_bytes
 from lmx.supervisor.inventory.download_records import Download, requested_download
+from lmx.supervisor.memory.quantized import bits_words
+from lmx.supervisor.processes.preview import Look
 from lmx.supervisor.sockets.client import Client, Place, open_client, supervisor_runs
 from lmx.supervisor.state.home import Home
 
@@ -48,21 +57,26 @@ _MOST_FOUND: Final = 20
 _RUNNING: Final = (DownloadStatus.STARTING, DownloadStatus.DOWNLOADING)
 
 
-def download_model(place: Place, name: str, filename: str | None) -> None:
+def download_model(place: Place, name: str, filename: str | None, bits: str | None = None) -> None:
     """Download a repository, or a file of it, and wait with a progress bar. It is served from then
-    on; without a running lmx, when one is started. Raises :class:`OperationError` when it is not
-    downloaded completely."""
-    wanted = _wanted(name, filename)
+    on; without a running lmx, when one is started. With ``bits`` it is quantized first. Raises
+    :class:`OperationError` when it is not downloaded completely."""
+    wanted = _wanted(place, name, filename, None if bits is None else QuantizedBits(bits))
     if isinstance(place, Home) and not supervisor_runs(place):
         _alone(place, wanted)
     else:
         _by_supervisor(place, wanted)
 
 
-def _wanted(name: str, filename: str | None) -> Download:
-    """Return what a person asks for by a repository or by a short name. Raises
-    :class:`OperationError`, which says what to write."""
+def _wanted(place: Place, name: str, filename: str | None, bits: QuantizedBits | None) -> Download:
+    """Return what a person asks for by a repository or by a short name; or, if it is to be
+    quantized, by a folder or a .gguf file. Raises :class:`OperationError`, which says what to
+    write."""
     repository = repository_of(name)
+    if bits is not None and _is_path(repository):
+        # On this machine a path is from the folder where the command runs.
+        path = absolute_source(repository, Path.cwd()) if isinstance(place, Home) else repository
+        return requested_download(StartDownload(path, None, filename, bits))
     if "/" not in repository:
         raise OperationError(
             ErrorCode.MODEL_NOT_FOUND,
@@ -70,7 +84,14 @@ def _wanted(name: str, filename: str | None) -> Download:
             "models are named as on Hugging Face: org/name",
         )
     repo_id, at, revision = repository.partition("@")
-    return requested_download(StartDownload(repo_id, revision if at else None, filename))
+    return requested_download(StartDownload(repo_id, revision if at else None, filename, bits))
+
+
+def _is_path(source: str) -> bool:
+    try:
+        return not isinstance(parse_source(source), HubSource)
+    except SourceError:
+        return False
 
 
 def _by_supervisor(place: Place, wanted: Download) -> None:
@@ -78,7 +99,7 @@ def _by_supervisor(place: Place, wanted: Download) -> None:
     if isinstance(place, Home):
         _report_prospect(place, wanted)
     with open_client(place, _START_S) as client:
-        question = StartDownload(wanted.repo_id, wanted.revision, wanted.filename)
+        question = StartDownload(wanted.repo_id, wanted.revision, wanted.filename, wanted.bits)
         view: DownloadView = client.ask(question)
         try:
             view = _watch(client, view)
@@ -92,7 +113,7 @@ def _by_supervisor(place: Place, wanted: Download) -> None:
     if view.status is not DownloadStatus.COMPLETED:
         raise OperationError(
             view.error_code or ErrorCode.DOWNLOAD_FAILED,
-            f"{view.repo_id} was not downloaded: {view.error or f'it was {view.status}'}",
+            f"{view.repo_id} {_not_made(view)}: {view.error or f'it was {view.status}'}",
         )
     _report_done(view, "is served: its first request loads it")
 
@@ -116,7 +137,7 @@ def _alone(home: Home, wanted: Download) -> None:
     except LmxError as error:
         keep_unfinished(home, wanted, error)
         raise OperationError(
-            error.code, f"{wanted.repo_id} was not downloaded: {error.message}"
+            error.code, f"{wanted.repo_id} {_not_made(wanted)}: {error.message}"
         ) from error
     if supervisor_runs(home):
         _by_supervisor(home, wanted)  # it was started meanwhile, and finds the files
@@ -125,7 +146,13 @@ def _alone(home: Home, wanted: Download) -> None:
     _report_done(wanted.view(0.0), "is downloaded: `lmx serve` or `lmx start` serves it")
 
 
+def _not_made(download: Download | DownloadView) -> str:
+    return "was not downloaded" if download.bits is None else "was not quantized"
+
+
 def _report_done(view: DownloadView, words: str) -> None:
+    if view.note is not None:
+        click.echo(view.note)
     if view.model_id is not None:
         click.echo(f"{view.model_id} {words}")
     else:
@@ -137,6 +164,9 @@ def _report_prospect(home: Home, wanted: Download) -> None:
     follow from its load. Where the hub can't be asked nothing is said: the download itself says
     what is wrong. Raises :class:`OperationError` if there is no such model, if the disk has no room
     for it, or if a person then does not want it."""
+    if wanted.bits is not None:
+        _report_quantized(home, wanted, wanted.bits)
+        return
     from lmx.supervisor.cli.command import read_config
     from lmx.supervisor.cli.views.prospect import budget_of, hints, load_lines, prospect, size_lines
 
@@ -153,12 +183,7 @@ def _report_prospect(home: Home, wanted: Download) -> None:
     assert look is not None
     for line in size_lines(f"{source}{f' {wanted.filename}' if wanted.filename else ''}", look):
         click.echo(line)
-    if look.lacking_bytes:
-        raise OperationError(
-            ErrorCode.INSUFFICIENT_DISK,
-            f"nothing was downloaded: {look.folder} has no room for it; delete models there "
-            "(`lmx list`, `lmx rm`), or set HF_HUB_CACHE to another disk",
-        )
+    _refuse_lacking(look)
     budget = budget_of(config)
     limit = f"the {format_bytes(budget)} that models may take of the memory"
     if isinstance(judged, OperationError):
@@ -175,8 +200,53 @@ def _report_prospect(home: Home, wanted: Download) -> None:
     click.echo(f"it does not fit: it takes {format_bytes(need_bytes)}, more than {limit}")
     for hint in hints(model, judged.estimate, judged.plan, budget):
         click.echo(f"  {hint}")
+    _confirm_unfit()
+
+
+def _refuse_lacking(look: Look) -> None:
+    if look.lacking_bytes:
+        raise OperationError(
+            ErrorCode.INSUFFICIENT_DISK,
+            f"nothing was downloaded: {look.folder} has no room for it; delete models there "
+            "(`lmx list`, `lmx rm`), or set HF_HUB_CACHE to another disk",
+        )
+
+
+def _confirm_unfit() -> None:
     if sys.stdin.isatty() and not click.confirm("download it all the same?"):
         raise OperationError(ErrorCode.INSUFFICIENT_MEMORY, "nothing was downloaded")
+
+
+def _report_quantized(home: Home, wanted: Download, bits: QuantizedBits) -> None:
+    """Say how large a repository is before and after it is quantized. Raises as
+    :func:`_report_prospect` does, and for a model that is not quantized here."""
+    from lmx.supervisor.cli.command import read_config
+    from lmx.supervisor.cli.views.prospect import budget_of
+    from lmx.supervisor.processes.preview import look_now
+
+    if _is_path(wanted.repo_id) or wanted.filename is not None:
+        return  # Its files say it, and the program that quantizes looks at them first.
+    try:
+        with tempfile.TemporaryDirectory(prefix="lmx-heads-") as heads:
+            look = look_now(home, wanted.repo_id, ("--heads", heads, *wanted.options))
+    except OperationError as error:
+        if error.code is ErrorCode.MODEL_SOURCE_INVALID:
+            raise
+        return
+    if look.problem is not None:
+        raise OperationError(ErrorCode.MODEL_SOURCE_INVALID, look.problem)
+    made = format_bytes(look.made_bytes)
+    click.echo(
+        f"{wanted.repo_id}: {format_bytes(look.total_bytes)}; {format_bytes(look.missing_bytes)} "
+        f"to download, {format_bytes(look.free_bytes)} free in {look.folder}"
+    )
+    click.echo(f"{bits_words(bits)} it takes about {made} more on the disk, and then of the memory")
+    _refuse_lacking(look)
+    budget = budget_of(read_config(None).config)
+    if look.made_bytes > budget:
+        limit = f"the {format_bytes(budget)} that models may take of the memory"
+        click.echo(f"it does not fit: that is more than {limit}")
+        _confirm_unfit()
 
 
 def search_models(home: Home, words: str) -> None:
@@ -341,7 +411,7 @@ def delete_model(place: Place, model: str, *, force: bool) -> None:
 def _watch(client: Client, view: DownloadView) -> DownloadView:
     with _bar(view.repo_id) as advance:
         while view.status in _RUNNING:
-            advance(view.total_bytes, view.downloaded_bytes)
+            advance(view)
             time.sleep(_POLL_S)
             found: Downloads = client.ask(GetDownloads(view.download_id))
             view = found.downloads[0]
@@ -349,9 +419,9 @@ def _watch(client: Client, view: DownloadView) -> DownloadView:
 
 
 @contextmanager
-def _bar(title: str) -> Iterator[Callable[[int | None, int], None]]:
-    """Show a bar of bytes on a terminal. The function that is returned takes all bytes, as far as
-    that is known, and those that have come."""
+def _bar(title: str) -> Iterator[Callable[[Download | DownloadView], None]]:
+    """Show a bar of bytes on a terminal, and what is done after they have come. The function that
+    is returned takes the download."""
     console = make_console()
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), DownloadColumn())
     with Progress(
@@ -362,16 +432,27 @@ def _bar(title: str) -> Iterator[Callable[[int | None, int], None]]:
         disable=not console.is_terminal,
     ) as bars:
         task = bars.add_task(title, total=None)
-        yield lambda total, done: bars.update(task, total=total, completed=done)
+
+        def advance(now: Download | DownloadView) -> None:
+            words = title if now.note is None else f"{title}: {now.note}"
+            bars.update(
+                task, total=now.total_bytes, completed=now.downloaded_bytes, description=words
+            )
+
+        yield advance
 
 
 def _line(view: DownloadView) -> str:
     name = view.repo_id + (f"@{view.revision}" if view.revision else "")
     if view.filename:
         name += f" {view.filename}"
+    if view.bits is not None:
+        name += f" ({bits_words(view.bits)})"
     total = "?" if view.total_bytes is None else format_bytes(view.total_bytes)
     line = f"{view.download_id}  {view.status}  {name}  "
     line += f"{format_bytes(view.downloaded_bytes)} of {total}"
     if view.status is DownloadStatus.DOWNLOADING:
         line += f"  {format_bytes(view.speed_bytes_per_s)}/s"
+    if view.note is not None:
+        line += f"  {view.note}"
     return line + (f"  {view.error}" if view.error else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Sequence
@@ -11,14 +12,17 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from lmx.protocol.errors import ErrorCode, LmxError, OperationError
-from lmx.supervisor.cli.command import command, json_option, own_config, place
+from lmx.supervisor.cli.command import admin_key, command, json_option, own_config, place
 
 if TYPE_CHECKING:
     from lmx.protocol.messages.keys import KeyMade, KeyView
 
-_SCOPES: Final = ("inference", "metrics", "operator", "admin")
+_SCOPES: Final = ("inference", "metrics", "operator", "admin", "peer")
 _FAMILIES: Final = ("openai", "anthropic", "ollama")
 _AMOUNT: Final = click.IntRange(min=1, max=10**15)
+_ROUTER_S: Final = 10.0
+"""How long a router has for what only it knows."""
+
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 
 
@@ -163,10 +167,10 @@ def add(
 @json_option
 @command
 def list_keys(as_json: bool) -> None:
-    """List the keys: what each opens, its limits, and until when. No secrets."""
-    from lmx.protocol.messages.keys import ListKeys
-
-    keys = _ask(ListKeys()).keys
+    """List the keys: what each opens, its limits, until when, and while lmx runs what it has used
+    today. No secrets.
+    """
+    keys = _listed()
     if as_json:
         click.echo(json.dumps([_as_json(key) for key in keys], indent=2))
         return
@@ -184,7 +188,7 @@ def list_keys(as_json: bool) -> None:
     type=_Span(),
     default="0s",
     metavar="TIME",
-    help="The former secret stays valid for so long, as 1h (default: it ends now).",
+    help="How long the former secret stays valid, as 1h (default: it ends now).",
 )
 @json_option
 @command
@@ -206,6 +210,26 @@ def revoke(name: str) -> None:
     from lmx.protocol.messages.keys import RevokeKey
 
     click.echo(_ask(RevokeKey(name)).message)
+
+
+def _listed() -> Sequence[KeyView]:
+    """Return the keys, with what they have used today where a router says it."""
+    from lmx.protocol.messages.keys import KeyList, ListKeys
+    from lmx.supervisor.sockets.client import open_client, supervisor_runs
+    from lmx.supervisor.sockets.http_client import Remote
+    from lmx.supervisor.state.home import Home
+
+    here = place()
+    if isinstance(here, Home) and supervisor_runs(here):
+        # A router that hangs, or is just being replaced, is no reason to list nothing.
+        with contextlib.suppress(OperationError, OSError):
+            with open_client(here) as client:
+                urls = client.status().router.urls
+            if urls:
+                with open_client(Remote.parse(urls[-1], admin_key(here)), _ROUTER_S) as client:
+                    listed: KeyList = client.ask(ListKeys())
+                    return listed.keys
+    return _ask(ListKeys()).keys  # type: ignore[no-any-return]  # as its question
 
 
 def _ask(question: Any) -> Any:
@@ -263,6 +287,10 @@ def key_line(key: KeyView, now_s: float) -> str:
         parts.append(f"API {' '.join(key.families)}")
     for values, when in ((key.limits, "a minute"), (key.budget, "a day")):
         parts += _amounts(values, when)
+    if key.used_today is not None:
+        used = key.used_today
+        word = "request" if used.requests == 1 else "requests"
+        parts.append(f"used today {used.requests:,} {word}, {used.tokens:,} tokens")
     if key.priority is not None:
         parts.append(f"priority {key.priority}")
     if key.expires_at_s is not None:

@@ -15,6 +15,8 @@ import click
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.supervisor.cli import about, backup, disk, models, watch
 from lmx.supervisor.cli import config as cli_config
+from lmx.supervisor.cli.batch import batch_group
+from lmx.supervisor.cli.bench.command import bench
 from lmx.supervisor.cli.chat import commands as talk
 from lmx.supervisor.cli.command import (
     KEY_VARIABLE,
@@ -30,6 +32,7 @@ from lmx.supervisor.cli.completion import completion
 from lmx.supervisor.cli.doctor.command import doctor
 from lmx.supervisor.cli.keys import key_group
 from lmx.supervisor.cli.launch.command import launch
+from lmx.supervisor.cli.pairing import pair, peers_group
 from lmx.supervisor.cli.service.command import service
 from lmx.supervisor.cli.serving.options import apply, refuse_unloadable, serving_options
 
@@ -294,16 +297,19 @@ def stop() -> None:
 
 
 main.add_section("Serve", [serve, start, stop, service, demo, init])
-main.add_section("Talk", [talk.chat, talk.run, launch])
+main.add_section("Talk", [talk.chat, talk.run, launch, batch_group])
 main.add_section(
     "Models",
     [
         (disk.download, "pull"), disk.downloads, (disk.available, "list"), models.add,
         models.remove, (disk.delete, "rm"), models.estimate,
+        models.fit,
     ],
 )  # fmt: skip
 main.add_section("Memory", [models.load, models.unload, models.pin, models.unpin, watch.ps])
-main.add_section("Watch", [watch.status, watch.show, watch.top, watch.events, watch.logs, doctor])
+main.add_section(
+    "Watch", [watch.status, watch.show, watch.top, watch.events, watch.logs, doctor, bench]
+)
 main.add_section(
     "Recover", [models.restart, models.kill, models.drain, models.undrain, models.reset]
 )
@@ -313,6 +319,8 @@ main.add_section(
         cli_config.config_group,
         cli_config.reload_command,
         key_group,
+        pair,
+        peers_group,
         backup.backup,
         backup.restore,
         completion,

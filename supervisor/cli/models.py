@@ -1,5 +1,6 @@
 """Commands on one model, and on the processes around it: what changes what runs."""
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,29 +74,60 @@ def remove(model: str) -> None:
 @_on_model
 def unload(model: str) -> None:
     """Let MODEL's streams end, then give its memory back. A new request loads it again."""
+    from lmx.supervisor.cli.machines import at_machine
     from lmx.supervisor.cli.operations import unload_model
 
-    unload_model(place(), model)
+    unload_model(*at_machine(model))
 
 
-@_on_model
-def drain(model: str) -> None:
+def _on_model_or_machine(function: Callable[[str | None, str | None], None]) -> click.Command:
+    """Make a command of what is done with one model, or with a whole machine."""
+    named = click.argument("model", required=False, type=MODEL)
+    machine = click.option(
+        "--machine", is_flag=False, flag_value="", metavar="[NAME]",
+        help="The whole machine: this one, or the peer NAME.",
+    )  # fmt: skip
+
+    @functools.wraps(function)
+    def checked(model: str | None, machine: str | None) -> None:
+        if (model is None) is (machine is None):
+            raise click.UsageError("give MODEL or --machine")
+        function(model, machine)
+
+    return click.command()(named(machine(command(checked))))
+
+
+@_on_model_or_machine
+def drain(model: str | None, machine: str | None) -> None:
     """Let MODEL's streams end and keep it down, for maintenance.
 
     New requests for it are refused. `undrain` lets them in again; so do `load`, `restart` and
     `reset`.
+
+    With --machine no model of the machine takes new requests, and all stay loaded. Its peers answer
+    them, those of its own clients too, where they have the model; others are refused. It lasts over
+    restarts, until `lmx undrain --machine`.
     """
+    from lmx.supervisor.cli.machines import at_machine, drain_machine
     from lmx.supervisor.cli.operations import drain_model
 
-    drain_model(place(), model)
+    if machine is not None:
+        drain_machine(machine, drained=True)
+    elif model is not None:
+        drain_model(*at_machine(model))
 
 
-@_on_model
-def undrain(model: str) -> None:
-    """Take requests for MODEL again after a drain; the next one loads it."""
+@_on_model_or_machine
+def undrain(model: str | None, machine: str | None) -> None:
+    """Take requests for MODEL again after a drain; the next one loads it. With --machine, for all
+    models of the machine."""
+    from lmx.supervisor.cli.machines import at_machine, drain_machine
     from lmx.supervisor.cli.operations import undrain_model
 
-    undrain_model(place(), model)
+    if machine is not None:
+        drain_machine(machine, drained=False)
+    elif model is not None:
+        undrain_model(*at_machine(model))
 
 
 @_on_model
@@ -103,11 +135,14 @@ def kill(model: str) -> None:
     """Kill MODEL's worker now, hung or not; the model comes back.
 
     Its requests end with an error. The API and the other models continue. Works also while the
-    supervisor hangs or is not there; then MODEL is a model's id.
+    supervisor hangs or is not there; then MODEL is a model's id. MODEL@MACHINE is that of a peer,
+    where the key needs the scope admin: this machine's, or --key. So it is with drain, undrain,
+    unload and reset.
     """
+    from lmx.supervisor.cli.machines import at_machine
     from lmx.supervisor.cli.operations import kill_model
 
-    kill_model(place(), model)
+    kill_model(*at_machine(model))
 
 
 @click.command()
@@ -139,14 +174,15 @@ def reset(model: str) -> None:
 
     The next request loads it.
     """
+    from lmx.supervisor.cli.machines import at_machine
     from lmx.supervisor.cli.operations import reset_model
 
-    reset_model(place(), model)
+    reset_model(*at_machine(model))
 
 
 @_on_model
 def pin(model: str) -> None:
-    """Never unload MODEL to make room, nor because it is idle."""
+    """Never evict MODEL, nor unload it because it is idle."""
     from lmx.supervisor.cli.operations import pin_model
 
     pin_model(place(), model, pinned=True)
@@ -195,3 +231,30 @@ def estimate(model: str, filename: str | None, config: Path | None, as_json: boo
     found = read_config(config).config
     served = with_added(found, AddedFile(home().added_models).read())
     print_estimate(served, home(), model, as_json, filename)
+
+
+@click.command("fit")
+@click.argument("models", metavar="MODEL...", nargs=-1, required=True, type=MODEL_OR_SHORT_NAME)
+@config_option
+@json_option
+@command
+def fit(models: tuple[str, ...], config: Path | None, as_json: bool) -> None:
+    """Find settings with which several models stay loaded at a time.
+
+    MODEL is as for `lmx estimate`. If they do not fit the budget as they are, each gives up some of
+    its context, of the bits of its KV cache (`kv_bits`) and of its room for full-length requests
+    (`concurrency`), and the lines for lmx.yaml are printed. Nothing is loaded or changed. Other
+    models and settings are not considered. Exit code 1: they do not fit with any settings.
+
+    \b
+    Examples:
+      lmx fit qwen3-8b qwen3-coder-30b
+      lmx fit chat agent --json
+    """
+    from lmx.supervisor.cli.views.fit import print_fit
+    from lmx.supervisor.inventory.added import with_added
+    from lmx.supervisor.inventory.added_file import AddedFile
+
+    found = read_config(config).config
+    served = with_added(found, AddedFile(home().added_models).read())
+    print_fit(served, home(), models, as_json)

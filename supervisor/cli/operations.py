@@ -107,7 +107,7 @@ def drain_model(place: Place, model: str) -> None:
             f"`lmx undrain {name}` or `load {name}`"
         )
     else:
-        click.echo(f"drained {name}{_gone(done.pid)}; it was asked for again meanwhile")
+        click.echo(f"drained {name}{_gone(done.pid)}; it was requested again meanwhile")
 
 
 def kill_model(place: Place, model: str) -> None:

@@ -19,23 +19,36 @@ from lmx.supervisor.state.home import Home
 
 
 @click.command()
+@click.option("--all", "all_machines", is_flag=True, help="Also the machines that are peers.")
 @json_option
 @command
-def status(as_json: bool) -> None:
+def status(all_machines: bool, as_json: bool) -> None:
     """Show the processes, the models and their memory."""
     from lmx.supervisor.sockets.client import open_client
 
     with open_client(place()) as client:
         found = client.status()
+    known = None
+    if all_machines:
+        from lmx.supervisor.cli.machines import machines
+
+        known = machines(place(), found.router.url)
     if as_json:
         from lmx.protocol.wire.codec import to_map
 
-        click.echo(json_text(to_map(found)))
+        shown = to_map(found)
+        click.echo(json_text(shown if known is None else {**shown, "peers": known["peers"]}))
         return
     from lmx.supervisor.cli.views.progress import make_console
     from lmx.supervisor.cli.views.status import print_status
 
     print_status(make_console(), found)
+    if known is not None:
+        from lmx.supervisor.cli.machines import machines_table
+
+        console = make_console()
+        console.print()
+        console.print(machines_table(known))
 
 
 @click.command()
@@ -75,20 +88,21 @@ def ps() -> None:
 
 
 @click.command()
+@click.option("--all", "all_machines", is_flag=True, help="Also the machines that are peers.")
 @command
-def top() -> None:
+def top(all_machines: bool) -> None:
     """Watch models, memory and events live, until q or Ctrl-C.
 
     Where there is no terminal, it prints what it sees once.
     """
     from lmx.supervisor.cli.views.top import run_top
 
-    run_top(place())
+    run_top(place(), all_machines=all_machines)
 
 
 @click.command()
 @click.argument("model", required=False, type=MODEL)
-@click.option("-f", "--follow", is_flag=True, help="Go on as things happen, until Ctrl-C.")
+@click.option("-f", "--follow", is_flag=True, help="Follow what happens, until Ctrl-C.")
 @click.option("-n", "--number", default=50, show_default=True, type=click.IntRange(0, 2000))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
 @command
@@ -104,7 +118,7 @@ def events(model: str | None, follow: bool, number: int, as_json: bool) -> None:
 
 @click.command()
 @click.argument("model", required=False, type=MODEL)
-@click.option("-f", "--follow", is_flag=True, help="Go on as lines are written.")
+@click.option("-f", "--follow", is_flag=True, help="Follow new lines as they are written.")
 @click.option("-n", "--lines", default=50, show_default=True, type=click.IntRange(0, 100_000))
 @click.option("--router", is_flag=True, help="The router's log.")
 @click.option("--fetch", is_flag=True, help="The log of downloads and conversions.")

@@ -15,6 +15,7 @@ import psutil
 from lmx.protocol.errors import ErrorCode, OperationError, ProtocolError
 from lmx.protocol.host.stacks import STACKS, WRITTEN_S
 from lmx.protocol.messages import control
+from lmx.protocol.messages.specs import SPARE
 from lmx.protocol.states import SupervisorState
 from lmx.supervisor.decisions.ledger import format_bytes
 from lmx.supervisor.memory.system import read_footprint
@@ -223,13 +224,13 @@ def _workers(home: Home) -> list[WorkerRecord]:
 
 
 def _others(home: Home) -> list[WorkerRecord]:
-    """Return the workers that are found by their command lines: ``-m lmx.worker MODEL
-    INSTANCE``."""
+    """Return the workers that are found by their command lines: ``-m lmx.worker MODEL INSTANCE``.
+    One that was a spare worker has no model there, but a record."""
     found = []
     for process in marked(home):
         with contextlib.suppress(psutil.Error):
             command = process.cmdline()
-            if "lmx.worker" in command and len(command) >= 3:
+            if "lmx.worker" in command and SPARE not in command and len(command) >= 3:
                 found.append(WorkerRecord(process.pid, command[-1], command[-2], 0))
     return found
 

@@ -1,7 +1,7 @@
 """What must be right of several keys of the configuration together: names are unique, and what is
 named is there. This module is pure.
 
-Each check goes on after a mistake, and takes what is right by itself, so that all mistakes are
+Each check continues after a mistake, and takes what is right by itself, so that all mistakes are
 found at once.
 """
 
@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from lmx.protocol.web_origins import is_loopback
 
 if TYPE_CHECKING:
-    from lmx.supervisor.config.group import GroupConfig
-    from lmx.supervisor.config.model import ModelConfig
+    from lmx.supervisor.config.model import GroupConfig, ModelConfig
 
 Location = tuple[int | str, ...]
 
@@ -45,8 +44,10 @@ class Parts:
     routes: Mapping[str, Sequence[str]] = field(default_factory=dict)
     default_model: str | None = None
     host: str = "127.0.0.1"
+    advertised: bool = False
     open_lan_is_meant: bool = False
     has_keys: bool = False
+    """Whether keys protect the API: some are configured, or lmx's home has a file of keys."""
 
     def mistakes(self) -> Iterator[Mistake]:
         """Yield every mistake."""
@@ -77,9 +78,15 @@ class Parts:
         if not is_loopback(self.host) and not self.has_keys and not self.open_lan_is_meant:
             yield Mistake(
                 ("server", "host"),
-                f"{self.host} can be reached by others and no key protects the API: set "
-                "security.api_keys, use 127.0.0.1, or set server.allow_lan_without_key to true if "
-                "that is meant",
+                f"{self.host} can be reached by others and no key protects the API: make one with "
+                "`lmx key add NAME`, set security.api_keys, use 127.0.0.1, or set "
+                "server.allow_lan_without_key to true if that is meant",
+            )
+        if is_loopback(self.host) and self.advertised:
+            yield Mistake(
+                ("server", "advertise"),
+                f"others can't reach {self.host}, and need not find it: set server.host to "
+                "0.0.0.0, with keys, or leave this out",
             )
         yield from self._of_groups(id_of)
 

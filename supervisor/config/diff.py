@@ -5,16 +5,17 @@ What a change of a key needs is declared at the key (:mod:`lmx.supervisor.config
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 
 from lmx.protocol.models.keep_alive import keep_alive_text
 from lmx.supervisor.config.model import AddedModelConfig
 from lmx.supervisor.config.needs import Needs, needs_of
 from lmx.supervisor.config.schema import Config, ModelConfig
+from lmx.supervisor.config.security import ApiKeyConfig
 from lmx.supervisor.config.values import Section
 
 Changed = dict[str, tuple[Any, Any]]
@@ -51,10 +52,26 @@ def listed(changed: Changed) -> str:
                 f"{key}.{name} {shown(before)} -> {shown(after)}"
                 for name, (before, after) in inner.items()
             ]
+        elif key == "api_keys":
+            parts.append(f"{key} {_keys_changed(old, new)}")
+        elif isinstance(old, SecretStr) or isinstance(new, SecretStr):
+            what = "removed" if new is None else "added" if old is None else "changed"
+            parts.append(f"{key} {what}")
         else:
             text = _keep_alive_shown if key == "keep_alive" else shown
             parts.append(f"{key} {text(old)} -> {text(new)}")
     return ", ".join(parts)
+
+
+def _keys_changed(old: Sequence[ApiKeyConfig], new: Sequence[ApiKeyConfig]) -> str:
+    """Return how many keys differ. The keys themselves are secret."""
+    before, after = ({one.key.get_secret_value(): one for one in keys} for keys in (old, new))
+    counts = {
+        "added": len(after.keys() - before.keys()),
+        "removed": len(before.keys() - after.keys()),
+        "changed": sum(before[key] != after[key] for key in before.keys() & after.keys()),
+    }
+    return ", ".join(f"{count} {what}" for what, count in counts.items() if count) or "reordered"
 
 
 def _keep_alive_shown(seconds: float | None) -> str:
@@ -104,7 +121,7 @@ class ConfigDiff:
 
 
 def compare(old: Config, new: Config) -> ConfigDiff:
-    """Return what differs between the configuration in force and another one."""
+    """Return what differs between the configuration in effect and another one."""
     sections = tuple(
         name for name in Config.model_fields if getattr(old, name) != getattr(new, name)
     )

@@ -1,4 +1,4 @@
-"""What a configuration needs that is installed only where it was asked for."""
+"""What a configuration needs that is installed only where it was requested."""
 
 from importlib.util import find_spec
 
@@ -14,6 +14,11 @@ def missing_extras(config: Config) -> list[str]:
             "opentelemetry.exporter.otlp.proto.http",
             "tracing.endpoint: nothing is traced without OpenTelemetry's SDK: "
             'pip install "lmx[otel]"',
+        ),
+        (
+            config.server.advertise,
+            "zeroconf",
+            'server.advertise: nothing is announced without zeroconf: pip install "lmx[mdns]"',
         ),
     )
     return [words for needed, module, words in wanted if needed and not _is_installed(module)]

@@ -6,6 +6,7 @@ Every error names the key, the value and what is allowed, all of them at once.
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import yaml
@@ -16,7 +17,7 @@ from lmx.protocol.host.regular_file import read_regular
 from lmx.supervisor.config.cross_checks import Parts
 from lmx.supervisor.config.partial import every_mistake
 from lmx.supervisor.config.problems import describe, is_secret, place_words, suggestion
-from lmx.supervisor.config.schema import Config, ModelConfig
+from lmx.supervisor.config.schema import KEYS_KEPT, Config, ModelConfig
 from lmx.supervisor.config.sources import (
     SourceError,
     absolute_source,
@@ -65,7 +66,7 @@ class InvalidConfigError(OperationError):
     def __init__(
         self, path: Path | None, problems: Sequence[str], models: Sequence[ModelConfig]
     ) -> None:
-        where = str(path) if path else "the environment"
+        where = str(path) if path else "variables and options"
         lines = "\n".join(f"  - {problem}" for problem in problems)
         super().__init__(ErrorCode.CONFIG_INVALID, f"{where}: not a valid configuration\n{lines}")
         self.path = path
@@ -73,23 +74,35 @@ class InvalidConfigError(OperationError):
         """Those of its models that are valid by themselves."""
 
 
-def load_config(path: Path | None, environment: Mapping[str, str]) -> Config:
+def load_config(
+    path: Path | None,
+    environment: Mapping[str, str],
+    options: Mapping[str, str] = MappingProxyType({}),
+    *,
+    keys_kept: bool = False,
+) -> Config:
     """Return the effective configuration; ``path`` None means: variables and defaults only.
+    ``options`` names the options of the command that have set variables. ``keys_kept`` is whether
+    lmx's home has a file of keys (``Home.has_keys``): then others can't reach what no key protects,
+    whatever is configured.
 
     Raises :class:`OperationError` (config_invalid); :class:`InvalidConfigError`, which lists every
     problem, if the file could be read.
     """
     values = {} if path is None else _file_values(path)
     problems: list[str] = []
-    variables = _apply_variables(values, environment, problems)
+    variables = {
+        key: options.get(name, name)
+        for key, name in _apply_variables(values, environment, problems).items()
+    }
     # A key with nothing below it, as when all models are commented out, says nothing.
     values = {name: value for name, value in values.items() if value is not None}
     parts: Parts | None = None
     try:
-        config = Config.model_validate(values)
+        config = Config.model_validate(values, context=KEYS_KEPT if keys_kept else None)
     except ValidationError as error:
         numbers = {} if path is None else _lines(path)
-        details, mistakes, parts = every_mistake(values, error)
+        details, mistakes, parts = every_mistake(values, error, keys_kept=keys_kept)
         problems += [describe(detail, values, numbers, variables) for detail in details]
         problems += [
             place_words(location, values, numbers, variables) + text for location, text in mistakes
@@ -138,9 +151,11 @@ def config_notices(path: Path | None) -> list[str]:
 def exposed_keys(path: Path) -> int | None:
     """Return the mode of a configuration that has keys and that other users can read; None for any
     other file. Raises :class:`OperationError` (config_invalid) if it can't be read."""
-    security = _file_values(path).get("security")
-    keys = ("api_keys", "admin_key", "metrics_key")
-    if not isinstance(security, dict) or not any(security.get(key) for key in keys):
+    values = _file_values(path)
+    peers = values.get("peers")
+    keys = ("api_keys", "admin_key", "metrics_key", "key")
+    sections = [values.get("security"), *(peers if isinstance(peers, list) else ())]
+    if not any(one.get(key) for one in sections if isinstance(one, dict) for key in keys):
         return None
     mode = path.stat().st_mode & 0o777
     return mode if mode & 0o044 else None

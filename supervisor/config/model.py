@@ -1,4 +1,4 @@
-"""The keys of one model in the configuration."""
+"""The keys of one model in the configuration, and of a group of models."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ByteSize, Field, field_validator, model_validator
 
 from lmx.protocol.models.default_engine import MLX_ENGINE
+from lmx.protocol.models.ranks import MOST_RANKS
 from lmx.protocol.models.sampling import MAX_ASSISTANT_TOKENS, MAX_NGRAM, PARAMETERS
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config.media import ModelMediaConfig
@@ -20,7 +21,15 @@ from lmx.supervisor.config.sources import (
     SourceError,
     parse_source,
 )
-from lmx.supervisor.config.values import KeepAlive, Name, Seconds, Section, Size, given_text
+from lmx.supervisor.config.values import (
+    KeepAlive,
+    Name,
+    RdmaDevices,
+    Seconds,
+    Section,
+    Size,
+    given_text,
+)
 
 
 def _check_home(path: str) -> None:
@@ -90,10 +99,14 @@ class ToolsConfig(Section):
 class SpeculationConfig(Section):
     """Tokens are guessed ahead and checked together; the answers stay the same."""
 
-    method: Literal["draft_model", "mtp", "prompt_lookup"] = Field(examples=["prompt_lookup"])
+    method: Literal["auto", "draft_model", "mtp", "prompt_lookup", "none"] = Field(
+        "auto", examples=["none"]
+    )
     """Who guesses: a small model (one with the same tokenizer, or a drafter that was made for this
     model), the model's own heads for further tokens if they are in its folder, or what came after
-    the last tokens when they came before."""
+    the last tokens when they came before. `auto`: the first of these that is there (a small model
+    or a drafter is in the folder `drafter` of the model's folder), as long as it is measured to
+    cost at most 2 %. `none`: nothing is guessed."""
     draft: str | None = Field(None, examples=["/models/draft"])
     """The folder of the model that guesses, in MLX form. The method `draft_model` needs it. Whether
     it is a model that writes or a drafter (MTP, EAGLE-3, DFlash), its config.json says."""
@@ -108,6 +121,11 @@ class SpeculationConfig(Section):
     """For `prompt_lookup`: the longest run of tokens that is looked up in the prompt."""
     max_rows: int = Field(2, ge=1, le=1024)
     """With more requests at the same time nothing is guessed: it does not pay."""
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether a method was chosen that is to be used in any case."""
+        return self.method not in ("auto", "none")
 
     @model_validator(mode="after")
     def _draft_belongs_to_method(self) -> SpeculationConfig:
@@ -147,7 +165,7 @@ class ModelConfig(Section):
     """Whether the model is loaded at the start. Otherwise its first request loads it, or
     `lmx load`."""
     pinned: Annotated[bool, Needs.NOTHING] = False
-    """Whether it is never unloaded to make room, nor because it is idle."""
+    """Whether it is never evicted, nor unloaded because it is idle."""
     keep_alive: Annotated[KeepAlive | None, Needs.NOTHING] = Field(None, examples=["30m"])
     """How long it stays loaded when it is idle, instead of `memory.keep_alive`."""
     context_length: Annotated[int | None, Needs.WORKER] = Field(None, ge=16, examples=[8192])
@@ -207,8 +225,8 @@ class ModelConfig(Section):
     """A long prompt keeps running streams waiting no longer than this."""
     prefix_cache: Annotated[PrefixCacheConfig, Needs.WORKER] = PrefixCacheConfig()
     """Prompts that were computed before are not computed again."""
-    speculation: Annotated[SpeculationConfig | None, Needs.WORKER] = None
-    """Tokens are guessed ahead and checked together. Without it, none are."""
+    speculation: Annotated[SpeculationConfig | None, Needs.WORKER] = SpeculationConfig()
+    """Tokens are guessed ahead and checked together. `null` is as the method `none`."""
     memory_bytes: Annotated[Size | None, Needs.WORKER] = Field(None, examples=["2GiB"])
     """The memory to reserve for it, instead of what is estimated."""
     kv_bits: Annotated[Literal[4, 8, "none"] | None, Needs.WORKER] = Field(None, examples=[8])
@@ -224,6 +242,25 @@ class ModelConfig(Section):
     """Its own, instead of `timing.stall_timeout_s`."""
     load_stall_timeout_s: Annotated[Seconds | None, Needs.NEXT_WORKER] = Field(None, examples=[600])
     """Its own, instead of `timing.load_stall_timeout_s`."""
+    ranks: Annotated[int, Needs.WORKER] = Field(1, ge=1, le=MOST_RANKS)
+    """Among how many processes the model is divided. They are started, watched and ended as one
+    ([scaling.md](scaling.md)). They are on this machine, unless `hosts` says otherwise."""
+    hosts: Annotated[tuple[str, ...], Needs.WORKER] = Field((), max_length=MOST_RANKS - 1)
+    """The paired machines that have one rank each, besides this one, which has the first. Each must
+    have the model in its own `lmx.yaml`, under the same id. `ranks` is one more than there are, and
+    is left out."""
+    parallel: Annotated[Literal["auto", "tensor", "pipeline"], Needs.WORKER] = "auto"
+    """How it is divided: `tensor` (each of `ranks` has a part of every layer), `pipeline` (each has
+    some of the layers), or `auto`, which is `tensor` where the model can be divided so."""
+    backend: Annotated[Literal["ring", "jaccl"], Needs.WORKER] = "ring"
+    """What its `hosts` compute over: `ring` (TCP), or `jaccl`, which is RDMA over Thunderbolt 5 and
+    needs `rdma_devices`."""
+    rdma_devices: Annotated[tuple[RdmaDevices, ...], Needs.WORKER] = Field(
+        (), max_length=MOST_RANKS
+    )
+    """With `backend: jaccl`: for this machine and each of `hosts` a list of its RDMA devices, as
+    `ibv_devices` shows them there: the one to this machine, then to each of `hosts`, and `null` for
+    itself."""
     engine: Annotated[str, Needs.WORKER] = Field(
         MLX_ENGINE, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
     )
@@ -280,6 +317,71 @@ class ModelConfig(Section):
             )
         return self
 
+    @property
+    def ranks_here(self) -> int:
+        """How many of its ranks are on this machine."""
+        return 1 if self.hosts else self.ranks
+
+    @model_validator(mode="before")
+    @classmethod
+    def _hosts_say_how_many_ranks(cls, given: Any) -> Any:
+        hosts = given.get("hosts") if isinstance(given, dict) else None
+        if not isinstance(hosts, list | tuple) or not hosts or "ranks" in given:
+            return given
+        return {**given, "ranks": 1 + len(hosts)}
+
+    @model_validator(mode="after")
+    def _hosts_have_a_rank_each(self) -> ModelConfig:
+        if not self.hosts:
+            return self
+        if len(set(self.hosts)) < len(self.hosts):
+            raise ValueError("hosts: each machine has one rank, and is named once")
+        ranks = 1 + len(self.hosts)
+        if self.ranks != ranks:
+            raise ValueError(
+                f"ranks is {self.ranks}, and with hosts there are {ranks}: this machine has one, "
+                "and each of them another. Leave ranks out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _rdma_joins_all_hosts(self) -> ModelConfig:
+        devices = self.rdma_devices
+        if self.backend == "ring":
+            if devices:
+                raise ValueError("rdma_devices are for backend: jaccl: leave one of them out")
+            return self
+        if not self.hosts:
+            raise ValueError("backend: jaccl joins machines: name them in hosts")
+        ranks = range(self.ranks)
+        nulls = [[name is None for name in row] for row in devices]
+        if nulls != [[one == other for other in ranks] for one in ranks]:
+            raise ValueError(
+                f"rdma_devices must be {self.ranks} lists of {self.ranks}: for each machine its "
+                "devices to all of them, with null for itself"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _ranks_divide_a_plain_model(self) -> ModelConfig:
+        if self.ranks == 1:
+            return self
+        refused = {
+            "adapters": bool(self.adapters),
+            "speculation": self.speculation is not None and self.speculation.is_chosen,
+            "engine": self.engine != MLX_ENGINE,
+            "prefix_cache.disk": self.prefix_cache.disk
+            and "disk" in self.prefix_cache.model_fields_set,
+            "kind": self.kind not in (None, ModelKind.CHAT),
+        }
+        for name, is_set in refused.items():
+            if is_set:
+                raise ValueError(
+                    f"a model that is divided among ranks ({self.ranks}) can't have {name}: leave "
+                    "one of them out"
+                )
+        return self
+
     @field_validator("adapters")
     @classmethod
     def _adapters_have_sources(cls, value: dict[str, str]) -> dict[str, str]:
@@ -317,3 +419,19 @@ class AddedModelConfig(ModelConfig):
     failing to load."""
     parameters: dict[str, Any] = Field(default_factory=dict)
     """They are kept for people to see, and mean nothing to lmx."""
+
+
+class GroupConfig(Section):
+    """Models with a rule about what may be loaded together with them. A model is in one group at
+    most; models without a group are a group of their own, without a rule."""
+
+    name: Name = Field(examples=["coders"])
+    """The name of the group."""
+    models: tuple[Name, ...] = Field(min_length=1, examples=[["qwen-coder", "devstral"]])
+    """The ids of its models."""
+    swap: bool = False
+    """Whether one of its models is loaded at a time."""
+    exclusive: bool = False
+    """Whether no model of another group is loaded while one of these is."""
+    persistent: bool = False
+    """Whether an exclusive group lets these models stay."""

@@ -1,4 +1,4 @@
-"""What has to happen before a changed value of the configuration is in force.
+"""What has to happen before a changed value of the configuration is in effect.
 
 It is declared in the annotation of each key: ``Annotated[int, Needs.ROUTER]``. This module is pure.
 """
@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 
 class Needs(Flag):
-    """What has to happen before a changed value is in force."""
+    """What has to happen before a changed value is in effect."""
 
     NOTHING = 0
     """It takes effect as soon as the configuration is read again."""

@@ -19,17 +19,18 @@ _Kind = TypeVar("_Kind", bound=BaseModel)
 
 
 def every_mistake(
-    values: Mapping[str, Any], error: ValidationError
+    values: Mapping[str, Any], error: ValidationError, *, keys_kept: bool
 ) -> tuple[list[Detail], list[Mistake], Parts]:
     """Return the mistakes of single keys and sections as pydantic has them, those of several keys
-    together, and what of the configuration is right by itself."""
+    together, and what of the configuration is right by itself. ``keys_kept`` is whether lmx's home
+    has a file of keys."""
     details: list[Detail] = [
         dict(each)
         for each in error.errors(include_url=False)
         if not isinstance(each.get("ctx", {}).get("error"), MistakesError)
     ]
     details += _hidden(values, details)
-    parts = _parts(values)
+    parts = _parts(values, keys_kept=keys_kept)
     return details, list(parts.mistakes()), parts
 
 
@@ -73,10 +74,15 @@ def _at(values: Any, place: Location) -> Any:
     return values
 
 
-def _parts(values: Mapping[str, Any]) -> Parts:
+_REACHED: Final = ("host", "allow_lan_without_key", "advertise")
+"""The keys of `server` that are checked together with others."""
+
+
+def _parts(values: Mapping[str, Any], *, keys_kept: bool) -> Parts:
     server = values.get("server")
     server = server if isinstance(server, dict) else {}
-    reached = {name: server[name] for name in ("host", "allow_lan_without_key") if name in server}
+    given = ({name: server[name]} for name in _REACHED if name in server)
+    reached = {name: one[name] for one in given for name in one if _valid(ServerConfig, one)}
     lan = _valid(ServerConfig, reached) or ServerConfig()
     security, default = values.get("security"), values.get("default_model")
     routing = _valid(RoutingConfig, values.get("routing")) or RoutingConfig()
@@ -88,8 +94,9 @@ def _parts(values: Mapping[str, Any]) -> Parts:
         routes=routing.routes,
         default_model=default if isinstance(default, str) else None,
         host=lan.host,
+        advertised=lan.advertise,
         open_lan_is_meant=lan.allow_lan_without_key,
-        has_keys=isinstance(security, dict) and bool(security.get("api_keys")),
+        has_keys=keys_kept or (isinstance(security, dict) and bool(security.get("api_keys"))),
     )
 
 

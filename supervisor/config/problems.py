@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from lmx.protocol.host.ordinal import ordinal
 from lmx.supervisor.config.schema import Config, ModelConfig
+from lmx.supervisor.config.sources import NAME_WORDS
 from lmx.supervisor.config.values import given_text
 
 _FORMS: Final = {
@@ -15,8 +16,7 @@ _FORMS: Final = {
     "dict_type": "it is a section: write keys with their values below it",
     "model_type": "it is a section: write keys with their values below it",
     "model_attributes_type": "it is a section: write keys with their values below it",
-    "string_pattern_mismatch": "it has letters, digits and . _ : / @ + -, and begins with a letter "
-    "or a digit",
+    "string_pattern_mismatch": NAME_WORDS,
     "missing": "it is required",
     **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "it is a whole number"),
     **dict.fromkeys(("float_parsing", "float_type"), "it is a number"),
@@ -72,7 +72,9 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 def is_secret(location: tuple[Any, ...]) -> bool:
     """Return whether the value there is a secret key, which must not be shown."""
-    return location[:1] == ("security",)
+    # An address may have a password in it, where it does not belong.
+    of_peer = location[:1] == ("peers",) and not {"key", "url"}.isdisjoint(location)
+    return of_peer or location[:1] == ("security",)
 
 
 def place_words(
@@ -98,7 +100,7 @@ def place_words(
     return f"{name}: "
 
 
-_NAMED_BY: Final = {"models": "id", "groups": "name"}
+_NAMED_BY: Final = {"models": "id", "groups": "name", "peers": "name"}
 """The keys that name the entries of lists."""
 
 

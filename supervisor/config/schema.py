@@ -7,17 +7,24 @@ Reading files and variables is :mod:`lmx.supervisor.config.load`'s. ``docs/confi
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-from urllib.parse import urlsplit
+from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator, ByteSize, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    ByteSize,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
+from lmx.protocol.messages.specs import StablePrompts
 from lmx.protocol.web_origins import is_loopback
 from lmx.supervisor.config.cross_checks import MistakesError, Parts
-from lmx.supervisor.config.group import GroupConfig
 from lmx.supervisor.config.media import MediaConfig
-from lmx.supervisor.config.model import ModelConfig
+from lmx.supervisor.config.model import GroupConfig, ModelConfig
 from lmx.supervisor.config.needs import Needs
+from lmx.supervisor.config.peers import MachineName, PeerConfig
 from lmx.supervisor.config.routing import RoutingConfig
 from lmx.supervisor.config.security import RateLimitsConfig, SecurityConfig
 from lmx.supervisor.config.values import (
@@ -29,16 +36,20 @@ from lmx.supervisor.config.values import (
     SecondsFromZero,
     Section,
     Size,
+    server_address,
 )
 
 __all__ = [
+    "KEYS_KEPT",
     "Config",
+    "FilesConfig",
     "GroupConfig",
     "JobsConfig",
     "LogConfig",
     "MediaConfig",
     "MemoryConfig",
     "ModelConfig",
+    "PeerConfig",
     "RateLimitsConfig",
     "RestartConfig",
     "RoutingConfig",
@@ -49,6 +60,9 @@ __all__ = [
 ]
 
 
+KEYS_KEPT: Final = "keys_kept"
+"""The context of a validation that says that lmx's home has a file of keys."""
+
 PreventSleep = Literal["active", "always", "never"]
 """When a Mac may not go to sleep."""
 
@@ -56,10 +70,17 @@ PreventSleep = Literal["active", "always", "never"]
 class ServerConfig(Section):
     """The HTTP side."""
 
+    name: Annotated[MachineName | None, Needs.ROUTER] = Field(None, examples=["studio"])
+    """The name of this machine among its peers. Without it its host name."""
     host: Annotated[str, Needs.ADDRESS] = Field("127.0.0.1", min_length=1)
-    """The address that lmx listens on. One that others can reach needs `security.api_keys`."""
+    """The address that lmx listens on. One that others can reach needs a key: `lmx key add`, or
+    `security.api_keys`."""
     port: Annotated[int, Needs.ADDRESS] = Field(8000, ge=0, le=65_535, strict=True)
     """The port that lmx listens on. 0 is any free one."""
+    advertise: Annotated[bool, Needs.ROUTER] = False
+    """Whether lmx announces itself in the local network (mDNS, Bonjour): as `NAME.local` after
+    `name`, without one as `HOST-lmx.local`. It needs the extra `mdns`: `pip install
+    "lmx[mdns]"`."""
     allow_lan_without_key: Annotated[bool, Needs.NOTHING] = False
     """Whether others may reach lmx though no key protects the API."""
     allowed_hosts: Annotated[AllowedHosts, Needs.ROUTER] = ()
@@ -89,10 +110,16 @@ class ServerConfig(Section):
     """When a Mac does not go to sleep by itself: `active` while there are requests, loads or
     downloads and for a minute after them, `always` or `never`. It still sleeps when its lid is
     closed, or its user puts it to sleep."""
-    keep_billing_header: Annotated[bool, Needs.ROUTER] = False
-    """Whether the line `x-anthropic-billing-header: ...`, with which Claude Code begins its system
-    prompt, stays in the prompt. It is another one in each request: nothing behind it is found in
-    the prefix cache."""
+    stable_prompts: Annotated[tuple[StablePrompts, ...], Needs.ROUTER] = (
+        StablePrompts.BILLING_HEADER,
+        StablePrompts.TOKENS_LEFT,
+    )
+    """What models are not shown, because it differs in each request of a session, and nothing that
+    follows it would be found in the prefix cache. Of system prompts: `billing_header`, the line
+    `x-anthropic-billing-header: ...` with which Claude Code begins; `tokens_left`, as in
+    `<total_tokens>90000 left</total_tokens>`; `times`, times of day with seconds, of which the date
+    stays. `tool_order` shows tools in the order of their names. An answer's header `X-Lmx-Ignored`
+    names what was left out. `[]` shows everything."""
     capture_requests: Annotated[int, Needs.ROUTER] = Field(0, ge=0, le=500)
     """What the last so many requests asked is kept for whoever has the admin key. **It shows
     prompts.** It is kept in memory alone, at most 1 MiB of each and 64 MiB of all, without keys and
@@ -116,6 +143,18 @@ class JobsConfig(Section):
     """How many records are kept. The oldest of the key that has most go first."""
     max_bytes: Annotated[Size, Needs.ROUTER] = Field(ByteSize(512 * 1024**2), ge=1024**2)
     """When the file is larger than this, the oldest records of the key that takes most go."""
+
+
+class FilesConfig(Section):
+    """Files of clients (`/v1/files`), in `$LMX_HOME/files`."""
+
+    max_file_bytes: Annotated[Size, Needs.ROUTER] = Field(ByteSize(512 * 1024**2), ge=1024)
+    """A larger file is refused with a 413."""
+    max_key_bytes: Annotated[Size, Needs.ROUTER] = Field(ByteSize(10 * 1024**3), ge=1024)
+    """How much the files of one key may take together; those of all clients where there are no
+    keys."""
+    max_bytes: Annotated[Size, Needs.ROUTER] = Field(ByteSize(20 * 1024**3), ge=1024)
+    """How much all files may take."""
 
 
 class MemoryConfig(Section):
@@ -148,8 +187,12 @@ class MemoryConfig(Section):
     wire: Annotated[Literal["auto", "always", "never"], Needs.NEXT_WORKER] = "auto"
     """Whether a Mac may not compress or swap the weights: `auto` if they are larger than half of
     what the GPU may have, `always` or `never`. Caches are never wired."""
+    spare_worker: Annotated[bool, Needs.NOTHING] = True
+    """Whether one process is kept ready that has imported its libraries, while a model that is not
+    loaded could use it: a load takes about a second less. It holds about 110 MB of what no model
+    has of the budget, and goes when memory is short."""
     min_residency_s: Annotated[SecondsFromZero, Needs.NOTHING] = 10.0
-    """A model that was just loaded makes room for no other before this time."""
+    """A model that was just loaded is not evicted before this time."""
     fair_wait_s: Annotated[SecondsFromZero, Needs.NOTHING] = 30.0
     """A model that waits for this long gets its turn though others are busy: one of them takes no
     new request until its streams end."""
@@ -235,19 +278,12 @@ class LogConfig(Section):
 
 
 def _collector(text: str) -> str:
-    try:
-        url = urlsplit(text)
-        known = url.scheme in ("http", "https") and url.hostname and url.port != 0
-    except ValueError:
-        known = False
-    if not known or url.query or url.fragment:
-        raise ValueError("is the address of a collector: http://127.0.0.1:4318")
-    if url.username or url.password:
-        raise ValueError(
-            "has a password in it: put it into the variable OTEL_EXPORTER_OTLP_HEADERS, as "
-            "authorization=Basic%20..."
-        )
-    return text
+    return server_address(
+        text,
+        "a collector: http://127.0.0.1:4318",
+        "has a password in it: put it into the variable OTEL_EXPORTER_OTLP_HEADERS, as "
+        "authorization=Basic%20...",
+    )
 
 
 class TracingConfig(Section):
@@ -272,9 +308,15 @@ class Config(Section):
     security: SecurityConfig = SecurityConfig()
     rate_limits: RateLimitsConfig = RateLimitsConfig()
     jobs: JobsConfig = JobsConfig()
+    files: FilesConfig = FilesConfig()
     media: MediaConfig = MediaConfig()
     tracing: TracingConfig = TracingConfig()
     routing: RoutingConfig = RoutingConfig()
+    peers: Annotated[tuple[PeerConfig, ...], Needs.NOTHING] = Field(
+        (), max_length=64, examples=[[{"name": "studio", "url": "http://studio:8000"}]]
+    )
+    """Other servers that answer requests of this machine's clients. Without any, every request is
+    answered here."""
     default_model: Annotated[str | None, Needs.NOTHING] = Field(None, examples=["qwen"])
     """A name of the model that answers requests that name none, or an adapter's. Without it the
     first model does."""
@@ -284,16 +326,25 @@ class Config(Section):
     """The models that are served. Those that are new are loaded, those that are gone are unloaded
     after their streams; each key says what a change of it does."""
 
+    @field_validator("peers")
+    @classmethod
+    def _peers_differ(cls, peers: tuple[PeerConfig, ...]) -> tuple[PeerConfig, ...]:
+        names = [peer.name for peer in peers]
+        if len(set(names)) < len(names):
+            raise ValueError("has two peers of the same name")
+        return peers
+
     @model_validator(mode="after")
-    def _keys_fit_together(self) -> Config:
+    def _keys_fit_together(self, info: ValidationInfo) -> Config:
         parts = Parts(
             models=dict(enumerate(self.models)),
             groups=dict(enumerate(self.groups)),
             routes=self.routing.routes,
             default_model=self.default_model,
             host=self.server.host,
+            advertised=self.server.advertise,
             open_lan_is_meant=self.server.allow_lan_without_key,
-            has_keys=bool(self.security.api_keys),
+            has_keys=bool(self.security.api_keys) or info.context == KEYS_KEPT,
         )
         mistakes = list(parts.mistakes())
         if mistakes:

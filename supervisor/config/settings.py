@@ -1,4 +1,4 @@
-"""The configuration in force, in one place that every part reads when it needs a value."""
+"""The configuration in effect, in one place that every part reads when it needs a value."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ class Change:
     """A configuration takes the place of another one."""
 
     old: Config
-    """The configuration that was in force."""
+    """The configuration that was in effect."""
     new: Config
-    """The configuration that is in force from now on."""
+    """The configuration that is in effect from now on."""
     diff: ConfigDiff
     """What differs between the two."""
 
@@ -26,8 +26,8 @@ configuration already."""
 
 
 class Settings:
-    """The owner of the configuration in force: what a person wrote, with the models that were added
-    while lmx ran.
+    """The owner of the configuration in effect: what a person wrote, with the models that were
+    added while lmx ran.
 
     A part that needs a value reads :attr:`current` when it needs it, and keeps no copy. So a change
     reaches all parts at once, and this class need not know them. Only the parts that must do
@@ -40,7 +40,7 @@ class Settings:
 
     @property
     def current(self) -> Config:
-        """The configuration in force."""
+        """The configuration in effect."""
         return self._current
 
     def on_change(self, *reactions: Reaction) -> None:
@@ -49,10 +49,10 @@ class Settings:
         accept it."""
         self._reactions = reactions
 
-    def put_in_force(self, new: Config, now_s: float) -> ConfigDiff:
-        """Put another configuration in force, and return what differs. If nothing differs, no
+    def apply(self, new: Config, now_s: float) -> ConfigDiff:
+        """Put another configuration into effect, and return what differs. If nothing differs, no
         function is called. Raises :class:`LmxError` when it is refused, and then the old one stays
-        in force."""
+        in effect."""
         old = self._current
         change = Change(old, new, compare(old, new))
         if not change.diff.sections:

@@ -10,7 +10,9 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path, PurePath
+from typing import Final
 
+from lmx.protocol.states import QuantizedBits
 from lmx.supervisor.config.known_models import meant_instead, repository_of
 
 # The hub's own rule: letters, digits, '-', '_' and '.'; neither part starts or ends with '-' or
@@ -24,10 +26,14 @@ _QUANTISATION = re.compile(
     r"[.\-_](?:ud-)?(?:i?q\d+(?:_[0-9a-z]+)*|tq\d+_\d+|mxfp4(?:_moe)?|bf16|f16|f32|fp16|fp32)$",
     re.IGNORECASE,
 )
+_FLOATS = frozenset({"bf16", "f16", "f32", "fp16", "fp32"})
 # One file of several: 'name-00001-of-00003.gguf'.
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
-_MODEL_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:-]*(?:/[A-Za-z0-9_][A-Za-z0-9._:-]*)?")
-_MODEL_ID_LIMIT = 200
+NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$"
+NAME_CHARACTERS_MOST: Final = 200
+NAME_WORDS: Final = "it has letters, digits and . _ : / @ + -, and begins with a letter or a digit"
+"""The names of models, aliases and groups."""
+
 _FILE_NAME_LIMIT = 500
 
 
@@ -162,6 +168,13 @@ def default_model_id(source: Source) -> str:
     return model_id
 
 
+def quantized_name(source: str, bits: QuantizedBits) -> str:
+    """Return the id of the model that a source is quantized to: 'Qwen3-8B-4bit' for
+    'Qwen/Qwen3-8B'. Raises `SourceError` as `default_model_id` does."""
+    name = default_model_id(parse_source(source)).rpartition("/")[2]
+    return f"{name}-{'mixed' if bits is QuantizedBits.MIXED else f'{bits}bit'}"
+
+
 def absolute_source(text: str, folder: Path) -> str:
     """Return a source whose path is absolute, if it is a path: from a folder, unless it says where
     it begins. Other texts, also those that are no source, stay as they are."""
@@ -177,6 +190,12 @@ def absolute_source(text: str, folder: Path) -> str:
 def folder_path(source: str) -> Path:
     """Return the absolute path of a folder that a person named. Links are not followed."""
     return Path(os.path.abspath(Path(source).expanduser()))  # noqa: PTH100
+
+
+def names_quantisation(filename: str) -> bool:
+    """Return whether the name of a GGUF file says that its weights are quantized."""
+    found = _QUANTISATION.search(_SHARD.sub("", PurePath(filename).stem))
+    return found is not None and found[0][1:].lower() not in _FLOATS
 
 
 def file_hash(path: PurePath) -> str:
@@ -209,11 +228,8 @@ def parse_models_variable(text: str) -> list[tuple[str, str]]:
             model_id = item.partition("=")[0].strip()
         else:
             model_id = default_model_id(source) if source_text == written else written.lower()
-        if not _MODEL_ID.fullmatch(model_id) or len(model_id) > _MODEL_ID_LIMIT:
-            raise SourceError(
-                f"{model_id!r} in {item!r} is not a model id: use letters, digits, '.', '_', ':' "
-                "and '-', with at most one '/' inside"
-            )
+        if not re.fullmatch(NAME_PATTERN, model_id) or len(model_id) > NAME_CHARACTERS_MOST:
+            raise SourceError(f"{model_id!r} in {item!r} is not a model id: {NAME_WORDS}")
         if model_id in models:
             raise SourceError(
                 f"model id {model_id!r} is given twice: for {models[model_id]!r} and for "

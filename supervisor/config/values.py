@@ -3,6 +3,7 @@ write them."""
 
 import math
 from typing import Annotated, Any, Final
+from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -20,7 +21,25 @@ from pydantic import (
 from pydantic_core import core_schema
 
 from lmx.protocol.models.keep_alive import keep_alive_text, parse_keep_alive
+from lmx.protocol.models.ranks import MOST_RANKS
 from lmx.protocol.web_origins import NULL_ORIGIN, parse_host_pattern, parse_origin_pattern
+from lmx.supervisor.config.sources import NAME_CHARACTERS_MOST, NAME_PATTERN
+
+
+def server_address(text: str, wanted: str, has_user: str) -> str:
+    """Return an HTTP address as it is. ``wanted`` says what it is the address of, with an example,
+    and ``has_user`` what is wrong with a user or password in it. Raises ``ValueError``."""
+    try:
+        url = urlsplit(text)
+        known = url.scheme in ("http", "https") and url.hostname and url.port != 0
+    except ValueError:
+        known = False
+    if not known or url.query or url.fragment:
+        raise ValueError(f"is the address of {wanted}")
+    if url.username or url.password:
+        raise ValueError(has_user)
+    return text
+
 
 DURATION_PATTERN: Final = r"^\s*(\d+(\.\d+)?(ms|s|m|h)?)+\s*$"
 
@@ -95,8 +114,11 @@ KeepAlive = Annotated[
 ]
 """Seconds; negative: forever. People read and write durations."""
 
-Name = Annotated[
-    str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$")
+Name = Annotated[str, Field(min_length=1, max_length=NAME_CHARACTERS_MOST, pattern=NAME_PATTERN)]
+
+RdmaDevices = Annotated[
+    tuple[Annotated[str, Field(max_length=32, pattern=r"^rdma_[a-z0-9]+$")] | None, ...],
+    Field(max_length=MOST_RANKS),
 ]
 
 Names = Annotated[
@@ -136,7 +158,7 @@ class Section(BaseModel):
 
     The docstring below a key is its meaning, for the documents and for editors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, defer_build=True)
 
 
 _MOST_CHARACTERS: Final = 80

@@ -7,12 +7,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
+from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages.control import Done
 from lmx.protocol.messages.keys import (
     AddKey,
     GetKeyring,
+    GetLocalKey,
     KeyMade,
+    KeyScope,
     ListKeys,
+    LocalKey,
     RevokeKey,
     RotateKey,
 )
@@ -21,9 +25,10 @@ from lmx.supervisor.keys.keys import Keys
 from lmx.supervisor.router.guard import RouterGuard
 
 _FOLLOW_S: Final = 5.0
-"""How long routers have to put other keys in force. They need some thousandths of a second."""
+"""How long routers have to put other keys into effect. They need some thousandths of a second."""
 
 _POLL_S: Final = 0.01
+_PEER_GRACE_S: Final = 300.0
 _LATE: Final = (
     "not every router has answered: one that hangs goes by the former keys until it is replaced"
 )
@@ -38,11 +43,34 @@ class KeyCommands:
         self._publish = publish
         self.handlers: dict[type, Handler] = {
             GetKeyring: lambda _question, _now_s: keys.ring,
+            GetLocalKey: lambda _question, _now_s: self._local(),
             ListKeys: lambda _question, _now_s: keys.list(),
             AddKey: lambda question, _now_s: self._made(keys.add(question)),
             RotateKey: lambda question, _now_s: self._made(keys.rotate(question)),
             RevokeKey: lambda question, _now_s: self._revoked(keys.revoke(question)),
         }
+
+    async def _local(self) -> LocalKey:
+        local = self._keys.local()
+        if self._guard.has_keyring(self._keys.ring.digest) or await self._followed():
+            return local
+        raise OperationError(ErrorCode.SUPERVISOR_UNAVAILABLE, _LATE, retry_after_s=_FOLLOW_S)
+
+    async def put_peer_key(self, name: str, secret: str | None) -> KeyMade:
+        """Make the key of a peer, or give it another secret: its former one is valid for a moment
+        longer, in case that the other machine does not get this one. Raises
+        :class:`OperationError`."""
+        try:
+            made = self._keys.add(AddKey(name=name, scopes=(KeyScope.PEER,)), secret)
+        except OperationError as error:
+            if error.code is not ErrorCode.KEY_EXISTS:
+                raise
+            made = self._keys.rotate(RotateKey(name, _PEER_GRACE_S), secret)
+        return await self._made(made)
+
+    async def revoke(self, name: str) -> Done:
+        """Remove a key. Raises :class:`OperationError`."""
+        return await self._revoked(self._keys.revoke(RevokeKey(name)))
 
     async def _made(self, made: KeyMade) -> KeyMade:
         return made if await self._followed() else replace(made, note=_LATE)

@@ -1,5 +1,6 @@
 """Answers ``PlanLoad``: what a load would need, and what would follow. Nothing changes."""
 
+import asyncio
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -7,7 +8,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from lmx.protocol.errors import ErrorCode, LmxError, OperationError, RequestError
+from lmx.protocol.errors import ErrorCode, LmxError, OperationError, RequestError, UnavailableError
 from lmx.protocol.messages.control import LoadPlan, PlanLine, PlanLoad
 from lmx.protocol.states import LoadOutcome, ModelKind
 from lmx.supervisor.config.known_models import repository_of
@@ -30,6 +31,48 @@ Estimating = Callable[[ModelConfig, Inspection], tuple[Estimate, MemoryPlan]]
 """Plans for a model whose files were read."""
 
 
+_PREVIEWS: Final = 2
+_MOST_WAITING: Final = 4
+_PATIENCE_S: Final = 10.0
+"""How long a preview waits for its turn. Whoever asks waits for the hub's minute besides."""
+
+
+class Previews:
+    """Previews models, a few at a time: each is a process that asks the hub, and whoever may look
+    may ask for any repository. ``preview`` is :data:`Planning._preview` without a limit."""
+
+    def __init__(self, preview: Callable[[Question], Awaitable[tuple[int, Inspection]]]) -> None:
+        self._preview = preview
+        self._turns = asyncio.Semaphore(_PREVIEWS)
+        self._waiting = 0
+
+    async def __call__(self, question: Question) -> tuple[int, Inspection]:
+        """Return what ``preview`` does. Raises QUEUE_FULL where too many wait, or for too long."""
+        if self._waiting >= _MOST_WAITING:
+            raise _too_many_previews()
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                await self._turns.acquire()
+        except TimeoutError as error:
+            raise _too_many_previews() from error
+        finally:
+            self._waiting -= 1
+        try:
+            return await self._preview(question)
+        finally:
+            self._turns.release()
+
+
+def _too_many_previews() -> UnavailableError:
+    return UnavailableError(
+        ErrorCode.QUEUE_FULL,
+        f"{_PREVIEWS} models that are not on this machine are looked up on the hub, and others "
+        "wait: try again in a few seconds.",
+        retry_after_s=5.0,
+    )
+
+
 @dataclass(eq=False, repr=False)
 class Planning:
     """Answers ``PlanLoad``. ``inspect`` reads a model's files; ``preview`` those of one that is not
@@ -42,8 +85,9 @@ class Planning:
     _now_s: Callable[[], float]
 
     async def plan(self, question: PlanLoad) -> LoadPlan:
-        """Return the plan. Raises :class:`LmxError`: MODEL_NOT_FOUND, MODEL_SOURCE_INVALID, and
-        INVALID_VALUE for a context that the model can't have."""
+        """Return the plan. Raises :class:`LmxError`: MODEL_NOT_FOUND, MODEL_SOURCE_INVALID,
+        QUEUE_FULL where too many models are looked up on the hub, and INVALID_VALUE for a context
+        that the model can't have."""
         model = self._model(question)
         asked, download_bytes = question_of(model), question.download_bytes
         if question.folder is not None:

@@ -1,4 +1,4 @@
-"""Puts another configuration in force while lmx runs: all of it, or nothing of it."""
+"""Puts another configuration into effect while lmx runs: all of it, or nothing of it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ def report_routing_gaps(config: Config, events: Events) -> None:
 
 @dataclass(eq=False, repr=False)
 class Reloader:
-    """Reads the configuration that a person wrote, and puts it in force with the added models."""
+    """Reads the configuration that a person wrote, and applies it with the added models."""
 
     _read: Callable[[], Config]
     _added: AddedModels
@@ -31,7 +31,7 @@ class Reloader:
     _events: Events
 
     def reload(self, why: str, now_s: float) -> control.Reloaded:
-        """Read the configuration and put it in force.
+        """Read the configuration and put it into effect.
 
         Raises :class:`LmxError` when it is not valid, its address can't be bound, or lmx is being
         stopped. Nothing has changed then.
@@ -43,7 +43,7 @@ class Reloader:
             raise
 
     def differs(self) -> tuple[str, ...]:
-        """Return the sections of the file that are not in force. Raises :class:`LmxError` when
+        """Return the sections of the file that are not in effect. Raises :class:`LmxError` when
         it is not valid."""
         return compare(self._settings.current, self._added.join(self._read())).sections
 
@@ -58,7 +58,7 @@ class Reloader:
                 "`lmx stop`",
             )
         new = self._added.join(written)
-        diff = self._settings.put_in_force(new, now_s)
+        diff = self._settings.apply(new, now_s)
         self._added.report_shadowed(written, self._events)
         report_routing_gaps(new, self._events)
         detail = "; ".join(diff.sentences) or "it is the same"

@@ -62,19 +62,28 @@ class ServiceCommands:
             control.RestartRouter: self._restart_router,
             control.RestartSupervisor: self._restart_supervisor,
             control.StopAll: self._stop_all,
+            control.DrainMachine: self._drain,
         }
 
+    def _drain(self, question: control.DrainMachine, now_s: float) -> control.Done:
+        self._core.drain(question.drained, now_s)
+        if question.drained:
+            return control.Done(
+                "the machine is drained: its models take no requests until `lmx undrain --machine`"
+            )
+        return control.Done("the machine takes requests again")
+
     def _stop_all(self, _question: control.StopAll, _now_s: float) -> control.Done:
-        self._service.stop("an operator asked for it")
+        self._service.stop("an operator requested it")
         return control.Done("stopping")
 
     def _reload(
         self, _question: control.ReloadConfig, now_s: float
     ) -> control.Reloaded | Coroutine[Any, Any, control.Reloaded]:
-        reloaded = self._reloader.reload("an operator asked for it", now_s)
-        return reloaded if self._guard.settled else self._in_force(reloaded)
+        reloaded = self._reloader.reload("an operator requested it", now_s)
+        return reloaded if self._guard.settled else self._in_effect(reloaded)
 
-    async def _in_force(self, reloaded: control.Reloaded) -> control.Reloaded:
+    async def _in_effect(self, reloaded: control.Reloaded) -> control.Reloaded:
         """Wait until no router with older settings takes requests any more, so that a client can
         then rely on the new ones."""
         await self._serving(self._guard.newest)
@@ -147,7 +156,7 @@ class ServiceCommands:
             )
 
     def _refuse_changed_config(self) -> None:
-        """Refuse while the file differs from the configuration in force, because the new program
+        """Refuse while the file differs from the configuration in effect, because the new program
         would use the file only for what it starts next. A file that only the new program
         understands can't be compared, and is left to it."""
         try:

@@ -2,20 +2,21 @@
 This module is pure. The status of the models is made by the core
 (:mod:`lmx.supervisor.core.view`)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from lmx.protocol.messages.status import RouterStatus, SupervisorStatus
+from lmx.protocol.messages.status import LentRank, ModelStatus, RouterStatus, SupervisorStatus
 from lmx.protocol.states import MemoryPressure, SupervisorState
 from lmx.supervisor.core.core import Core
+from lmx.supervisor.decisions.energy import Energy
 from lmx.supervisor.decisions.memory_reading import MemoryReading
 from lmx.supervisor.sockets.reachable import api_urls
 
 
 @dataclass(frozen=True, slots=True)
 class OwnProcess:
-    """What the supervisor's process knows about itself. The fields are those of
-    :class:`SupervisorStatus`."""
+    """What the supervisor's process knows about itself and the machine's energy. The other fields
+    are those of :class:`SupervisorStatus`."""
 
     pid: int
     version: str
@@ -23,6 +24,8 @@ class OwnProcess:
     uptime_s: float
     memory_bytes: int
     notices: tuple[str, ...]
+    lent: tuple[LentRank, ...]
+    energy: Energy | None
 
 
 def supervisor_status(
@@ -30,7 +33,8 @@ def supervisor_status(
 ) -> SupervisorStatus:
     """Return the supervisor's status, from what the core knows and the machine's memory as it was
     read last. ``soft_line`` is that of the configuration."""
-    ledger = core.ledger
+    ledger, energy = core.ledger, own.energy
+    watts = None if energy is None else energy.watts
     return SupervisorStatus(
         state=SupervisorState.STOPPING if core.stopping else SupervisorState.RUNNING,
         pid=own.pid,
@@ -49,13 +53,30 @@ def supervisor_status(
         machine_available_bytes=reading.available_bytes,
         swaps_total=core.swaps_total,
         notices=own.notices,
+        lent=own.lent,
+        drained=core.drained,
+        machine_watts=None if watts is None else round(watts, 1),
+        machine_energy_joules=None if energy is None else round(energy.joules, 1),
     )
 
 
-def with_urls(router: RouterStatus, addresses: Callable[[], tuple[str, ...]]) -> RouterStatus:
+def with_energy(models: Sequence[ModelStatus], energy: Energy | None) -> tuple[ModelStatus, ...]:
+    """Return the models' status with what each has taken, where anything was measured."""
+    if energy is None:
+        return tuple(models)
+    return tuple(
+        replace(model, energy_joules=round(energy.by_model.get(model.model, 0.0), 1))
+        for model in models
+    )
+
+
+def with_urls(
+    router: RouterStatus, addresses: Callable[[], tuple[str, ...]], label: str | None
+) -> RouterStatus:
     """Return a router's status with the URLs of its API. ``addresses`` returns the machine's own
-    addresses."""
+    addresses. ``label`` is the name under which it is announced."""
     if not router.port:
         return router
     urls = api_urls(router.host, router.port, addresses)
-    return replace(router, url=urls[0], urls=urls)
+    announced = None if label is None else f"http://{label}.local:{router.port}/v1"
+    return replace(router, url=urls[0], urls=urls, announced_url=announced)

@@ -58,6 +58,9 @@ class Actions(Events, Protocol):
         """Keep what a worker with this plan was measured at. This is called after its load, with a
         ``peak_bytes`` of 0, and at its end."""
 
+    def instance_for(self, model: ModelConfig) -> str:
+        """Return the instance id of the model's next worker."""
+
     def spawn(self, start: WorkerStart) -> int:
         """Start a worker and return its pid. Raises ``OSError``, and ``TypeError``, ``ValueError``
         or ``OverflowError`` for a configuration that can't be encoded."""

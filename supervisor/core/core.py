@@ -5,20 +5,21 @@ which models start and which are evicted (:mod:`lmx.supervisor.decisions.placeme
 the world (processes, sockets, files) is behind :class:`lmx.supervisor.core.actions.Actions`, so
 that all of the core runs in tests without any of it."""
 
+import math
 import random
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.messages.snapshot import Snapshot
 from lmx.protocol.messages.status import ModelStatus, ReturnedMemory
-from lmx.protocol.states import ExitCause, LoadPhase, MemoryPressure, SlotState
+from lmx.protocol.states import DOWN, ExitCause, LoadPhase, MemoryPressure, SlotState
 from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.config.settings import Change, Settings
 from lmx.supervisor.config.sources import HubSource, parse_source
@@ -26,7 +27,7 @@ from lmx.supervisor.core.actions import Actions
 from lmx.supervisor.core.apply_config import ApplyConfig
 from lmx.supervisor.core.inspect_files import inspect_files
 from lmx.supervisor.core.operator_commands import OperatorCommands
-from lmx.supervisor.core.placement_input import positions
+from lmx.supervisor.core.placement_input import expires_at_s, positions
 from lmx.supervisor.core.placer import Placer
 from lmx.supervisor.core.slot import Slot
 from lmx.supervisor.core.slot_store import SlotStore
@@ -42,10 +43,14 @@ from lmx.supervisor.memory.inspection import Inspection
 
 log = structlog.get_logger()
 
+MACHINE: Final = "*"
+"""What stands for the machine among the models that operators drained. No model has that name."""
+
 
 class Core:
     """All slots, the ledger, and the rules between them. ``pins`` is what operators pinned and
-    unpinned, if it differs from the configuration. ``held`` are the models that they drained."""
+    unpinned, if it differs from the configuration. ``held`` are the models that they drained, and
+    ``MACHINE`` if they drained the machine."""
 
     def __init__(
         self,
@@ -66,12 +71,16 @@ class Core:
         self.operator = OperatorCommands(self._store, self._placer, actions, self._pins)
         self._public = PublicState(actions, epoch)
         self._unread: set[str] = set()
+        self.drained = MACHINE in held
+        """Whether an operator drained the machine."""
         self._take_names()
         for model in settings.current.models:
             life = held_life(model.id) if model.id in held else SlotLife(model.id)
             slot = Slot(model, life, self._pins.get(model.id, model.pinned))
             self._store.put(inspect_files(slot, actions))
         self._kept_holds = self._holds()
+        self.after_event: Callable[[], None] = lambda: None
+        """Called by each :meth:`flush`."""
 
     @property
     def slots(self) -> Mapping[str, Slot]:
@@ -142,6 +151,14 @@ class Core:
         for slot in sorted(cold, key=lambda slot: not slot.pinned):
             self._store.step(slot.model.id, events.Preloaded(), now_s)
         self._placer.place(now_s)
+
+    def drain(self, drained: bool, now_s: float) -> None:
+        """Drain the machine, or let it take requests again. Models stay as they are."""
+        if drained is not self.drained:
+            self.drained = drained
+            name = "machine.drained" if drained else "machine.undrained"
+            self._actions.note(name, None, "by an operator")
+            self.flush(now_s)
 
     def stop_workers(self, now_s: float, *, at_once: bool) -> None:
         """End every worker and fetch. Nothing starts from here on."""
@@ -334,6 +351,25 @@ class Core:
         except Exception:
             log.exception("tick.failed", model=None)
 
+    def quiet_until_s(self, now_s: float) -> float | None:
+        """Return until when no tick is needed: until an idle model expires, or the silence of a
+        worker counts as late. Returns None if each tick is needed."""
+        if self.stopping:
+            return None
+        until_s = math.inf
+        for slot in self.slots.values():
+            if slot.life.demand.requested_at_s(now_s) is not None:
+                return None
+            if slot.worker is not None:
+                quiet_s = lifecycle.quiet_until_s(slot.worker, now_s)
+                if quiet_s is None:
+                    return None
+                expires_s = expires_at_s(slot, self._settings.current.memory)
+                until_s = min(until_s, quiet_s, math.inf if expires_s is None else expires_s)
+            elif slot.state not in DOWN:
+                return None
+        return until_s
+
     # What others see.
 
     @property
@@ -352,6 +388,7 @@ class Core:
     def flush(self, now_s: float) -> None:
         """Publish a snapshot if it has changed, and save what operators drained. This is called
         after each event."""
+        self.after_event()
         self._public.flush(self.snapshot(now_s))
         holds = self._holds()
         if holds != self._kept_holds:
@@ -362,7 +399,8 @@ class Core:
         """Return the public state, with the revision of the last :meth:`flush`."""
         return self._public.snapshot(
             self._configured(), self._settings.current, self.ledger.free_bytes, now_s,
-            stopping=self.stopping, no_loads=self._placer.hindrance or self._store.hindrance,
+            budget_bytes=self.ledger.budget_bytes, stopping=self.stopping, drained=self.drained,
+            no_loads=self._placer.hindrance or self._store.hindrance,
         )  # fmt: skip
 
     def status(self, now_s: float) -> tuple[ModelStatus, ...]:
@@ -384,7 +422,8 @@ class Core:
         return [slot for slot in self.slots.values() if not slot.life.removed]
 
     def _holds(self) -> frozenset[str]:
-        return frozenset(slot.model.id for slot in self.slots.values() if slot.life.held)
+        held = frozenset(slot.model.id for slot in self.slots.values() if slot.life.held)
+        return held | {MACHINE} if self.drained else held
 
     def _take_names(self) -> None:
         models = self._settings.current.models

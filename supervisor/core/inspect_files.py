@@ -4,6 +4,7 @@ it would get."""
 from dataclasses import replace
 
 from lmx.protocol.errors import LmxError
+from lmx.protocol.models.ranks import Parallel
 from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.config.sources import HubSource, folder_path, parse_source
 from lmx.supervisor.core.actions import Actions
@@ -24,6 +25,10 @@ def question_of(model: ModelConfig, path: str | None = None) -> Question:
         model.kind,
         model.engine,
         tuple(adapter_source(source) for source in model.adapters.values()),
+        model.ranks,
+        Parallel(model.parallel),
+        tuple(name for name in (model.rdma_devices or ((),))[0] if name is not None),
+        speculation is not None and speculation.method == "auto" and model.ranks == 1,
     )
 
 

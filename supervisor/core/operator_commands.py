@@ -31,9 +31,9 @@ class OperatorCommands:
         self.take(model_id, events.Ordered(), now_s)
 
     def load_with(self, model: ModelConfig, now_s: float) -> None:
-        """Do what :meth:`load` does, with other settings than those in force. A worker with the old
-        settings ends after its streams. The settings hold until the next such command, or until the
-        configuration changes the model."""
+        """Do what :meth:`load` does, with other settings than those in effect. A worker with the
+        old settings ends after its streams. The settings hold until the next such command, or
+        until the configuration changes the model."""
         self._store.refuse_while_stopping()
         slot = replace(self._store.slots[model.id], model=model)
         self._store.put(plan_again(slot, self._actions))

@@ -98,11 +98,11 @@ class Placer:
         if for_model is None:
             detail = "evicted: memory is short"
         elif if_idle:
-            detail = f"evicted to make room for {for_model}"
+            detail = f"evicted for {for_model}"
         else:
             fair_wait_s = self._settings.current.memory.fair_wait_s
             detail = (
-                f"evicted after its requests to make room for {for_model}, which has waited for "
+                f"evicted after its requests for {for_model}, which has waited for "
                 f"{fair_wait_s:g} s or longer"
             )
         self._actions.note("model.evicting", model_id, detail, for_model=for_model, if_idle=if_idle)

@@ -18,7 +18,6 @@ from lmx.protocol.errors import ErrorCode, LmxError, UnavailableError
 from lmx.protocol.messages import control
 from lmx.protocol.messages.status import LastExit
 from lmx.protocol.states import ExitCause, SlotState, WorkerState
-from lmx.protocol.wire.endpoints import new_instance_id
 from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.config.settings import Settings
 from lmx.supervisor.config.shutdown_timeout import term_grace_s
@@ -156,7 +155,7 @@ class SlotStore:
         slot = self.slots[model_id]
         path, kind, plan = slot.files.path, slot.files.kind, slot.plan
         assert path is not None and kind is not None and plan is not None
-        instance = new_instance_id()
+        instance = self._actions.instance_for(slot.model)
         start = WorkerStart(instance, slot.model, path, kind, plan, slot.adapter_specs)
         try:
             self._ledger.reserve(instance, plan.reserve_bytes, model_id)

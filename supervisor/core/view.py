@@ -35,12 +35,14 @@ def model_view(slot: Slot, position: int | None, started_s: int, now_s: float) -
         failed=slot.failed,
         memory_bytes=worker.ready_memory_bytes if worker else 0,
         capabilities=(worker.capabilities if worker else ()) or slot.past.capabilities,
+        infills=slot.files.facts.infills,
         template=worker.template if worker and worker.capabilities else slot.past.template,
         created_s=slot.files.facts.created_s or started_s,
         disk_bytes=slot.files.facts.disk_bytes or 0,
         retry_after_s=ready_in_s(slot, position, now_s),
         max_waiting=slot.model.max_rows + slot.model.max_queue,
         max_queue_s=slot.model.max_queue_s,
+        max_rows=slot.model.max_rows,
     )
 
 
@@ -88,7 +90,7 @@ def model_status(
         figures=worker.figures if worker else WorkerFigures(),
         reserved_bytes=ledger.reserved_by(worker.instance) if worker else 0,
         weights_bytes=plan.weights_bytes if plan else None,
-        kv_capacity_bytes=plan.kv_cache_bytes if plan else None,
+        kv_capacity_bytes=_kv_capacity_bytes(slot, plan),
         context_bytes=_context_bytes(slot, plan),
         idle_s=None if idle_since_s is None else round(max(0.0, now_s - idle_since_s), 3),
         expires_in_s=_left_s(expires_s, now_s),
@@ -104,6 +106,7 @@ def model_status(
         restarts=slot.past.restarts,
         retry_in_s=_left_s(slot.life.retry_at_s, now_s),
         allow_checkpoint_code=slot.model.allow_checkpoint_code,
+        quantized=slot.files.facts.quantized,
         remarks=worker.remarks if worker else (),
         adapters=tuple(
             AdapterStatus(id=name, source=folder, problem=slot.adapter_problem(name))
@@ -121,6 +124,7 @@ def _common(slot: Slot, position: int | None) -> dict[str, Any]:
         "kind": model_kind(slot),
         "family": slot.files.facts.family,
         "media": _media(slot),
+        "voices": slot.files.facts.voices,
         "added": slot.added,
         "pid": worker.pid if worker else None,
         "instance": worker.instance if worker else None,
@@ -146,6 +150,14 @@ def _media(slot: Slot) -> tuple[MediaKind, ...] | None:
 
 def _left_s(at_s: float | None, now_s: float) -> float | None:
     return None if at_s is None else round(max(0.0, at_s - now_s), 3)
+
+
+def _kv_capacity_bytes(slot: Slot, plan: MemoryPlan | None) -> int | None:
+    """Return what its KV caches may take, those of ranks on other machines too: a worker counts
+    what all of its ranks have."""
+    if plan is None or plan.kv_cache_bytes is None:
+        return None
+    return plan.kv_cache_bytes * (slot.model.ranks // slot.model.ranks_here)
 
 
 def _context_bytes(slot: Slot, needs: MemoryPlan | None) -> int | None:
@@ -184,7 +196,9 @@ class PublicState:
         free_bytes: int,
         now_s: float,
         *,
+        budget_bytes: int,
         stopping: bool,
+        drained: bool,
         no_loads: str | None,
     ) -> Snapshot:
         """Return the slots as routers see them."""
@@ -196,13 +210,15 @@ class PublicState:
         return Snapshot(
             self._epoch, self.revision, config.default_model_id, tuple(views), stopping,
             routes=_routes(config), free_bytes=free_bytes, patterns=_patterns(config),
-            no_loads=no_loads,
+            no_loads=no_loads, drained=drained, budget_bytes=budget_bytes,
         )  # fmt: skip
 
     def flush(self, snapshot: Snapshot) -> None:
         """Publish a snapshot if it says something new. How long to wait does not count as new."""
         facts = (
             snapshot.stopping,
+            snapshot.drained,
+            snapshot.budget_bytes,
             snapshot.no_loads,
             snapshot.default_model,
             snapshot.routes,

@@ -21,6 +21,11 @@ HOST_FAULT: Final = (
     "machine has no descriptors left; lmx tries again by itself"
 )
 
+RANK_LOST: Final = (
+    "one of the processes that the model is divided among ended or stopped answering, and all were "
+    "ended with it; the worker's log says which"
+)
+
 
 def exit_cause(
     worker: Worker, status: int | None, out_of_memory: bool = False
@@ -44,6 +49,8 @@ def exit_cause(
         )
     if status == WorkerExit.HOST:
         return ExitCause.HOST, HOST_FAULT
+    if status == WorkerExit.RANK_LOST:
+        return ExitCause.CRASH, RANK_LOST
     if status is None:
         return ExitCause.CRASH, "the worker process is gone; its exit status is unknown"
     if status >= 0:

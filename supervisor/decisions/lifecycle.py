@@ -109,6 +109,15 @@ def is_late(worker: Worker, now_s: float) -> bool:
     )
 
 
+def quiet_until_s(worker: Worker, now_s: float) -> float | None:
+    """Return until when time alone changes nothing about a worker: until its silence counts as
+    late, if it is idle. Returns None if that may be at any moment."""
+    idle = worker.state is _S.READY and not worker.busy and worker.deadline_s is None
+    if not idle or is_late(worker, now_s):
+        return None
+    return worker.beat_at_s + _LATE_SHARE * worker.limits.beat_s
+
+
 def _with(worker: Worker, **changes: Any) -> Worker:
     return dataclasses.replace(worker, **changes)
 

@@ -22,7 +22,7 @@ _COUNTED: Final = frozenset(
         ExitCause.OUT_OF_MEMORY,
     }
 )
-"""The causes that are the model's own fault. The others were asked for, but for HOST, which is
+"""The causes that are the model's own fault. The others were requested, but for HOST, which is
 tried again for as long as it takes, and never leads to quarantine."""
 
 

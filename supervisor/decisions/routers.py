@@ -231,6 +231,17 @@ def is_late(router: Router, timing: TimingConfig, now_s: float) -> bool:
     return now_s - router.beat_at_s > _LATE_SHARE * _limit_s(router, timing)
 
 
+def quiet_until_s(routers: Routers, timing: TimingConfig, now_s: float) -> float | None:
+    """Return until when time alone changes nothing about the routers: until the silence of the one
+    that serves counts as late. Returns None if that may be at any moment."""
+    router = routers.serving
+    alone = router is not None and routers.all == (router,) and not routers.stopping
+    if router is None or not alone or not router.has_reported or router.signals:
+        return None
+    late_at_s = router.beat_at_s + _LATE_SHARE * timing.beat_timeout_s
+    return None if late_at_s <= now_s else late_at_s
+
+
 def _limit_s(router: Router, timing: TimingConfig) -> float:
     return timing.beat_timeout_s if router.has_reported else timing.start_timeout_s
 

@@ -141,7 +141,7 @@ class _Part:
 
     @property
     def is_right(self) -> bool:
-        """Whether it is the file that was asked for."""
+        """Whether it is the file that was requested."""
         file = self._hub_file
         return self.size_bytes == file.size_bytes and self._hash.hexdigest() == file.digest
 

@@ -23,14 +23,12 @@ weights:
 A projector file for vision (mmproj) is not supported: a multimodal GGUF is refused.
 """
 
-import errno
-import fcntl
 import json
 import math
 import shutil
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable
+from contextlib import redirect_stdout
 from functools import wraps
 from importlib.metadata import version
 from io import TextIOBase
@@ -49,8 +47,9 @@ from lmx.supervisor.fetch.conversion_form import (
     conversion_form,
     output_bytes,
 )
+from lmx.supervisor.fetch.made_folder import make_once
 from lmx.supervisor.fetch.progress import gb
-from lmx.supervisor.memory.files import STAMP_NAME, file_sizes, part_names
+from lmx.supervisor.memory.files import STAMP_NAME, part_names
 
 # A shard is spooled and then copied behind its header: while it is, it is on the disk twice.
 SHARD_BYTES = 1 << 30
@@ -70,7 +69,7 @@ _MANY_ENTRIES: Final = 200_000
 
 _opened: dict[tuple[str, int, int], Any] = {}
 """The reader that was made last, by its file's path, size and time: to walk over a large vocabulary
-takes most of a minute, and three are asked for."""
+takes most of a minute, and three are requested."""
 
 
 def parts_of(source: Path) -> list[Path]:
@@ -136,7 +135,7 @@ class _BoundedReader(gguf.GGUFReader):  # type: ignore[misc]  # it has no types
 
     def _get_field_parts(self, offset: int, *where: Any, **more: Any) -> Any:
         if offset >= len(self.data):
-            raise ValueError("the header goes on behind the end of the file")
+            raise ValueError("the header continues behind the end of the file")
         return super()._get_field_parts(offset, *where, **more)
 
 
@@ -333,24 +332,19 @@ def fetch_gguf(
     facts = _known_facts(source, models_dir, path_hash) or read_facts(source, report)
     form = conversion_form(platform, facts, memory_bytes)
     target = models_dir / f"{name}-{form}-{path_hash}"
-    stamp = _stamp_of(source, facts, form)
-    if is_complete(target, stamp):
-        return target
-    try:
-        models_dir.mkdir(parents=True, exist_ok=True)
-        with _locked(models_dir / f".{target.name}.lock", lambda: _report_wait(report, source)):
-            if not is_complete(target, stamp):
-                _check_disk(source, models_dir, output_bytes(form, facts))
-                _make(source, target, stamp, form, report, convert or run_gguf2mlx)
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise OperationError(
-                ErrorCode.CONVERSION_FAILED, f"converting {source.name} failed: {error}"
-            ) from error
-        raise OperationError(
-            ErrorCode.INSUFFICIENT_DISK, f"the disk of {models_dir} got full: free some space there"
-        ) from error
-    return target
+
+    def make(made: Path) -> dict[str, Any]:
+        _check_disk(source, models_dir, output_bytes(form, facts))
+        (convert or run_gguf2mlx)(source, made, form, report)
+        return {}
+
+    return make_once(
+        target,
+        _stamp_of(source, facts, form),
+        make,
+        name=source.name,
+        on_wait=lambda: _report_wait(report, source),
+    )
 
 
 def _known_facts(source: Path, models_dir: Path, path_hash: str) -> GgufFacts | None:
@@ -381,50 +375,6 @@ def _stamp_of(source: Path, facts: GgufFacts, form: Form) -> dict[str, Any]:
         "form": form,
         "gguf2mlx": version("gguf2mlx"),
     }
-
-
-def is_complete(folder: Path, stamp: dict[str, Any]) -> bool:
-    """Whether the folder was made from the stamped source, and has all its files in full size."""
-    try:
-        found = json.loads((folder / STAMP_NAME).read_text())
-        files: dict[str, int] = found.pop("files")
-        return bool(found == stamp) and files == file_sizes(folder)
-    except (OSError, ValueError, KeyError, AttributeError):
-        return False
-
-
-def _make(
-    source: Path,
-    target: Path,
-    stamp: dict[str, Any],
-    form: Form,
-    report: Report,
-    convert: Converter,
-) -> None:
-    # The lock is held, so a folder of this name is what a killed process left.
-    scratch = target.parent / f".{target.name}.part"
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir()
-    try:
-        made = scratch / "model"
-        convert(source, made, form, report)
-        (made / STAMP_NAME).write_text(json.dumps({**stamp, "files": file_sizes(made)}, indent=1))
-        if target.exists():
-            target.rename(scratch / "outdated")
-        made.rename(target)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-@contextmanager
-def _locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    with path.open("w") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            on_wait()
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
 
 
 def _report_wait(report: Report, source: Path) -> None:

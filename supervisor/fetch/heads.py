@@ -52,7 +52,7 @@ def fetch_model_heads(repo_id: str, commit: str, files: list[HubFile], folder: P
 
 def first_bytes(url: str, count: int) -> bytes:
     """Return the first bytes of a file, less if it is shorter. Servers may send more than they
-    are asked for."""
+    are requested."""
     headers = {
         **build_hf_headers(),
         "range": f"bytes=0-{max(count, 1) - 1}",

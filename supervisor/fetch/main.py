@@ -1,13 +1,16 @@
 """The fetch program: make one model available as a local folder, then end.
 
     python -m lmx.supervisor.fetch.main --source S --models-dir D [--revision R]
-        [--filename F | --adapter]
+        [--filename F | --adapter] [--bits 4|8|mixed]
 
 On stdout are JSON lines and nothing else: any number of
 `{"phase": "download"|"convert"|"check", "fraction": 0.42|null, "detail": "..."}`, with
 `"done_bytes"` and `"total_bytes"` from where a download's size is known, then one of
 `{"path": "/abs/folder"}` (exit status 0) and `{"error": {"code", "message"}}` (1). What the
 libraries print goes to stderr.
+
+With `--bits` the folder is one that is made of the source and quantized
+(:mod:`lmx.supervisor.fetch.quantize`); the last line of progress says how much worse it is.
 
 With `--look` nothing is made: the one line is `{"look": {"total_bytes", "missing_bytes",
 "free_bytes", "folder", "made_bytes"}}`, of a repository, and with `--heads FOLDER` of a .gguf file
@@ -25,6 +28,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import dataclass
@@ -36,12 +40,14 @@ import psutil
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.host.lasting import keep_up_in_thread
+from lmx.protocol.states import QuantizedBits
 from lmx.supervisor.config.sources import (
     FolderSource,
     GgufSource,
     HubSource,
     Source,
     SourceError,
+    names_quantisation,
     parse_file_name,
     parse_source,
 )
@@ -50,6 +56,8 @@ from lmx.supervisor.fetch.file import LONGEST_WAIT_S, HubFile
 from lmx.supervisor.fetch.heads import fetch_model_heads
 from lmx.supervisor.fetch.hub import fetch_hub, free_space, look_up, search
 from lmx.supervisor.fetch.progress import Phase
+from lmx.supervisor.fetch.quantize import check_disk, fetch_quantized, fit_to_quantize
+from lmx.supervisor.fetch.quantized_form import quantized_bytes, refuse_quantized
 from lmx.supervisor.memory.files import part_names
 
 # Often enough for a progress bar, seldom enough that thousands of tensors cost nothing.
@@ -110,22 +118,14 @@ def fetch(
     longest_wait_s: float,
     adapter: bool = False,
 ) -> Path:
-    """Make the source available and return its folder, or the one file of it that was asked for.
+    """Make the source available and return its folder, or the one file of it that was requested.
     With `adapter` a repository holds an adapter. Raises `OperationError`."""
     match source:
         case FolderSource(path=path):
             return _checked_folder(Path(path).expanduser().absolute())
         case GgufSource(path=path):
-            _keep_mlx_out()
-            # The converter's libraries take most of a second, and a download needs none of them.
-            from lmx.supervisor.fetch.gguf import fetch_gguf
-
-            return fetch_gguf(
-                Path(path).expanduser().absolute(),
-                models_dir,
-                platform=platform,
-                memory_bytes=memory_bytes,
-                report=outlet.progress,
+            return _imported(
+                Path(path).expanduser().absolute(), models_dir, memory_bytes, platform, outlet
             )
         case HubSource(repo_id=repo_id, revision=revision):
             return fetch_hub(
@@ -138,6 +138,97 @@ def fetch(
             )
 
 
+def _imported(
+    file: Path, models_dir: Path, memory_bytes: int, platform: Platform, outlet: Outlet
+) -> Path:
+    _keep_mlx_out()
+    # The converter's libraries take most of a second, and a download needs none of them.
+    from lmx.supervisor.fetch.gguf import fetch_gguf
+
+    return fetch_gguf(
+        file, models_dir, platform=platform, memory_bytes=memory_bytes, report=outlet.progress
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Quantizing:
+    """Makes a source available and quantizes it. What can be refused is refused before anything is
+    downloaded, as far as the hub says enough of it."""
+
+    bits: QuantizedBits
+    models_dir: Path
+    memory_bytes: int
+    platform: Platform
+    outlet: Outlet
+
+    def fetch(self, source: Source, filename: str | None, longest_wait_s: float) -> Path:
+        """Return the folder that was made. Raises `OperationError`."""
+        match source:
+            case FolderSource(path=path):
+                folder = _checked_folder(Path(path).expanduser().absolute())
+                return self._quantized(folder, str(folder))
+            case GgufSource(path=path):
+                return self._of_gguf(Path(path).expanduser().absolute(), str(path))
+            case HubSource(repo_id=repo_id, revision=revision):
+                name = repo_id if revision is None else f"{repo_id}@{revision}"
+                if filename is None:
+                    self._look_first(name, repo_id, revision)
+                elif not filename.lower().endswith(".gguf"):
+                    raise OperationError(
+                        ErrorCode.MODEL_SOURCE_INVALID,
+                        f"{filename} is no model of its own, so it is not quantized",
+                        param="filename",
+                    )
+                if filename is not None and names_quantisation(filename):
+                    raise refuse_quantized(f"{repo_id}/{filename}")
+                fetched = fetch_hub(
+                    repo_id,
+                    revision,
+                    report=self.outlet.progress,
+                    filename=filename,
+                    longest_wait_s=longest_wait_s,
+                )
+                if filename is None:
+                    return self._quantized(fetched, name)
+                return self._of_gguf(fetched, f"{repo_id}/{filename}")
+
+    def _look_first(self, name: str, repo_id: str, revision: str | None) -> None:
+        with tempfile.TemporaryDirectory(prefix="lmx-heads-") as heads:
+
+            def fetch(repo_id: str, commit: str, files: list[HubFile]) -> None:
+                fetch_model_heads(repo_id, commit, files, Path(heads))
+
+            try:
+                look = look_up(repo_id, revision, None, heads=fetch)
+            except OperationError as error:
+                if error.code is ErrorCode.DOWNLOAD_FAILED:
+                    return  # It may be here already, and the download itself says what is wrong.
+                raise
+            if look["problem"] is None:
+                _, tensors = fit_to_quantize(Path(heads), name)
+                made_bytes = quantized_bytes(tensors, self.bits, self.platform)
+                check_disk(name, self.models_dir, made_bytes)
+
+    def _of_gguf(self, file: Path, name: str) -> Path:
+        _keep_mlx_out()
+        from lmx.supervisor.fetch.gguf import read_facts
+
+        if read_facts(file, self.outlet.progress).is_quantised:
+            raise refuse_quantized(name)
+        folder = _imported(file, self.models_dir, self.memory_bytes, self.platform, self.outlet)
+        return self._quantized(folder, name)
+
+    def _quantized(self, folder: Path, name: str) -> Path:
+        return fetch_quantized(
+            folder,
+            name,
+            self.bits,
+            self.models_dir,
+            platform=self.platform,
+            report=self.outlet.progress,
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Looking:
     """Says how large something is. With a folder for heads it also makes a model's folder without
@@ -147,6 +238,8 @@ class Looking:
     heads: Path | None
     memory_bytes: int
     platform: Platform
+    bits: QuantizedBits | None = None
+    """To how many bits it is to be quantized."""
 
     def at(
         self, source: Source, filename: str | None, *, adapter: bool
@@ -164,7 +257,11 @@ class Looking:
                             ErrorCode.MODEL_SOURCE_INVALID, f"{filename} is no model of its own"
                         )
                     if not is_gguf:
-                        fetch_model_heads(repo_id, commit, files, self.heads / "model")
+                        folder = self.heads / "model"
+                        fetch_model_heads(repo_id, commit, files, folder)
+                        if self.bits is not None:
+                            _, tensors = fit_to_quantize(folder, repo_id)
+                            made.append(quantized_bytes(tensors, self.bits, self.platform))
                         return
                     _keep_mlx_out()
                     from lmx.supervisor.fetch.gguf_heads import fetch_gguf_heads
@@ -262,6 +359,9 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         "--adapter", action="store_true", help="the repository holds an adapter, and no model"
     )
     parser.add_argument(
+        "--bits", type=QuantizedBits, help="quantize it: a folder of its own is made"
+    )
+    parser.add_argument(
         "--parent",
         type=int,
         # By the time that this is parsed, a parent may be gone already.
@@ -303,8 +403,13 @@ def main(argv: list[str] | None = None) -> int:
         platform: Platform = "darwin" if sys.platform == "darwin" else "linux"
         if arguments.look:
             filename, adapter = arguments.filename, arguments.adapter
-            look = Looking(models_dir, arguments.heads, memory_bytes, platform)
+            look = Looking(models_dir, arguments.heads, memory_bytes, platform, arguments.bits)
             outlet.line({"look": look.at(source, filename, adapter=adapter)})
+            return 0
+        if arguments.bits is not None:
+            quantizing = Quantizing(arguments.bits, models_dir, memory_bytes, platform, outlet)
+            made = quantizing.fetch(source, arguments.filename, arguments.longest_wait_s)
+            outlet.line({"path": str(made)})
             return 0
         folder = fetch(
             source,

@@ -113,8 +113,8 @@ class AddedModels:
     """The owner of the added models, in memory and in their file. The settings have them next to
     the models of the configuration file.
 
-    ``models`` are those of the file, which are in force already. ``inspect`` reads a model's files.
-    ``now_s`` is the core's clock.
+    ``models`` are those of the file, which are in effect already. ``inspect`` reads a model's
+    files. ``now_s`` is the core's clock.
     """
 
     _file: AddedFile
@@ -125,7 +125,7 @@ class AddedModels:
     _now_s: Callable[[], float]
 
     def join(self, config: Config) -> Config:
-        """Return the configuration that is in force when the file has ``config``."""
+        """Return the configuration that is in effect when the file has ``config``."""
         return with_added(config, self._models)
 
     def report_shadowed(self, config: Config, events: Events) -> None:
@@ -154,7 +154,7 @@ class AddedModels:
             model = known.model_copy(update={"parameters": model.parameters})
         elif known is not None:
             return
-        self._put_in_force({**self._models, model.id: model}, self._now_s())
+        self._apply({**self._models, model.id: model}, self._now_s())
 
     async def serve(self, question: AddModel) -> str:
         """Serve a model unless its source is served already, and return the id under which it is.
@@ -179,17 +179,17 @@ class AddedModels:
             )
         pid = slot.worker.pid if slot.worker else None
         left = {name: each for name, each in self._models.items() if name != slot.model.id}
-        self._put_in_force(left, now_s)
+        self._apply(left, now_s)
         return pid
 
-    def _put_in_force(self, models: Mapping[str, AddedModelConfig], now_s: float) -> None:
+    def _apply(self, models: Mapping[str, AddedModelConfig], now_s: float) -> None:
         old = self._settings.current
         written = tuple(m for m in old.models if not isinstance(m, AddedModelConfig))
         new = with_added(old.model_copy(update={"models": written}), models)
         if models != self._models:
             self._file.save(models)
         self._models = models
-        self._settings.put_in_force(new, now_s)
+        self._settings.apply(new, now_s)
 
 
 def served_as(config: Config, source: str) -> str | None:

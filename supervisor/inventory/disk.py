@@ -46,10 +46,11 @@ class CachedRepo:
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """A folder that was made from the GGUF file ``source``."""
+    """A folder that lmx has made."""
 
     path: Path
-    source: Path
+    source: Path | None
+    """The GGUF file that it was made from. None: it was made by quantizing another model."""
     size_bytes: int
     modified_s: float
 
@@ -86,7 +87,7 @@ async def delete_from_hub(repo_id: str, commits: Sequence[str]) -> int:
 
 
 async def scan_conversions(models: Path) -> list[Conversion]:
-    """Return the complete folders that were made from GGUF files."""
+    """Return the complete folders that lmx has made of other models."""
     return await asyncio.to_thread(_conversions, models)
 
 
@@ -102,7 +103,8 @@ def _conversions(models: Path) -> list[Conversion]:
         stamp = whole_conversion(folder)
         if stamp is not None:
             modified_s = folder.stat().st_mtime
-            found.append(Conversion(folder, Path(stamp["source"]), _size_bytes(folder), modified_s))
+            source = None if "bits" in stamp else Path(stamp["source"])
+            found.append(Conversion(folder, source, _size_bytes(folder), modified_s))
     return found
 
 

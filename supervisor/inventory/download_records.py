@@ -14,14 +14,17 @@ import structlog
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.inventory import AddModel, DownloadView, StartDownload
-from lmx.protocol.states import DownloadStatus
+from lmx.protocol.states import DownloadStatus, QuantizedBits
 from lmx.supervisor.config.sources import (
+    FolderSource,
     GgufSource,
     HubSource,
     SourceError,
     default_model_id,
+    folder_path,
     parse_file_name,
     parse_source,
+    quantized_name,
 )
 from lmx.supervisor.state.state_file import StateFile, discard_notice
 
@@ -31,6 +34,10 @@ KEPT: Final = 200
 UNFINISHED: Final = frozenset({DownloadStatus.STARTING, DownloadStatus.DOWNLOADING})
 RESUME_HINT: Final = "ask for it again, and it resumes where it stopped"
 _ID_BYTES: Final = 6
+
+
+DownloadKey = tuple[str, str, str | None, QuantizedBits | None]
+"""A repository, its revision, one file of it, and to how many bits it is quantized."""
 
 
 @dataclass(slots=True)
@@ -55,18 +62,27 @@ class Download:
     """The folder or file that was downloaded, once the download is COMPLETED."""
     goes_on: bool = False
     """Whether the supervisor has put a new program in its place that must continue with it."""
+    bits: QuantizedBits | None = None
+    note: str | None = None
 
     @property
-    def key(self) -> tuple[str, str, str | None]:
+    def key(self) -> DownloadKey:
         """What is downloaded. Two downloads with the same key are the same."""
-        return (self.repo_id, self.revision or "main", self.filename)
+        return (self.repo_id, self.revision or "main", self.filename, self.bits)
+
+    @property
+    def arrives(self) -> bool:
+        """Whether files of it are yet to come: it is neither completed nor being quantized."""
+        here = self.bits is not None and self.downloaded_bytes == self.total_bytes
+        return self.status is not DownloadStatus.COMPLETED and not here
 
     @property
     def options(self) -> tuple[str, ...]:
         """The arguments with which the fetch program fetches this, besides the repository."""
         revision = () if self.revision is None else (f"--revision={self.revision}",)
         filename = () if self.filename is None else (f"--filename={self.filename}",)
-        return (*revision, *filename)
+        bits = () if self.bits is None else (f"--bits={self.bits}",)
+        return (*revision, *filename, *bits)
 
     @property
     def unfinished(self) -> bool:
@@ -76,6 +92,9 @@ class Download:
     def to_serve(self, path: Path) -> AddModel | None:
         """Return the question with which it is added to the models that are served, once it is at
         ``path``; None for a single file that is not a model. Pure."""
+        if self.bits is not None:
+            source = f"{self.repo_id}/{self.filename}" if self.filename else self.repo_id
+            return AddModel(quantized_name(source, self.bits), str(path))
         if self.filename is not None:
             if not self.filename.lower().endswith(".gguf"):
                 return None
@@ -90,7 +109,7 @@ class Download:
             self.download_id, self.repo_id, self.revision, self.filename, self.status,
             self.total_bytes, self.downloaded_bytes, speed_bytes_per_s, self.started_s,
             self.ended_s, self.model_id, self.error_code, self.error, self.param,
-            self.retry_after_s,
+            self.retry_after_s, self.bits, self.note,
         )  # fmt: skip
 
 
@@ -116,7 +135,7 @@ _TEXT: Final = (str, type(None))
 _NUMBER: Final = (int, float, type(None))
 _KINDS: Final[dict[str, tuple[type, ...]]] = {
     **dict.fromkeys(("download_id", "repo_id"), (str,)),
-    **dict.fromkeys(("revision", "filename", "model_id", "error", "param", "path"), _TEXT),
+    **dict.fromkeys(("revision", "filename", "model_id", "error", "param", "path", "note"), _TEXT),
     **dict.fromkeys(("started_s",), (int, float)),
     **dict.fromkeys(("ended_s", "retry_after_s"), _NUMBER),
     **dict.fromkeys(("total_bytes",), (int, type(None))),
@@ -181,6 +200,7 @@ def _download(values: dict[str, Any]) -> Download:
     download = Download(**{key: value for key, value in values.items() if key in known})
     download.status = DownloadStatus(download.status)
     download.error_code = None if download.error_code is None else ErrorCode(download.error_code)
+    download.bits = None if download.bits is None else QuantizedBits(download.bits)
     for name, kinds in _KINDS.items():
         if not isinstance(getattr(download, name), kinds):
             raise TypeError(f"{name} is of another type")
@@ -192,6 +212,8 @@ def requested_download(question: StartDownload) -> Download:
     (invalid_value) with the ``param`` that is wrong."""
     try:
         source = parse_source(question.repo_id)
+        if question.bits is not None and not isinstance(source, HubSource):
+            return _of_own_files(question.bits, source, question)
         if not isinstance(source, HubSource) or source.revision is not None:
             raise SourceError(f"{question.repo_id[:200]!r} is not a repository: write 'org/name'")
     except SourceError as error:
@@ -209,5 +231,21 @@ def requested_download(question: StartDownload) -> Download:
     except SourceError as error:
         raise RequestError(ErrorCode.INVALID_VALUE, str(error), param="filename") from error
     return Download(
-        new_download_id(), source.repo_id, question.revision, question.filename, time.time()
+        new_download_id(),
+        source.repo_id,
+        question.revision,
+        question.filename,
+        time.time(),
+        bits=question.bits,
     )
+
+
+def _of_own_files(
+    bits: QuantizedBits, source: FolderSource | GgufSource, question: StartDownload
+) -> Download:
+    """Return the download of what is on this machine already: it is only quantized."""
+    if question.revision is not None or question.filename is not None:
+        raise SourceError(f"{source.path!r} is no repository, so it has no revision and no files")
+    path = str(folder_path(source.path))
+    quantized_name(path, bits)  # It may have none.
+    return Download(new_download_id(), path, None, None, time.time(), bits=bits)

@@ -27,6 +27,7 @@ from lmx.supervisor.inventory.download_records import (
     RESUME_HINT,
     Download,
     DownloadFile,
+    DownloadKey,
     requested_download,
     trimmed,
 )
@@ -111,7 +112,7 @@ class Downloads:
         self._closing = False
 
     def resume(self) -> None:
-        """Go on with the downloads that the program before this one handed over."""
+        """Resume the downloads that the program before this one handed over."""
         for download in self._all.values():
             if download.goes_on:
                 download.goes_on = False
@@ -159,7 +160,7 @@ class Downloads:
     async def completed_elsewhere(self, repo_id: str, revision: str | None, path: Path) -> None:
         """Take the news that a model's load has fetched a whole repository. A download of the same
         repository that had failed, or had been cancelled, is complete by that."""
-        download = self._latest((repo_id, revision or "main", None))
+        download = self._latest((repo_id, revision or "main", None, None))
         if download is None or download.unfinished:
             return
         if download.status is not DownloadStatus.COMPLETED:
@@ -212,7 +213,7 @@ class Downloads:
         if self._saving is not None:
             await self._saving
 
-    def _latest(self, key: tuple[str, str, str | None]) -> Download | None:
+    def _latest(self, key: DownloadKey) -> Download | None:
         return next((each for each in reversed(self._all.values()) if each.key == key), None)
 
     def _get(self, download_id: str) -> Download:
@@ -242,7 +243,7 @@ class Downloads:
     def _begin(self, download: Download) -> None:
         download.status = DownloadStatus.STARTING
         download.ended_s = download.error = download.error_code = download.model_id = None
-        download.param = download.retry_after_s = None
+        download.param = download.retry_after_s = download.note = None
         download.started_s = time.time()
         self._samples[download.download_id] = deque()
         self._runs.start(download.download_id, self._fetch(download), self._places)
@@ -292,6 +293,8 @@ class Downloads:
             return
         download.total_bytes = int(report["total_bytes"])
         download.downloaded_bytes = int(report["done_bytes"])
+        if download.bits is not None and report["phase"] != "download":
+            download.note = report["detail"]
         note_bytes(self._samples[download.download_id], time.monotonic(), download.downloaded_bytes)
         begun = download.status is DownloadStatus.STARTING
         download.status = DownloadStatus.DOWNLOADING

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages.inventory import AvailableModel
-from lmx.protocol.states import DownloadStatus
 from lmx.supervisor.config.model import ModelConfig
 from lmx.supervisor.config.sources import (
     FolderSource,
@@ -86,7 +85,7 @@ def available(
                 )
             )
     for made in conversions:
-        ids = (s.model_id for s in served if s.gguf == made.source)
+        ids = (s.model_id for s in served if _is_made_from(s, made))
         found.append(
             AvailableModel(
                 made.path.name, str(made.path), made.size_bytes, made.modified_s, next(ids, None)
@@ -109,7 +108,7 @@ def plan_deletion(
                 return _of_repo(repo, repo.snapshots)
         for made in conversions:
             if made.path.name == target:
-                return DeletionPlan(folders=(made.path,), files=(made.source,))
+                return _of_conversion(made)
         raise OperationError(
             ErrorCode.MODEL_NOT_FOUND,
             f"no model is named {target!r}, and none on this machine is: see `lmx list`",
@@ -126,7 +125,21 @@ def plan_deletion(
         case GgufSource(path):
             return _of_file(target, path, repos, conversions)
         case FolderSource(path):
+            for made in conversions:
+                if folder_path(path) == made.path:
+                    return _of_conversion(made)
             raise _not_ours(target.model_id, path)
+
+
+def _is_made_from(served: Served, made: Conversion) -> bool:
+    if isinstance(served.source, FolderSource):
+        return folder_path(served.source.path) == made.path
+    return made.source is not None and served.gguf == made.source
+
+
+def _of_conversion(made: Conversion) -> DeletionPlan:
+    files = () if made.source is None else (made.source,)
+    return DeletionPlan(folders=(made.path,), files=files)
 
 
 def users(
@@ -243,7 +256,7 @@ def _is_whole(repo: CachedRepo, snapshot: Snapshot, downloads: Sequence[Download
     return not any(
         download.repo_id == repo.repo_id
         and download.filename is None
-        and download.status is not DownloadStatus.COMPLETED
+        and download.arrives
         and snapshot.is_of(download.revision or "main")
         for download in downloads
     )

@@ -105,18 +105,17 @@ def _file(source: str) -> Path | None:
     return folder_path(parsed.path).resolve() if isinstance(parsed, GgufSource) else None
 
 
-async def fetch(
-    home: Home, download: Download, advanced: Callable[[int | None, int], None]
-) -> Path:
-    """Download what is asked for, and return its folder or file. ``advanced`` is called with all
-    bytes, if that is known, and those that have come. These stay when this is cancelled. Raises
-    :class:`LmxError`."""
+async def fetch(home: Home, download: Download, advanced: Callable[[Download], None]) -> Path:
+    """Download what is requested, and return its folder or file. ``advanced`` is called when more
+    of it has come. What has come stays when this is cancelled. Raises :class:`LmxError`."""
 
     def report(line: dict[str, Any]) -> None:
         if "total_bytes" in line:
             download.total_bytes = int(line["total_bytes"])
             download.downloaded_bytes = int(line["done_bytes"])
-        advanced(download.total_bytes, download.downloaded_bytes)
+        if download.bits is not None and line["phase"] != "download":
+            download.note = line["detail"]
+        advanced(download)
 
     outcome = await FetchProgram.of(home).run(download.repo_id, download.options, report)
     if isinstance(outcome, LmxError):

@@ -108,6 +108,7 @@ def view(key: ApiKey, now_s: float) -> KeyView:
         configured=key.created_at_s is None,
         created_at_s=key.created_at_s,
         former_until_s=max(until, default=None),
+        key_id=key.usage_id,
         **_settings(key),
     )
 
@@ -146,11 +147,12 @@ def _check(wanted: AddKey, now_s: float) -> None:
     if not wanted.scopes or len(set(wanted.scopes)) < len(wanted.scopes):
         raise _invalid("scopes", "name each scope once, and at least one")
     limited = (wanted.models, wanted.families, wanted.limits, wanted.budget)
-    if KeyScope.INFERENCE not in wanted.scopes and (any(limited) or wanted.priority is not None):
+    asks_models = {KeyScope.INFERENCE, KeyScope.PEER}.intersection(wanted.scopes)
+    if not asks_models and (any(limited) or wanted.priority is not None):
         raise _invalid(
             "scopes",
-            "models, APIs, limits and a priority are of keys with the scope inference: add that "
-            "scope, or leave them out",
+            "models, APIs, limits and a priority are of keys with the scope inference or peer: add "
+            "one of them, or leave them out",
         )
     if len(wanted.models) > _MOST_PATTERNS or not all(map(_PATTERN.fullmatch, wanted.models)):
         raise _invalid("models", f"at most {_MOST_PATTERNS} patterns of ids, such as 'qwen3-*'")

@@ -45,6 +45,11 @@ class KeyFile:
             self.save(lost)
         return lost
 
+    def peek(self) -> StoredKeys:
+        """Return the keys, none if they can't be read, and leave the file as it is, because it
+        belongs to another process."""
+        return self._file.peek() or StoredKeys()
+
     def save(self, stored: StoredKeys) -> None:
         """Write all of it, completely or not at all. Only the owner can read the file. Raises
         :class:`OperationError`."""

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import structlog
@@ -10,17 +10,25 @@ import structlog
 from lmx.protocol.errors import OperationError
 from lmx.protocol.messages.control import Done
 from lmx.protocol.messages.keys import (
+    LOCAL_OWNER,
     AddKey,
     ApiKey,
     KeyList,
     KeyMade,
     Keyring,
     KeyScope,
+    LocalKey,
     RevokeKey,
     RotateKey,
+    secret_digest,
 )
+from lmx.supervisor.config.schema import Config
 from lmx.supervisor.keys.changes import added, revoked, rotated, view
 from lmx.supervisor.keys.file import KeyFile, StoredKeys
+from lmx.supervisor.keys.notices import key_notices
+
+_LOCAL_NAME: Final = "this machine"
+"""No key can be made with this name: it has a space."""
 
 _PREFIX: Final = "sk-lmx-"
 """Some programs want a key that begins with ``sk-``, and searches for lost secrets find it."""
@@ -28,11 +36,16 @@ _PREFIX: Final = "sk-lmx-"
 log = structlog.get_logger()
 
 
+def new_secret() -> str:
+    """Return what nobody can guess, for a key."""
+    return _PREFIX + secrets.token_urlsafe(32)
+
+
 class Keys:
     """Changes the keys, and has their file written first: a secret that somebody was given is
     valid after a restart too.
 
-    ``configured`` returns the keys of the configuration in force, ``closed`` whether requests to
+    ``configured`` returns the keys of the configuration in effect, ``closed`` whether requests to
     models need a key in any case. ``note`` is called with the name of what was done and a sentence.
     """
 
@@ -48,14 +61,33 @@ class Keys:
         self._closed = closed
         self._note = note
         self._stored = file.load()
+        self._local: tuple[ApiKey, str] | None = None
+        """The key of this machine's own commands and its secret, once one was requested. It is in
+        no file and no list, and ends with this process."""
 
     @property
     def ring(self) -> Keyring:
         """What routers must know."""
-        return Keyring.of(
-            (*self._configured(), *self._stored.keys),
-            required=self._closed() or self._stored.lost,
-        )
+        keys = (*self._configured(), *self._stored.keys)
+        required = self._closed() or self._stored.lost
+        if self._local is not None and (required or _has_for_models(keys)):
+            keys = (*keys, self._local[0])
+        return Keyring.of(keys, required=required)
+
+    def local(self) -> LocalKey:
+        """Return the secret with which this machine's own commands ask models."""
+        if not (self.ring.required or _has_for_models(self.ring.keys)):
+            return LocalKey("")
+        if self._local is None:
+            secret = new_secret()
+            key = ApiKey(
+                digest=secret_digest(secret),
+                owner=LOCAL_OWNER,
+                name=_LOCAL_NAME,
+                created_at_s=time.time(),
+            )
+            self._local = key, secret
+        return LocalKey(self._local[1])
 
     def list(self) -> KeyList:
         """Return all keys."""
@@ -63,18 +95,19 @@ class Keys:
         keys = (*self._configured(), *self._stored.keys)
         return KeyList(tuple(view(key, now_s) for key in keys))
 
-    def add(self, wanted: AddKey) -> KeyMade:
-        """Make a key. Raises :class:`OperationError`, as the next two do."""
-        secret, now_s = _PREFIX + secrets.token_urlsafe(32), time.time()
+    def add(self, wanted: AddKey, secret: str | None = None) -> KeyMade:
+        """Make a key, of a secret that is given or drawn. Raises :class:`OperationError`, as the
+        next two do."""
+        secret, now_s = secret or new_secret(), time.time()
         owner = f"key_{secrets.token_hex(6)}"
         stored, key = added(self._stored, self._configured(), wanted, secret, owner, now_s)
         self._put(stored)
         self._note("key.added", f"the key {key.name} was made ({', '.join(key.scopes)})")
         return KeyMade(view(key, now_s), secret)
 
-    def rotate(self, wanted: RotateKey) -> KeyMade:
-        """Give a key another secret."""
-        secret, now_s = _PREFIX + secrets.token_urlsafe(32), time.time()
+    def rotate(self, wanted: RotateKey, secret: str | None = None) -> KeyMade:
+        """Give a key another secret, which is given or drawn."""
+        secret, now_s = secret or new_secret(), time.time()
         stored, key = rotated(
             self._stored, self._configured(), wanted.name, secret, wanted.grace_s, now_s
         )
@@ -85,6 +118,7 @@ class Keys:
     def revoke(self, wanted: RevokeKey) -> Done:
         """Remove a key. It is removed also if the file can't be written."""
         stored = revoked(self._stored, self._configured(), wanted.name)
+        for_models = _has_for_models(set(self._stored.keys) - set(stored.keys))
         said = f"revoked {wanted.name}"
         try:
             self._put(stored)
@@ -92,16 +126,27 @@ class Keys:
             self._stored = stored
             said += f", but {error.message}: it is valid again after a restart of the supervisor"
         self._note("key.revoked", f"the key {wanted.name} was revoked")
-        return Done(f"{said}{self._open_words()}")
+        return Done(f"{said}{self._open_words() if for_models else ''}")
+
+    def report(self, config: Config) -> None:
+        """Note what people should know about the keys with a configuration that is in effect."""
+        for notice in key_notices(config, self._stored.keys):
+            self._note("key.odd", notice)
 
     def _put(self, stored: StoredKeys) -> None:
         self._file.save(stored)
         self._stored = stored
 
     def _open_words(self) -> str:
-        ring = self.ring
-        if any(KeyScope.INFERENCE in key.scopes for key in ring.keys):
+        if _has_for_models((*self._configured(), *self._stored.keys)):
             return ""
-        if ring.required:
-            return "; no key for requests to models is left, so that there can be none"
+        if self.ring.required:
+            return (
+                "; no key for requests to models is left, and others can reach lmx or keys were "
+                "lost: none is answered until there is another key"
+            )
         return "; no key for requests to models is left, so that they need none now"
+
+
+def _has_for_models(keys: Iterable[ApiKey]) -> bool:
+    return any(KeyScope.INFERENCE in key.scopes for key in keys)

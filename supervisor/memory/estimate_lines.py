@@ -45,7 +45,8 @@ def lines_of(model: ModelConfig, estimate: Estimate) -> list[PlanLine]:
 def _weights_words(estimate: Estimate) -> str:
     media_bytes = estimate.media.weights_bytes if estimate.media else 0
     for_media = f"; {format_bytes(media_bytes)} of them see and hear" if media_bytes else ""
-    return f"headers of *.safetensors{for_media}"
+    once = "; ranks divide those of the layers, and have the others each" * (estimate.ranks > 1)
+    return f"headers of *.safetensors{for_media}{once}"
 
 
 def _media_words(estimate: Estimate) -> str:

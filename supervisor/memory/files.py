@@ -24,6 +24,8 @@ _INDEX_LIMIT_BYTES: Final = 64 * 1024**2
 _TOKENIZERS: Final = (
     *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "spiece.model"),
     *("sentencepiece.bpe.model", "vocab.json", "vocab.txt", "*.tiktoken"),
+    # A model that reads phonemes aloud has its symbols in config.json.
+    *("voices", "voices/*.safetensors"),
 )
 
 

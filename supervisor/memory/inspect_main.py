@@ -25,19 +25,24 @@ from pathlib import Path
 from typing import Any, Final
 
 from lmx.protocol.errors import ErrorCode, LmxError, OperationError
-from lmx.protocol.host.regular_file import read_regular
+from lmx.protocol.host import rdma
+from lmx.protocol.host.regular_file import parse_json, read_regular
 from lmx.protocol.models.adapter import read_adapter_config
 from lmx.protocol.models.checkpoint import (
     CONFIG_LIMIT_BYTES,
     CheckpointConfig,
+    drafter_folder,
     read_checkpoint_config,
     weight_files,
 )
 from lmx.protocol.models.default_engine import MLX_ENGINE
 from lmx.protocol.models.engine import estimate_function
-from lmx.protocol.models.kind import read_kind
+from lmx.protocol.models.infill import folder_fills
+from lmx.protocol.models.kind import read_kind, speech_family
 from lmx.protocol.models.media import media_kinds
+from lmx.protocol.models.ranks import parallel_of
 from lmx.protocol.models.safetensors import read_tensors
+from lmx.protocol.models.voices import voice_files
 from lmx.protocol.states import MediaKind, ModelKind
 from lmx.protocol.wire import codec
 from lmx.supervisor.config.sources import (
@@ -48,7 +53,7 @@ from lmx.supervisor.config.sources import (
     parse_source,
 )
 from lmx.supervisor.memory.fetched import fetched_folder
-from lmx.supervisor.memory.files import missing_part
+from lmx.supervisor.memory.files import STAMP_NAME, missing_part
 from lmx.supervisor.memory.inspection import (
     MOST_BYTES,
     Inspection,
@@ -58,6 +63,7 @@ from lmx.supervisor.memory.inspection import (
     figures_problem,
     shown,
 )
+from lmx.supervisor.memory.quantized import quantized_words
 from lmx.supervisor.state.home import Home
 
 _MOST_MEMORY_BYTES: Final = 4 * 1024**3
@@ -148,19 +154,53 @@ def _read(found: Inspection, home: Home) -> Inspection:
         created_s,
         _media(folder, kind, config),
         sum(file.stat().st_size for file in folder.iterdir() if file.is_file()),
+        tuple(voice_files(folder, speech_family(config) or "")) if kind is ModelKind.SPEECH else (),
+        _quantized(folder),
+        kind is ModelKind.CHAT and folder_fills(folder),
     )
     found = _with_adapters(replace(found, facts=facts, files=files), home)
     if question.engine == MLX_ENGINE and not weight_files(folder, kind):
         # Other engines say at the load what they lack.
         what = "a model's folder has *.safetensors next to config.json"
         return replace(found, problem=shown(f"no weights found in {folder}: {what}"))
+    if question.ranks > 1:
+        try:
+            parallel_of(config, kind, question.ranks, question.parallel)
+        except OperationError as error:
+            return replace(found, problem=shown(error.message))
+    if question.rdma_devices and (why := rdma.missing(question.rdma_devices, rdma.read_devices())):
+        return replace(found, problem=why)
     if question.draft is None:
-        return found
+        return with_found_draft(found, folder)
     try:
         draft = read_model_files(Path(question.draft), ModelKind.CHAT, question.engine)
     except OperationError as error:
         return replace(found, problem=shown(f"speculation.draft: {error.message}"))
     return replace(found, draft_files=draft)
+
+
+def _quantized(folder: Path) -> str | None:
+    try:
+        stamp = parse_json(read_regular(folder / STAMP_NAME, CONFIG_LIMIT_BYTES))
+        words = quantized_words(str(stamp["source"]), stamp["result"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    return None if words is None else shown(words)
+
+
+def with_found_draft(found: Inspection, folder: Path) -> Inspection:
+    """Return the answer with what is there to draft the model's tokens. What can't be read takes
+    nothing: the worker does without it."""
+    question, files = found.question, found.files
+    assert files is not None
+    if not question.finds_draft or found.kind is not ModelKind.CHAT:
+        return found
+    if (drafter := drafter_folder(folder)) is not None:
+        with contextlib.suppress(OperationError):
+            draft = read_model_files(drafter, ModelKind.CHAT, question.engine)
+            return replace(found, draft_files=draft)
+    heads = any("mtp" in tensor.name.split(".") for tensor in read_tensors(folder, found.kind))
+    return replace(found, files=replace(files, own_heads=heads))
 
 
 def _media(folder: Path, kind: ModelKind, config: CheckpointConfig) -> tuple[MediaKind, ...]:

@@ -14,6 +14,8 @@ from typing import Any, Final
 from lmx.protocol.errors import ProtocolError
 from lmx.protocol.models.default_engine import MLX_ENGINE
 from lmx.protocol.models.memory import MemoryModel
+from lmx.protocol.models.ranks import Parallel
+from lmx.protocol.models.voices import MOST_VOICES, VOICE_NAME
 from lmx.protocol.states import MediaKind, ModelKind
 from lmx.protocol.wire import codec
 
@@ -46,6 +48,13 @@ class Question:
     """The engine that is asked for an estimate of the model's memory."""
     adapters: tuple[str, ...] = ()
     """The model's adapters: absolute paths of folders, and repositories of the hub."""
+    ranks: int = 1
+    """Among how many processes it is to be divided."""
+    parallel: Parallel = Parallel.AUTO
+    rdma_devices: tuple[str, ...] = ()
+    """This machine's RDMA devices that its ranks need."""
+    finds_draft: bool = False
+    """Whether what may draft its tokens is looked for in its folder."""
 
     def same_model(self, other: Question) -> bool:
         """Return whether both ask the same about one model, wherever its folder is."""
@@ -67,6 +76,12 @@ class ModelFacts:
     """What the model takes besides text, by its weights."""
     disk_bytes: int | None = None
     """How much the files of its folder take."""
+    voices: tuple[str, ...] = ()
+    """The names of the voices with which it reads texts aloud."""
+    quantized: str | None = None
+    """How lmx has quantized it, and what that costs, for people. None: lmx hasn't."""
+    infills: bool | None = None
+    """Whether its tokenizer has the tokens with which it fills a gap in a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +96,8 @@ class ModelFiles:
     """A hash that changes when the files do, those of its adapters too."""
     adapters_bytes: int = 0
     """The weights of its adapters."""
+    own_heads: bool = False
+    """Whether it has weights of heads for further tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +150,8 @@ def read_answer(question: Question, answer: Any) -> Inspection:
         raise ProtocolError("inspection: it answers another question")
     for path in (found.path, found.gguf_path, *found.adapter_paths):
         _check(path is None or (0 < len(path) <= _LONGEST_PATH and "\0" not in path), "path")
-    for text in (found.missing, found.problem, found.source_problem, *found.adapter_problems):
+    texts = (found.missing, found.problem, found.source_problem, found.facts.quantized)
+    for text in (*texts, *found.adapter_problems):
         _check(text is None or text == shown(text), "text")
     _check(len(found.adapter_problems) in (0, len(question.adapters)), "adapter_problems")
     _check(len(found.adapter_paths) == len(found.adapter_problems), "adapter_paths")
@@ -141,6 +159,9 @@ def read_answer(question: Question, answer: Any) -> Inspection:
     _check(family is None or family == shown(family, _LONGEST_FAMILY), "family")
     media = found.facts.media or ()
     _check(len(set(media)) == len(media), "media")
+    voices = found.facts.voices
+    _check(len(voices) <= MOST_VOICES, "voices")
+    _check(all(map(VOICE_NAME.fullmatch, voices)), "voices")
     _check(0 < (found.facts.context_tokens or 1) < _MOST_TOKENS, "context_tokens")
     _check(0 <= (found.facts.created_s or 0) < MOST_BYTES, "created_s")
     _check(0 <= (found.facts.disk_bytes or 0) < MOST_BYTES, "disk_bytes")
@@ -155,6 +176,7 @@ def figures_problem(memory: MemoryModel) -> str | None:
     work = memory.activations
     sizes = {
         "weights_bytes": memory.weights_bytes,
+        "divided_bytes": memory.divided_bytes,
         "process_bytes": memory.process_bytes,
         "buffers_bytes": memory.buffers_bytes,
         "activations.token_bytes": work.token_bytes,

@@ -41,6 +41,10 @@ def settings_key(
     if kv_bits is not None or model.kv_cache_bytes is not None:
         # What was measured before these settings existed still holds without them.
         parts += [kv_bits, model.kv_cache_bytes]
+    if model.ranks > 1:
+        parts += [model.ranks, model.parallel]
+    if model.hosts:
+        parts.append("hosts")
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:_KEY_CHARACTERS]
 
@@ -52,7 +56,9 @@ def _settings(model: ModelConfig) -> list[Any]:
         model.max_rows,
         model.memory_bytes,
         (cache.enabled, cache.memory_bytes),
-        None if speculation is None else speculation.model_dump(exclude={"draft"}),
+        speculation.model_dump(exclude={"draft"})
+        if speculation is not None and speculation.is_chosen
+        else None,
         (model.engine, model.engine_options),
     ]
 
@@ -117,6 +123,9 @@ class Estimate:
     decoder_bytes: int = 0
     """The most that the process takes which decodes images, sounds and videos for the worker; 0 for
     a model that takes none."""
+    ranks: int = 1
+    """Among how many processes of this machine the model is divided. The figures are those of all
+    of them."""
 
     @property
     def media_bytes(self) -> int:
@@ -128,6 +137,11 @@ class Estimate:
     def static_bytes(self) -> int:
         """What is taken once the model is loaded."""
         return self.weights_bytes + self.draft_bytes + self.adapters_bytes + self.process_bytes
+
+    @property
+    def rank_bytes(self) -> int:
+        """What each of the processes takes at most: they have equal parts."""
+        return -(-self.total_bytes // self.ranks)
 
     @property
     def total_bytes(self) -> int:
@@ -274,7 +288,16 @@ def estimate_memory(
     kv_bits = _kv_bits(model, kind, files, default_kv_bits)
     if files.memory.media is None and kind is not ModelKind.TRANSCRIPTION:
         decoder_bytes = 0
-    found = _fitted(model, kind, files, draft, budget_bytes, kv_bits, decoder_bytes, models)
+    if model.hosts:
+        # Each machine has one rank, and this one's budget stands for all.
+        set_bytes = None if model.memory_bytes is None else model.ranks * int(model.memory_bytes)
+        whole = model.model_copy(update={"memory_bytes": set_bytes})
+        budget_bytes *= model.ranks
+        found = _one_of(
+            _fitted(whole, kind, files, draft, budget_bytes, kv_bits, decoder_bytes, models)
+        )
+    else:
+        found = _fitted(model, kind, files, draft, budget_bytes, kv_bits, decoder_bytes, models)
     if found.total_bytes > MOST_BYTES:
         raise OperationError(
             ErrorCode.MODEL_SOURCE_INVALID,
@@ -282,6 +305,24 @@ def estimate_memory(
             f"{MOST_BYTES} bytes",
         )
     return found
+
+
+def _one_of(estimate: Estimate) -> Estimate:
+    """Return what one of the ranks takes: they have equal parts."""
+
+    def part(whole_bytes: int) -> int:
+        return -(-whole_bytes // estimate.ranks)
+
+    return replace(
+        estimate,
+        weights_bytes=part(estimate.weights_bytes),
+        process_bytes=part(estimate.process_bytes),
+        kv_cache_bytes=part(estimate.kv_cache_bytes),
+        prefix_cache_bytes=part(estimate.prefix_cache_bytes),
+        activation_bytes=part(estimate.activation_bytes),
+        buffers_bytes=part(estimate.buffers_bytes),
+        ranks=1,
+    )
 
 
 def context_problem(model: ModelConfig, native_tokens: int | None) -> str | None:
@@ -382,6 +423,13 @@ def _within_own_context(model: ModelConfig, native: int | None) -> ModelConfig:
     return model.model_copy(update={"context_length": native})
 
 
+def _drafts_with_heads(model: ModelConfig, files: ModelFiles, draft: ModelFiles | None) -> bool:
+    method = None if model.speculation is None else model.speculation.method
+    return method == "mtp" or (
+        method == "auto" and files.own_heads and draft is None and model.ranks == 1
+    )
+
+
 def _writer(
     model: ModelConfig,
     files: ModelFiles,
@@ -402,29 +450,30 @@ def _writer(
             for part in draft.memory.kv_layers
         )
     own = memory.kv_layers
-    if model.speculation is not None and model.speculation.method == "mtp" and own:
+    if own and _drafts_with_heads(model, files, draft):
         # The heads have a layer like the model's, which is never quantized. Their weights are among
         # the model's.
         widest = max(own, key=lambda layer: (layer.window_tokens is None, layer.token_bytes))
         layers += (replace(widest, layers=1),)
     row_bytes = kv_bytes(layers, context_tokens)
+    ranks = model.ranks
     bare = Estimate(
-        weights_bytes=memory.weights_bytes,
+        weights_bytes=ranks * memory.weights_bytes - (ranks - 1) * memory.divided_bytes,
         draft_bytes=0 if draft is None else draft.memory.weights_bytes,
         adapters_bytes=files.adapters_bytes,
-        process_bytes=memory.process_bytes,
+        process_bytes=ranks * memory.process_bytes,
         kv_layers=layers,
         context_tokens=context_tokens,
         kv_cache_bytes=0,
         prefix_cache_bytes=_prefix_cache_bytes(model, row_bytes, available_bytes),
-        activation_bytes=activation_bytes(
-            memory.activations, context_tokens, model.kept_rows, layers
-        )
+        activation_bytes=ranks
+        * activation_bytes(memory.activations, context_tokens, model.kept_rows, layers)
         + _growth_bytes(model, layers, context_tokens),
-        buffers_bytes=memory.buffers_bytes,
+        buffers_bytes=ranks * memory.buffers_bytes,
         kv_bits=kv_bits,
         media=memory.media,
         decoder_bytes=decoder_bytes,
+        ranks=ranks,
     )
     full_bytes = model.kept_rows * row_bytes
     left_bytes = max(0, available_bytes - bare.total_bytes)

@@ -115,6 +115,8 @@ class OomEvidence:
 log = structlog.get_logger()
 
 _READ_S: Final = 0.5
+_IDLE_READ_S: Final = 2.0
+"""While every worker is idle, none grows. A request that comes is known by the next heartbeat."""
 _AWAITED_READ_S: Final = 0.5 if sys.platform == "darwin" else 0.1
 """How often the memory is read while an exited worker's bytes are waited for, because the next
 model may wait for them. macOS answers only a few such questions a second, for all programs
@@ -188,10 +190,10 @@ class MemoryWatch:
         return self._guard.level
 
     def tick(self, now_s: float) -> None:
-        """Let time pass. The machine is read twice a second, and more often only while an exited
-        worker's memory is waited for."""
+        """Let time pass. The machine is read twice a second, more often only while an exited
+        worker's memory is waited for, and less often while no model computes or loads."""
         awaited = any(exited.missing_bytes is None for exited in self._exited_workers)
-        pause_s = _AWAITED_READ_S if awaited else _READ_S
+        pause_s = _AWAITED_READ_S if awaited else self._pause_s()
         if self._read_at_s is not None and now_s - self._read_at_s < pause_s:
             return
         self._read_at_s = now_s
@@ -211,10 +213,22 @@ class MemoryWatch:
         self._judge_exited_workers(balance, now_s)
         self._sample(balance, footprints, now_s)
 
+    def quiet_until_s(self) -> float | None:
+        """Return until when no tick is needed; None if each is."""
+        if any(exited.missing_bytes is None for exited in self._exited_workers):
+            return None
+        return (self._read_at_s or 0.0) + self._pause_s()
+
+    def _pause_s(self) -> float:
+        calm = self.pressure is MemoryPressure.NONE and not self._exited_workers
+        idle = all(one.state is WorkerState.READY and not one.busy for one in self.core.workers)
+        return _IDLE_READ_S if calm and idle else _READ_S
+
     def left(self, worker: Worker, reserved_bytes: int, now_s: float) -> None:
         """Begin to watch whether an exited worker's memory comes back. The worker is no longer in
         ``core.workers``. A later tick always calls ``core.memory_settled``."""
-        held_bytes = max(self._held.get(worker.instance, ()), default=0)
+        # One that has just begun may have ended before it was read: then its own figure counts.
+        held_bytes = max([worker.figures.memory_bytes, *self._held.get(worker.instance, ())])
         self._exited_workers.append(
             ExitedWorker(
                 worker.instance, worker.model_id, min(held_bytes, reserved_bytes),

@@ -49,23 +49,40 @@ def start_child(
 ) -> subprocess.Popen[bytes]:
     """Start ``python -m module``, and pass it ``spec``. ``names`` only show in ``ps``.
 
+    Does not wait for anything. Raises ``OSError`` when the process can't be started, and
+    ``TypeError``, ``ValueError`` or ``OverflowError`` for a spec that can't be encoded.
+    """
+    payload = codec.encode(spec)
+    if fits_pipe(payload):
+        child = start_waiting(module, names, home, log_path, pass_fds)
+        give(child, payload)  # One that died at once is seen by its watcher.
+        return child
+    with tempfile.TemporaryFile(dir=home.temporary) as stdin:
+        stdin.write(payload)
+        stdin.seek(0)
+        return start_waiting(module, names, home, log_path, pass_fds, stdin)
+
+
+def start_waiting(
+    module: str,
+    names: tuple[str, ...],
+    home: Home,
+    log_path: Path,
+    pass_fds: tuple[int, ...] = (),
+    stdin: int | IO[bytes] = subprocess.PIPE,
+) -> subprocess.Popen[bytes]:
+    """Start ``python -m module``, which waits for its spec until :func:`give`, or until this
+    process ends: then its stdin ends too.
+
     The session of its own keeps a terminal's Ctrl-C from the process, and makes its pid its process
     group. The last of ``names`` is its id, which its descendants have in their environment
     (:mod:`lmx.supervisor.processes.descendants`). Its temporary files are below ``LMX_HOME``,
     because on a CPU mlx compiles kernels into them. With ``-P`` nothing is imported from the
-    working directory. Does not wait for anything. Raises ``OSError`` when the process can't be
-    started, and ``TypeError``, ``ValueError`` or ``OverflowError`` for a spec that can't be
-    encoded.
+    working directory. Raises ``OSError`` when the process can't be started.
     """
-    payload = codec.encode(spec)
     output = open_log(log_path)
-    stdin: int | IO[bytes] = subprocess.PIPE
     try:
-        if len(payload) > _PIPE_BYTES:
-            stdin = tempfile.TemporaryFile(dir=home.temporary)  # noqa: SIM115  closed below
-            stdin.write(payload)
-            stdin.seek(0)
-        child = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, "-P", "-m", module, *names],
             stdin=stdin,
             stdout=output,
@@ -80,18 +97,23 @@ def start_child(
         )
     finally:
         os.close(output)
-        if not isinstance(stdin, int):
-            stdin.close()
-    if child.stdin is None:
-        return child
-    # It fits into a pipe's buffer, so this can't block. But a child that died at once has closed
-    # its end.
+
+
+def fits_pipe(payload: bytes) -> bool:
+    """Return whether :func:`give` takes this without blocking."""
+    return len(payload) <= _PIPE_BYTES
+
+
+def give(child: subprocess.Popen[bytes], payload: bytes) -> bool:
+    """Pass its encoded spec to a process that waits for it. Returns False if the process has
+    ended."""
+    assert child.stdin is not None
     try:
         child.stdin.write(payload)
         child.stdin.close()
     except BrokenPipeError:
-        pass
-    return child
+        return False
+    return True
 
 
 def open_log(path: Path) -> int:

@@ -19,7 +19,7 @@ from typing import Any, Final, NoReturn
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages.specs import RescueSpec
 from lmx.supervisor.config.schema import Config
-from lmx.supervisor.core.core import Core
+from lmx.supervisor.core.core import MACHINE, Core
 from lmx.supervisor.decisions.slots import events
 from lmx.supervisor.processes.child import keys
 from lmx.supervisor.processes.patience import done_within
@@ -36,7 +36,7 @@ class Handover:
     down: tuple[str, ...] = ()
     """Models that nobody wants just now. They are not preloaded as they are at a start."""
     held: tuple[str, ...] = ()
-    """Models that an operator drained."""
+    """Models that an operator drained, and ``*`` if the machine was."""
 
     @property
     def options(self) -> list[str]:
@@ -59,12 +59,14 @@ def leave(core: Core, lock_fd: int, listener: socket.socket | None) -> Handover:
         lock_fd,
         None if listener is None else os.dup(listener.fileno()),
         tuple(s.model.id for s in slots if not (s.life.wanted or s.life.held) and s.worker is None),
-        tuple(s.model.id for s in slots if s.life.held),
+        tuple(s.model.id for s in slots if s.life.held) + ((MACHINE,) if core.drained else ()),
     )
 
 
 def resume(handover: Handover, core: Core, now_s: float) -> None:
     """Restore the state of the models for which no worker was adopted."""
+    if MACHINE in handover.held:
+        core.drain(True, now_s)
     for name in handover.held:
         if name in core.slots and not core.slots[name].life.held:
             core.operator.take(name, events.Held(), now_s)

@@ -39,9 +39,12 @@ _SOON_S: Final = 6.0
 _LONGEST_SOON_S: Final = 24.0
 """By the clock. Clients wait thirty seconds for an answer."""
 
-_AT_ONCE: Final = 4
-_SLOW_S: Final = 1.0
-"""A reader that takes longer than this no longer counts as one of the four."""
+_SLOW_S: Final = 0.4
+"""Another reader is started when one takes longer than this, without its waits for a processor. To
+start one takes a hundred times as long as to read the files of a model on a disk of today."""
+
+_LONGEST_SLOW_S: Final = 4.0
+"""By the clock."""
 
 _MOST_READERS: Final = 32
 """This counts readers that not even SIGKILL ends, as on a network mount that is gone."""
@@ -73,14 +76,13 @@ class _ReaderLostError(InspectionError):
 
 
 class Inspector:
-    """Asks readers: up to four at a time, not counting those that are slow. A reader that has
-    answered is kept for a minute for the next question. All runs on one event loop, and nothing
-    blocks it."""
+    """Asks readers: one at a time, not counting those that are slow. A reader that has answered is
+    kept for a minute for the next question. All runs on one event loop, and nothing blocks it."""
 
     def __init__(self, home: Home, answer_s: float = _ANSWER_S) -> None:
         self._home = home
         self._answer_s = answer_s
-        self._places = asyncio.Semaphore(_AT_ONCE)
+        self._turn = asyncio.Lock()
         self._idle: list[asyncio.subprocess.Process] = []
         self._busy: set[asyncio.subprocess.Process] = set()
         self._leaving: set[asyncio.Task[None]] = set()
@@ -150,7 +152,7 @@ class Inspector:
     async def _ask_one(self, question: dict[str, Any], answer_s: float | None) -> dict[str, Any]:
         limit_s = self._answer_s if answer_s is None else answer_s
         soon_s = min(_SLOW_S, limit_s)
-        await self._places.acquire()
+        await self._turn.acquire()
         try:
             if self._closing:
                 raise InspectionError("lmx is shutting down")
@@ -158,13 +160,13 @@ class Inspector:
             self._busy.add(reader)
             asking = asyncio.get_running_loop().create_task(self._exchange(reader, question))
             try:
-                await asyncio.wait([asking], timeout=soon_s)
+                await done_within(asking, soon_s, _LONGEST_SLOW_S, reader.pid)
             except asyncio.CancelledError:
                 self._done_with(reader, asking)
                 raise
         finally:
             # A reader that is slow, or hangs, must not keep others waiting.
-            self._places.release()
+            self._turn.release()
         try:
             most_s = _LONGEST_S if answer_s is None else _LONGEST_SOON_S
             await done_within(asking, limit_s - soon_s, most_s - soon_s, reader.pid)
@@ -293,8 +295,8 @@ class Inspections:
 
 
 def inspect_now(home: Home, questions: Sequence[Question]) -> list[Inspection]:
-    """Return what the files of models say, for a program without an event loop. This blocks, for
-    each four models not longer than the deadline."""
+    """Return what the files of models say, for a program without an event loop. This blocks, not
+    much longer than the deadline."""
 
     async def ask() -> list[Inspection]:
         inspector = Inspector(home)

@@ -1,6 +1,7 @@
 """Starts the processes of lmx, and watches for their ends."""
 
 import asyncio
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +11,7 @@ from typing import Any, Final
 import structlog
 
 from lmx.protocol.host.quarantine_file import clear_for_file
-from lmx.supervisor.processes.child import start_child
+from lmx.supervisor.processes.child import start_child, start_waiting
 from lmx.supervisor.processes.exit_watch import ExitWatch
 from lmx.supervisor.state.home import Home
 
@@ -51,6 +52,19 @@ class Launcher:
             if aside is not None:
                 self._notify(f"{log_path} was no file: it was set aside as {aside.name}")
         child = start_child(module, names, spec, self._home, log_path, pass_fds)
+        self._watch(child, exited)
+        return child.pid
+
+    def start_waiting(
+        self, module: str, names: tuple[str, ...], log_path: Path, exited: Exited
+    ) -> subprocess.Popen[bytes]:
+        """Start a process with :func:`lmx.supervisor.processes.child.start_waiting`, and watch it.
+        Raises ``OSError``."""
+        child = start_waiting(module, names, self._home, log_path)
+        self._watch(child, exited)
+        return child
+
+    def _watch(self, child: subprocess.Popen[bytes], exited: Exited) -> None:
         try:
             self._exits.watch(child.pid, child, partial(exited, child.pid))
         except OSError:
@@ -59,7 +73,6 @@ class Launcher:
             child.kill()
             child.wait()
             raise
-        return child.pid
 
     def watch(self, pid: int, exited: Exited) -> None:
         """Report the end of a process that an earlier supervisor started."""

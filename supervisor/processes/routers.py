@@ -8,6 +8,7 @@ from typing import Any
 
 from lmx.protocol.host.processor_wait import ProcessorWaits
 from lmx.protocol.messages.keys import Keyring
+from lmx.protocol.messages.peers import PeerList
 from lmx.protocol.wire.endpoints import new_instance_id
 from lmx.supervisor.config.settings import Settings
 from lmx.supervisor.events import Events
@@ -32,6 +33,7 @@ class RouterProcesses:
     _version: str
     _admin_key: str
     _keyring: Callable[[], Keyring]
+    _peers: Callable[[], PeerList]
     _invocation: Invocation
     _exited: Exited
     _waits: ProcessorWaits = field(default_factory=ProcessorWaits, init=False)
@@ -44,7 +46,8 @@ class RouterProcesses:
         config = self._settings.current
         spec = router_spec(
             config, self._home, router_id, listener, self._version, self._admin_key,
-            self._keyring(), self._invocation.rescue(config.timing.beat_timeout_s, os.environ),
+            self._keyring(), self._peers(),
+            self._invocation.rescue(config.timing.beat_timeout_s, os.environ),
         )  # fmt: skip
         pid = self._launcher.start(
             "lmx.router", (router_id,), spec, self._home.router_log, self._exited,

@@ -3,29 +3,40 @@
 import os
 import socket
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from lmx.protocol.messages.keys import Keyring
+from lmx.protocol.messages.peers import PeerList
+from lmx.protocol.messages.ranks import StartRank
 from lmx.protocol.messages.specs import (
+    FilesSpec,
     LogSpec,
     PrefixCacheSpec,
+    RankHost,
+    RanksSpec,
     RescueSpec,
     RouterSpec,
     SpeculationSpec,
     WorkerSpec,
 )
+from lmx.protocol.models.ranks import Parallel
 from lmx.protocol.models.sampling import PARAMETERS
 from lmx.protocol.states import MemoryWiring, ModelKind
 from lmx.supervisor.config.schema import Config, ModelConfig
 from lmx.supervisor.config.sources import folder_path
 from lmx.supervisor.core.actions import WorkerStart
 from lmx.supervisor.processes.child import COLLECTOR_HEADERS
+from lmx.supervisor.sockets.reachable import host_name, mdns_labels
 from lmx.supervisor.state.home import Home
 
 
-def worker_spec(config: Config, home: Home, start: WorkerStart) -> WorkerSpec:
+def worker_spec(config: Config, home: Home, start: WorkerStart, peers: PeerList) -> WorkerSpec:
     """Return the spec of a model's worker. Its share of the memory is what the plan reserves for
-    its process."""
+    its process; for that of each rank, if there are several."""
     model, plan = start.model, start.plan
+    kv_cache_bytes = plan.kv_cache_bytes
+    if kv_cache_bytes is not None and model.hosts:
+        kv_cache_bytes *= model.ranks  # It counts what all ranks have.
     return WorkerSpec(
         instance=start.instance,
         model_id=model.id,
@@ -34,7 +45,7 @@ def worker_spec(config: Config, home: Home, start: WorkerStart) -> WorkerSpec:
         log=_log_spec(config, home.worker_log(model.id)),
         engine=model.engine,
         engine_options=dict(model.engine_options),
-        memory_limit_bytes=plan.worker_bytes,
+        memory_limit_bytes=plan.worker_bytes // model.ranks_here,
         max_rows=model.max_rows,
         max_queue=model.max_queue,
         context_length=plan.context_tokens or model.context_length,
@@ -49,9 +60,9 @@ def worker_spec(config: Config, home: Home, start: WorkerStart) -> WorkerSpec:
         allow_inexact=model.allow_inexact,
         calls_in_open_thought=model.tools.calls_in_open_thought,
         max_decode_stall_s=model.max_decode_stall_s,
-        prefix_cache=_prefix_cache_spec(home, model, plan.prefix_cache_bytes),
+        prefix_cache=_prefix_cache_spec(home, model, plan.prefix_cache_bytes // model.ranks_here),
         speculation=_speculation_spec(model, start.kind),
-        kv_cache_bytes=plan.kv_cache_bytes,
+        kv_cache_bytes=kv_cache_bytes,
         kv_layers=plan.kv_layers,
         kv_bits=plan.kv_bits,
         wiring=MemoryWiring(config.memory.wire),
@@ -66,6 +77,49 @@ def worker_spec(config: Config, home: Home, start: WorkerStart) -> WorkerSpec:
         allow_checkpoint_code=model.allow_checkpoint_code,
         adapters=start.adapters,
         decode=config.media.decode_limits(model.media),
+        ranks=_ranks_spec(config, model, peers),
+    )
+
+
+def _ranks_spec(config: Config, model: ModelConfig, peers: PeerList) -> RanksSpec | None:
+    if model.ranks == 1:
+        return None
+    urls = {peer.name: peer.url for peer in peers.peers}
+    hosts = [RankHost(name, urlsplit(urls.get(name, "")).hostname or "") for name in model.hosts]
+    devices = tuple(tuple(name or "" for name in row) for row in model.rdma_devices)
+    return RanksSpec(
+        model.ranks, Parallel(model.parallel), config.timing.beat_timeout_s, tuple(hosts), devices
+    )
+
+
+def lent_spec(
+    config: Config, home: Home, model: ModelConfig, path: Path, asked: StartRank, instance: str
+) -> WorkerSpec:
+    """Return the spec of a rank of another machine's model. What decides which code runs and which
+    files are read is this machine's own configuration of the model."""
+    prefix = asked.prefix_cache_bytes
+    return WorkerSpec(
+        instance=instance,
+        model_id=model.id,
+        model_path=str(path),
+        run_dir=str(home.run.path),
+        log=_log_spec(config, home.worker_log(model.id)),
+        engine=model.engine,
+        engine_options=dict(model.engine_options),
+        memory_limit_bytes=asked.memory_limit_bytes,
+        max_rows=model.max_rows,
+        max_queue=model.max_queue,
+        context_length=asked.context_length,
+        chat_template=model.chat_template,
+        tokenizer_config=dict(model.tokenizer_config) or None,
+        allow_inexact=model.allow_inexact,
+        max_decode_stall_s=asked.max_decode_stall_s,
+        prefix_cache=PrefixCacheSpec(prefix) if prefix > 0 else None,
+        kv_bits=asked.kv_bits,
+        wiring=MemoryWiring(config.memory.wire),
+        beat_interval_s=asked.beat_interval_s,
+        allow_checkpoint_code=model.allow_checkpoint_code,
+        ranks=RanksSpec(asked.count, asked.parallel, asked.silence_s),
     )
 
 
@@ -73,15 +127,17 @@ def _prefix_cache_spec(home: Home, model: ModelConfig, memory_bytes: int) -> Pre
     if memory_bytes <= 0:
         return None
     cache = model.prefix_cache
-    if not cache.disk:
+    if not cache.disk or model.ranks > 1:
         return PrefixCacheSpec(memory_bytes)
     return PrefixCacheSpec(memory_bytes, str(home.prefix_cache(model.id)), int(cache.disk_bytes))
 
 
 def _speculation_spec(model: ModelConfig, kind: ModelKind) -> SpeculationSpec | None:
     speculation = model.speculation
-    if speculation is None or kind is not ModelKind.CHAT:
+    if speculation is None or speculation.method == "none" or kind is not ModelKind.CHAT:
         return None
+    if model.ranks > 1:
+        return None  # The ranks of a divided model would have to agree on each draft.
     return SpeculationSpec(
         draft_path=None if speculation.draft is None else str(folder_path(speculation.draft)),
         own_heads=speculation.method == "mtp",
@@ -89,6 +145,7 @@ def _speculation_spec(model: ModelConfig, kind: ModelKind) -> SpeculationSpec | 
         assistant_confidence_threshold=speculation.assistant_confidence_threshold,
         max_ngram_size=speculation.max_ngram_size,
         max_rows=speculation.max_rows,
+        auto=speculation.method == "auto",
     )
 
 
@@ -100,11 +157,13 @@ def router_spec(
     version: str,
     admin_key: str,
     keyring: Keyring,
+    peers: PeerList,
     rescue: RescueSpec,
 ) -> RouterSpec:
     """Return the router's spec. The router must inherit the socket's descriptor under its
     number."""
     server, timing = config.server, config.timing
+    machine = server.name or host_name()
     return RouterSpec(
         router_id=router_id,
         run_dir=str(home.run.path),
@@ -126,8 +185,14 @@ def router_spec(
         jobs_max_age_s=config.jobs.max_age_s,
         jobs_max_count=config.jobs.max_count,
         jobs_max_bytes=int(config.jobs.max_bytes),
+        files=FilesSpec(
+            str(home.files),
+            int(config.files.max_file_bytes),
+            int(config.files.max_key_bytes),
+            int(config.files.max_bytes),
+        ),
         logs_dir=str(home.logs),
-        allowed_hosts=server.allowed_hosts,
+        allowed_hosts=_answers_under(config, machine),
         cors_origins=server.cors_origins,
         keyring=keyring,
         metrics_key=config.security.metrics_key_text,
@@ -137,13 +202,22 @@ def router_spec(
         rescue=rescue,
         beat_interval_s=timing.beat_interval_s,
         orphan_grace_s=timing.orphan_grace_s,
-        keep_billing_header=server.keep_billing_header,
+        stable_prompts=server.stable_prompts,
         media=config.media.spec,
         capture_requests=server.capture_requests,
         show_rereads=server.show_rereads,
         tracing_endpoint=config.tracing.endpoint or "",
+        machine=machine,
+        peers=peers,
         tracing_headers=next(filter(None, map(os.environ.get, COLLECTOR_HEADERS)), ""),
     )
+
+
+def _answers_under(config: Config, machine: str) -> tuple[str, ...]:
+    """Return the names that lmx answers under besides the machine's own."""
+    server = config.server
+    labels = mdns_labels(machine, host_name()) if server.advertise else ()
+    return (*server.allowed_hosts, *(f"{label}.local" for label in labels))
 
 
 def _log_spec(config: Config, path: Path) -> LogSpec:

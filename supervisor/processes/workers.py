@@ -9,6 +9,7 @@ from typing import Any
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.host.processor_wait import ProcessorWaits, observe
+from lmx.protocol.messages.peers import PeerList
 from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.config.settings import Settings
 from lmx.supervisor.config.sources import FolderSource, folder_path, parse_source
@@ -25,6 +26,7 @@ from lmx.supervisor.processes.descendants import Descendants
 from lmx.supervisor.processes.fetching import LoadFetches
 from lmx.supervisor.processes.inspector import Inspections
 from lmx.supervisor.processes.launcher import Launcher
+from lmx.supervisor.processes.spare import SpareWorker
 from lmx.supervisor.processes.specs import worker_spec
 from lmx.supervisor.sockets.server import ControlServer
 from lmx.supervisor.state.files import StateFiles
@@ -41,6 +43,7 @@ class WorkerProcesses:
     _settings: Settings
     _home: Home
     _launcher: Launcher
+    _spare: SpareWorker
     _server: ControlServer
     _fetches: LoadFetches
     _inspections: Inspections
@@ -51,10 +54,13 @@ class WorkerProcesses:
     _events: Events
     _exited: Callable[[str, int | None], None]
     _left: Callable[[Worker, int], None]
+    _peers: Callable[[], PeerList]
     # A worker may wait for what it has started: on a CPU mlx starts a compiler.
     _waits: ProcessorWaits = field(
         default_factory=lambda: ProcessorWaits(partial(observe, descendants=True)), init=False
     )
+    # The followers of a divided model spin while they wait for a rank 0 that is stopped.
+    _own_waits: ProcessorWaits = field(default_factory=ProcessorWaits, init=False)
 
     def note(self, name: str, model_id: str | None, detail: str, **data: Any) -> None:
         self._events.note(name, model_id, detail, **data)
@@ -106,15 +112,20 @@ class WorkerProcesses:
     def remember(self, plan: MemoryPlan, static_bytes: int, peak_bytes: int) -> None:
         self._measured.record(plan.settings_key, static_bytes, peak_bytes)
 
+    def instance_for(self, model: ModelConfig) -> str:
+        return self._spare.instance_for(model)
+
     def spawn(self, start: WorkerStart) -> int:
         instance, model_id = start.instance, start.model.id
-        pid = self._launcher.start(
-            "lmx.worker",
-            (model_id, instance),
-            worker_spec(self._settings.current, self._home, start),
-            self._home.worker_log(model_id),
-            lambda _pid, status: self._exited(instance, status),
-        )
+        spec = worker_spec(self._settings.current, self._home, start, self._peers())
+
+        def exited(_pid: int, status: int | None) -> None:
+            self._exited(instance, status)
+
+        pid = self._spare.take(spec, exited)
+        if pid is None:
+            path = self._home.worker_log(model_id)
+            pid = self._launcher.start("lmx.worker", (model_id, instance), spec, path, exited)
         reserved_bytes = start.plan.reserve_bytes
         self._files.records.save_worker(WorkerRecord(pid, instance, model_id, reserved_bytes))
         return pid
@@ -128,7 +139,8 @@ class WorkerProcesses:
         signal_group(worker.pid, number)
 
     def waited_s(self, worker: Worker, now_s: float) -> float:
-        return self._waits.more_s(worker.pid, now_s)
+        waits = self._own_waits if worker.figures.ranks else self._waits
+        return waits.more_s(worker.pid, now_s)
 
     def send(self, worker: Worker, message: Any) -> None:
         self._server.send(f"w:{worker.instance}".encode(), message)
@@ -136,8 +148,9 @@ class WorkerProcesses:
     def forget(self, worker: Worker) -> None:
         self._files.records.forget_worker(worker.instance)
         self._descendants.end(worker.instance, f"worker of {worker.model_id}")
-        socket_path = self._home.run.worker_socket(worker.instance)
-        self._files.disk.change(socket_path, lambda: socket_path.unlink(missing_ok=True))
+        run = self._home.run
+        for path in (run.worker_socket(worker.instance), *run.ring_files(worker.instance)):
+            self._files.disk.change(path, partial(path.unlink, missing_ok=True))
 
     def reply(self, requester: Requester, message: Any) -> None:
         self._server.send(requester.identity, message, requester.correlation)

@@ -1,6 +1,6 @@
 """The owner of what routers have counted since lmx started, with those that have ended."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.messages.counts import CountsKept, KeyUsage, ReportCounts, Tally, added, greatest
@@ -11,12 +11,12 @@ class RouterCounts:
 
     A router that is killed loses what it counted since its last report. When this supervisor dies,
     the next one gets all counts from the routers, except those of a router that ended in between.
-    ``is_router`` returns whether a pid belongs to a router that runs. ``since_s`` is Unix time.
+    ``pids`` returns those of the routers that run. ``since_s`` is Unix time.
     """
 
-    def __init__(self, since_s: float, is_router: Callable[[int], bool]) -> None:
+    def __init__(self, since_s: float, pids: Callable[[], Set[int]]) -> None:
         self.since_s = since_s
-        self._is_router = is_router
+        self._pids = pids
         self._ended: tuple[Tally, ...] = ()
         self._revision = 1
         self._running: dict[int, ReportCounts] = {}
@@ -27,7 +27,8 @@ class RouterCounts:
     def take_report(self, report: ReportCounts, now_s: float) -> CountsKept:
         """Take a router's report, and return what the others have counted. Raises
         :class:`LmxError` (not_running) for a process that is no router of this supervisor."""
-        if not self._is_router(report.pid):
+        pids = self._pids()
+        if report.pid not in pids:
             raise LmxError(ErrorCode.NOT_RUNNING, "this is no router of lmx's")
         if report.seen == 0 and report.ended:
             self._ended = greatest(self._ended, report.ended)
@@ -46,6 +47,7 @@ class RouterCounts:
             others=added(*(other.tallies for other in others)),
             elsewhere=_under_way(others),
             inherited=inherited,
+            others_run=len(pids) > 1,
         )
 
     def router_ended(self, pid: int) -> None:

@@ -13,6 +13,7 @@ from lmx.protocol.messages.status import RouterStatus
 from lmx.protocol.states import RouterState
 from lmx.supervisor.config.settings import Change, Settings
 from lmx.supervisor.decisions import routers as deciding
+from lmx.supervisor.decisions.lifecycle import LifecycleError
 from lmx.supervisor.decisions.routers import Note, Router, Routers, Signal, StartRouter, TakeAddress
 from lmx.supervisor.events import Events
 from lmx.supervisor.sockets import listening
@@ -117,9 +118,13 @@ class RouterGuard:
         self._step(deciding.Adopted(record), now_s)
         log.info("router.adopted", router_pid=record.pid, port=record.port)
 
+    def pids(self) -> frozenset[int]:
+        """Return the processes of all routers of this supervisor."""
+        return frozenset(router.pid for router in self._routers.all)
+
     def has_router(self, pid: int) -> bool:
         """Return whether this process is a router of this supervisor."""
-        return any(router.pid == pid for router in self._routers.all)
+        return pid in self.pids()
 
     def hello(self, pid: int, port: int, now_s: float) -> None:
         """Take the RouterHello of a router of this supervisor."""
@@ -142,6 +147,10 @@ class RouterGuard:
         waited_s = {pid: self._actions.waited_s(pid, now_s) for pid in late}
         self._step(deciding.Tick(paused_s, waited_s), now_s)
 
+    def quiet_until_s(self, now_s: float) -> float | None:
+        """Return until when no tick is needed; None if each is."""
+        return deciding.quiet_until_s(self._routers, self._settings.current.timing, now_s)
+
     def stop(self, now_s: float, grace_s: float) -> None:
         """End every router: SIGTERM lets streams finish, SIGKILL after ``grace_s``."""
         self._step(deciding.Stopped(grace_s), now_s)
@@ -155,6 +164,13 @@ class RouterGuard:
     def has_keyring(self, digest: str) -> bool:
         """Return whether every router that runs checks keys by this keyring, as it has said."""
         return all(router.beat.keyring == digest for router in self._routers.all)
+
+    @property
+    def port(self) -> int | None:
+        """The port of the API; None while it is not known."""
+        if self.listener is not None:
+            return int(self.listener.getsockname()[1])
+        return self.process.port if self.process else None
 
     @property
     def running(self) -> bool:
@@ -181,6 +197,8 @@ class RouterGuard:
             memory_bytes=router.beat.memory_bytes if router else 0,
             streams=sum(beat.streams for beat in beats),
             waiting=sum(beat.waiting for beat in beats),
+            batches=sum(beat.batches for beat in beats),
+            batch_lines=sum(beat.batch_lines for beat in beats),
             requests_total=self._routers.ended_requests_total
             + sum(beat.requests_total for beat in beats),
             restarts=self._routers.restarts,
@@ -188,8 +206,13 @@ class RouterGuard:
         )
 
     def _step(self, event: Any, now_s: float) -> None:
-        before = self._routers
-        self._routers, effects = deciding.step(before, event, self._settings.current.timing, now_s)
+        before, timing = self._routers, self._settings.current.timing
+        try:
+            self._routers, effects = deciding.step(before, event, timing, now_s)
+        except LifecycleError as error:
+            # An event that can't happen in this state is a bug to be seen, not a reason to crash.
+            log.error("router.unexpected_event", error=str(error))
+            return
         for effect in effects:
             match effect:
                 case Signal(pid, number):

@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lmx.protocol.messages import control
+from lmx.protocol.messages.ranks import WantFollowers
 from lmx.protocol.states import WorkerState
 from lmx.supervisor.config.settings import Settings
 from lmx.supervisor.control.handlers import Handlers
 from lmx.supervisor.core.core import Core
 from lmx.supervisor.decisions.slots.demand import Requester
+from lmx.supervisor.events import Events
 from lmx.supervisor.router.guard import RouterGuard
 from lmx.supervisor.service.adoption import Adoption
 
@@ -28,7 +30,13 @@ class Inbox:
     _send: Callable[[bytes, Any], None]
     _settings: Settings
     _keyring: Callable[[], str]
-    """The digest of the keyring in force."""
+    """The digest of the keyring in effect."""
+    _peers: Callable[[], str]
+    """The digest of the list of peers in effect."""
+    _events: Events
+    _computing_watts: Callable[[float], float | None]
+    """What :class:`lmx.protocol.messages.control.BeatSeen` tells workers."""
+    _want_followers: Callable[[WantFollowers], None]
 
     def take(self, identity: bytes, message: Any, correlation: int) -> None:
         """Handle one message completely."""
@@ -48,18 +56,40 @@ class Inbox:
             ):
                 if self._core.has_worker(message.instance):
                     self._core.worker_reported(message.instance, message, now_s)
+            case WantFollowers():
+                self._want_followers(message)
             case control.RouterHello():
                 self._adoption.admit_router(message, self._settings.current.server.host, now_s)
             case control.RouterBeat():
                 known = self._guard.has_router(message.pid)
                 self._guard.beat(message, now_s)
-                seen = replace(self._seen(), keyring=self._keyring())
+                seen = replace(self._seen(), keyring=self._keyring(), peers=self._peers())
                 self._send(identity, seen if known else self._identify())
+            case control.BatchChanged():
+                self._note_batch(message)
             case control.Withdraw(model_id):
                 self._core.withdraw(model_id, identity, now_s)
             case _:
                 self._handlers.answer(Requester(identity, correlation), message, now_s)
         self._core.flush(now_s)
+
+    def _note_batch(self, batch: control.BatchChanged) -> None:
+        if batch.status == "in_progress":
+            name, detail = "batch.began", f"{batch.batch_id} has {batch.lines:,} lines"
+        else:
+            name = "batch.ended"
+            detail = f"{batch.batch_id} is {batch.status}: {batch.completed:,} lines completed, "
+            detail += f"{batch.failed:,} failed, of {batch.lines:,}"
+        self._events.note(
+            name,
+            batch.model_id,
+            detail,
+            batch=batch.batch_id,
+            status=batch.status,
+            lines=batch.lines,
+            completed=batch.completed,
+            failed=batch.failed,
+        )
 
     def _worker_beat(self, identity: bytes, beat: control.WorkerBeat, now_s: float) -> None:
         if not self._core.has_worker(beat.instance):
@@ -69,7 +99,8 @@ class Inbox:
         self._core.worker_reported(beat.instance, beat, now_s)
         if worker.adopted and worker.state is WorkerState.STARTING:
             self._send(identity, self._identify())
-        self._send(identity, self._seen())
+        seen = replace(self._seen(), computing_watts=self._computing_watts(now_s))
+        self._send(identity, seen)
 
     def _seen(self) -> control.BeatSeen:
         return control.BeatSeen(self._core.epoch, self._core.revision)

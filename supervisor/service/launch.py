@@ -31,7 +31,7 @@ class Launch:
     """The ``LMX_*`` variables that are settings. Options of the command line have become variables
     by then. Keys may be among them, so that only the owner may read the file of it."""
     sections: dict[str, Any]
-    """The configuration in force by its sections, without the models that were added, and without
+    """The configuration in effect by its sections, without the models that were added, and without
     keys."""
 
     @classmethod
@@ -51,13 +51,14 @@ class Launch:
         parts = [] if self.config is None else [self.config]
         return ", ".join([*parts, *self.variables]) or "defaults and LMX_* variables"
 
-    def read(self) -> Config:
-        """Return the configuration that an lmx with this file and these variables has now. Raises
-        :class:`OperationError` (config_invalid)."""
-        return load_config(None if self.config is None else Path(self.config), self.variables)
+    def read(self, *, keys_kept: bool) -> Config:
+        """Return the configuration that an lmx with this file and these variables has now; see
+        :func:`load_config`. Raises :class:`OperationError` (config_invalid)."""
+        path = None if self.config is None else Path(self.config)
+        return load_config(path, self.variables, keys_kept=keys_kept)
 
     def changed(self, config: Config) -> tuple[str, ...]:
-        """Return the sections in which a configuration differs from the one in force."""
+        """Return the sections in which a configuration differs from the one in effect."""
         now = sections_of(config)
         return tuple(name for name in now if now[name] != self.sections.get(name))
 
@@ -86,7 +87,7 @@ class LaunchFile:
         self._change = change
 
     def save(self, launch: Launch) -> None:
-        """Record with what this lmx was started, and what is in force."""
+        """Record with what this lmx was started, and what is in effect."""
         self._change(self._file.path, lambda: self._file.save(dataclasses.asdict(launch)))
 
     def forget(self) -> None:
@@ -112,12 +113,12 @@ def left_launch(home: Home, *, locked: bool = False) -> Launch | None:
     return launch if launch is not None and Records(home.state).orphans() else None
 
 
-def other_configuration(launch: Launch, config: Config) -> str | None:
+def other_configuration(launch: Launch, config: Config, *, keys_kept: bool) -> str | None:
     """Return how a configuration differs from the one of a launch, for people; None if it does not.
     A file that both read is compared as it is now, so that an edited file is no other
     configuration."""
     try:
-        before = launch.read()
+        before = launch.read(keys_kept=keys_kept)
     except OperationError as error:
         return f"that can't be read any more ({error.message})"
     diff = compare(before, config)

@@ -8,6 +8,7 @@ from pathlib import Path
 from lmx.protocol.errors import LmxError
 from lmx.protocol.states import LoadPhase
 from lmx.supervisor.config.sources import HubSource, parse_source
+from lmx.supervisor.control.remote_ranks import RemoteRanks
 from lmx.supervisor.core.core import Core
 from lmx.supervisor.decisions.worker import Worker
 from lmx.supervisor.inventory.downloads import Downloads
@@ -28,10 +29,12 @@ class Reports:
     _counts: RouterCounts
     _downloads: Downloads
     _shutdown: Shutdown
+    _remote: RemoteRanks
 
     def worker_exited(self, instance: str, status: int | None) -> None:
         """A worker's process has ended. ``status`` is as in ``Popen.returncode``."""
         now_s = time.monotonic()
+        self._remote.worker_exited(instance)
         by_system = self._memory.killed_by_system(status, now_s)
         self._core.worker_exited(instance, status, now_s, out_of_memory=by_system)
         self._core.flush(now_s)
@@ -43,8 +46,10 @@ class Reports:
 
     def router_exited(self, pid: int, status: int | None) -> None:
         """A router's process has ended. ``status`` is as in ``Popen.returncode``."""
-        self._guard.exited(pid, time.monotonic(), status)
+        now_s = time.monotonic()
+        self._guard.exited(pid, now_s, status)
         self._counts.router_ended(pid)
+        self._core.flush(now_s)
         self._shutdown.exited()
 
     def inspected(self, model_id: str, found: Inspection) -> None:

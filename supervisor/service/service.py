@@ -15,7 +15,12 @@ import structlog
 from lmx.protocol.errors import LmxError
 from lmx.protocol.messages.status import SystemStatus
 from lmx.supervisor.config.schema import Config, LogConfig, ServerConfig
-from lmx.supervisor.control.status import OwnProcess, supervisor_status, with_urls
+from lmx.supervisor.control.status import (
+    OwnProcess,
+    supervisor_status,
+    with_energy,
+    with_urls,
+)
 from lmx.supervisor.memory.system import read_memory
 from lmx.supervisor.processes.descendants import marked
 from lmx.supervisor.processes.exit_watch import reap_children
@@ -34,7 +39,7 @@ log = structlog.get_logger()
 
 class Service:
     """A supervisor as the command line starts and ends it. ``logs_changed`` is called when a
-    changed ``logs`` section is put in force."""
+    changed ``logs`` section is put into effect."""
 
     def __init__(
         self,
@@ -131,6 +136,7 @@ class Service:
         """Return the status of all of lmx. It may be called only once lmx serves."""
         parts = self._parts
         assert parts is not None
+        energy = parts.energy.energy(now_s)
         own = OwnProcess(
             pid=os.getpid(),
             version=self.version,
@@ -138,6 +144,8 @@ class Service:
             uptime_s=time.time() - self.started_s,
             memory_bytes=psutil.Process().memory_info().rss,
             notices=tuple(self.notices),
+            lent=parts.lent.status,
+            energy=energy,
         )
         soft_line = parts.settings.current.memory.soft_line
         reading = parts.memory.reading or read_memory()
@@ -145,15 +153,17 @@ class Service:
             supervisor=supervisor_status(
                 parts.core, own, soft_line, parts.memory.pressure, reading
             ),
-            router=with_urls(parts.guard.status(), own_addresses),
-            workers=parts.core.status(now_s),
+            router=with_urls(parts.guard.status(), own_addresses, parts.announcer.label),
+            workers=with_energy(parts.core.status(now_s), energy),
         )
 
     async def _serve(self, parts: Parts) -> Handover | None:
         loop = asyncio.get_running_loop()
+        stirred = asyncio.Event()
+        parts.core.after_event = stirred.set
         tasks = [
             loop.create_task(parts.processes.server.serve(parts.inbox.take)),
-            loop.create_task(tick_forever(parts.ticks)),
+            loop.create_task(tick_forever(parts.ticks, parts.quiet_until_s, stirred)),
         ]
         asked = [
             loop.create_task(self._stop_asked.wait()),
@@ -162,19 +172,21 @@ class Service:
         try:
             await _come_up(parts, self._invocation.handover)
             self.serving = True
+            parts.spare.serving = True
             parts.downloads.resume()
             self._report_ready(parts)
             done, _ = await asyncio.wait([*asked, *tasks], return_when=asyncio.FIRST_COMPLETED)
             if done == {asked[1]}:
                 return await self._hand_over(parts)
             await parts.shutdown.run(parts.settings.current.timing.shutdown_grace_s)
+            await parts.processes.spare.close()
             await parts.processes.descendants.end_all()
             parts.launches.forget()
             for task in done - set(asked):
                 task.result()  # a task that ended by itself is a bug: let it be seen
             return None
         finally:
-            self.serving = False
+            self.serving = parts.spare.serving = False
             for task in (*asked, *tasks):
                 task.cancel()
             await parts.close()
@@ -239,5 +251,6 @@ async def _start_router(guard: RouterGuard, server: ServerConfig) -> None:
             guard.start(time.monotonic())
         except OSError as error:
             if attempt == 1 or error.errno != errno.EADDRINUSE:
-                raise listening.cannot_listen(server, error) from error
+                by_lmx = await asyncio.to_thread(listening.lmx_answers, server)
+                raise listening.cannot_listen(server, error, by_lmx=by_lmx) from error
             await asyncio.sleep(_POLL_S)

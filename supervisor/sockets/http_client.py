@@ -1,20 +1,28 @@
 """Asks an lmx over its HTTP API: this machine's, or another one's. It blocks, with deadlines."""
 
+import hashlib
 import http.client
 import json
+import os
+import secrets
 import socket
 import ssl
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
-from urllib.parse import urlencode, urlsplit
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from urllib.parse import SplitResult, urlencode, urlsplit
 
 from lmx.protocol.errors import ErrorCode, OperationError
+
+if TYPE_CHECKING:
+    from lmx.protocol.messages.peers import Peer
 
 _PORT: Final = 8000
 _LONGEST_BODY_BYTES: Final = 256 * 1024**2
 _LONGEST_LINE_BYTES: Final = 16 * 1024**2
+_PIECE_BYTES: Final = 256 * 1024
 _SHOWN_LETTERS: Final = 60
 _NOT_ALLOWED: Final = (ErrorCode.INVALID_AUTHENTICATION, ErrorCode.PERMISSION_DENIED)
 UNREADABLE: Final = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
@@ -28,6 +36,14 @@ class Remote:
     url: str
     """Its address without a path of the API and without a slash at the end."""
     key: str | None = field(default=None, repr=False)
+    certificate: str = ""
+    """The SHA-256 of the only certificate with which it is believed, in hex. Empty: that of an
+    ``https`` address must be of an authority."""
+
+    @classmethod
+    def of(cls, peer: "Peer", key: str | None = None) -> "Remote":
+        """Return where a peer answers, with the key for it unless there is another one."""
+        return cls(peer.url, key or peer.key or None, peer.certificate)
 
     @classmethod
     def parse(cls, text: str, key: str | None) -> "Remote":
@@ -103,6 +119,24 @@ class HttpClient:
             while line := answer.readline(_LONGEST_LINE_BYTES):
                 yield line.decode("utf-8", "replace").strip()
 
+    def upload(self, path: str, fields: Mapping[str, str], file: Path) -> Any:
+        """Send a form with a file, piece by piece, and return the JSON value of the answer. Raises
+        as :meth:`call` does, and ``OSError`` for a file that can't be read."""
+        with file.open("rb") as content:
+            form = _Form(fields, file.name, content)
+            with self._answer("POST", path, form, None, {}, None) as answer:
+                text = answer.read(_LONGEST_BODY_BYTES)
+        try:
+            return json.loads(text)
+        except UNREADABLE as error:
+            raise self.not_lmx(text) from error
+
+    def download(self, path: str, to: BinaryIO) -> None:
+        """Write the bytes of an answer to ``to``, piece by piece. Raises as :meth:`call` does."""
+        with self._answer("GET", path, None, None, {}, None) as answer:
+            while piece := answer.read(_PIECE_BYTES):
+                to.write(piece)
+
     def not_lmx(self, text: str | bytes) -> OperationError:
         """Return the error for an answer that is not lmx's."""
         shown = text[:_SHOWN_LETTERS] if isinstance(text, str) else text.decode("utf-8", "replace")
@@ -117,18 +151,19 @@ class HttpClient:
         self,
         method: str,
         path: str,
-        body: Mapping[str, Any] | None,
+        body: "Mapping[str, Any] | _Form | None",
         query: Mapping[str, Any] | None,
         headers: Mapping[str, str],
         limit_s: float | None,
     ) -> Iterator[http.client.HTTPResponse]:
         place = urlsplit(self.remote.url)
-        secure = place.scheme == "https"
-        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        connection = kind(place.hostname or "", place.port, timeout=limit_s or self._limit_s)
+        connection = self._connection(place, limit_s or self._limit_s)
         sent = {"Accept": "application/json, text/event-stream", **headers}
-        data = None
-        if body is not None:
+        data: bytes | Iterator[bytes] | None = None
+        if isinstance(body, _Form):
+            data, sent["Content-Type"] = body.pieces(), body.content_type
+            sent["Content-Length"] = str(body.size_bytes)
+        elif body is not None:
             data, sent["Content-Type"] = json.dumps(body).encode(), "application/json"
         if self.remote.key is not None:
             sent["Authorization"] = f"Bearer {self.remote.key}"
@@ -137,6 +172,7 @@ class HttpClient:
         try:
             try:
                 connection.connect()
+                self._check_certificate(connection)
             except OSError as error:
                 raise self._unreachable(error) from error
             connection.request(method, target, data, sent)
@@ -152,6 +188,30 @@ class HttpClient:
             ) from error
         finally:
             connection.close()
+
+    def _connection(self, place: SplitResult, limit_s: float) -> http.client.HTTPConnection:
+        host = place.hostname or ""
+        if place.scheme != "https":
+            return http.client.HTTPConnection(host, place.port, timeout=limit_s)
+        context = None
+        if self.remote.certificate:
+            context = ssl.create_default_context(capath=os.devnull)
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        return http.client.HTTPSConnection(host, place.port, timeout=limit_s, context=context)
+
+    def _check_certificate(self, connection: http.client.HTTPConnection) -> None:
+        """Raise :class:`OperationError` (peer_unavailable), before anything is sent, unless the
+        certificate is the pinned one."""
+        if not self.remote.certificate:
+            return
+        assert isinstance(connection.sock, ssl.SSLSocket)
+        found = hashlib.sha256(connection.sock.getpeercert(binary_form=True) or b"").hexdigest()
+        if found != self.remote.certificate:
+            raise OperationError(
+                ErrorCode.PEER_UNAVAILABLE,
+                f"what answers at {self.remote.url} shows another certificate than when the "
+                "machines were paired: nothing was sent",
+            )
 
     def _unreachable(self, error: OSError) -> OperationError:
         reason = error.strerror or str(error)
@@ -185,6 +245,40 @@ class HttpClient:
         return error
 
 
+class _Form:
+    """A form with fields and one file."""
+
+    def __init__(self, fields: Mapping[str, str], name: str, content: BinaryIO) -> None:
+        boundary = secrets.token_hex(16)
+        quoted = name.translate(_QUOTED)
+        parts = [
+            f'--{boundary}\r\nContent-Disposition: form-data; name="{field}"\r\n\r\n{value}\r\n'
+            for field, value in fields.items()
+        ]
+        parts.append(
+            f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="{quoted}"\r\n'
+            "Content-Type: application/octet-stream\r\n\r\n"
+        )
+        self.content_type = f"multipart/form-data; boundary={boundary}"
+        self._head = "".join(parts).encode("utf-8", "replace")
+        self._tail = f"\r\n--{boundary}--\r\n".encode()
+        self._content = content
+        self._content_bytes = os.fstat(content.fileno()).st_size
+        self.size_bytes = len(self._head) + self._content_bytes + len(self._tail)
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the form. A file that grows meanwhile is cut."""
+        yield self._head
+        left = self._content_bytes
+        while left and (piece := self._content.read(min(left, _PIECE_BYTES))):
+            left -= len(piece)
+            yield piece
+        yield self._tail
+
+
+_QUOTED: Final = {ord('"'): "%22", ord("\r"): "%0D", ord("\n"): "%0A"}
+
+
 def reported_error(reported: Mapping[str, Any]) -> OperationError:
     """Return the error of the body of an answer, or of an event. Raises what a value of another
     form raises."""
@@ -192,4 +286,7 @@ def reported_error(reported: Mapping[str, Any]) -> OperationError:
         code = ErrorCode(str(reported.get("code")))
     except ValueError:
         code = ErrorCode.INTERNAL
-    return OperationError(code, str(reported.get("message") or code.value))
+    # Whoever answers at the address wrote it: without what a terminal would obey.
+    said = str(reported.get("message") or code.value)
+    shown = "".join(one if one.isprintable() or one in "\n\t" else "?" for one in said)
+    return OperationError(code, shown)

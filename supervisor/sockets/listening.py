@@ -1,6 +1,7 @@
 """The socket on which the API listens. The supervisor holds it, so that it outlives routers."""
 
 import errno
+import http.client
 import os
 import socket
 import sys
@@ -42,7 +43,7 @@ def check_free(server: ServerConfig) -> None:
     try:
         bind(server, 0).close()
     except OSError as error:
-        raise cannot_listen(server, error) from error
+        raise cannot_listen(server, error, by_lmx=lmx_answers(server)) from error
 
 
 def _answers(host: str, port: int) -> bool:
@@ -54,13 +55,28 @@ def _answers(host: str, port: int) -> bool:
         return False
 
 
-def cannot_listen(server: ServerConfig, error: OSError) -> OperationError:
-    """Return the error for an address that can't be bound."""
+def lmx_answers(server: ServerConfig) -> bool:
+    """Return whether an lmx answers at an address. It waits for the answer."""
+    connection = http.client.HTTPConnection(server.host, server.port, timeout=_ANSWER_S)
+    try:
+        connection.request("GET", "/version")
+        return connection.getresponse().headers.get("Server") == "lmx"
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def cannot_listen(server: ServerConfig, error: OSError, *, by_lmx: bool = False) -> OperationError:
+    """Return the error for an address that can't be bound, ``by_lmx`` if an lmx has it."""
     host, port = server.host, server.port
     other_port = "choose another one (--port, or server.port in lmx.yaml)"
     match error.errno:
         case errno.EADDRINUSE:
-            why = f"another program listens there. End that program, or {other_port}"
+            who, end = "another program", "End that program"
+            if by_lmx:
+                who, end = "the lmx of another LMX_HOME", "End it by `lmx stop` with that LMX_HOME"
+            why = f"{who} listens there. {end}, or {other_port}"
         case errno.EADDRNOTAVAIL:
             why = (
                 f"this machine has no address {host} now. Choose one that it has (--host, or "

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from lmx.protocol.errors import ErrorCode, OperationError, ProtocolError
 from lmx.protocol.messages import control, inventory, keys
 from lmx.protocol.messages.status import GetStatus, Status, SystemStatus
-from lmx.protocol.states import DownloadStatus, LoadOutcome
+from lmx.protocol.states import DownloadStatus, LoadOutcome, QuantizedBits
 from lmx.protocol.wire.codec import from_map, to_map
 from lmx.supervisor.sockets.http_client import UNREADABLE, HttpClient, Remote
 
@@ -90,6 +90,11 @@ def _pin(api: _Api, question: control.PinModel) -> control.Done:
     return _done(api.call("POST", "/admin/models/pin", body))
 
 
+def _drain_machine(api: _Api, question: control.DrainMachine) -> control.Done:
+    answer = api.call("POST", "/admin/drain", {"drained": question.drained})
+    return control.Done(str(answer["message"]))
+
+
 def _load(api: _Api, question: control.LoadModel) -> control.Done:
     body: dict[str, Any] = {"model_id": question.model_id, "wait": False}
     if question.context_length is not None:
@@ -161,10 +166,13 @@ _BYTES_IN_MEGABIT: Final = 1e6 / 8
 
 
 def _start_download(api: _Api, question: inventory.StartDownload) -> inventory.DownloadView:
-    body = {"repo_id": question.repo_id}
+    body: dict[str, Any] = {"repo_id": question.repo_id}
     for name in ("revision", "filename"):
         if (value := getattr(question, name)) is not None:
             body[name] = value
+    if question.bits is not None:
+        mixed = question.bits is QuantizedBits.MIXED
+        body["bits"] = question.bits.value if mixed else int(question.bits)
     return _download(api.call("POST", _DOWNLOADS, body))
 
 
@@ -196,6 +204,8 @@ def _download(answer: Any) -> inventory.DownloadView:
         model_id=answer["model_id"],
         error_code=None if error is None else ErrorCode.DOWNLOAD_FAILED,
         error=None if error is None else error["message"],
+        bits=None if answer.get("bits") is None else QuantizedBits(answer["bits"]),
+        note=answer.get("note"),
     )
 
 
@@ -312,6 +322,7 @@ _ROUTES: Final[dict[type, Callable[[_Api, Any], Any]]] = {
     control.RestartModel: _command("restart"),
     control.ResetModel: _command("reset"),
     control.DrainModel: _command("drain"),
+    control.DrainMachine: _drain_machine,
     control.PinModel: _pin,
     control.KillModel: _kill,
     control.PlanLoad: _plan,

@@ -36,6 +36,8 @@ FILES: Final[Mapping[str, int]] = {
     "lmx.yaml": 16 * _MIB,
     "admin.key": _MIB,
     "state/keys.json": 64 * _MIB,
+    "state/peers.json": 64 * _MIB,
+    "state/certificate.pem": _MIB,
     "state/models.json": 64 * _MIB,
     "state/pins.json": 64 * _MIB,
     "state/held.json": 64 * _MIB,

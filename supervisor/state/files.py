@@ -23,7 +23,7 @@ from lmx.supervisor.state.state_file import StateFile, discard_notice
 
 
 class Holds:
-    """A small JSON file, a list of model ids."""
+    """A small JSON file, a list of model ids, and of ``*`` for the machine."""
 
     def __init__(self, path: Path, notify: Callable[[str], None] = discard_notice) -> None:
         self._file = StateFile(path, _parse_holds, notify)

@@ -49,6 +49,10 @@ class Home:
     """The models that an operator drained."""
     keys = _Place("state/keys.json")
     """The keys that operators made, without their secrets."""
+    peers = _Place("state/peers.json")
+    """The peers that were stored while lmx ran, with the keys that are sent to them."""
+    certificate = _Place("state/certificate.pem")
+    """The certificate that this machine shows to its peers, and its key."""
     added_models = _Place("state/models.json")
     """The models that were added or downloaded while lmx ran."""
     launch = _Place("state/launch.json")
@@ -61,6 +65,8 @@ class Home:
     """The downloads and their results."""
     jobs = _Place("state/jobs.sqlite")
     """The router's records of generations."""
+    files = _Place("files")
+    """The folder of the files that clients upload, and of the results of batches."""
     logs = _Place("logs")
     """The folder of the logs, with a file for each process."""
     models = _Place("models")
@@ -131,6 +137,11 @@ class Home:
         return worker_log(self.logs, model_id)
 
     @property
+    def spare_log(self) -> Path:
+        """What the last spare worker wrote before it had a model."""
+        return process_log(self.logs, "spare")
+
+    @property
     def router_log(self) -> Path:
         """The router's log."""
         return process_log(self.logs, "router")
@@ -139,6 +150,12 @@ class Home:
     def supervisor_log(self) -> Path:
         """The supervisor's own log."""
         return process_log(self.logs, "supervisor")
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether there is a file of keys: then requests to models need one wherever others can
+        reach them, also when none is left in it."""
+        return os.path.lexists(self.keys)
 
     def prepare(self) -> list[str]:
         """Make the folders, which only their owner can read. What is there and is not a folder is

@@ -67,7 +67,7 @@ def measure(model: Path) -> Section:
 
 def _measured(model: Path, checkouts: Sequence[Path]) -> Section:
     with tempfile.TemporaryDirectory() as folder:
-        thin = _make_thin(model, Path(folder) / "thin")
+        thin = make_thin(model, Path(folder) / "thin")
         found = in_turns(__file__, checkouts, TURNS, thin)
     medians = [
         {name: statistics.median(turn[name] for turn in turns) for name in turns[0]}
@@ -91,7 +91,7 @@ def _measured(model: Path, checkouts: Sequence[Path]) -> Section:
     )
 
 
-def _make_thin(model: Path, folder: Path) -> Path:
+def make_thin(model: Path, folder: Path) -> Path:
     """Write a thin model with the tokenizer of another one."""
     import mlx.core as mx
     from mlx.utils import tree_flatten

@@ -1,7 +1,7 @@
 """Run the benchmarks and write docs/benchmarks.md: ``make bench``.
 
 Names as arguments run a part, without writing: throughput, tiny, host, prefix, prefix-files,
-stall, stall-media, sampling, lanes, mixed, relay, start.
+stall, stall-media, small, sampling, lanes, mixed, relay, start, idle.
 """
 
 import subprocess
@@ -12,12 +12,14 @@ from lmx.supervisor.fetch.gguf import fetch_gguf
 from tests.bench import (
     bench_console,
     bench_host,
+    bench_idle,
     bench_lanes,
     bench_mixed,
     bench_prefix,
     bench_prefix_files,
     bench_relay,
     bench_sampling,
+    bench_small,
     bench_stall,
     bench_start,
     bench_throughput,
@@ -33,12 +35,14 @@ BENCHES = {
     "prefix-files": bench_prefix_files.measure,
     "stall": bench_stall.measure,
     "stall-media": bench_stall.measure_media,
+    "small": bench_small.measure,
     "sampling": bench_sampling.measure,
     "lanes": bench_lanes.measure,
     "mixed": bench_mixed.measure,
     "relay": bench_relay.measure,
     "console": bench_console.measure,
     "start": bench_start.measure,
+    "idle": bench_idle.measure,
 }
 AMPLE_MEMORY_BYTES = 64 << 30
 

@@ -15,7 +15,8 @@ from tests.support.rigs.rig import PATIENT, Rig, rig, scripted
 def server(smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     """Two models on the real engine, loaded at once: SmolLM2 in float32, and a tiny one with random
     weights, for what is the same whatever an answer says: it writes a hundred times as fast. Files
-    that need others have it serve those too."""
+    that need others have it serve those too. It beats as seldom as a user's: what waits for a
+    beat here has minutes for it, and all of its processes last as long."""
     tiny = make_tiny_model(tmp_path_factory.mktemp("models") / "tiny", "llama", 8192)
     config = {
         "models": [
@@ -23,7 +24,7 @@ def server(smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
             {"id": "tiny", "source": str(tiny)},
         ],
         "media": {"allowed_networks": ["127.0.0.1"]},
-        "timing": PATIENT | {"shutdown_grace_s": 1.0},
+        "timing": PATIENT | {"beat_interval_s": 1.0, "shutdown_grace_s": 1.0},
     }
     with rig(config) as lmx:
         for model in ("smollm2", "tiny"):

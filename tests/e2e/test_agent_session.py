@@ -16,6 +16,7 @@ import httpx2
 import pytest
 from tokenizers import pre_tokenizers
 
+from lmx.protocol.messages.specs import StablePrompts
 from tests.support.models.tiny_models import make_tiny_model, make_tokenizer
 from tests.support.rigs.rig import PATIENT, Rig, rig
 
@@ -42,11 +43,11 @@ LETTERS = [
 ]
 """Their tokens."""
 
-SUB_AGENTS_AT = 4
+SUB_AGENTS_AT = 2
 """The turn of each ten after which sub-agents work."""
 
-SUB_TURNS = 3
-REUSED = 0.95
+SUB_TURNS = 2
+REUSED = 0.99
 """The least share of the tokens that are the same as in an earlier request."""
 
 WORDS = (
@@ -124,10 +125,17 @@ class Agent:
         self._reuse = reuse
         self._tools = tools
         self._rng = random.Random(seed)
+        self._system = system
         self.messages: list[dict[str, Any]] = [{"role": "system", "content": system}]
 
     def turn(self, number: int) -> None:
         """Ask, take the answer, and sometimes go on with a tool's result."""
+        # As agents' programs have it: another text in each request.
+        self.messages[0]["content"] = (
+            f"x-anthropic-billing-header: cch={self._rng.random()};\n"
+            f"Today is 2026-11-27, {number // 60:02}:{number % 60:02}:07. {self._system}\n"
+            f"<total_tokens>{90_000 - 700 * number} left</total_tokens>"
+        )
         say = text(self._rng, 30)
         self.messages.append({"role": "user", "content": f"Turn {number}: {say}"})
         for step in range(1 + number % 2):
@@ -169,7 +177,7 @@ class Agent:
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(("qwen3_5", 6)),
+        pytest.param(("qwen3_5", 4)),
         *(
             pytest.param((kind, 40), marks=[pytest.mark.soak, pytest.mark.timeout(900)])
             for kind in ("llama", "gemma3", "qwen3_5")
@@ -187,6 +195,7 @@ def served(
     make_tokenizer(TEMPLATE).save_pretrained(folder)
     config = {
         "models": [{"id": "agent", "source": str(folder), "concurrency": 4}],
+        "server": {"stable_prompts": list(StablePrompts)},
         "timing": PATIENT | {"beat_timeout_s": 20.0},
     }
     with rig(config) as lmx:
@@ -219,37 +228,3 @@ def test_what_was_computed_once_is_not_computed_again(served: tuple[Rig, int]) -
     )
     assert reuse.same_tokens > 0.6 * reuse.prompt_tokens
     assert reuse.share >= REUSED
-
-
-def test_a_line_of_billing_costs_nothing(served: tuple[Rig, int]) -> None:
-    lmx, _ = served
-    rng = random.Random(5)
-    tools = [
-        {"name": one["function"]["name"], "input_schema": one["function"]["parameters"]}
-        for one in (tool(rng, number) for number in range(12))
-    ]
-    instructions = text(rng, 200)
-    messages: list[dict[str, Any]] = []
-    read = computed = 0
-    with httpx2.Client(base_url=lmx.url, timeout=300) as client:
-        for number in range(6):
-            messages.append({"role": "user", "content": f"Turn {number}: {text(rng, 30)}"})
-            system = [
-                {"type": "text", "text": f"x-anthropic-billing-header: cch={rng.random()};"},
-                {"type": "text", "text": instructions, "cache_control": {"type": "ephemeral"}},
-            ]
-            body = {
-                "model": "agent",
-                "max_tokens": 1,
-                "system": system,
-                "messages": messages,
-                "tools": tools,
-            }
-            made = client.post("/messages", json=body).json()
-            usage = made["usage"]
-            if number:
-                read += usage["cache_read_input_tokens"]
-                computed += usage["input_tokens"]
-            messages.append({"role": "assistant", "content": text(rng, 10)})
-    # A turn adds some hundred tokens to some thousand.
-    assert read > 0.85 * (read + computed)

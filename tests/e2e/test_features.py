@@ -115,8 +115,8 @@ class Person(BaseModel):
 def test_parse_gives_a_model_whatever_the_temperature(client: OpenAI) -> None:
     ask: Any = [{"role": "user", "content": "Describe a person as JSON."}]
     parsed = client.chat.completions.parse(
-        model="smollm2", messages=ask, response_format=Person, temperature=1.5, seed=1,
-        max_tokens=60,
+        model="tiny", messages=ask, response_format=Person, temperature=1.5, seed=1,
+        max_tokens=200,
     )  # fmt: skip
     assert isinstance(parsed.choices[0].message.parsed, Person)
 
@@ -276,7 +276,10 @@ def test_tool_results_in_the_history(client: OpenAI) -> None:
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "call_1", "content": "4 degrees, rain"},
     ]
-    settings = {"messages": history, "tools": [WEATHER], "tool_choice": "none", "max_tokens": 16}
+    settings: dict[str, Any] = {
+        "model": "tiny", "messages": history, "tools": [WEATHER], "tool_choice": "none",
+        "max_tokens": 16,
+    }  # fmt: skip
     answer = whole(client, temperature=0, **settings).choices[0]
     assert answer.message.content
     assert not answer.message.tool_calls
@@ -377,14 +380,14 @@ def test_the_logprobs_of_prompts(client: OpenAI) -> None:
     scored = client.completions.create(**settings, extra_body={"prompt_logprobs": 2})
     echoed = client.completions.create(**settings, echo=True, logprobs=2)
     for prompt, one, other in zip(settings["prompt"], scored.choices, echoed.choices, strict=True):
-        told = (one.model_extra or {})["prompt_logprobs"]
+        reported = (one.model_extra or {})["prompt_logprobs"]
         assert other.logprobs is not None
         assert other.logprobs.token_logprobs is not None
-        assert told[0] is None
-        own = [entry[str(token)] for token, entry in zip(prompt[1:], told[1:], strict=True)]
+        assert reported[0] is None
+        own = [entry[str(token)] for token, entry in zip(prompt[1:], reported[1:], strict=True)]
         wanted = other.logprobs.token_logprobs[1 : len(prompt)]
         assert [score["logprob"] for score in own] == pytest.approx(wanted, abs=1e-3)
-        for entry in told[1:]:
+        for entry in reported[1:]:
             ranks = sorted(score["rank"] for score in entry.values())
             assert ranks[:2] == [1, 2]
             assert len(entry) == (2 if ranks[-1] <= 2 else 3)
@@ -392,11 +395,11 @@ def test_the_logprobs_of_prompts(client: OpenAI) -> None:
             logprobs = [score["logprob"] for score in likeliest]
             assert logprobs == sorted(logprobs, reverse=True)
     answer = whole(client, messages=FRANCE, max_tokens=1, extra_body={"prompt_logprobs": 0})
-    told = answer.prompt_logprobs
-    assert len(told) == answer.usage.prompt_tokens
-    texts = [score["decoded_token"] for entry in told[1:] for score in entry.values()]
+    reported = answer.prompt_logprobs
+    assert len(reported) == answer.usage.prompt_tokens
+    texts = [score["decoded_token"] for entry in reported[1:] for score in entry.values()]
     assert "capital of France" in "".join(texts)
-    assert len(texts) == len(told) - 1
+    assert len(texts) == len(reported) - 1
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(**settings, stream=True, extra_body={"prompt_logprobs": 0})
     assert caught.value.param == "prompt_logprobs"

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
+from anthropic import Anthropic
 from openai import OpenAI
 
 from tests.support.models.tiny_encoders import PlainBert, make_bert
@@ -113,6 +114,32 @@ def test_rerank_loads_its_model_and_sorts(server: Rig) -> None:
         assert result["document"]["text"] == texts[result["index"]]
     _, best = post(server, "/rerank", model="ranker", query="q?", documents=documents, top_n=1)
     assert best["results"] == answer["results"][:1]
+
+
+def test_the_count_of_a_conversation_is_that_of_its_prompt(server: Rig) -> None:
+    """With Anthropic's SDK and a model's own template, cold and with a cached prefix."""
+    fields: dict[str, Any] = {
+        "model": "smollm2",
+        "system": [{"type": "text", "text": "You are brief. " * 40}],
+        "messages": [
+            {"role": "user", "content": "Name a colour."},
+            {"role": "assistant", "content": "Blue"},
+            {"role": "user", "content": "Why?"},
+        ],
+    }
+    url = server.url.removesuffix("/v1")
+    with Anthropic(base_url=url, api_key="none", max_retries=0, timeout=300) as client:
+        counted = client.messages.count_tokens(**fields).input_tokens
+        cold = client.messages.create(max_tokens=4, **fields).usage
+        warm = client.messages.create(max_tokens=4, **fields).usage
+        begun = [*fields["messages"], {"role": "assistant", "content": "Because the"}]
+        more = client.messages.create(max_tokens=4, **{**fields, "messages": begun})
+        goes_on = client.messages.count_tokens(**{**fields, "messages": begun}).input_tokens
+    for usage in (cold, warm):
+        assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == counted
+    assert (warm.cache_read_input_tokens or 0) > 0.9 * counted
+    assert more.usage.input_tokens + (more.usage.cache_read_input_tokens or 0) == goes_on
+    assert goes_on > counted
 
 
 def test_tokenize_and_back(server: Rig, minilm_dir: Path) -> None:

@@ -14,11 +14,13 @@ from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.control import (
     Acquire,
     Acquired,
+    BatchChanged,
     BeatSeen,
     Denied,
     Done,
     Drain,
     Drained,
+    DrainMachine,
     DrainModel,
     DrainRefused,
     EarlierEvents,
@@ -64,6 +66,8 @@ from lmx.protocol.messages.data import (
     Failed,
     Finished,
     Generate,
+    Infill,
+    InfillFile,
     Outputs,
     Preparing,
     Pulse,
@@ -99,8 +103,10 @@ from lmx.protocol.messages.keys import (
     AddKey,
     ApiKey,
     DayBudget,
+    DayUse,
     FormerSecret,
     GetKeyring,
+    GetLocalKey,
     KeyFamily,
     KeyList,
     KeyMade,
@@ -108,28 +114,78 @@ from lmx.protocol.messages.keys import (
     KeyScope,
     KeyView,
     ListKeys,
+    LocalKey,
     RateLimits,
     RevokeKey,
     RotateKey,
 )
 from lmx.protocol.messages.media import MediaItem
+from lmx.protocol.messages.pairing import (
+    ForgetPeer,
+    GetMachine,
+    GetOffer,
+    IssuePeerKey,
+    Machine,
+    OfferPairing,
+    OfferState,
+    OfferView,
+    PairAccepted,
+    PairHello,
+    PairingOffer,
+    PairProof,
+    PairWelcome,
+    WithdrawOffer,
+)
+from lmx.protocol.messages.peers import GetPeers, Peer, PeerKind, PeerList, PutPeer, RemovePeer
+from lmx.protocol.messages.ranks import (
+    EndRanks,
+    FollowerLink,
+    FollowerSpec,
+    FollowersRefused,
+    FollowersStarted,
+    Meeting,
+    RankAdmit,
+    RankBeat,
+    RankFailed,
+    RankOrder,
+    RankRing,
+    RankSettled,
+    RankStarted,
+    RemoteFollower,
+    StartRank,
+    WantFollowers,
+)
 from lmx.protocol.messages.snapshot import GetSnapshot, ModelView, NamePattern, Route, Snapshot
 from lmx.protocol.messages.specs import (
     AdapterSpec,
+    FilesSpec,
     LogSpec,
     MediaLimits,
     PrefixCacheSpec,
+    RankHost,
+    RanksSpec,
     RescueSpec,
     RouterSpec,
     SpeculationSpec,
+    StablePrompts,
     WorkerSpec,
 )
-from lmx.protocol.messages.speech import SpokenSegment, SpokenWord, Transcribe, Transcript
+from lmx.protocol.messages.speech import (
+    SoundFormat,
+    Speak,
+    Spoken,
+    SpokenSegment,
+    SpokenWord,
+    Transcribe,
+    Transcript,
+)
 from lmx.protocol.messages.status import (
     AdapterStatus,
     GetStatus,
     LastExit,
+    LentRank,
     ModelStatus,
+    RankFigures,
     ReturnedMemory,
     RouterStatus,
     Status,
@@ -153,6 +209,7 @@ from lmx.protocol.messages.tasks import (
 from lmx.protocol.messages.template import TemplateFacts
 from lmx.protocol.models.decode_limits import DecodeLimits
 from lmx.protocol.models.memory import KvLayers
+from lmx.protocol.models.ranks import Parallel
 from lmx.protocol.states import (
     DeltaKind,
     DownloadStatus,
@@ -166,6 +223,8 @@ from lmx.protocol.states import (
     MemoryWiring,
     ModelKind,
     ModelState,
+    QuantizedBits,
+    RankCall,
     RereadReason,
     RouterState,
     SlotState,
@@ -192,9 +251,11 @@ _KEY: Final = ApiKey(
     former=(FormerSecret("cd" * 32, 1_700_003_600.0),), **_SETTINGS,
 )  # fmt: skip
 _KEYRING: Final = Keyring((_KEY,), True, "0123456789abcdef")
+_PEER: Final = Peer("studio", "http://studio:8000", PeerKind.OPENAI, "k" * 16, "ab" * 32)
+_PEERS: Final = PeerList((_PEER,), "0123456789abcdef")
 _KEY_VIEW: Final = KeyView(
     name="ci", configured=True, created_at_s=1_700_000_000.5, former_until_s=1_700_003_600.0,
-    **_SETTINGS,
+    key_id="key_0", used_today=DayUse(3, 120), **_SETTINGS,
 )  # fmt: skip
 # fmt: off
 _MODEL: Final = ModelView(
@@ -203,13 +264,17 @@ _MODEL: Final = ModelView(
     context_length=8192, kind=ModelKind.CHAT, capabilities=("tools",), template=_TEMPLATE,
     created_s=1_700_000_000, disk_bytes=88_000_000, loaded_at_s=1_700_000_100.5,
     phase=LoadPhase.WEIGHTS, fraction=0.25, retry_after_s=1.5, problem="it crashed once",
-    position=2, pinned=True, max_waiting=64, max_queue_s=600.0, family="qwen3",
+    position=2, pinned=True, max_waiting=64, max_queue_s=600.0, max_rows=8, family="qwen3",
     media=(MediaKind.IMAGE, MediaKind.VIDEO), needed_bytes=99_000_000, added=True, base="org/base")
 
 _FIGURES: Final = WorkerFigures(
     memory_bytes=123_456_789, peak_memory_bytes=234_567_890, kv_bytes=1_000_000, requests_total=17,
     tokens_total=4711, prompt_tokens_total=90, cached_tokens_total=40, drafted_tokens_total=30,
-    accepted_tokens_total=20, preempted_total=5)
+    accepted_tokens_total=20, preempted_total=5, compute_s_total=60.25,
+    speculation="prompt lookup: on",
+    ranks=(RankFigures(
+        rank=1, pid=4243, memory_bytes=1_000_000, peak_memory_bytes=2_000_000, machine="studio",
+        calls=900),))
 
 _MODEL_STATUS: Final = ModelStatus(
     model="org/tiny", aliases=("tiny", "auto"), source="org/tiny-4bit", kind=ModelKind.CHAT,
@@ -229,7 +294,8 @@ _MODEL_STATUS: Final = ModelStatus(
     allow_checkpoint_code=True,
     adapters=(
         AdapterStatus(id="tiny-sql", source="/models/sql", problem="it is of another model"),),
-    remarks=("it is computed wrongly",))
+    quantized="quantized to 4 bits by lmx, from org/whole",
+    remarks=("it is computed wrongly",), energy_joules=1889.0)
 
 _SUPERVISOR: Final = SupervisorStatus(
     state=SupervisorState.RUNNING, pid=4240, version="1.2.3", epoch="e90c4a11",
@@ -237,12 +303,22 @@ _SUPERVISOR: Final = SupervisorStatus(
     budget_bytes=8_000_000_000, reserved_bytes=345_678_901, missing_bytes=1_000_000,
     memory_pressure=MemoryPressure.SOFT, memory_soft_line=0.9, machine_memory_bytes=16_000_000_000,
     machine_used_bytes=15_000_000_000, machine_available_bytes=1_000_000_000, swaps_total=4,
-    notices=("lmx.yaml can be read by others",))
+    notices=("lmx.yaml can be read by others",), machine_watts=31.5, drained=True,
+    machine_energy_joules=4711.0,
+    lent=(
+        LentRank(
+            model="tiny", owner="peer-desk", rank=1, count=2, pid=4250,
+            reserved_bytes=99_000_000),))
+
+_MEETING: Final = Meeting("tcp://192.168.1.20:51234", 40 * "k", "192.168.1.21")
+_VERSIONS: Final = {"lmx": "0.1.0", "mlx": "0.32.4"}
 
 _ROUTER: Final = RouterStatus(
     state=RouterState.RUNNING, pid=4243, host="127.0.0.1", port=8000, adopted=True,
     memory_bytes=60_000_000, streams=5, waiting=3, requests_total=99, restarts=1, retiring=2,
-    url="http://127.0.0.1:8000/v1", urls=("http://127.0.0.1:8000/v1",))
+    batches=2, batch_lines=70_000,
+    url="http://127.0.0.1:8000/v1", urls=("http://127.0.0.1:8000/v1",),
+    announced_url="http://studio.local:8000/v1")
 
 _LOG: Final = LogSpec(path="/var/log/lmx/x.log", level="debug", max_bytes=1_000_000, keep=5)
 
@@ -251,12 +327,17 @@ _DOWNLOAD: Final = DownloadView(
     status=DownloadStatus.FAILED, total_bytes=1_000_000, downloaded_bytes=250_000,
     speed_bytes_per_s=1024.5, started_s=1_700_000_000.5, ended_s=1_700_000_100.5, model_id="tiny",
     error_code=ErrorCode.DOWNLOAD_FAILED, error="the connection was lost", param="filename",
-    retry_after_s=300.0)
+    retry_after_s=300.0, bits=QuantizedBits.FOUR, note="quantizing (42 %)")
+
+_MACHINE: Final = Machine("studio", "192.168.1.20", 8000, "ab" * 32)
 
 SAMPLES: Final[tuple[Any, ...]] = (
     # Keys.
     _KEYRING, GetKeyring(), ListKeys(), KeyList((_KEY_VIEW,)), RotateKey("ci", 60.0),
     RevokeKey("ci"), AddKey(name="ci", **_SETTINGS), KeyMade(_KEY_VIEW, "sk-lmx-0123", "later"),
+    GetLocalKey(), LocalKey("sk-lmx-0123"),
+    # Peers.
+    _PEERS, GetPeers(), PutPeer(_PEER), RemovePeer("studio"),
     # Worker to supervisor.
     WorkerHello(
         "0badcafe", "org/tiny", 4242, WorkerState.READY, 123_456_789, 8192, ("tools", "reasoning"),
@@ -276,12 +357,15 @@ SAMPLES: Final[tuple[Any, ...]] = (
     # Supervisor to worker.
     Welcome("e90c4a11"),
     Identify("e90c4a11"),
-    BeatSeen("e90c4a11", 12, "0123456789abcdef"),
+    BeatSeen("e90c4a11", 12, "0123456789abcdef", "fedcba9876543210", 31.5),
     Drain(if_idle=True),
     Pressure(MemoryPressure.HARD),
     # Router to supervisor, and back.
     RouterHello(4243, "0000cafe", 8000),
-    RouterBeat(4243, 5, 99, 60_000_000, 3, True, "0123456789abcdef"),
+    RouterBeat(
+        4243, 5, 99, 60_000_000, 3, True, "0123456789abcdef", batches=2, batch_lines=70_000
+    ),
+    BatchChanged("batch_0123", "completed", "org/tiny", 50_000, 49_000, 1_000),
     GetSnapshot(),
     Acquire("org/tiny", 30.0, "req_1", 2.5),
     Withdraw("org/tiny"),
@@ -290,7 +374,7 @@ SAMPLES: Final[tuple[Any, ...]] = (
     # Supervisor to routers.
     Snapshot(
         "e90c4a11", 12, "org/tiny", (_MODEL,), True, (Route("auto", ("org/tiny", "big")),),
-        77_000_000, "memory is short", (NamePattern("claude-*", "auto"),)),
+        77_000_000, "memory is short", (NamePattern("claude-*", "auto"),), True, 88_000_000),
     WorkerExited("0badcafe", "org/tiny", ExitCause.SIGNAL, "signal 9"),
     # CLI to supervisor.
     GetStatus(),
@@ -300,6 +384,7 @@ SAMPLES: Final[tuple[Any, ...]] = (
     KillModel("org/tiny"),
     RestartModel("org/tiny"),
     DrainModel("org/tiny"),
+    DrainMachine(True),
     ResetModel("org/tiny"),
     PinModel("org/tiny", True),
     PlanLoad("org/tiny", 4096, "/tmp/heads/model", 800),
@@ -320,7 +405,7 @@ SAMPLES: Final[tuple[Any, ...]] = (
     # Inventory.
     AddModel("tiny-2", "org/tiny-2", 4096, {"n_gpu_layers": 100}, context_at_most=True),
     RemoveModel("tiny-2"),
-    StartDownload("org/tiny", "main", "tiny.gguf"),
+    StartDownload("org/tiny", "main", "tiny.gguf", QuantizedBits.FOUR),
     CancelDownload("dl_0badcafe"),
     GetDownloads("dl_0badcafe"),
     _DOWNLOAD,
@@ -337,10 +422,11 @@ SAMPLES: Final[tuple[Any, ...]] = (
     CountsKept(
         3, 1_700_000_000.5, (Tally("", ("requests",), (7.0,)),),
         (Tally("", ("requests",), (1.0,)),), (KeyUsage("key_0", running=1),),
-        (KeyUsage("key_0", 2.5, 100.0, age_s=0.5),)),
+        (KeyUsage("key_0", 2.5, 100.0, age_s=0.5),), others_run=True),
     # Router to worker, and back.
     Generate(
         stream_id=7, request_id="req_1",
+        infill=Infill("after", "beg", (InfillFile("a.py", "text"),), "input_suffix"),
         sampling=Sampling(
             temperature=0.5, top_p=0.9, top_k=40, min_p=0.05, typical_p=0.95, seed=-3,
             repetition_penalty=1.1, presence_penalty=0.25, frequency_penalty=-0.25,
@@ -376,13 +462,13 @@ SAMPLES: Final[tuple[Any, ...]] = (
         ended=(ChoiceEnded(7, 1, FinishReason.TOOL_CALLS, "END"),),
         finished=(
             Finished(
-                7, Usage(21, 128, 16, 40, 9, 4, 2), Timings(0.1, 0.2, 3.5, 30, 20),
+                7, Usage(21, 128, 16, 40, 9, 4, 2), Timings(0.1, 0.2, 3.5, 30, 20, 120.5),
                 ("not checked",), Reread(RereadReason.ANSWER, 17, 20, "it is ", "ten", "two")),),
         failed=(Failed(8, ErrorCode.ENGINE_ERROR, "no kernel"),)),
     Pulse("0badcafe", 2),
     Preparing(7),
     # Work that is no generation.
-    Embed(9, "req_2", 600.0, ("a", "ß🌍"), ((1, 2), (3,)), 256, 60.0, "key_0", True),
+    Embed(9, "req_2", 600.0, ("a", "ß🌍"), ((1, 2), (3,)), 256, 60.0, "key_0", True, True),
     Rerank(10, "req_3", 600.0, "who?", ("me", "you"), 60.0, "key_0", ("who?", "who else?")),
     Tokenize(
         stream_id=11, request_id="req_4", deadline_s=60.0, text="hi",
@@ -407,6 +493,8 @@ SAMPLES: Final[tuple[Any, ...]] = (
             SpokenSegment(
                 0.5, 2.5, " Guten Tag.", (50364, 1, 50489), 0, 0.2, -0.25, 1.5, 0.125,
                 (SpokenWord(" Guten", 0.5, 1.0), SpokenWord(" Tag.", 1.0, 2.5))),)),
+    Speak(14, "req_7", 1800.0, "Guten Tag.", "af_heart", SoundFormat.FLAC, 1.5, 60.0, "key_0"),
+    Spoken(14, b"\xff\xfb", 1.25),
     TaskFinished(9, 21),
     Tokenized(11, (5, 6), 8192, b'["h","i"]'),
     Detokenized(12, "hé"),
@@ -428,22 +516,63 @@ SAMPLES: Final[tuple[Any, ...]] = (
         adapters=(AdapterSpec("tiny-sql", "/models/sql"),), kv_bits=8,
         decode=DecodeLimits(
             1_000_000, 100, 2_000_000, 64, 3_000_000, 60.0, 1000, 90.0, 4_000_000, 5_000_000, 7.0,
-            8.0), wiring=MemoryWiring.ALWAYS),
+            8.0), wiring=MemoryWiring.ALWAYS, ranks=RanksSpec(
+            4, Parallel.TENSOR, 7.5, (RankHost("studio", "192.168.1.21"),),
+            (("", "rdma_en5"), ("rdma_en4", "")))),
+    FollowerSpec(
+        WorkerSpec(
+            instance="0badcafe", model_id="org/tiny", model_path="/models/tiny",
+            run_dir="/run/lmx", log=_LOG, engine="lmx.worker.fake:make", engine_options={},
+            memory_limit_bytes=2_000_000_000, max_rows=8, max_queue=32,
+            ranks=RanksSpec(4, Parallel.TENSOR, 7.5)),
+        3, FollowerLink("tcp://192.168.1.20:51234", 40 * "k", "192.168.1.21", 7)),
+    RankAdmit(
+        7, (1, 2, 300), 40, constrained=True, prompt_logprobs=2, cache_salt="salt",
+        generated_tokens=1, priority=5),
+    RankOrder(RankCall.PREEMPT, 7),
+    RankSettled("chunk", (512,)),
+    RankRing(("192.168.1.20:51235", "192.168.1.21:51236"), (("", "rdma_en5"), ("rdma_en4", ""))),
+    WantFollowers("0badcafe", 64 * "d", _VERSIONS, (_MEETING,)),
+    FollowersStarted((RemoteFollower(40 * "k", 4250),)),
+    FollowersRefused(ErrorCode.INSUFFICIENT_MEMORY, "studio: nothing is free"),
+    StartRank(
+        "peer-desk", "0badcafe", "org/tiny", 1, 2, Parallel.TENSOR, _MEETING, 64 * "d", _VERSIONS,
+        100_000_000, 90_000_000, 1_000_000, 8192, 8, 0.5, 1.5, 20.0),
+    RankStarted(40 * "k", 4250),
+    EndRanks("peer-desk", "0badcafe"),
+    RankBeat("192.168.1.21:51236", 1234, 2_000_000_000, 2_100_000_000),
+    RankFailed(ErrorCode.MODEL_LOAD_FAILED, "ValueError: no weights"),
     RouterSpec(
         router_id="0000cafe", run_dir="/run/lmx", log=_LOG, listen_fd=3, host="127.0.0.1",
         port=8000, version="1.2.3", body_limit_bytes=10_000_000, load_wait_s=300.0,
         stall_timeout_s=30.0, worker_silence_s=15.0, ping_interval_s=10.0, shutdown_grace_s=20.0,
         max_requests=512, admin_key="lmx-admin-0123", sync_timeout_s=90.0,
-        jobs_path="/state/jobs.sqlite", jobs_max_age_s=3600.0, jobs_max_count=500, logs_dir="/logs",
+        jobs_path="/state/jobs.sqlite", jobs_max_age_s=3600.0, jobs_max_count=500,
+        files=FilesSpec("/files", 1_000, 2_000, 3_000), logs_dir="/logs",
         jobs_max_bytes=1_000_000, allowed_hosts=("*.example.com",),
         cors_origins=("http://localhost:*",),
         keyring=_KEYRING,
         metrics_key="lmx-metrics-0123", share_prefix_cache=True,
         key_limits=RateLimits(600, 100_000, 8), total_limits=RateLimits(6000, 1_000_000, 64),
         rescue=RescueSpec(("lmx-supervisor", "rescue"), 15.0, {"LMX_SECURITY_API_KEYS": "k"}),
-        beat_interval_s=0.5, orphan_grace_s=60.0, keep_billing_header=True,
+        beat_interval_s=0.5, orphan_grace_s=60.0, stable_prompts=(StablePrompts.TIMES,),
         media=MediaLimits(("10.0.0.0/8",), 4, 1000, 8000, 2, 1.5, 2.5, 7.5), capture_requests=7,
-        show_rereads=True, tracing_endpoint="http://collector:4318", tracing_headers="api-key=k"),
+        show_rereads=True, tracing_endpoint="http://collector:4318", tracing_headers="api-key=k",
+        machine="desk", peers=_PEERS),
+    # Pairing.
+    GetMachine(),
+    _MACHINE,
+    OfferPairing(),
+    PairingOffer("0badcafe", "K7QZM4XH2P", _MACHINE, 300.0),
+    GetOffer("0badcafe"),
+    OfferView(OfferState.PAIRED, "paired with laptop"),
+    WithdrawOffer("0badcafe"),
+    PairHello(b"p" * 32, b"n" * 16),
+    PairWelcome("00ff", "studio", b"q" * 32, b"m" * 16),
+    PairProof("00ff", b"r" * 32, b"sealed", "192.168.1.7"),
+    PairAccepted(b"s" * 32, b"sealed too"),
+    IssuePeerKey("laptop", "sk-lmx-0123"),
+    ForgetPeer("peer-laptop"),
 )
 # fmt: on
 

@@ -20,10 +20,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from lmx.protocol.messages.specs import WorkerSpec
+from lmx.protocol.messages.specs import RanksSpec, WorkerSpec
 from lmx.protocol.messages.speech import Transcribe
 from lmx.protocol.messages.tasks import Task, TaskReply
-from lmx.protocol.states import LoadPhase
+from lmx.protocol.states import LoadPhase, RankCall
 from lmx.worker.engine.values import (
     ConstraintMaker,
     ConstraintSource,
@@ -93,8 +93,11 @@ class Generator(Protocol):
         Engine thread."""
 
     def step(self) -> StepOutput:
-        """Advance every decoding row by one token or more, and prefill by at most one chunk.
-        Engine thread.
+        """Advance every decoding row by one token or more, and prefill by at most one chunk. Engine
+        thread.
+
+        Rows of the background (:attr:`SequenceRequest.background`) stand still while there is any
+        other row, and keep what they have.
 
         Blocks until the work is done, so that its progress is real. Called while a row lives.
         """
@@ -183,18 +186,57 @@ class Engine:
     """None for a model that doesn't write: it never has a row."""
     transcriber: Transcriber | None = None
     """None for a model that doesn't transcribe."""
+    speculation: Callable[[], str] | None = None
+    """Returns how tokens are guessed ahead now, for people; None: the engine does not say. Engine
+    thread."""
 
 
 LoadReporter = Callable[[LoadPhase, float | None, str], None]
 """Takes the phase, the fraction done (None: unknown) and a word for people. Engine thread."""
 
 
+class Ranks(Protocol):
+    """The ranks of a divided model, as the engine of each of them sees the others. All engines run
+    the same code on the same rows, each with its part of the model. Rank 0's says what is called,
+    and decides what depends on a clock, on chance or on a constraint. Engine thread.
+
+    Each method raises if another rank is gone.
+    """
+
+    @property
+    def spec(self) -> RanksSpec:
+        """How many there are, and how the model is divided."""
+
+    @property
+    def rank(self) -> int:
+        """This process's own number."""
+
+    def meet(self) -> dict[str, str]:
+        """Wait until all ranks have come this far; return the variables with which mlx makes their
+        group."""
+
+    def admit(self, row: SequenceRequest) -> None:
+        """Have the followers admit a row. Nothing on a follower, as the next one."""
+
+    def order(self, call: RankCall, sequence_id: int = 0) -> None:
+        """Have the followers make a call that rank 0 makes too."""
+
+    def settle(self, what: str, numbers: Sequence[int]) -> Sequence[int]:
+        """Return rank 0's numbers. ``what`` says what they are, and must be the same on all."""
+
+    def check(self, what: str, numbers: Sequence[int]) -> None:
+        """Raise on a follower if its numbers are not rank 0's."""
+
+
 class EngineFactory(Protocol):
     """The function that a spec's ``engine`` names, as ``module:function``."""
 
-    def __call__(self, spec: WorkerSpec, advanced: LoadReporter) -> Engine:
+    def __call__(
+        self, spec: WorkerSpec, advanced: LoadReporter, ranks: Ranks | None = None
+    ) -> Engine:
         """Load a model and warm it up. Called once, on the engine thread. It takes as long as the
-        disk needs, and reports its progress to ``advanced``.
+        disk needs, and reports its progress to ``advanced``. ``ranks``: those of a divided model,
+        of which this process has one; only an engine that can do that gets them.
 
         Raises ``LmxError`` with a code if the reason is known; otherwise whatever the engine's
         library raises (:func:`lmx.worker.service.failures.load_failure` judges that).

@@ -7,7 +7,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.protocol.messages.data import Assist, Structure, Thinking, ToolUse
+from lmx.protocol.messages.data import (
+    BACKGROUND_PRIORITY,
+    Assist,
+    Infill,
+    Structure,
+    Thinking,
+    ToolUse,
+)
 from lmx.protocol.messages.tasks import TaskPart
 from lmx.protocol.messages.template import UNKNOWN_TEMPLATE, TemplateFacts
 from lmx.protocol.models.sampling import SamplingParameters
@@ -62,6 +69,8 @@ class ModelFacts:
     """Whether it has a template for messages."""
     grammars: bool = False
     """Whether its answers can be held to a form."""
+    infills: bool = False
+    """Whether its tokenizer has the tokens with which it fills a gap in a text."""
     adapters: Mapping[str, str | None] = field(default_factory=dict)
     """The adapters that rows may name, by id, each with the reason why it can't be used after all;
     None where it can."""
@@ -89,26 +98,30 @@ def capabilities(facts: ModelFacts) -> tuple[str, ...]:
 
     ``tools`` means that it accepts functions. Calls that must be made are enforced only with
     ``structured_outputs``, which means that answers can be held to a form. ``native_tools`` means
-    that its template knows functions; for other models they are described in words.
+    that its template knows functions; for other models they are described in words. ``infill``
+    means that its tokenizer has the tokens for a gap in a text.
     """
     has = {
         "tools": facts.converses,
         "native_tools": facts.converses and facts.tool_parser is not None,
         "structured_outputs": facts.grammars,
         "reasoning": facts.reasoning is not None,
+        "infill": facts.infills,
     }
     return tuple(name for name, is_there in has.items() if is_there)
 
 
 _WRONG_KIND: Final[Mapping[ModelKind, str]] = {
-    ModelKind.CHAT: "This model writes answers; it makes no embeddings, ranks no documents and "
-    "transcribes no speech: name a model of the kind that does.",
+    ModelKind.CHAT: "This model writes answers; it makes no embeddings, ranks no documents, "
+    "transcribes no speech and reads nothing aloud: name a model of the kind that does.",
     ModelKind.EMBEDDING: "This model only makes vectors: use /v1/embeddings, or name another model "
     "here.",
     ModelKind.RERANK: "This model only ranks documents: use /v1/rerank, or name another model "
     "here.",
     ModelKind.TRANSCRIPTION: "This model only transcribes speech: use "
     "/v1/audio/transcriptions, or name another model here.",
+    ModelKind.SPEECH: "This model only reads texts aloud: use /v1/audio/speech, or name another "
+    "model here.",
 }
 
 
@@ -128,6 +141,8 @@ class PromptSource:
     """A conversation in OpenAI's form."""
     text: str | None = None
     """A text that the answer continues."""
+    infill: Infill | None = None
+    """With ``text``: what comes after the answer."""
     tokens: Sequence[int] | None = None
     """The prompt itself, as the model's own tokens."""
     template_kwargs: Mapping[str, object] = field(default_factory=dict)
@@ -188,6 +203,8 @@ class EncodedPrompt:
     together: none may be left out at the beginning."""
     ignored: tuple[str, ...] = ()
     """The fields of the request that change nothing, because this model can't do what they ask."""
+    end_ids: frozenset[int] = frozenset()
+    """The tokens that end the answer to this prompt besides the model's own."""
 
 
 # --- Constraints ----------------------------------------------------------------------------------
@@ -345,6 +362,11 @@ class SequenceRequest:
     """Prompts of rows of a lower value are read first."""
 
     @property
+    def background(self) -> bool:
+        """Whether it stands still while a row is there that is none of the background."""
+        return self.priority >= BACKGROUND_PRIORITY
+
+    @property
     def generated(self) -> Sequence[int]:
         """The tokens of its answer that it had generated when it was preempted."""
         return self.prompt[len(self.prompt) - self.generated_tokens :]
@@ -443,6 +465,8 @@ class StepOutput:
     """By how many tokens beam searches became longer; they show no tokens before they end."""
     media_tokens: int = 0
     """How many tokens of prompts stand for the pictures, sounds and videos that were encoded."""
+    read: int | None = None
+    """The row whose prompt was read in this step; None: the step was for all rows that decode."""
 
 
 # --- Tasks ----------------------------------------------------------------------------------------

@@ -284,7 +284,7 @@ class OutputParser:
         if whole or sink.calls > calls:
             self._space = ""
         self._calls_end()
-        # The reader may have gone on behind an end marker, in what looked like a string.
+        # The reader may have continued behind an end marker, in what looked like a string.
         if not whole and feed.ended and not (form.end and form.end in rest):
             # A limit or a stop string has cut the text off: the text of a call is no content.
             log.debug("tool_call.cut_off", characters=len(rest))

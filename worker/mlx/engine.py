@@ -5,21 +5,23 @@ All of MLX runs on the engine thread, in mlx-vlm's generation stream.
 
 import gc
 import json
+import platform
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import mlx.core as mx
 import structlog
 from mlx_vlm.generate.common import generation_stream
 
+from lmx.protocol.host.cache_folder import cache_dir
 from lmx.protocol.messages.specs import WorkerSpec
 from lmx.protocol.messages.tasks import Task, TaskReply
-from lmx.protocol.states import LoadPhase, ModelKind
+from lmx.protocol.states import LoadPhase, ModelKind, RankCall
 from lmx.worker.constraints.compiler import ConstraintCompiler
-from lmx.worker.engine.interfaces import Detokenizer, Engine, LoadReporter
+from lmx.worker.engine.interfaces import Detokenizer, Engine, LoadReporter, Ranks
 from lmx.worker.engine.values import (
     ConstraintMaker,
     ConstraintSource,
@@ -37,11 +39,13 @@ from lmx.worker.mlx.batching.batch_engine import BatchEngine
 from lmx.worker.mlx.decoding.batch_mode import BatchMode, can_batch, can_run_serially
 from lmx.worker.mlx.decoding.media_probe import probe_media
 from lmx.worker.mlx.decoding.pace import PrefillPace
-from lmx.worker.mlx.decoding.rollback import Blocks, probe_multi_token
+from lmx.worker.mlx.decoding.rollback import Blocks, Undo, probe_multi_token
 from lmx.worker.mlx.decoding.speculation import Speculation
+from lmx.worker.mlx.decoding.speculation_gate import why_off
+from lmx.worker.mlx.decoding.trials import Trials
 from lmx.worker.mlx.device.cpu import tables
 from lmx.worker.mlx.device.metal_memory import release_memory, wire_weights
-from lmx.worker.mlx.drafting.load import make_drafter
+from lmx.worker.mlx.drafting.load import FoundDrafter, find_drafter, make_drafter
 from lmx.worker.mlx.media.encoding import FeatureCache
 from lmx.worker.mlx.media.media_prompt import MediaPrompts
 from lmx.worker.mlx.media.spans import media_of
@@ -51,6 +55,7 @@ from lmx.worker.mlx.model.prompt_encoder import PromptEncoder
 from lmx.worker.mlx.model.token_text import TokenTask, TokenTasks, TokenText
 from lmx.worker.mlx.prefix.cache import PrefixCache
 from lmx.worker.mlx.prefix.folder import prefix_namespace
+from lmx.worker.mlx.ranked import RankedPace, RankedSampler
 from lmx.worker.mlx.sampling.draw import warm_up_draws
 from lmx.worker.mlx.sampling.sampler import BatchSampler
 from lmx.worker.templates.renderer import Renderer
@@ -66,18 +71,28 @@ _COMPUTES: Final = "3"
 """Raise it whenever lmx's own corrections of a library's class change what a model computes:
 prefixes on the disk that were computed otherwise are not continued then."""
 
+_TRIES: Final = "1"
+"""Raise it whenever the trials change: what was found by others is not trusted then."""
+
 _FEATURE_SHARE: Final = 8
 """Features of pictures and sounds get one part in this many of the prefix cache's memory."""
 
 
-def load_generator(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
+def load_generator(spec: WorkerSpec, advanced: LoadReporter, ranks: Ranks | None = None) -> Engine:
     """Load a model that writes, then generate a few tokens, so that the first request is not slowed
     down by that. See ``EngineFactory``."""
     with mx.stream(generation_stream):
-        loaded = load_model(spec, advanced)
-        generator = MlxGenerator(spec, loaded, advanced)
-    generator.rest()
-    return Engine(generator.facts, resident=generator, tasks=generator, generator=generator)
+        loaded = load_model(spec, advanced, ranks)
+        generator = MlxGenerator(spec, loaded, advanced, ranks)
+    if ranks is None or ranks.rank == 0:
+        generator.rest()
+    return Engine(
+        generator.facts,
+        resident=generator,
+        tasks=generator,
+        generator=generator,
+        speculation=generator.speculation,
+    )
 
 
 class MlxGenerator:
@@ -88,14 +103,23 @@ class MlxGenerator:
     touch.
     """
 
-    def __init__(self, spec: WorkerSpec, loaded: LoadedModel, advanced: LoadReporter) -> None:
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        loaded: LoadedModel,
+        advanced: LoadReporter,
+        ranks: Ranks | None = None,
+    ) -> None:
         """Try what the model can do, and warm up. Called in the generation stream."""
+        self._ranks = ranks
         advanced(LoadPhase.WARMUP, None, "")
         facts, tokenizer, forward = loaded.facts, loaded.tokenizer, loaded.forward
         markers = marker_ids(tokenizer, facts.tool_parser, facts.reasoning)
         self._text = TokenText(tokenizer, facts.eos_token_ids, markers)
         self._renderer = Renderer(spec.render_timeout_s)
-        if tokenizer.chat_template:
+        # A follower gets its prompts as tokens, from rank 0.
+        follows = ranks is not None and ranks.rank > 0
+        if tokenizer.chat_template and not follows:
             # This is done now, so that the first request doesn't wait for it.
             self._renderer.start()
         self._prompts = PromptEncoder(tokenizer, facts, self._renderer, _media_prompts(loaded))
@@ -109,8 +133,9 @@ class MlxGenerator:
         needs = facts.media
         if needs is not None:
             needs = probe_media(forward, self._prompts.encode, needs)
-        abilities = self._prompts.abilities
-        self.facts = replace(facts, media=needs, template=abilities.facts)
+        self.facts = replace(facts, media=needs)
+        if not follows:
+            self.facts = replace(self.facts, template=self._prompts.abilities.facts)
         """What is known of the model, also by trying."""
         self._constraints = ConstraintCompiler(
             tokenizer,
@@ -119,28 +144,48 @@ class MlxGenerator:
             facts.reasoning,
             facts.tool_parser,
         )
-        sampler = BatchSampler()
-        blocks = probe_multi_token(forward, drafts=spec.speculation is not None)
-        speculation = _make_speculation(spec, loaded, sampler, blocks)
+        trials = _make_trials(spec, loaded)
+        known = None if trials is None else trials.recall()
+        if ranks is None or loaded.group is None:
+            sampler = BatchSampler()
+            blocks = known or probe_multi_token(forward, drafts=spec.speculation is not None)
+            pace = PrefillPace(spec.max_decode_stall_s, on_gpu=mx.metal.is_available())
+        else:
+            sampler = RankedSampler(ranks, loaded.group)
+            # What a constraint forces is known to rank 0 alone.
+            blocks = Blocks(right=False)
+            pace = RankedPace(ranks, spec.max_decode_stall_s, on_gpu=mx.metal.is_available())
+        quantization = forward.kv_quantization
+        mode = _batch_mode(forward, facts) if known is None else BatchMode.BATCHED
+        self._speculation = _make_speculation(spec, loaded, sampler, blocks, mode)
         wire_weights(spec.wiring, spec.memory_limit_bytes)
-        pace = PrefillPace(spec.max_decode_stall_s, on_gpu=mx.metal.is_available())
         _warm_up(
-            BatchEngine(forward, sampler, pace, None, None, blocks, mode=BatchMode.BATCHED), facts
+            BatchEngine(
+                forward, sampler, pace, None, None, blocks, mode=BatchMode.BATCHED, ranks=ranks
+            ),
+            facts,
         )
         self._model = loaded.model
         self._features = _make_feature_cache(spec, loaded)
         self._prefixes = _make_prefix_cache(spec, loaded)
         self._adapters = loaded.adapters
+        right = mode is BatchMode.BATCHED and forward.kv_quantization is quantization
+        if trials is not None and known is None and right:
+            trials.keep(blocks)
         self._rows = BatchEngine(
             forward,
             sampler,
             pace,
             self._prefixes,
-            speculation,
+            self._speculation.running,
             blocks,
             self._features,
-            mode=_batch_mode(forward, facts),
+            mode=mode,
+            ranks=ranks,
         )
+        if ranks is not None:
+            found = facts.context_tokens, facts.vocabulary_size, int(self._rows.together)
+            ranks.check("loaded", found)
 
     def encode(self, source: PromptSource) -> EncodedPrompt:
         return self._prompts.encode(source)
@@ -171,26 +216,34 @@ class MlxGenerator:
         salt = self._adapters.prefix_salt(row.adapter, row.cache_salt)
         if (media := media_of(row)) is not None:
             salt += media.salt
+        row = replace(row, cache_salt=salt)
         with mx.stream(generation_stream):
-            self._rows.admit(replace(row, cache_salt=salt))
+            self._rows.admit(row)
+        if self._ranks is not None:
+            self._ranks.admit(row)
 
     def step(self) -> StepOutput:
+        self._order(RankCall.STEP)
         with mx.stream(generation_stream):
             return self._rows.step()
 
     def remove(self, sequence_id: int) -> None:
+        self._order(RankCall.REMOVE, sequence_id)
         with mx.stream(generation_stream):
             self._rows.remove(sequence_id)
 
     def flush(self) -> StepOutput:
+        self._order(RankCall.FLUSH)
         with mx.stream(generation_stream):
             return self._rows.flush()
 
     def preempt(self, sequence_id: int) -> Sequence[int] | None:
+        self._order(RankCall.PREEMPT, sequence_id)
         with mx.stream(generation_stream):
             return self._rows.preempt(sequence_id)
 
     def rest(self) -> None:
+        self._order(RankCall.REST)
         with mx.stream(generation_stream):
             if self._prefixes is not None:
                 self._prefixes.rest()
@@ -200,6 +253,7 @@ class MlxGenerator:
 
     def shrink(self) -> None:
         """Evict half of the computed prompts in memory, and free all memory that is reserved."""
+        self._order(RankCall.SHRINK)
         with mx.stream(generation_stream):
             self._rows.shrink()
             if self._prefixes is not None:
@@ -211,6 +265,7 @@ class MlxGenerator:
 
     def regrow(self) -> None:
         """Let computed prompts take their whole share again."""
+        self._order(RankCall.REGROW)
         if self._prefixes is not None:
             self._prefixes.regrow()
         if self._features is not None:
@@ -218,6 +273,7 @@ class MlxGenerator:
 
     def close(self) -> None:
         """Write the prefixes that are to survive to disk."""
+        self._order(RankCall.LEAVE)
         if self._prefixes is not None:
             with mx.stream(generation_stream):
                 self._prefixes.close()
@@ -228,8 +284,18 @@ class MlxGenerator:
         if not mx.metal.is_available():
             return  # The system takes all of it back at the process's end.
         with mx.stream(generation_stream):
-            del self._rows, self._prefixes, self._features, self._adapters
+            del self._rows, self._speculation, self._prefixes, self._features, self._adapters
             release_memory([self._model])
+
+    def speculation(self) -> str:
+        """Return what drafts tokens and whether it does now, for people; empty if nothing does."""
+        what, running = self._speculation
+        return what if running is None else f"{what}: {running.state}"
+
+    def _order(self, call: RankCall, sequence_id: int = 0) -> None:
+        """Have the followers of a divided model make the same call."""
+        if self._ranks is not None:
+            self._ranks.order(call, sequence_id)
 
     def memory_bytes(self) -> int:
         """Return MLX's own count: buffers in use and buffers kept for reuse."""
@@ -240,15 +306,48 @@ class MlxGenerator:
         return int(mx.get_peak_memory())
 
 
+class _Drafts(NamedTuple):
+    """What drafts tokens, for people, and what does it; None if nothing does."""
+
+    what: str = ""
+    running: Speculation | None = None
+
+
 def _make_speculation(
-    worker: WorkerSpec, loaded: LoadedModel, sampler: BatchSampler, blocks: Blocks
-) -> Speculation | None:
+    worker: WorkerSpec,
+    loaded: LoadedModel,
+    sampler: BatchSampler,
+    blocks: Blocks,
+    mode: BatchMode,
+) -> _Drafts:
     spec = worker.speculation
-    if spec is None or blocks.alone is None:
-        return None
-    drafter = make_drafter(spec, Path(worker.model_path), loaded)
+    if spec is None:
+        return _Drafts()
+    folder = Path(worker.model_path)
+    if not spec.auto:
+        if blocks.alone is None:
+            return _Drafts("off: its caches can't take tokens back")
+        found = FoundDrafter("as configured", make_drafter(spec, folder, loaded))
+    else:
+        why = _why_off(blocks, mode, looked_up=False)
+        if why is None:
+            found = find_drafter(spec, folder, loaded)
+            why = _why_off(blocks, mode, looked_up=found.drafter.foresees)
+        if why is not None:
+            return _Drafts(f"off: {why}")
     end_ids = loaded.facts.eos_token_ids
-    return Speculation(spec, drafter, sampler, end_ids, worker.max_decode_stall_s)
+    stall_s = worker.max_decode_stall_s
+    running = Speculation(spec, found.drafter, sampler, end_ids, stall_s)
+    return _Drafts(found.name, running)
+
+
+def _why_off(blocks: Blocks, mode: BatchMode, *, looked_up: bool) -> str | None:
+    return why_off(
+        takes_back=blocks.alone is not None,
+        computes_again=blocks.alone is Undo.REPLAYED,
+        looked_up=looked_up,
+        in_turns=mode is not BatchMode.BATCHED,
+    )
 
 
 def _batch_mode(forward: Forward, facts: ModelFacts) -> BatchMode:
@@ -286,16 +385,43 @@ def _make_prefix_cache(worker: WorkerSpec, loaded: LoadedModel) -> PrefixCache |
     spec = worker.prefix_cache
     if spec is None or loaded.forward.atomic_prompts:
         return None
+    namespace = prefix_namespace(Path(worker.model_path), _versions(worker, loaded))
+    if loaded.facts.media is not None:
+        spec = replace(spec, memory_bytes=spec.memory_bytes - _feature_bytes(worker))
+    return PrefixCache(loaded.forward.new_cache, spec, namespace)
+
+
+def _versions(worker: WorkerSpec, loaded: LoadedModel) -> list[str]:
+    """Return what decides, besides a model's files, what it computes."""
     versions = [_COMPUTES, version("mlx"), version("mlx-lm"), version("mlx-vlm"), loaded.library]
     # It depends on the context which windows and rotary factors a model has.
     versions.append(json.dumps(loaded.config, sort_keys=True, default=str))
     if worker.kv_bits is not None:
         # What is stored with other bits, or with none, can't be restored.
         versions.append(f"kv_bits {worker.kv_bits}")
-    namespace = prefix_namespace(Path(worker.model_path), versions)
-    if loaded.facts.media is not None:
-        spec = replace(spec, memory_bytes=spec.memory_bytes - _feature_bytes(worker))
-    return PrefixCache(loaded.forward.new_cache, spec, namespace)
+    return versions
+
+
+def _make_trials(worker: WorkerSpec, loaded: LoadedModel) -> Trials | None:
+    """Return what is remembered of the trials. Returns None for a model that more decides about
+    than its files: adapters, code that comes with it, or the ranks among which it is divided."""
+    if worker.adapters or loaded.allow_code or worker.ranks is not None:
+        return None
+    device = json.dumps(mx.device_info(), sort_keys=True, default=str)
+    versions = [
+        *_versions(worker, loaded),
+        _TRIES,
+        version("lmx"),
+        version("transformers"),
+        platform.platform(),
+        device,
+        f"drafts {worker.speculation is not None}",
+    ]
+    try:
+        name = prefix_namespace(Path(worker.model_path), versions)
+        return Trials(cache_dir() / "trials", name)
+    except (OSError, RuntimeError):  # No files, or the user has no home.
+        return None
 
 
 def _make_feature_cache(worker: WorkerSpec, loaded: LoadedModel) -> FeatureCache | None:

@@ -15,7 +15,14 @@ from typing import Final
 import structlog
 
 from lmx.protocol.errors import ErrorCode, LmxError
-from lmx.protocol.messages.data import Delta, Reread, Timings, TokenLogprob, Usage
+from lmx.protocol.messages.data import (
+    BACKGROUND_PRIORITY,
+    Delta,
+    Reread,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
 from lmx.protocol.models.memory import KvLayers
 from lmx.protocol.states import DeltaKind
 from lmx.worker.engine.interfaces import Generator
@@ -30,6 +37,7 @@ from lmx.worker.engine.values import (
     TokenScores,
 )
 from lmx.worker.scheduling.choice import PIECE_TOKENS, Choice
+from lmx.worker.scheduling.compute_shares import ComputeShares
 from lmx.worker.scheduling.engine_errors import is_device_failure, is_out_of_memory
 from lmx.worker.scheduling.fair_queue import FairQueue
 from lmx.worker.scheduling.kv_admission import KvAdmission
@@ -81,6 +89,8 @@ class RunningRequest:
     first_token_s: float | None = None
     started: PrefillFinished | None = None
     reread: Reread | None = None
+    compute_s: float = 0.0
+    """The part of the engine's time that its rows had which have ended."""
     _completion_tokens: int = 0
     _reasoning_tokens: int = 0
     _drafted_tokens: int = 0
@@ -120,6 +130,7 @@ class RunningRequest:
                 accepted_tokens=self._accepted_tokens,
             ),
             self.reread,
+            self.compute_s,
         )
 
 
@@ -272,7 +283,10 @@ class Batch:
     requests take turns, and each owner's requests are served in the order of arrival. A request's
     rows are admitted in order, and no request passes the one whose turn it is, however small it is.
     A request that was preempted comes back before others of its priority value begin, unless its
-    media have to be encoded again: while they are, others begin.
+    media have to be encoded again: while they are, others begin. Requests of the background begin
+    while there is no other, and stand still in the engine as soon as one comes. If it needs their
+    place or their memory, as many as it takes give their rows back, and come back when no other is
+    left.
 
     ``outputs`` collects final output; the caller takes it. Every request that was added gets
     exactly one end in it, unless the engine breaks. An exception of the engine that concerns one
@@ -286,10 +300,14 @@ class Batch:
         self._kv = KvAdmission(limits.kv_layers, limits.kv_cache_bytes)
         self._waiting: FairQueue[EngineRequest] = FairQueue()
         self._running: dict[int, RunningRequest] = {}
+        self._background: dict[int, RunningRequest] = {}
+        """Those of the background among them: most steps are without, and look at none."""
         self._request_of: dict[int, RunningRequest] = {}
         self._unfilled: list[RunningRequest] = []
         self._places: dict[int, int] = {}
         self._searching: set[int] = set()
+        self._shares = {False: ComputeShares(), True: ComputeShares()}
+        """Those of the rows that are none of the background, and of those that are."""
         self.outputs: list[RequestOutput] = []
         self.urgent = False
         """Whether an output should be delivered at once, such as a request's first token or an
@@ -345,7 +363,7 @@ class Batch:
                 or (self.paused and _waited_too_long(running.request, running.preempted_s, now))
             ):
                 self._unfilled.remove(running)
-                del self._running[running.request.run_id]
+                self._end_running(running)
                 self._fail_for_memory(running)
         if not self.paused:
             return
@@ -369,26 +387,40 @@ class Batch:
 
     def admit(self, generator: Generator) -> None:
         """Give the engine the rows that it can take now."""
-        while generator.can_admit():
+        only_foreground = self._has_foreground()
+        while True:
             # The request that began first comes back first, so that later ones don't keep it out.
             running = min(
-                (one for one in self._unfilled if one.media is not MediaState.WANTED),
+                (
+                    one
+                    for one in self._unfilled
+                    if one.media is not MediaState.WANTED
+                    and not (only_foreground and _is_background(one.request))
+                ),
                 key=lambda one: (one.request.priority, one.started_s),
                 default=None,
             )
             if running is None or (
                 self._waiting and self._waiting.peek().priority < running.request.priority
             ):
-                if not self._waiting or not self._fits(self._waiting.peek().sequences[0]):
+                if not self._waiting:
+                    return
+                if only_foreground and _is_background(self._waiting.peek()):
+                    return
+                if not self._has_room(generator, self._waiting.peek().sequences[0]):
                     return
                 request = self._waiting.pop()
                 sequences = deque(enumerate(request.sequences))
                 running = RunningRequest(request, time.monotonic(), sequences)
                 self._running[request.run_id] = running
+                if _is_background(request):
+                    self._background[request.run_id] = running
                 self._unfilled.append(running)
             index, row = running.waiting[0]
-            if not self._fits(row):
+            if not self._has_room(generator, row):
                 return
+            if running.request.run_id not in self._running:
+                continue  # It has failed by what was drawn before.
             if running.media is MediaState.RELEASED:
                 running.media = MediaState.WANTED
                 self.outputs.append(MediaWanted(running.request.run_id))
@@ -401,6 +433,40 @@ class Batch:
                 self._begin(generator, running, index, row)
             except Exception as error:
                 self._fail(generator, running, error)
+
+    def _has_foreground(self) -> bool:
+        """Return whether a request runs, or waits, that does not belong to the background."""
+        return len(self._running) > len(self._background) or (
+            bool(self._waiting) and not _is_background(self._waiting.peek())
+        )
+
+    def _has_room(self, generator: Generator, row: SequenceRequest) -> bool:
+        """Return whether a row can begin now. For one that is none of the background, those of the
+        background are preempted."""
+        while True:
+            if self._fits(row):
+                if generator.can_admit():
+                    return True
+                if self._has_foreground_rows:
+                    return False
+            if row.background or not self._preempt_background(generator):
+                return False
+
+    def _preempt_background(self, generator: Generator) -> bool:
+        """Let a request of the background give its rows back, the newest first, and come back later
+        with what it has made. Return whether that has changed anything. A beam search keeps its
+        rows."""
+        if not any(running.choices for running in self._background.values()):
+            return False
+        before = self.rows
+        self._process(generator, generator.flush())
+        if self.rows < before:
+            return True
+        return any(
+            self._preempt(generator, running)
+            for running in reversed(self._background.values())
+            if running.choices
+        )
 
     def restore(self, generator: Generator, run_id: int, media: PromptMedia) -> None:
         """Restore the media that a request has asked for; one that has ended is left alone."""
@@ -418,7 +484,12 @@ class Batch:
 
     def step(self, generator: Generator) -> StepOutput:
         """Advance every row; return the engine's output."""
+        began_s = time.monotonic()
+        held = self._has_foreground_rows
         result = generator.step()
+        reader = None if result.read is None else self._request_of.get(result.read)
+        is_background = not held if reader is None else _is_background(reader.request)
+        self._shares[is_background].add(time.monotonic() - began_s, result.read)
         self._process(generator, result)
         while self._kv.exceeded and self._preempt_for_kv(generator):
             pass
@@ -432,8 +503,10 @@ class Batch:
                 raise reason
         now = time.monotonic()
         if result.search_tokens:
+            held = self._has_foreground_rows
             for sequence_id in self._searching:  # Each of them, by a token.
-                self._kv.advance(sequence_id)
+                if not (held and _is_background(self._request_of[sequence_id].request)):
+                    self._kv.advance(sequence_id)
         for started in result.started:
             if (running := self._request_of.get(started.sequence_id)) is not None:
                 try:
@@ -505,6 +578,7 @@ class Batch:
         if may_return and self._preempt(generator, running):
             running.preempted_s = now
             running.preemptions += 1
+            self.preempted_total += 1
             event = "row.preempted"
         else:
             event = "row.aborted"
@@ -528,6 +602,7 @@ class Batch:
         for running in self._least_important():
             kv_bytes, tokens = self._kv.size(running.choices)
             if running.request.sequences[0].beam is None and self._preempt(generator, running):
+                self.preempted_total += 1
                 log.info(
                     "row.preempted",
                     request_id=running.request.request_id,
@@ -549,6 +624,13 @@ class Batch:
                 *(-size for size in self._kv.size(one.choices)),
             ),
         )
+
+    @property
+    def _has_foreground_rows(self) -> bool:
+        """Whether the engine has a row that is none of the background."""
+        if not self._background:
+            return bool(self._request_of)
+        return any(not _is_background(one.request) for one in self._request_of.values())
 
     def _preempt(self, generator: Generator, running: RunningRequest) -> bool:
         """Remove all rows of a request from the engine, to come back later with the tokens that
@@ -589,7 +671,6 @@ class Batch:
         running.waiting.extendleft(reversed(back))
         if running not in self._unfilled:
             self._unfilled.append(running)
-        self.preempted_total += 1
         return True
 
     def _fail_for_memory(self, running: RunningRequest) -> None:
@@ -627,6 +708,7 @@ class Batch:
         self, generator: Generator, running: RunningRequest, started: PrefillFinished, now: float
     ) -> None:
         running.reading.discard(started.sequence_id)
+        self._shares[_is_background(running.request)].decodes(started.sequence_id)
         self._release_media(running)
         if started.sequence_id in running.read:
             return  # It was preempted, and has come back.
@@ -691,7 +773,7 @@ class Batch:
             self._finish(running, now)
 
     def _finish(self, running: RunningRequest, now: float) -> None:
-        del self._running[running.request.run_id]
+        self._end_running(running)
         self.outputs.append(running.finished(now))
 
     def _fail(self, generator: Generator, running: RunningRequest, error: Exception) -> None:
@@ -713,13 +795,22 @@ class Batch:
         running.choices.clear()
         if running in self._unfilled:
             self._unfilled.remove(running)
+        self._end_running(running)
+
+    def _end_running(self, running: RunningRequest) -> None:
         del self._running[running.request.run_id]
+        self._background.pop(running.request.run_id, None)
 
     def _forget(self, sequence_id: int) -> None:
-        self._request_of.pop(sequence_id, None)
+        if (running := self._request_of.pop(sequence_id, None)) is not None:
+            running.compute_s += self._shares[_is_background(running.request)].end(sequence_id)
         self._places.pop(sequence_id, None)
         self._searching.discard(sequence_id)
         self._kv.end(sequence_id)
+
+
+def _is_background(request: EngineRequest) -> bool:
+    return request.priority >= BACKGROUND_PRIORITY
 
 
 def _waited_too_long(request: EngineRequest, since_s: float, now: float) -> bool:

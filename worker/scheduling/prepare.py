@@ -140,6 +140,7 @@ def encode_prompt(
         PromptSource(
             messages=request.messages,
             text=request.prompt,
+            infill=request.infill,
             tokens=request.prompt_tokens,
             template_kwargs={**(spec.template_kwargs or {}), **(request.template_kwargs or {})},
             tool_use=request.tool_use,
@@ -226,6 +227,8 @@ def _limited(
     param = "prompt" if request.messages is None else "messages"
     max_tokens = resolve_max_tokens(request.max_tokens, spec, len(prompt), facts, param)
     sampling = resolve_sampling(request.sampling, spec, facts, secrets.randbits(63))
+    if not request.sampling.ignore_eos:
+        sampling = replace(sampling, end_ids=sampling.end_ids | encoded.end_ids)
     if is_retry:
         warmer = max(sampling.temperature, _RETRY_TEMPERATURE)
         sampling = replace(sampling, temperature=warmer, seed=~sampling.seed & _SEEDS)
@@ -343,9 +346,10 @@ def _check_assist(assist: Assist, speculation: SpeculationSpec | None) -> None:
     by_draft = speculation is not None and (
         speculation.draft_path is not None or speculation.own_heads
     )
+    found = speculation is not None and speculation.auto
     usable = {
         "num_assistant_tokens": speculation is not None,
-        "assistant_confidence_threshold": by_draft,
+        "assistant_confidence_threshold": by_draft or found,
         "max_ngram_size": speculation is not None and not by_draft,
     }
     for name, is_usable in usable.items():
@@ -366,6 +370,13 @@ def _beam(request: Generate, spec: WorkerSpec, sampling: SequenceSampling) -> Be
     search = request.search
     if not search.beam:
         return None
+    if spec.ranks is not None:
+        raise RequestError(
+            ErrorCode.UNSUPPORTED_VALUE,
+            "`use_beam_search` is not there for this model, which is divided among "
+            f"{spec.ranks.count} processes (`ranks` in its configuration): leave it out.",
+            param="use_beam_search",
+        )
     width = max(search.best_of, search.n)
     if width > spec.max_rows:
         param = "best_of" if search.best_of > search.n else "n"
@@ -420,13 +431,13 @@ def _check_scores(top: int | None, prompt_tokens: int) -> None:
 def _text_rules(asked: _Asked, facts: ModelFacts) -> TextRules:
     request, encoded = asked.request, asked.encoded
     sampling, tool_use = request.sampling, request.tool_use
-    tools = tool_use.known if tool_use else ()
+    tools = tool_use.known if tool_use and tool_use.choice is not ToolChoice.NONE else ()
     forced = None
     if tool_use is not None and tool_use.choice is ToolChoice.REQUIRED:
         forced = [tool["function"]["name"] for _, tool in tool_use.callable()]
     parses = request.parse and (bool(tools) or facts.reasoning is not None)
     return TextRules(
-        eos=frozenset() if sampling.ignore_eos else facts.eos_token_ids,
+        eos=frozenset() if sampling.ignore_eos else facts.eos_token_ids | encoded.end_ids,
         stop_ids=frozenset(sampling.stop_token_ids),
         stop=request.stop,
         include_stop=request.include_stop,

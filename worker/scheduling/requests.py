@@ -112,6 +112,8 @@ class RequestFinished(NamedTuple):
     usage: Usage
     timings: Timings
     reread: Reread | None = None
+    compute_s: float = 0.0
+    """Its part of the engine's time."""
 
 
 class RequestFailed(NamedTuple):

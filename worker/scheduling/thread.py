@@ -56,6 +56,7 @@ class _Piece(NamedTuple):
 
     task_id: int
     compute: TaskPiece
+    background: bool
 
 
 log = structlog.get_logger()
@@ -96,16 +97,27 @@ class EngineThread:
         self.steps = 0
         self.memory_bytes = 0
         self.peak_memory_bytes = 0
+        self.speculation = ""
+        self._speculation: Callable[[], str] | None = None
         self.kv_bytes = 0
         self.preempted_total = 0
+        self._computed_s = 0.0
+        self._computing_since_s: float | None = None
         # Only the engine thread uses these.
         self._batch = Batch(limits)
         self._pieces: FairQueue[_Piece] = FairQueue()
         self._begun: _Piece | None = None
         """The piece that is not done yet: no other one is computed before its end."""
+        self._held = False
+        """Whether no piece of the background begins."""
         self._memory_read_s = 0.0
         self._stopping = False
         self._closing = threading.Event()
+
+    def computed_s(self, now: float) -> float:
+        """Return for how long the engine has computed, the call that runs included."""
+        since_s = self._computing_since_s
+        return self._computed_s + (0.0 if since_s is None else max(0.0, now - since_s))
 
     def start(self) -> None:
         """Begin to load."""
@@ -139,11 +151,24 @@ class EngineThread:
         """Give a request the media that it has asked for, encoded again."""
         self._order(lambda generator: self._batch.restore(generator, run_id, media))
 
-    def submit_piece(self, task_id: int, piece: TaskPiece, owner: str) -> None:
+    def submit_piece(
+        self, task_id: int, piece: TaskPiece, owner: str, *, background: bool = False
+    ) -> None:
         """Queue a piece of a task. One piece, or a part of one, is computed between two steps, and
-        owners take turns. Its result comes through ``computed``."""
+        owners take turns; those of the ``background`` come last. Its result comes through
+        ``computed``."""
         self.clock.begin(time.monotonic())
-        self._inbox.put(lambda _: self._pieces.add(owner, _Piece(task_id, piece)))
+        queued = _Piece(task_id, piece, background)
+        self._inbox.put(lambda _: self._pieces.add(owner, queued, int(background)))
+
+    def hold_background(self, held: bool) -> None:
+        """Begin no piece of the background while this is true: others' next ones may be on their
+        way."""
+
+        def hold(_: Engine) -> None:
+            self._held = held
+
+        self._inbox.put(hold)
 
     def drop_piece(self, task_id: int) -> None:
         """Forget the piece of a task that still waits, or that is not done; its result is None. A
@@ -207,6 +232,7 @@ class EngineThread:
         # them.
         gc.collect()
         gc.freeze()
+        self._speculation = engine.speculation
         self._measure(engine.resident)
         load_s = time.monotonic() - started_s
         self._outbox.call(lambda: self._events.loaded(engine, load_s))
@@ -217,7 +243,7 @@ class EngineThread:
             self._read_inbox(engine)
             if self._stopping:
                 return
-            if self._begun is not None or self._pieces:
+            if self._has_piece:
                 self._compute(engine.resident, self._begun or self._pieces.pop())
             if engine.generator is not None:
                 self._advance(engine.generator, engine.resident)
@@ -242,7 +268,7 @@ class EngineThread:
     def _read_inbox(self, engine: Engine) -> None:
         rested = False
         while not self._stopping:
-            busy = self._batch.busy or bool(self._pieces) or self._begun is not None
+            busy = self._batch.busy or self._has_piece
             wants_media = self._batch.wants_media
             try:
                 if busy:
@@ -262,6 +288,13 @@ class EngineThread:
                 rested = True
                 continue
             order(engine)
+
+    @property
+    def _has_piece(self) -> bool:
+        """Whether there is a piece that may be computed now."""
+        if self._begun is not None or not self._pieces:
+            return self._begun is not None
+        return not (self._held and self._pieces.peek().background)
 
     def _order(self, change: Callable[[Generator], None]) -> None:
         """Let the engine thread change the batch: an engine whose model does not write has none."""
@@ -287,6 +320,7 @@ class EngineThread:
 
     def _compute(self, resident: Resident, piece: _Piece) -> None:
         result: PieceResult
+        self._computing_since_s = began_s = time.monotonic()
         try:
             result = piece.compute()
         except Exception as error:
@@ -295,6 +329,7 @@ class EngineThread:
             # The error fails the request, and not the engine: see TaskPiece.
             result = error
         now = time.monotonic()
+        self._count_computed(began_s, now)
         self.clock.advance(now)
         self._read_memory(resident, now)
         self._begun = piece if result is None else None
@@ -315,8 +350,10 @@ class EngineThread:
             self._outbox.call(lambda: self._end_piece(task_id, None))
 
     def _step(self, generator: Generator, resident: Resident) -> None:
+        self._computing_since_s = began_s = time.monotonic()
         result = self._batch.step(generator)
         now = time.monotonic()
+        self._count_computed(began_s, now)
         self.steps += 1
         if (
             result.tokens
@@ -330,6 +367,11 @@ class EngineThread:
         self._count()
         self._read_memory(resident, now)
 
+    def _count_computed(self, began_s: float, now: float) -> None:
+        # In this order, so that a reader between the two finds too little, and never too much.
+        self._computing_since_s = None
+        self._computed_s += now - began_s
+
     def _read_memory(self, resident: Resident, now: float) -> None:
         if now - self._memory_read_s >= _MEMORY_INTERVAL_S:
             self._memory_read_s = now
@@ -339,6 +381,7 @@ class EngineThread:
         self.memory_bytes = resident.memory_bytes()
         peak_bytes = max(self.memory_bytes, resident.peak_memory_bytes())
         self.peak_memory_bytes = max(self.peak_memory_bytes, peak_bytes)
+        self.speculation = "" if self._speculation is None else self._speculation()
 
 
 def _as_exception(error: BaseException) -> Exception:

@@ -51,6 +51,18 @@ class IdleClock:
         return 0.0 if held or self._since_s is None else max(0.0, now - self._since_s)
 
 
+class Power:
+    """What the supervisor knows of the machine's power, for the energy of an answer."""
+
+    def __init__(self) -> None:
+        self.computing_watts: float | None = None
+        """As in :class:`lmx.protocol.messages.control.BeatSeen`."""
+
+    def joules(self, compute_s: float) -> float | None:
+        """Return the energy for a part of the engine's time; None while it is not known."""
+        return None if self.computing_watts is None else self.computing_watts * compute_s
+
+
 _WEIGHT: Final = 0.2  # of the latest stream in the running mean
 _MIN_S: Final = 1.0
 _MAX_S: Final = 60.0

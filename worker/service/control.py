@@ -8,6 +8,7 @@ import zmq.asyncio
 
 from lmx.protocol.errors import ProtocolError
 from lmx.protocol.messages.control import BeatSeen, Drain, Identify, Pressure, Welcome
+from lmx.protocol.messages.ranks import FollowersRefused, FollowersStarted
 from lmx.protocol.states import MemoryPressure
 from lmx.protocol.wire.codec import decode, encode
 from lmx.protocol.wire.endpoints import RunDirectory
@@ -33,6 +34,12 @@ class ControlOrders(Protocol):
 
     def pressure(self, level: MemoryPressure) -> None:
         """The machine's memory runs short, or no longer does."""
+
+    def seen(self, computing_watts: float | None) -> None:
+        """A beat has arrived; the power is that of :class:`BeatSeen`."""
+
+    def followers(self, answer: FollowersStarted | FollowersRefused) -> None:
+        """Other machines have started their ranks of the model, or one has not."""
 
 
 class ControlLink:
@@ -87,7 +94,9 @@ class ControlLink:
                 self._orders.drain(if_idle)
             case Pressure(level):
                 self._orders.pressure(level)
-            case BeatSeen():
-                pass  # It is enough that it came.
+            case BeatSeen(computing_watts=watts):
+                self._orders.seen(watts)
+            case FollowersStarted() | FollowersRefused():
+                self._orders.followers(message)
             case _:
                 log.warning("control.unexpected", kind=type(message).__name__)

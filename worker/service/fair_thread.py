@@ -23,7 +23,8 @@ class _Call(NamedTuple):
 
 class FairThread:
     """Runs calls of all owners in turns, so that an owner's calls delay those of others by one call
-    at most. Methods are called on the event loop."""
+    at most. Calls of a higher priority value wait for all others. Methods are called on the event
+    loop."""
 
     def __init__(self, name: str) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)
@@ -38,11 +39,12 @@ class FairThread:
         on_start: Callable[[], None],
         function: Callable[[], _T],
         done: Callable[[asyncio.Future[_T]], None],
+        priority: int = 0,
     ) -> None:
         """When the turn has come, call ``on_start`` on the loop right before ``function`` on the
         thread; then ``done`` on the loop. The caller limits how many calls wait."""
         self.clock.begin(time.monotonic())
-        self._waiting.add(owner, _Call(on_start, function, done))
+        self._waiting.add(owner, _Call(on_start, function, done), priority)
         self._next()
 
     def pause(self, reason: str) -> None:

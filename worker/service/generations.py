@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
@@ -43,7 +43,7 @@ from lmx.worker.scheduling.requests import (
     RequestOutput,
 )
 from lmx.worker.scheduling.thread import EngineThread
-from lmx.worker.service.admission import IdleClock, LifetimeCounts
+from lmx.worker.service.admission import IdleClock, LifetimeCounts, Power
 from lmx.worker.service.open_requests import OpenRequest, OpenRequests
 from lmx.worker.service.stream import Outgoing, Ranking, RouterOutputs, Stream
 
@@ -137,7 +137,7 @@ class Generation(OpenRequest):
         """Log how the generation ended."""
         request_id = self.request.request_id
         match end:
-            case RequestFinished(_, usage, timings, reread):
+            case RequestFinished(_, usage, timings, reread, _):
                 log.info(
                     "stream.finished",
                     request_id=request_id,
@@ -174,6 +174,7 @@ class Generations:
         open_requests: OpenRequests,
         counts: LifetimeCounts,
         idle_clock: IdleClock,
+        power: Power,
     ) -> None:
         self._spec = spec
         self._generator, self._facts = engine.generator, engine.facts
@@ -181,6 +182,7 @@ class Generations:
         self._open = open_requests
         self._counts = counts
         self._idle_clock = idle_clock
+        self._power = power
         self._by_run: dict[int, Generation] = {}
         self._run_ids = itertools.count(1)
         self._sequence_ids = itertools.count(1)
@@ -437,7 +439,8 @@ class Generations:
         self._open.forget(opened)
         self._idle_clock.ended(opened.request.keep_alive_s, time.monotonic())
         match end:
-            case RequestFinished(_, usage, timings, reread):
+            case RequestFinished(_, usage, timings, reread, compute_s):
+                timings = replace(timings, energy_joules=self._power.joules(compute_s))
                 self._open.estimate.ended(timings.prefill_s + timings.decode_s)
                 self._counts.finished(usage, timings)
                 remarks = () if opened.review is None else opened.review.remarks

@@ -4,14 +4,14 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import psutil
 
 from lmx.protocol.host.memory import mac_footprint
 from lmx.protocol.messages.control import Loaded, RefusedAdapter, WorkerBeat, WorkerHello
 from lmx.protocol.messages.specs import WorkerSpec
-from lmx.protocol.messages.status import WorkerFigures
+from lmx.protocol.messages.status import RankFigures, WorkerFigures
 from lmx.protocol.messages.template import UNKNOWN_TEMPLATE
 from lmx.protocol.states import MediaKind, WorkerState
 from lmx.worker.engine.values import ModelFacts, capabilities
@@ -77,6 +77,14 @@ def _media(facts: ModelFacts) -> tuple[MediaKind, ...]:
     return tuple(kind for kind in MediaKind if kind in kinds)
 
 
+class Followers(Protocol):
+    """The further processes of a divided model."""
+
+    @property
+    def figures(self) -> tuple[RankFigures, ...]:
+        """What they take."""
+
+
 class Heartbeat:
     """Reads the figures of the worker's parts; changes nothing."""
 
@@ -88,6 +96,7 @@ class Heartbeat:
         counts: LifetimeCounts,
         idle_clock: IdleClock,
         decoder: MediaDecoder,
+        ranks: Followers | None = None,
     ) -> None:
         self._spec = spec
         self._engine = engine
@@ -95,6 +104,7 @@ class Heartbeat:
         self._counts = counts
         self._idle_clock = idle_clock
         self._decoder = decoder
+        self._ranks = ranks
         self._facts: ModelFacts | None = None
 
     def loaded(self, facts: ModelFacts, load_s: float) -> Loaded:
@@ -102,7 +112,7 @@ class Heartbeat:
         self._facts = facts
         return Loaded(
             self._spec.instance,
-            memory_bytes(self._engine.memory_bytes),
+            self._memory_bytes,
             facts.context_tokens,
             load_s,
             capabilities(facts),
@@ -120,7 +130,7 @@ class Heartbeat:
             self._spec.model_id,
             os.getpid(),
             state,
-            memory_bytes(self._engine.memory_bytes) if facts else 0,
+            self._memory_bytes if facts else 0,
             facts.context_tokens if facts else 0,
             capabilities(facts) if facts else (),
             self._spec.kind,
@@ -145,11 +155,23 @@ class Heartbeat:
             keep_alive_s=self._idle_clock.keep_alive_s,
         )
 
+    @property
+    def _followers(self) -> tuple[RankFigures, ...]:
+        return () if self._ranks is None else self._ranks.figures
+
+    @property
+    def _memory_bytes(self) -> int:
+        """What all ranks take that are on this machine."""
+        own_bytes = memory_bytes(self._engine.memory_bytes)
+        return own_bytes + sum(each.memory_bytes for each in self._followers if not each.machine)
+
     def _figures(self) -> WorkerFigures:
-        counts = self._counts
+        counts, ranks = self._counts, self._followers
+        peak_bytes = peak_memory_bytes(self._engine.peak_memory_bytes)
         return WorkerFigures(
-            memory_bytes=memory_bytes(self._engine.memory_bytes),
-            peak_memory_bytes=peak_memory_bytes(self._engine.peak_memory_bytes),
+            memory_bytes=self._memory_bytes,
+            peak_memory_bytes=peak_bytes
+            + sum(each.peak_memory_bytes for each in ranks if not each.machine),
             decoder_bytes=self._decoder.memory_bytes,
             kv_bytes=self._engine.kv_bytes,
             requests_total=counts.requests,
@@ -159,4 +181,7 @@ class Heartbeat:
             drafted_tokens_total=counts.drafted_tokens,
             accepted_tokens_total=counts.accepted_tokens,
             preempted_total=self._engine.preempted_total,
+            compute_s_total=round(self._engine.computed_s(time.monotonic()), 4),
+            ranks=ranks,
+            speculation=self._engine.speculation,
         )

@@ -12,10 +12,16 @@ import structlog
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.fair_share import has_capacity
-from lmx.protocol.messages.data import Generate, Preparing, Pulse, Refused
+from lmx.protocol.messages.data import (
+    BACKGROUND_PRIORITY,
+    Generate,
+    Preparing,
+    Pulse,
+    Refused,
+)
 from lmx.protocol.messages.specs import WorkerSpec
 from lmx.protocol.messages.speech import Transcribe
-from lmx.protocol.messages.tasks import Task, Tokenize
+from lmx.protocol.messages.tasks import Embed, Task, Tokenize
 from lmx.protocol.states import ModelKind
 from lmx.worker.media.decoder import MediaDecoder
 from lmx.worker.media.values import Media, MediaNeeds, check_media
@@ -68,6 +74,17 @@ class OpenRequest(ABC):
     """What its decoded media take, until the model has read them."""
     gone: bool = field(default=False, init=False)
     """Whether it has left the table: nothing is sent for it any more."""
+
+    @property
+    def priority(self) -> int:
+        """Its place on each thread: what belongs to the background waits for all others."""
+        match self.request:
+            case Generate(priority=priority) if priority >= BACKGROUND_PRIORITY:
+                return BACKGROUND_PRIORITY
+            case Embed(background=True):
+                return BACKGROUND_PRIORITY
+            case _:
+                return 0
 
     def turn_came(self) -> None:
         """Note that its first turn on the prompt thread has come."""
@@ -177,7 +194,7 @@ class OpenRequests:
         """
         until_s = time.monotonic() + self._spec.max_queue_s if expires else None
         if not decodes:
-            self._run(self._prompts, opened, prepare, prepared, on_start, until_s)
+            self._run(self._prompts, opened, prepare, prepared, on_start, until_s, opened.priority)
             return
 
         def decoded(future: asyncio.Future[Any]) -> None:
@@ -202,10 +219,18 @@ class OpenRequests:
                     if alone:
                         self._media.resume(_DECODED)
 
+            # Not by its priority: the media thread waits for this turn, for whomever it works next.
             self._run(self._prompts, opened, prepare, made, begin_prompt, until_s)
 
         # The router does not learn of this turn: decoding can't end the worker.
-        self._run(self._media, opened, lambda: self._decode(opened), decoded, until_s=until_s)
+        self._run(
+            self._media,
+            opened,
+            lambda: self._decode(opened),
+            decoded,
+            until_s=until_s,
+            priority=opened.priority,
+        )
 
     def _decode(self, opened: OpenRequest) -> int:
         """Decode the media of a request; return their size. Media thread."""
@@ -253,6 +278,7 @@ class OpenRequests:
         done: Callable[[asyncio.Future[Any]], None],
         on_start: Callable[[], None] | None = None,
         until_s: float | None = None,
+        priority: int = 0,
     ) -> None:
         """``until_s``: if its turn has not come by then, the request ends with QUEUE_TIMEOUT."""
         loop, timer = asyncio.get_running_loop(), None
@@ -266,7 +292,13 @@ class OpenRequests:
                 on_start()
 
         # A request that was cancelled meanwhile is not worked on.
-        thread.run(opened.request.owner, begin, lambda: None if opened.gone else function(), done)
+        thread.run(
+            opened.request.owner,
+            begin,
+            lambda: None if opened.gone else function(),
+            done,
+            priority,
+        )
 
     def _expire(self, opened: OpenRequest) -> None:
         if opened.gone:

@@ -11,7 +11,7 @@ from lmx.worker.engine.interfaces import Engine
 from lmx.worker.media.decoder import MediaDecoder
 from lmx.worker.scheduling.progress import InFlight
 from lmx.worker.scheduling.thread import EngineThread
-from lmx.worker.service.admission import IdleClock, LifetimeCounts
+from lmx.worker.service.admission import IdleClock, LifetimeCounts, Power
 from lmx.worker.service.fair_thread import FairThread
 from lmx.worker.service.generations import Generations
 from lmx.worker.service.open_requests import OpenRequests
@@ -40,6 +40,7 @@ class Serving:
         in_flight: InFlight,
         counts: LifetimeCounts,
         idle_clock: IdleClock,
+        power: Power,
         send: Callable[[bytes, Any], bool],
         became_idle: Callable[[], None],
     ) -> None:
@@ -47,7 +48,7 @@ class Serving:
         self.open = OpenRequests(
             spec, prompts, media, checks, decoder, needs, in_flight, send, became_idle
         )
-        self._generations = Generations(spec, engine, thread, self.open, counts, idle_clock)
+        self._generations = Generations(spec, engine, thread, self.open, counts, idle_clock, power)
         self._tasks = Tasks(engine, thread, self.open, counts, idle_clock)
         thread.report_to(self._generations.deliver, self._tasks.computed)
         idle_clock.loaded(time.monotonic())

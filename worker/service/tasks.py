@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 import structlog
 
 from lmx.protocol.errors import ErrorCode, RequestError, UnavailableError
-from lmx.protocol.messages.speech import Transcribe
+from lmx.protocol.messages.data import BACKGROUND_PRIORITY
+from lmx.protocol.messages.speech import Speak, Transcribe
 from lmx.protocol.messages.tasks import (
     Embed,
     Rerank,
@@ -49,6 +50,11 @@ class OpenTask(OpenRequest):
     computing: bool = False
     """Whether a piece of it is on the engine thread."""
 
+    @property
+    def background(self) -> bool:
+        """See :attr:`lmx.protocol.messages.tasks.Embed.background`."""
+        return self.priority >= BACKGROUND_PRIORITY
+
     def turn_came(self) -> None:
         """Begin its deadline: what others took before its turn does not count."""
         self.tasks.turn_came(self)
@@ -70,7 +76,7 @@ class Tasks:
     """Passes tasks through the prompt thread and, piece by piece, through the engine thread.
 
     A task has one piece on the engine thread at a time. So tasks take turns there, first by owner
-    and then by task.
+    and then by task. Those of the background stand still while others are computed.
     """
 
     def __init__(
@@ -88,6 +94,7 @@ class Tasks:
         self._idle_clock = idle_clock
         self._by_id: dict[int, OpenTask] = {}
         self._ids = itertools.count(1)
+        self._held = False
 
     def submit(self, router: bytes, request: Task, blobs: Sequence[bytes] = ()) -> None:
         """Begin a task, or refuse it. ``blobs`` are the bytes of its media."""
@@ -131,6 +138,7 @@ class Tasks:
             self._note_use(task.request)
         if task.computing:
             self._thread.drop_piece(task.task_id)
+        self._hold()
 
     def fail(self, task: OpenTask, code: ErrorCode, message: str) -> None:
         """Refuse a task, however far it has come."""
@@ -161,6 +169,7 @@ class Tasks:
         if not task.gone:
             if error is None and (plan := future.result()) is not None:
                 task.planned = True
+                self._hold()
                 if isinstance(plan, TaskPlan):
                     task.pieces, task.prompt_tokens = iter(plan.pieces), plan.prompt_tokens
                     self._open.drop_files(task)
@@ -180,7 +189,17 @@ class Tasks:
             self._end(task, TaskFinished(task.request.stream_id, task.prompt_tokens))
             return
         task.computing = True
-        self._thread.submit_piece(task.task_id, piece, task.request.owner)
+        self._thread.submit_piece(
+            task.task_id, piece, task.request.owner, background=task.background
+        )
+
+    def _hold(self) -> None:
+        """Let the background stand still while there is any other task that is planned: a piece
+        that is held counts as one that is computed, and must not be held for others' prompts."""
+        held = {task.background for task in self._by_id.values() if task.planned} == {True, False}
+        if held != self._held:
+            self._held = held
+            self._thread.hold_background(held)
 
     def _end(self, task: OpenTask, message: TaskReply | TaskFinished) -> None:
         self._open.forget(task)
@@ -222,7 +241,7 @@ class Tasks:
 
     def _note_use(self, request: Task) -> None:
         now = time.monotonic()
-        if isinstance(request, Embed | Rerank | Transcribe):
+        if isinstance(request, Embed | Rerank | Transcribe | Speak):
             self._idle_clock.ended(request.keep_alive_s, now)
         else:
             self._idle_clock.served(now)

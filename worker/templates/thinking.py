@@ -1,6 +1,6 @@
 """The variables with which a chat template controls thinking, and the words for an effort. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from lmx.protocol.messages.data import Thinking
@@ -28,6 +28,16 @@ def thinking_variables(thinking: Thinking) -> dict[str, Any]:
     elif thinking.budget_tokens is not None:
         variables[_BUDGET] = thinking.budget_tokens
     return variables
+
+
+def earlier_thinking(messages: Sequence[Mapping[str, Any]], *, has_tools: bool) -> dict[str, Any]:
+    """Return the variable with which a template that can (Qwen3.6, Gemma 4) shows the thinking of
+    earlier turns, for an agent that sends it back.
+
+    Left out, each turn would depart from the one before it: its answers would be computed again.
+    """
+    sent_back = has_tools and any(message.get("reasoning_content") for message in messages)
+    return {"preserve_thinking": True} if sent_back else {}
 
 
 def nearest_effort(asked: str, taken: Sequence[str]) -> str | None:

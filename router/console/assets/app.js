@@ -270,7 +270,7 @@ async function begin() {
 
   const answered = models.refreshModels();
   const id = location.hash.slice(1);
-  const found = id && (await store.loadConversation(id));
+  const found = id && !id.startsWith("/") && (await store.loadConversation(id));
   if (found) shown = found;
   show();
   await answered;

@@ -179,6 +179,7 @@ export function mount(root, console) {
       context: models.find((one) => one.id === model.value)?.context_length,
       embedding: idOf("embedding"),
       transcription: idOf("transcription"),
+      speech: idOf("speech"),
     };
     return text.replace(/\{\{(\w+)(?::([^}]*))?\}\}/g, (_, name, otherwise) => String(values[name] ?? otherwise));
   }

@@ -41,6 +41,7 @@ const SHAPES = {
   chat: "M5 5h14v11H11l-4 4v-4H5z",
   models: "M4 5h16v5H4zM4 14h16v5H4zM7.5 7.5h.01M7.5 16.5h.01",
   requests: "M4 6h9M8 12h10M12 18h8",
+  machines: "M4 4h7v7H4zM13 13h7v7h-7zM11 7.5h5.5V13",
   usage: "M5 20v-7M12 20V5M19 20v-11",
   logs: "M5 6h14M5 10.5h10M5 15h14M5 19.5h7",
   plug: "M9 3v5M15 3v5M6.5 8h11v3a5.5 5.5 0 0 1-11 0zM12 16.5V21",

@@ -28,6 +28,7 @@ const VIEWS = [
     operator: true,
     count: (_, figures) => (figures ? figures.running + figures.waiting : null),
   },
+  { id: "machines", label: "Machines", shape: "machines", operator: true },
   { id: "usage", label: "Usage", shape: "usage", operator: true },
   { id: "logs", label: "Logs", shape: "logs", operator: true },
   { id: "connect", label: "Connect", shape: "plug", operator: false },
@@ -63,6 +64,7 @@ async function go() {
   if (view.id === shownView) return;
   const first = shownView === "";
   shownView = view.id;
+  if (!view.operator) at("admin").close("");
   document.body.dataset.view = view.id;
   unmount?.();
   unmount = null;
@@ -148,7 +150,10 @@ function showFigures(now) {
   rates.push(now.tokens_per_s);
   if (rates.length > RATES) rates.shift();
   at("rate").hidden = false;
-  at("rate").replaceChildren(h("span", {}, `${rate(now.tokens_per_s)} tok/s`), sparkline(rates, RATES));
+  // Null where the machine does not measure it.
+  const watts = status?.system?.supervisor.machine_watts ?? null;
+  const power = watts === null ? "" : ` · ${watts.toFixed(0)} W`;
+  at("rate").replaceChildren(h("span", {}, `${rate(now.tokens_per_s)} tok/s${power}`), sparkline(rates, RATES));
   at("rate").title = `${many(now.running, "request")} running, ${now.waiting} waiting`;
   showNavigation();
 }

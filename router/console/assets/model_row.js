@@ -215,6 +215,7 @@ function factsOf(model) {
     ["Next load reserves", model.needed_bytes ? size(model.needed_bytes) : ""],
     ["Peak", model.peak_memory_bytes ? size(model.peak_memory_bytes) : ""],
     ["Process", model.pid ? `${model.pid} (${model.instance})` : ""],
+    ["Ranks", model.ranks.map((/** @type {Value} */ one) => `rank ${one.rank}: process ${one.pid}${one.machine ? ` on ${one.machine}` : ""}, ${size(one.memory_bytes)}`).join("; ")],
     ["Loaded", model.loaded_at_s ? clock(model.loaded_at_s) : ""],
     ["Loads", model.loads_total ? `${count(model.loads_total)}, ${duration(model.load_s_total / model.loads_total)} each` : ""],
     ["Requests", count(model.requests_total)],
@@ -225,6 +226,7 @@ function factsOf(model) {
     ["Last exit", last ? `${clock(last.at_s)} ${last.cause}${last.detail ? `: ${last.detail}` : ""}` : ""],
     ["Memory that came back", last?.memory?.detail ?? ""],
     ["Adapters", model.adapters.map((/** @type {Value} */ one) => (one.problem ? `${one.id} (${one.problem})` : one.id)).join(", ")],
+    ["Quantized", model.quantized ?? ""],
     ["Remarks", model.remarks.join(" ")],
   ];
   return /** @type {[string, string][]} */ (facts.filter(([, text]) => text));

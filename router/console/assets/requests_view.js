@@ -2,6 +2,7 @@
 // The requests of all clients: those under way and the last ones that ended, where their time went, who
 // waits for whom, and what they asked.
 
+import { makeBatchList } from "./batch_list.js";
 import { h } from "./dom.js";
 import { count as many, duration } from "./format.js";
 import { passed, requestDetails, stateOf, whose } from "./request_details.js";
@@ -54,6 +55,7 @@ export function mount(root, console) {
   const count = h("p", { class: "soft count" });
   const axis = h("p", { class: "soft axis", "aria-hidden": "true" });
   const empty = h("p", { class: "soft empty", hidden: true });
+  const batches = makeBatchList((batch) => cancelBy(`admin/batches/${encodeURIComponent(batch.id)}/cancel`));
   const list = new VirtualList("Requests", makeRow, () => (narrow.matches ? CARD_PX : ROW_PX));
   list.element.addEventListener("pointerenter", () => {
     held = new Map(list.items.map((item, place) => [item.id, place]));
@@ -67,7 +69,7 @@ export function mount(root, console) {
     h(
       "section",
       { class: "page requests", "aria-labelledby": "requests-title" },
-      h("header", { class: "heading" }, h("h1", { id: "requests-title" }, "Requests"), count, legend()),
+      h("header", { class: "heading" }, h("h1", { id: "requests-title" }, "Requests"), count, legend(), batches.element),
       h("div", { class: "filters" }, state.label, model.label, key.label, axis),
       empty,
       list.element,
@@ -112,7 +114,7 @@ export function mount(root, console) {
       shown = item;
       element.dataset.state = item.state;
       say(name, `${item.family} · ${item.model}`);
-      say(who, whose(item) || "no key");
+      say(who, [whose(item) || "no key", item.machine ? `on ${item.machine}` : ""].filter(Boolean).join(" · "));
       say(why, stateOf(item));
       why.classList.toggle("bad", item.state === "failed" || item.state === "interrupted");
       say(tokens, tokensOf(item));
@@ -161,9 +163,14 @@ export function mount(root, console) {
   }
 
   /** @param {Item} item */
-  async function cancel(item) {
+  function cancel(item) {
+    return cancelBy(`admin/requests/${encodeURIComponent(item.id)}/cancel`);
+  }
+
+  /** @param {string} path */
+  async function cancelBy(path) {
     try {
-      await console.request(`admin/requests/${encodeURIComponent(item.id)}/cancel`, { method: "POST" });
+      await console.request(path, { method: "POST" });
       console.announce("Cancelled");
     } catch (error) {
       console.fail(error);
@@ -171,6 +178,7 @@ export function mount(root, console) {
   }
 
   const stop = console.live.on("requests", take);
+  const stopBatches = console.live.on("batches", (now) => batches.show(now.batches));
   // What is under way grows without a message.
   const ticking = setInterval(() => document.hidden || !live.length || (list.draw(), details.refresh()), TICK_MS);
   const resize = () => list.show(list.items);
@@ -178,6 +186,7 @@ export function mount(root, console) {
   refresh();
   return () => {
     stop();
+    stopBatches();
     clearInterval(ticking);
     narrow.removeEventListener("change", resize);
     list.close();

@@ -10,6 +10,8 @@ import { columnsOf, merge } from "./conversation.js";
 const SWITCH = "lmx-keep";
 const HEADS = "heads";
 const BODIES = "bodies";
+/** How long the browser may take to open what it keeps; some never answer. */
+const OPEN_MS = 3000;
 
 /** @type {Map<string, Conversation>} */
 const open = new Map();
@@ -49,9 +51,19 @@ function database() {
       request.result.createObjectStore(HEADS, { keyPath: "id" });
       request.result.createObjectStore(BODIES, { keyPath: "id" });
     };
-    request.onsuccess = () => resolve(request.result);
+    request.onsuccess = () => {
+      const db = request.result;
+      // Whoever deletes what is kept waits until no tab has it open.
+      db.onversionchange = () => {
+        db.close();
+        opening = null;
+      };
+      opening = Promise.resolve(db);
+      resolve(db);
+    };
     // A private window may have none.
     request.onerror = () => resolve(null);
+    setTimeout(() => resolve(null), OPEN_MS);
   });
   return opening;
 }

@@ -109,7 +109,7 @@ def redacted(body: dict[str, Any]) -> bytes | None:
 
     try:
         made = orjson.dumps(cleaned(body))
-    # For orjson a number of more than 64 bits is none. Bodies may be nested 1,000 levels deep.
+    # orjson takes no number of more than 64 bits. Bodies may be nested 1,000 levels deep.
     except (_TooLargeError, TypeError, RecursionError):
         return None
     return made if len(made) <= _MOST_BYTES_EACH else None

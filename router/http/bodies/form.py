@@ -1,8 +1,10 @@
-"""Reads a request's form (``multipart/form-data``) within limits of size, time and amount. What is
-uploaded stays in memory: nothing is written to a disk."""
+"""Reads a request's form (``multipart/form-data``) within limits of size, time and amount. A file
+stays in memory, unless the caller takes it piece by piece."""
 
+import asyncio
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from aiohttp import BodyPartReader, MultipartReader, hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -26,6 +28,10 @@ _MALFORMED: Final = (ValueError, AssertionError, HttpProcessingError)
 request's."""
 
 _PIECE_BYTES: Final = 256 * 1024
+_SINK_S: Final = 3600.0
+"""The time limit for a form whose file a sink takes; :data:`READ_DEADLINE_S` is that for each piece
+of it."""
+
 _TYPE: Final = "multipart/form-data"
 
 
@@ -34,18 +40,37 @@ class Upload:
     """A file in a form."""
 
     content: bytes
+    """Empty if a sink has taken it."""
+    filename: str = ""
+    """What its client calls it: never a path of this machine."""
 
 
 FormField = str | Upload
 
+READ_FORM: Final = web.RequestKey[dict[str, list[FormField]]]("read_form")
+"""The form of a request that was read before its handler was called."""
 
-async def read_form(request: web.Request, limit_bytes: int) -> dict[str, list[FormField]]:
+
+class FileSink(Protocol):
+    """What takes the file of a form as it comes."""
+
+    async def write(self, piece: bytes) -> None:
+        """Take more of it."""
+
+
+async def read_form(
+    request: web.Request, limit_bytes: int, sink: FileSink | None = None
+) -> dict[str, list[FormField]]:
     """Return the fields of a form by name, each with its values in order. A list's name ends with
-    ``[]``.
+    ``[]``. A form has one file at most if there is a ``sink``, which takes it: it may then take up
+    to an hour, as long as more of it comes.
 
     A file may have ``limit_bytes``. Raises :class:`RequestError`, and QUEUE_FULL while other bodies
     take too much memory.
     """
+    if READ_FORM in request:
+        found: dict[str, list[FormField]] = request.pop(READ_FORM)
+        return found
     if request.content_type != _TYPE:
         raise RequestError(
             ErrorCode.UNSUPPORTED_MEDIA_TYPE,
@@ -62,8 +87,12 @@ async def read_form(request: web.Request, limit_bytes: int) -> dict[str, list[Fo
         raise _too_large("The form", limit_bytes)
     try:
         with request.app[BODY_BUDGET].share(ALWAYS_BYTES) as share:
-            async with arriving_in_time():
-                return await _read(request, limit_bytes, share)
+            async with asyncio.timeout(_SINK_S) if sink else arriving_in_time():
+                return await _read(request, limit_bytes, share, sink)
+    except TimeoutError as error:
+        raise RequestError(
+            ErrorCode.REQUEST_TIMEOUT, f"The form did not arrive within {_SINK_S:.0f} s."
+        ) from error
     except (*_MALFORMED, web.PayloadAccessError, RequestPayloadError) as error:
         raise RequestError(
             ErrorCode.INVALID_JSON,
@@ -72,9 +101,10 @@ async def read_form(request: web.Request, limit_bytes: int) -> dict[str, list[Fo
 
 
 async def _read(
-    request: web.Request, limit_bytes: int, share: ByteShare
+    request: web.Request, limit_bytes: int, share: ByteShare, sink: FileSink | None
 ) -> dict[str, list[FormField]]:
     fields: dict[str, list[FormField]] = {}
+    files = 0
     reader = await request.multipart()
     for _ in range(_MOST_PARTS + 1):
         part = await reader.next()
@@ -82,14 +112,21 @@ async def _read(
             return fields
         if isinstance(part, MultipartReader) or not part.name:
             raise ValueError("a part of a form has a name, and no further parts")
-        value = await _value(part, limit_bytes, share)
+        files += part.filename is not None
+        if sink is not None and files > 1:
+            raise RequestError(
+                ErrorCode.INVALID_VALUE, "The form has several files: send one in each request."
+            )
+        value = await _value(part, limit_bytes, share, sink)
         fields.setdefault(part.name, []).append(value)
     raise RequestError(
         ErrorCode.INVALID_VALUE, f"A form may have at most {_MOST_PARTS} fields: send fewer."
     )
 
 
-async def _value(part: BodyPartReader, limit_bytes: int, share: ByteShare) -> FormField:
+async def _value(
+    part: BodyPartReader, limit_bytes: int, share: ByteShare, sink: FileSink | None
+) -> FormField:
     is_file = part.filename is not None
     most_bytes = limit_bytes if is_file else _MOST_FIELD_BYTES
     name = str(part.name)
@@ -105,21 +142,29 @@ async def _value(part: BodyPartReader, limit_bytes: int, share: ByteShare) -> Fo
         )
     pieces: list[bytes] = []
     size_bytes = 0
-    while piece := await part.read_chunk(_PIECE_BYTES):
+    while piece := await _piece(part, in_time=sink is not None):
         size_bytes += len(piece)
         if size_bytes > most_bytes:
             raise _too_large(f"`{name[:80]}`", most_bytes, name[:80])
+        if is_file and sink is not None:
+            await sink.write(piece)
+            continue
         share.grow(len(piece))
         pieces.append(piece)
     content = b"".join(pieces)
     if is_file:
-        return Upload(content)
+        return Upload(content, str(part.filename))
     try:
         return content.decode()
     except UnicodeDecodeError as error:
         raise RequestError(
             ErrorCode.INVALID_VALUE, f"`{name[:80]}` is not UTF-8.", param=name[:80]
         ) from error
+
+
+async def _piece(part: BodyPartReader, *, in_time: bool) -> bytes:
+    async with arriving_in_time() if in_time else nullcontext():
+        return await part.read_chunk(_PIECE_BYTES)
 
 
 def _too_large(what: str, limit_bytes: int, param: str | None = None) -> RequestError:

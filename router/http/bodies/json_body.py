@@ -34,8 +34,14 @@ IS_LARGE: Final = web.RequestKey("is_large", bool)
 BODY_BUDGET: Final = web.AppKey("body_budget", ByteBudget)
 """The memory of the bodies that are being received: clients may send them slowly."""
 
+READ: Final = web.RequestKey[dict[str, Any]]("read")
+"""The object of a request that was read before its handler was called."""
+
 MAX_DEPTH: Final = 100
 """Containers within containers. Beyond it code that recurses over a body would be at risk."""
+
+GIVEN: Final = web.RequestKey[tuple[dict[str, Any], bool]]("given")
+"""The object of a request that came in another way than as its body, and whether it is large."""
 
 _BOM: Final = b"\xef\xbb\xbf"
 _DUPLICATE: Final = re.compile(r'Detected duplicate key "(.*)" at (line \d+ column \d+)', re.DOTALL)
@@ -60,6 +66,29 @@ async def read_object(request: web.Request, limit_bytes: int) -> dict[str, Any]:
     :class:`RequestError`; also QUEUE_FULL while other bodies take too much memory, and
     RATE_LIMIT_EXCEEDED if the client has too few tokens left for what the object requests.
     """
+    if READ in request:
+        found: dict[str, Any] = request.pop(READ)
+        return found
+    parsed, large = request.pop(GIVEN, None) or await _read_body(request, limit_bytes)
+    admission = request.get(ADMISSION)
+    if admission is not None:
+        tokens = await _estimated(request, parsed, large=large)
+        admission.charge(tokens, time.monotonic())
+    request.app[CAPTURES].take(request, parsed)
+    return parsed
+
+
+async def give_object(request: web.Request, payload: bytes) -> dict[str, Any]:
+    """Parse what :func:`read_object` returns later for a request in process, and return it: its
+    caller may still change it. Raises as that does."""
+    with request.app[BODY_BUDGET].share(ALWAYS_BYTES) as share:
+        share.grow(len(payload))
+        parsed = await _parsed(request, payload, parse_object)
+    request[GIVEN] = parsed, len(payload) > SMALL_BYTES
+    return parsed
+
+
+async def _read_body(request: web.Request, limit_bytes: int) -> tuple[dict[str, Any], bool]:
     _check_content_type(request)
     encoding_of(request)
     if request.content_length is not None and request.content_length > limit_bytes:
@@ -67,12 +96,7 @@ async def read_object(request: web.Request, limit_bytes: int) -> dict[str, Any]:
     with request.app[BODY_BUDGET].share(ALWAYS_BYTES) as share:
         payload = await _read_in_time(request, limit_bytes, share)
         parsed = await _parsed(request, payload, parse_object)
-    admission = request.get(ADMISSION)
-    if admission is not None:
-        tokens = await _estimated(request, parsed, large=len(payload) > SMALL_BYTES)
-        admission.charge(tokens, time.monotonic())
-    request.app[CAPTURES].take(request, parsed)
-    return parsed
+    return parsed, len(payload) > SMALL_BYTES
 
 
 async def next_step(request: web.Request) -> None:

@@ -61,7 +61,7 @@ async def follow_events(request: web.Request, log: EventLog, place: int) -> web.
         place += len(found)
         return b"".join(found)
 
-    await events.send_all(next_events, spec.ping_interval_s)
+    await events.follow(next_events, spec.ping_interval_s)
     await events.end()
     return events.response
 

@@ -19,16 +19,21 @@ from lmx.router.http.responses import Answer, json_value
 from lmx.router.inference.answering import Plan, answer
 from lmx.router.inference.media import generation
 from lmx.router.inference.model_choice import models_for, models_of_kind
+from lmx.router.inference.named_files import with_files
+from lmx.router.inference.prompts import prepared
 from lmx.router.inference.responses.background import begin_answer, follow_events
+from lmx.router.inference.responses.conversations import items_of, pieces_of
 from lmx.router.inference.responses.stored import earlier_items, with_referenced
-from lmx.router.inference.stray_results import with_known_calls
 from lmx.router.inference.tasks import ask_tokenizer
 from lmx.router.jobs.job import StoredInput
 from lmx.router.jobs.live import RequestKind
+from lmx.router.rendering.responses.compaction import CompactionAnswer
 from lmx.router.rendering.responses.events import ResponseAnswer
 from lmx.router.rendering.responses.items import RESPONSE, ItemForm
-from lmx.router.rendering.responses.sealing import sealing_key
+from lmx.router.rendering.responses.preparation import PreparedAnswer
+from lmx.router.rendering.responses.sealing import compaction_key, sealing_key
 from lmx.router.rendering.responses.state import QUEUED
+from lmx.router.schema.requests.responses.compaction import asks_for_summary, summarizing
 from lmx.router.schema.requests.responses.items import ITEMS, Item, check_together, stored_items
 from lmx.router.schema.requests.responses.responses import (
     InputTokensRequest,
@@ -43,6 +48,7 @@ from lmx.router.schema.requests.responses.responses import (
 )
 from lmx.router.schema.requests.responses.tools import flat_tool
 from lmx.router.schema.requests.unsupported import ignored_fields
+from lmx.router.schema.validation import invalid
 from lmx.router.services import SERVICES
 
 _REPEATED: Final[Mapping[str, Any]] = {
@@ -93,29 +99,51 @@ async def responses(request: web.Request) -> web.StreamResponse:
     body = await read_object(request, services.spec.body_limit_bytes)
     body = await checked_ahead(request, body, "input", ITEMS)
     wanted = parse_responses(body)
+    if wanted.conversation is not None and request[CONTEXT].background:
+        raise invalid(
+            "conversation",
+            "is not for requests in a batch, which come in any order: send the items in `input`.",
+        )
     await next_step(request)
-    key = sealing_key(services.spec.admin_key)
-    items, own = await _conversation(request, wanted)
+    key, owner = sealing_key(services.spec.admin_key), request[CONTEXT].owner
+    items, own = await whole_conversation(request, wanted)
+    summarizes = asks_for_summary(own)
+    if summarizes and wanted.generate is False:
+        raise invalid("generate", "can't be false for a summary, which is output.")
     await next_step(request)
-    asked = asked_of(wanted, items, key, earlier=len(items) - len(own))
+    asked = asked_of(wanted, items, key, owner=owner, earlier=len(items) - len(own))
     await next_step(request)
     note_ignored(request, [*ignored_fields(body, ResponsesRequest, {}), *asked.left_out])
-    generate = with_known_calls(request, generation_of(wanted, asked), "input.call_id")
+    generate = prepared(request, generation_of(wanted, asked), "input.call_id")
     generate = own_request(generate, request[CONTEXT])
+    generate, media = await with_files(request, generate, asked.media)
     stream = bool(wanted.stream)
-    models = await models_of_kind(
-        request, wanted.model, ModelKind.CHAT, stream=stream, media=asked.media
-    )
-    form = ResponseAnswer(
-        _repeated(body, wanted),
-        ItemForm(asked.tools.called, wanted.summarizes, key if wanted.seals_reasoning else None),
-        logprobs=wanted.logprobs is not None,
-    )
-    begin = generation(services, generate, asked.media)
+    models = await models_of_kind(request, wanted.model, ModelKind.CHAT, stream=stream, media=media)
+    repeated = _repeated(body, wanted)
+    if summarizes:
+        generate = summarizing(generate, [model.context_length for model in models], thinks=True)
+        capped = wanted.max_output_tokens is None
+        form: ResponseAnswer = CompactionAnswer(repeated, compaction_key(key, owner), capped=capped)
+    else:
+        token_key = key if wanted.seals_reasoning else None
+        form = (PreparedAnswer if wanted.generate is False else ResponseAnswer)(
+            repeated,
+            ItemForm(asked.tools.called, wanted.summarizes, token_key),
+            logprobs=wanted.logprobs is not None,
+        )
+    begin = generation(services, generate, media)
+    del media
     stored = None
     if wanted.is_stored:
-        stored_items_json = await _stored(request, own)
-        stored = StoredInput(stored_items_json, wanted.previous_response_id, form.stored_output)
+        named = wanted.conversation_id
+        added = () if named is None else await pieces_of(request, own)
+        stored = StoredInput(
+            await _stored(request, own),
+            wanted.previous_response_id,
+            form.stored_output,
+            named,
+            added,
+        )
     plan = Plan(models, begin, form, RequestKind.CHAT, RESPONSE, stored)
     if wanted.background:
         job = await begin_answer(request, plan, stream=stream)
@@ -136,14 +164,20 @@ async def input_tokens(request: web.Request) -> web.Response:
     body = await checked_ahead(request, body, "input", ITEMS)
     wanted = parse_input_tokens(body)
     await next_step(request)
-    items, own = await _conversation(request, wanted)
-    earlier = len(items) - len(own)
-    asked = asked_of(wanted, items, sealing_key(spec.admin_key), earlier=earlier)
+    items, own = await whole_conversation(request, wanted)
+    asked = asked_of(
+        wanted,
+        items,
+        sealing_key(spec.admin_key),
+        owner=request[CONTEXT].owner,
+        earlier=len(items) - len(own),
+    )
     await next_step(request)
     note_ignored(request, [*ignored_fields(body, InputTokensRequest, {}), *asked.left_out])
-    models = await models_for(request, wanted.model, ModelKind.CHAT, media=asked.media)
-    task = with_known_calls(request, tokenizing_of(wanted, asked), "input.call_id")
-    counted = await ask_tokenizer(request, models, task, asked.media)
+    task, media = await with_files(request, tokenizing_of(wanted, asked), asked.media)
+    models = await models_for(request, wanted.model, ModelKind.CHAT, media=media)
+    task = prepared(request, task, "input.call_id")
+    counted = await ask_tokenizer(request, models, task, media)
     assert isinstance(counted, Tokenized)
     return json_value({"object": "response.input_tokens", "input_tokens": len(counted.tokens)})
 
@@ -161,16 +195,20 @@ async def _stored(request: web.Request, items: Sequence[Item]) -> bytes:
     return stored
 
 
-async def _conversation(
+async def whole_conversation(
     request: web.Request, wanted: ResponsePromptFields
 ) -> tuple[Sequence[Item], Sequence[Item]]:
     """Return all items of a request's conversation, and its own: with the items that it refers to
     in the place of the references."""
     own = await with_referenced(request, wanted.items)
-    if wanted.previous_response_id is None:
+    if wanted.conversation_id is not None:
+        earlier = await items_of(request, wanted.conversation_id)
+    elif wanted.previous_response_id is not None:
+        earlier = await earlier_items(request, wanted.previous_response_id)
+    else:
         return own, own
-    items = [*await earlier_items(request, wanted.previous_response_id), *own]
-    check_together(items)
+    items = [*earlier, *own]
+    check_together(items, wanted.earlier_field)
     return items, own
 
 
@@ -180,8 +218,9 @@ def _repeated(body: Mapping[str, Any], wanted: ResponsesRequest) -> dict[str, An
         value = body.get(name)
         repeated[name] = default if value is None else orjson.Fragment(json_of(value, name))
     repeated["tools"] = orjson.Fragment(json_of(_shown_tools(body), "tools"))
-    # All requests are served alike.
-    repeated["service_tier"] = "default"
+    if wanted.conversation_id is not None:
+        repeated["conversation"] = {"id": wanted.conversation_id}
+    repeated["service_tier"] = wanted.tier or "default"
     reasoning, text = wanted.reasoning, wanted.text
     summary = reasoning and (reasoning.summary or reasoning.generate_summary)
     repeated["reasoning"] = {

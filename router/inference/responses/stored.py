@@ -74,16 +74,6 @@ async def get_response(request: web.Request) -> web.StreamResponse:
     return await follow_events(request, log, 0 if after is None else after + 1)
 
 
-async def compact_response(request: web.Request) -> web.Response:
-    """Refuse: conversations are not compacted here."""
-    raise RequestError(
-        ErrorCode.NOT_FOUND,
-        "lmx compacts no conversations: let the client summarize them, or send `truncation: "
-        "auto`, which cuts off the beginning of one that is too long. Codex summarizes by itself, "
-        "unless the provider in its configuration is named OpenAI: give lmx another name there.",
-    )
-
-
 async def delete_response(request: web.Request) -> web.Response:
     """Remove a response, and its job's record. One that is under way is cancelled."""
     services = request.app[SERVICES]
@@ -156,6 +146,13 @@ async def earlier_items(request: web.Request, previous_id: str) -> list[Item]:
             "conversation in `input`.",
             param="previous_response_id",
         )
+    if turns[-1].conversation is not None:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            f"The response {turns[-1].response_id} belongs to a conversation: continue that, with "
+            f"`conversation: {turns[-1].conversation}` and without `previous_response_id`.",
+            param="previous_response_id",
+        )
     if not turns[0].is_over:
         raise RequestError(
             ErrorCode.INVALID_VALUE,
@@ -164,14 +161,24 @@ async def earlier_items(request: web.Request, previous_id: str) -> list[Item]:
         )
     earlier: list[Item] = []
     for items in await _parsed_items(request, turns, with_last_output=True):
-        for begin in range(0, len(items), _CHECKED_AT_ONCE):
-            earlier += checked_items(items[begin : begin + _CHECKED_AT_ONCE])
-            await yield_to_loop()
+        earlier += await checked_in_steps(items, "previous_response_id")
     return earlier
 
 
-async def with_referenced(request: web.Request, items: Sequence[Item]) -> Sequence[Item]:
-    """Return ``items`` with what references among them stand for. Raises NOT_FOUND."""
+async def checked_in_steps(items: list[Any], param: str) -> list[Item]:
+    """Return items that were stored, and that ``param`` stands for."""
+    checked: list[Item] = []
+    for begin in range(0, len(items), _CHECKED_AT_ONCE):
+        checked += checked_items(items[begin : begin + _CHECKED_AT_ONCE], param)
+        await yield_to_loop()
+    return checked
+
+
+async def with_referenced(
+    request: web.Request, items: Sequence[Item], field: str = "input"
+) -> Sequence[Item]:
+    """Return ``items``, which are those of ``field``, with what references among them stand for.
+    Raises NOT_FOUND."""
     found = list(items)
     outputs: dict[str, dict[str, Any]] = {}
     for index, item in enumerate(items):
@@ -186,14 +193,14 @@ async def with_referenced(request: web.Request, items: Sequence[Item]) -> Sequen
                 outputs[response_id] = {}
         known = outputs.get(response_id or "", {}).get(item.id)
         if known is None:
-            param = f"input[{index}].id"
+            param = f"{field}[{index}].id"
             raise RequestError(
                 ErrorCode.NOT_FOUND,
                 f"`{param}` is not the id of a stored item: {short(item.id)}. Responses are "
                 "kept as long as jobs are, and not with `store: false`: send the item itself.",
                 param=param,
             )
-        (found[index],) = checked_items([known])
+        (found[index],) = checked_items([known], field)
     return found
 
 

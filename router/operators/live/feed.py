@@ -9,13 +9,16 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from typing import Any, Final, Protocol
 
 import orjson
+import structlog
 
 from lmx.protocol.host.lasting import begin, keep_up
 from lmx.router.event_loop import ends_in_time
+
+_log = structlog.get_logger()
 
 _INTERVAL_S: Final = 1.0
 """The time between two looks at the topics."""
@@ -27,7 +30,7 @@ _KEPT_BYTES: Final = 16 * 1024**2
 """The most that these pieces have together: thousands of requests at work take 3 MB a second."""
 
 _WHOLE_S: Final = 1.0
-"""For so long the whole values are given to others who begin."""
+"""How long the whole values are given to others who begin."""
 
 
 class Topic(Protocol):
@@ -73,6 +76,8 @@ class LiveFeed:
         self._make_topics = make_topics
         self._readers = 0
         self._topics: Sequence[Topic] = ()
+        self._failed: list[Topic] = []
+        """The topics whose last look failed: that is logged once."""
         self._task: asyncio.Task[None] | None = None
         self._kept: deque[bytes] = deque(maxlen=_KEPT)
         self._whole: tuple[int, float, bytes] | None = None
@@ -96,6 +101,7 @@ class LiveFeed:
                 self._task.cancel()
                 begin(_closed(self._topics), "the end of the console's stream")
                 self._task, self._topics, self._whole = None, (), None
+                self._failed.clear()
                 self._kept.clear()
 
     def after(self, number: int | None) -> bytes:
@@ -125,13 +131,26 @@ class LiveFeed:
             began_s, before = time.monotonic(), self.number
             for topic in self._topics:
                 # Published at once: between its look and this no reader may ask for whole values.
-                if events := await topic.look():
+                if events := await self._look(topic):
                     self._publish(events)
             if self.number > before:
                 # Once for all topics, so that a reader has one write a second.
                 news, self._news = self._news, asyncio.Event()
                 news.set()
             await asyncio.sleep(max(0.0, began_s + _INTERVAL_S - time.monotonic()))
+
+    async def _look(self, topic: Topic) -> bytes:
+        """Return what is new of a topic; nothing if it fails, which holds up no other one."""
+        try:
+            events = await topic.look()
+        except Exception:
+            if topic not in self._failed:
+                _log.exception("live.topic_failed", topic=type(topic).__name__)
+                self._failed.append(topic)
+            return b""
+        if topic in self._failed:
+            self._failed.remove(topic)
+        return events
 
     def _publish(self, events: bytes) -> None:
         self._kept.append(events)
@@ -141,5 +160,6 @@ class LiveFeed:
 
 
 async def _closed(topics: Sequence[Topic]) -> None:
-    for topic in topics:
-        await topic.close()
+    async with AsyncExitStack() as closing:  # All of them, also where one fails.
+        for topic in topics:
+            closing.push_async_callback(topic.close)

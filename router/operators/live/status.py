@@ -1,6 +1,7 @@
 """The topic ``status``: the models and the system, and of the models those that have changed."""
 
 import dataclasses
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
@@ -56,11 +57,18 @@ _SAME_MACHINE_BYTES: Final = 64 * 1024**2
 
 _PAST: Final = ("idle_s", "stalled_s", "uptime_s")
 _COMING: Final = ("expires_in_s", "retry_in_s")
+_SAME_WATTS: Final = 2.0
+"""A power that differs by less is the same."""
+
 _SIZES: Final = {
     "memory_bytes": _SAME_BYTES,
     "decoder_bytes": _SAME_BYTES,
     "machine_used_bytes": _SAME_MACHINE_BYTES,
     "machine_available_bytes": _SAME_MACHINE_BYTES,
+    "machine_watts": _SAME_WATTS,
+    # They always grow.
+    "machine_energy_joules": math.inf,
+    "energy_joules": math.inf,
 }
 
 _Part = TypeVar("_Part", ModelStatus, SupervisorStatus, RouterStatus, WorkerFigures)
@@ -79,9 +87,13 @@ def _unchanged(before: _Part, now: _Part, passed_s: float) -> Iterator[tuple[str
         name = each.name
         was, value = getattr(before, name), getattr(now, name)
         if name in _SIZES:
-            same = abs(value - was) < _SIZES[name]
+            known = was is not None and value is not None
+            same = abs(value - was) < _SIZES[name] if known else was is value
         elif name == "figures":
             same = is_same(was, value, passed_s)
+        elif name == "ranks":
+            # What they take is in the model's memory.
+            same = [one.pid for one in was] == [one.pid for one in value]
         elif name in _PAST or name in _COMING:
             # None, and 0 of what is not running, is no duration.
             runs = bool(was) and bool(value)

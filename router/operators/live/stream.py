@@ -9,6 +9,7 @@ from aiohttp import web
 
 from lmx.router.http.sse import EventStream
 from lmx.router.operators.events import EventLine
+from lmx.router.operators.live.batches import BatchesTopic, LiveBatches
 from lmx.router.operators.live.events import EventTopic
 from lmx.router.operators.live.feed import LiveFeed, Reader, Topic, event_text
 from lmx.router.operators.live.figures import FiguresTopic, LiveFigures
@@ -21,7 +22,7 @@ from lmx.router.services import SERVICES, Services
 
 LIVE: Final = web.AppKey("live", LiveFeed)
 
-LiveEvent = LiveStatus | LiveFigures | LiveRequestsShown | EventLine | LogLine
+LiveEvent = LiveStatus | LiveFigures | LiveRequestsShown | LiveBatches | EventLine | LogLine
 """The data of the stream's events."""
 
 _LOOK_S: Final = 0.5
@@ -40,13 +41,14 @@ def live_topics(services: Services) -> Sequence[Topic]:
         status,
         FiguresTopic(lambda: status.models, services.metrics.latest, services.queues.waiting),
         RequestsTopic(services.live),
+        BatchesTopic(services),
         EventTopic(services.events),
     )
 
 
 async def stream_live(request: web.Request) -> web.StreamResponse:
-    """Send all that changes, as events with names: `status`, `figures`, `requests`, `event`, and
-    with `logs` in the query `log`.
+    """Send all that changes, as events with names: `status`, `figures`, `requests`, `batches`,
+    `event`, and with `logs` in the query `log`.
 
     The whole values come first, and again for a client that has fallen behind: events that it had
     may come again then, so it goes by `epoch` and `seq`. Each topic sends at most once a second,

@@ -262,6 +262,14 @@ class ResponseWriter:
             self._kind = None
         return self._response("response.failed", failed(error))
 
+    def _whole_item(self, item: OutputItem) -> bytes:
+        """Return the events of an item that begins and ends at once."""
+        place, raw = len(self._done), orjson.dumps(item)
+        fields = {"output_index": place, "item": orjson.Fragment(raw)}
+        events = [self._event(f"response.output_item.{what}", fields) for what in ("added", "done")]
+        self._done.append(raw)
+        return b"".join(events)
+
     @property
     def _place(self) -> dict[str, Any]:
         return {"item_id": self._item_id, "output_index": len(self._done)}

@@ -1,10 +1,11 @@
 """The items of a response's output. Pure."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, NotRequired
 
+import orjson
 from pydantic import Field
 
 from lmx.router.http.responses import Answer
@@ -14,7 +15,7 @@ from lmx.router.rendering.responses.tools import CalledTool, InputReader
 RESPONSE: Final = "resp_"
 """The beginning of a response's id."""
 
-_OUTPUT_ID: Final = re.compile(r"(?:msg|rs|fc|ctc)_([0-9a-f]{24})_[0-9]{1,6}")
+_OUTPUT_ID: Final = re.compile(r"(?:msg|rs|fc|ctc|cmp)_([0-9a-f]{24})_[0-9]{1,6}")
 
 COMPLETED: Final = "completed"
 INCOMPLETE: Final = "incomplete"
@@ -116,8 +117,17 @@ class OutputCustomCall(CallHead):
     """What the tool is given; empty where a stream's item begins."""
 
 
+class OutputCompaction(Answer):
+    """A summary of the conversation until here."""
+
+    id: str
+    type: Literal["compaction"]
+    encrypted_content: str
+    """The summary as a token, which brings it back where it is sent again."""
+
+
 OutputItem = Annotated[
-    OutputMessage | OutputReasoning | OutputFunctionCall | OutputCustomCall,
+    OutputMessage | OutputReasoning | OutputFunctionCall | OutputCustomCall | OutputCompaction,
     Field(discriminator="type"),
 ]
 
@@ -197,6 +207,12 @@ class ItemForm:
         return reader.read(arguments) + reader.end()
 
 
+def compaction(response_id: str, summary: str, key: bytes) -> OutputCompaction:
+    """Return the item of a summary, with its token of the key."""
+    own_id = _item_id(response_id, "cmp", 0)
+    return {"id": own_id, "type": "compaction", "encrypted_content": sealed(summary, key)}
+
+
 def _item_id(response_id: str, prefix: str, index: int) -> str:
     # It names the response too, so that the item is found by it.
     return f"{prefix}_{response_id.removeprefix(RESPONSE)}_{index}"
@@ -225,6 +241,7 @@ _KINDS: Final = {
     "function_call_output": "fco",
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
+    "compaction": "cmp",
 }
 """The beginning of the ids of items of each type."""
 
@@ -238,11 +255,53 @@ def listed_items(response_id: str, items: Sequence[Mapping[str, Any]]) -> list[d
         own_id = given.get("id") or f"{_item_id(response_id, _KINDS.get(kind, 'item'), index)}_in"
         item = {**given, "type": kind, "id": own_id}
         if kind == "message":
-            item["content"] = _parts(given.get("content"), given.get("role"))
+            item["content"] = _whole_parts(_parts(given.get("content"), given.get("role")))
         if kind in ("message", "function_call", "function_call_output"):
             item["status"] = given.get("status") or COMPLETED
         listed.append(item)
     return listed
+
+
+def conversation_items(
+    items: Sequence[Mapping[str, Any]], new_id: Callable[[], str]
+) -> list[dict[str, Any]]:
+    """Return items as OpenAI shows those of a conversation: as :func:`listed_items` does, each with
+    an id of its own, and with the fields that its types need."""
+    shown = []
+    for given in items:
+        (item,) = listed_items(RESPONSE, [{**given, "id": None}])
+        kind = item["type"]
+        item["id"] = f"{_KINDS.get(kind, 'item')}_{new_id()}"
+        match kind:
+            case "reasoning":
+                item["summary"] = item.get("summary") or []
+            case "function_call":
+                arguments = item.get("arguments", "{}")
+                if not isinstance(arguments, str):
+                    arguments = orjson.dumps(arguments).decode()
+                item["arguments"] = arguments
+            case "function_call_output" | "custom_tool_call_output":
+                item["output"] = _whole_parts(item.get("output") or "")
+            case "additional_tools":
+                item.setdefault("role", "developer")
+        shown.append(item)
+    return shown
+
+
+def _whole_parts(content: Any) -> Any:
+    """Return the content of an item with the fields of its parts that may be left out."""
+    if not isinstance(content, list):
+        return content
+    parts = []
+    for part in content:
+        match part["type"]:
+            case "output_text":
+                parts.append({**part, "annotations": [], "logprobs": []})
+            case "input_image":
+                parts.append({**part, "detail": part.get("detail") or "auto"})
+            case _:
+                parts.append(part)
+    return parts
 
 
 def _parts(content: Any, role: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Thoughts as a token that a client keeps and sends back. Pure.
+"""Thoughts, and summaries of conversations, as tokens that a client keeps and sends back. Pure.
 
-The token is signed with a key of this lmx, so that nothing else is taken for thoughts of its
-models. It is not encrypted: the thoughts are the client's own, who may also get them as they are.
+A token is signed with a key of this lmx, so that nothing else is taken for what its models wrote.
+It is not encrypted: what it says is the client's own.
 """
 
 import base64
@@ -14,7 +14,7 @@ from typing import Final
 _BEGINNING: Final = "lmx1."
 _SIGNATURE_BYTES: Final = 16
 _MOST_BYTES: Final = 16 * 1024 * 1024
-"""The most that the thoughts of one token may have."""
+"""The most that the text of one token may have."""
 
 
 def sealing_key(secret: str) -> bytes:
@@ -22,14 +22,20 @@ def sealing_key(secret: str) -> bytes:
     return hmac.digest(secret.encode(), b"lmx sealed reasoning", "sha256")
 
 
-def sealed(thoughts: str, key: bytes) -> str:
-    """Return thoughts as a token."""
-    packed = zlib.compress(thoughts.encode("utf-8", "surrogatepass"))
+def compaction_key(key: bytes, owner: str | None) -> bytes:
+    """Return the key for the summaries of one owner, made of that for thoughts: nobody else's are
+    taken for them, nor thoughts for a summary."""
+    return hmac.digest(key, b"compaction of " + (owner or "").encode(), "sha256")
+
+
+def sealed(text: str, key: bytes) -> str:
+    """Return a text as a token."""
+    packed = zlib.compress(text.encode("utf-8", "surrogatepass"))
     return _BEGINNING + base64.urlsafe_b64encode(_signature(packed, key) + packed).decode()
 
 
 def unsealed(token: str, key: bytes) -> str | None:
-    """Return the thoughts of a token; None if it was not made with this key."""
+    """Return the text of a token; None if it was not made with this key."""
     if not token.startswith(_BEGINNING):
         return None
     try:

@@ -93,6 +93,12 @@ class TextEcho(Answer):
     verbosity: str
 
 
+class ConversationEcho(Answer):
+    """A conversation."""
+
+    id: str
+
+
 class ResponseObject(ResponseState):
     """A response. The fields of the request that it repeats are as they were sent."""
 
@@ -106,6 +112,8 @@ class ResponseObject(ResponseState):
     output: list[OutputItem]
     """What the model thought, answered and called, in the order of time."""
     background: bool
+    conversation: NotRequired[ConversationEcho | None]
+    """The conversation that it continues, if the request named one."""
     frequency_penalty: float
     instructions: str | None
     max_output_tokens: int | None
@@ -117,8 +125,8 @@ class ResponseObject(ResponseState):
     prompt_cache_key: str | None
     reasoning: ReasoningEcho
     safety_identifier: str | None
-    service_tier: Literal["default"]
-    """All requests are served alike."""
+    service_tier: Literal["flex", "default"]
+    """`flex`: it took only what nobody else wanted."""
     store: bool
     temperature: float
     text: TextEcho

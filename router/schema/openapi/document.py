@@ -28,6 +28,7 @@ _KEYS: Final[dict[Access, list[dict[str, list[str]]]]] = {
     Access.OPEN: [],
     # One of the two is enough: if no keys are configured, everybody may ask.
     Access.INFERENCE: [{"apiKey": []}, {}],
+    Access.PEER: [{"apiKey": []}, {"adminKey": []}],
     Access.OPERATOR: [{"operatorKey": []}, {"adminKey": []}, {"adminKeyAsBearer": []}],
     Access.ADMIN: [{"adminKey": []}, {"adminKeyAsBearer": []}],
     Access.METRICS: [{"metricsKey": []}, {"adminKey": []}],
@@ -178,8 +179,8 @@ def _answer(endpoint: Endpoint, status: int, schemas: Schemas) -> dict[str, Any]
         content["application/json"] = {"schema": schemas.of(endpoint.answer)}
     elif not endpoint.streams:
         content[endpoint.media] = {"schema": {"type": "string"}}
-    if endpoint.also is not None:
-        content[endpoint.also] = {"schema": {"type": "string"}}
+    for media in endpoint.also:
+        content[media] = {"schema": {"type": "string"}}
     if endpoint.streams:
         # OpenAPI 3.1 has no field for the shape of an event, 3.2 has: `itemSchema`.
         stream: dict[str, Any] = {"schema": {"description": _EVENTS}}
@@ -308,6 +309,8 @@ _GENERATION: Final = (
     ErrorCode.STRUCTURE_NOT_ENFORCEABLE,
     ErrorCode.SYNC_TIMEOUT,
 )
+_READS: Final = frozenset({ErrorCode.JOBS_UNAVAILABLE, ErrorCode.USAGE_UNAVAILABLE})
+"""The errors of routes that read a file, of which each requester has a share."""
 
 
 def error_codes(endpoint: Endpoint) -> frozenset[ErrorCode]:
@@ -316,7 +319,7 @@ def error_codes(endpoint: Endpoint) -> frozenset[ErrorCode]:
     codes = {*_ALWAYS, *_CLOSING, *endpoint.errors}
     if endpoint.method != "GET":
         codes.add(ErrorCode.ORIGIN_NOT_ALLOWED)
-    if endpoint.is_inference:
+    if endpoint.is_inference or not codes.isdisjoint(_READS):
         codes.add(ErrorCode.RATE_LIMIT_EXCEEDED)
     if endpoint.access is not Access.OPEN:
         codes.update(_KEY)
@@ -326,7 +329,7 @@ def error_codes(endpoint: Endpoint) -> frozenset[ErrorCode]:
         codes.update((ErrorCode.SUPERVISOR_UNAVAILABLE, ErrorCode.DEADLINE_EXCEEDED))
     if endpoint.request is not None or endpoint.form is not None:
         codes.update((*_BODY, *_VALUES))
-        if endpoint.access is Access.INFERENCE:
+        if endpoint.access is Access.INFERENCE and endpoint.works:
             codes.update(_WORK)
             if endpoint.streams and endpoint.request is not None:
                 codes.update(_GENERATION)

@@ -26,12 +26,17 @@ TAGS: Final[dict[str, str]] = {
     "Completions": "Text completions",
     "Embeddings": "Texts as vectors",
     "Rerank": "Documents ranked by relevance",
-    "Audio": "Speech as text",
+    "Audio": "Speech as text, and text as speech",
+    "Moderations": "Refused: lmx serves no classifiers of harm",
     "Tokens": "What a model's tokenizer makes of text",
     "Models": "What can be requested",
+    "Batches": "Many requests in a file, answered when nobody else wants the model",
+    "Conversations": "Conversations that responses continue; each key sees its own",
+    "Files": "Files that clients upload; each key sees its own",
     "Jobs": "Every generation has a record, which outlives its connection",
     "Engines": "Kolosal's names for models, for operators",
     "Administration": "For operators",
+    "Peers": "Other machines that answer for this one, and their pairing",
     "Keys": "Who may use lmx, and how much",
     "Downloads": "Models that are fetched from the hub",
     "Operation": "What lmx does now, for operators",
@@ -68,6 +73,32 @@ EXAMPLES: Final[dict[str, dict[str, Any]]] = {
     "CountTokensRequest": {"model": "auto", "messages": [{"role": "user", "content": "Hello"}]},
     "DetokenizeRequest": {"tokens": [1, 2, 3]},
     "DownloadRequest": {"repo_id": "mlx-community/Qwen3-0.6B-4bit"},
+    "BatchRequest": {
+        "input_file_id": "file-0123456789abcdef01234567",
+        "endpoint": "/v1/chat/completions",
+        "completion_window": "24h",
+    },
+    "MessageBatchRequest": {
+        "requests": [
+            {
+                "custom_id": "first",
+                "params": {
+                    "model": "MODEL",
+                    "max_tokens": 100,
+                    "messages": [{"role": "user", "content": "Say hello."}],
+                },
+            }
+        ]
+    },
+    "CompactRequest": {
+        "input": [
+            {"role": "user", "content": "Find the largest of 3, 9 and 4."},
+            {"role": "assistant", "content": "It is 9."},
+        ]
+    },
+    "ConversationItemsRequest": {"items": [{"role": "user", "content": "Say hello."}]},
+    "ConversationRequest": {"items": [{"role": "system", "content": "Be brief."}]},
+    "ConversationUpdate": {"metadata": {"topic": "demo"}},
     "EmbeddingRequest": {"model": "embeddings", "input": ["first text", "second text"]},
     "EngineRequest": {"engine_id": "small", "model_path": "mlx-community/Qwen3-0.6B-4bit"},
     "InputTokensRequest": {"input": "Hello"},
@@ -75,7 +106,28 @@ EXAMPLES: Final[dict[str, dict[str, Any]]] = {
     "LoadRequest": {"model_id": "small"},
     "MarkdownRequest": {"blocks": ["# Title", "A **word**, and `code`."]},
     "ModelRequest": {"model": "small"},
+    "DrainRequest": {"drained": True},
     "PinRequest": {"model": "small", "pinned": True},
+    "RankRequest": {
+        "group": "5f2c9e10",
+        "model": "qwen3-32b",
+        "rank": 1,
+        "count": 2,
+        "parallel": "auto",
+        "meeting": {
+            "endpoint": "tcp://192.168.1.20:50123",
+            "server_key": "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7",
+            "address": "192.168.1.21",
+        },
+        "digest": "0" * 64,
+        "versions": {"lmx": "0.1.0", "mlx": "0.32.0", "mlx-lm": "0.32.0"},
+        "reserve_bytes": 20_000_000_000,
+        "memory_limit_bytes": 19_000_000_000,
+        "prefix_cache_bytes": 2_000_000_000,
+        "max_decode_stall_s": 1.0,
+        "beat_interval_s": 1.0,
+        "silence_s": 15.0,
+    },
     "MessagesRequest": {
         "model": "auto",
         "max_tokens": 50,
@@ -89,6 +141,11 @@ EXAMPLES: Final[dict[str, dict[str, Any]]] = {
     },
     "OllamaEmbedRequest": {"model": "embeddings", "input": ["first text", "second text"]},
     "OllamaEmbeddingsRequest": {"model": "embeddings", "prompt": "a text"},
+    "InfillRequest": {
+        "input_prefix": "def double(n):\n    return ",
+        "input_suffix": "\n\nprint(double(2))\n",
+        "n_predict": 32,
+    },
     "OllamaGenerateRequest": {"model": "auto", "prompt": "Why is the sky blue?"},
     "OllamaPullRequest": {"model": "auto"},
     "OllamaShowRequest": {"model": "auto"},
@@ -103,12 +160,19 @@ EXAMPLES: Final[dict[str, dict[str, Any]]] = {
         "input": "What is the capital of France?",
         "max_output_tokens": 50,
     },
+    "PairHelloRequest": {"public": "A" * 43 + "=", "nonce": "A" * 22 + "=="},
+    "PairProofRequest": {
+        "exchange_id": "00ff",
+        "proof": "A" * 43 + "=",
+        "sealed": "A" * 120,
+    },
     "RotateRequest": {"grace_s": 3600},
     "ScoreRequest": {
         "model": "reranker",
         "text_1": "How tall is the Eiffel Tower?",
         "text_2": ["It is 330 m tall.", "It is in Paris."],
     },
+    "SpeechRequest": {"input": "It is a fine day.", "voice": "alloy", "response_format": "mp3"},
     "TokenizeRequest": {"prompt": "How many tokens?"},
     "UnloadRequest": {"model_id": "small"},
 }

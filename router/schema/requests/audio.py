@@ -1,19 +1,30 @@
-"""The fields of the forms that are sent with speech."""
+"""The fields of the forms that are sent with speech, and of the body that asks for it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, Field, Tag, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from lmx.protocol.messages.speech import Transcribe
+from lmx.protocol.messages.speech import SoundFormat, Speak, Transcribe
 from lmx.router.http.bodies.form import FormField, Upload
 from lmx.router.schema.requests.generation import ResidencyFields, keep_alive_of
-from lmx.router.schema.validation import invalid, unsupported, validated
+from lmx.router.schema.validation import (
+    OBJECT,
+    TEXT,
+    TEXT_OR_OBJECT,
+    Strict,
+    invalid,
+    unsupported,
+    validated,
+)
 
 TRANSCRIBE_DEADLINE_S: Final = 3600.0
 """For hours of speech, or for others' hours before it. A worker that is stuck is found sooner, by
 its progress."""
+
+SPEAK_DEADLINE_S: Final = 1800.0
+"""For the longest text, on a slow machine."""
 
 _NUMBERS: Final = frozenset({"temperature", "ttl"})
 _LISTS: Final = frozenset({"timestamp_granularities"})
@@ -27,7 +38,7 @@ def _file(value: object) -> Upload:
 
 
 # Any, because pydantic would describe the class in the API's description.
-_File = Annotated[
+FileField = Annotated[
     Any,
     AfterValidator(_file),
     WithJsonSchema({"type": "string", "contentMediaType": "application/octet-stream"}),
@@ -37,7 +48,7 @@ _File = Annotated[
 class TranslationRequest(ResidencyFields):
     """The form of POST /v1/audio/translations."""
 
-    file: _File
+    file: FileField
     """The sound, as a file: flac, mp3, m4a, mp4, mov, mkv, ogg, wav, webm or aac."""
     model: str | None = None
     """The id, an alias or the source of a transcription model. Default: the configured one."""
@@ -82,6 +93,60 @@ class TranscriptionRequest(TranslationRequest):
     def segments(self) -> bool:
         """Whether the times of segments are wanted."""
         return "segment" in (self.timestamp_granularities or ("segment",))
+
+
+class VoiceId(Strict):
+    """A voice, as an object."""
+
+    id: Annotated[str, Field(min_length=1, max_length=64)]
+    """The name of the voice."""
+
+
+_Voice = Annotated[
+    Annotated[str, Field(min_length=1, max_length=64), Tag(TEXT)] | Annotated[VoiceId, Tag(OBJECT)],
+    TEXT_OR_OBJECT,
+]
+
+
+class SpeechRequest(ResidencyFields):
+    """The body of POST /v1/audio/speech."""
+
+    model: str | None = None
+    """The id, an alias or the source of a model that reads texts aloud. Default: the configured
+    one."""
+    input: Annotated[str, Field(min_length=1, max_length=4096)]
+    """The text, which is read sentence by sentence."""
+    voice: _Voice | None = None
+    """The name of one of the model's voices (`GET /v1/audio/voices`), as a string or as an object
+    with an `id`. `echo` is also `am_echo`; a name of OpenAI's for which the model has no voice is
+    its default one. Default: the model's."""
+    response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] | None = None
+    """The form of the sound: `opus` is in Ogg, `aac` in ADTS, and `pcm` 16 bits in little endian,
+    without a header. Default: mp3."""
+    speed: Annotated[float, Field(ge=0.25, le=4)] | None = None
+    """How fast it is read; only for models that can speak slower and faster. Default: 1."""
+    stream_format: Literal["audio", "sse"] | None = None
+    """Whether the bytes of the sound come as they are, or as server-sent events. Default: audio."""
+
+
+def parse_speech(body: dict[str, Any]) -> tuple[SpeechRequest, Speak]:
+    """Return the checked request, and the request to a worker, without its id. Raises
+    :class:`RequestError` (400) for the first fault."""
+    request = validated(SpeechRequest, body)
+    if not request.input.strip():
+        raise invalid("input", "has nothing to say: it is empty.")
+    voice = request.voice
+    task = Speak(
+        0,
+        "",
+        SPEAK_DEADLINE_S,
+        request.input,
+        voice.id if isinstance(voice, VoiceId) else voice,
+        SoundFormat(request.response_format or "mp3"),
+        request.speed or 1.0,
+        keep_alive_of(request),
+    )
+    return request, task
 
 
 def parse_transcription(

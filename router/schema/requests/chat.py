@@ -8,7 +8,7 @@ from pydantic import Field
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Generate, Thinking
-from lmx.router.media.source import MediaSource
+from lmx.router.media.source import PartSource
 from lmx.router.schema.requests.conversation.media import VideoDefaults
 from lmx.router.schema.requests.conversation.messages import (
     Messages,
@@ -79,7 +79,7 @@ class ChatRequest(GenerationFields, ToolFields, FunctionFields, VideoDefaults):
 
 def parse_chat(
     body: dict[str, Any], *, ovms: bool = False
-) -> tuple[ChatRequest, Generate, tuple[MediaSource, ...]]:
+) -> tuple[ChatRequest, Generate, tuple[PartSource, ...]]:
     """Return the checked request, the request to a worker, and where its media come from.
 
     ``ovms`` selects the rules of /v3. This module does not set the ids and the credit, and reads no

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, cast
 from pydantic import Discriminator, Field, Tag, ValidatorFunctionWrapHandler, WrapValidator
 
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.protocol.messages.data import Generate, Search
+from lmx.protocol.messages.data import Generate, Infill, Search
 from lmx.router.http.bodies.limits import MAX_NUMBERS
 from lmx.router.schema.requests.generation import (
     GenerationFields,
@@ -18,7 +18,7 @@ from lmx.router.schema.requests.generation import (
 )
 from lmx.router.schema.requests.sampling import MAX_ANSWERS
 from lmx.router.schema.requests.unsupported import COMPLETION, refuse_unsupported
-from lmx.router.schema.validation import TEXT, Count, invalid, validated
+from lmx.router.schema.validation import TEXT, Count, invalid, unsupported, validated
 
 MAX_PROMPTS: Final = 128
 MAX_PROMPT_TOKENS: Final = MAX_NUMBERS
@@ -105,6 +105,10 @@ class CompletionRequest(GenerationFields):
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     """With how many alternatives each token of the answer is given, in lists: a number here, as it
     was before chat. Default: none."""
+    suffix: str | None = None
+    """What comes after the answer: the model fills the gap between the prompt, a text, and this.
+    A model without tokens for that is a 400, and so are `echo` and `truncate_prompt_tokens` with
+    it. Default: the answer continues the prompt."""
     echo: bool | None = None
     """The answer begins with the prompt, its special tokens by their names. What the tokenizer
     itself puts before a text is left out. With `logprobs` the answer's last token is in the lists
@@ -140,6 +144,9 @@ def parse_completion(
         echo=bool(request.echo),
         parse=False,
     )
+    if request.suffix:
+        _check_suffix(request)
+        whole = replace(whole, infill=Infill(request.suffix))
     search = whole.search
     _check_empty_answer(request, search)
     prompts = request.prompts
@@ -156,6 +163,19 @@ def parse_completion(
         else replace(whole, prompt_tokens=tuple(prompt))
         for prompt in prompts
     )
+
+
+def _check_suffix(request: CompletionRequest) -> None:
+    """Refuse what can't be combined with a text after the answer."""
+    if request.echo:
+        raise unsupported("echo", "can't be combined with `suffix`: leave one of them out.")
+    if request.truncate_prompt_tokens is not None:
+        raise unsupported(
+            "truncate_prompt_tokens",
+            "can't be combined with `suffix`: leave it out, and send shorter texts.",
+        )
+    if not all(isinstance(prompt, str) for prompt in request.prompts):
+        raise unsupported("prompt", "must be a text, or texts, with `suffix`: it has tokens here.")
 
 
 def _check_empty_answer(request: CompletionRequest, search: Search) -> None:

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, Tag, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.protocol.messages.data import Generate
+from lmx.protocol.messages.data import BACKGROUND_PRIORITY, Generate
 from lmx.protocol.models.keep_alive import parse_keep_alive
 from lmx.router.schema.requests.sampling import (
     SamplingFields,
@@ -22,8 +22,12 @@ from lmx.router.schema.validation import LIST, MAX_COUNT, TEXT, TEXT_OR_LIST, Co
 
 _LabelName = Annotated[str, Field(max_length=64)]
 _LabelText = Annotated[str, Field(max_length=512)]
-_Labels = Annotated[dict[_LabelName, _LabelText], Field(max_length=16)]
+Labels = Annotated[dict[_LabelName, _LabelText], Field(max_length=16)]
 """OpenAI's limits: what is shown again has the form that clients expect."""
+
+
+FLEX: Final = "flex"
+"""The tier of requests that may wait."""
 
 
 class LabelFields(Strict):
@@ -31,13 +35,15 @@ class LabelFields(Strict):
 
     user: str | None = None
     """It is accepted, and changes nothing."""
-    metadata: _Labels | None = None
+    metadata: Labels | None = None
     """It is accepted, and changes nothing: up to 16 names of up to 64 characters, each with a
     string of up to 512. A response of `/v1/responses` shows it again."""
     safety_identifier: str | None = None
     """It is accepted, and changes nothing."""
     service_tier: str | None = None
-    """It is accepted, and changes nothing."""
+    """`flex`: the request takes only what nobody else wants, as lines of batches do: it waits while
+    any other request of its model runs or waits, and stands still when one comes. Any other value
+    changes nothing. An answer says which it was, `flex` or `default`."""
     prompt_cache_key: str | None = None
     """It is accepted, and changes nothing: prefixes are found by themselves, and `cache_salt` keeps
     them apart."""
@@ -48,6 +54,13 @@ class LabelFields(Strict):
     answer."""
     verbosity: Literal["low", "medium", "high"] | None = None
     """It is accepted, and changes nothing: set the length of answers in the system message."""
+
+    @property
+    def tier(self) -> Literal["flex", "default"] | None:
+        """How the request was served, as its answer says it; None if it did not name a tier."""
+        if self.service_tier is None:
+            return None
+        return "flex" if self.service_tier == FLEX else "default"
 
 
 def _seconds(value: Any) -> Any:
@@ -257,9 +270,9 @@ def generate_of(fields: AnswerFields, *, ovms: bool = False) -> Generate:
         whole=not fields.streams,
     )
     if isinstance(fields, SharingFields):
-        generate = replace(
-            generate, cache_salt=fields.cache_salt or "", priority=fields.priority or 0
-        )
+        is_flex = isinstance(fields, LabelFields) and fields.service_tier == FLEX
+        priority = BACKGROUND_PRIORITY if is_flex else fields.priority or 0
+        generate = replace(generate, cache_salt=fields.cache_salt or "", priority=priority)
     if isinstance(fields, GenerationFields):
         generate = replace(
             generate,

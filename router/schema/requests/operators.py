@@ -54,6 +54,14 @@ class PinRequest(ModelRequest):
     """Whether the model is never evicted from now on."""
 
 
+class DrainRequest(Strict):
+    """The body of POST /admin/drain."""
+
+    drained: bool
+    """Whether the machine's models take no requests from now on. Whoever means one model wants
+    POST /admin/models/drain."""
+
+
 class PlanQuery(Strict):
     """GET /admin/models/plan."""
 
@@ -70,11 +78,15 @@ class DownloadRequest(Strict):
     """A repository of the hub, or one file of it."""
 
     repo_id: ModelName
-    """A repository of the hub: OWNER/NAME."""
+    """A repository of the hub: OWNER/NAME. With `bits` also a folder, or a .gguf file, of the
+    machine that runs lmx."""
     filename: Annotated[str, Field(min_length=1, max_length=_PATH_CHARS)] | None = None
     """One file of it. Default: all that the model needs."""
     revision: ModelName | None = "main"
     """A branch, a tag or a commit. Default: main."""
+    bits: Literal[4, 8, "mixed"] | None = None
+    """Quantize it once it is here: to 4 bits, to 8, or to 4 and 6 (`mixed`). The result is served
+    under a name of its own. Default: it is served as it is."""
 
 
 class DeleteQuery(Strict):
@@ -110,7 +122,7 @@ class JobsQuery(BaseModel):
     """Which jobs to list, the newest first. What a query holds is text: numbers are read from it,
     unlike in a body."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
 
     state: (
         Literal["queued", "running", "completed", "failed", "cancelled", "interrupted"] | None
@@ -202,6 +214,16 @@ class OwnUsageQuery(Strict):
 
     days: int = Field(
         7, ge=1, le=400, strict=False, description="How many days, with today as the last one."
+    )
+
+
+class PeerQuery(Strict):
+    """GET /admin/peer."""
+
+    known: str | None = Field(
+        None,
+        max_length=64,
+        description="The `digest` of the answer before: what has the same one is left out.",
     )
 
 

@@ -6,7 +6,7 @@ from pydantic import Field, Tag
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.tasks import Detokenize, Embed, Rerank, Tokenize
-from lmx.router.media.source import MediaSource
+from lmx.router.media.source import PartSource
 from lmx.router.schema.requests.completions import (
     ID_LISTS,
     IDS,
@@ -259,7 +259,7 @@ def embedding_of(request: ScoreRequest) -> Embed:
 
 def parse_tokenize(
     body: dict[str, Any],
-) -> tuple[TokenizeRequest, Tokenize, tuple[MediaSource, ...]]:
+) -> tuple[TokenizeRequest, Tokenize, tuple[PartSource, ...]]:
     """Return the checked request, the request to a worker, and where the media of its messages come
     from."""
     request = validated(TokenizeRequest, body)

@@ -35,7 +35,6 @@ out."""
 
 COMPLETION: Final[dict[str, tuple[Any, ...]]] = _COMMON | {
     "add_special_tokens": (True,),
-    "suffix": ("",),
 }
 """The same for a completion request."""
 

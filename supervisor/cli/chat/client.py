@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
@@ -15,6 +15,8 @@ _READ_S: Final = 900.0
 """A stream that is quiet sends comments all the time, and an lmx that is configured to send them
 seldom may load a large model meanwhile."""
 _LIST_S: Final = 30.0
+_RESTARTED: Final = (ErrorCode.INVALID_AUTHENTICATION, ErrorCode.NOT_RUNNING)
+"""Errors before an answer begins, of an lmx that has been restarted."""
 
 
 class PieceKind(Enum):
@@ -39,10 +41,12 @@ class Piece:
 
 
 class ChatClient:
-    """Sends conversations, one at a time."""
+    """Sends conversations, one at a time. ``renewed`` finds the lmx again that was restarted since:
+    its key for this machine is another one then, and its port may be."""
 
-    def __init__(self, remote: Remote) -> None:
+    def __init__(self, remote: Remote, renewed: Callable[[], Remote] | None = None) -> None:
         self.remote = remote
+        self._renewed = renewed
         self._http = HttpClient(remote, _READ_S)
 
     def models(self) -> list[dict[str, Any]]:
@@ -80,6 +84,16 @@ class ChatClient:
             **parameters, "model": model, "messages": list(messages), "stream": True,
             "stream_options": {"include_usage": True},
         }  # fmt: skip
+        try:
+            yield from self._streamed(body)
+        except OperationError as error:
+            if self._renewed is None or error.code not in _RESTARTED:
+                raise
+            self.remote = self._renewed()
+            self._http = HttpClient(self.remote, _READ_S)
+            yield from self._streamed(body)
+
+    def _streamed(self, body: Mapping[str, Any]) -> Generator[Piece, None, None]:
         with contextlib.closing(self._http.stream("POST", "/v1/chat/completions", body)) as lines:
             for line in lines:
                 if line.startswith(":"):

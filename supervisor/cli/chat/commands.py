@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from lmx.supervisor.cli.command import command, place
-from lmx.supervisor.cli.completion import MODEL
+from lmx.supervisor.cli.completion import MODEL, MODEL_OR_SHORT_NAME
 
 
 def _conversation_options(function: Callable[..., None]) -> Callable[..., None]:
@@ -74,7 +74,7 @@ def chat(model: str | None, **options: Any) -> None:
 
 
 @click.command()
-@click.argument("model", type=MODEL)
+@click.argument("model", type=MODEL_OR_SHORT_NAME)
 @click.argument("prompt", nargs=-1)
 @_conversation_options
 @click.option(

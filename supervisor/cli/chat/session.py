@@ -15,6 +15,7 @@ from click.core import ParameterSource
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.host.regular_file import TooLargeError, read_regular
+from lmx.protocol.messages.keys import GetLocalKey
 from lmx.protocol.states import ModelKind, ModelState
 from lmx.supervisor.cli.chat.client import ChatClient
 from lmx.supervisor.cli.chat.conversation import (
@@ -95,16 +96,22 @@ def connect(place: Place) -> ChatClient:
     supervisor_unavailable."""
     if isinstance(place, Remote):
         return ChatClient(place)
+    return ChatClient(_this_machine(place), lambda: _this_machine(place))
+
+
+def _this_machine(place: Home) -> Remote:
+    own = read_config(None).config.security.client_key
+    key = given_key(ParameterSource.COMMANDLINE) or own or given_key()
     with open_client(place) as control:
         urls = control.status().router.urls
+        if urls and key is None:
+            key = control.ask(GetLocalKey()).secret or None
     if not urls:
         raise OperationError(
             ErrorCode.SUPERVISOR_UNAVAILABLE, "the router is being restarted: try again"
         )
-    own = read_config(None).config.security.client_key
-    key = given_key(ParameterSource.COMMANDLINE) or own or given_key()
     # The last one is the nearest: of this machine itself, if lmx listens on all addresses.
-    return ChatClient(Remote.parse(urls[-1], key))
+    return Remote.parse(urls[-1], key)
 
 
 def choose(client: ChatClient, model: str | None) -> str:

@@ -47,7 +47,7 @@ def examine(system: System, home: Home, config_path: Path | None) -> Examination
     )
     running = supervisor_runs(home)
     try:
-        config = load_config(config_path, system.environment)
+        config = load_config(config_path, system.environment, keys_kept=home.has_keys)
     except OperationError:
         config = None  # A line says so.
     folders = [home.path, _INSTALLED, *([] if config is None else model_folders(config))]

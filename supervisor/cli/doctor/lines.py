@@ -24,11 +24,12 @@ class Verdict(StrEnum):
 
 Name = Literal[
     # Of every machine, then of this installation.
-    "python", "packages", "blas", "files", "memory", "disk",
-    "sockets", "config", "processes", "keys", "port", "models", "service",
+    "python", "packages", "blas", "files", "memory", "disk", "energy",
+    "sockets", "config", "processes", "keys", "port", "mdns", "ranks", "models",
+    "service",
     # Of a Mac.
-    "macos", "gpu", "pressure", "wired", "backlog", "sleep", "backups", "firewall", "panics",
-    "killed", "privacy",
+    "macos", "gpu", "pressure", "wired", "backlog", "sleep", "backups", "firewall", "rdma",
+    "thunderbolt", "panics", "killed", "privacy",
     # With --bench and --sleep.
     "exits", "stacks", "exec", "descriptors", "launchd", "speed", "footprint", "counted", "back",
     "pause", "batch", "together", "kernel", "bench", "clock",

@@ -13,6 +13,7 @@ from typing import Final
 
 from lmx.protocol.web_origins import is_loopback
 from lmx.supervisor.cli.doctor.lines import Line, Verdict
+from lmx.supervisor.cli.doctor.links import check_links
 from lmx.supervisor.cli.doctor.system import System
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.decisions.ledger import budget_bytes, format_bytes
@@ -28,6 +29,7 @@ _MOST_REPORT_BYTES: Final = 256 * 1024
 _REPORTS: Final = Path("/Library/Logs/DiagnosticReports")
 _NO_PANICS: Final = "none of the GPU's memory in a month"
 _NO_KILLS: Final = "macOS has killed no Python in a month"
+_BLOCKS_ALL: Final = 2
 _USUAL_WIRED_BYTES: Final = 8 * 1024**3
 """A Mac without models has 2 to 5 GiB wired."""
 
@@ -52,6 +54,7 @@ def check_mac(
     lines.append(check_sleep(system.run("/usr/bin/pmset", "-g"), config, battery=battery))
     lines.append(check_backups(system.run("/usr/bin/tmutil", "isexcluded", *_kept_out(home))))
     lines.append(check_firewall(_firewall(system), config))
+    lines += check_links(system, config)
     lines += check_reports(system)
     lines.append(check_guarded(folders, Path(system.environment.get("HOME", "/"))))
     return lines
@@ -174,10 +177,13 @@ def check_backups(output: str | None) -> Line:
 
 def check_firewall(state: int | None, config: Config) -> Line:
     """Judge the application firewall. It asks once for each Python, and drops silently when nobody
-    is logged in."""
+    is logged in. In the state 2 it lets nobody in, whatever was allowed."""
     on = bool(state)
-    others = not is_loopback(config.server.host)
-    measured = {None: "unknown", 0: "off"}.get(state, "on")
+    others = not is_loopback(config.server.host) or any(model.hosts for model in config.models)
+    measured = {None: "unknown", 0: "off", 2: "on, and blocks all"}.get(state, "on")
+    if state == _BLOCKS_ALL and others:
+        fix = "sudo /usr/libexec/ApplicationFirewall/socketfilterfw --setblockall off"
+        return Line("firewall", "lets others in, if they are to be", measured, Verdict.WARNING, fix)
     return Line(
         "firewall", "lets others in, if they are to be", measured,
         Verdict.WARNING if on and others else Verdict.OK,

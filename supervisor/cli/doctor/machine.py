@@ -33,6 +33,7 @@ def check_machine(system: System, home: Home) -> list[Line]:
     lines.append(check_files(open_files_limit(), system.platform))
     lines.append(check_memory(system.memory()))
     lines += check_disks(system, home)
+    lines.append(check_energy(*system.energy(), system.platform))
     return lines
 
 
@@ -126,6 +127,13 @@ def check_memory(reading: MemoryReading | None) -> Line:
         Verdict.WARNING if full else Verdict.OK,
         "close other programs, or lower memory.budget_bytes" if full else "",
     )
+
+
+def check_energy(found: bool, measured: str, platform: str) -> Line:
+    """Say what the machine's energy is measured by, or why it is not."""
+    fix = "brew install macmon" if platform == "darwin" and not found else ""
+    verdict = Verdict.OK if found else Verdict.NOTE
+    return Line("energy", "can be measured, if that is wanted", measured, verdict, fix)
 
 
 def check_disks(system: System, home: Home) -> list[Line]:

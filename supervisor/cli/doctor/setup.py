@@ -5,15 +5,20 @@ from pathlib import Path
 from typing import Final
 
 from lmx.protocol.errors import OperationError
-from lmx.protocol.messages.status import ModelStatus
+from lmx.protocol.messages.keys import ApiKey, KeyScope
+from lmx.protocol.messages.peers import GetPeers, Peer, PeerList
+from lmx.protocol.messages.status import ModelStatus, SystemStatus
 from lmx.protocol.web_origins import is_loopback
 from lmx.protocol.wire.endpoints import SOCKET_PATH_LIMIT_BYTES
 from lmx.supervisor.cli.doctor.lines import Line, Verdict
+from lmx.supervisor.cli.doctor.ranks import check_ranks
 from lmx.supervisor.cli.doctor.system import System
 from lmx.supervisor.cli.service.units import LABEL
 from lmx.supervisor.config.load import exposed_keys
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.config.sources import FolderSource, GgufSource, folder_path, parse_source
+from lmx.supervisor.keys.file import KeyFile
+from lmx.supervisor.keys.notices import key_notices
 from lmx.supervisor.processes.inspector import unreadable_models
 from lmx.supervisor.sockets.client import ControlClient
 from lmx.supervisor.state.home import Home
@@ -30,14 +35,19 @@ def check_setup(
     lines = [check_socket_path(home), check_config(config_path, config)]
     lines.append(check_processes(running, [] if running else _left(home)))
     if config is not None:
-        lines.append(check_keys(config))
+        lines += check_keys(config, KeyFile(home.keys).peek().keys)
         lines += check_secrecy(config_path)
         taken = not running and system.port_taken(config.server.host, config.server.port)
         lines.append(check_port(config, running=running, taken=taken))
         problems = unreadable_models(config.models, home)
         lines += check_models([f"{name} {said}" for name, said in problems], config, system)
-    if running:
-        lines += check_loaded(_loaded(home))
+    status = _status(home) if running else None
+    if config is not None and config.server.advertise:
+        lines.append(check_mdns(system.version("zeroconf") is not None, status))
+    if config is not None and running and any(model.hosts for model in config.models):
+        lines += check_ranks(config, _peers(home))
+    if status is not None:
+        lines += check_loaded(status.workers)
     lines.append(check_service(system))
     return lines
 
@@ -63,20 +73,19 @@ def check_config(path: Path | None, config: Config | None) -> Line:
     return Line("config", "valid", f"{where}, {len(config.models)} models", Verdict.OK)
 
 
-def check_keys(config: Config) -> Line:
-    """Judge who may use the API."""
-    count, host = len(config.security.api_keys), config.server.host
-    if is_loopback(host):
-        return Line("keys", "others need a key", f"only this machine, {count} keys", Verdict.OK)
-    if count:
-        return Line("keys", "others need a key", f"the network, {count} keys", Verdict.OK)
-    return Line(
-        "keys",
-        "others need a key",
-        "anybody in the network may use lmx",
-        Verdict.WARNING,
-        "set security.api_keys",
-    )
+def check_keys(config: Config, stored: Sequence[ApiKey]) -> list[Line]:
+    """Judge who may use the API. ``stored`` are the keys of lmx's home."""
+    for_models = [key for key in stored if KeyScope.INFERENCE in key.scopes]
+    count, assumption = len(config.security.api_keys) + len(for_models), "others need a key"
+    reached = "only this machine" if is_loopback(config.server.host) else "the network"
+    lines = [
+        Line("keys", "are as they should be", notice, Verdict.WARNING, "lmx key list")
+        for notice in key_notices(config, stored)
+    ]
+    if count or config.closed_without_key or is_loopback(config.server.host):
+        return [Line("keys", assumption, f"{reached}, {count} keys", Verdict.OK), *lines]
+    open_to_all = "anybody in the network may use lmx"
+    return [Line("keys", assumption, open_to_all, Verdict.WARNING, "lmx key add NAME"), *lines]
 
 
 def check_secrecy(path: Path | None) -> list[Line]:
@@ -152,12 +161,36 @@ def check_loaded(models: Sequence[ModelStatus]) -> list[Line]:
     ]
 
 
-def _loaded(home: Home) -> Sequence[ModelStatus]:
+def check_mdns(installed: bool, status: SystemStatus | None) -> Line:
+    """Judge whether the network knows lmx by its name. ``status`` is None if lmx does not run."""
+    assumption = "the network knows lmx by a name"
+    if not installed:
+        fix = 'pip install "lmx[mdns]"'
+        return Line("mdns", assumption, "zeroconf is missing", Verdict.WARNING, fix)
+    if status is None:
+        return Line("mdns", assumption, "lmx does not run", Verdict.NOTE)
+    url = status.router.announced_url
+    if url is None:
+        said = "it is not announced (yet)"
+        return Line("mdns", assumption, said, Verdict.WARNING, "lmx status says why")
+    return Line("mdns", assumption, url, Verdict.OK)
+
+
+def _status(home: Home) -> SystemStatus | None:
     try:
         with ControlClient(home) as client:
-            return client.status().workers
+            return client.status()
     except OperationError:
-        return ()  # It has stopped, or is busy: `lmx status` says so.
+        return None  # It has stopped, or is busy: `lmx status` says so.
+
+
+def _peers(home: Home) -> tuple[Peer, ...]:
+    try:
+        with ControlClient(home) as client:
+            found = client.ask(GetPeers())
+    except OperationError:
+        return ()
+    return found.peers if isinstance(found, PeerList) else ()
 
 
 def model_folders(config: Config) -> list[Path]:

@@ -18,6 +18,7 @@ import psutil
 
 from lmx.protocol.host.memory import sysctl_number
 from lmx.supervisor.decisions.memory_reading import MemoryReading
+from lmx.supervisor.energy.source import find_source
 from lmx.supervisor.memory.system import read_memory
 from lmx.supervisor.memory.working_set import read_working_set
 
@@ -107,6 +108,11 @@ class System:
             return read_memory()
         except OSError:
             return None
+
+    def energy(self) -> tuple[bool, str]:
+        """Return whether the machine's energy can be measured, and by what, or why not."""
+        source, described = find_source(self.platform, self.environment)
+        return source is not None, described
 
     def other_available_bytes(self) -> int:
         """Return what psutil calls available, for comparison."""

@@ -1,6 +1,6 @@
 """Chooses the model that a program is started with. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ from lmx.supervisor.cli.launch.programs import Program
 _TOOLS: Final = "tools"
 _DOWN: Final = (ModelState.FAILED, ModelState.QUARANTINED, ModelState.DRAINED)
 _UNKNOWN_TOKENS: Final = 32_768
-"""What a program is told where a model's context is not known yet: that of most models."""
+"""The context that a program gets where that of a model is not known yet: that of most models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,17 @@ class Chosen:
     """What it lacks, for people."""
 
 
-def choose(program: Program, models: Sequence[Mapping[str, Any]], default: str | None) -> Chosen:
+LongestContext = Callable[[str], int | None]
+"""Returns the longest context that a model could be loaded with, in tokens; None if it is not
+known."""
+
+
+def choose(
+    program: Program,
+    models: Sequence[Mapping[str, Any]],
+    default: str | None,
+    longest_context: LongestContext,
+) -> Chosen:
     """Return the best of the models as ``GET /v1/models`` lists them: of those that chat, call
     tools and have enough context the default one, else one that is loaded, else the first; one
     that is down only if there is no other.
@@ -51,7 +61,7 @@ def choose(program: Program, models: Sequence[Mapping[str, Any]], default: str |
     fit = [model for model in able if (_context(model) or 0) >= program.context_tokens]
     fit = fit or [model for model in able if _context(model) is None]
     if not fit:
-        raise OperationError(ErrorCode.MODEL_NOT_FOUND, _too_short(program, able))
+        raise OperationError(ErrorCode.MODEL_NOT_FOUND, _too_short(program, able, longest_context))
     best = min(
         fit,
         key=lambda model: (
@@ -61,7 +71,9 @@ def choose(program: Program, models: Sequence[Mapping[str, Any]], default: str |
     return _chosen(str(best["id"]), best)
 
 
-def named(program: Program, name: str, model: Mapping[str, Any]) -> Chosen:
+def named(
+    program: Program, name: str, model: Mapping[str, Any], longest_context: LongestContext
+) -> Chosen:
     """Return the model that the user named, with warnings about what it lacks. ``model`` is what
     ``GET /v1/models/NAME`` says of it. Raises :class:`OperationError` (unsupported_value) if it
     can't chat."""
@@ -75,7 +87,7 @@ def named(program: Program, name: str, model: Mapping[str, Any]) -> Chosen:
         warnings.append(f"{name} is not known to call tools, which {program.title} needs")
     context = _context(model)
     if context is not None and context < program.context_tokens:
-        warnings.append(_too_short(program, [model]))
+        warnings.append(_too_short(program, [model], longest_context))
     return _chosen(name, model, tuple(warnings))
 
 
@@ -99,8 +111,9 @@ def _chats(model: Mapping[str, Any]) -> bool:
 
 
 def _calls_tools(model: Mapping[str, Any]) -> bool:
-    """A model of which nothing is known yet may."""
-    return not model["capabilities"] or _TOOLS in model["capabilities"]
+    """A model of which nothing is known yet may: before its first load no more than that it fills
+    gaps is."""
+    return model["capabilities"] in ([], ["infill"]) or _TOOLS in model["capabilities"]
 
 
 def _context(model: Mapping[str, Any]) -> int | None:
@@ -108,12 +121,21 @@ def _context(model: Mapping[str, Any]) -> int | None:
     return found if isinstance(found, int) else None
 
 
-def _too_short(program: Program, models: Sequence[Mapping[str, Any]]) -> str:
+def _too_short(
+    program: Program, models: Sequence[Mapping[str, Any]], longest_context: LongestContext
+) -> str:
     longest = max(models, key=lambda model: _context(model) or 0)
     name, has, needs = longest["id"], _context(longest) or 0, program.context_tokens
     most = f"{name} has {has:,}" if len(models) == 1 else f"{name} has the longest, {has:,}"
+    intro = f"{program.title} needs a context of {needs:,} tokens or more, and {most}"
+    possible = longest_context(str(name))
+    if possible is not None and possible < needs:
+        return (
+            f"{intro}: it can have {possible:,} at most, by what it was made for and by the memory "
+            f"(`lmx estimate {name}`). `lmx pull qwen3-8b` downloads one with a longer context"
+        )
     return (
-        f"{program.title} needs a context of {needs:,} tokens or more, and {most}: "
+        f"{intro}: "
         f"`lmx load {name} --context-length {needs}` gives it one that long, and "
         f"`context_length: {needs}` in lmx.yaml keeps it so (`lmx estimate {name}` shows what it "
         "takes)"

@@ -1,5 +1,6 @@
 """``lmx launch``: reads what is served, chooses a model, and becomes the program."""
 
+import functools
 import json
 import os
 import re
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
-from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.errors import ErrorCode, OperationError, ProtocolError
+from lmx.protocol.host.imports import users_environment
 from lmx.protocol.host.regular_file import TooLargeError, read_regular
 from lmx.supervisor.cli.command import command, place
 from lmx.supervisor.cli.completion import MODEL
@@ -31,6 +33,7 @@ from lmx.supervisor.state.home import Home
 
 if TYPE_CHECKING:
     from lmx.supervisor.cli.chat.client import ChatClient
+    from lmx.supervisor.sockets.client import Place
     from lmx.supervisor.sockets.http_client import Remote
 
 _MOST_BYTES: Final = 1024**2
@@ -92,10 +95,11 @@ def launch(
         start_for(asked, model, fetch=False)
     client = connect(asked)
     _wait_known(client)
+    longest_context = functools.partial(_longest_context, asked)
     if model is None:
-        chosen = choose(program, client.models(), client.default_model())
+        chosen = choose(program, client.models(), client.default_model(), longest_context)
     else:
-        chosen = named(program, model, client.model(model))
+        chosen = named(program, model, client.model(model), longest_context)
     for warning in chosen.warnings:
         click.echo(f"lmx: {warning}", err=True)
     own: Mapping[str, Any] = {}
@@ -120,6 +124,18 @@ def _wait_known(client: "ChatClient") -> None:
     deadline_s = time.monotonic() + _KNOWN_S
     while time.monotonic() < deadline_s and any(map(is_being_read, client.models())):
         time.sleep(_POLL_S)
+
+
+def _longest_context(place: "Place", model: str) -> int | None:
+    from lmx.protocol.messages.control import LoadPlan, PlanLoad
+    from lmx.supervisor.sockets.client import open_client
+
+    try:
+        with open_client(place) as client:
+            plan: LoadPlan = client.ask(PlanLoad(model))
+    except (OperationError, ProtocolError):  # an API key may not ask this of another machine
+        return None
+    return plan.longest_context
 
 
 def _target(chosen: Chosen, root: str, folder: Path, own: Mapping[str, Any]) -> Target:
@@ -177,7 +193,7 @@ def _become(
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         atomic_write(file, text.replace(KEY, key))
     variables = {name: key if value == KEY else value for name, value in setup.variables.items()}
-    environment = {**os.environ, KEY_VARIABLE: key, **variables}
+    environment = {**users_environment(), KEY_VARIABLE: key, **variables}
     for variable in setup.removed:
         environment.pop(variable, None)
     click.echo(

@@ -206,7 +206,7 @@ def _crush(target: Target) -> Setup:
     }  # fmt: skip
     config, data = target.folder / "config", target.folder / "data"
     return Setup(
-        # What it was told to use in its menus is in its data, and goes before its configuration.
+        # What its user chose in its menus is in its data, and goes before its configuration.
         {"CRUSH_GLOBAL_CONFIG": str(config), "CRUSH_GLOBAL_DATA": str(data)},
         files={config / "crush.json": _json(settings)},
     )

@@ -10,7 +10,6 @@ import sysconfig
 import tempfile
 import time
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +20,6 @@ from lmx.protocol.messages.status import SystemStatus
 from lmx.supervisor.cli.command import remote_place
 from lmx.supervisor.cli.service.managers import Launchd, Manager, Owner, Systemd, call
 from lmx.supervisor.cli.service.units import (
-    UNIT,
     WRITTEN_BY,
     ServiceSettings,
     left_out,
@@ -60,7 +58,7 @@ class _Plan:
 
     @property
     def content(self) -> str:
-        return self.manager.content(_templates(), self.settings)
+        return self.manager.content(self.settings)
 
 
 def install(*, system: bool, dry_run: bool) -> None:
@@ -83,8 +81,7 @@ def install(*, system: bool, dry_run: bool) -> None:
     if manager.running_pid() is None:
         _start(plan, there, content)
     elif there != content:
-        _write(manager.path, content)
-        manager.restart()
+        _upgrade(manager, there, content)
     else:
         click.echo(f"the {manager.kind} is installed already, and runs: {manager.path}")
         return
@@ -181,7 +178,8 @@ def _plan(*, system: bool) -> _Plan:
         variables, str(home.path), str(Path(program).parent), mac=PLATFORM == "darwin"
     )
     named = Path(environment.get("LMX_CONFIG", home.default_config))
-    config = load_config(named if named.exists() or "LMX_CONFIG" in environment else None, {})
+    path = named if named.exists() or "LMX_CONFIG" in environment else None
+    config = load_config(path, {}, keys_kept=home.has_keys)
     settings = ServiceSettings(
         program=program,
         user_home=str(owner.home),
@@ -231,18 +229,6 @@ def program_path() -> str:
             return str(path)
     raise OperationError(
         ErrorCode.INTERNAL, "there is no program `lmx` next to this Python: install lmx first"
-    )
-
-
-def _templates() -> Path:
-    checkout = Path(__file__).resolve().parents[3] / "deploy"
-    if (checkout / UNIT).is_file():
-        return checkout
-    for file in metadata.files("lmx") or ():
-        if file.name == UNIT:
-            return Path(str(file.locate())).parent
-    raise OperationError(
-        ErrorCode.INTERNAL, f"this installation lacks share/lmx/{UNIT}: install lmx again"
     )
 
 
@@ -356,6 +342,20 @@ def _start(plan: _Plan, there: str | None, content: str) -> None:
         raise
 
 
+def _upgrade(manager: Manager, there: str | None, content: str) -> None:
+    """Write another file for a service that runs, and restart it. Where that fails, the file that
+    was there is put back, and the service is started with it."""
+    _write(manager.path, content)
+    try:
+        manager.restart()
+    except OperationError:
+        if there is not None:
+            _write(manager.path, there)
+            with contextlib.suppress(OperationError):
+                manager.restart()
+        raise
+
+
 def _wait_until_up(plan: _Plan) -> None:
     pids = set[int]()
     deadline_s = time.monotonic() + _START_S
@@ -412,7 +412,14 @@ def _print_commands(commands: list[list[str]]) -> None:
 
 
 def _again(manager: Manager, verb: str) -> str:
-    return f"lmx service {verb}{' --system' if manager.system else ''}"
+    if not manager.system:
+        return f"lmx service {verb}"
+    # sudo has a PATH of its own, on which lmx mostly is not.
+    program = f"sudo {shlex.quote(program_path())}" if verb in _BY_ROOT else "lmx"
+    return f"{program} service {verb} --system"
+
+
+_BY_ROOT: Final = ("install", "restart", "uninstall")
 
 
 def _install_hint(manager: Manager) -> str:

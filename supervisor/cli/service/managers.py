@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.supervisor.cli.deploy_files import deploy_file
 from lmx.supervisor.cli.service.units import (
     LABEL,
     UNIT,
@@ -57,8 +58,8 @@ class Manager(ABC):
         self.system = system
 
     @abstractmethod
-    def content(self, templates: Path, settings: ServiceSettings) -> str:
-        """Return what the file holds, from the folder of templates."""
+    def content(self, settings: ServiceSettings) -> str:
+        """Return what the file holds. Raises :class:`OperationError` without its template."""
 
     @abstractmethod
     def commands(self, change: str) -> list[list[str]]:
@@ -122,8 +123,8 @@ class Launchd(Manager):
         self._domain = "system" if system else f"gui/{owner.uid}"
         self._target = f"{self._domain}/{LABEL}"
 
-    def content(self, templates: Path, settings: ServiceSettings) -> str:
-        return launchd_plist((templates / f"{LABEL}.plist").read_bytes(), settings)
+    def content(self, settings: ServiceSettings) -> str:
+        return launchd_plist(deploy_file(f"{LABEL}.plist").read_bytes(), settings)
 
     def commands(self, change: str) -> list[list[str]]:
         bootstrap = ["launchctl", "bootstrap", self._domain, str(self.path)]
@@ -188,8 +189,8 @@ class Systemd(Manager):
         self.path = folder / UNIT
         self._scope = [] if system else ["--user"]
 
-    def content(self, templates: Path, settings: ServiceSettings) -> str:
-        return systemd_unit((templates / UNIT).read_text(), settings)
+    def content(self, settings: ServiceSettings) -> str:
+        return systemd_unit(deploy_file(UNIT).read_text(), settings)
 
     def commands(self, change: str) -> list[list[str]]:
         systemctl = ["systemctl", *self._scope]

@@ -26,7 +26,6 @@ from lmx.protocol.host.quarantine_file import clear_for_file
 from lmx.protocol.host.stacks import write_stacks_on_signal
 from lmx.protocol.states import ModelState
 from lmx.supervisor.cli.command import config_path
-from lmx.supervisor.cli.views.progress import LoadProgress, make_console, print_welcome
 from lmx.supervisor.cli.views.words import SETTLED
 from lmx.supervisor.config.load import config_notices
 from lmx.supervisor.config.schema import LogConfig
@@ -91,6 +90,8 @@ def run_foreground(
 def _print_line(text: str) -> None:
     """Print a line for the person at the terminal. That it can't be printed, as on a full disk, is
     no failure of lmx."""
+    from lmx.supervisor.cli.views.progress import make_console
+
     with contextlib.suppress(OSError):
         make_console().print(text)
 
@@ -182,11 +183,16 @@ def _stop(service: Service, number: signal.Signals, announce: bool) -> None:
 
 async def _narrate(service: Service, more: Sequence[str]) -> None:
     """Show the loads until every model has settled, then how to talk to lmx."""
+    # Nobody sees it of a supervisor in the background.
+    from lmx.supervisor.cli.views.progress import LoadProgress, make_console, print_welcome
+
     console = make_console()
     paused_since_s: float | None = None
     with LoadProgress(console) as progress:
         while True:
             await asyncio.sleep(_POLL_S)
+            if service.stop_asked:
+                return
             if not service.serving:
                 continue
             now_s = time.monotonic()

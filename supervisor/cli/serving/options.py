@@ -103,7 +103,7 @@ def settle_handover(home: Home, config: Path | None, choice: str | None) -> None
     if choice == "recorded":
         launch.restore(os.environ)
         return
-    other = other_configuration(launch, own_config(config))
+    other = other_configuration(launch, own_config(config), keys_kept=home.has_keys)
     if other is not None:
         here = from_words(config_path(config), os.environ)
         raise OperationError(

@@ -33,7 +33,7 @@ def print_estimate(
     yet and whose size the hub does not say, instead of counting them. Raises
     :class:`OperationError` for a model that isn't known or can't be read.
     """
-    model = _find(config, name)
+    model = named_model(config, name)
     if filename is not None and not isinstance(parse_source(model.source), HubSource):
         raise OperationError(
             ErrorCode.MODEL_SOURCE_INVALID,
@@ -49,7 +49,7 @@ def print_estimate(
         kind = None if found.kind is None else found.kind.value
         path = found.path if look is None else None
         answer: dict[str, Any] = {"model": model.id, "path": path, "kind": kind, "media": media}
-        answer |= as_dict(judged.estimate, judged.plan, budget)
+        answer |= as_dict(model, judged.estimate, judged.plan, budget)
         answer |= _load_as_dict(judged)
         answer["look"] = None if look is None else dataclasses.asdict(look)
         answer["adapters_not_fetched"] = list(judged.unfetched)
@@ -80,7 +80,9 @@ def _load_as_dict(judged: Judgement) -> dict[str, Any]:
     }
 
 
-def as_dict(estimate: Estimate, plan: MemoryPlan, budget: int) -> dict[str, Any]:
+def as_dict(
+    model: ModelConfig, estimate: Estimate, plan: MemoryPlan, budget: int
+) -> dict[str, Any]:
     """Return the figures for ``--json``, in bytes and tokens."""
     return {
         "weights_bytes": estimate.weights_bytes,
@@ -97,6 +99,9 @@ def as_dict(estimate: Estimate, plan: MemoryPlan, budget: int) -> dict[str, Any]
         "decoder_bytes": estimate.decoder_bytes,
         "buffers_bytes": estimate.buffers_bytes,
         "estimated_bytes": estimate.total_bytes,
+        "ranks": estimate.ranks,
+        "rank_bytes": estimate.rank_bytes,
+        "hosts": list(model.hosts),
         "measured_static_bytes": plan.static_bytes if _was_measured(estimate, plan) else None,
         "measured_peak_bytes": plan.peak_bytes or None,
         "set_bytes": plan.set_bytes,
@@ -118,7 +123,12 @@ def show(
     for line in lines_of(model, estimate):
         table.add_row(line.name, format_bytes(line.size_bytes), line.reason)
     table.add_section()
-    table.add_row("estimated", format_bytes(estimate.total_bytes), "")
+    ranks = ""
+    if model.hosts:
+        ranks = f"one of {model.ranks} ranks; as much on each of {', '.join(model.hosts)}"
+    elif estimate.ranks > 1:
+        ranks = f"{estimate.ranks} ranks, {format_bytes(estimate.rank_bytes)} each"
+    table.add_row("estimated", format_bytes(estimate.total_bytes), ranks)
     if _was_measured(estimate, plan):
         table.add_row(
             "measured when loaded",
@@ -142,7 +152,9 @@ def show(
         console.print(f"  {hint}")
 
 
-def _find(config: Config, name: str) -> ModelConfig:
+def named_model(config: Config, name: str) -> ModelConfig:
+    """Return the model that a person means: one of the configuration, by id or alias, a folder, a
+    .gguf file, a short name or a repository of the hub. Raises :class:`OperationError`."""
     for model in config.models:
         if name in model.names:
             return model

@@ -31,9 +31,22 @@ def _rows(model: ModelStatus, now_s: float) -> Iterator[tuple[str, str]]:
     )
     yield "takes", ", ".join(("text", *(model.media or ())))
     yield "source", model.source + (" (added)" if model.added else "")
+    yield "quantized", (model.quantized or "").removeprefix("quantized ")
     yield "aliases", ", ".join(model.aliases)
     yield "context", "" if model.context_length is None else f"{model.context_length} tokens"
     yield "memory", ", ".join(_memory(model))
+    if figures.ranks:
+        here = [one.memory_bytes for one in figures.ranks if not one.machine]
+        ranks = [(0, str(model.pid), figures.memory_bytes - sum(here))]
+        ranks += [
+            (one.rank, f"{one.pid} on {one.machine}" if one.machine else str(one.pid), held)
+            for one in figures.ranks
+            for held in (one.memory_bytes,)
+        ]
+        yield (
+            "ranks",
+            ", ".join(f"rank {n} (pid {pid}, {format_bytes(held)})" for n, pid, held in ranks),
+        )
     if model.pid is not None:
         yield (
             "requests",
@@ -47,6 +60,7 @@ def _rows(model: ModelStatus, now_s: float) -> Iterator[tuple[str, str]]:
         yield "loaded", at
     if model.expires_in_s is not None:
         yield "unloads", f"in {model.expires_in_s:.0f} s, if no request comes"
+    yield "speculation", figures.speculation
     yield "adapters", ", ".join(f"{one.id} ({one.source})" for one in model.adapters)
     yield "notes", remarks(model)
     for remark in model.remarks:

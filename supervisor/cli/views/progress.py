@@ -154,11 +154,11 @@ def print_welcome(console: Console, status: SystemStatus) -> None:
         names = "none can be loaded"
     console.print(f"models: {names}" if names else _NO_MODELS)
     if router.url is not None:
-        console.print(f"page:   {url.removesuffix('v1')} (a chat, and how the models are)")
+        console.print(f"page:   {url.removesuffix('v1')} (chat, models, requests, logs)")
         console.print(f"docs:   {url.removesuffix('/v1')}/docs")
     if any(model.kind in (None, ModelKind.CHAT) for model in shown):
         console.print("talk:   `lmx chat` in another terminal")
-    if shown:
+    if shown and router.url is not None:
         # The first that chats; a kind that is not known yet most likely does.
         chats = [model for model in shown if model.kind in (None, ModelKind.CHAT)]
         console.print("\ntry it:\n")
@@ -175,6 +175,8 @@ def _example(model: ModelStatus) -> str:
 
 def _json_example(model: ModelStatus) -> tuple[str, str]:
     body: dict[str, Any] = {"model": model.model}
+    if model.kind is ModelKind.SPEECH:
+        return "audio/speech -o speech.mp3", json.dumps(body | {"input": "Good morning."})
     if model.kind is ModelKind.EMBEDDING:
         return "embeddings", json.dumps(body | {"input": "The capital of France is Paris."})
     if model.kind is ModelKind.RERANK:

@@ -8,7 +8,14 @@ from rich.markup import escape
 
 from lmx.protocol.messages.status import ModelStatus, SystemStatus
 from lmx.supervisor.cli.views.table import Column, model_columns, model_table
-from lmx.supervisor.cli.views.words import duration, memory_words, note_text, remarks, router_words
+from lmx.supervisor.cli.views.words import (
+    duration,
+    memory_words,
+    note_text,
+    power_words,
+    remarks,
+    router_words,
+)
 from lmx.supervisor.decisions.ledger import format_bytes
 
 
@@ -23,12 +30,25 @@ def print_status(console: Console, status: SystemStatus) -> None:
     console.print(
         f"router      {router.state}  pid {router.pid}  {router.url or ''}  {router_words(router)}"
     )
+    if router.batches:
+        console.print(f"batches     {router.batches} under way, {router.batch_lines:,} lines left")
+    if router.announced_url is not None:
+        console.print(f"announced   {router.announced_url}")
     console.print(
         f"memory      {format_bytes(supervisor.reserved_bytes)} of "
         f"{format_bytes(supervisor.budget_bytes)} reserved"
     )
+    for rank in supervisor.lent:
+        console.print(
+            f"lent        rank {rank.rank} of {rank.count} of {escape(rank.model)}, for the key "
+            f"{escape(rank.owner)}  pid {rank.pid}  {format_bytes(rank.reserved_bytes)}"
+        )
+    if power := power_words(supervisor):
+        console.print(f"power       {power}")
     if machine := memory_words(supervisor):
         console.print(f"[yellow]{machine}[/]")
+    if supervisor.drained:
+        console.print("[yellow]this machine is drained: `lmx undrain --machine` ends that[/]")
     for notice in supervisor.notices:
         console.print(f"[yellow]{escape(notice)}[/]")
     if not workers:

@@ -10,6 +10,7 @@ import tty
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
 from rich.console import Console, Group, RenderableType
@@ -18,6 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from lmx.protocol.errors import OperationError
 from lmx.protocol.messages.control import Event
 from lmx.protocol.messages.status import ModelStatus, SupervisorStatus, SystemStatus
 from lmx.supervisor.cli.views.events import EventCursor, event_words, one_line
@@ -72,9 +74,10 @@ def top_frame(
     events: Sequence[Event],
     size: tuple[int, int],
     now_s: float,
+    machines: RenderableType | None = None,
 ) -> RenderableType:
     """Return the frame for a terminal of that many columns and lines; ``now_s`` is the time of
-    day."""
+    day, and ``machines`` what is shown of the peers."""
     width, height = size
     supervisor, workers = status.supervisor, status.workers
     parts: list[RenderableType] = [_processes(status), _budget(supervisor)]
@@ -82,6 +85,9 @@ def top_frame(
         parts.append(Text(words, style="yellow", no_wrap=True, overflow="ellipsis"))
     parts += [Text(""), _models(workers, rates, width, now_s)]
     left = height - _OTHER_LINES - len(workers) - (len(parts) - 4)
+    if machines is not None:
+        parts += [Text(""), machines]
+        left -= 2 + (machines.row_count if isinstance(machines, Table) else 0)
     shown = list(events)[-left:] if left > 0 else []
     if shown:
         parts += [Text(""), *(_event(event) for event in shown)]
@@ -113,6 +119,7 @@ def _budget(supervisor: SupervisorStatus) -> RenderableType:
             finished_style="red" if full else "yellow",
         ),
         f"{format_bytes(reserved)} of {format_bytes(budget)} reserved",
+        "" if supervisor.machine_watts is None else f" power {supervisor.machine_watts:.0f} W",
     )
     return grid
 
@@ -140,10 +147,13 @@ def _event(event: Event) -> Text:
 _REFRESH_S: Final = 1.0
 _EVENTS_KEPT: Final = 100
 _PLAIN_HEIGHT: Final = 24
+_PEERS_S: Final = 1.0
+"""How long a frame waits for what is known of the peers."""
 
 
-def run_top(place: Place) -> None:
-    """Show frames until q or Ctrl-C; where stdout is no terminal, one.
+def run_top(place: Place, *, all_machines: bool = False) -> None:
+    """Show frames until q or Ctrl-C; where stdout is no terminal, one. With ``all_machines`` they
+    have the peers too.
 
     Raises :class:`OperationError` when lmx does not run, or has been away for long.
     """
@@ -157,19 +167,31 @@ def run_top(place: Place) -> None:
             events.extend(event for _, event in cursor.read(client))
             console = make_console()
             size = (console.width, _PLAIN_HEIGHT)
-            console.print(top_frame(status, rates, events, size, time.time()))
+            peers = _peers(place, status) if all_machines else None
+            console.print(top_frame(status, rates, events, size, time.time(), peers))
             return
         # Also what ends it from elsewhere has to give the terminal's screen back.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         console = Console(highlight=False)
+        peers_of = partial(_peers, place) if all_machines else None
         try:
             with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
                 while True:
-                    _show(live, console, client, cursor, rates, events)
+                    _show(live, console, client, cursor, rates, events, peers_of)
                     if "q" in pressed(_REFRESH_S).lower():
                         return
         except KeyboardInterrupt:
             return
+
+
+def _peers(place: Place, status: SystemStatus) -> RenderableType:
+    """Return what the router knows of the machine's peers, or why it does not say."""
+    from lmx.supervisor.cli.machines import machines, machines_table
+
+    try:
+        return machines_table(machines(place, status.router.url, _PEERS_S))
+    except OperationError as error:
+        return Text(f"the peers are not known: {error.message}", style="yellow")
 
 
 @contextmanager
@@ -206,6 +228,7 @@ def _show(
     cursor: EventCursor,
     rates: TokenRates,
     events: deque[Event],
+    peers_of: Callable[[SystemStatus], RenderableType] | None,
 ) -> None:
     status = client.status()
     if status is None:
@@ -213,5 +236,6 @@ def _show(
         return
     events.extend(event for _, event in cursor.read(client))
     rates.take(status.workers, time.monotonic())
-    frame = top_frame(status, rates, events, (console.width, console.height), time.time())
+    peers = None if peers_of is None else peers_of(status)
+    frame = top_frame(status, rates, events, (console.width, console.height), time.time(), peers)
     live.update(Group(frame, Text(_KEYS_SHOWN, style="dim")), refresh=True)

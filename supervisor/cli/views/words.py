@@ -93,7 +93,7 @@ def doing(model: ModelStatus) -> str:
 
 def remarks(model: ModelStatus) -> str:
     """Return what a table has no column for, short: progress, its place in line, pinned, what it
-    takes besides text, whether it may run code of its own, and its adapters."""
+    takes besides text, its ranks, whether it may run code of its own, and its adapters."""
     words = []
     if model.retry_in_s is not None:
         words.append(f"again in {model.retry_in_s:.0f} s")
@@ -104,6 +104,8 @@ def remarks(model: ModelStatus) -> str:
         words.append("pinned")
     if model.media:
         words.append(f"takes {', '.join(_TAKEN[kind] for kind in model.media)}")
+    if model.figures.ranks:
+        words.append(f"{1 + len(model.figures.ranks)} ranks")
     if model.allow_checkpoint_code:
         words.append("may run its own code")
     if model.adapters:
@@ -157,6 +159,17 @@ def memory_words(supervisor: SupervisorStatus) -> str:
             "that ended: see `lmx events`"
         )
     return "; ".join(words)
+
+
+def power_words(supervisor: SupervisorStatus) -> str:
+    """Return the machine's power and its energy so far: ``31 W, 4.2 kJ``. It is empty where nothing
+    is measured."""
+    words = []
+    if supervisor.machine_watts is not None:
+        words.append(f"{supervisor.machine_watts:.0f} W")
+    if supervisor.machine_energy_joules is not None:
+        words.append(f"{supervisor.machine_energy_joules / 1000:.1f} kJ since it was started")
+    return ", ".join(words)
 
 
 def duration(seconds: float) -> str:

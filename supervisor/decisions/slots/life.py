@@ -14,7 +14,7 @@ class Intent(Enum):
     """What shall become of a model. It decides what follows when its worker ends."""
 
     UP = "up"
-    """The model shall run: somebody asked for it, and nobody has taken that back since."""
+    """The model shall run: somebody requested it, and nobody has taken that back since."""
     DOWN = "down"
     """Nobody wants the model. It stays down until somebody asks for it."""
     HELD = "held"

@@ -31,6 +31,9 @@ def write_page(sections: Sequence[Section], model: str) -> None:
         "",
         f"Machine: {platform.system()} {platform.machine()}, {os.cpu_count()} cores; "
         f"mlx {version('mlx')}, mlx-vlm {version('mlx-vlm')}{blas}; model: {model}.",
+        "",
+        "Beside other servers: [benchmarks-peers.md](benchmarks-peers.md), by `make bench-peers`. "
+        "Of your own machine and models: `lmx bench` ([measuring.md](measuring.md)).",
     ]
     for section in sections:
         lines += section_lines(section)

@@ -1,4 +1,5 @@
-"""OpenAI's Agents SDK on lmx: its loops with tools run on the Responses API."""
+"""OpenAI's Agents SDK on lmx: its loops with tools run on the Responses API. With `make clients`;
+the official SDK's responses are in `make test`."""
 
 import json
 
@@ -8,7 +9,12 @@ from openai import OpenAI
 from tests.support.clients.client_packages import python_packages, run_python
 
 # The first test also fetches the packages: about 15 seconds.
-pytestmark = [pytest.mark.e2e, pytest.mark.process, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.clients,
+    pytest.mark.e2e,
+    pytest.mark.process,
+    pytest.mark.timeout(900),
+]
 
 CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Oslo"}}</tool_call>'
 CUSTOM = '<tool_call>{"name": "sh", "arguments": {"input": "ls -l"}}</tool_call>'
@@ -44,3 +50,15 @@ def test_loops_with_tools(scripted_client: OpenAI) -> None:
     }  # fmt: skip
     assert "response.reasoning_summary_text.delta" in events
     assert events.count("response.completed") == 2
+
+
+def test_openai_s_own_client_over_a_websocket(scripted_client: OpenAI) -> None:
+    url, key = str(scripted_client.base_url), scripted_client.api_key
+    packages = python_packages("agents.txt")
+    output = run_python(packages, "websocket_client.py", url, key, "scripted")
+    *turns, failed, alone = json.loads(output.strip().split("\n")[-1])
+    for turn in (*turns, alone):
+        assert turn["text"] == SENTENCE and turn["types"][-1] == "response.completed"
+        assert turn["types"][:2] == ["response.created", "response.in_progress"]
+    assert len(turns) == 3 and alone["stored"] == SENTENCE
+    assert (failed["types"], failed["code"]) == (["error"], "previous_response_not_found")

@@ -11,8 +11,6 @@ from anthropic.types import MessageParam, ToolParam
 from openai import OpenAI
 from pydantic import BaseModel
 
-from tests.support.rigs.rig import Rig
-
 pytestmark = [pytest.mark.e2e, pytest.mark.process, pytest.mark.timeout(900)]
 
 SENTENCE = "The quick brown fox jumps over the lazy dog."
@@ -189,32 +187,6 @@ def test_a_model_that_fails_to_load_is_tried_again(url: str, scripted_client: Op
     with Anthropic(base_url=url, auth_token=key, max_retries=4, timeout=300) as patient:
         made = create(patient, "Hello", model="halting")
     assert made.content[0].type == "text" and made.content[0].text == SENTENCE
-
-
-def test_the_count_is_that_of_the_prompt(server: Rig) -> None:
-    """With a real model and its own template, cold and with a cached prefix."""
-    fields: dict[str, Any] = {
-        "model": "smollm2",
-        "system": [{"type": "text", "text": "You are brief. " * 40}],
-        "messages": [
-            user("Name a colour."),
-            {"role": "assistant", "content": "Blue"},
-            user("Why?"),
-        ],
-    }
-    url = server.url.removesuffix("/v1")
-    with Anthropic(base_url=url, api_key="none", max_retries=0, timeout=300) as client:
-        counted = client.messages.count_tokens(**fields).input_tokens
-        cold = client.messages.create(max_tokens=4, **fields).usage
-        warm = client.messages.create(max_tokens=4, **fields).usage
-        begun = [*fields["messages"], {"role": "assistant", "content": "Because the"}]
-        more = client.messages.create(max_tokens=4, **{**fields, "messages": begun})
-        goes_on = client.messages.count_tokens(**{**fields, "messages": begun}).input_tokens
-    for usage in (cold, warm):
-        assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == counted
-    assert (warm.cache_read_input_tokens or 0) > 0.9 * counted
-    assert more.usage.input_tokens + (more.usage.cache_read_input_tokens or 0) == goes_on
-    assert goes_on > counted
 
 
 def test_the_models(client: Anthropic) -> None:

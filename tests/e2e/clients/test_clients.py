@@ -1,4 +1,5 @@
-"""Other clients that people use: litellm and instructor in short, LangChain by its own tests."""
+"""Other clients that people use: litellm and instructor in short, LangChain by its own tests. They
+run with `make clients`; the official SDKs, which all of them use, in `make test`."""
 
 import json
 from pathlib import Path
@@ -10,7 +11,12 @@ from openai import OpenAI
 from tests.support.clients.client_packages import run_python
 
 # The first test also fetches the packages: about 25 seconds.
-pytestmark = [pytest.mark.e2e, pytest.mark.process, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.clients,
+    pytest.mark.e2e,
+    pytest.mark.process,
+    pytest.mark.timeout(900),
+]
 
 SENTENCE = "The quick brown fox jumps over the lazy dog."
 CALL = '<tool_call>{"name": "Weather", "arguments": {"city": "Oslo"}}</tool_call>'

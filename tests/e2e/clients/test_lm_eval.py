@@ -140,11 +140,11 @@ def test_the_harness_itself(tmp_path: Path) -> None:
     with rig(config) as lmx:
         lmx.wait_state("tiny", "ready", deadline_s=300)
         packages = python_packages("lm_eval.txt")
-        told = run_python(
+        reported = run_python(
             packages, "lm_eval_client.py", lmx.url, str(folder), json.dumps(PAIRS),
             str(tmp_path / "task"),
         )  # fmt: skip
-    found = json.loads(told.strip().split("\n")[-1])
+    found = json.loads(reported.strip().split("\n")[-1])
     for way in ("tokens", "texts", "many", "remote"):
         check([Likelihood(*one) for one in found[way]], right)
     rolled = [expected(plain, [END, *tokenizer.encode(PAIRS[0][0])], 1).logprob]

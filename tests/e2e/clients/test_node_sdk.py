@@ -7,6 +7,7 @@ import pytest
 from openai import OpenAI
 
 from tests.support.clients.client_packages import run_node
+from tests.support.rigs.rig import Rig, scripted, serving_too
 
 # The first test also fetches the packages: about 30 seconds.
 pytestmark = [pytest.mark.e2e, pytest.mark.process, pytest.mark.timeout(900)]
@@ -22,9 +23,13 @@ SCRIPTS = {
 }
 
 
-def test_the_node_sdk(scripted_client: OpenAI, packages: Path) -> None:
+def test_the_node_sdk(scripted_client: OpenAI, scripted_server: Rig, packages: Path) -> None:
     url, key = str(scripted_client.base_url), scripted_client.api_key
-    output = run_node(packages, "sdk.mjs", url, key, json.dumps(SCRIPTS))
+    voice = scripted(
+        "voice", engine="tests.support.fakes.scripted_voice:create", kind="speech", preload=False
+    )
+    with serving_too(scripted_server, voice):
+        output = run_node(packages, "sdk.mjs", url, key, json.dumps(SCRIPTS))
     found = json.loads(output)
     for name in ("whole", "streamed", "helped", "final", "textStreamed", "retried", "loaded"):
         assert found[name] == SENTENCE, name
@@ -47,8 +52,12 @@ def test_the_node_sdk(scripted_client: OpenAI, packages: Path) -> None:
         (500, "engine_error"),
         (429, "queue_full"),
         (503, "model_load_failed"),
+        (400, "invalid_value"),
     ]
-    assert found["errors"][2]["param"] == "temperature"
+    assert [found["errors"][place]["param"] for place in (2, 7)] == ["temperature", "input"]
+    assert found["sound"] == ["audio/wav", "WAVE", 44 + 2 * 48_000]
+    assert found["soundStreamed"] == 48_000
+    assert found["soundEvents"] == ["speech.audio.delta", "speech.audio.done", 100]
     assert found["busy"] == "stop"
     assert found["timedOut"] is True
 
@@ -65,6 +74,39 @@ def test_the_node_sdk_on_responses(scripted_client: OpenAI, packages: Path) -> N
     assert found["followed"] == [SENTENCE, True]
     assert found["items"] == ["message", "function_call", "function_call_output"]
     assert found["errors"] == [[404, "not_found_error"], [400, "previous_response_not_found"]]
+
+
+def test_the_node_sdks_on_files_batches_and_conversations(
+    scripted_client: OpenAI, packages: Path
+) -> None:
+    url, key = str(scripted_client.base_url), scripted_client.api_key
+    slow = json.dumps({"tokens": 2000, "step_s": 0.05})
+    found = json.loads(run_node(packages, "files.mjs", url, key, json.dumps({"slow": slow})))
+    assert found["file"] == ["file", "note.txt", 8, "user_data", 3600]
+    assert found["content"] == "A note.\n"
+    assert (found["same"], found["processed"], found["listed"]) == (True, "processed", [True] * 3)
+    for name in ("named", "namedInChat", "namedInMessages"):
+        assert found[name] == SENTENCE, name
+    counts = {"total": 2, "completed": 2, "failed": 0}
+    assert found["batch"] == ["completed", counts, {"from": "node"}, None]
+    assert found["output"] == [["one", SENTENCE], ["two", SENTENCE]]
+    errors = [[1, "invalid_json_line"], [3, "duplicate_custom_id"]]
+    assert found["wrong"] == ["failed", errors]
+    assert found["cancelled"] == ["cancelling", "cancelled"]
+    assert found["paged"] is True
+    assert found["messageBatch"] == [1, "one", SENTENCE, True, "message_batch_deleted"]
+    assert found["conversation"] == ["conversation", SENTENCE, True]
+    assert found["items"] == [
+        ["message", "user", "input_text"], ["message", "user", "input_file"],
+        ["message", "assistant", "output_text"], ["message", "user", "input_text"],
+    ]  # fmt: skip
+    assert found["item"] == "And now?"
+    assert found["metadata"] == [{"topic": "sun"}] * 2
+    assert found["deleted"] == [True, True]
+    assert found["errors"] == [
+        [True, 404, "id"], [True, 404, "conversation.content[0].file_id"], [True, 404, "id"],
+        [True, 404, "input_file_id"], [False, 409, None],
+    ]  # fmt: skip
 
 
 def test_anthropic_s_sdk(scripted_client: OpenAI, packages: Path) -> None:

@@ -204,7 +204,7 @@ def test_a_call_makes_the_round(scripted_client: OpenAI) -> None:
     assert last.finish_reason == "stop"
 
 
-def test_models_tell_what_is_enforced(scripted_client: OpenAI) -> None:
+def test_models_show_what_is_enforced(scripted_client: OpenAI) -> None:
     scripted_client.chat.completions.create(model=MODEL, messages=says("Hello"))
     model: Any = scripted_client.models.retrieve(MODEL)
     assert model.capabilities == ["tools", "native_tools", "structured_outputs"]

@@ -209,7 +209,7 @@ def test_errors(scripted_client: OpenAI) -> None:
         ({"model": "none"}, openai.NotFoundError, "model"),
         ({"input": [{"role": "robot"}]}, openai.BadRequestError, "input[0].role"),
         ({"temperature": 9}, openai.BadRequestError, "temperature"),
-        ({"conversation": "conv_1"}, openai.BadRequestError, "conversation"),
+        ({"conversation": "conv_1"}, openai.NotFoundError, "conversation"),
     ):
         values: Any = {"model": "scripted", "input": "Hello", **fields}
         with pytest.raises(kind) as caught:

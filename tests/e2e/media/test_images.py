@@ -101,6 +101,8 @@ def test_every_form_of_the_same_image_is_the_same_image(
     red = picture("red")
     pictures.answers["/red"] = answer(red, "Content-Type: text/plain")
     pictures.answers["/to"] = redirect("/red")
+    with OpenAI(base_url=seeing.url, api_key="none", max_retries=0, timeout=300) as client:
+        file_id = client.files.create(file=("a.txt", red), purpose="vision").id
     texts = set()
     for reference in (
         {"url": f"data:image/png;base64,{in_base64(red)}"},
@@ -108,11 +110,13 @@ def test_every_form_of_the_same_image_is_the_same_image(
         f"{pictures.url}/to",
         {"url": in_base64(red), "detail": "high"},
         {"url": in_base64(picture("red", "BMP"))},
+        {"file_id": file_id},
     ):
         whole = asked(seeing, {"type": "image_url", "image_url": reference}, WHAT)
         texts.add(whole.choices[0].message.content)
         details = whole.usage.prompt_tokens_details.model_dump()
         assert 0 < details["image_tokens"] < whole.usage.prompt_tokens
+    assert details["cached_tokens"] > 0, "the file is what was read before"
     (text,) = texts
     assert "red" in text
     for colour in ("blue", "green"):
@@ -123,19 +127,19 @@ def test_streamed_is_whole_and_anthropic_s_form_is_the_same(seeing: Rig) -> None
     whole = asked(seeing, image("blue"), WHAT).choices[0].message.content
     chunks = asked(seeing, image("blue"), WHAT, stream=True)
     assert "".join(one.choices[0].delta.content or "" for one in chunks if one.choices) == whole
-    source: Any = {"type": "base64", "media_type": "image/png",
-                   "data": in_base64(picture("blue"))}  # fmt: skip
+    with OpenAI(base_url=seeing.url, api_key="none", max_retries=0, timeout=300) as openai_client:
+        file_id = openai_client.files.create(file=picture("blue"), purpose="user_data").id
+    inline: Any = {"type": "base64", "media_type": "image/png", "data": in_base64(picture("blue"))}
     with anthropic.Anthropic(
         base_url=seeing.url.removesuffix("/v1"), api_key="none", max_retries=0
     ) as client:
-        said: Any = client.messages.create(
-            model="shapes", max_tokens=ENOUGH_TOKENS, extra_body={"temperature": 0},
-            messages=[{"role": "user", "content": [
-                {"type": "image", "source": source},
-                {"type": "text", "text": WHAT["text"]},
-            ]}],
-        )  # fmt: skip
-    assert said.content[0].text == whole
+        for source in (inline, {"type": "file", "file_id": file_id}):
+            content: Any = [{"type": "image", "source": source}, WHAT]
+            said: Any = client.beta.messages.create(
+                model="shapes", max_tokens=ENOUGH_TOKENS, extra_body={"temperature": 0},
+                messages=[{"role": "user", "content": content}], betas=["files-api-2025-04-14"],
+            )  # fmt: skip
+            assert said.content[0].text == whole
 
 
 def test_what_counts_tokens_counts_what_the_usage_says(seeing: Rig) -> None:
@@ -156,13 +160,13 @@ def test_what_counts_tokens_counts_what_the_usage_says(seeing: Rig) -> None:
             {"Content-Type": "application/json"},
         )
         with urllib.request.urlopen(request, timeout=300) as response:
-            told: dict[str, Any] = json.load(response)
-        return told
+            reported: dict[str, Any] = json.load(response)
+        return reported
 
     used = posted("/v1/chat/completions", messages=[turn], max_tokens=1)["usage"]["prompt_tokens"]
     assert posted("/tokenize", messages=[turn])["count"] == used > 16
-    told = posted("/v1/messages", messages=[block], max_tokens=1)["usage"]
-    used = told["input_tokens"] + told["cache_read_input_tokens"]
+    reported = posted("/v1/messages", messages=[block], max_tokens=1)["usage"]
+    used = reported["input_tokens"] + reported["cache_read_input_tokens"]
     assert posted("/v1/messages/count_tokens", messages=[block])["input_tokens"] == used
     asked = {"input": [{"role": "user", "content": parts}]}
     used = posted("/v1/responses", **asked, max_output_tokens=1)["usage"]["input_tokens"]
@@ -219,15 +223,22 @@ def test_a_model_of_text_alone_says_so_and_which_one_sees(seeing: Rig) -> None:
     assert "takes images: shapes" in str(caught.value)
     assert asked(seeing, image("red"), WHAT, model="auto").model == "shapes"
     with urllib.request.urlopen(f"{seeing.url}/models") as response:
-        told = {one["id"]: one["modalities"] for one in json.load(response)["data"]}
-    assert told == {"shapes": ["text", "image"], "smollm2": ["text"], "tiny": ["text"]}
+        reported = {one["id"]: one["modalities"] for one in json.load(response)["data"]}
+    assert reported == {"shapes": ["text", "image"], "smollm2": ["text"], "tiny": ["text"]}
 
 
+@pytest.mark.clients
 def test_other_clients_forms_of_an_image(seeing: Rig, packages: Path) -> None:
-    blue = in_base64(picture("blue"))
+    printed = run_python(
+        packages, "image_clients.py", seeing.url, "none", "shapes", in_base64(picture("blue"))
+    )
+    for name, text in json.loads(printed.splitlines()[-1]).items():
+        assert "blue" in text, name
+
+
+def test_other_apis_forms_of_an_image(seeing: Rig) -> None:
+    blue, found = in_base64(picture("blue")), {}
     origin = seeing.url.removesuffix("/v1")
-    printed = run_python(packages, "image_clients.py", seeing.url, "none", "shapes", blue)
-    found = json.loads(printed.splitlines()[-1])
     # Open WebUI's: the text first, and the image as a data URL without more.
     url = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{blue}"}}
     found["Open WebUI"] = asked(seeing, WHAT, url).choices[0].message.content
@@ -244,9 +255,9 @@ def test_other_clients_forms_of_an_image(seeing: Rig, packages: Path) -> None:
         )
         found["responses"] = made.output_text
     turn = {"role": "user", "content": "What is in the image?", "images": [blue]}
-    told = ollama.Client(host=origin, timeout=300).chat(
+    reported = ollama.Client(host=origin, timeout=300).chat(
         "shapes", [turn], options={"temperature": 0, "num_predict": ENOUGH_TOKENS}
     )
-    found["ollama"] = told.message.content
+    found["ollama"] = reported.message.content
     for name, text in found.items():
         assert "blue" in text, name

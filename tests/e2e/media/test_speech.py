@@ -83,14 +83,14 @@ async def test_a_worker_that_is_killed_ends_its_transcript_alone(speaking: Rig) 
         stream = await client.audio.transcriptions.create(
             model="whisper", file=("long.wav", many_clips(clip, CLIPS)), stream=True
         )
-        told = [await anext(stream)]
+        reported = [await anext(stream)]
         # Not before: it would take the processor that the first window needs.
         chat = Stream(session, url, ask("tiny", "Go on.", max_tokens=7000, ignore_eos=True))
         await chat.has_text(5, 300)
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(openai.APIError, match="crashed"):
-            told.extend([event async for event in stream])
-        assert {event.type for event in told} == {"transcript.text.delta"}
+            reported.extend([event async for event in stream])
+        assert {event.type for event in reported} == {"transcript.text.delta"}
         await chat.has_text(len(chat.text) + 50, 300)
         assert (chat.errors, chat.done) == ([], False), "the other model's stream has gone on"
         await chat.hang_up()

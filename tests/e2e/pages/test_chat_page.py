@@ -69,7 +69,7 @@ async def choose(page: Page, model: str) -> None:
 
 
 async def test_keys(page: Page, origin: str) -> None:
-    """A key is asked for; a wrong one and one that can't be are said; it can be forgotten."""
+    """A key is requested; a wrong one and one that can't be are said; it can be forgotten."""
     await page.run("localStorage.clear()")
     await reopen(page, origin)
     await until(page, f"{at('options')}.open", "the field for the key")
@@ -139,6 +139,7 @@ SHAPE = """(() => {
     images: text.querySelectorAll("img").length,
     links: text.querySelectorAll("a").length,
     broken: window.broken ?? null,
+    last: text.lastElementChild?.textContent ?? "",
   };
 })()"""
 
@@ -151,8 +152,12 @@ async def test_an_answer(page: Page) -> None:
         f"{at('announce')}.textContent)).observe({at('announce')}, {{childList: true}})"
     )
     shown = await asked(page, {"pieces": [*MARKS]})
-    await until(page, f"{SHAPE}.nested === 2", "a list that is drawn to its end")
-    assert await page.run(SHAPE) == {
+    await until(
+        page,
+        f"{SHAPE}.last.includes('bad') && {SHAPE}.code?.endsWith('\"') && {SHAPE}.nested === 2",
+        "a text drawn to its end",
+    )
+    assert await page.run(f"({{last, ...rest}} = {SHAPE}, rest)") == {
         "nested": 2, "items": 2, "cells": ["1", "2"], "struck": "2", "coloured": "f",
         "code": 'def f(): return "<b>x</b>"', "images": 0, "links": 0, "broken": None,
     }  # fmt: skip
@@ -383,6 +388,25 @@ async def test_two_models_of_which_one_is_killed(page: Page, scripted_server: Ri
     assert await page.run(f"{at('second')}.value") == "narrow"
 
 
+async def test_a_browser_that_does_not_open_what_it_keeps(page: Page, origin: str) -> None:
+    """The page does not wait for it: whatever it opens on, one can chat."""
+    never = "IDBFactory.prototype.open = () => ({})"
+    added = await page.ask("Page.addScriptToEvaluateOnNewDocument", source=never)
+    try:
+        for address in ("/#/connect", "/#a-conversation"):
+            await reopen(page, origin, address)
+        assert (await asked(page, "Hello"))["text"].strip() == SENTENCE
+    finally:
+        await page.ask("Page.removeScriptToEvaluateOnNewDocument", **added)
+    # What a tab has open does not keep another one from deleting it.
+    await reopen(page, origin)
+    await asked(page, "Hello")
+    await page.run(
+        "new Promise((done) => { indexedDB.deleteDatabase('lmx').onsuccess = () => done(); })"
+    )
+    assert (await asked(page, "Hello"))["turns"] == 4
+
+
 async def test_two_tabs_with_one_conversation(page: Page, origin: str) -> None:
     """What is kept has what both wrote; neither overwrites the other."""
     await asked(page, "Hello")
@@ -480,8 +504,8 @@ async def test_an_answer_of_10_000_words_and_a_reload_in_its_middle(
 ) -> None:
     """The last words cost about what the first ones do; what had come outlives a reload."""
     words = {
-        "tokens": 1000,
-        "text": "Ten words of an answer that is long to read.\n\n",
+        "tokens": 500,
+        "text": "Ten words of an answer that is long to read.\n\n" * 2,
         "step_s": 0.01,
     }
     await page.ask("Performance.enable")

@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 import pytest_asyncio
+from openai import OpenAI
 
 from tests.e2e.conftest import API_KEY
 from tests.support.clients.chromium import Page
@@ -60,6 +61,7 @@ STUB = """(async () => {
   let told;
   const on = (topic, listener) => {
     if (topic === "requests") told = listener;
+    if (topic === "batches") window.tellBatches = (...batches) => listener({ batches });
     return () => {};
   };
   mount(root, { ...shared, live: { on } });
@@ -73,6 +75,9 @@ STUB = """(async () => {
     captured: false, at_ms: performance.now(), ...over });
   window.tell = (live, ended = []) => told({ live, ended });
   window.shape = shape;
+  window.batchShape = (number, over) => ({ id: `batch_${number}`, api: "openai", model: "model-1",
+    endpoint: "/v1/chat/completions", key: "laptop", status: "in_progress", created: 1e9,
+    expires: 2e9, ended: null, total: 50000, completed: 1200, failed: 3, ...over });
 })()"""
 
 WAITING = """shape(8, { state: "queued", phase: "queue", waits_for: { reason: "row",
@@ -179,6 +184,50 @@ async def test_a_request_under_way_is_a_bar_and_can_be_cancelled(
         await choose(page, "State", "Ended")
         [row, *_] = await rows(page)
         assert row["why"] == "request_cancelled"
+
+
+BATCHES = """[...document.querySelectorAll(".batch")].map((row) => ({
+  name: row.querySelector(".name").textContent, whose: row.querySelector(".whose").textContent,
+  words: row.querySelector(".words").textContent, done: row.querySelector("progress").value,
+  stops: !row.querySelector("button").hidden }))"""
+
+
+async def test_a_batch_is_a_bar_and_can_be_cancelled(page: Page, scripted_server: Rig) -> None:
+    answer = json.dumps({"tokens": 2000, "step_s": 0.05})
+    body = {"model": "scripted", "messages": [{"role": "user", "content": answer}]}
+    lines = [
+        {"custom_id": str(n), "method": "POST", "url": "/v1/chat/completions", "body": body}
+        for n in range(30)
+    ]
+    with OpenAI(base_url=scripted_server.url, api_key=API_KEY, max_retries=0) as client:
+        content = "\n".join(map(json.dumps, lines)).encode()
+        file = client.files.create(file=("in.jsonl", content), purpose="batch")
+        made = client.batches.create(
+            input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+        )
+        found = f"({BATCHES}).find((row) => row.words.startsWith('in progress'))"
+        row = await until(page, found, "its bar")
+        assert row["name"] == "scripted" and row["stops"]
+        assert row["whose"].startswith("/v1/chat/completions · ")
+        assert row["words"] == "in progress · 0 of 30 lines"
+        await page.run(f"{at_('.batch button')}.click()")
+        row = await until(
+            page, f"({BATCHES}).find((row) => row.words.startsWith('cancelled'))", "its end"
+        )
+        assert (row["words"], row["stops"]) == ("cancelled · 30 of 30 lines, 30 failed", False)
+        assert client.batches.retrieve(made.id).status == "cancelled"
+    events = scripted_server.cli("events", "-n", "50").stdout
+    assert "batch.began" in events and f"{made.id} is cancelled: 0 lines completed" in events
+    # A row stays the same element while its figures change.
+    await page.run(STUB + ".then(() => tellBatches(batchShape(1), batchShape(2)))")
+    assert (await page.run(BATCHES))[0]["done"] == 1203
+    await page.run("window.kept = document.querySelectorAll('.batch')[1]")
+    await page.run(f"tellBatches(batchShape(2, {{ completed: 5, key: {json.dumps(BAD)} }}))")
+    assert await page.run("kept === document.querySelector('.batch')")
+    [row] = await page.run(BATCHES)
+    assert row["words"] == "in progress · 8 of 50,000 lines, 3 failed"
+    assert row["whose"].endswith(BAD)
+    assert await page.run("window.hurt") is None
 
 
 async def test_who_waits_for_whom(page: Page, scripted_server: Rig) -> None:
@@ -356,12 +405,14 @@ async def test_sizes_colours_and_screen_readers(page: Page, packages: Path) -> N
     await load_axe(page, packages)
     await page.run(
         STUB
-        + """.then(() => tell([shape(1, { model: "a-long-name-".repeat(9) }), shape(2, { state:
+        + """.then(() => (tell([shape(1, { model: "a-long-name-".repeat(9) }), shape(2, { state:
           "waiting", phase: "load", waits_for: { reason: "memory", model: "model-2", position: 2,
           evicting: ["other"], text: "model-2 waits for memory" } })], [shape(3, { state: "failed",
           error: "worker_crashed", ended: 1e9, phase: null, captured: true, reread: {
           cached_tokens: 1, expected_tokens: 9, reason: "differs", position: 8, before: "a ",
-          was: "b", now: "c" } })]))"""
+          was: "b", now: "c" } })]),
+          tellBatches(batchShape(1, { model: "a-long-name-".repeat(9) }), batchShape(2, { total: 0,
+          status: "validating" }), batchShape(3, { status: "completed" }))))"""
     )
     for size in (DESKTOP, PHONE):
         await page.ask("Emulation.setDeviceMetricsOverride", **size)

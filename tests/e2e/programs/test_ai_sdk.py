@@ -47,7 +47,7 @@ def test_each_provider(
         assert "error" not in kinds, name
         status, message = one.pop("failed")
         assert status == 404 and "'nobody' does not exist" in message, name
-        # Without a summary that is asked for, OpenAI's provider shows no reasoning.
+        # Without a summary that is requested, OpenAI's provider shows no reasoning.
         assert one.pop("thought") == (None if name == "openai" else "It is written."), name
         assert one == {
             "whole": "All is done.", "steps": 2, "written": "hello\n", "streamed": "All is done.",

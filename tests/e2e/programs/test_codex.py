@@ -87,3 +87,20 @@ def test_an_answer_in_a_form(place: Workplace, codex: list[str], tmp_path: Path)
 
 def test_an_interrupt_ends_the_answer(place: Workplace, codex: list[str]) -> None:
     place.interrupt([*codex, plan(say("word " * 5000, pace_s=0.05))], "agent")
+
+
+def test_lmx_compacts_for_a_provider_that_is_named_openai(
+    place: Workplace, codex: list[str]
+) -> None:
+    """The first turn fills the context, so that the second one begins with a compaction."""
+    named = block("Codex", "toml").replace('name = "lmx"', 'name = "OpenAI"')
+    configure(place, "model_auto_compact_token_limit = 1000\n" + named)
+    place.run([*codex, plan(say("It is in a.py."))])
+    items = items_of(place.run([*codex, "resume", "--last", plan(say("Done."))]))
+    assert (items[-1]["type"], items[-1]["text"]) == ("agent_message", "Done.")
+    found = []
+    for job in json.loads(place.get("/v1/jobs"))["data"]:
+        result = json.loads(place.get(f"/v1/jobs/{job['id']}"))["result"]
+        found.append([item["type"] for item in result["output"]])
+    # The newest first.
+    assert found[:3] == [["message"], ["compaction"], ["message"]]

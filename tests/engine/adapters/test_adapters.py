@@ -208,7 +208,7 @@ def test_an_adapter_that_does_not_fit_costs_itself_alone(
     write("full", "model.layers.0.self_attn.q_proj")
     (wrong["full"] / "adapter_config.json").write_text('{"fine_tune_type": "full"}')
     runner = EngineRunner(spec_of(base, adapters=wrong | {"whole": narrow} | adapters))
-    told = runner.facts.adapters
+    reported = runner.facts.adapters
     for name, words in {
         "shape": "(64, 4) and (4, 63), and this model needs (64, 4) and (4, 64)",
         "layer": "layers.77.self_attn.q_proj, which the model doesn't have",
@@ -217,8 +217,8 @@ def test_an_adapter_that_does_not_fit_costs_itself_alone(
         "nowhere": "there is no folder",
         "whole": "a whole model and no adapter",
     }.items():
-        assert words in (told[name] or ""), told[name]
-    assert {name: told[name] for name in adapters} == {"x": None, "y": None}
+        assert words in (reported[name] or ""), reported[name]
+    assert {name: reported[name] for name in adapters} == {"x": None, "y": None}
     assert runner.alone(PROMPT) == EngineRunner(spec_of(base)).alone(PROMPT)
     request = Generate(1, "r", Sampling(), 1, prompt_tokens=(1, 2), adapter="shape")
     for name, code in {"shape": "model_source_invalid", "z": "model_not_found"}.items():

@@ -77,7 +77,7 @@ class Broken:
         return Broken(self._masks, self._accepts)
 
 
-def test_load_tells_its_progress_and_the_facts(real: EngineRunner) -> None:
+def test_load_shows_its_progress_and_the_facts(real: EngineRunner) -> None:
     fractions = [fraction for phase, fraction in real.phases if phase is LoadPhase.WEIGHTS]
     assert fractions[0] == 0
     assert fractions[-1] == pytest.approx(1)
@@ -134,7 +134,7 @@ def test_rows_advance_together(tiny: EngineRunner) -> None:
     assert len(tiny.tokens[first]) == len(tiny.tokens[second]) == 20
 
 
-def test_rows_go_on_while_a_long_prompt_is_prefilled(tiny: EngineRunner) -> None:
+def test_rows_continue_while_a_long_prompt_is_prefilled(tiny: EngineRunner) -> None:
     row = tiny.admit("a", GREEDY, 100)
     tiny.until(lambda: tiny.tokens[row])
     prompt = tiny.encode("x" * 150)
@@ -142,8 +142,11 @@ def test_rows_go_on_while_a_long_prompt_is_prefilled(tiny: EngineRunner) -> None
     chunks, made = [], []
     while long not in tiny.started:
         before = len(tiny.tokens[row])
-        if chunk := tiny.step().prefill_tokens:
-            chunks.append(chunk)
+        step = tiny.step()
+        # Whose time and energy a step takes.
+        assert step.read == (long if step.prefill_tokens else None)
+        if step.prefill_tokens:
+            chunks.append(step.prefill_tokens)
             made.append(0)
         elif made:
             made[-1] += len(tiny.tokens[row]) - before
@@ -285,7 +288,7 @@ def test_answers_to_one_prompt_fork_its_prefill(tiny_dir: Path, cached: bool) ->
     assert read == len(prompt) + 2
 
 
-def test_twins_whose_first_is_removed_go_on(tiny: EngineRunner) -> None:
+def test_twins_whose_first_is_removed_continue(tiny: EngineRunner) -> None:
     prompt = tiny.encode("x" * 150)
     expected = tiny.alone(prompt, GREEDY, 4)
     rows = [tiny.admit(prompt, GREEDY, 4) for _ in range(3)]
@@ -631,7 +634,7 @@ def test_a_model_that_keeps_something_of_the_last_row_serves_one_after_the_other
     folder = make_tiny_model(tmp_path, "gemma2")
     with capture_logs() as logs:
         monkeypatch.setattr(Forward, "decode", keeping)
-        runner = EngineRunner(spec_of(folder))
+        runner = EngineRunner(spec_of(folder), fresh=True)
         monkeypatch.undo()
     assert [line["off"] > 0.1 for line in logs if line["event"] == "batching.serial_probed"] == [
         True

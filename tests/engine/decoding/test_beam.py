@@ -346,7 +346,7 @@ def test_fewer_hypotheses_where_a_constraint_allows_no_more() -> None:
     assert sorted(list(one.tokens) for one in found) == [[3, END], [5, 6, END]]
 
 
-def test_a_search_that_can_not_go_on_fails() -> None:
+def test_a_search_that_can_not_continue_fails() -> None:
     beam = BeamSearch(2, 1.0, frozenset({END}))
     with pytest.raises(ValueError, match="allows no token"):
         table_search(beam, 5, Grammar(lambda answer: {4} if not answer else set()))

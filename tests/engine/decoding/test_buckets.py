@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from lmx.protocol.messages.data import BACKGROUND_PRIORITY
 from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
 from lmx.worker.mlx.batching import buckets
 from lmx.worker.mlx.decoding.decode import DecodeBatch, DecodeStep
@@ -80,6 +81,74 @@ def test_short_rows_are_not_padded_to_the_long_one(runner: EngineRunner) -> None
     runner.until(lambda: len(runner.tokens[long]) >= before + 5)
     runner.clear()
     assert runner.generator.step().tokens == []
+
+
+@everywhere
+def test_the_background_stands_still_for_others_and_loses_nothing(runner: EngineRunner) -> None:
+    prompts = [[5, 6, 7], list(range(1, 40)), LONG]
+    expected = [runner.alone(prompt, HOT, 30) for prompt in prompts]
+    asked = [8, 9, 10]
+    answer = runner.alone(asked, GREEDY, 12)
+    lines = [runner.admit(prompt, HOT, 30, priority=BACKGROUND_PRIORITY) for prompt in prompts]
+    runner.until(lambda: len(runner.tokens[lines[0]]) >= 5)
+    for _ in range(2):
+        # In the middle of the long prompt, and of all answers.
+        runner.flush()
+        before = [list(runner.tokens[line]) for line in lines]
+        person = runner.admit(asked, GREEDY, 12)
+        while len(runner.tokens[person]) < 12:
+            made = runner.step()
+            assert made.read in (None, person)
+        assert runner.tokens[person] == answer
+        assert [runner.tokens[line] for line in lines] == before, "they have stood still"
+        runner.until(lambda: bool(runner.tokens[lines[2]]))
+    runner.finish()
+    assert [runner.tokens[line] for line in lines] == expected
+
+
+def test_a_person_waits_for_no_line_but_for_the_prompt_that_both_have(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "model", "llama")
+    runner = EngineRunner(spec_of(model, prefix_cache=PrefixCacheSpec(64 << 20)))
+    line = runner.admit([*LONG[:500], 7], GREEDY, 5, priority=BACKGROUND_PRIORITY)
+    other = runner.admit(LONG[::-1], GREEDY, 5, priority=BACKGROUND_PRIORITY)
+    person = runner.admit([*LONG[:500], 8], GREEDY, 5)
+    read: dict[int | None, int] = {}
+    while len(runner.tokens[person]) < 5:
+        made = runner.step()
+        read[made.read] = read.get(made.read, 0) + made.prefill_tokens
+    assert other not in read
+    assert read[line] == 501 and read[person] == 1, "the last token is each one's own"
+    runner.finish()
+
+
+def test_the_background_reads_in_small_chunks_while_persons_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And in large ones when nobody has come for a while."""
+    runner = EngineRunner(spec_of(make_tiny_model(tmp_path / "model", "llama")))
+    inner: Any = runner.generator
+    rows, read = inner._rows, []
+    choose = rows._pace.chunk
+
+    def chunk(depth_tokens: int, *, decoding: bool, yields: bool) -> int:
+        read.append(yields)
+        tokens: int = choose(depth_tokens, decoding=decoding, yields=yields)
+        return tokens
+
+    monkeypatch.setattr(rows._pace, "chunk", chunk)
+
+    def yielded(priority: int) -> set[bool]:
+        read.clear()
+        runner.admit(LONG, GREEDY, 2, priority=priority)
+        runner.finish()
+        return set(read)
+
+    assert yielded(BACKGROUND_PRIORITY) == {False}
+    assert yielded(0) == {False}
+    rows._foreground_s += 3600  # However long this takes, it is recent.
+    assert yielded(BACKGROUND_PRIORITY) == {True}
+    rows._foreground_s -= 7200
+    assert yielded(BACKGROUND_PRIORITY) == {False}
 
 
 def test_the_longer_rows_pay_for_the_change_to_them(

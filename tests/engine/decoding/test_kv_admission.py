@@ -50,6 +50,6 @@ def test_each_row_of_a_batch_takes_what_the_longest_takes(
         held = held_bytes(rows._rows._buckets.only.prompt_cache)
     else:
         (search,) = rows._rows._searches.values()
-        held = held_bytes(search._caches[0])
+        held = held_bytes(search.group._caches[0])
     # It was counted for the whole answer, of which 20 tokens are there, in steps of 256.
     assert held <= admission.total_bytes <= 1.5 * held

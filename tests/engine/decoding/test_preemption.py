@@ -118,7 +118,7 @@ def test_an_answer_is_no_part_of_a_prompt_that_is_read_at_once(tmp_path: Path) -
     assert runner.alone(longer) == runner.alone(longer, cache_salt="cold")
 
 
-def test_a_constraint_goes_on_in_its_state(folder: Path) -> None:
+def test_a_constraint_continues_in_its_state(folder: Path) -> None:
     runner = EngineRunner(spec_of(folder, max_decode_stall_s=10))
     source = ConstraintSource(
         Structure(StructureKind.REGEX, "(ab|cd){12}[0-9]{6}", "regex"), None, Thinking(), False

@@ -104,7 +104,7 @@ def test_the_last_row_of_a_batch_is_a_single_one_again(runner: EngineRunner) -> 
     assert runner.tokens[row] == expected
 
 
-def test_a_row_goes_on_from_what_was_stored(runner: EngineRunner) -> None:
+def test_a_row_continues_from_what_was_stored(runner: EngineRunner) -> None:
     """Out of a batch, as it is: nothing is rounded twice."""
     first = [prompt_of(40, 2), prompt_of(60, 2)]
     rows = [runner.admit(prompt, HOT, 30, cache_salt="turns") for prompt in first]
@@ -127,7 +127,7 @@ def test_answers_to_one_prompt_share_its_reading(runner: EngineRunner) -> None:
     assert [runner.tokens[row] for row in rows] == expected
 
 
-def test_a_preempted_row_goes_on(runner: EngineRunner) -> None:
+def test_a_preempted_row_continues(runner: EngineRunner) -> None:
     prompt = prompt_of(60, 5)
     expected = cold(runner, prompt, HOT, 30)
     row = runner.admit(prompt, HOT, 30, cache_salt="preempted")
@@ -163,6 +163,9 @@ def test_a_search_keeps_its_beams(runner: EngineRunner) -> None:
 def test_a_model_that_can_batch_only_with_expanded_numbers_does_so(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, "qwen3_5-64")
     runner = EngineRunner(spec_of(folder, kv_bits=8, max_decode_stall_s=10))
+    inner: Any = runner.generator
+    packings = inner._rows._forward.kv_quantization.packings
+    assert {packing.expanded for packing in packings if packing is not None} == {True}
     expected = [runner.alone(prompt_of(length), GREEDY, COUNT) for length in LENGTHS]
     rows = [runner.admit(prompt_of(length), GREEDY, COUNT) for length in LENGTHS]
     assert len(runner.live) == len(rows), "they don't wait for each other"

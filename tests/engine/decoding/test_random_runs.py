@@ -124,8 +124,8 @@ class Made:
 class Alone:
     """What rows make alone, each computed once."""
 
-    def __init__(self, folder: Path) -> None:
-        self._runner = EngineRunner(spec_of(folder, max_decode_stall_s=10))
+    def __init__(self, runner: EngineRunner) -> None:
+        self._runner = runner
         self._made: dict[Asked, Made] = {}
 
     def __call__(self, asked: Asked) -> Made:
@@ -238,8 +238,8 @@ class RandomRun:
     def _step(self) -> StepOutput:
         made = self.runner.step()
         self.prefill_tokens += made.prefill_tokens
-        told = [sequence_id for sequence_id, *_ in [*made.tokens, *made.started, *made.failed]]
-        assert not self.removed.intersection(told)
+        reported = [sequence_id for sequence_id, *_ in [*made.tokens, *made.started, *made.failed]]
+        assert not self.removed.intersection(reported)
         return made
 
     def _wait_for_room(self) -> None:
@@ -382,7 +382,7 @@ def test_each_row_of_a_random_run_is_as_alone(tmp_path: Path, kind: str, engines
     # Some logits are so even that rounding decides what is drawn.
     even = kind not in ("llama", "gemma3", "deepseek_v3")
     samplings = [one for one in SAMPLINGS if not even or one.temperature == 0]
-    alone = Alone(folder)
+    alone = Alone(EngineRunner(spec_of(folder, max_decode_stall_s=10)))
     for seed, engine in enumerate(engines.split()):
         runner = EngineRunner(spec_of(folder, **specs[engine]))
         run = RandomRun(runner, seed, samplings, preempts=engine in PREEMPTING)

@@ -34,10 +34,12 @@ Rows = Sequence[tuple[list[int], SequenceSampling]]
 Said = list[tuple[list[int], list[float]]]
 
 
-def said(runner: EngineRunner, rows: Rows, told: Said) -> tuple[Said, list[Sequence[DraftCounts]]]:
+def said(
+    runner: EngineRunner, rows: Rows, reported: Said
+) -> tuple[Said, list[Sequence[DraftCounts]]]:
     """Return what rows say together, with their logprobs, and what was drafted in each step: what
     is ``told``, but for some tokens."""
-    answers = {runner._next_row + place: tokens for place, (tokens, _) in enumerate(told)}
+    answers = {runner._next_row + place: tokens for place, (tokens, _) in enumerate(reported)}
 
     def draft(row: DecodeSequence, _: int, count: int) -> mx.array | None:
         begin = row.generated_tokens + (not row.known)

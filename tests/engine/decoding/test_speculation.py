@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +149,7 @@ def compare(
     forward: Forward,
     speculation: Callable[[BatchSampler], Speculation] | None = None,
     *,
-    told: bool = False,
+    reported: bool = False,
     constrain: Callable[[], Constraint] | None = None,
     **row: Any,
 ) -> Rig:
@@ -159,7 +159,7 @@ def compare(
     plain = Rig(forward)
     plain.begin(SequenceRequest(1, constraint=constrain() if constrain else None, **request))
     plain.finish()
-    if told:
+    if reported:
         speculation = speculating(Told([[*request["prompt"], *plain.tokens(1), 0]]))
     ahead = Rig(forward, speculation)
     ahead.begin(SequenceRequest(1, constraint=constrain() if constrain else None, **request))
@@ -201,10 +201,10 @@ class TestGreedyIsIdentical:
         assert acceptance(rig) < 0.5
 
     def test_however_much_is_right(self, forward: Callable[[str], Forward], kind: str) -> None:
-        rig = compare(forward(kind), told=True, max_tokens=60)
+        rig = compare(forward(kind), reported=True, max_tokens=60)
         assert {drafts.accepted_tokens for drafts in rig.drafts} >= {0, 1, 2, 3, 4}
         # Tiny models repeat themselves, but for when they draw.
-        compare(forward(kind), told=True, sampling=SequenceSampling(1.0, seed=2), max_tokens=60)
+        compare(forward(kind), reported=True, sampling=SequenceSampling(1.0, seed=2), max_tokens=60)
 
 
 class Told(DraftModel):
@@ -221,8 +221,8 @@ class Told(DraftModel):
             place.offset += tokens.shape[1]
             # Right once, twice, six times, ...: every pattern of acceptance.
             wrong = place.offset**2 % 23 in (1, 6, 13, 18)
-            told = 0 if wrong else text[place.offset]
-            return mx.where(mx.arange(260) == told, 60.0, 0.0)[None]
+            reported = 0 if wrong else text[place.offset]
+            return mx.where(mx.arange(260) == reported, 60.0, 0.0)[None]
 
         return DraftModelSequence(forward, [place], None)
 
@@ -278,7 +278,7 @@ def test_draws_are_identical(forward: Callable[[str], Forward], name: str, looku
     rig = compare(
         forward("llama"),
         speculation,
-        told=not lookup,
+        reported=not lookup,
         sampling=SAMPLINGS[name],
         prompt=prompt,
         max_tokens=30,
@@ -291,7 +291,7 @@ def test_a_constraint_is_kept_to(
     forward: Callable[[str], Forward], sampling: SequenceSampling
 ) -> None:
     compare(forward("llama"), speculating(), sampling=sampling, constrain=EvenOnly)
-    rig = compare(forward("llama"), told=True, sampling=sampling, constrain=EvenOnly)
+    rig = compare(forward("llama"), reported=True, sampling=sampling, constrain=EvenOnly)
     assert acceptance(rig) > 0.25
 
 
@@ -299,7 +299,7 @@ def test_a_constraint_is_kept_to(
 def test_every_token_has_its_logprobs(
     forward: Callable[[str], Forward], sampling: SequenceSampling
 ) -> None:
-    rig = compare(forward("llama"), told=True, sampling=sampling, top_logprobs=2)
+    rig = compare(forward("llama"), reported=True, sampling=sampling, top_logprobs=2)
     assert all(token.scores is not None for token in rig.made[1])
 
 
@@ -377,8 +377,40 @@ def test_a_recurrent_state_is_taken_back(forward: Callable[[str], Forward]) -> N
     ways = {kind: blocks(forward(kind)).alone for kind in RECURRENT}
     assert ways == {"qwen3_5": Undo.RECORDED, "qwen3_next": Undo.REPLAYED, "lfm2": Undo.REPLAYED}
     for kind in RECURRENT:
-        rig = compare(forward(kind), told=True)
+        rig = compare(forward(kind), reported=True)
         assert 0 < acceptance(rig) < 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_by_default_the_tokens_are_the_same_as_without(
+    forward: Callable[[str], Forward], kind: str
+) -> None:
+    """By the counted clock, a step with drafts takes as long as one without."""
+
+    def by_default(sampler: BatchSampler) -> Speculation:
+        drafter, clock = LookupDrafter(3, sure=True), count()
+        spec = SpeculationSpec(auto=True)
+        return Speculation(spec, drafter, sampler, NO_END, 1.0, clock=lambda: float(next(clock)))
+
+    # This is how its text repeats itself, so that something is looked up rightly.
+    plain = Rig(forward(kind))
+    plain.begin(SequenceRequest(1, PROMPT, 60, GREEDY))
+    plain.finish()
+    prompt = [*PROMPT, *plain.tokens(1), *PROMPT]
+    rig = compare(forward(kind), by_default, prompt=prompt, max_tokens=150)
+    plain_steps = 150 - sum(drafts.accepted_tokens for drafts in rig.drafts)
+    assert rig.steps <= plain_steps + 1
+    assert rig.ahead is not None
+    assert rig.ahead.state in ("on", "waits for text that repeats")
+
+
+def test_by_default_nothing_is_drafted_for_many_rows(forward: Callable[[str], Forward]) -> None:
+    rig = Rig(forward("llama"), speculating(LookupDrafter(3, sure=True), auto=True))
+    for row in range(1, 4):
+        rig.begin(SequenceRequest(row, PROMPT, 60, GREEDY))
+    rig.finish()
+    assert rig.ahead is not None
+    assert (rig.drafts, rig.ahead.state) == ([], "off while there are more than 2 requests")
 
 
 def test_nothing_is_returned_behind_an_end(forward: Callable[[str], Forward]) -> None:

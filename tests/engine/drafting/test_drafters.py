@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -221,7 +222,7 @@ def test_a_drafter_begins_behind_what_was_found(
     assert run.acceptance > case(kind).least_acceptance
 
 
-def test_answers_to_one_prompt_share_what_was_heard(
+def test_answers_to_one_prompt_share_what_was_encoded_of_a_sound(
     case: Callable[[str], Case], plain_run: Callable[[str], Run]
 ) -> None:
     run, plain = Run(case("eagle")), plain_run("eagle")
@@ -295,6 +296,42 @@ def test_a_drafter_that_does_not_fit_is_refused(
     assert "does not fit this model" in _refused(wide, foreign)
     (narrow / "model.safetensors").unlink()
     assert "No drafter can be loaded" in _refused(target, narrow)
+
+
+def _found(folder: Path) -> str:
+    generator: Any = EngineRunner(spec_of(folder, speculation=SpeculationSpec(auto=True))).generator
+    return str(generator.speculation())
+
+
+def test_what_is_beside_a_model_is_found(case: Callable[[str], Case], tmp_path: Path) -> None:
+    target = case("eagle").target
+    waits = "waits for text that repeats"
+    assert _found(target) == f"prompt lookup: {waits}"
+    folder = tmp_path / "with"
+    shutil.copytree(target, folder)
+    make_eagle(folder / "drafter", target)
+    pays = "off while it does not pay"
+    assert _found(folder) == f"drafter: {pays}"
+    shutil.rmtree(folder / "drafter")
+    # One that was made for another model is passed over.
+    make_eagle(folder / "drafter", target, target_hidden_size=32)
+    assert _found(folder) == f"prompt lookup: {waits}"
+    assert _found(case("own heads").target) == f"own heads: {pays}"
+    again = "its caches take tokens back only by computing others again"
+    assert _found(make_tiny_model(tmp_path / "lfm2", "lfm2")) == f"off: {again}"
+
+
+def test_what_is_found_changes_nothing(
+    case: Callable[[str], Case], plain_run: Callable[[str], Run]
+) -> None:
+    found = EngineRunner(
+        spec_of(
+            case("own heads").target, max_decode_stall_s=10, speculation=SpeculationSpec(auto=True)
+        )
+    )
+    row = found.admit(PROMPT, GREEDY, 120)
+    found.finish_row(row)
+    assert found.tokens[row] == plain_run("own heads").alone(PROMPT, GREEDY, 120)
 
 
 def test_drafters_that_take_something_else_are_refused(

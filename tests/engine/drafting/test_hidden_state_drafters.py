@@ -122,7 +122,7 @@ def test_what_waits_has_a_limit() -> None:
     assert model.resets == 1, "it has taken nothing that is gone"
 
 
-def test_rows_hear_what_one_pass_over_the_whole_text_computes(
+def test_rows_observe_what_one_pass_over_the_whole_text_computes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     observed: list[HiddenStates] = []

@@ -28,12 +28,12 @@ def test_media_and_their_order_change_the_logits(tmp_path: Path, family: str) ->
     for kind in FAMILIES[family].places:
         # Of one size, so that the tokens are the same.
         first, second, third = (random_media(kind, seed) for seed in (1, 2, 3))
-        told = conversation("ab", 0, "cd", 1, "ef", kind=kind)
+        reported = conversation("ab", 0, "cd", 1, "ef", kind=kind)
         if kind == "video":
-            told = conversation("ab", 0, "cd", kind=kind)
-        tokens, logits = alone.logits(told, [first, second])
-        swapped_tokens, swapped = alone.logits(told, [second, first])
-        _, other = alone.logits(told, [third, second])
+            reported = conversation("ab", 0, "cd", kind=kind)
+        tokens, logits = alone.logits(reported, [first, second])
+        swapped_tokens, swapped = alone.logits(reported, [second, first])
+        _, other = alone.logits(reported, [third, second])
         assert tokens == swapped_tokens
         assert off(swapped, logits) > LEAST_OFF
         assert off(other, logits) > LEAST_OFF

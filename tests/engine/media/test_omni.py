@@ -50,13 +50,13 @@ def test_the_tokens_are_those_of_the_reference(grids: int, heard: int, seconds: 
         {"num_audio_tokens": [heard]}, 0, position_id_per_seconds=13.0,
     )  # fmt: skip
     seen = [VISION_START, *[SEEN] * (grids * 6), VISION_END]
-    told = [AUDIO_START, *[HEARD] * heard, AUDIO_END]
+    reported = [AUDIO_START, *[HEARD] * heard, AUDIO_END]
     found = interleaved(
         Processed(
             np.array(seen, np.int32),
             {"video_grid_thw": grid, "video_second_per_grid": np.array([seconds])},
         ),
-        Processed(np.array(told, np.int32), {}),
+        Processed(np.array(reported, np.int32), {}),
         {SEEN, HEARD},
     )
     letters = {SEEN: "v", HEARD: "s", AUDIO_START: "a", AUDIO_END: "A"}

@@ -42,7 +42,7 @@ def test_it_sees_colours_beside_a_text_row(engine: Seeing) -> None:
     assert "red" in answers[0] and "blue" in answers[1] and "Paris" in answers[2]
 
 
-def test_it_tells_two_pictures_apart(engine: Seeing) -> None:
+def test_it_distinguishes_two_pictures(engine: Seeing) -> None:
     what = "What is in the two images?"
     row = engine.ask(engine.prompt(what, square(RED), square(BLUE)), 24)
     other = engine.ask(engine.prompt(what, square(BLUE), square(RED)), 24)

@@ -31,8 +31,8 @@ def test_a_family(tmp_path: Path, family: str) -> None:
     assert needs.sample_rate_hz == (16_000 if family in HEARING else None)
     assert not needs.max_items
     assert (needs.max_frames is not None) == (MediaKind.VIDEO in needs.kinds)
-    told = supervisor_says(folder, tmp_path).media
-    assert told == tuple(kind for kind in MediaKind if kind in needs.kinds)
+    reported = supervisor_says(folder, tmp_path).media
+    assert reported == tuple(kind for kind in MediaKind if kind in needs.kinds)
 
 
 def test_one_without_its_eyes_takes_text(tmp_path: Path) -> None:

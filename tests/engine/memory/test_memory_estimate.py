@@ -40,5 +40,6 @@ def test_a_model_that_people_use(smollm2_dir: Path) -> None:
     assert ratio(smollm2_dir, 256) == pytest.approx(1, abs=0.1)
 
 
+@pytest.mark.conformance
 def test_an_embedding_model(minilm_dir: Path) -> None:
     assert ratio(minilm_dir, 256) == pytest.approx(1, abs=0.1)

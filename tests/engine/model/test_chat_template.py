@@ -192,10 +192,10 @@ def test_a_template_makes_the_same_text_and_the_same_errors(
         for kwargs in KWARGS.values():
             for tools in ([], [TOOL]):
                 shown = {"tools": tools} if tools else {}
-                told = {"add_generation_prompt": True, **shown, **kwargs}
+                reported = {"add_generation_prompt": True, **shown, **kwargs}
                 expected = outcome(
-                    lambda told=told, messages=messages: tokenizer.apply_chat_template(
-                        messages, tokenize=False, **told
+                    lambda reported=reported, messages=messages: tokenizer.apply_chat_template(
+                        messages, tokenize=False, **reported
                     )
                 )
                 found = outcome(

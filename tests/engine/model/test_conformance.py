@@ -97,8 +97,8 @@ def wrong(found: Conformance | FewBits) -> list[str]:
 
 
 def check_page(model_type: str, found: Conformance, *, sees: bool = False) -> None:
-    told = cells(model_type, found, sees=sees)
-    assert told.items() <= on_the_page(model_type, sees=sees).items(), "make models-page"
+    reported = cells(model_type, found, sees=sees)
+    assert reported.items() <= on_the_page(model_type, sees=sees).items(), "make models-page"
 
 
 def check_counted(found: Conformance | FewBits, model_type: str, *, sees: bool = False) -> None:
@@ -165,11 +165,11 @@ def test_rows_that_are_kept_apart_would_be_wrong_together(tmp_path: Path) -> Non
         assert off_in_company(folder) > MOST_OFF, "it is mended: it may batch again"
 
 
-def test_each_type_of_the_libraries_is_examined_or_told() -> None:
+def test_each_type_of_the_libraries_is_examined_or_reported() -> None:
     """A type that a raised pin adds, or removes, fails here."""
     assert {name: set(types) for name, types in NOT_EXAMINED.items()} == not_examined()
-    told = [line for line in PAGE.read_text().splitlines() if line.startswith("| mlx-")]
-    assert told == lines(), "make models-page"
+    reported = [line for line in PAGE.read_text().splitlines() if line.startswith("| mlx-")]
+    assert reported == lines(), "make models-page"
 
 
 @pytest.mark.parametrize(
@@ -230,21 +230,21 @@ def test_what_mlx_vlm_saved_is_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "told"),
+    ("field", "value", "reported"),
     [
         ("model_type", "nosuch", "no model of the type 'nosuch'"),
         ("num_hidden_layers", 7, "not those that its config.json describes"),
         ("hidden_size", None, "can't be loaded as a model of the type 'llama'"),
     ],
 )
-def test_what_cannot_load_is_told_in_words(
-    tmp_path: Path, field: str, value: object, told: str
+def test_what_cannot_load_is_reported_in_words(
+    tmp_path: Path, field: str, value: object, reported: str
 ) -> None:
     folder = make_text_model(tmp_path, "llama")
     file = folder / "config.json"
     config = json.loads(file.read_text()) | {field: value}
     file.write_text(json.dumps({name: each for name, each in config.items() if each is not None}))
-    with pytest.raises(OperationError, match=told) as caught:
+    with pytest.raises(OperationError, match=reported) as caught:
         open_checkpoint(folder)
     assert "choose" in caught.value.message
 

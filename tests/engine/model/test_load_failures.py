@@ -115,7 +115,7 @@ def test_a_processor_that_is_refused_is_not_to_be_fetched_again(tmp_path: Path) 
     )
 
 
-def test_a_model_of_another_kind_is_told_in_words(tmp_path: Path, good: Path) -> None:
+def test_a_model_of_another_kind_is_reported_in_words(tmp_path: Path, good: Path) -> None:
     encoder = make_bert(tmp_path / "bert")
     for folder, kind in ((encoder, ModelKind.CHAT), (good, ModelKind.EMBEDDING)):
         failure = failure_of(folder, kind)
@@ -150,7 +150,7 @@ def test_both_libraries_are_tried_with_a_token(text: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("errors", "told"),
+    ("errors", "reported"),
     [
         ((TypeError("of mlx-lm"), KeyError("of mlx-vlm")), "of mlx-lm; KeyError: 'of mlx-vlm'"),
         ((NO_METAL, NO_METAL), "serve it on a Mac"),
@@ -160,13 +160,13 @@ def test_both_libraries_are_tried_with_a_token(text: Path, monkeypatch: pytest.M
     ],
 )
 def test_a_model_that_takes_no_token_is_refused_in_words(
-    text: Path, monkeypatch: pytest.MonkeyPatch, errors: tuple[Exception, Exception], told: str
+    text: Path, monkeypatch: pytest.MonkeyPatch, errors: tuple[Exception, Exception], reported: str
 ) -> None:
     for of, error in zip(LLAMAS, errors, strict=True):
         broken(monkeypatch, of, error)
     failure = failure_of(text, ModelKind.CHAT)
     assert (failure.code, failure.permanent) == (ErrorCode.MODEL_SOURCE_INVALID, True)
-    assert told in failure.message
+    assert reported in failure.message
     assert "choose" in failure.message
 
 

@@ -56,7 +56,7 @@ def test_a_prompt_may_end_with_the_last_message() -> None:
 
 
 @pytest.mark.parametrize("text", ["Once  upon ", "<|end|> a", "a"])
-def test_an_answer_may_go_on_with_the_last_message(text: str) -> None:
+def test_an_answer_may_continue_with_the_last_message(text: str) -> None:
     """Wherever the same text stands elsewhere, and with its white space."""
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": text}]
     source = PromptSource(
@@ -120,6 +120,31 @@ def test_template_kwargs_do_not_reach_the_tokenizer(name: str) -> None:
     error = caught.value
     assert (error.code, error.param) == (ErrorCode.INVALID_VALUE, "chat_template_kwargs")
     assert name in error.message
+
+
+KEEPS_THINKING = (
+    "{% for m in messages %}<|{{ m['role'] }}|>"
+    "{% if m.get('reasoning_content') and preserve_thinking is defined and preserve_thinking %}"
+    "<think>{{ m['reasoning_content'] }}</think>{% endif %}{{ m['content'] }}<|end|>{% endfor %}"
+)
+TOOL_USE = ToolUse(({"type": "function", "function": {"name": "f", "parameters": {}}},))
+
+
+@pytest.mark.parametrize(
+    ("tool_use", "kwargs", "kept"),
+    [
+        (TOOL_USE, {}, True),
+        (TOOL_USE, {"preserve_thinking": False}, False),
+        (None, {}, False),
+        (None, {"preserve_thinking": True}, True),
+    ],
+)
+def test_an_agent_s_turn_begins_with_the_one_before_it(
+    tool_use: ToolUse | None, kwargs: dict[str, Any], kept: bool
+) -> None:
+    thought = {"role": "assistant", "content": "a", "reasoning_content": "hm"}
+    source = PromptSource(messages=[USER, thought, USER], tool_use=tool_use, template_kwargs=kwargs)
+    assert ("<think>hm</think>a" in shown(KEEPS_THINKING, source)) is kept
 
 
 def test_a_model_without_template_is_refused() -> None:

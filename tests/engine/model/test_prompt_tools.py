@@ -261,6 +261,7 @@ def test_tools_and_calls_in_a_template_that_knows_them() -> None:
 
 def test_tools_are_shown_unless_none_may_be_called() -> None:
     assert "add;" not in shown(LLAMA_LIKE, with_tools(ToolChoice.NONE))
+    assert "add;" in shown(LLAMA_LIKE, with_tools(ToolChoice.NONE, described=True))
     assert "add;" in shown(LLAMA_LIKE, with_tools(ToolChoice.REQUIRED, function="add"))
 
 

@@ -13,7 +13,7 @@ from mlx_vlm.models.cache import BatchKVCache, KVCache, QuantizedKVCache
 
 from lmx.protocol.messages.specs import PrefixCacheSpec
 from lmx.worker.mlx.prefix.cache import PrefixCache
-from tests.support.fakes.told_caches import (
+from tests.support.fakes.reported_caches import (
     BYTES_A_TOKEN,
     MIXED,
     PLAIN,
@@ -92,7 +92,7 @@ def test_a_few_tokens_are_not_worth_it() -> None:
     assert find(cache, prompt(1, 15) + prompt(2, 100)) == 0
 
 
-def test_what_is_given_can_be_written_to_and_what_was_taken_goes_on() -> None:
+def test_what_is_given_can_be_written_to_and_what_was_taken_continues() -> None:
     """Neither the caches that lookups gave nor the one that was stored reach into the store."""
     for model in (PLAIN, MIXED):
         cache = PrefixCache(model.make_cache, AMPLE, "n")

@@ -12,7 +12,7 @@ from mlx_vlm.models.cache import KVCache
 from lmx.worker.mlx.prefix import cache as mlx_prefix_cache
 from lmx.worker.mlx.prefix.cache import PrefixCache
 from lmx.worker.mlx.prefix.folder import PrefixFolder
-from tests.support.fakes.told_caches import (
+from tests.support.fakes.reported_caches import (
     BYTES_A_TOKEN,
     MIXED,
     PLAIN,

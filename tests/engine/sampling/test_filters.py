@@ -107,8 +107,8 @@ def test_candidates_of_a_vocabulary_are_its_largest_logits(
     values, tokens = (np.array(array) for array in candidates(mx.array(logits), count))
     assert (values == -np.sort(-logits, axis=-1)[:, :count]).all()
     for row in range(2):
-        told = values[row] > -np.inf
-        assert len(set(tokens[row][told])) == told.sum()
-        assert (logits[row, tokens[row][told]] == values[row][told]).all()
+        reported = values[row] > -np.inf
+        assert len(set(tokens[row][reported])) == reported.sum()
+        assert (logits[row, tokens[row][reported]] == values[row][reported]).all()
     alone = np.array(candidates(mx.array(logits[:1]), count)[1])
     assert (alone[0] == tokens[0]).all()

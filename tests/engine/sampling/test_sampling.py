@@ -93,7 +93,7 @@ def test_draws_from_many_tokens_agree_with_their_chances(columns: int) -> None:
     [{"temperature": 1.1}, {"temperature": 0.95}, {"top_p": 0.97}, {"top_k": 80}, {"min_p": 0.01}],
     ids=str,
 )
-def test_the_statistic_tells_slightly_wrong_parameters(other: dict[str, Any]) -> None:
+def test_the_statistic_finds_slightly_wrong_parameters(other: dict[str, Any]) -> None:
     logits = some_logits(0)[0]
     sampling = SequenceSampling(1.0, seed=2)
     expected = distribution(logits.astype(np.float64), replace(sampling, **other))

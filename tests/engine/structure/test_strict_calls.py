@@ -74,17 +74,17 @@ def read(it: Family, use: ToolUse, text: str, *, marked: bool) -> tuple[str, lis
 def test_a_strict_call_is_held_to_its_form_behind_free_text(family: str, as_text: bool) -> None:
     it = the_family(family, as_text)
     use = strict(["weather", "typed"], parallel=False)
-    told, mark = around(family, it)
+    reported, mark = around(family, it)
     maker = compiled(it, use)
     for seed in range(2):
         one = maker()
-        feed(one, it.tokens(told))
+        feed(one, it.tokens(reported))
         assert allowed_set(one) >= it.eos, "the answer may end where it is"
         feed(one, it.tokens(mark))
-        drawn = [*it.tokens(told + mark), *walk(one, it.tokenizer, it.eos, seed, ENDS)]
+        drawn = [*it.tokens(reported + mark), *walk(one, it.tokenizer, it.eos, seed, ENDS)]
         text = str(it.tokenizer.decode(drawn, skip_special_tokens=False))
         content, calls = read(it, use, text, marked=maker.marked_calls)
-        assert content.strip() in (told.strip(), "I look to=x.")
+        assert content.strip() in (reported.strip(), "I look to=x.")
         assert len(calls) == 1
         check(calls)
 
@@ -117,13 +117,13 @@ def test_where_calls_are_not_parallel_one_ends_the_answer(family: str, as_text: 
     it = the_family(family, as_text)
     use = strict(["nothing"], parallel=False)
     call = it.draw(required(["nothing"], parallel=False), 0)
-    told = "" if family in UNMARKED or family == "harmony" else "Now.\n"
+    reported = "" if family in UNMARKED or family == "harmony" else "Now.\n"
     maker = compiled(it, use)
     one = maker()
-    feed(one, it.tokens(told + call))
+    feed(one, it.tokens(reported + call))
     assert allowed_set(one) == it.eos
     parser = OutputParser(None, False, it.parser, use.tools, False, marked_calls=maker.marked_calls)
-    parser.add(told + call)
+    parser.add(reported + call)
     parser.finish()
     assert parser.called
 
@@ -135,12 +135,12 @@ def test_every_strict_call_of_an_answer_is_held_to_its_form(family: str, as_text
     maker = compiled(it, use)
     one = maker()
     call = it.draw(required(["nothing"], parallel=False), 0)
-    told, mark = around(family, it)
+    reported, mark = around(family, it)
     if family in SINGLE:
-        feed(one, it.tokens(told + call))
+        feed(one, it.tokens(reported + call))
         assert allowed_set(one) == it.eos
         return
-    text = f"{told}{call}"
+    text = f"{reported}{call}"
     feed(one, it.tokens(text))
     form = family_of(it.parser).calls[0]
     if not form.end and call.endswith("]"):
@@ -335,7 +335,7 @@ def log_of(it: Family, source: ConstraintSource) -> tuple[list[ConstraintMaker |
         ("llama3_json", '{"name": "...", "parameters": {...}}'),
     ],
 )
-def test_what_is_not_enforced_is_told_and_logged_once(family: str, reason: str) -> None:
+def test_what_is_not_enforced_is_reported_and_logged_once(family: str, reason: str) -> None:
     it = Family(family)
     source = ConstraintSource(None, strict(["weather"]), Thinking(), False)
     makers, lines = log_of(it, source)

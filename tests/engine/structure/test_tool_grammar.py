@@ -110,8 +110,8 @@ def test_what_an_answer_ends_with_after_its_calls_is_no_content() -> None:
     it = Family("json_tools")
     call = it.draw(required(["nothing"], parallel=False), 0)
     ways: tuple[dict[str, Any], ...] = ({"calls_only": True}, {"either": True})
-    for told in ways:
-        parser = OutputParser(None, False, it.parser, [TOOLS["nothing"]], **told)
+    for reported in ways:
+        parser = OutputParser(None, False, it.parser, [TOOLS["nothing"]], **reported)
         parts = [*parser.add(call), *parser.add("\n"), *parser.add("Well"), *parser.finish()]
         assert {part.kind for part in parts} == {DeltaKind.TOOL_CALL}
 

@@ -38,7 +38,7 @@ CODES = {
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("requests", [300, pytest.param(2000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("requests", [240, pytest.param(2000, marks=pytest.mark.soak)])
 async def test_a_bad_day(requests: int) -> None:
     day = make_day(SEED, requests, rate_per_s=24)
     with rig(day.config) as lmx:

@@ -109,7 +109,7 @@ async def test_each_end_has_its_cause_and_its_code(server: Rig, model: str) -> N
     assert after["pid"] != before["pid"]
 
 
-async def test_a_kill_from_outside_and_an_operators_are_told_apart(server: Rig) -> None:
+async def test_a_kill_from_outside_and_an_operators_are_distinguished(server: Rig) -> None:
     async with http() as session:
         for kill, code, cause in (
             (lambda pid: server.ask(KillModel("by_hand")), "worker_killed", "killed"),
@@ -125,7 +125,7 @@ async def test_a_kill_from_outside_and_an_operators_are_told_apart(server: Rig) 
             assert last["cause"] == cause, last
 
 
-async def test_a_disk_that_takes_nothing_is_told_and_passes_by_itself(server: Rig) -> None:
+async def test_a_disk_that_takes_nothing_is_reported_and_passes_by_itself(server: Rig) -> None:
     """More often than a model may fail, and no operator has to do anything."""
     line = await asyncio.to_thread(server.wait_state, "by_disk", "ready")
     run, gone, url = server.home / "run", server.home / "run.gone", server.url

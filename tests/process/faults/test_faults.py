@@ -216,7 +216,7 @@ async def test_a_killed_router_is_back_and_what_it_left_is_cancelled(lmx: Rig) -
     assert lmx.status()["router"]["restarts"] == old["restarts"] + 1
 
 
-async def test_clients_of_a_router_that_hangs_are_told_before_it_is_ended(lmx: Rig) -> None:
+async def test_clients_of_a_router_that_hangs_get_an_error_before_it_is_ended(lmx: Rig) -> None:
     lmx.wait_state("alpha", "ready")
     url, router = lmx.url, lmx.status()["router"]["pid"]
     async with http() as session:

@@ -12,6 +12,7 @@ from tests.support.clients.api_families import session
 from tests.support.faults.chaos_watch import Watch
 from tests.support.faults.kill_rounds import server_url, shots, wait_well, weigh
 from tests.support.faults.long_day import BUDGET_MIB, CODES, compare, day_config, live
+from tests.support.faults.memory_over_time import MemorySamples, plot, slope
 from tests.support.models.tiny_zoo import TEXT, make_zoo
 from tests.support.rigs.busy import LOAD, busy_machine
 from tests.support.rigs.rig import DEFAULTS, rig
@@ -20,6 +21,10 @@ pytestmark = [pytest.mark.process, pytest.mark.soak]
 
 SEED = int(os.environ.get("LMX_TEST_SEED", "1"))
 MINUTES = float(os.environ.get("LMX_TEST_MINUTES", "20"))
+PLOT = Path(os.environ["LMX_TEST_PLOT"]) if "LMX_TEST_PLOT" in os.environ else None
+"""Where the memory of the router and of the supervisor over the day is drawn."""
+FLAT_FROM_MINUTES = 60
+"""In less, caches still fill: their slope is printed, and says nothing yet."""
 
 
 @pytest.mark.timeout(7200 + 600 * MINUTES)
@@ -28,7 +33,7 @@ async def test_a_long_day(tmp_path: Path) -> None:
     with busy_machine(), rig(config, background=True) as lmx:
         lmx.wait_state(TEXT[0], "ready", deadline_s=900)
         before = weigh(lmx)
-        with Watch(lmx, every_s=0.5) as watch:
+        with Watch(lmx, every_s=0.5) as watch, MemorySamples(lmx) as memory:
             async with session() as client:
                 day = await live(lmx, client, server_url(lmx), SEED, 60 * MINUTES)
                 wait_well(lmx, "ready", "cold")
@@ -42,11 +47,20 @@ async def test_a_long_day(tmp_path: Path) -> None:
     print("commands:", dict(day.commands), *day.refused_commands, sep="\n  ")
     print(f"{watch.looks} looks, at most {watch.most_bytes >> 20} of {BUDGET_MIB} MiB reserved")
     print(f"router and supervisor: {before} -> {after}")
+    slopes = {name: slope(points) for name, points in memory.longest().items()}
+    for name, found in slopes.items():
+        print(
+            f"memory of the {name}: {found}, over {memory.longest()[name][-1][0] / 60:.0f} minutes"
+        )
+    if PLOT is not None:
+        PLOT.write_text(plot(memory.longest(), f"{len(day.answers)} requests, {MINUTES:g} minutes"))
     swaps = status["supervisor"]["swaps_total"]
     print(
         f"| {LOAD or 'idle'} | {MINUTES:g} | {len(day.answers)} | {endings['answer']} | {swaps} | "
         f"{preempted} | {day.commands.total()} | {asked} | {len(differ)} |"
     )
+    assert memory.failure is None
+    assert MINUTES < FLAT_FROM_MINUTES or [n for n, found in slopes.items() if found.rises] == []
     assert differ == []
     kinds = {"answer", "left", "refused", "error_event"}
     assert [str(a) for a in day.answers if a.kind not in kinds or {a.code} - CODES - {None}] == []

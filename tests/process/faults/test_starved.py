@@ -17,8 +17,8 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="processes are put on one processor"),
 ]
 
-LIMIT_S = 4.0
-LOAD_CPU_S = 3.0
+LIMIT_S = 2.0
+LOAD_CPU_S = 1.5
 SPINNERS = 6
 
 

@@ -62,8 +62,8 @@ async def test_several_ids_have_one_worker_and_a_reload_adds_another() -> None:
             assert "with " in shown.stdout
             refused = await asyncio.to_thread(lmx.cli, "delete", "sql")
             assert "sql is an adapter of base" in refused.stderr
-            told = await asyncio.to_thread(lmx.cli, "kill", "sql")
-            assert "killed base" in told.stdout, told.stderr
+            reported = await asyncio.to_thread(lmx.cli, "kill", "sql")
+            assert "killed base" in reported.stdout, reported.stderr
             wait_until(lambda: lmx.worker("base")["pid"] != worker["pid"], "another worker")
             # One that is no longer configured is nobody's name, and its model goes on.
             lmx.configure(with_adapters(lmx, "prose"))
@@ -119,10 +119,10 @@ async def test_an_adapter_comes_from_the_hub_and_another_can_not(
                 "adapters.safetensors": 60_000, "checkpoint-5.safetensors": 0,
                 "model.safetensors": 0,
             }  # fmt: skip
-            told = {one["id"]: one["problem"] for one in lmx.worker("base")["adapters"]}
-            assert told["sql"] is None
-            assert "no repository org/late" in told["late"]
-            assert "no adapter_model.safetensors" in told["odd"]
+            reported = {one["id"]: one["problem"] for one in lmx.worker("base")["adapters"]}
+            assert reported["sql"] is None
+            assert "no repository org/late" in reported["late"]
+            assert "no adapter_model.safetensors" in reported["odd"]
             async with http() as session:
                 stream = Stream(session, lmx.url, ask("sql", {"tokens": 1}))
                 await stream.ended()

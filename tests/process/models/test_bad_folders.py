@@ -40,11 +40,11 @@ def test_each_has_its_problem_and_the_others_none(lmx: Rig) -> None:
     wait_until(lambda: all(lines(lmx)[name]["problem"] for name in BAD), "all were read")
     found = lmx.cli("status", "--json")
     assert found.returncode == 0, found.stderr
-    told = {line["model"]: line["problem"] for line in json.loads(found.stdout)["workers"]}
+    reported = {line["model"]: line["problem"] for line in json.loads(found.stdout)["workers"]}
     for name in BAD:
-        assert str(lmx.root / name) in told[name], told[name]
+        assert str(lmx.root / name) in reported[name], reported[name]
     wait_until(lambda: all(lines(lmx)[name]["needed_bytes"] for name in ODD), "these are models")
-    assert [told[name] for name in ("good", *ODD)] == [None] * (1 + len(ODD))
+    assert [reported[name] for name in ("good", *ODD)] == [None] * (1 + len(ODD))
 
 
 @pytest.mark.parametrize("name", sorted(BAD))

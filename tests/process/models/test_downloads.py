@@ -34,6 +34,7 @@ from lmx.supervisor.inventory.download_records import DownloadFile
 from lmx.supervisor.state.home import Home
 from tests.support.fakes.fake_hub import FakeHub, Fault, fake_hub
 from tests.support.models.model_folders import PLAIN, write_model
+from tests.support.models.tiny_models import make_tiny_model
 from tests.support.rigs.rig import Rig, rig, scripted, wait_until
 
 pytestmark = pytest.mark.process
@@ -143,7 +144,7 @@ def test_one_file_is_served_by_its_own_name(hub: FakeHub, lmx: Rig) -> None:
     assert "org/files" not in available(lmx)
 
 
-def test_a_cancelled_one_goes_on_where_it_stopped(hub: FakeHub, lmx: Rig, tmp_path: Path) -> None:
+def test_a_cancelled_one_resumes_where_it_stopped(hub: FakeHub, lmx: Rig, tmp_path: Path) -> None:
     name = repository(hub, tmp_path, "cancelled")
     started = stuck(hub, lmx, name)
     same: DownloadView = lmx.ask(StartDownload(name))
@@ -212,8 +213,8 @@ def test_what_is_loaded_is_not_deleted(hub: FakeHub, lmx: Rig, tmp_path: Path) -
 
     deleted: Deleted = lmx.ask(DeleteModel(name, force=True))
     assert deleted.freed_bytes > WEIGHTS_BYTES
-    (told,) = lmx.events("model.deleted")
-    assert (told.model_id, told.data["freed_bytes"]) == (name, deleted.freed_bytes)
+    (reported,) = lmx.events("model.deleted")
+    assert (reported.model_id, reported.data["freed_bytes"]) == (name, deleted.freed_bytes)
     assert not path.exists()
     assert name not in available(lmx)
     assert lmx.worker("same")["state"] == "cold"
@@ -248,6 +249,44 @@ def test_the_command_line(hub: FakeHub, lmx: Rig, tmp_path: Path) -> None:
     assert name in lmx.cli("downloads").stdout
     assert "freed" in lmx.cli("delete", name).stdout
     assert name not in lmx.cli("available").stdout
+
+
+def test_one_is_quantized_and_measured(hub: FakeHub, lmx: Rig, tmp_path: Path) -> None:
+    hub.faults.clear()
+    hub.add_folder("org/whole", make_tiny_model(tmp_path / "whole", "llama"))
+    done = lmx.cli("pull", "org/whole", "--bits", "4")
+    assert done.returncode == 0, done
+    first, second, *_, measured, last = done.stdout.splitlines()
+    assert first.startswith("org/whole: ")
+    assert second.startswith("quantized to 4 bits it takes about ")
+    assert "by lmx, from org/whole" in measured and "before, " in measured
+    assert last == "whole-4bit is served: its first request loads it"
+    assert (
+        f"quantized  {measured.removeprefix('quantized ')}" in lmx.cli("show", "whole-4bit").stdout
+    )
+    lmx.ask(LoadModel("whole-4bit"))
+    wait_until(lambda: lmx.worker("whole-4bit")["state"] == "ready", "it is loaded")
+    made = [each for each in available(lmx).values() if each.model_id == "whole-4bit"]
+    assert [Path(each.local_path).name for each in made] == [made[0].repo_id]
+    assert available(lmx)["org/whole"].model_id is None, "the original is not served"
+    # What has been made is no original.
+    refused = lmx.cli("pull", made[0].local_path, "--bits", "8")
+    assert (refused.returncode, "is quantized already" in refused.stderr) == (1, True), refused
+    deleted: Deleted = lmx.ask(DeleteModel("whole-4bit", force=True))
+    assert deleted.freed_bytes == made[0].size_bytes
+    assert not Path(made[0].local_path).exists()
+    hub.asked.clear()
+    hub.add(
+        "org/small",
+        {
+            "config.json": b'{"model_type": "llama", "quantization": {"bits": 4}}',
+            "tokenizer.json": b"{}",
+            WEIGHTS: write_model(tmp_path / "s").joinpath(WEIGHTS).read_bytes(),
+        },
+    )
+    status, body, _ = post(lmx, "org/small", bits="mixed")
+    assert (status, "is quantized already" in body["error"]["message"]) == (400, True), body
+    assert not (lmx.home / "hub" / "hub" / "models--org--small" / "snapshots").exists()
 
 
 def test_pull_list_and_rm_without_a_running_lmx(hub: FakeHub, tmp_path: Path) -> None:
@@ -295,12 +334,12 @@ def test_pull_list_and_rm_without_a_running_lmx(hub: FakeHub, tmp_path: Path) ->
 # What is refused before anything has begun.
 
 
-def post(lmx: Rig, repo_id: str) -> tuple[int, Any, str | None]:
+def post(lmx: Rig, repo_id: str, **more: Any) -> tuple[int, Any, str | None]:
     """Ask for a download over HTTP; returns status, body and Retry-After."""
     key = (lmx.home / "admin.key").read_text().strip()
     request = urllib.request.Request(
         f"{lmx.url.removesuffix('/v1')}/admin/models/download",
-        data=json.dumps({"repo_id": repo_id}).encode(),
+        data=json.dumps({"repo_id": repo_id, **more}).encode(),
         headers={"X-Admin-Key": key, "Content-Type": "application/json"},
     )
     try:

@@ -10,7 +10,7 @@ from tests.support.rigs.rig import Stream, ask, http, rig, scripted, wait_until
 pytestmark = pytest.mark.process
 
 
-async def test_who_grows_beyond_the_budget_is_told_then_ended_and_the_others_live_on() -> None:
+async def test_who_grows_beyond_the_budget_is_warned_then_ended_and_the_others_live_on() -> None:
     """The engine keeps what it took, whatever is asked of its requests: the last resort."""
     models = [
         scripted("grows", memory_bytes="100 MiB"),

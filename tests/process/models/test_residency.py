@@ -8,7 +8,17 @@ import aiohttp
 import pytest
 
 from lmx.protocol.messages.control import LoadPlan, PinModel, PlanLoad, UnloadModel
-from tests.support.rigs.rig import Rig, Stream, ask, http, rig, scripted, wait_until, whole
+from tests.support.rigs.rig import (
+    Rig,
+    Stream,
+    ask,
+    http,
+    rig,
+    scripted,
+    serving_too,
+    wait_until,
+    whole,
+)
 
 pytestmark = pytest.mark.process
 
@@ -91,6 +101,44 @@ class TestRoomForTwo:
             await busy[1].has_text(len(busy[1].text) + 20)
             assert not busy[1].errors
             await busy[1].hang_up()
+
+    async def test_a_voice_makes_room_when_it_is_silent_and_comes_back(
+        self, room_for_two: Rig
+    ) -> None:
+        voice = model(
+            "voice", engine="tests.support.fakes.scripted_voice:create", kind="speech",
+            options={"sentence_s": 0.2},
+        )  # fmt: skip
+        await asyncio.to_thread(unload, room_for_two, "a", "b", "c")
+        with serving_too(room_for_two, voice):
+            url = room_for_two.url
+            sentence = "This is a sentence of the text. "
+            spoken = {"model": "voice", "input": sentence, "response_format": "pcm"}
+            async with http() as session:
+                async with session.post(f"{url}/audio/speech", json=spoken) as response:
+                    assert (response.status, len(await response.read())) == (200, 48_000)
+                for name in ("a", "b"):
+                    await answered(session, url, name)
+                assert states(room_for_two)["voice"] == "cold"
+                line = await asyncio.to_thread(room_for_two.worker, "voice")
+                assert line["last_exit"]["cause"] == "evicted"
+                # While it speaks it stays, and whoever needs the memory waits.
+                long = {**spoken, "input": sentence * 120}
+                speaking = await session.post(f"{url}/audio/speech", json=long)
+                await speaking.content.readexactly(48_000)
+                assert states(room_for_two) == {
+                    "a": "cold", "b": "ready", "c": "cold", "voice": "ready"
+                }  # fmt: skip
+                # Somebody hears it meanwhile: else its connection would be given up.
+                heard = asyncio.create_task(speaking.read())
+                await answered(session, url, "c")
+                assert states(room_for_two) == {
+                    "a": "cold", "b": "cold", "c": "ready", "voice": "ready"
+                }  # fmt: skip
+                assert not heard.done() or heard.exception() is None
+                speaking.close()
+                heard.cancel()
+                await asyncio.wait({heard})
 
 
 class TestPinned:

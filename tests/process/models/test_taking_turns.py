@@ -64,7 +64,7 @@ class TestTwoThatDoNotFit:
             # In batches: none goes sooner than it may, however many wait for the other one.
             assert min(stays_s) >= 0.95
 
-    async def test_a_busy_one_that_gives_way_ends_what_it_has_however_long(self) -> None:
+    async def test_a_busy_one_that_is_evicted_ends_what_it_has_however_long(self) -> None:
         """For fairness a busy model takes no new request; no deadline cuts one that it has."""
         memory = {"budget_bytes": "150 MiB", "min_residency_s": 0, "fair_wait_s": 0.5}
         timing = {"drain_timeout_s": 0.3}
@@ -127,7 +127,9 @@ class TestHeld:
             "model.drained", "model.reset",
         ]  # fmt: skip
 
-    async def test_requests_meanwhile_are_told_at_once_not_after_the_drain(self, one: Rig) -> None:
+    async def test_requests_meanwhile_are_answered_at_once_not_after_the_drain(
+        self, one: Rig
+    ) -> None:
         lmx = one
         lmx.wait_state("a", "ready")
         async with http() as session:

@@ -56,7 +56,7 @@ async def test_a_client_that_leaves_does_not_abort_the_load(server: Rig) -> None
     assert spawned(server, "left") == 1
 
 
-async def test_who_finds_the_waiting_room_full_is_told_when_to_come_back(server: Rig) -> None:
+async def test_who_finds_the_waiting_room_full_learns_when_to_come_back(server: Rig) -> None:
     """Five places: two rows and a queue of three. The rest is told at once, not after the load."""
     async with http() as session:
         url = server.url
@@ -84,7 +84,7 @@ async def test_a_place_that_a_client_leaves_is_free_again(server: Rig) -> None:
     assert Counter(status for status, _ in answers) == {200: 5}
 
 
-async def test_a_stream_that_waits_is_told_how_far_the_load_is(server: Rig) -> None:
+async def test_a_stream_that_waits_shows_how_far_the_load_is(server: Rig) -> None:
     async with http() as session:
         stream = Stream(session, server.url, ask("slow", {"tokens": 3}))
         beside = asyncio.create_task(whole(session, server.url, "slow", {"tokens": 3}))

@@ -8,8 +8,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from tests.support.clients.terminal import reading
 from tests.support.rigs.rig import Rig, rig, scripted, wait_until
@@ -51,7 +53,7 @@ def test_pin_drain_and_reset(lmx: Rig) -> None:
     assert (unknown.returncode, "known: alpha, beta" in unknown.stderr) == (1, True)
 
 
-def test_events_go_on_over_a_restart_of_the_supervisor(lmx: Rig) -> None:
+def test_events_continue_over_a_restart_of_the_supervisor(lmx: Rig) -> None:
     with reading(lmx, "events", "-f", "--json") as events:
         events.saw('"worker.ready"')
         restarted = lmx.cli("restart", "--supervisor")
@@ -87,13 +89,19 @@ def test_top_on_a_terminal(lmx: Rig) -> None:
 def test_a_bad_configuration_changes_nothing_and_says_why(lmx: Rig) -> None:
     before = lmx.wait_state("alpha", "ready")
     good = lmx.config_path.read_text()
-    lmx.config_path.write_text(good + "memory: {keep_alive: soon}\nlogs: {keep: 0}\n")
+    config = yaml.safe_load(good)
+
+    def keep_alive(text: str, **others: Any) -> None:
+        memory = config["memory"] | {"keep_alive": text}
+        lmx.config_path.write_text(yaml.safe_dump(config | {"memory": memory} | others))
+
+    keep_alive("soon", logs={"keep": 0})
     bad = lmx.cli("reload")
     assert bad.returncode == 4
     for word in ("memory.keep_alive", "1h30m", "logs.keep"):
         assert word in bad.stderr
     assert lmx.worker("alpha")["pid"] == before["pid"]
-    lmx.config_path.write_text(good + "memory: {keep_alive: 1h}\n")
+    keep_alive("1h")
     done = lmx.cli("reload")
     assert (done.returncode, "changed: memory" in done.stdout) == (0, True), done.stderr
     assert 3000 < lmx.worker("alpha")["expires_in_s"] <= 3600
@@ -117,6 +125,35 @@ exit 7
 """
 
 
+def test_bench_measures_and_ctrl_c_gives_what_was_measured(lmx: Rig, tmp_path: Path) -> None:
+    url = lmx.url.removesuffix("/v1")
+    one, plot = tmp_path / "one.json", tmp_path / "one.svg"
+    done = lmx.cli(
+        "bench", f"a={url}", f"b={url}/v1", "--model", "alpha", "--seconds", "1", "--rounds", "2",
+        "--scenario", "concurrency", "--scenario", "agent", "--json", str(one), "--svg", str(plot),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    written = json.loads(one.read_text())
+    assert [each["label"] for each in written["servers"]] == ["a", "b"]
+    assert (written["rounds"], written["notes"]) == ({"planned": 2, "done": 2}, [])
+    for phase in written["phases"]:
+        whole = phase["figures"][0]
+        assert (whole["errors"], whole["not_counted"]) == ({}, 0), phase
+        assert whole["cpu_ms_per_token"] is not None, phase
+        assert whole["memory_bytes"] > 10 << 20, phase
+    text = one.read_text()
+    assert not [
+        name for name in ("127.0.0.1", str(Path.home()), os.uname().nodename) if name in text
+    ]
+    assert plot.read_text().startswith("<svg")
+    with reading(lmx, "bench", url, "--model", "alpha", "--seconds", "600") as bench:
+        bench.saw("round 1 of 3: A, 4 clients")
+        assert bench.interrupt() == -signal.SIGINT
+    assert b"Interrupted" in bench.output
+    several = lmx.cli("bench")
+    assert (several.returncode, "it has: alpha, beta" in several.stderr) == (1, True), several
+
+
 @pytest.mark.parametrize("name", ["claude", "crush"])
 def test_launch_becomes_the_program_and_changes_no_file_of_it(
     lmx: Rig, tmp_path: Path, name: str
@@ -135,6 +172,8 @@ def test_launch_becomes_the_program_and_changes_no_file_of_it(
         **lmx.environment, "HOME": str(home), "OUT": str(out), "ANTHROPIC_API_KEY": "a-cloud-key",
         "CLAUDE_CODE_USE_BEDROCK": "1", "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
     }  # fmt: skip
+    # Commands that ran in this process have set it for themselves.
+    environment.pop("PYDANTIC_DISABLE_PLUGINS", None)
 
     def run(*command: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

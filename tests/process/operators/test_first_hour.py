@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.clients.terminal import reading
+from tests.support.fakes.media_pieces import png
 from tests.support.rigs.rig import Rig, rig, scripted, wait_until
 
 pytestmark = pytest.mark.process
@@ -24,7 +26,7 @@ SENTENCE = "The quick brown fox jumps over the lazy dog."
 
 @pytest.fixture(scope="module")
 def lmx() -> Iterator[Rig]:
-    models = [scripted("alpha"), scripted("beta", preload=False)]
+    models = [scripted("alpha", options={"media": True}), scripted("beta", preload=False)]
     broken = {"id": "broken", "source": "/no/such/folder"}
     with rig({"models": [*models, broken], "security": {"api_keys": [KEY]}}) as made:
         made.wait_state("alpha", "ready")
@@ -90,6 +92,63 @@ def test_a_conversation_on_a_terminal(lmx: Rig, tmp_path: Path) -> None:
         chat.type("\x04")
         assert chat.process.wait(90) == 0
     assert "/model beta" in (lmx.home / "state" / "chat_history").read_text()
+
+
+def test_what_is_typed_while_a_model_answers_is_neither_shown_nor_sent(
+    lmx: Rig, tmp_path: Path
+) -> None:
+    image, saved = tmp_path / "dot.png", tmp_path / "talk.json"
+    image.write_bytes(png(8, 8))
+    with reading(lmx, "chat", "alpha", "--image", str(image), terminal=True) as chat:
+        chat.sees(">>> ")
+        chat.type("what is it?\n")
+        chat.sees(SENTENCE)
+        chat.sees(">>> ")
+        chat.type(json.dumps({"tokens": 100_000, "step_s": 0.02}) + "\n")
+        chat.sees("word word word")
+        chat.type("too early\n")
+        time.sleep(0.5)  # nothing is printed that could be waited for
+        chat.type("\x03")
+        chat.sees("(stopped)")
+        for typed, said in (
+            ("/set temperature 0.5", ""),
+            ("/set", "temperature         0.5"),
+            ("/set nonsense 1", "there is no parameter 'nonsense'"),
+            (f"/save {saved}", "saved to"),
+        ):
+            chat.sees(">>> ")
+            chat.type(typed + "\n")
+            chat.sees(said)
+        chat.sees(">>> ")
+        chat.type("\x04")
+        assert chat.process.wait(90) == 0
+        assert b"too early" not in chat.output
+    body = json.loads(saved.read_text())
+    (first, _, _, answered) = body["messages"]
+    assert [part["type"] for part in first["content"]] == ["image_url", "text"]
+    assert answered["content"].startswith("word word word")
+    assert (body["model"], body["temperature"]) == ("alpha", 0.5)
+
+
+def test_run_starts_an_lmx_that_does_not_run() -> None:
+    lmx = Rig({"models": [scripted("alpha")]})
+    lmx.config_path.rename(lmx.home / "lmx.yaml")
+    try:
+        done = piped(lmx, "", "run", "alpha", "hi")
+        assert (done.returncode, done.stdout) == (0, f"{SENTENCE}\n"), done.stderr
+        assert done.stderr == (
+            "lmx is not running: starting it in the background (`lmx stop` ends it)\n"
+        )
+        again = piped(lmx, "hi\n", "chat")
+        assert (again.returncode, again.stdout, again.stderr) == (0, f"{SENTENCE}\n", "")
+        # What would not be served starts nothing.
+        assert lmx.cli("stop").returncode == 0
+        unknown = piped(lmx, "", "run", "gamma", "hi")
+        assert (unknown.returncode, "no model is named 'gamma'" in unknown.stderr) == (1, True)
+        assert lmx.cli("status").returncode == 3
+    finally:
+        lmx.cli("stop")
+        lmx.close()
 
 
 def test_what_a_stranger_looks_at(lmx: Rig) -> None:
@@ -159,9 +218,9 @@ def test_the_supervisor_dies_and_nothing_changes_unnoticed() -> None:
                 assert error.code == 503, error
                 return None
 
-        told = wait_until(answer, "the router has found the new supervisor")
-        assert told.count('"name":"supervisor.ready"') >= 3
-        assert told.index("supervisor.ready") < told.index("supervisor.took_over")
+        reported = wait_until(answer, "the router has found the new supervisor")
+        assert reported.count('"name":"supervisor.ready"') >= 3
+        assert reported.index("supervisor.ready") < reported.index("supervisor.took_over")
         assert lmx.cli("stop").returncode == 0
         again = lmx.cli("stop")
         assert again.returncode == 3 and "lmx is not running" in again.stderr

@@ -39,8 +39,14 @@ async def admin(
 
 
 async def test_a_key_from_its_making_to_its_end() -> None:
-    lmx = Rig({"models": [scripted("small"), scripted("large")]})
+    # Others can reach it: so a key must be there, and one that lmx keeps is enough.
+    server = {"host": "0.0.0.0"}
+    lmx = Rig({"models": [scripted("small"), scripted("large")], "server": server})
     with contextlib.closing(lmx):
+        check = ("config", "check", "--config", str(lmx.config_path))
+        refused = lmx.cli(*check)
+        assert refused.returncode == 4
+        assert "lmx key add" in refused.stderr
         # Before lmx runs the file is changed.
         first = lmx.cli("key", "add", "laptop", "--model", "sm*")
         assert first.returncode == 0, first.stderr
@@ -54,6 +60,10 @@ async def test_a_key_from_its_making_to_its_end() -> None:
             assert await status_of(session, lmx, laptop) == 200
             assert await status_of(session, lmx, laptop, "large") == 403
             assert await status_of(session, lmx, "") == 401
+            # Who owns the machine needs no secret on it.
+            answer = lmx.cli("run", "small", json.dumps({"tokens": 1}))
+            assert answer.returncode == 0, answer.stderr
+            assert "this machine" not in lmx.cli("key", "list").stdout
             # While it runs: each change is in effect when the command ends.
             made = lmx.cli("key", "add", "ci", "--expires", "30d", "--json")
             assert made.returncode == 0, made.stderr
@@ -102,7 +112,10 @@ async def test_a_key_from_its_making_to_its_end() -> None:
             assert (
                 lmx.cli(*there, "list", "--json").stdout == lmx.cli("key", "list", "--json").stdout
             )
-            assert "8 tokens a minute; 9 tokens a day" in lmx.cli(*there, "list").stdout
+            lines = lmx.cli(*there, "list").stdout
+            assert "8 tokens a minute; 9 tokens a day; used today 1 request, " in lines
+            (used,) = [line for line in lines.splitlines() if line.startswith("laptop ")]
+            assert "used today 1 request, " in used
             assert lmx.cli(*there, "revoke", "far").returncode == 0
             # An operator's key looks on.
             viewer = lmx.cli("key", "add", "viewer", "--scope", "operator").stdout.strip()
@@ -126,6 +139,15 @@ async def test_a_key_from_its_making_to_its_end() -> None:
             assert await status_of(session, lmx, again["secret"]) == 401
             listed_text = lmx.cli("key", "list").stdout
             assert "models sm*" in listed_text
+            # Without any key none is answered, also after another start.
+            last_one = lmx.cli("key", "revoke", "laptop")
+            assert "none is answered until there is another key" in last_one.stdout
+            assert [await status_of(session, lmx, key) for key in ("", laptop)] == [401, 401]
+        lmx.stop()
+        lmx.up()
+        assert "there is no key for requests to models" in lmx.cli(*check).stdout
+        async with http() as session:
+            assert await status_of(session, lmx, "") == 401
         lmx.stop()
         # What was given out is in no file and no log.
         text = b"".join(each.read_bytes() for each in lmx.home.rglob("*") if each.is_file())

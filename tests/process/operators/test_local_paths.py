@@ -66,14 +66,14 @@ def everything(response: httpx.Response) -> str:
 
 def test_no_client_learns_a_path(lmx: Rig) -> None:
     base = lmx.url.removesuffix("/v1")
-    told: dict[str, str] = {}
+    reported: dict[str, str] = {}
     with httpx.Client(base_url=base, timeout=300, headers={"X-Api-Key": KEY}) as client:
         for name in (*BROKEN, "fine"):
             for path, fields in ASKED:
                 for stream in (False, True):
                     body = {"model": name, "stream": stream, **fields}
                     response = client.post(path, json=body)
-                    told[f"{name} {path} {stream}"] = everything(response)
+                    reported[f"{name} {path} {stream}"] = everything(response)
                     if name in BROKEN:
                         assert response.status_code >= 500 or stream, response.text
             for path, body in (
@@ -81,22 +81,22 @@ def test_no_client_learns_a_path(lmx: Rig) -> None:
                 ("/tokenize", {"model": name, "prompt": "hi"}),
                 ("/v1/embeddings", {"model": name, "input": "hi"}),
             ):
-                told[f"{name} {path}"] = everything(client.post(path, json=body))
+                reported[f"{name} {path}"] = everything(client.post(path, json=body))
         for record in client.get("/v1/jobs").json()["data"]:
-            told[record["id"]] = everything(client.get(f"/v1/jobs/{record['id']}"))
+            reported[record["id"]] = everything(client.get(f"/v1/jobs/{record['id']}"))
         for route in ROUTES:
             if route.method == "GET" and not route.access.for_operators:
                 path = re.sub(r"\{.*?\}", "fine", route.path)
-                told[path] = everything(client.get(path))
-                told[f"{path} without a key"] = everything(
+                reported[path] = everything(client.get(path))
+                reported[f"{path} without a key"] = everything(
                     httpx.get(f"{base}{path}", timeout=300, headers={"Accept": "text/html"})
                 )
-    assert [where for where, text in told.items() if MARKER in text] == []
+    assert [where for where, text in reported.items() if MARKER in text] == []
     # The test sees what there is to see.
-    assert "[path]" in told["gone /v1/chat/completions False"]
-    assert "refuses" in told["/health"] and "fine" in told["/health"]
+    assert "[path]" in reported["gone /v1/chat/completions False"]
+    assert "refuses" in reported["/health"] and "fine" in reported["/health"]
     for path in ("/health", "/healthz", "/v1/health", "/status", "/"):
-        text = told[f"{path} without a key"]
+        text = reported[f"{path} without a key"]
         assert not [name for name in (*BROKEN, "fine") if name in text], text
     # Operators are told.
     key = {"X-Admin-Key": (lmx.home / "admin.key").read_text().strip()}

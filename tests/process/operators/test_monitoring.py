@@ -3,6 +3,7 @@ scrapes it as docs/monitoring.md says, and its alerts fire."""
 
 import asyncio
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ import aiohttp
 import pytest
 import yaml
 
+from tests.support.fakes.macmon import fake_macmon
 from tests.support.references.promql import Known
 from tests.support.rigs.rig import ROOT, Rig, http, rig, scripted, wait_until, whole
 
@@ -34,7 +36,7 @@ needs_prometheus = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def lmx() -> Iterator[Rig]:
+def lmx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     config = {
         "models": [
             scripted("good", aliases=["also"]),
@@ -43,7 +45,10 @@ def lmx() -> Iterator[Rig]:
         "restart": {"max_failures": 0},
         "security": {"metrics_key": METRICS_KEY},
     }
-    with rig(config) as made:
+    # Where this machine measures its energy itself, that is used.
+    macmon = fake_macmon(tmp_path_factory.mktemp("bin"))
+    path = os.pathsep.join((str(macmon.parent), os.environ["PATH"]))
+    with rig(config, {"PATH": path}) as made:
         made.wait_state("good", "ready")
         made.wait_state("broken", "quarantined")
         asyncio.run(some_requests(made))
@@ -52,7 +57,19 @@ def lmx() -> Iterator[Rig]:
 
 async def some_requests(lmx: Rig) -> None:
     async with http() as session:
-        assert (await whole(session, lmx.url, "good", {"tokens": 30}))[0] == 200
+        # Two seconds of work, after which there is a measured power.
+        for _ in range(90):
+            script = {"tokens": 200, "step_s": 0.01}
+            status, answer = await whole(session, lmx.url, "good", script)
+            assert status == 200
+            if "energy_joules" in (timings := answer["timings"]):
+                assert timings["energy_joules"] > 0
+                assert timings["joules_per_token"] == pytest.approx(
+                    timings["energy_joules"] / 200, rel=0.01
+                )
+                break
+        else:
+            raise AssertionError("no answer has its energy")
         assert (await whole(session, lmx.url, "broken", "hello"))[0] == 503
 
 

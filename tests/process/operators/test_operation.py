@@ -68,6 +68,8 @@ def test_exit_codes_and_messages(running: Rig) -> None:
         assert unknown.returncode == 1
         assert "no model is named 'nobody'; known: alpha" in unknown.stderr
     assert lmx.cli("load", "al/ias").returncode == 0
+    # Its memory is measured twice a second, and what came back is known only then.
+    wait_until(lambda: lmx.worker("alpha")["memory_bytes"] > 0, "a beat")
     back = re.compile(r"; (\d+ MiB came back in [\d.]+ s)$")
     unloaded = lmx.cli("unload", "alpha")
     assert (unloaded.returncode, bool(back.search(unloaded.stdout.strip()))) == (0, True)
@@ -78,7 +80,6 @@ def test_exit_codes_and_messages(running: Rig) -> None:
     assert lmx.cli("restart", "alpha").returncode == 0
     second = lmx.wait_state("alpha", "ready")["pid"]
     assert second != first
-    # Its memory is measured twice a second.
     wait_until(lambda: lmx.worker("alpha")["memory_bytes"] > 0, "a beat")
     killed = lmx.cli("kill", "alpha")
     said = back.search(killed.stdout.strip())

@@ -139,10 +139,10 @@ async def test_a_kill_by_http_beside_a_stream_is_seen_in_logs_and_events(lmx: Ri
         await beside.hang_up()
         # What the router and the supervisor log is there too, and no key in any of it.
         for process in ("router", "supervisor"):
-            told: list[dict[str, Any]] = []
-            await follow(session, lmx, f"/admin/logs/{process}?lines=10000&follow=false", told)
-            assert told
-            assert key["X-Admin-Key"] not in str(told)
+            reported: list[dict[str, Any]] = []
+            await follow(session, lmx, f"/admin/logs/{process}?lines=10000&follow=false", reported)
+            assert reported
+            assert key["X-Admin-Key"] not in str(reported)
         for task in following:
             task.cancel()
         await asyncio.gather(*following, return_exceptions=True)

@@ -66,8 +66,8 @@ async def test_only_what_changed_is_touched(lmx: Rig) -> None:
         )
         done = await asyncio.to_thread(lmx.cli, "reload")
         assert done.returncode == 0, done.stderr
-        for told in ("alpha: reloaded once", "context_length none -> 2048", "gamma: unloaded"):
-            assert told in done.stdout
+        for reported in ("alpha: reloaded once", "context_length none -> 2048", "gamma: unloaded"):
+            assert reported in done.stdout
         late = Stream(session, url, ask("b", {"tokens": 3}))
         await asyncio.gather(*(stream.ended() for stream in (*streams, late)))
     assert [(stream.text, stream.errors) for stream in streams] == [("word " * 100, [])] * 3

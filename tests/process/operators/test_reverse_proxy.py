@@ -77,6 +77,10 @@ def caddy_arguments(folder: Path, port: int, site: str) -> list[str]:
         storage file_system {folder / "caddy"}
     }}
     """
+    version = subprocess.run(["caddy", "version"], capture_output=True, text=True, timeout=60)
+    if version.stdout.removeprefix("v").startswith("2.6.2"):
+        # Debian 12's. With a limit (max_buffer_size) it looks for more of the request all the same.
+        site = re.sub("request_buffers .*", "buffer_requests", site)
     (folder / "Caddyfile").write_text(options + site)
     return ["run", "--adapter", "caddyfile", "--config", str(folder / "Caddyfile")]
 
@@ -178,24 +182,18 @@ async def test_tokens_arrive_while_the_answer_is_written(
     enough = tmp_path / "enough"
     endless = {"tokens": 100_000, "step_s": 0.05, "until": str(enough)}
     body = asked(endless, stream=True, max_tokens=3000)
-    # On a busy machine a stream through Caddy 2.6 was seen to end after its first event, in some of
-    # a hundred and for no known reason. What is tested here, a proxy that keeps what it gets, would
-    # not end at all, in none of the tries.
-    for _ in range(3):
-        pieces, text = 0, b""
-        async with (
-            client() as session,
-            session.post(f"{proxied.url}{path}", json=body, headers=BEARER) as response,
-        ):
-            assert response.status == 200
-            async for line in response.content:
-                pieces += b"word" in line
-                text += line if len(text) < 10_000 else b""
-                if pieces == 5:
-                    # The answer ends only now: a proxy that keeps what it gets would wait for ever.
-                    enough.touch()
-        if pieces >= 5:
-            break
+    pieces, text = 0, b""
+    async with (
+        client() as session,
+        session.post(f"{proxied.url}{path}", json=body, headers=BEARER) as response,
+    ):
+        assert response.status == 200
+        async for line in response.content:
+            pieces += b"word" in line
+            text += line if len(text) < 10_000 else b""
+            if pieces == 5:
+                # The answer ends only now: a proxy that keeps what it gets would wait for ever.
+                enough.touch()
     assert pieces >= 5, text
 
 

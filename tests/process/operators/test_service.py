@@ -28,7 +28,7 @@ USER = pwd.getpwuid(os.geteuid()).pw_name
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[UserHome]:
-    made = UserHome(tmp_path, LMX)
+    made = UserHome(tmp_path, LMX, {"service", "status", "config", "restart"})
     yield made
     made.end()
 
@@ -61,7 +61,8 @@ def test_a_user_service_of_systemd_from_install_to_uninstall(machine: UserHome) 
 
     assert "is installed already, and runs" in machine.lmx("service", "install")
     assert "it runs (pid " in machine.lmx("service", "status")
-    assert machine.lmx("service", "logs") == "what the service printed\n"
+    # It becomes the program that shows them.
+    assert machine.run(LMX, "service", "logs") == "what the service printed\n"
 
     machine.configure(CONFIG + "timing: {shutdown_grace_s: 100}\n")
     assert "its file is not what this lmx would write" in machine.lmx("service", "status")
@@ -184,6 +185,30 @@ def test_a_start_that_fails_leaves_what_was_there(
     disabled = ["systemctl --user disable --now lmx.service"]
     assert called == [*(disabled if there is None else []), "forget"]
     assert (manager.path.read_text() if manager.path.exists() else None) == there
+
+
+def test_an_upgrade_that_does_not_restart_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = Systemd(Owner("bob", 1234, tmp_path), system=True, config_home=tmp_path)
+    manager.path = tmp_path / "lmx.service"
+    started_with: list[str] = []
+
+    def restart(self: Systemd) -> None:
+        started_with.append(self.path.read_text())
+        if started_with[-1] == "the new unit":
+            raise OperationError(ErrorCode.INTERNAL, "it does not restart")
+
+    monkeypatch.setattr(Systemd, "restart", restart)
+    with pytest.raises(OperationError, match="it does not restart"):
+        changes._upgrade(manager, "the unit before", "the new unit")
+    assert started_with == ["the new unit", "the unit before"]
+    # What is advised can be typed as it stands.
+    assert (
+        changes._again(manager, "restart")
+        == f"sudo {changes.program_path()} service restart --system"
+    )
+    assert changes._again(manager, "logs") == "lmx service logs --system"
 
 
 def test_with_sudo_the_other_service_is_that_of_the_user(

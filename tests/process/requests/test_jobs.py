@@ -55,7 +55,7 @@ def another_router(lmx: Rig, before: int) -> None:
     lmx.wait_serving()
 
 
-async def test_jobs_outlive_a_killed_router_and_one_that_gives_way() -> None:
+async def test_jobs_outlive_a_killed_router_and_one_that_is_replaced() -> None:
     with rig(CONFIG) as lmx:
         lmx.wait_state("alpha", "ready")
         async with http() as session:

@@ -18,12 +18,12 @@ async def answered(server: Rig, path: str, body: dict[str, Any]) -> tuple[int, A
         return response.status, await response.json()
 
 
-def check(told: list[Any], tokens: int, alternatives: int) -> None:
+def check(reported: list[Any], tokens: int, alternatives: int) -> None:
     """The scripted engine says of a prompt's token at place n that its rank is n, and its logprob
     minus n over ten. Its alternatives are all the same token."""
-    assert len(told) == tokens
-    assert told[0] is None
-    for place, entry in enumerate(told[1:], 1):
+    assert len(reported) == tokens
+    assert reported[0] is None
+    for place, entry in enumerate(reported[1:], 1):
         scores = list(entry.values())
         assert len(scores) == 1 + min(1, alternatives)
         assert scores[0]["rank"] == place
@@ -52,7 +52,7 @@ async def test_a_conversation_s(server: Rig, settings: dict[str, Any]) -> None:
         assert len(whole["choices"][0]["logprobs"]["content"]) == 3
 
 
-async def test_a_prompt_s_logprobs_are_told_once_where_an_answer_is_made_again(server: Rig) -> None:
+async def test_a_prompt_s_logprobs_are_sent_once_where_an_answer_is_made_again(server: Rig) -> None:
     content = {"pieces": ["[1, ", "1]"], "again": ["[3]"]}
     body = ask("alpha", content, stream=False, prompt_logprobs=0, response_format=FORM)
     status, whole = await answered(server, "chat/completions", body)

@@ -60,12 +60,12 @@ def ask(base_url: str, headers: dict[str, str]) -> Ask:
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_answers_are_as_described(operation: str, ask: Ask) -> None:
-    ask(operation, True, 3)
+    ask(operation, True, 2)  # one of them with names and messages that are there
 
 
 @pytest.mark.parametrize("operation", FAULTY_OPERATIONS)
 def test_what_is_wrong_is_refused(operation: str, ask: Ask) -> None:
-    ask(operation, False, 3)
+    ask(operation, False, 2)
 
 
 @pytest.mark.soak

@@ -1,4 +1,4 @@
-"""Through real processes: the tokens of prompts and answers, where they are asked for."""
+"""Through real processes: the tokens of prompts and answers, where they are requested."""
 
 import json
 from typing import Any

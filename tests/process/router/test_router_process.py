@@ -201,9 +201,10 @@ async def test_sigint_is_ignored_and_sigquit_leaves_stacks() -> None:
         async with http.get(f"{started.url}/health") as response:
             assert response.status == 503
         started.process.send_signal(signal.SIGQUIT)
-        await until(lambda: "Current thread 0x" in started.log.read_text())
+        # None is the current one where the signal comes to a thread that is not Python's.
+        await until(lambda: "thread 0x" in started.log.read_text().lower())
         async with http.get(f"{started.url}/health") as response:
-            assert response.status == 503, "it goes on"
+            assert response.status == 503, "it continues"
 
 
 HANGING = """
@@ -245,7 +246,7 @@ async def slow_reader(started: Started) -> AsyncIterator[asyncio.StreamReader]:
         writer.close()
 
 
-async def test_a_router_whose_loop_hangs_tells_its_clients(tmp_path: Path) -> None:
+async def test_a_router_whose_loop_hangs_ends_its_streams_with_an_error(tmp_path: Path) -> None:
     flood = "x" * 200_000
 
     async def script(fake: FakeStream) -> None:

@@ -97,7 +97,7 @@ def test_too_much_text_is_counted_and_not_sent(renderer: Renderer) -> None:
     assert len(renderer.render("{{ 'é' * 1000000 }}", {}, 2_000_000)) == 1_000_000
 
 
-def test_what_a_template_raises_is_told_in_its_words(renderer: Renderer) -> None:
+def test_what_a_template_raises_is_reported_in_its_words(renderer: Renderer) -> None:
     with pytest.raises(TemplateRefusedError, match=r"^roles must alternate$"):
         renderer.render("{{ raise_exception('roles must alternate') }}", {}, AMPLE_BYTES)
     with pytest.raises(TemplateRefusedError) as caught:

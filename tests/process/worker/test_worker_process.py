@@ -75,6 +75,7 @@ class Peer:
         self.outputs: list[Any] = []
         self.worker_id = b""
         self.answer_beats = True
+        self.computing_watts: float | None = None
 
     def bind_control(self) -> Any:
         socket = open_socket(self.context, Role.DATA_SERVER)
@@ -102,7 +103,7 @@ class Peer:
             self.facts.append(message)
             if isinstance(message, WorkerBeat) and self.answer_beats:
                 try:
-                    self.order(BeatSeen("epoch", 1))
+                    self.order(BeatSeen("epoch", 1, computing_watts=self.computing_watts))
                 except zmq.ZMQError as error:
                     if error.errno != zmq.EHOSTUNREACH:  # It has ended since.
                         raise
@@ -302,6 +303,23 @@ def test_answers_a_stream(start: Start) -> None:
     beat = peer.fact(WorkerBeat, lambda beat: beat.figures.tokens_total == 9)
     assert beat.figures.prompt_tokens_total == accepted.prompt_tokens
     assert (beat.figures.requests_total, beat.rows, beat.queued, beat.stalled_for_s) == (1, 0, 0, 0)
+    assert finished.timings.energy_joules is None, "nobody measures it"
+
+
+def test_the_energy_of_answers_is_that_of_their_parts_of_the_engine_s_time(start: Start) -> None:
+    peer = start().loaded()
+    peer.computing_watts = 40.0
+    for _ in range(3):  # The second of them was sent after an answer to one before.
+        peer.facts.clear()
+        peer.fact(WorkerBeat)
+    for stream_id in (1, 2):
+        peer.say(ask(stream_id, tokens=40, step_s=0.01))
+    ends = [peer.answer(Finished, stream_id) for stream_id in (1, 2)]
+    energy = [end.timings.energy_joules for end in ends]
+    beat = peer.fact(WorkerBeat, lambda beat: beat.figures.tokens_total == 80 and not beat.rows)
+    assert beat.figures.compute_s_total >= 0.4
+    assert min(energy) >= 40 * 0.01 * 39 / 2
+    assert sum(energy) <= 40 * beat.figures.compute_s_total + 0.01
 
 
 def test_without_credit_text_is_joined_and_comes_with_the_end(start: Start) -> None:
@@ -420,7 +438,9 @@ def test_pressure_shrinks_stops_and_fails_also_while_a_prompt_is_made(start: Sta
     assert beat.figures.kv_bytes == 0
 
 
-def test_under_hard_pressure_a_request_gives_way_and_goes_on_when_it_is_over(start: Start) -> None:
+def test_under_hard_pressure_a_request_is_preempted_and_resumes_when_it_is_over(
+    start: Start,
+) -> None:
     worker = start()
     peer = worker.loaded()
     peer.say(ask(1, tokens=200, step_s=0.02))
@@ -604,7 +624,7 @@ def test_pulses_while_no_token_is_due(start: Start) -> None:
     assert pulses[0] == Pulse(INSTANCE, 1)
 
 
-def test_a_hang_shows_its_stacks_are_written_and_its_streams_hear_of_it(start: Start) -> None:
+def test_a_hang_shows_its_stacks_are_written_and_its_streams_get_an_error(start: Start) -> None:
     worker = start()
     peer = worker.loaded()
     peer.say(ask(hang_at=2))
@@ -743,7 +763,7 @@ def test_starts_without_an_engine_loaded() -> None:
 
 
 @pytest.mark.parametrize("given", [b"", b"garbage", encode(Welcome("epoch"))])
-def test_a_bad_spec_is_told_on_stderr(given: bytes) -> None:
+def test_a_bad_spec_is_reported_on_stderr(given: bytes) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "lmx.worker"],
         input=given,

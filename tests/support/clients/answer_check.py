@@ -46,6 +46,8 @@ class AnswerCheck:
     ) -> str | None:
         if response.status == 304:
             return None  # It stands for an answer that was sent before.
+        if response.status == 101 and endpoint is not None and endpoint.status == 101:
+            return None  # What follows is no answer.
         if response.status == 308 and "Location" in response.headers:
             return None  # A path in another spelling.
         if request.method == "OPTIONS" and response.status == 204:
@@ -67,7 +69,7 @@ class AnswerCheck:
                 return "the status is not described"
             if response.status in well:
                 shape = endpoint.answer
-        if endpoint is not None and response.content_type == endpoint.also:
+        if endpoint is not None and response.content_type in endpoint.also:
             return None
         if response.content_type in _STREAMS:
             return None if endpoint is not None and endpoint.streams else "a stream"

@@ -136,9 +136,9 @@ async def chromium(*flags: str) -> AsyncIterator[Page]:
 
 
 async def _debugging_url(folder: Path) -> str:
-    told = folder / "DevToolsActivePort"
+    reported = folder / "DevToolsActivePort"
     async with asyncio.timeout(_START_S):
-        while not told.exists() or told.read_text().count("\n") < 1:
+        while not reported.exists() or reported.read_text().count("\n") < 1:
             await asyncio.sleep(0.05)
-    port, path = told.read_text().split("\n")[:2]
+    port, path = reported.read_text().split("\n")[:2]
     return f"ws://127.0.0.1:{port}{path}"

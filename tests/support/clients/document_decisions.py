@@ -127,11 +127,6 @@ PARAMETERS: dict[str, tuple[dict[str, Any], ...]] = {
 }
 """Values of the parameters in the documents' tables, also from the ends of their ranges."""
 
-NEED_SPECULATION = frozenset(
-    {"num_assistant_tokens", "assistant_confidence_threshold", "max_ngram_size"}
-)
-"""Valid for a model that guesses ahead alone, as the document says: the others refuse them."""
-
 PARAMETER_TABLES = (
     "Chat Completion Parameters", "Completion Parameters", "Request", "Generic",
     "Beam search sampling specific", "Multinomial sampling specific",

@@ -81,7 +81,7 @@ class Reply:
 class Live:
     """The server, and what the examples have made on it.
 
-    ``tiny`` is the folder that engines are added from, but for one that is a real GGUF file.
+    ``tiny`` is the folder that engines are added from, but for one that is a GGUF file.
     """
 
     lmx: Rig
@@ -138,7 +138,7 @@ class Live:
             assert body is not None
             settings = json.loads(body)
             self._no_engine(settings["engine_id"])
-            # One real GGUF file is enough: its import takes seconds.
+            # One GGUF file is enough: its import takes seconds.
             path_here = self.gguf if settings["model_path"] == GGUF_PATH else self.tiny
             body = json.dumps(settings | {"model_path": str(path_here)})
         elif path.startswith(f"/engines/{ENGINE}"):

@@ -18,7 +18,7 @@ OURS: Final = frozenset(
         "choices.message.reasoning_content", "choices.delta.reasoning_content",
         # What API.md adds to a model.
         "state", "context_length", "modalities", "capabilities", "chat_template",
-        "reasoning_efforts", "aliases", "kind", "parent",
+        "reasoning_efforts", "aliases", "kind", "parent", "architecture",
     }
 )  # fmt: skip
 """The fields that lmx has beyond the SDK's types, as paths without list places."""

@@ -55,7 +55,7 @@ class Reading:
 
     def saw(self, text: str) -> None:
         """Wait until a text was printed, at any time."""
-        wait_until(lambda: text.encode() in self.output, f"{text!r} in {self.output!r}", 20)
+        wait_until(lambda: text.encode() in self.output, f"{text!r} in {self.output!r}")
 
     def sees(self, text: str) -> None:
         """Wait until a text is printed after the one that was seen last."""
@@ -66,7 +66,7 @@ class Reading:
                 self.seen = found + len(text.encode())
             return found >= 0
 
-        wait_until(there, f"{text!r} after {self.output[: self.seen][-200:]!r}", 20)
+        wait_until(there, f"{text!r} after {self.output[: self.seen][-200:]!r}")
 
     def type(self, text: str) -> None:
         """Type on the terminal."""

@@ -49,11 +49,11 @@ def cold_line(model: str, **values: Any) -> ModelStatus:
     )  # fmt: skip
 
 
-def told_status(
+def reported_status(
     *models: ModelStatus, router: dict[str, Any] | None = None, **supervisor: Any
 ) -> SystemStatus:
     """All of it: ``router`` and ``supervisor`` have what is not as usual."""
-    told = {
+    reported = {
         "supervisor": {
             "state": "running", "epoch": "e1", "budget_bytes": 96 * GIB,
             "reserved_bytes": 8 * GIB, "missing_bytes": 0, "memory_soft_line": 0.9,
@@ -70,5 +70,5 @@ def told_status(
         },
         "workers": [],
     }  # fmt: skip
-    found = from_map(SystemStatus, told, "status")
+    found = from_map(SystemStatus, reported, "status")
     return SystemStatus(supervisor=found.supervisor, router=found.router, workers=models)

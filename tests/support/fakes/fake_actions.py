@@ -8,6 +8,7 @@ from lmx.protocol.errors import LmxError
 from lmx.protocol.messages.specs import AdapterSpec
 from lmx.protocol.models.memory import Activations, MemoryModel
 from lmx.protocol.states import ModelKind
+from lmx.protocol.wire.endpoints import new_instance_id
 from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.core.actions import WorkerStart
 from lmx.supervisor.decisions.slots.demand import Requester
@@ -39,7 +40,7 @@ class FakeActions:
         self.sent: list[tuple[str, Any]] = []
         self.replies: list[tuple[Requester, Any]] = []
         self.published: list[Any] = []
-        self.told: list[Any] = []
+        self.reported: list[Any] = []
         self.fetching: set[str] = set()
         self.forgotten: list[str] = []
         self.notes: list[tuple[str, str | None, dict[str, Any]]] = []
@@ -92,6 +93,9 @@ class FakeActions:
     def remember(self, plan: MemoryPlan, static_bytes: int, peak_bytes: int) -> None:
         self.remembered.append((plan.settings_key, static_bytes, peak_bytes))
 
+    def instance_for(self, model: ModelConfig) -> str:
+        return new_instance_id()
+
     def spawn(self, start: WorkerStart) -> int:
         if self.spawn_error is not None:
             raise self.spawn_error
@@ -134,8 +138,8 @@ class FakeActions:
 
     def reply(self, requester: Requester, message: Any) -> None:
         self.replies.append((requester, message))
-        self.told.append(message)
+        self.reported.append(message)
 
     def publish(self, message: Any) -> None:
         self.published.append(message)
-        self.told.append(message)
+        self.reported.append(message)

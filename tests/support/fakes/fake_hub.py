@@ -163,8 +163,8 @@ class FakeHub:
             for path, file in files.items()
         ]
         repo_id = f"{request.match_info['org']}/{request.match_info['name']}"
-        told = {"id": repo_id, "sha": self.claimed.get(commit, commit), "siblings": siblings}
-        return web.json_response(told)
+        reported = {"id": repo_id, "sha": self.claimed.get(commit, commit), "siblings": siblings}
+        return web.json_response(reported)
 
     async def _tree(self, request: web.Request) -> web.Response:
         self._api_fault()

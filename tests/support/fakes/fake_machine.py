@@ -52,6 +52,9 @@ class Mac(System):
             "/usr/libexec/ApplicationFirewall/socketfilterfw": "Firewall is off. (State = 0)",
         }.get(command[0])
 
+    def energy(self) -> tuple[bool, str]:
+        return True, "macmon (/opt/homebrew/bin/macmon)"
+
     def requirements(self) -> Sequence[str]:
         return ["mlx==0.32.4; sys_platform == 'darwin'", "mlx[cpu]==9; sys_platform == 'linux'"]
 

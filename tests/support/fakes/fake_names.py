@@ -38,10 +38,10 @@ def looked_up(folder: Path) -> list[str]:
 
 def install() -> None:
     """Answer the look-ups of this process from now on."""
-    told = os.environ.get(_ANSWERS)
-    if told is None:
+    reported = os.environ.get(_ANSWERS)
+    if reported is None:
         return
-    path = Path(told)
+    path = Path(reported)
     answers = json.loads(path.read_text())
     system = socket.getaddrinfo
     asked: dict[str, int] = {}

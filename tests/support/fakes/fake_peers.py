@@ -49,7 +49,7 @@ from lmx.protocol.messages.data import (
     Usage,
 )
 from lmx.protocol.messages.snapshot import GetSnapshot, ModelView, NamePattern, Route, Snapshot
-from lmx.protocol.messages.speech import Transcribe
+from lmx.protocol.messages.speech import Speak, Transcribe
 from lmx.protocol.messages.tasks import DescribeTokenizer, Detokenize, Embed, Rerank, Task, Tokenize
 from lmx.protocol.states import ExitCause, FinishReason, SlotState, WorkerState
 from lmx.protocol.wire.codec import decode, encode
@@ -128,6 +128,7 @@ class FakeSupervisor:
         self.default_model: str | None = None
         self.routes: tuple[Route, ...] = ()
         self.patterns: tuple[NamePattern, ...] = ()
+        self.drained = False
         self.free_bytes = 0
         self.no_loads: str | None = None
         self.seen: list[Any] = []
@@ -158,11 +159,12 @@ class FakeSupervisor:
         patterns: tuple[NamePattern, ...] = (),
         free_bytes: int = 0,
         no_loads: str | None = None,
+        drained: bool = False,
     ) -> None:
         """Have these models, and tell the router (unless ``publishes`` is off)."""
         self.models, self.default_model = models, default
         self.routes, self.free_bytes, self.no_loads = routes, free_bytes, no_loads
-        self.patterns = patterns
+        self.patterns, self.drained = patterns, drained
         self.revision += 1
         if self.publishes:
             await self._events.send(encode(self.snapshot()))
@@ -186,6 +188,7 @@ class FakeSupervisor:
             free_bytes=self.free_bytes,
             no_loads=self.no_loads,
             patterns=self.patterns,
+            drained=self.drained,
         )
 
     async def reply(self, index: int, message: Acquired | Denied) -> None:
@@ -445,6 +448,7 @@ class FakeWorker:
                     Embed()
                     | Rerank()
                     | Transcribe()
+                    | Speak()
                     | Tokenize()
                     | Detokenize()
                     | DescribeTokenizer()

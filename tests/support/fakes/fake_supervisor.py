@@ -15,7 +15,7 @@ from lmx.protocol.messages.status import ModelStatus, SystemStatus
 from lmx.protocol.wire import codec
 from lmx.protocol.wire.sockets import Role, open_socket
 from lmx.supervisor.state.home import Home
-from tests.support.fakes.admin_lines import status_line, told_status
+from tests.support.fakes.admin_lines import reported_status, status_line
 
 Answers = dict[type[Any], Callable[[Any], Any]]
 
@@ -63,13 +63,13 @@ def fake_supervisor(home: Home, answers: Answers) -> Iterator[list[Any]]:
 def model_line(model: str, state: str = "ready", **values: Any) -> ModelStatus:
     """Return a model's part of a status."""
     loaded = state in ("ready", "draining")
-    told = {
+    reported = {
         "aliases": [], "source": "/x", "family": None, "pid": 4711 if loaded else None,
         "instance": f"{model}-1" if loaded else None, "memory_bytes": 2**30 if loaded else 0,
         "reserved_bytes": 2**31 if loaded else 0, "peak_memory_bytes": 0, "requests_total": 7,
         "tokens_total": 100, "loaded_at_s": None, "idle_s": None, **values,
     }  # fmt: skip
-    return status_line(model, state, **told)
+    return status_line(model, state, **reported)
 
 
 def status(*models: ModelStatus, **supervisor: Any) -> SystemStatus:
@@ -78,4 +78,4 @@ def status(*models: ModelStatus, **supervisor: Any) -> SystemStatus:
         "version": "0.1.0", "uptime_s": 61.0, "budget_bytes": 2**33, "reserved_bytes": 2**32,
         "machine_memory_bytes": 2**34, "machine_used_bytes": 2**33,
     }  # fmt: skip
-    return told_status(*models, **(usual | supervisor))
+    return reported_status(*models, **(usual | supervisor))

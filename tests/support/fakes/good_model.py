@@ -250,8 +250,8 @@ class _Writer:
 
 
 def _said(messages: Sequence[Mapping[str, Any]]) -> str:
-    told = (message["content"] for message in reversed(messages) if message["role"] == "user")
-    return "".join(str(content) for content in islice(told, 1))
+    reported = (message["content"] for message in reversed(messages) if message["role"] == "user")
+    return "".join(str(content) for content in islice(reported, 1))
 
 
 def _places(said: str) -> list[str]:

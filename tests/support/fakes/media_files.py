@@ -47,11 +47,11 @@ def wav_file(
     that its header tells; None: the right one."""
     data = (np.clip(samples, -1, 1) * 32767).astype("<i2").tobytes()
     channels = samples.shape[1] if samples.ndim > 1 else 1
-    told = len(data) if data_bytes is None else data_bytes
+    reported = len(data) if data_bytes is None else data_bytes
     head = struct.pack(
         "<4sI4s4sIHHIIHH4sI",
-        *(b"RIFF", min(told + 36, 0xFFFFFFFF), b"WAVE", b"fmt ", 16, 1, channels, rate_hz),
-        *(rate_hz * channels * 2, channels * 2, 16, b"data", told),
+        *(b"RIFF", min(reported + 36, 0xFFFFFFFF), b"WAVE", b"fmt ", 16, 1, channels, rate_hz),
+        *(rate_hz * channels * 2, channels * 2, 16, b"data", reported),
     )
     return head + data
 

@@ -85,9 +85,9 @@ def _riff_chunk(name: bytes, data: bytes) -> bytes:
     return name + struct.pack("<I", len(data)) + data + b"\0" * (len(data) % 2)
 
 
-def element(number: str, data: bytes, told: int | None = None) -> bytes:
+def element(number: str, data: bytes, reported: int | None = None) -> bytes:
     """Return one element of a Matroska file."""
-    length = len(data) if told is None else told
+    length = len(data) if reported is None else reported
     return bytes.fromhex(number) + struct.pack(">Q", length | 1 << 56) + data
 
 
@@ -141,7 +141,7 @@ def tiff(*entries: tuple[int, int, int, int], next_ifd: int = 0, more: bytes = b
 
 def tiff_of(width: int, height: int, *more: tuple[int, int, int, int], next_ifd: int = 0) -> bytes:
     """Return a TIFF file of a grey picture whose pixels stand at the beginning of the file."""
-    told = {
+    reported = {
         256: (256, 4, 1, width),
         257: (257, 4, 1, height),
         258: (258, 3, 1, 8),
@@ -152,8 +152,8 @@ def tiff_of(width: int, height: int, *more: tuple[int, int, int, int], next_ifd:
         278: (278, 4, 1, height),
         279: (279, 4, 1, width * height & 0xFFFFFFFF),
     }
-    told |= {entry[0]: entry for entry in more}
-    return tiff(*(told[tag] for tag in sorted(told)), next_ifd=next_ifd, more=b"\0" * 4096)
+    reported |= {entry[0]: entry for entry in more}
+    return tiff(*(reported[tag] for tag in sorted(reported)), next_ifd=next_ifd, more=b"\0" * 4096)
 
 
 def bmp(width: int, height: int, bits: int = 24, coding: int = 0, data: bytes = b"") -> bytes:

@@ -54,7 +54,7 @@ The answer of a row with an adapter begins with the adapter's name, in brackets.
 
 A prompt has a token for each UTF-8 byte of its messages. Rows of one request answer alike; a
 token's logprob is minus its place, over ten, and in a prompt its rank is its place. A beam search
-finds the answer, and as many worse ones as it is asked for. The model thinks between <think> and
+finds the answer, and as many worse ones as requested. The model thinks between <think> and
 </think>, and calls tools in the form json_tools. Nothing is held to a form; what a worker checks of
 a schema when an answer is whole is checked.
 """
@@ -125,8 +125,8 @@ _BYTE = 500_000
 
 def create(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
     """The factory that a spec names."""
-    told = {} if spec.context_length is None else {"context_length": spec.context_length}
-    options = {**told, **spec.engine_options}
+    reported = {} if spec.context_length is None else {"context_length": spec.context_length}
+    options = {**reported, **spec.engine_options}
     loads = Path(spec.model_path) / f"loads-{spec.model_id}"
     load(options, advanced, loads)
     adapters = {one.adapter_id: one.problem for one in spec.adapters}
@@ -303,7 +303,7 @@ class ScriptedEngine:
         return self._texts[token].encode() if token < _BYTE else bytes([token - _BYTE])
 
     def can_admit(self) -> bool:
-        return not any(row.prefill_tokens for row in self._rows.values())
+        return not any(row.prefill_tokens for row in self._active().values())
 
     def admit(self, row: SequenceRequest) -> None:
         assert not isinstance(row.media, ScriptedMedia) or row.media.is_here
@@ -330,7 +330,9 @@ class ScriptedEngine:
     def step(self) -> StepOutput:
         self.calls["step"] += 1
         decoding = {
-            sequence_id: row for sequence_id, row in self._rows.items() if row.prefill_tokens == 0
+            sequence_id: row
+            for sequence_id, row in self._active().items()
+            if row.prefill_tokens == 0
         }
         time.sleep(max((row.step_s for row in decoding.values()), default=0))
         tokens: list[GeneratedToken] = []
@@ -427,8 +429,16 @@ class ScriptedEngine:
             self._texts.append(text)
         return token
 
+    def _active(self) -> dict[int, _Row]:
+        """Return the rows that do not stand still."""
+        held = any(not row.request.background for row in self._rows.values())
+        return {
+            one: row for one, row in self._rows.items() if not (held and row.request.background)
+        }
+
     def _prefill(self) -> tuple[int, list[PrefillFinished]]:
-        found = next(((i, row) for i, row in self._rows.items() if row.prefill_tokens), None)
+        active = self._active()
+        found = next(((i, row) for i, row in active.items() if row.prefill_tokens), None)
         if found is None:
             return 0, []
         sequence_id, row = found

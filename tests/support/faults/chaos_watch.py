@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from types import TracebackType
+from typing import Self
 
 import psutil
 
@@ -16,29 +17,17 @@ from lmx.supervisor.state.home import Home
 from tests.support.rigs.rig import ANSWER_S, Rig
 
 
-class Watch:
-    """A thread that looks every 20 ms, or ``every_s``, as long as its block lasts.
+class Observer:
+    """A thread that looks on, as long as its block lasts. ``failure`` is what ended it early: one
+    that saw nothing has proved nothing."""
 
-    ``wrongs`` is what may never be: a worker process that no slot has, two of one model.
-    ``over_budget`` has the reservations by instance of each look at which they exceeded the
-    budget: only measurements of loaded models may bring that about. ``looks`` counts;
-    ``most_bytes`` is the most that was reserved; ``pids`` are all the worker processes that there
-    were.
-    """
-
-    def __init__(self, lmx: Rig, every_s: float = 0.02) -> None:
-        self._lmx = lmx
+    def __init__(self, every_s: float) -> None:
         self._every_s = every_s
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._look_on, name="watch")
-        self._instance_of: dict[tuple[int, float], tuple[str, str] | None] = {}
-        self.looks = 0
-        self.most_bytes = 0
-        self.wrongs: list[str] = []
-        self.over_budget: list[dict[str, int]] = []
+        self._thread = threading.Thread(target=self._run, name=type(self).__name__)
         self.failure: Exception | None = None
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -51,24 +40,54 @@ class Watch:
         self._ended.set()
         self._thread.join(90)
 
+    def _run(self) -> None:
+        try:
+            self._look_on()
+        except Exception as error:
+            self.failure = error
+
+    def _look_on(self) -> None:
+        """Look while :meth:`_is_due`."""
+        raise NotImplementedError
+
+    def _is_due(self) -> bool:
+        return not self._ended.wait(self._every_s)
+
+
+class Watch(Observer):
+    """A thread that looks every 100 ms, or ``every_s``, as long as its block lasts.
+
+    ``wrongs`` is what may never be: a worker process that no slot has, two of one model.
+    ``over_budget`` has the reservations by instance of each look at which they exceeded the
+    budget: only measurements of loaded models may bring that about. ``looks`` counts;
+    ``most_bytes`` is the most that was reserved; ``pids`` are all the worker processes that there
+    were.
+    """
+
+    def __init__(self, lmx: Rig, every_s: float = 0.1) -> None:
+        super().__init__(every_s)
+        self._lmx = lmx
+        self._instance_of: dict[tuple[int, float], tuple[str, str] | None] = {}
+        self.looks = 0
+        self.most_bytes = 0
+        self.wrongs: list[str] = []
+        self.over_budget: list[dict[str, int]] = []
+
     @property
     def pids(self) -> set[int]:
         """Of every worker process that was seen."""
         return {pid for (pid, _), names in self._instance_of.items() if names is not None}
 
     def _look_on(self) -> None:
-        try:
-            with ControlClient(Home(self._lmx.home), ANSWER_S) as client:
-                while not self._ended.wait(self._every_s):
-                    before = client.status()
-                    processes = self._workers()
-                    after = client.status()
-                    self._check_ledger(before)
-                    self._check_ledger(after)
-                    self._check_processes(processes, before, after)
-                    self.looks += 1
-        except Exception as error:
-            self.failure = error  # a watch that saw nothing has proved nothing
+        with ControlClient(Home(self._lmx.home), ANSWER_S) as client:
+            while self._is_due():
+                before = client.status()
+                processes = self._workers()
+                after = client.status()
+                self._check_ledger(before)
+                self._check_ledger(after)
+                self._check_processes(processes, before, after)
+                self.looks += 1
 
     def _check_ledger(self, status: SystemStatus) -> None:
         supervisor = status.supervisor

@@ -331,7 +331,7 @@ def _pictures() -> Iterable[Hostile]:
     yield _image(
         "avif whose items are elsewhere", "avif",
         lambda: changed(picture("avif"), b"iloc", _u32(0xFFFFFFFF, 12)), REFUSED, HARMLESS)
-    for told, real in (
+    for reported, real in (
         ("jpeg", "png"),
         ("png", "jpeg"),
         ("webp", "bmp"),
@@ -341,7 +341,10 @@ def _pictures() -> Iterable[Hostile]:
         ("heic", "avif"),
     ):
         yield _image(
-            f"{real} that is called {told}", told, partial(lambda real: picture(real), real))
+            f"{real} that is called {reported}",
+            reported,
+            partial(lambda real: picture(real), real),
+        )
 
 
 def _with_exif(exif: bytes) -> bytes:

@@ -29,7 +29,7 @@ class HostileServer:
         return f"http://{self.host}:{self.port}"
 
     def paths(self) -> list[str]:
-        """The paths that were asked for, in order."""
+        """The paths that were requested, in order."""
         return [request.split(b" ", 2)[1].decode() for request in self.requests]
 
 

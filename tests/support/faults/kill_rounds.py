@@ -167,12 +167,14 @@ def _judge(played: Round, answer: Answer, right: str) -> None:
 def _may_suffer(blow: Blow, answer: Answer) -> bool:
     """Whether an answer could be lost to a blow, and says so in a way that is allowed."""
     model = {ADAPTED: "llama"}.get(answer.question.model, answer.question.model)
-    told = answer.kind in ("refused", "error_event") and answer.code in _TOLD.get(blow.target, ())
+    reported = answer.kind in ("refused", "error_event") and answer.code in _TOLD.get(
+        blow.target, ()
+    )
     match blow.target:
         case "router":
-            return blow.deadly and (told or answer.kind == "cut")
+            return blow.deadly and (reported or answer.kind == "cut")
         case "worker":
-            return blow.deadly and told and model == blow.model
+            return blow.deadly and reported and model == blow.model
         case _:
             return False
 

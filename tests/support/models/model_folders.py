@@ -2,14 +2,16 @@
 
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.config.sources import folder_path
-from lmx.supervisor.memory.inspect_main import read_model_files
-from lmx.supervisor.memory.inspection import ModelFiles
+from lmx.supervisor.core.inspect_files import question_of
+from lmx.supervisor.memory.inspect_main import read_model_files, with_found_draft
+from lmx.supervisor.memory.inspection import Inspection, ModelFiles
 from lmx.supervisor.memory.measured import Measured
 from lmx.supervisor.memory.plan import MemoryPlan, plan_memory
 
@@ -65,7 +67,11 @@ def read_folder(
 ) -> tuple[ModelFiles, ModelFiles | None]:
     """Return what the files of a folder say, and those of the model's draft."""
     speculation = model.speculation
+    files = read_model_files(folder, kind, model.engine)
     if speculation is None or speculation.draft is None:
-        return read_model_files(folder, kind, model.engine), None
+        question = replace(question_of(model, str(folder)), kind=kind)
+        found = with_found_draft(Inspection(question, kind=kind, files=files), folder)
+        assert found.files is not None
+        return found.files, found.draft_files
     draft = read_model_files(folder_path(speculation.draft), ModelKind.CHAT, model.engine)
-    return read_model_files(folder, kind, model.engine), draft
+    return files, draft

@@ -60,7 +60,7 @@ def as_peft(folder: Path, adapter: Path) -> Path:
         layer, _, leaf = name.rpartition(".")
         peft[f"base_model.model.{layer}.{names[leaf]}"] = array if array.ndim < 2 else array.T
     rank = config["lora_parameters"]["rank"]
-    told = {
+    reported = {
         "peft_type": "LORA",
         "r": rank,
         "lora_alpha": SCALE * rank,
@@ -68,7 +68,7 @@ def as_peft(folder: Path, adapter: Path) -> Path:
         "target_modules": ["q_proj"],
         "use_dora": config["fine_tune_type"] == "dora",
     }
-    write_adapter(folder, told, peft)
+    write_adapter(folder, reported, peft)
     return folder
 
 

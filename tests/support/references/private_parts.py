@@ -45,6 +45,7 @@ ENCODING = "worker/mlx/media/encoding.py"
 MARKERS = "worker/mlx/media/markers.py"
 PROCESSOR = "worker/mlx/media/processor.py"
 GUARD = "worker/mlx/model/guard.py"
+IMPORTS = "worker/mlx/library_imports.py"
 NEEDS = "worker/mlx/media/processor.py"
 LM_PATCHES = "worker/mlx/model/patches/mlx_lm.py"
 VLM_PATCHES = "worker/mlx/model/patches/mlx_vlm.py"
@@ -58,12 +59,16 @@ CACHE = "supervisor/fetch/cache.py"
 FETCHED = "supervisor/memory/fetched.py"
 BODY = "router/http/bodies/json_body.py"
 CONNECTIONS = "router/server/connections.py"
+IN_PROCESS = "router/http/in_process.py"
 API_PAGE = "router/console/api_page.py"
 GRAMMAR = "worker/constraints/grammar.py"
 REGISTRY = "worker/formats/forms/library.py"
 VOCABULARY = "worker/constraints/vocabulary.py"
 SPEECH = "worker/mlx/speech/decoder.py"
 SPEECH_LOAD = "worker/mlx/speech/load.py"
+CONVOLUTIONS = "worker/mlx/device/cpu_convolutions.py"
+KOKORO = "worker/mlx/voices/kokoro.py"
+POCKET = "worker/mlx/voices/pocket.py"
 
 _BLOCK = (*("self", "last_bonus", "hidden", "cache", "block_size", "sampler"), "token_dtype")
 
@@ -79,6 +84,22 @@ PARTS: dict[str, Sequence[Part]] = {
                 f"computing {what} of few operations on a CPU: lmx replaces it there",
             )
             for name, what in (("rms_norm", "norms"), ("rope", "rotary positions"))
+        ),
+        *(
+            Part(
+                f"mlx.core:{name}",
+                (CONVOLUTIONS,),
+                "computing a voice's convolutions by products on a CPU: lmx replaces it there",
+            )
+            for name in ("conv1d", "conv_transpose1d")
+        ),
+        *(
+            Part(
+                f"mlx.core:{name}",
+                (KOKORO,),
+                "computing a sentence in parts: lmx replaces it while a sentence is recorded",
+            )
+            for name in ("conv1d", "conv_transpose1d", "eval")
         ),
         *(
             Part(where, (SLICES,), f"{_SLICED}: lmx replaces it while a picture is recorded", takes)
@@ -282,7 +303,10 @@ PARTS: dict[str, Sequence[Part]] = {
     "transformers": (
         Part(
             "transformers.dynamic_module_utils:get_class_in_module", (GUARD,),
-            "keeping code that comes with a checkpoint from being run: lmx replaces it"),),
+            "keeping code that comes with a checkpoint from being run: lmx replaces it"),
+        Part(
+            "transformers.utils.import_utils:create_import_structure_from_path", (IMPORTS,),
+            "finding out what transformers exports: lmx keeps it", ("module_path",))),
     "llguidance": (
         Part(
             "llguidance:LLMatcher.unsafe_compute_mask_ptr",
@@ -364,7 +388,12 @@ PARTS: dict[str, Sequence[Part]] = {
             ("self", "request", "status", "exc", "message")))}
 
 FIELDS: dict[str, Sequence[tuple[str, str, str]]] = {
+    "aiohttp": (
+        ("_match_info", IN_PROCESS, "giving a request without a connection its route"),),
     "mlx-audio": (
+        ("_generate_audio_stream_short_text", POCKET, "the frames of a sentence"),
+        ("_get_flow_cache_num_frames", POCKET, "where a voice ends in the cache"),
+        ("_slice_flow_cache", POCKET, "forgetting the sentence before"),
         ("_mask", SPEECH, "what a token of a Whisper sees of those before it"),
         ("_positional_embedding", SPEECH, "where a window's parts are in time")),
     "mlx-vlm": (

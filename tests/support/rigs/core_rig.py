@@ -154,10 +154,13 @@ class CoreRig:
         rows: int = 0,
         idle_for_s: float = 0.0,
         keep_alive_s: float | None = None,
-        **figures: int,
+        **figures: Any,
     ) -> None:
         """What it measures and counts is usual but for ``figures``."""
-        usual = {"memory_bytes": self.actions.needs.get(name, 100), "requests_total": 1}
+        usual: dict[str, Any] = {
+            "memory_bytes": self.actions.needs.get(name, 100),
+            "requests_total": 1,
+        }
         self.said(
             name, control.WorkerBeat, self.worker(name).state, rows, 0, 0.0,
             WorkerFigures(**(usual | figures)), idle_for_s=0.0 if rows else idle_for_s,

@@ -2,7 +2,7 @@
 say without it."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 from unittest import mock
@@ -33,6 +33,7 @@ from lmx.worker.engine.values import (
 from lmx.worker.lifecycle import load_engine
 from lmx.worker.mlx import engine as generators
 from lmx.worker.mlx.device import cpu
+from lmx.worker.ranks.leader import Leader
 from tests.support.rigs.one_renderer import renderer
 
 GREEDY = SequenceSampling(0.0)
@@ -77,15 +78,52 @@ def spec_of(
     )
 
 
-class EngineRunner:
-    """An engine, and what its rows made. A row is removed when it has made what was asked."""
+_TRIED: dict[tuple[Any, ...], Any] = {}
+"""What loads have found out by trying, by what it depends on."""
 
-    def __init__(self, spec: WorkerSpec) -> None:
+
+@contextmanager
+def tried_once(spec: WorkerSpec) -> Iterator[None]:
+    """Have a load take over what another load of such a model in this process has found out by
+    trying, which is half of the time of a load: what it can do with several tokens at once, and
+    which of its rows run at the same time."""
+    config = (Path(spec.model_path) / "config.json").read_bytes()
+    key = (config, spec.kv_bits, spec.context_length, len(spec.adapters))
+    inner: Any = generators
+    probe, choose = inner.probe_multi_token, inner._batch_mode
+
+    def probed(forward: Any, *, drafts: bool) -> Any:
+        case = (*key, drafts)
+        if case not in _TRIED:
+            _TRIED[case] = probe(forward, drafts=drafts)
+        return _TRIED[case]
+
+    def chosen(forward: Any, facts: ModelFacts) -> Any:
+        if key not in _TRIED:
+            _TRIED[key] = choose(forward, facts), forward.kv_quantization
+        mode, forward.kv_quantization = _TRIED[key]
+        return mode
+
+    with mock.patch.multiple(generators, probe_multi_token=probed, _batch_mode=chosen):
+        yield
+
+
+class EngineRunner:
+    """An engine, and what its rows made. A row is removed when it has made what was asked.
+    ``ranks``: those of a spec that has them; they are started. ``fresh``: it is tried what the
+    model can do, whatever other loads have found out."""
+
+    def __init__(
+        self, spec: WorkerSpec, ranks: Leader | None = None, *, fresh: bool = False
+    ) -> None:
         self.phases: list[tuple[LoadPhase, float | None]] = []
         # A renderer is a process. Hundreds of engines that are made one after the other share one.
-        with mock.patch.object(generators, "Renderer", lambda _timeout_s: renderer()):
+        with (
+            mock.patch.object(generators, "Renderer", lambda _timeout_s: renderer()),
+            nullcontext() if fresh or ranks else tried_once(spec),
+        ):
             engine = load_engine(
-                spec, lambda phase, fraction, _: self.phases.append((phase, fraction))
+                spec, lambda phase, fraction, _: self.phases.append((phase, fraction)), ranks
             )
         assert engine.generator is not None
         self.facts: ModelFacts = engine.facts

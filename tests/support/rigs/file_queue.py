@@ -14,10 +14,17 @@ to do.
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
-SHARING = ("tests/e2e/clients/", "tests/e2e/", "tests/process/requests/")
-"""Folders whose ``conftest.py`` has servers for all of their files. The clients, which are half of
-the tests there, are started servers of their own: all of them in one process would be the last to
-end."""
+SHARING = (
+    "tests/e2e/test_documents.py",
+    "tests/e2e/test_agent_session.py",
+    "tests/e2e/clients/",
+    "tests/e2e/pages/",
+    "tests/e2e/",
+    "tests/process/requests/",
+)
+"""Folders whose ``conftest.py`` has servers for all of their files. The clients and the pages,
+which are most of the tests there, are started servers of their own, and some files start what they
+need: all of them in one process would be the last to end."""
 
 WAITING = (
     "tests/e2e/",
@@ -28,7 +35,10 @@ WAITING = (
 """Folders of tests that wait for processes, those of long tests first."""
 
 COMPUTING = (
+    "tests/engine/ranks/",
+    "tests/engine/media/",
     "tests/engine/memory/",
+    "tests/engine/speech/",
     "tests/engine/decoding/",
     "tests/engine/",
     "tests/wire/",
@@ -40,7 +50,7 @@ fill up the end of a run."""
 def unit_of(test_id: str) -> str:
     """Return the unit that a test belongs to: its file, or the folder of files that share."""
     file = test_id.partition("::")[0]
-    return next((folder for folder in SHARING if file.startswith(folder)), file)
+    return next((shared for shared in SHARING if file.startswith(shared)), file)
 
 
 def rank_of(unit: str, *, computing: bool = False) -> int:

@@ -169,8 +169,8 @@ def check_media(folder: Path, kind: MediaKind = MediaKind.IMAGE) -> None:
     model = MediaModel(folder)
     one, other, third = MAKERS[kind]
     prompt = model.encode("ab", one, "cde", other, "fghij")
-    told = conversation("ab", 0, "cde", 1, "fghij", kind=kind.value)
-    tokens, logits = MlxVlmAlone(folder).logits(told, [one, other])
+    reported = conversation("ab", 0, "cde", 1, "fghij", kind=kind.value)
+    tokens, logits = MlxVlmAlone(folder).logits(reported, [one, other])
     right = logits[-1]
     assert list(prompt.tokens) == tokens, "the tokens are not those of the processor"
     assert list(model.counted("ab", one, "cde", other, "fghij")) == tokens, "it is counted wrong"

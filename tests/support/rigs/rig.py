@@ -69,10 +69,12 @@ what is waited for needs: who has waited for a second looks less often, and afte
 
 ASKING = frozenset({
     "status", "ps", "events", "logs", "load", "unload", "pin", "unpin", "drain", "reset", "restart",
-    "kill", "reload", "config",
+    "kill", "reload", "config", "key", "peers",
 })  # fmt: skip
 """The commands that ask the supervisor and print. What the hub's client reads of the environment it
 reads once in a process, so that commands with the hub have processes of their own."""
+RUNS_A_LOOP = "config"
+"""The one of them that can't be called where a loop runs."""
 
 
 ANSWER_S = 90.0
@@ -105,15 +107,35 @@ def scripted(model_id: str, **settings: Any) -> dict[str, Any]:
     }
 
 
-def _may_call() -> bool:
-    """Return whether a command of ``lmx`` may run here: it sets signal handlers and runs loops."""
-    if threading.current_thread() is not threading.main_thread():
+def _may_call(command: str) -> bool:
+    """Return whether a command of ``lmx`` may run in this process and thread: it sets signal
+    handlers."""
+    if command not in ASKING or threading.current_thread() is not threading.main_thread():
         return False
+    if command != RUNS_A_LOOP:
+        return True
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return True
     return False
+
+
+def called(
+    arguments: Sequence[str], environment: Mapping[str, str], folder: Path
+) -> subprocess.CompletedProcess[str]:
+    """Run ``lmx`` in this process, with an environment and in a folder."""
+    interrupt = signal.getsignal(signal.SIGINT)
+    try:
+        with contextlib.chdir(folder), mock.patch.dict(os.environ, environment, clear=True):
+            from lmx.supervisor.cli.main import main
+
+            done = CliRunner().invoke(main, arguments, prog_name="lmx")
+    finally:
+        signal.signal(signal.SIGINT, interrupt)
+    if done.exc_info is not None and not isinstance(done.exception, SystemExit | None):
+        raise done.exception
+    return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
 
 
 class Rig:
@@ -143,6 +165,8 @@ class Rig:
         """Write the configuration; folders are given from the rig's root."""
         config = json.loads(json.dumps(config))
         config.setdefault("server", {}).setdefault("port", 0)
+        # A process that begins by itself is for the tests that ask for it.
+        config.setdefault("memory", {}).setdefault("spare_worker", False)
         config["timing"] = {**QUICK, **config.get("timing", {})}
         for model in config["models"]:
             if model["source"].startswith("./"):
@@ -199,30 +223,15 @@ class Rig:
         """Run ``lmx`` with arguments. A command that only asks the supervisor runs in this process,
         where nothing stands in the way: a process of its own costs a quarter of a second of the
         processor, most of it imports."""
-        if arguments and arguments[0] in ASKING and _may_call() and "-f" not in arguments:
-            return self._call(arguments)
+        # Without a supervisor a command with keys has the home to itself until its process ends.
+        alone = arguments[:1] == ("key",) and self.supervisor is None
+        if arguments and _may_call(arguments[0]) and "-f" not in arguments and not alone:
+            return called(arguments, self.environment, self._elsewhere[2])
         return subprocess.run(
             [sys.executable, "-m", "lmx.supervisor", *arguments],
             env=self.environment, cwd=self._elsewhere[2], stdin=subprocess.DEVNULL,
             capture_output=True, text=True, timeout=timeout_s, check=False,
         )  # fmt: skip
-
-    def _call(self, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        """Run ``lmx`` in this process, with environment and folder of the rig."""
-        interrupt = signal.getsignal(signal.SIGINT)
-        try:
-            with (
-                contextlib.chdir(self._elsewhere[2]),
-                mock.patch.dict(os.environ, self.environment, clear=True),
-            ):
-                from lmx.supervisor.cli.main import main
-
-                done = CliRunner().invoke(main, arguments, prog_name="lmx")
-        finally:
-            signal.signal(signal.SIGINT, interrupt)
-        if done.exc_info is not None and not isinstance(done.exception, SystemExit | None):
-            raise done.exception
-        return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
 
     def run(self, *arguments: str, timeout_s: float = 600) -> None:
         """Run ``lmx`` with arguments, which must succeed."""

@@ -13,7 +13,7 @@ import zmq.asyncio
 
 from lmx.protocol.messages.keys import ApiKey, Keyring
 from lmx.protocol.messages.snapshot import ModelView
-from lmx.protocol.messages.specs import LogSpec, RouterSpec
+from lmx.protocol.messages.specs import FilesSpec, LogSpec, RouterSpec
 from lmx.protocol.wire.endpoints import RunDirectory
 from lmx.router.server.process import Router
 from tests.support.clients.answer_check import AnswerCheck
@@ -148,6 +148,7 @@ def router_spec(run_dir: RunDirectory, port: int, **fields: Any) -> RouterSpec:
         "jobs_path": str(run_dir.path / "jobs.sqlite"),
         "jobs_max_age_s": 3600.0,
         "jobs_max_count": 1000,
+        "files": FilesSpec(str(run_dir.path / "files")),
         "logs_dir": str(run_dir.path),
         "beat_interval_s": 0.1,
         "orphan_grace_s": 60.0,

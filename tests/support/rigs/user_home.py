@@ -1,20 +1,23 @@
 """A user's home without anything in it, and programs that act as the system's."""
 
 import subprocess
+from collections.abc import Collection
 from pathlib import Path
 
 import psutil
 
 from tests.support.fakes import service_manager
+from tests.support.rigs.rig import called
 
 CONFIG = "server: {port: 0}\nmemory: {budget_fraction: 0.5}\n"
 
 
 class UserHome:
-    """Commands of the ``lmx`` at ``program`` run in it, with no variables of the shell."""
+    """Commands of the ``lmx`` at ``program`` run in it, with no variables of the shell; those of
+    the names ``here`` in this process, because a process of their own is mostly imports."""
 
-    def __init__(self, folder: Path, program: str) -> None:
-        self.program = program
+    def __init__(self, folder: Path, program: str, here: Collection[str] = ()) -> None:
+        self.program, self._here = program, here
         self.path, self.programs = folder / "a home", folder / "programs"
         self.path.mkdir()
         self.lmx_home = self.path / ".lmx"
@@ -25,6 +28,10 @@ class UserHome:
 
     def lmx(self, *words: str, code: int = 0) -> str:
         """What a command of lmx prints."""
+        if words[0] in self._here:
+            done = called(words, self.environment, self.path)
+            assert done.returncode == code, done.stdout + done.stderr
+            return done.stdout + done.stderr
         return self.run(self.program, *words, code=code)
 
     def run(self, *words: str, code: int = 0, limit_s: float = 300) -> str:

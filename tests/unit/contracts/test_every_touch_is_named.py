@@ -13,8 +13,10 @@ ROOT = Path(__file__).parents[3]
 # Documented, whatever its name says; and what a NamedTuple has.
 PUBLIC = {"_exit", "_replace", "_asdict", "_fields", "_make"}
 ANY = "*"
-# Documented settings of Pillow's; and objects of lmx's own, of which fields are set by name.
+# Documented settings of Pillow's; objects of lmx's own, of which fields are set by name; and what
+# makes the methods of dataclasses, which is Python's own, and looked for before it is replaced.
 MEANT_TO_BE_SET = {
+    ("protocol/host/dataclass_methods.py", ANY),
     ("worker/media/decoding/pictures.py", "DEFAULT_MAX_THREADS"),
     ("worker/media/decoding/pictures.py", "MAX_IMAGE_PIXELS"),
     ("router/metrics/requests.py", ANY),

@@ -65,16 +65,16 @@ def test_the_cache_is_where_lmx_looks_for_it(tmp_path: Path) -> None:
         {"XDG_CACHE_HOME": str(tmp_path / "xdg")},
     ):
         environment = {**plain, **variables}
-        told = subprocess.run(
+        reported = subprocess.run(
             [sys.executable, "-c", code],
             env=environment,
             capture_output=True,
             text=True,
             check=True,
         )
-        folder = Path(told.stdout.strip()) / "models--org--name" / "snapshots" / "main"
+        folder = Path(reported.stdout.strip()) / "models--org--name" / "snapshots" / "main"
         folder.mkdir(parents=True)
         try:
             assert fetched_folder("org/name", home, environment) == folder
         except OperationError as error:
-            raise AssertionError(f"{words}with {variables} it is {told.stdout}") from error
+            raise AssertionError(f"{words}with {variables} it is {reported.stdout}") from error

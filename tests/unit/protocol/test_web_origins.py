@@ -41,7 +41,7 @@ def test_what_a_host_header_says(text: str, expected: Authority | None) -> None:
     [("127.0.0.1", True), ("::1", True), ("10.1.2.3", True), ("localhost", False),
      ("127.1", False), ("1.2.3.4.example", False)],
 )  # fmt: skip
-def test_addresses_are_told_from_names(host: str, expected: bool) -> None:
+def test_addresses_are_distinguished_from_names(host: str, expected: bool) -> None:
     assert Authority(host, None).is_address is expected
 
 

@@ -60,7 +60,7 @@ async def test_garbage_is_collected_while_pythons_collector_is_off() -> None:
 
 async def test_the_garbage_of_few_objects_is_collected_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_loop, "_WORTH_OBJECTS", 10**9)
-    monkeypatch.setattr(event_loop, "_IDLE_INTERVALS", 1)
+    monkeypatch.setattr(event_loop, "_IDLE_S", 0.1)
     collecting = asyncio.create_task(collect_between_steps())
     try:
         await asyncio.sleep(0)

@@ -1,11 +1,24 @@
 """The events of this supervisor and of those before it: how many come, and in which order."""
 
+from structlog.testing import capture_logs
+
 from lmx.protocol.messages.control import EarlierEvents, Event
 from lmx.supervisor.events import EventLog
 
 
 def event(seq: int) -> Event:
     return Event(seq, 1.0, "worker.ready", None, "", {})
+
+
+def test_what_people_should_look_at_is_logged_as_a_warning() -> None:
+    log = EventLog("e1")
+    with capture_logs() as logged:
+        for name in ("router.ready", "router.unresponsive", "model.quarantined"):
+            log.note(name, None, "detail")
+    assert [(line["event"], line["log_level"]) for line in logged] == [
+        ("router.ready", "info"), ("router.unresponsive", "warning"),
+        ("model.quarantined", "warning"),
+    ]  # fmt: skip
 
 
 def test_those_of_supervisors_before_fill_what_is_left_of_the_limit() -> None:

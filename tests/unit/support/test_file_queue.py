@@ -37,6 +37,7 @@ class Process:
 def test_a_folder_that_shares_servers_is_one_unit() -> None:
     assert unit_of("tests/e2e/test_a.py::test_one[x::y]") == "tests/e2e/"
     assert unit_of("tests/e2e/clients/test_a.py::test_one") == "tests/e2e/clients/"
+    assert unit_of("tests/e2e/test_documents.py::test_one") == "tests/e2e/test_documents.py"
     assert unit_of("tests/unit/test_many.py::Class::test") == "tests/unit/test_many.py"
 
 

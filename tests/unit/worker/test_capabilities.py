@@ -10,7 +10,7 @@ THINKS = ReasoningMarkers("<think>", "</think>")
 
 
 @pytest.mark.parametrize(
-    ("facts", "told"),
+    ("facts", "reported"),
     [
         ({}, ()),
         ({"grammars": True}, ("structured_outputs",)),
@@ -20,9 +20,10 @@ THINKS = ReasoningMarkers("<think>", "</think>")
             ("tools", "native_tools", "structured_outputs", "reasoning"),
         ),
         ({"converses": True, "tool_parser": "mistral"}, ("tools", "native_tools")),
+        ({"grammars": True, "infills": True}, ("structured_outputs", "infill")),
         # A base model whose configuration names a form of calls can't be told of any.
         ({"tool_parser": "mistral"}, ()),
     ],
 )
-def test_capabilities(facts: dict[str, Any], told: tuple[str, ...]) -> None:
-    assert capabilities(ModelFacts(100, frozenset(), 10, **facts)) == told
+def test_capabilities(facts: dict[str, Any], reported: tuple[str, ...]) -> None:
+    assert capabilities(ModelFacts(100, frozenset(), 10, **facts)) == reported

@@ -199,7 +199,7 @@ def changes_of(layer: Any, active: ActiveAdapter) -> LayerChanges:
     changes = LayerChanges(active)
     kind: Any = type(layer)
     layer.__class__ = _changed(kind)
-    # Beside the arrays and modules that mlx knows of: it is no part of the model's parameters.
+    # Apart from the arrays and modules that mlx knows of: it is no part of the model's parameters.
     object.__setattr__(layer, "adapter_changes", changes)
     return changes
 

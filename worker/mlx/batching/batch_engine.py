@@ -8,11 +8,12 @@ prompt.
 import copy
 import time
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
+from lmx.worker.engine.interfaces import Ranks
 from lmx.worker.engine.values import (
     PrefillFinished,
     RereadPrompt,
@@ -42,6 +43,15 @@ from lmx.worker.mlx.sampling.sampler import BatchSampler
 _FETCH_WAIT_S: Final = 2.0
 
 
+_PERSON_S: Final = 60.0
+"""For this long after a row that is not of the background the next one is expected."""
+
+
+class _Search(NamedTuple):
+    group: BeamGroup
+    background: bool
+
+
 class BatchEngine:
     """Admits, steps and removes rows as ``Generator`` says.
 
@@ -49,7 +59,12 @@ class BatchEngine:
     begin with the stored part of their prompt. ``speculation``, if there is one, steps the decoding
     rows while they are in one bucket. ``features`` are those of pictures and sounds that were
     encoded before; None for a model that takes text only. ``mode`` says which rows run at the same
-    time.
+    time. ``ranks``: those of a divided model, of which this engine computes one.
+
+    While there is a row that is none of the background, those of the background stand still where
+    they are, with their caches: that costs the others nothing, and nothing has to be read again.
+    Whoever comes waits for the step that is under way, so their prompts are read in small chunks
+    while others have come recently.
     """
 
     def __init__(
@@ -63,8 +78,10 @@ class BatchEngine:
         features: FeatureCache | None = None,
         *,
         mode: BatchMode,
+        ranks: Ranks | None = None,
     ) -> None:
         self._mode = mode
+        self._ranks = ranks
         self._forward = forward
         self._sampler = sampler
         self._pace = pace
@@ -72,15 +89,22 @@ class BatchEngine:
         self._recent = RecentPrompts()
         self._speculation = speculation
         self._features = features
-        self._buckets = DecodeBuckets(forward, sampler, blocks, together=mode is BatchMode.BATCHED)
+        self._buckets = DecodeBuckets(forward, sampler, blocks, together=self.together, ranks=ranks)
         self._prompts = PrefillQueue(self._found)
-        self._searches: dict[int, BeamGroup] = {}
+        self._searches: dict[int, _Search] = {}
         self._shortest = Shortest.WAITED_FOR_LONGER
+        self._foreground_s = float("-inf")
+        """When there was a row that is not of the background, on the monotonic clock."""
+
+    @property
+    def together(self) -> bool:
+        """Whether rows of similar length decode in one forward pass."""
+        return self._mode is BatchMode.BATCHED
 
     @property
     def idle(self) -> bool:
         """Whether there is no row."""
-        return not self._prompts and not self._decoding
+        return not (self._prompts or self._buckets or self._searches)
 
     def can_admit(self) -> bool:
         """Return whether a row may begin: always; but if rows run one by one, only while there is
@@ -95,6 +119,9 @@ class BatchEngine:
     def step(self) -> StepOutput:
         """Advance everything that decodes, or read a chunk of a prompt."""
         made = StepOutput()
+        self._buckets.held = self._has_foreground
+        if self._buckets.held:
+            self._foreground_s = time.monotonic()
         decoding = self._decoding
         prompt = self._next_prompt(decoding) if self._prompts else None
         has_prompt = prompt is not None
@@ -154,15 +181,33 @@ class BatchEngine:
         self._buckets.give_up_slots()
 
     @property
+    def _has_foreground(self) -> bool:
+        return (
+            self._prompts.has_foreground
+            or self._buckets.has_foreground
+            or any(not search.background for search in self._searches.values())
+        )
+
+    @property
     def _decoding(self) -> bool:
-        return bool(self._buckets or self._searches)
+        return bool(self._buckets.active or self._active_searches)
+
+    @property
+    def _active_searches(self) -> Sequence[int]:
+        held = self._buckets.held
+        return [
+            sequence_id
+            for sequence_id, search in self._searches.items()
+            if not (held and search.background)
+        ]
 
     def _next_prompt(self, decoding: bool) -> Prompt | None:
         """Return the prompt of which a chunk can be read; None: all of them wait, and others
         decode."""
-        prompt = self._prompts.next(self._can_begin)
+        held = self._buckets.held
+        prompt = self._prompts.next(self._can_begin, held=held)
         if prompt is None and not decoding:
-            prompt = self._prompts.next(lambda _: True)
+            prompt = self._prompts.next(lambda _: True, held=held)
         return prompt
 
     def _found(self, prompt: Prompt) -> int | None:
@@ -185,12 +230,12 @@ class BatchEngine:
         began_s = time.perf_counter()
         if self._speculation is not None and self._buckets.only is None:
             self._speculation.interrupt()
-        if self._buckets:
+        if self._buckets.active:
             step = self._buckets.step(
                 lambda batch: self._step_batch(batch, alone=alone), longer=longer
             )
             self._add_step(step, made)
-        for sequence_id in list(self._searches):
+        for sequence_id in self._active_searches:
             self._search(sequence_id, made)
         if not alone and self._buckets.ahead:
             self._add_step(self._buckets.flush(), made)
@@ -209,11 +254,11 @@ class BatchEngine:
     def _step_batch(self, batch: DecodeBatch, *, alone: bool) -> DecodeStep:
         if self._speculation is None:
             return batch.step()
-        return self._speculation.step(batch, alone=alone and not self._searches)
+        return self._speculation.step(batch, alone=alone and not self._active_searches)
 
     def _search(self, sequence_id: int, made: StepOutput) -> None:
         try:
-            found = self._searches[sequence_id].step()
+            found = self._searches[sequence_id].group.step()
         except Exception as error:  # Its constraint's: it concerns this row alone.
             made.failed.append((sequence_id, error))
             del self._searches[sequence_id]
@@ -237,6 +282,7 @@ class BatchEngine:
         """Read the next chunk of a row's prompt, and let the row join when its prompt is
         finished."""
         row = prompt.row
+        made.read = row.sequence_id
         try:
             if prompt.prefill is None:
                 prompt.prefill = self._begin_prefill(prompt, decoding)
@@ -250,6 +296,8 @@ class BatchEngine:
                 return
             logits = self._finish_prefill(prefill, made)
         except Exception as error:  # Such as for a buffer that is too large for the device.
+            if self._ranks is not None:
+                raise  # The other ranks have computed what this one has not.
             # Until it joins, its arrays are its own, and no other row is concerned. If it is the
             # device that failed, also what others compute, the batch sees that in the error.
             made.failed.append((row.sequence_id, error))
@@ -281,6 +329,8 @@ class BatchEngine:
             prompt.checkpoints = self._prefixes.checkpoints(
                 prompt.tokens, cached_tokens, row.cache_salt
             )
+        if self._ranks is not None:
+            self._ranks.check("cached tokens", (row.sequence_id, cached_tokens))
         prompt.reread = self._explain(prompt, cached_tokens)
         if prompt_cache is None:
             prompt_cache = self._forward.new_cache()
@@ -310,7 +360,8 @@ class BatchEngine:
         begin, row = prefill.done_tokens, prefill.row
         end = len(row.prompt)
         if not prefill.ready:
-            chunk_end = begin + self._pace.chunk(begin, decoding=decoding)
+            yields = self._yields(row)
+            chunk_end = begin + self._pace.chunk(begin, decoding=decoding, yields=yields)
             end = min(end, max(chunk_end, prefill.atomic_tokens))
         assert self._features is not None
         while (span := media.missing(begin, end)) is not None:
@@ -325,7 +376,7 @@ class BatchEngine:
                 media.encoding = forward.encode(span, self._pace.part_s)
                 return True
             before = encoding.done_share
-            if encoding.advance(self._pace.budget_s(decoding)):
+            if encoding.advance(self._pace.budget_s(decoding, yields=self._yields(row))):
                 self._features.put(span.digest, row.cache_salt, encoding.features)
                 media.put(span, encoding.features)
             tokens = len(span.places)
@@ -338,15 +389,24 @@ class BatchEngine:
     ) -> None:
         if prefill.ready:
             return
-        depth_tokens = prefill.done_tokens
-        chunk_tokens = self._pace.chunk(depth_tokens, decoding=decoding)
+        depth_tokens, yields = prefill.done_tokens, self._yields(prefill.row)
+        chunk_tokens = self._pace.chunk(depth_tokens, decoding=decoding, yields=yields)
         began_s = time.perf_counter()
         done_tokens = prefill.advance(chunk_tokens, stops)
         took_s = time.perf_counter() - began_s
-        self._pace.prefilled(done_tokens, took_s, depth_tokens, decoding=decoding)
+        self._pace.prefilled(done_tokens, took_s, depth_tokens, decoding=decoding, yields=yields)
         made.prefill_tokens += done_tokens
         if prefill.done_tokens in stops:
             self._keep_prompt(prefill)
+
+    def _yields(self, row: SequenceRequest) -> bool:
+        """Return whether a row's prompt is read in small chunks, because somebody may come. If
+        there is somebody, it is read for them."""
+        return (
+            row.background
+            and not self._buckets.held
+            and time.monotonic() - self._foreground_s < _PERSON_S
+        )
 
     def _finish_prefill(self, prefill: PromptPrefill, made: StepOutput) -> mx.array | None:
         """Return the logits of the first token to make, evaluated; None: decoding processes the
@@ -391,6 +451,7 @@ class BatchEngine:
             row.cache_salt,
             row.generated_tokens,
             adapter=row.adapter,
+            background=row.background,
             media=media_of(row),
         )
         failed = self._buckets.join(Joining(decode_row, prompt_cache, logits, deltas))
@@ -417,7 +478,7 @@ class BatchEngine:
             each = None if deltas is None else mx.broadcast_to(deltas, (rows, deltas.shape[1]))
             return adapted.decode(tokens, cache, each)[:, -1, :]
 
-        self._searches[row.sequence_id] = BeamGroup(
+        group = BeamGroup(
             forward,
             prompt_cache,
             logits,
@@ -427,8 +488,9 @@ class BatchEngine:
             row.top_logprobs,
             row.sampling,
             row.prompt,
-            together=self._mode is BatchMode.BATCHED,
+            together=self.together,
         )
+        self._searches[row.sequence_id] = _Search(group, row.background)
 
     def _keep_prompt(self, prefill: PromptPrefill) -> Tokens:
         """Keep what was computed of a prompt, and return the tokens of that."""

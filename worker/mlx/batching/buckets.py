@@ -1,5 +1,6 @@
 """The rows that decode, in buckets: a batch for each group of rows of similar length that have the
-same adapter. The rows of a model that can't batch have a bucket each.
+same adapter. The rows of a model that can't batch have a bucket each. Rows of the background have
+buckets of their own, which stand still while there is other work.
 
 One bucket is stepped at a time, and returns its output before one of longer rows is stepped.
 Buckets of similar length are stepped one after the other, each as often as the others. A bucket
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
+from lmx.worker.engine.interfaces import Ranks
 from lmx.worker.mlx.decoding.decode import DecodeBatch, DecodeStep, Joining
 from lmx.worker.mlx.decoding.rollback import Blocks
 from lmx.worker.mlx.decoding.sequence import DecodeSequence
@@ -32,9 +34,16 @@ class DecodeBuckets:
     """All rows that decode. ``together``: whether the model can batch. Engine thread."""
 
     def __init__(
-        self, forward: Forward, sampler: BatchSampler, blocks: Blocks, *, together: bool
+        self,
+        forward: Forward,
+        sampler: BatchSampler,
+        blocks: Blocks,
+        *,
+        together: bool,
+        ranks: Ranks | None = None,
     ) -> None:
         self._together = together
+        self._ranks = ranks
         self._blocks = blocks
         self._forward = forward
         self._sampler = sampler
@@ -43,10 +52,24 @@ class DecodeBuckets:
         self._change_s = 0.0
         """How long the last change to a bucket of longer rows took, if that bucket has not stepped
         since."""
+        self.held = False
+        """Whether the rows of the background stand still. Else there are no others."""
 
     def __bool__(self) -> bool:
-        """Whether a row decodes."""
+        """Whether there is a row."""
         return bool(self._buckets)
+
+    @property
+    def has_foreground(self) -> bool:
+        """Whether there is a row that is none of the background."""
+        return any(not bucket.background for bucket in self._buckets)
+
+    @property
+    def active(self) -> Sequence[DecodeBatch]:
+        """The buckets that may step, that of the shortest rows first."""
+        if not self.held:
+            return self._buckets
+        return [bucket for bucket in self._buckets if not bucket.background]
 
     @property
     def rows(self) -> Sequence[DecodeSequence]:
@@ -55,8 +78,9 @@ class DecodeBuckets:
 
     @property
     def only(self) -> DecodeBatch | None:
-        """The bucket with all rows; None if there is none, or if there are several."""
-        return self._buckets[0] if len(self._buckets) == 1 else None
+        """The only bucket that may step; None if there is none, or if there are several."""
+        active = self.active
+        return active[0] if len(active) == 1 else None
 
     @property
     def ahead(self) -> bool:
@@ -66,18 +90,21 @@ class DecodeBuckets:
     @property
     def longer_due(self) -> bool:
         """Whether a bucket of longer rows has its turn."""
-        return (
-            len(self._buckets) > 1 and self._scheduler.next(self._in_turn()) is not self._buckets[0]
-        )
+        active = self.active
+        return len(active) > 1 and self._next(self._in_turn()) is not active[0]
 
     def join(self, joining: Joining) -> Sequence[tuple[int, Exception]]:
         """Add a row, see :meth:`DecodeBatch.join`."""
         tokens, adapter = len(joining.row.tokens), joining.row.adapter
+        background = joining.row.background
         for bucket in self._buckets if self._together else ():
             lengths = [tokens, *(len(row.tokens) for row in bucket.rows)]
-            if bucket.adapter == adapter and batchable(min(lengths), max(lengths)):
+            if (bucket.adapter, bucket.background) == (adapter, background) and batchable(
+                min(lengths), max(lengths)
+            ):
                 return bucket.join(joining)
-        bucket = DecodeBatch(self._forward.with_adapter(adapter), self._sampler, self._blocks)
+        forward = self._forward.with_adapter(adapter)
+        bucket = DecodeBatch(forward, self._sampler, self._blocks, background=background)
         failed = bucket.join(joining)
         if not failed:
             self._buckets.append(bucket)
@@ -93,8 +120,7 @@ class DecodeBuckets:
         if (only := self.only) is not None:
             return step(only)
         in_turn = self._in_turn()
-        bucket = self._scheduler.next(in_turn) if longer else in_turn[0]
-        assert isinstance(bucket, DecodeBatch)
+        bucket = self._next(in_turn) if longer else in_turn[0]
         stepped = self._shortest() if bucket is in_turn[0] else [bucket]
         ahead = bucket if stepped == in_turn[:1] else None
         began_s = time.perf_counter()
@@ -142,12 +168,22 @@ class DecodeBuckets:
                 return FoundSequence(row, bucket.prompt_cache, place)
         return None
 
+    def _next(self, in_turn: Sequence[DecodeBatch]) -> DecodeBatch:
+        """Return the bucket that has its turn, by the time that the others took."""
+        bucket = self._scheduler.next(in_turn)
+        assert isinstance(bucket, DecodeBatch)
+        if self._ranks is None:
+            return bucket
+        (place,) = self._ranks.settle("bucket", (in_turn.index(bucket),))
+        return in_turn[place]
+
     def _shortest(self) -> list[DecodeBatch]:
         """Return the shortest bucket, and those about as short that could not be one with it: one
         of each other adapter, or all of them if the model can't batch."""
-        least = _longest(self._buckets[0])
+        active = self.active
+        least = _longest(active[0])
         found: dict[str | int, DecodeBatch] = {}
-        for place, bucket in enumerate(self._buckets):
+        for place, bucket in enumerate(active):
             longest = _longest(bucket)
             if batchable(min(least, longest), max(least, longest)):
                 found.setdefault(bucket.adapter if self._together else place, bucket)
@@ -157,7 +193,7 @@ class DecodeBuckets:
         """Return the buckets that take turns: the shortest one, which stands for all that are about
         as short, and those of longer rows."""
         short = self._shortest()
-        return [short[0], *(bucket for bucket in self._buckets if bucket not in short)]
+        return [short[0], *(bucket for bucket in self.active if bucket not in short)]
 
 
 def _longest(bucket: DecodeBatch) -> int:

@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from lmx.protocol.messages.data import BACKGROUND_PRIORITY
 from lmx.worker.engine.values import RereadPrompt, SequenceRequest
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
 from lmx.worker.mlx.media.spans import media_of
@@ -107,6 +108,11 @@ class PrefillQueue:
     def __bool__(self) -> bool:
         return bool(self._prompts)
 
+    @property
+    def has_foreground(self) -> bool:
+        """Whether there is a prompt that is none of the background."""
+        return any(not prompt.row.background for prompt in self._prompts.values())
+
     def add(self, row: SequenceRequest) -> None:
         """Add a row."""
         media = media_of(row)
@@ -149,12 +155,15 @@ class PrefillQueue:
             self.remove(row.sequence_id)
         return duplicates
 
-    def next(self, can_begin: Callable[[Prompt], bool]) -> Prompt | None:
+    def next(self, can_begin: Callable[[Prompt], bool], *, held: bool = False) -> Prompt | None:
         """Return the prompt of which a chunk is to be read; None: there is none, or all of them
         wait.
 
-        ``can_begin`` returns whether a prompt that has not begun may do so now.
+        ``can_begin`` returns whether a prompt that has not begun may do so now. ``held``: those of
+        the background are not read, except the part for which another one waits.
         """
+        if held and not self.has_foreground:
+            return None
         waits = self._waits()
         ready: dict[int, Prompt] = {}
         for sequence_id, prompt in self._prompts.items():
@@ -165,7 +174,8 @@ class PrefillQueue:
             ready[sequence_id] = prompt
         if not ready:
             return None
-        if self._turn % _OLDEST_EVERY == _OLDEST_EVERY - 1:
+        is_oldest_turn = self._turn % _OLDEST_EVERY == _OLDEST_EVERY - 1
+        if is_oldest_turn and not held:
             return next(iter(ready.values()))
         urgency = urgencies(
             {
@@ -177,6 +187,16 @@ class PrefillQueue:
                 for sequence_id, prompt in self._prompts.items()
             }
         )
+        if held:
+            ready = {
+                sequence_id: prompt
+                for sequence_id, prompt in ready.items()
+                if urgency[sequence_id][0] < BACKGROUND_PRIORITY
+            }
+        if not ready:
+            return None
+        if is_oldest_turn:
+            return next(iter(ready.values()))
         return ready[min(ready, key=urgency.__getitem__)]
 
     def read(self) -> None:

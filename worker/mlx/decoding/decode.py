@@ -72,8 +72,17 @@ class DecodeBatch:
     with no tokens left is not removed here: the caller does that before the next step.
     """
 
-    def __init__(self, forward: Forward, sampler: BatchSampler, blocks: Blocks) -> None:
+    def __init__(
+        self,
+        forward: Forward,
+        sampler: BatchSampler,
+        blocks: Blocks,
+        *,
+        background: bool = False,
+    ) -> None:
         self.adapter = forward.adapter
+        self.background = background
+        """Whether its rows are of the background: all of them, or none."""
         self.rows: list[DecodeSequence] = []
         self.prompt_cache: PromptCache = []
         # Whether those are mlx-vlm's caches of a batch: not while a row is alone.

@@ -63,24 +63,33 @@ class PrefillPace:
         self._token_s = 0.0
         self._depth_tokens = 0
 
-    def chunk(self, depth_tokens: int, *, decoding: bool) -> int:
-        """Return how many tokens to process next, after ``depth_tokens`` of context.
+    def chunk(self, depth_tokens: int, *, decoding: bool, yields: bool = False) -> int:
+        """Return how many tokens to process next, after ``depth_tokens`` of context. ``decoding``
+        and ``yields`` are those of :meth:`budget_s`.
 
         The number is at least LEAST_TOKENS, at most MOST_TOKENS, and never more than twice the
         largest that was tried, unless that is less than a GPU needs to be busy.
         """
-        self._suggested = self._choose(depth_tokens, decoding)
+        self._suggested = self._choose(depth_tokens, decoding, yields)
         return self._suggested
 
     def decoded(self, took_s: float) -> None:
         """Note that a step which only advanced the decoding rows took ``took_s``."""
         self._last_decodes_s = [*self._last_decodes_s[1 - _DECODES :], took_s]
 
-    def prefilled(self, tokens: int, took_s: float, depth_tokens: int, *, decoding: bool) -> None:
-        """Note that a chunk of ``tokens`` after ``depth_tokens`` took ``took_s``. ``decoding`` says
-        whether rows waited for it."""
+    def prefilled(
+        self,
+        tokens: int,
+        took_s: float,
+        depth_tokens: int,
+        *,
+        decoding: bool,
+        yields: bool = False,
+    ) -> None:
+        """Note that a chunk of ``tokens`` after ``depth_tokens`` took ``took_s``. ``decoding`` and
+        ``yields`` are those with which it was chosen."""
         # The rest of a prompt says little of a full chunk: what any chunk costs weighs too much.
-        if 2 * tokens < self._suggested and took_s <= self.budget_s(decoding):
+        if 2 * tokens < self._suggested and took_s <= self.budget_s(decoding, yields=yields):
             return
         if decoding and self._measured_tokens:
             self._compare(
@@ -95,9 +104,12 @@ class PrefillPace:
         """How long each part of an encoding should take, which can't be interrupted."""
         return max(_LEAST_PART_S, _PART_SHARE * self._stall_s)
 
-    def budget_s(self, decoding: bool) -> float:
+    def budget_s(self, decoding: bool, *, yields: bool = False) -> float:
         """Return how long work on a prompt may take until it lets others continue. ``decoding``
-        says whether rows wait for it."""
+        says whether rows wait for it; ``yields`` that it is work of the background, and that
+        somebody may come soon who is to wait for it as little as can be."""
+        if yields:
+            return self.part_s
         if decoding:
             return max(0.0, self._stall_s - self._decode_s)
         return max(self._idle_chunk_s, self._stall_s)
@@ -122,11 +134,12 @@ class PrefillPace:
         deeper = (depth_tokens + _DEPTH_TOKENS) / (self._depth_tokens + _DEPTH_TOKENS)
         return tokens * self._token_s * max(1.0, deeper)
 
-    def _choose(self, depth_tokens: int, decoding: bool) -> int:
+    def _choose(self, depth_tokens: int, decoding: bool, yields: bool) -> int:
         if self._measured_tokens == 0:
             return _FIRST_TOKENS
         token_s = self._takes_s(1, depth_tokens)
-        fitting = self.budget_s(decoding) / token_s if token_s > 0 else MOST_TOKENS
+        budget_s = self.budget_s(decoding, yields=yields)
+        fitting = budget_s / token_s if token_s > 0 else MOST_TOKENS
         most = min(MOST_TOKENS, _GROWTH * self._measured_tokens)
-        least = LEAST_TOKENS if decoding else self._idle_least_tokens
+        least = LEAST_TOKENS if decoding or yields else self._idle_least_tokens
         return int(max(least, min(fitting, most)))

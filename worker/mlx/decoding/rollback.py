@@ -31,6 +31,12 @@ from lmx.worker.scheduling.engine_errors import is_device_failure
 
 log = structlog.get_logger()
 
+_FAULTS: Final = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError),
+    *(RuntimeError, TypeError, ValueError),
+)
+"""What the libraries raise in a trial of what they can't do."""
+
 _CUT: Final = (BatchKVCache, SlottedKVCache, BatchQuantizedCache)
 # Rounding moves logits by much less of their spread, a state that is wrong by much more.
 _TOLERANCE: Final = 0.05
@@ -184,7 +190,7 @@ def _fault(forward: Forward, rows: int, take: _Take) -> str | None:
     try:
         expected = _logits_after(forward, rows, _one_by_one)
         logits = _logits_after(forward, rows, take)
-    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+    except _FAULTS as error:
         if is_device_failure(error):
             raise
         return str(error)
@@ -256,7 +262,7 @@ def _slips(forward: Forward, undo: Undo, kept: Sequence[int]) -> bool:
         ]
         expected = mx.concatenate(alone)
         logits = _logits_on_the_way(forward, joined(rows), undo, kept)
-    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+    except _FAULTS as error:
         if is_device_failure(error):
             raise
         log.info("decode.windows_one_by_one", kept=list(kept), reason=str(error))

@@ -25,6 +25,8 @@ class DecodeSequence:
     and not returned."""
     adapter: str = ""
     """The adapter that is applied for it; empty: none."""
+    background: bool = False
+    """See :attr:`SequenceRequest.background`."""
     media: MediaSpans | None = None
     """The media of its prompt; None: there are none."""
 

@@ -4,14 +4,12 @@ The next tokens are drafted (:mod:`lmx.worker.mlx.drafting`) and checked in one 
 has the same tokens with speculation as without (:mod:`lmx.worker.mlx.decoding.verify`), whether
 they come sooner or not.
 
-So it is measured whether speculation pays, and how many tokens to draft; that part is pure. It pays
-if the row's tokens come faster than by plain steps, with all costs: the drafting, the checking, and
-that a step can't begin before the tokens of the last one are known. The costs depend on the device,
-the model and the other rows.
+So it is measured whether speculation pays, and how many tokens to draft; that part is pure
+(:mod:`lmx.worker.mlx.decoding.speculation_gate`).
 """
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,128 +22,11 @@ from lmx.worker.mlx.decoding.decode import DecodeBatch, DecodeStep
 from lmx.worker.mlx.decoding.forced_tokens import token_allowance
 from lmx.worker.mlx.decoding.pace import PrefillPace
 from lmx.worker.mlx.decoding.sequence import DecodeSequence
+from lmx.worker.mlx.decoding.speculation_gate import Allowance, Experience, SpeculationPace
 from lmx.worker.mlx.decoding.verify import Drafts
 from lmx.worker.mlx.drafting.token_drafter import SequenceDrafter, TokenDrafter
 from lmx.worker.mlx.model.hidden import HiddenStates
 from lmx.worker.mlx.sampling.sampler import BatchSampler
-
-_TRIAL_STEPS: Final = 4
-_SUCCESS_STEPS: Final = 16
-_FIRST_PAUSE_STEPS: Final = 16
-_LONGEST_PAUSE_STEPS: Final = 256
-# Of the next pause's length, which has doubled when this one began.
-_PREDICTED_SHARE: Final = 4
-_DISCOURAGING_TRIALS: Final = 8
-# Plain steps are measured again after this many of the others: a context grows, a machine heats up.
-_REFRESH_STEPS: Final = 256
-_PLAIN_SAMPLES: Final = 2
-_NEW_SHARE: Final = 0.25
-# Measurements scatter: an equal result is no reason to pause.
-_MARGIN: Final = 1.05
-# A trial that is this much slower than plain steps ends at once.
-_HOPELESS: Final = 2.0
-
-
-class Experience:
-    """What is known for all rows of an engine: how long a plain step takes, by the number of rows,
-    and how many consecutive trials have failed."""
-
-    def __init__(self) -> None:
-        self.failed_trials = 0
-        self._average_s: dict[int, float] = {}
-        self._samples: dict[int, int] = {}
-
-    def measured(self, rows: int, took_s: float) -> None:
-        """Take the time of a plain step that followed another plain one. (After a step of the other
-        kind there is nothing to wait for: its tokens are known.)"""
-        average_s = self._average_s.get(rows, took_s)
-        self._average_s[rows] = average_s + _NEW_SHARE * (took_s - average_s)
-        self._samples[rows] = self._samples.get(rows, 0) + 1
-
-    def average_s(self, rows: int) -> float | None:
-        """Return how long a step takes; None: it must be measured first."""
-        return self._average_s[rows] if self._samples.get(rows, 0) >= _PLAIN_SAMPLES else None
-
-    def renew(self, rows: int) -> None:
-        """Ask for new samples."""
-        self._samples[rows] = 0
-
-
-class SpeculationPace:
-    """One row's pace. A pause is short at first and doubles each time the trial after it fails.
-
-    A row begins with a pause if the trials of earlier rows failed. So a draft model that is too
-    slow for this device doesn't read every prompt for nothing.
-    """
-
-    def __init__(self, experience: Experience, most_tokens: int) -> None:
-        self._experience = experience
-        self._most_tokens = most_tokens
-        self._accepted = float(most_tokens)
-        self._pause_steps = _FIRST_PAUSE_STEPS
-        discouraged = experience.failed_trials >= _DISCOURAGING_TRIALS
-        self._left_steps = _LONGEST_PAUSE_STEPS if discouraged else 0
-        self._begin_trial()
-
-    @property
-    def pausing(self) -> bool:
-        """Whether nothing is drafted for now because it didn't pay."""
-        return self._left_steps > 0
-
-    def tokens(self, rows: int) -> int:
-        """Return how many tokens to draft in the next step, of ``rows`` rows; 0: none."""
-        if self.pausing or self._experience.average_s(rows) is None:
-            return 0
-        # One more than what is accepted as a rule, so that it can become more.
-        return min(self._most_tokens, int(self._accepted + 0.5) + 1)
-
-    def rested(self) -> None:
-        """Note that a step passed without a trial."""
-        self._left_steps = max(0, self._left_steps - 1)
-
-    def predicted(self, tokens: int) -> None:
-        """Note that the last ``tokens`` tokens came as they would have been drafted. This ends a
-        pause if the number is large for its length."""
-        if tokens >= self._pause_steps // _PREDICTED_SHARE:
-            self._left_steps = 0
-
-    def tried(self, rows: int, drafted: int, accepted: int, took_s: float | None) -> None:
-        """Note a step of ``rows`` rows with ``drafted`` tokens for this row, of which ``accepted``
-        were right. ``drafted`` is 0 if there was nothing to draft from. ``took_s`` is None if the
-        time is not known."""
-        if drafted:
-            # All drafts were right: how many more would have been is unknown.
-            seen = 2 * drafted if accepted == drafted else accepted
-            self._accepted += _NEW_SHARE * (min(seen, self._most_tokens) - self._accepted)
-        if took_s is None:
-            return
-        self._steps += 1
-        share = max(_NEW_SHARE, 1 / self._steps)
-        self._took_s += share * (took_s - self._took_s)
-        self._made += share * (1 + accepted - self._made)
-        self._judge(rows)
-
-    def _judge(self, rows: int) -> None:
-        plain_s = self._experience.average_s(rows)
-        if plain_s is None:
-            return
-        margin = _MARGIN if self._steps >= _TRIAL_STEPS else _HOPELESS
-        if self._took_s > margin * plain_s * self._made:
-            self._left_steps = self._pause_steps
-            self._pause_steps = min(2 * self._pause_steps, _LONGEST_PAUSE_STEPS)
-            self._experience.failed_trials += 1
-            self._begin_trial()
-        elif self._steps >= _SUCCESS_STEPS:
-            self._pause_steps = _FIRST_PAUSE_STEPS
-            self._experience.failed_trials = 0
-            if self._steps % _REFRESH_STEPS == 0:
-                self._experience.renew(rows)
-
-    def _begin_trial(self) -> None:
-        self._steps = 0
-        self._took_s = 0.0
-        self._made = 0.0
-
 
 # A draft model's share of the time that running streams may wait for a prompt.
 _READING_SHARE: Final = 0.25
@@ -185,6 +66,9 @@ class Speculation:
         self._clock = clock
         self._rows: dict[int, _Drafting] = {}
         self._experience = Experience()
+        self._allowance = Allowance() if spec.auto else None
+        self._by_signs = spec.auto and drafter.foresees
+        self._crowded = self._drafted = False
         self._reading = PrefillPace(_READING_SHARE * max_decode_stall_s)
         # When the last step ended, and whether it was one with drafts. None: the time until
         # the next one ends says nothing.
@@ -198,10 +82,21 @@ class Speculation:
         if threshold is None:
             threshold = self._spec.assistant_confidence_threshold
         self._rows[sequence_id] = _Drafting(
-            SpeculationPace(self._experience, min(tokens, MAX_ASSISTANT_TOKENS)),
+            SpeculationPace(
+                self._experience, min(tokens, MAX_ASSISTANT_TOKENS), by_signs=self._by_signs
+            ),
             threshold,
             self._drafter.open_sequence(assist),
         )
+
+    @property
+    def state(self) -> str:
+        """What the last step did, for people."""
+        if self._crowded:
+            return f"off while there are more than {self._spec.max_rows} requests"
+        if self._drafted:
+            return "on"
+        return "waits for text that repeats" if self._by_signs else "off while it does not pay"
 
     def observed_tokens(self, sequence_id: int) -> int:
         """Return of how many of its prompt's last tokens a row observes the hidden states. It
@@ -233,12 +128,14 @@ class Speculation:
         self._ended_s = None
 
     def _step(self, batch: DecodeBatch) -> DecodeStep:
-        possible = len(batch.rows) <= self._spec.max_rows and batch.undo is not None
+        self._crowded = len(batch.rows) > self._spec.max_rows
+        possible = not self._crowded and batch.undo is not None
         # A row that pauses captures too: it would have to begin with nothing afterwards.
         capture_hidden = possible and self._drafter.observed_tokens > 0
         wanted = self._wanted(batch) if possible else []
-        if not any(wanted):
-            return self._step_plainly(batch, capture_hidden=capture_hidden)
+        self._drafted = any(wanted)
+        if not self._drafted:
+            return self._step_plainly(batch, possible=possible, capture_hidden=capture_hidden)
         rows = list(batch.rows)
         drafted: list[mx.array | None] = []
         forced_ids: set[int] = set()
@@ -255,7 +152,10 @@ class Speculation:
         else:
             step = batch.verify(drafts, self._end_ids, capture_hidden=capture_hidden)
         accepted = {one.sequence_id: one.accepted_tokens for one in step.drafts}
+        after_plain, began_s = not self._last_tried, self._ended_s
         took_s = self._took_s(tried=True)
+        if not forced_ids:
+            self._settle(len(rows), drafts, accepted, after_plain=after_plain, began_s=began_s)
         for row, count, draft in zip(rows, wanted, drafted, strict=True):
             right = accepted.get(row.sequence_id, 0)
             mine = self._rows[row.sequence_id]
@@ -266,10 +166,33 @@ class Speculation:
             if count:
                 size = 0 if draft is None else draft.size
                 mine.pace.tried(len(rows), size, right, took_s)
+                if mine.pace.pausing:
+                    mine.streak = 0
             else:
                 mine.pace.rested()
         self._report_hidden(rows, step)
         return step
+
+    def _settle(
+        self,
+        rows: int,
+        drafts: Drafts | None,
+        accepted: Mapping[int, int],
+        *,
+        after_plain: bool,
+        began_s: float | None,
+    ) -> None:
+        """Charge a step that drafted. One after a plain step has also waited for what that one
+        began."""
+        plain_s = self._experience.average_s(rows)
+        if self._allowance is None or plain_s is None:
+            return
+        took_s = None
+        if began_s is not None and self._ended_s is not None:
+            took_s = self._ended_s - began_s - (plain_s if after_plain else 0)
+        drafted = 0 if drafts is None else max(drafts.lengths)
+        made = 1 + sum(accepted.values()) / rows
+        self._allowance.tried(rows, plain_s, drafted, made, took_s)
 
     def _report_hidden(self, rows: Sequence[DecodeSequence], step: DecodeStep) -> None:
         """Let each row observe the hidden states of the tokens that it was fed and has kept, which
@@ -292,6 +215,11 @@ class Speculation:
         most = min(mine.pace.tokens(len(rows)), row.left_tokens - 1, token_allowance(row, rows))
         if mine.pace.pausing:
             return most
+        if self._allowance is not None:
+            plain_s = self._experience.average_s(len(rows))
+            if plain_s is None or self._allowance.is_used_up:
+                return 0
+            most = min(most, self._allowance.affordable(len(rows), plain_s))
         length = len(row.tokens) + (not row.known)
         most_drafts = mine.drafter.most_drafts(length)
         if most_drafts is not None:
@@ -304,7 +232,10 @@ class Speculation:
             return most
         began_s = self._clock()
         mine.drafter.read(row.tokens[begin : begin + chunk_tokens])
-        self._reading.prefilled(chunk_tokens, self._clock() - began_s, begin, decoding=True)
+        took_s = self._clock() - began_s
+        self._reading.prefilled(chunk_tokens, took_s, begin, decoding=True)
+        if self._allowance is not None:
+            self._allowance.spent(took_s)
         self._ended_s = None
         return 0
 
@@ -327,15 +258,20 @@ class Speculation:
         threshold = self._rows[row.sequence_id].confidence_threshold
         return drafter.draft(rest, count, choose, threshold)
 
-    def _step_plainly(self, batch: DecodeBatch, *, capture_hidden: bool) -> DecodeStep:
+    def _step_plainly(
+        self, batch: DecodeBatch, *, possible: bool, capture_hidden: bool
+    ) -> DecodeStep:
         rows = list(batch.rows)
         step = batch.step(capture_hidden=capture_hidden)
         took_s = self._took_s(tried=False)
         if took_s is not None:
             self._experience.measured(len(rows), took_s)
+        plain_s = self._experience.average_s(len(rows))
+        if self._allowance is not None and possible and plain_s is not None:
+            self._allowance.stepped_plainly(plain_s)
         for row in rows:
             mine = self._rows[row.sequence_id]
-            if mine.pace.pausing:
+            if mine.pace.pausing and possible:
                 _look_back(mine, row.tokens)
             mine.pace.rested()
         self._report_hidden(rows, step)

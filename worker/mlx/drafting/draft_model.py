@@ -30,6 +30,7 @@ class DraftModel:
     """A ``TokenDrafter`` that knows nothing of the model that checks its drafts."""
 
     observed_tokens = 0
+    foresees = False
 
     def __init__(self, model: Any, context_tokens: int | None) -> None:
         self._language_model = getattr(model, "language_model", model)

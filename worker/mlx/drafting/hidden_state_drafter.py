@@ -44,6 +44,11 @@ class HiddenStateDrafter(NamedTuple):
         """Of how many of a prompt's last tokens rows observe the hidden states."""
         return OBSERVED_TOKENS
 
+    @property
+    def foresees(self) -> bool:
+        """Whether it knows without computing what it would have drafted."""
+        return False
+
     def open_sequence(self, assist: Assist) -> HiddenStateSequence:
         """Begin a row. What it holds goes when the row does."""
         return self._row(copy.copy(self.model))

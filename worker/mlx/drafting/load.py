@@ -3,17 +3,20 @@
 Written for mlx-vlm 0.7.10.
 """
 
+import gc
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 import mlx.core as mx
+import structlog
 from mlx_vlm.speculative.drafters import load_drafter, validate_drafter_compatibility
 from mlx_vlm.speculative.drafters.mtp_split import detect_mtp_splitter
 from mlx_vlm.speculative.utils import speculative_prefill_kwargs
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages.specs import SpeculationSpec
-from lmx.protocol.models.checkpoint import read_checkpoint_config
+from lmx.protocol.models.checkpoint import drafter_folder, read_checkpoint_config
 from lmx.worker.mlx.drafting.draft_model import load_draft
 from lmx.worker.mlx.drafting.hidden_state_drafter import HiddenStateDrafter
 from lmx.worker.mlx.drafting.prompt_lookup import LookupDrafter
@@ -25,6 +28,8 @@ from lmx.worker.mlx.model.hidden import HiddenStates, HiddenTap, last_norm, laye
 from lmx.worker.mlx.model.load import LoadedModel, evaluate
 from lmx.worker.mlx.model.text_model import TextModel
 from lmx.worker.scheduling.engine_errors import is_device_failure
+
+log = structlog.get_logger()
 
 _UNUSED: Final = frozenset(
     {
@@ -40,6 +45,31 @@ _UNFIT: Final = (
     *(LookupError, NotImplementedError, RuntimeError, TypeError, ValueError),
 )
 """What mlx-vlm raises for a folder that it makes no drafter of, and for one that fits no model."""
+
+
+class FoundDrafter(NamedTuple):
+    """What drafts a model's tokens, and its name for people."""
+
+    name: str
+    drafter: TokenDrafter
+
+
+def find_drafter(spec: SpeculationSpec, folder: Path, target: LoadedModel) -> FoundDrafter:
+    """Return what there is to draft a model's tokens: what is in the folder ``drafter`` of its
+    folder, else its own heads, else prompt lookup. What can't be used is logged and passed over."""
+    drafter = drafter_folder(folder)
+    found = [] if drafter is None else [("drafter", replace(spec, draft_path=str(drafter)))]
+    if (splitter := detect_mtp_splitter(folder)) and splitter.output_model_type not in _UNUSED:
+        found.append(("own heads", replace(spec, own_heads=True)))
+    for name, one in found:
+        try:
+            return FoundDrafter(name, make_drafter(one, folder, target))
+        except OperationError as error:
+            log.warning("speculation.passed_over", what=name, reason=error.message)
+        target.forward.tap = None
+        gc.collect()
+        mx.clear_cache()
+    return FoundDrafter("prompt lookup", LookupDrafter(spec.max_ngram_size, sure=True))
 
 
 def make_drafter(spec: SpeculationSpec, folder: Path, target: LoadedModel) -> TokenDrafter:

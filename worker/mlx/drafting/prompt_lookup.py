@@ -18,14 +18,21 @@ INDEXED_TOKENS: Final = 16_384
 
 
 class PromptLookup:
-    """One row's prompt and answer so far, indexed by n-grams of up to ``max_ngram_size``.
+    """One row's prompt and answer so far, indexed by n-grams of ``least_ngram_size`` to
+    ``max_ngram_size`` tokens.
 
     Not concerned with whether drafts turn out right. Adding a token takes a constant time;
     the index forgets n-grams that ended more than ``indexed_tokens`` tokens ago.
     """
 
-    def __init__(self, max_ngram_size: int, indexed_tokens: int = INDEXED_TOKENS) -> None:
-        self._sizes = range(1, max_ngram_size + 1)
+    def __init__(
+        self,
+        max_ngram_size: int,
+        indexed_tokens: int = INDEXED_TOKENS,
+        *,
+        least_ngram_size: int = 1,
+    ) -> None:
+        self._sizes = range(least_ngram_size, max_ngram_size + 1)
         self._indexed_tokens = indexed_tokens
         self._tokens: list[int] = []
         # Where the text continues after the latest occurrence of an n-gram that has continued: the
@@ -37,16 +44,20 @@ class PromptLookup:
         begin = len(self._tokens)
         self._tokens += tokens
         end = len(self._tokens)
-        for here in range(max(begin, end - self._indexed_tokens), end):
-            for ngram in self._ngrams_before(here):
-                self._continued_at[ngram] = here
+        for size in self._sizes:
+            first = max(begin, end - self._indexed_tokens, size)
+            if first >= end:
+                break
+            parts = (self._tokens[first - size + n : end - size + n] for n in range(size))
+            # A long prompt is indexed in one go, between two tokens.
+            self._continued_at.update(zip(zip(*parts, strict=True), range(first, end), strict=True))
         for old in range(max(0, begin - self._indexed_tokens), end - self._indexed_tokens):
             for ngram in self._ngrams_before(old):
                 if self._continued_at.get(ngram) == old:
                     del self._continued_at[ngram]
 
     def propose(self, num_tokens: int) -> list[int]:
-        """Return at most this many tokens; none if the last token never came before.
+        """Return at most this many tokens; none if the last tokens never came before.
 
         The longest n-gram decides, and its latest occurrence. Where what followed it reaches
         the end of the text, it is taken to repeat.
@@ -73,16 +84,18 @@ class PromptLookup:
 
 class LookupDrafter:
     """A ``TokenDrafter`` without a model. ``max_ngram_size`` is
-    for requests that name none."""
+    for requests that name none. ``sure``: shorter runs of tokens are not looked up."""
 
     observed_tokens = 0
+    foresees = True
 
-    def __init__(self, max_ngram_size: int) -> None:
+    def __init__(self, max_ngram_size: int, *, sure: bool = False) -> None:
         self._max_ngram_size = max_ngram_size
+        self._sure = sure
 
     def open_sequence(self, assist: Assist) -> LookupSequence:
-        ngram_size = assist.max_ngram_size or self._max_ngram_size
-        return LookupSequence(PromptLookup(min(ngram_size, MOST_NGRAM_SIZE)))
+        size = min(assist.max_ngram_size or self._max_ngram_size, MOST_NGRAM_SIZE)
+        return LookupSequence(PromptLookup(size, least_ngram_size=size if self._sure else 1))
 
 
 class LookupSequence(SequenceDrafter):

@@ -76,5 +76,10 @@ class TokenDrafter(Protocol):
         """Of how many of a prompt's last tokens its rows observe the hidden states; 0: it
         wants none at all."""
 
+    @property
+    def foresees(self) -> bool:
+        """Whether it knows for next to nothing which token it would have drafted
+        (:meth:`SequenceDrafter.predicted`)."""
+
     def open_sequence(self, assist: Assist) -> SequenceDrafter:
         """Begin a row, whose request has these options."""

@@ -12,7 +12,7 @@ from mlx_vlm.models.pooling import pool_by_config
 
 from lmx.protocol.errors import ErrorCode, OperationError, RequestError
 from lmx.protocol.messages.specs import WorkerSpec
-from lmx.protocol.messages.speech import Transcribe
+from lmx.protocol.messages.speech import Speak, Transcribe
 from lmx.protocol.messages.tasks import Embed, Rerank, Task, TaskReply, Vectors
 from lmx.protocol.states import LoadPhase, ModelKind
 from lmx.worker.engine.interfaces import Engine, LoadReporter
@@ -71,7 +71,7 @@ class MlxEmbedder:
         match task:
             case Embed():
                 return self._plan_embed(task)
-            case Rerank() | Transcribe():
+            case Rerank() | Transcribe() | Speak():
                 raise wrong_kind(ModelKind.EMBEDDING)
             case _:
                 return self._inputs.reply(task)

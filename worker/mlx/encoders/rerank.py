@@ -10,7 +10,7 @@ import mlx.core as mx
 from mlx_vlm.reranker_loader import load_sequence_classification_model
 
 from lmx.protocol.messages.specs import WorkerSpec
-from lmx.protocol.messages.speech import Transcribe
+from lmx.protocol.messages.speech import Speak, Transcribe
 from lmx.protocol.messages.tasks import Embed, Rerank, Scores, Task, TaskReply
 from lmx.protocol.models.checkpoint import read_checkpoint_config
 from lmx.protocol.models.kind import is_classifier
@@ -96,7 +96,7 @@ class MlxReranker:
         match task:
             case Rerank():
                 return self._plan_rerank(task)
-            case Embed() | Transcribe():
+            case Embed() | Transcribe() | Speak():
                 raise wrong_kind(ModelKind.RERANK)
             case _:
                 return self._inputs.reply(task)

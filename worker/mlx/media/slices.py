@@ -203,8 +203,8 @@ class Slicer:
         multiplications = float(made.size * math.prod(layer.weight.shape[1:]))
         steps = layer.stride if isinstance(layer.stride, tuple | list) else (layer.stride,)
         padding = layer.padding if isinstance(layer.padding, tuple | list) else (layer.padding,)
-        beside = tuple(steps) == tuple(layer.weight.shape[1:-1]) and not any(padding)
-        if x.shape[0] > 1 or not beside:
+        adjacent = tuple(steps) == tuple(layer.weight.shape[1:-1]) and not any(padding)
+        if x.shape[0] > 1 or not adjacent:
             # Each picture, or window of a sound, is alone.
             return self._recorded(
                 type(layer).__name__, multiplications, x.shape[0], whole,

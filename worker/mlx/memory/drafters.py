@@ -71,7 +71,7 @@ def head_layers(config: CheckpointConfig) -> int:
 
 
 def hidden_state_layers(config: CheckpointConfig, element_bytes: int) -> tuple[KvLayers, ...]:
-    """Return what the hidden states that wait for a drafter take; nothing if it is none."""
+    """Return what the hidden states that wait for a drafter take; nothing for other models."""
     kind = drafter_kind(config)
     if kind is None or not config.hidden_size:
         return ()

@@ -3,6 +3,7 @@
 The constants are measured (``docs/memory.md``, written by ``make bench-memory``).
 """
 
+import re
 import sys
 from collections import Counter
 from dataclasses import dataclass
@@ -19,8 +20,11 @@ from lmx.worker.mlx.memory.drafters import hidden_state_layers
 from lmx.worker.mlx.memory.kv import kv_layers
 from lmx.worker.mlx.memory.media import media_memory
 from lmx.worker.mlx.memory.speech import speech_activations, speech_weights_bytes
+from lmx.worker.mlx.memory.voices import voice_activations
 
 _MIB: Final = 1024**2
+
+_OF_LAYER: Final = re.compile(r"(^|\.)layers\.\d+\.")
 
 _FLOAT_BYTES: Final = {"F32": 4, "F16": 2, "BF16": 2}
 _DEFAULT_FLOAT_BYTES: Final = 2
@@ -31,6 +35,7 @@ _PROCESS_BYTES: Final = {
     ModelKind.EMBEDDING: 76 * _MIB,
     ModelKind.RERANK: 76 * _MIB,
     ModelKind.TRANSCRIPTION: 80 * _MIB,
+    ModelKind.SPEECH: 170 * _MIB,
 }
 """Python, mlx, its libraries of models and transformers in memory once a model is loaded, without
 its tokenizer."""
@@ -88,6 +93,9 @@ class Weights:
     media_bytes: int
     """Those of the vision and audio encoders; 0: it takes text only."""
 
+    layers_bytes: int = 0
+    """Those of the layers, which ranks divide among them."""
+
 
 def estimate(
     folder: Path, config: CheckpointConfig, kind: ModelKind, platform: str = sys.platform
@@ -98,8 +106,8 @@ def estimate(
     model has.
     """
     weights = read_weights(folder, kind)
-    if kind is ModelKind.TRANSCRIPTION:
-        return _speech(config, weights, platform)
+    if kind in (ModelKind.TRANSCRIPTION, ModelKind.SPEECH):
+        return _speech(config, weights, kind, platform)
     try:
         layers, layers_8bit, layers_4bit = (
             kv_layers(config, weights.element_bytes, bits) if kind is ModelKind.CHAT else ()
@@ -128,17 +136,21 @@ def estimate(
             weights.element_bytes,
             fused_attention=platform == "darwin",
         ),
+        divided_bytes=weights.layers_bytes if kind is ModelKind.CHAT else 0,
     )
 
 
-def _speech(config: CheckpointConfig, weights: Weights, platform: str) -> MemoryModel:
+def _speech(
+    config: CheckpointConfig, weights: Weights, kind: ModelKind, platform: str
+) -> MemoryModel:
     weights_bytes = speech_weights_bytes(
         config, weights.total_bytes, weights.element_bytes, platform
     )
-    work = speech_activations(config, platform)
+    transcribes = kind is ModelKind.TRANSCRIPTION
+    work = speech_activations(config, platform) if transcribes else voice_activations(config)
     return MemoryModel(
         weights_bytes=weights_bytes,
-        process_bytes=process_bytes(config, ModelKind.TRANSCRIPTION),
+        process_bytes=process_bytes(config, kind),
         buffers_bytes=(
             metal_buffers_bytes(work) if platform == "darwin" else buffers_bytes(weights_bytes)
         ),
@@ -201,12 +213,14 @@ def read_weights(folder: Path, kind: ModelKind) -> Weights:
     """Read the headers of all weights of a model folder. Raises as
     :func:`lmx.protocol.models.safetensors.read_tensors` does."""
     sizes: Counter[str] = Counter()
-    media_bytes = 0
+    media_bytes = layers_bytes = 0
     for tensor in read_tensors(folder, kind):
         sizes[tensor.dtype] += tensor.size_bytes
         if of_media(tensor.name):
             media_bytes += tensor.size_bytes
-    return Weights(sizes.total(), _element_bytes(sizes), media_bytes)
+        if _OF_LAYER.search(tensor.name):
+            layers_bytes += tensor.size_bytes
+    return Weights(sizes.total(), _element_bytes(sizes), media_bytes, layers_bytes)
 
 
 def _element_bytes(sizes: Counter[str]) -> int:

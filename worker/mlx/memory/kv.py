@@ -422,7 +422,7 @@ def _kv_heads(text: Section, types: set[str], index: int) -> int:
 
 
 def _inner_width(config: CheckpointConfig, types: set[str]) -> int:
-    """Return the inner size of a Mamba of the first kind, which has no heads; 0: it is none."""
+    """Return the inner size of a Mamba of the first kind, which has no heads; 0 for other types."""
     if types & {"mamba", "falcon_mamba"}:
         return count(config.text, "intermediate_size", "d_inner")
     return count(config.text, "mamba_expand") * config.hidden_size if "jamba" in types else 0

@@ -66,7 +66,9 @@ def with_windows(section: Mapping[str, Any], context_tokens: int) -> tuple[dict[
             # Some classes make windows of these names alone.
             made["layer_types"] = ["full_attention"] * len(names)
     if kind == "exaone4":
-        return _exaone4(made)
+        # A window that is null, unlike one that is absent, says that no layer has one.
+        without = "sliding_window" in section and window is None
+        return (made | {_PATTERN: None}, "") if without else _exaone4(made)
     if not isinstance(names, list) or kind != "cohere2":
         return made, ""
     slides = [name == "sliding_attention" for name in names]

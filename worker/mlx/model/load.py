@@ -12,9 +12,10 @@ from mlx.utils import tree_flatten
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages.specs import WorkerSpec
 from lmx.protocol.models.checkpoint import CheckpointConfig
+from lmx.protocol.models.infill import infill_form
 from lmx.protocol.states import LoadPhase, ModelKind
 from lmx.worker.constraints.vocabulary import supports_grammars
-from lmx.worker.engine.interfaces import LoadReporter
+from lmx.worker.engine.interfaces import LoadReporter, Ranks
 from lmx.worker.engine.values import ModelFacts
 from lmx.worker.formats.families.table import parser_for
 from lmx.worker.formats.reasoning import find_markers
@@ -26,6 +27,7 @@ from lmx.worker.mlx.model.kv_quantization import quantize_kv
 from lmx.worker.mlx.model.library import open_checkpoint
 from lmx.worker.mlx.model.passes import note_pass
 from lmx.worker.mlx.model.readable import FolderChanges
+from lmx.worker.mlx.model.shard import divide
 
 log = structlog.get_logger()
 
@@ -108,9 +110,11 @@ class LoadedModel:
     """As in :class:`lmx.worker.mlx.model.library.Checkpoint`."""
     allow_code: bool
     """Whether code may run that is in the folders which the model's configuration names."""
+    group: mx.distributed.Group | None = None
+    """The ranks among which the model is divided."""
 
 
-def load_model(spec: WorkerSpec, advanced: LoadReporter) -> LoadedModel:
+def load_model(spec: WorkerSpec, advanced: LoadReporter, ranks: Ranks | None = None) -> LoadedModel:
     """Load the folder that the spec names. Engine thread; takes as long as the disk needs.
 
     Raises :class:`OperationError` for a folder that can't be served as configured, and as
@@ -134,6 +138,7 @@ def load_model(spec: WorkerSpec, advanced: LoadReporter) -> LoadedModel:
         log.warning("model.inexact", remark=remark)
     forward, tokenizer = checkpoint.forward, checkpoint.tokenizer
     model = forward.model
+    group = None if ranks is None else divide(model, config.checkpoint, ranks)
     read_weights(model, advanced, folder, config.checkpoint, spec.kind)
     adapters = _attach(spec, forward)
     if spec.kv_bits is not None:
@@ -148,6 +153,7 @@ def load_model(spec: WorkerSpec, advanced: LoadReporter) -> LoadedModel:
         calls_in_open_thought=spec.calls_in_open_thought,
         converses=bool(tokenizer.chat_template),
         grammars=supports_grammars(tokenizer),
+        infills=infill_form(tokenizer.get_added_vocab()) is not None,
         adapters=adapters.problems,
         media=checkpoint.media,
         remarks=checkpoint.remarks,
@@ -163,6 +169,7 @@ def load_model(spec: WorkerSpec, advanced: LoadReporter) -> LoadedModel:
         config=checkpoint.config,
         processor=checkpoint.processor,
         allow_code=spec.allow_checkpoint_code,
+        group=group,
     )
 
 

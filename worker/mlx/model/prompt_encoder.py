@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.protocol.messages.data import Thinking
+from lmx.protocol.messages.data import Infill, Thinking
 from lmx.worker.engine.values import EncodedPrompt, ModelFacts, PromptSource
 from lmx.worker.formats.families.table import family_of
 from lmx.worker.mlx.media.media_prompt import MediaPrompts
@@ -15,13 +15,18 @@ from lmx.worker.templates.capabilities import TemplateCapabilities, probe_capabi
 from lmx.worker.templates.chat_template import ChatTemplate
 from lmx.worker.templates.fitting import Fitting, fit
 from lmx.worker.templates.history import for_template, joined
+from lmx.worker.templates.infill import InfillEncoder, infill_encoder
 from lmx.worker.templates.renderer import (
     Renderer,
     RenderingEndedError,
     TemplateRefusedError,
     TextTooLongError,
 )
-from lmx.worker.templates.thinking import nearest_effort, thinking_variables
+from lmx.worker.templates.thinking import (
+    earlier_thinking,
+    nearest_effort,
+    thinking_variables,
+)
 
 # What the template itself is called with. The names of apply_chat_template's own parameters are
 # reserved too: a template from a request would be code to run.
@@ -64,10 +69,10 @@ class PromptEncoder:
 
         Messages have text as content, or none. A text gets the special tokens that the tokenizer
         adds by itself; tokens are used as they are. Raises :class:`RequestError` if the model has
-        no template; if the template refuses the messages (its own words are the message), or takes
-        too long or too much memory for them; if a text can't fit into the context; if there is no
-        prompt; and for tokens that the model doesn't have. The caller finds out whether a prompt is
-        too long by a little.
+        no template, or no tokens for a gap; if the template refuses the messages (its own words are
+        the message), or takes too long or too much memory for them; if a text can't fit into the
+        context; if there is no prompt; and for tokens that the model doesn't have. The caller finds
+        out whether a prompt is too long by a little.
         """
         if source.messages is not None:
             thinking = self._possible(source.thinking)
@@ -77,6 +82,8 @@ class PromptEncoder:
             return encoded
         if source.tokens is not None:
             return EncodedPrompt(self._checked(source.tokens))
+        if source.infill is not None:
+            return self._encode_infill(source.text or "", source.infill)
         return EncodedPrompt(self._encode_text(source.text or ""))
 
     def _encode_messages(
@@ -143,6 +150,23 @@ class PromptEncoder:
             )
         return tokens
 
+    def _encode_infill(self, before: str, infill: Infill) -> EncodedPrompt:
+        if self._infills is None:
+            raise RequestError(
+                ErrorCode.UNSUPPORTED_VALUE,
+                f"`{infill.param}` is not supported by this model, whose tokenizer has no tokens "
+                "for a gap in a text: leave it out, or name a model that has `infill` among its "
+                "`capabilities` in GET /v1/models.",
+                param=infill.param,
+            )
+        texts = [before, infill.suffix, infill.begun, *(one.text for one in infill.files)]
+        self._refuse_if_hopeless("".join(texts), "prompt")
+        return EncodedPrompt(self._infills.encode(before, infill), end_ids=self._infills.end_ids)
+
+    @functools.cached_property
+    def _infills(self) -> InfillEncoder | None:
+        return infill_encoder(self._tokenizer)
+
     def _checked(self, tokens: Sequence[int]) -> Sequence[int]:
         size = self._facts.vocabulary_size
         wrong = next((token for token in tokens if not 0 <= token < size), None)
@@ -171,14 +195,15 @@ class PromptEncoder:
                 f"{', '.join(sorted(clash))} can't be set for a chat template: remove it.",
                 param="chat_template_kwargs",
             )
+        # Those that may not be called now are not shown; where one is named, the others are: the
+        # grammar sees to that, and a prompt that stays the same stays cached.
+        known: Sequence[Mapping[str, Any]] = source.tool_use.known if source.tool_use else ()
         kwargs = {
+            **earlier_thinking(messages, has_tools=bool(known)),
             **source.template_kwargs,
             **thinking_variables(source.thinking),
             "add_generation_prompt": source.add_generation_prompt,
         }
-        # Those that may not be called now are not shown; where one is named, the others are: the
-        # grammar sees to that, and a prompt that stays the same stays cached.
-        known: Sequence[Mapping[str, Any]] = source.tool_use.known if source.tool_use else ()
         conversation, tools = fit(
             for_template(messages, self._family.history), known, self.abilities.fitting
         )

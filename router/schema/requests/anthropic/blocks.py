@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, Discriminator, Field, Tag
 
 from lmx.protocol.states import MediaKind
-from lmx.router.media.source import MediaSource
+from lmx.router.media.source import MediaSource, NamedFile, PartSource
 from lmx.router.schema.requests.conversation.documents import document_text
 from lmx.router.schema.validation import (
     BLOCK_TYPE,
@@ -69,6 +69,15 @@ class UrlSource(Strict):
     """An http or https URL."""
 
 
+class FileSource(Strict):
+    """A file that was uploaded before."""
+
+    type: Literal["file"]
+    """A file."""
+    file_id: NonEmpty
+    """The id of a file that was uploaded to /v1/files with the same key."""
+
+
 _OF_OTHER_APIS: Final = frozenset(
     {"image_url", "input_audio", "input_image", "input_text", "input_file", "audio_url"}
     | {"video_url", "audio", "video"}
@@ -99,13 +108,18 @@ class ImageBlock(Strict):
     type: Literal["image"]
     """An image."""
     source: Annotated[
-        Annotated[Base64Source, Tag("<base64>")] | Annotated[UrlSource, Tag("<url>")],
-        _by_type("base64", "url"),
+        Annotated[Base64Source, Tag("<base64>")]
+        | Annotated[UrlSource, Tag("<url>")]
+        | Annotated[FileSource, Tag("<file>")],
+        _by_type("base64", "url", "file"),
     ]
     """Where it is."""
 
-    def media(self, path: str) -> MediaSource:
+    def media(self, path: str) -> PartSource:
         """Return where the content of the block at ``path`` comes from."""
+        if isinstance(self.source, FileSource):
+            images = frozenset({MediaKind.IMAGE})
+            return NamedFile(self.source.file_id, f"{path}.source.file_id", images)
         if isinstance(self.source, UrlSource):
             return MediaSource(MediaKind.IMAGE, f"{path}.source.url", self.source.url)
         return MediaSource(MediaKind.IMAGE, f"{path}.source.data", self.source.data)
@@ -149,28 +163,49 @@ class ContentSource(Strict):
 class UnreadSource(Strict):
     """A document that lmx does not read."""
 
-    type: Literal["base64", "url", "file"]
-    """A file in base64, such as a PDF; a URL; or the id of a file."""
+    type: Literal["base64", "url"]
+    """A file in base64, such as a PDF, or a URL."""
     media_type: str | None = None
     """The kind of the file."""
 
 
 class DocumentBlock(Strict):
-    """A document, of text alone: PDFs and files are not read."""
+    """A document, of text alone: PDFs are not read."""
 
     type: Literal["document"]
     """A document."""
     source: Annotated[
         Annotated[PlainTextSource, Tag("<text>")]
         | Annotated[ContentSource, Tag("<content>")]
+        | Annotated[FileSource, Tag("<file>")]
         | Annotated[UnreadSource, Tag("<other>")],
-        _by_type("text", "content", others=("base64", "url", "file").__contains__),
+        _by_type("text", "content", "file", others=("base64", "url").__contains__),
     ]
     """Where its text is."""
     title: str | None = None
     """Its title."""
     context: str | None = None
     """What else is to be known of it."""
+
+    def named(self, path: str) -> NamedFile | None:
+        """Return which file the block at ``path`` names; None if its text is in it."""
+        if not isinstance(self.source, FileSource):
+            return None
+        param, texts = f"{path}.source.file_id", frozenset({None})
+        return NamedFile(self.source.file_id, param, texts, notes=self._notes)
+
+    @property
+    def text(self) -> str:
+        """The document as a model reads it."""
+        source = self.source
+        if isinstance(source, UnreadSource | FileSource):
+            return ""
+        text = source.data if isinstance(source, PlainTextSource) else texts_of(source.content)
+        return document_text(text, self._notes)
+
+    @property
+    def _notes(self) -> tuple[tuple[str, str | None], ...]:
+        return (("title", self.title), ("context", self.context))
 
 
 class ToolReferenceBlock(Strict):
@@ -258,12 +293,4 @@ def text_of(block: BaseModel) -> str | None:
         return block.text
     if isinstance(block, ToolReferenceBlock):
         return block.tool_name
-    return _document_text(block) if isinstance(block, DocumentBlock) else None
-
-
-def _document_text(block: DocumentBlock) -> str:
-    source = block.source
-    if isinstance(source, UnreadSource):
-        return ""
-    text = source.data if isinstance(source, PlainTextSource) else texts_of(source.content)
-    return document_text(text, (("title", block.title), ("context", block.context)))
+    return block.text if isinstance(block, DocumentBlock) else None

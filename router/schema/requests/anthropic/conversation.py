@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
 import orjson
-from pydantic import BaseModel, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.protocol.states import MediaKind
-from lmx.router.media.source import MediaSource
+from lmx.router.media.source import PartSource
 from lmx.router.schema.requests.anthropic.blocks import (
     Blocks,
     DocumentBlock,
@@ -24,11 +23,10 @@ from lmx.router.schema.requests.anthropic.blocks import (
     text_of,
     texts_of,
 )
-from lmx.router.schema.requests.conversation.messages import MAX_MESSAGES
+from lmx.router.schema.requests.conversation.messages import MAX_MESSAGES, placeholder
 from lmx.router.schema.requests.conversation.turns import joined_texts, joined_turns
 from lmx.router.schema.validation import Strict, invalid
 
-_BILLING: Final = "x-anthropic-billing-header:"
 """Claude Code begins its system prompt with such a line, and another one for each request: all that
 follows it would never be found in the prefix cache."""
 
@@ -48,7 +46,7 @@ class Turn(Strict):
 
 Turns = Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
-TURNS: Final[TypeAdapter[list[Any]]] = TypeAdapter(list[Turn])
+TURNS: Final[TypeAdapter[list[Any]]] = TypeAdapter(list[Turn], config=ConfigDict(defer_build=True))
 """Some of the turns of a conversation."""
 
 
@@ -58,22 +56,19 @@ class Conversation:
 
     messages: list[dict[str, Any]]
     """The messages of a chat request. Their media are numbered by their place in ``media``."""
-    media: tuple[MediaSource, ...]
+    media: tuple[PartSource, ...]
     """Where the images come from."""
 
 
-def chat_messages(
-    system: SystemText | None, turns: Sequence[Turn], *, keep_billing: bool
-) -> Conversation:
+def chat_messages(system: SystemText | None, turns: Sequence[Turn]) -> Conversation:
     """Return a conversation in the form of a chat request.
 
     A user's turn becomes the results of tools, each a message of its own, and then the user's text
-    and images. Without ``keep_billing`` the line of billing at the beginning of ``system`` is left
-    out. Raises :class:`RequestError` for a block that is not of its turn's role.
+    and images. Raises :class:`RequestError` for a block that is not of its turn's role.
     """
     messages: list[dict[str, Any]] = []
-    media: list[MediaSource] = []
-    if text := _system_text(system, keep_billing=keep_billing):
+    media: list[PartSource] = []
+    if text := _system_text(system):
         messages.append({"role": "system", "content": text})
     for index, turn in enumerate(turns):
         path = f"messages[{index}]"
@@ -107,14 +102,10 @@ def _inner(block: BaseModel) -> Sequence[BaseModel]:
     return _blocks(block.content) if isinstance(block, ToolResultBlock) else ()
 
 
-def _system_text(system: SystemText | None, *, keep_billing: bool) -> str:
+def _system_text(system: SystemText | None) -> str:
     if system is None:
         return ""
-    texts = [system] if isinstance(system, str) else [block.text for block in system]
-    if texts and texts[0].startswith(_BILLING) and not keep_billing:
-        _, _, rest = texts[0].partition("\n")
-        texts = [rest, *texts[1:]] if rest else texts[1:]
-    return "\n".join(texts)
+    return system if isinstance(system, str) else "\n".join(block.text for block in system)
 
 
 def _check_blocks(turn: Turn, path: str) -> None:
@@ -145,7 +136,7 @@ def _refuse_unread(block: BaseModel, path: str) -> None:
         )
 
 
-def _other_messages(turn: Turn, path: str, media: list[MediaSource]) -> Iterator[dict[str, Any]]:
+def _other_messages(turn: Turn, path: str, media: list[PartSource]) -> Iterator[dict[str, Any]]:
     content = turn.content
     if isinstance(content, str):
         yield {"role": turn.role, "content": content}
@@ -164,7 +155,7 @@ def _other_messages(turn: Turn, path: str, media: list[MediaSource]) -> Iterator
 
 
 def _result_content(
-    block: ToolResultBlock, path: str, media: list[MediaSource]
+    block: ToolResultBlock, path: str, media: list[PartSource]
 ) -> str | list[dict[str, Any]]:
     content = block.content
     made = texts_of(content) if not isinstance(content, list) else _content_of(content, path, media)
@@ -176,20 +167,26 @@ def _result_content(
 
 
 def _content_of(
-    blocks: Sequence[BaseModel], path: str, media: list[MediaSource]
+    blocks: Sequence[BaseModel], path: str, media: list[PartSource]
 ) -> str | list[dict[str, Any]]:
-    """Return what a model reads and sees of blocks: one string if there are no images. ``media``
-    gets the images."""
-    if not any(isinstance(block, ImageBlock) for block in blocks):
+    """Return what a model reads and sees of blocks: one string if there are no images and files.
+    ``media`` gets these."""
+    sources = [_source_of(block, f"{path}[{index}]") for index, block in enumerate(blocks)]
+    if not any(sources):
         return texts_of(blocks)
     parts: list[dict[str, Any]] = []
-    for index, block in enumerate(blocks):
-        if isinstance(block, ImageBlock):
-            parts.append({"type": MediaKind.IMAGE.value, "media": len(media)})
-            media.append(block.media(f"{path}[{index}]"))
+    for block, source in zip(blocks, sources, strict=True):
+        if source is not None:
+            parts.append(placeholder(source, media))
         elif text := text_of(block):
             parts.append({"type": "text", "text": text})
     return joined_texts(parts)
+
+
+def _source_of(block: BaseModel, path: str) -> PartSource | None:
+    if isinstance(block, ImageBlock):
+        return block.media(path)
+    return block.named(path) if isinstance(block, DocumentBlock) else None
 
 
 def _assistant_messages(turn: Turn) -> Iterator[dict[str, Any]]:

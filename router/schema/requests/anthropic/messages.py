@@ -9,7 +9,7 @@ from pydantic import Field
 from lmx.protocol.messages.data import Generate, Structure, Thinking
 from lmx.protocol.messages.tasks import Tokenize
 from lmx.protocol.states import StructureKind
-from lmx.router.media.source import MediaSource
+from lmx.router.media.source import PartSource
 from lmx.router.schema.requests.anthropic.blocks import SystemText
 from lmx.router.schema.requests.anthropic.conversation import Turns, chat_messages, hosted_blocks
 from lmx.router.schema.requests.anthropic.tools import Choice, Tools, hosted_tools, tool_use_of
@@ -68,9 +68,9 @@ class PromptFields(Strict):
     messages: Turns
     """The conversation until now. If its last turn is the assistant's, the answer continues it."""
     system: SystemText | None = None
-    """The system prompt: a text, or blocks of text. A first line that begins with
-    `x-anthropic-billing-header:` is left out, because it differs in each request: nothing would be
-    found in the prefix cache (`server.keep_billing_header`). Default: none."""
+    """The system prompt: a text, or blocks of text. What differs in each request and says nothing,
+    as the first line `x-anthropic-billing-header: ...`, is left out (`server.stable_prompts`).
+    Default: none."""
     tools: Tools | None = None
     """Tools that the model may call. Those that only Anthropic's models or servers know are left
     out, and named in the header `X-Lmx-Ignored`. Default: none."""
@@ -150,13 +150,12 @@ class CountTokensRequest(PromptFields):
 
 
 def parse_messages(
-    body: dict[str, Any], *, keep_billing: bool = False
-) -> tuple[MessagesRequest, Generate, tuple[MediaSource, ...]]:
+    body: dict[str, Any],
+) -> tuple[MessagesRequest, Generate, tuple[PartSource, ...]]:
     """Return the checked request, the request to a worker, without ids and credit, and where its
     images come from.
 
-    ``keep_billing``: see :func:`chat_messages`. Raises :class:`RequestError` (400) for the first
-    fault.
+    Raises :class:`RequestError` (400) for the first fault.
     """
     request = validated(MessagesRequest, body)
     if request.thread is not None:
@@ -165,7 +164,7 @@ def parse_messages(
             "is not supported, since no conversation is kept here: leave it out, and send the "
             "whole conversation in `messages`.",
         )
-    conversation = chat_messages(request.system, request.messages, keep_billing=keep_billing)
+    conversation = chat_messages(request.system, request.messages)
     thinking = request.effective_thinking
     budget = thinking.budget_tokens
     if budget is not None and budget >= request.max_tokens > 0:
@@ -188,12 +187,12 @@ def parse_messages(
 
 
 def parse_count(
-    body: dict[str, Any], *, keep_billing: bool = False
-) -> tuple[CountTokensRequest, Tokenize, tuple[MediaSource, ...]]:
+    body: dict[str, Any],
+) -> tuple[CountTokensRequest, Tokenize, tuple[PartSource, ...]]:
     """Return the checked request, the task for a worker, and where its images come from.
-    ``keep_billing`` and errors: as of :func:`parse_messages`."""
+    Errors: as of :func:`parse_messages`."""
     request = validated(CountTokensRequest, body)
-    conversation = chat_messages(request.system, request.messages, keep_billing=keep_billing)
+    conversation = chat_messages(request.system, request.messages)
     _structure_of(request)
     goes_on = _continues(conversation.messages)
     task = Tokenize(

@@ -9,7 +9,8 @@ from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.router.media.inline import decoded
 from lmx.router.schema.validation import unsupported
 
-_MOST_CHARACTERS: Final = 12 * 2**20
+MOST_FILE_BYTES: Final = 9 * 2**20
+_MOST_CHARACTERS: Final = MOST_FILE_BYTES // 3 * 4
 """How long a file may be as base64. It is decoded on the event loop, and hardly any model's context
 holds a tenth of such a text."""
 
@@ -44,7 +45,12 @@ def file_text(data: str, param: str) -> str:
             f"{_MOST_CHARACTERS}: send the part of it that matters.",
             param=param,
         )
-    content = _content(data, param)
+    return text_of(_content(data, param), param)
+
+
+def text_of(content: bytes, param: str) -> str:
+    """Return the text that a file has. Raises :class:`RequestError` for a PDF, and for what is no
+    text."""
     if content.lstrip()[: len(_PDF)] == _PDF:
         raise unsupported(
             param,

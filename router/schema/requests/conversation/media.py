@@ -9,7 +9,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field, Tag
 
 from lmx.protocol.states import MediaKind
-from lmx.router.media.source import MediaSource
+from lmx.router.media.source import MediaSource, NamedFile, PartSource
+from lmx.router.schema.requests.conversation.documents import document_text, file_text
 from lmx.router.schema.validation import (
     OBJECT,
     TEXT,
@@ -33,12 +34,14 @@ _Pixels = Annotated[int, Field(ge=1, le=_MAX_PIXELS)]
 
 
 class Reference(Strict):
-    """Where the content of a part is: `url` or `data`, one of the two."""
+    """Where the content of a part is: `url`, `data` or `file_id`, one of them."""
 
     url: NonEmpty | None = None
     """An http or https URL, or a data URL. The server fetches it."""
     data: NonEmpty | None = None
     """The content in base64. A URL is accepted here too."""
+    file_id: NonEmpty | None = None
+    """The id of a file that was uploaded to /v1/files with the same key."""
     format: str | None = None
     """It is accepted, and changes nothing: the type is detected from the content."""
 
@@ -163,6 +166,27 @@ KINDS: Final = {
 """The kind of each type of part, which has its content in a field of the same name."""
 
 
+class FileReference(Strict):
+    """Where a file is: `file_id` or `file_data`, one of the two."""
+
+    file_id: NonEmpty | None = None
+    """The id of a file that was uploaded to /v1/files with the same key: a text, an image, a sound
+    or a video."""
+    file_data: NonEmpty | None = None
+    """The content in base64, or a data URL. It is a text in UTF-8 or UTF-16: a PDF is a 400."""
+    filename: str | None = None
+    """The name that a model reads above a text. Default: that of the upload."""
+
+
+class FilePart(Strict):
+    """A file. The model reads a text with its name; an image, a sound or a video is one."""
+
+    type: Literal["file"]
+    """A file."""
+    file: FileReference
+    """Where it is."""
+
+
 class VideoDefaults(Strict):
     """How the frames and the sound of a request's videos are used."""
 
@@ -173,7 +197,7 @@ class VideoDefaults(Strict):
     true."""
 
 
-def source_of(part: MediaPart, path: str, defaults: VideoDefaults) -> MediaSource:
+def source_of(part: MediaPart, path: str, defaults: VideoDefaults) -> PartSource:
     """Return where the content of the part at ``path`` comes from.
 
     Raises :class:`RequestError` (400) for a reference without content, or with two.
@@ -182,34 +206,69 @@ def source_of(part: MediaPart, path: str, defaults: VideoDefaults) -> MediaSourc
     content = getattr(part, part.type)
     param = f"{path}.{part.type}"
     detail: str | None = None
+    file_id: str | None = None
     if isinstance(content, Reference):
         if isinstance(content, ImageReference):
             detail = content.detail
+        file_id = content.file_id
         content = _text_of(content, param)
-    seen: dict[str, Any] = {}
+    seen: dict[str, Any] = {"detail": detail or "auto"}
     if isinstance(part, PixelFields):
         _check_pixels(part, path)
         most = part.max_pixels
         if detail == "low":
             most = min(most or _LOW_PIXELS, _LOW_PIXELS)
-        seen = {"min_pixels": part.min_pixels, "max_pixels": most}
+        seen |= {"min_pixels": part.min_pixels, "max_pixels": most}
     if isinstance(part, VideoFields):
-        with_sound = defaults.use_audio_in_video
-        seen |= {
-            "fps": part.fps or defaults.fps or DEFAULT_FPS,
-            "max_frames": part.max_frames,
-            "use_audio_in_video": True if with_sound is None else with_sound,
-        }
-    return MediaSource(kind, param, content, detail=detail or "auto", **seen)
+        seen |= {**_as_video(part.fps, defaults), "max_frames": part.max_frames}
+    if file_id is not None:
+        return NamedFile(file_id, f"{param}.file_id", frozenset({kind}), seen)
+    return MediaSource(kind, param, content, **seen)
+
+
+def file_of(part: FilePart, path: str, defaults: VideoDefaults) -> NamedFile | str:
+    """Return which file the part at ``path`` names, or the document that is in it as a model reads
+    it. Raises :class:`RequestError` (400)."""
+    file, param = part.file, f"{path}.file"
+    if file.file_id is not None:
+        if file.file_data is not None:
+            raise invalid(param, "has `file_id` and `file_data`: send one of the two.")
+        return NamedFile(
+            file.file_id,
+            f"{param}.file_id",
+            frozenset({*MediaKind, None}),
+            _as_video(None, defaults),
+            (("title", file.filename),),
+            shows_name=True,
+        )
+    if file.file_data is None:
+        raise missing(param, "has no content: it needs `file_id` or `file_data`.")
+    text = file_text(file.file_data, f"{param}.file_data")
+    return document_text(text, [("title", file.filename)])
+
+
+def _as_video(fps: float | None, defaults: VideoDefaults) -> dict[str, Any]:
+    with_sound = defaults.use_audio_in_video
+    return {
+        "fps": fps or defaults.fps or DEFAULT_FPS,
+        "use_audio_in_video": True if with_sound is None else with_sound,
+    }
 
 
 def _text_of(reference: Reference, param: str) -> str:
-    given = [text for text in (reference.url, reference.data) if text is not None]
+    """Return the URL or the content of a reference, which is empty if it names a file."""
+    given = {
+        name: text
+        for name in ("url", "data", "file_id")
+        if (text := getattr(reference, name)) is not None
+    }
     if not given:
-        raise missing(param, "has no content: it needs `url` or `data`.")
+        raise missing(param, "has no content: it needs `url`, `data` or `file_id`.")
     if len(given) > 1:
-        raise invalid(param, "has `url` and `data`: send one of the two.")
-    return given[0]
+        names = " and ".join(f"`{name}`" for name in given)
+        raise invalid(param, f"has {names}: send one of the two.")
+    (name,) = given
+    return "" if name == "file_id" else given[name]
 
 
 def _check_pixels(part: PixelFields, path: str) -> None:

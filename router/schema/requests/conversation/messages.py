@@ -1,16 +1,17 @@
 """What the messages of a conversation may hold."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, TypeAdapter
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, TypeAdapter
 from pydantic_core import PydanticCustomError
 
-from lmx.router.media.source import MediaSource
+from lmx.router.media.source import NamedFile, PartSource
 from lmx.router.schema.requests.conversation.media import (
     KINDS,
     AudioPart,
     AudioUrlPart,
+    FilePart,
     ImageUrlPart,
     InputAudioPart,
     InputVideoPart,
@@ -18,9 +19,10 @@ from lmx.router.schema.requests.conversation.media import (
     VideoDefaults,
     VideoPart,
     VideoUrlPart,
+    file_of,
     source_of,
 )
-from lmx.router.schema.requests.conversation.turns import joined_texts
+from lmx.router.schema.requests.conversation.turns import NAMED, content_of
 from lmx.router.schema.validation import (
     LIST,
     PART_TYPE,
@@ -70,7 +72,7 @@ class ToolCall(Strict):
     """The function, and the arguments."""
 
 
-_TAGS: Final = {kind: f"<{kind}>" for kind in ("text", *KINDS)}
+_TAGS: Final = {kind: f"<{kind}>" for kind in ("text", "file", *KINDS)}
 
 
 def _part_tag(value: object) -> str | None:
@@ -86,10 +88,11 @@ Part = Annotated[
     | Annotated[AudioPart, Tag("<audio>")]
     | Annotated[VideoUrlPart, Tag("<video_url>")]
     | Annotated[VideoPart, Tag("<video>")]
-    | Annotated[InputVideoPart, Tag("<input_video>")],
+    | Annotated[InputVideoPart, Tag("<input_video>")]
+    | Annotated[FilePart, Tag("<file>")],
     Discriminator(_part_tag, custom_error_type=PART_TYPE, custom_error_message="a part"),
 ]
-"""A piece of a message: a text, an image, a sound or a video."""
+"""A piece of a message: a text, an image, a sound, a video or a file."""
 
 _PARTS: Final = Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)
 
@@ -104,8 +107,8 @@ class Message(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     """Who speaks. `developer` is a later name for `system`."""
     content: Content | None = None
-    """A text, or parts: texts, images, sounds and videos, in any order. It is optional for the role
-    `assistant` alone."""
+    """A text, or parts: texts, images, sounds, videos and files, in any order. It is optional for
+    the role `assistant` alone."""
     name: str | None = None
     """Who speaks, among several in one role. It is given to the template."""
     tool_call_id: str | None = None
@@ -115,17 +118,18 @@ class Message(Strict):
     reasoning_content: str | None = None
     """What the assistant thought."""
 
-    def plain(self, first_media: int = 0) -> dict[str, Any]:
-        """Return the message as a worker takes it.
+    def plain(self, path: str, media: list[PartSource], defaults: VideoDefaults) -> dict[str, Any]:
+        """Return the message at ``path`` as a worker takes it. ``media`` gets where its media come
+        from.
 
         Text parts that follow each other are joined by a line break into one string; the content of
-        a message without media is one string. Media are numbered from ``first_media`` on. Missing
-        content becomes "", because templates add it to other text; other absent fields are left
-        out. "developer" is OpenAI's later name for "system": templates know the older one, and some
-        silently drop roles that they don't know.
+        a message without media is one string. Missing content becomes "", because templates add it
+        to other text; other absent fields are left out. "developer" is OpenAI's later name for
+        "system": templates know the older one, and some silently drop roles that they don't know.
         """
+        content: str | list[dict[str, Any]]
         if isinstance(self.content, list):
-            content = _plain_parts(self.content, first_media)
+            content = _plain_parts(self.content, f"{path}.content", media, defaults)
         else:
             content = self.content or ""
         role = "system" if self.role == "developer" else self.role
@@ -141,45 +145,53 @@ class Message(Strict):
 
 
 def _plain_parts(
-    parts: Sequence[TextPart | MediaPart], first_media: int
+    parts: Sequence[TextPart | MediaPart | FilePart],
+    path: str,
+    media: list[PartSource],
+    defaults: VideoDefaults,
 ) -> str | list[dict[str, Any]]:
     texts = [part.text for part in parts if isinstance(part, TextPart)]
     if len(texts) == len(parts):
         return "\n".join(texts)
     plain: list[dict[str, Any]] = []
-    for part in parts:
-        if not isinstance(part, TextPart):
-            plain.append({"type": KINDS[part.type].value, "media": first_media})
-            first_media += 1
-        else:
+    for index, part in enumerate(parts):
+        if isinstance(part, TextPart):
             plain.append({"type": "text", "text": part.text})
-    return joined_texts(plain)
+            continue
+        found: PartSource | str
+        if isinstance(part, FilePart):
+            found = file_of(part, f"{path}[{index}]", defaults)
+        else:
+            found = source_of(part, f"{path}[{index}]", defaults)
+        if isinstance(found, str):
+            plain.append({"type": "text", "text": found})
+        else:
+            plain.append(placeholder(found, media))
+    return content_of(plain)
+
+
+def placeholder(source: PartSource, media: list[PartSource]) -> dict[str, Any]:
+    """Return the part that stands for ``source``, which ``media`` gets. What a file is shows when
+    it has been found (:mod:`lmx.router.inference.named_files`)."""
+    media.append(source)
+    kind = NAMED if isinstance(source, NamedFile) else source.kind.value
+    return {"type": kind, "media": len(media) - 1}
 
 
 def plain_messages(
     messages: Sequence[Message], defaults: VideoDefaults
-) -> tuple[tuple[dict[str, Any], ...], tuple[MediaSource, ...]]:
+) -> tuple[tuple[dict[str, Any], ...], tuple[PartSource, ...]]:
     """Return messages as a worker takes them, and where their media come from: the number of each
     is its place there.
 
     Raises :class:`RequestError` (400) for a part that names no content, or names it twice.
     """
-    plain: list[dict[str, Any]] = []
-    media: list[MediaSource] = []
-    for index, message in enumerate(messages):
-        plain.append(message.plain(len(media)))
-        if isinstance(message.content, list) and isinstance(plain[-1]["content"], list):
-            for path, part in _media_parts(message.content, f"messages[{index}].content"):
-                media.append(source_of(part, path, defaults))
+    media: list[PartSource] = []
+    plain = [
+        message.plain(f"messages[{index}]", media, defaults)
+        for index, message in enumerate(messages)
+    ]
     return tuple(plain), tuple(media)
-
-
-def _media_parts(
-    parts: Sequence[TextPart | MediaPart], path: str
-) -> Iterator[tuple[str, MediaPart]]:
-    for index, part in enumerate(parts):
-        if not isinstance(part, TextPart):
-            yield f"{path}[{index}]", part
 
 
 def bounded(most: int, names: Sequence[str]) -> BeforeValidator:
@@ -210,7 +222,9 @@ Messages = Annotated[
     bounded(MAX_MESSAGES, ("content", "tool_calls")),
 ]
 
-MESSAGES: Final[TypeAdapter[list[Any]]] = TypeAdapter(list[Message])
+MESSAGES: Final[TypeAdapter[list[Any]]] = TypeAdapter(
+    list[Message], config=ConfigDict(defer_build=True)
+)
 """Some of the messages of a conversation."""
 
 

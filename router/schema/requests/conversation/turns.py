@@ -7,7 +7,10 @@ copied thousands of times.
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, Final
+
+NAMED: Final = "file"
+"""The type of a part that stands for a file which a request names by its id."""
 
 
 def joined_turns(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -28,6 +31,14 @@ def joined_texts(parts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
             joined.append({"type": "text", "text": text})
         else:
             joined += group
+    return joined
+
+
+def content_of(parts: Iterable[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """Return parts as the content of a message: one string if all of them are texts."""
+    joined = joined_texts(parts)
+    if all(part["type"] == "text" for part in joined):
+        return joined[0]["text"] if joined else ""
     return joined
 
 
@@ -67,9 +78,8 @@ def with_stray_results(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any
 def _told(result: dict[str, Any]) -> dict[str, Any]:
     of_tool = f" of the tool {result['name']}" if result.get("name") else ""
     head = f"[The result of a call{of_tool} that is not in this conversation:]"
-    parts = joined_texts([*_parts_of(head), *_parts_of(result["content"])])
-    is_text = all(part["type"] == "text" for part in parts)
-    return {"role": "user", "content": parts[0]["text"] if is_text else parts}
+    content = content_of([*_parts_of(head), *_parts_of(result["content"])])
+    return {"role": "user", "content": content}
 
 
 def _add(turns: list[list[dict[str, Any]]], message: dict[str, Any]) -> None:

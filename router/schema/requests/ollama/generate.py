@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from lmx.protocol.messages.data import Generate
+from lmx.protocol.messages.data import Generate, Infill
 from lmx.router.media.source import MediaSource
 from lmx.router.rendering.ollama_context import MOST_NUMBERS, Turn, turns_of
 from lmx.router.schema.requests.conversation.messages import MAX_CALLS, MAX_MESSAGES
@@ -25,7 +25,8 @@ class OllamaGenerateRequest(OllamaFields):
     raw: bool | None = None
     """The prompt is not put into the model's template. Default: false."""
     suffix: str | None = None
-    """What comes after the answer. A text that is not empty is a 400."""
+    """What comes after the answer: the model fills the gap between the prompt and this, without
+    its template. A model without tokens for that is a 400. Default: none."""
     images: Annotated[list[str], Field(max_length=MAX_CALLS)] | None = None
     """Pictures as base64, before the prompt."""
     context: Annotated[list[int], Field(max_length=MOST_NUMBERS, fail_fast=True)] | None = None
@@ -37,7 +38,12 @@ class OllamaGenerateRequest(OllamaFields):
     @property
     def only_loads(self) -> bool:
         """Whether there is nothing to answer."""
-        return not self.prompt
+        return not self.prompt and not self.suffix
+
+    @property
+    def in_template(self) -> bool:
+        """Whether the prompt is put into the model's template."""
+        return not self.raw and not self.suffix
 
     @cached_property
     def turns(self) -> list[Turn]:
@@ -64,29 +70,25 @@ def parse_ollama_generate(
     """Return the checked request, the request to a worker, without ids, credit and media, and where
     the media come from. Raises :class:`RequestError` (400) for the first fault."""
     request = validated(OllamaGenerateRequest, body)
-    if request.suffix:
-        raise unsupported(
-            "suffix",
-            "is not supported: write the whole of what the model continues into `prompt`, with "
-            "`raw`.",
-        )
     if request.template:
         raise unsupported(
             "template",
             "is not supported, since the prompt has the form of the model's own: leave it out, "
             "or write the whole prompt with `raw`.",
         )
-    if not request.prompt:
+    if request.only_loads:
         return request, loading(request), ()
-    if request.raw:
+    if not request.in_template:
         for name in ("images", "system", "context"):
             if getattr(request, name):
                 raise unsupported(
                     name,
-                    "can't be combined with `raw`: the model's template would put it into the "
-                    "prompt.",
+                    f"can't be combined with `{'raw' if request.raw else 'suffix'}`: the model's "
+                    "template would put it into the prompt.",
                 )
-        return request, generation(request, prompt=request.prompt, parse=False), ()
+        infill = Infill(request.suffix) if request.suffix else None
+        prompt = request.prompt or ""
+        return request, generation(request, prompt=prompt, infill=infill, parse=False), ()
     sources: list[MediaSource] = []
     *earlier, (role, prompt) = request.turns
     content = with_images(prompt, request.images or (), "images", sources)

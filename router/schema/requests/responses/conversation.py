@@ -2,17 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
-from lmx.router.media.source import MediaSource
-from lmx.router.rendering.responses.sealing import unsealed
+from lmx.router.media.source import PartSource
+from lmx.router.rendering.responses.sealing import compaction_key, unsealed
 from lmx.router.rendering.responses.tools import INPUT, worker_name
-from lmx.router.schema.requests.conversation.turns import joined_texts, joined_turns
+from lmx.router.schema.requests.conversation.messages import placeholder
+from lmx.router.schema.requests.conversation.turns import content_of, joined_turns
 from lmx.router.schema.requests.responses.items import (
     AdditionalToolsItem,
     CallOutputItem,
+    CompactionItem,
     CustomCallItem,
     FunctionCallItem,
     Item,
@@ -29,6 +31,11 @@ from lmx.router.schema.requests.responses.items import (
 from lmx.router.schema.requests.responses.tools import Tool
 from lmx.router.schema.validation import invalid
 
+_SUMMARY: Final = (
+    "[Here the conversation was shortened: what was answered and done until now is not in it any "
+    "more. This summary, which the assistant wrote, takes its place.]\n{}\n[End of the summary.]"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
@@ -36,31 +43,61 @@ class Conversation:
 
     messages: list[dict[str, Any]]
     """The messages of a chat request. Their media are numbered by their place in ``media``."""
-    media: tuple[MediaSource, ...]
+    media: tuple[PartSource, ...]
     """Where the images and sounds come from."""
 
 
 def conversation_of(
-    instructions: str | None, items: Sequence[Item], *, earlier: int, key: bytes
+    instructions: str | None,
+    items: Sequence[Item],
+    *,
+    earlier: int,
+    earlier_field: str,
+    key: bytes,
+    owner: str | None,
 ) -> Conversation:
     """Return a conversation in the form of a chat request.
 
     What the assistant answered, thought and called between two others is one message, and so are
-    the messages of one other role that follow each other. The first ``earlier`` items are those of
-    earlier responses. ``key`` is that of the tokens of thoughts. Items that are no part of a
-    conversation are left out. Raises :class:`RequestError` for media that the assistant can't have
-    sent, or that name no content.
+    the messages of one other role that follow each other. The field ``earlier_field`` stands for
+    the first ``earlier`` items. ``key`` is that of the tokens of thoughts, and ``owner`` whose
+    summaries are read. Items that are no part of a conversation are left out, and so is what the
+    last summary stands for: the assistant's items and the outputs of calls that come before it.
+    Raises :class:`RequestError` for media that the assistant can't have sent, or that name no
+    content, and for a summary of another lmx or key.
     """
     messages: list[dict[str, Any]] = []
-    media: list[MediaSource] = []
+    media: list[PartSource] = []
     if instructions:
         messages.append({"role": "system", "content": instructions})
+    places = [index for index, item in enumerate(items) if isinstance(item, CompactionItem)]
+    summary = places[-1] if places else -1
     for index, item in enumerate(items):
-        path = "previous_response_id" if index < earlier else f"input[{index - earlier}]"
+        if index < summary and not (isinstance(item, MessageItem) and item.role != "assistant"):
+            continue
+        path = earlier_field if index < earlier else f"input[{index - earlier}]"
+        if isinstance(item, CompactionItem):
+            content = _SUMMARY.format(summary_of(item, path, key, owner))
+            messages.append({"role": "user", "content": content})
+            continue
         message = _message(item, path, media, key)
         if message is not None:
             messages.append(message)
     return Conversation(joined_turns(messages), tuple(media))
+
+
+def summary_of(item: CompactionItem, path: str, key: bytes, owner: str | None) -> str:
+    """Return the summary of the item at ``path``. Raises :class:`RequestError` for one that this
+    lmx did not make for this owner."""
+    summary = unsealed(item.encrypted_content, compaction_key(key, owner))
+    if summary is None:
+        raise invalid(
+            f"{path}.encrypted_content" if path.endswith("]") else path,
+            "has a compaction that this lmx did not make for this API key, or that was changed on "
+            "its way: another server's, another key's, or one from before `security.admin_key` was "
+            "changed. Leave the item out and send the conversation, or compact it here.",
+        )
+    return summary
 
 
 def further_tools(items: Sequence[Item]) -> list[Tool]:
@@ -84,7 +121,7 @@ def _is_foreign(item: ReasoningItem, key: bytes) -> bool:
     return bool(token) and not item.content and unsealed(token or "", key) is None
 
 
-def _message(item: Item, path: str, media: list[MediaSource], key: bytes) -> dict[str, Any] | None:
+def _message(item: Item, path: str, media: list[PartSource], key: bytes) -> dict[str, Any] | None:
     match item:
         case MessageItem():
             role = "system" if item.role == "developer" else item.role
@@ -151,7 +188,7 @@ def _text_of(part: Part) -> str | None:
 
 
 def _seen(
-    content: str | Sequence[Part] | None, path: str, media: list[MediaSource]
+    content: str | Sequence[Part] | None, path: str, media: list[PartSource]
 ) -> str | list[dict[str, Any]]:
     """Return the content for a model: one string if that is all text. ``media`` gets where the rest
     comes from."""
@@ -159,15 +196,12 @@ def _seen(
         return content or ""
     parts: list[dict[str, Any]] = []
     for index, part in enumerate(content):
-        if isinstance(part, ItemImage | ItemAudio):
-            source = part.media(f"{path}[{index}]")
-            parts.append({"type": source.kind.value, "media": len(media)})
-            media.append(source)
-            continue
-        text = part.text(f"{path}[{index}]") if isinstance(part, ItemFile) else _text_of(part)
-        if text:
-            parts.append({"type": "text", "text": text})
-    parts = joined_texts(parts)
-    if all("media" not in part for part in parts):
-        return parts[0]["text"] if parts else ""
-    return parts
+        if isinstance(part, ItemImage | ItemAudio | ItemFile):
+            found = part.content(f"{path}[{index}]")
+        else:
+            found = _text_of(part) or ""
+        if not isinstance(found, str):
+            parts.append(placeholder(found, media))
+        elif found:
+            parts.append({"type": "text", "text": found})
+    return content_of(parts)

@@ -7,12 +7,13 @@ Source: the documentation of OpenAI's Responses API, and the types of its Python
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Discriminator, Field, Tag, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Discriminator, Field, Tag, TypeAdapter, ValidationError
 
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.router.media.source import MediaSource
+from lmx.router.media.source import NamedFile, PartSource
 from lmx.router.schema.requests.conversation.documents import document_text, file_text
 from lmx.router.schema.requests.conversation.media import (
     ImageReference,
@@ -69,21 +70,23 @@ class ItemImage(Strict):
     image_url: NonEmpty | None = None
     """An http or https URL, or a data URL. The server fetches it."""
     file_id: str | None = None
-    """Files are not kept here: without `image_url` it is a 400."""
+    """The id of a file that was uploaded to /v1/files with the same key. It is not read if there is
+    an `image_url`."""
     detail: str | None = None
     """`low`: the model sees the image reduced to 262,144 pixels (512 x 512) at most."""
 
-    def media(self, path: str) -> MediaSource:
+    def content(self, path: str) -> PartSource:
         """Return where the content of the part at ``path`` comes from. Raises
         :class:`RequestError`."""
-        if self.image_url is None:
-            raise missing(
-                f"{path}.image_url",
-                "is required: files are not kept here, so that `file_id` names none.",
-            )
+        file_id = None if self.image_url else self.file_id
+        if not (self.image_url or file_id):
+            raise missing(f"{path}.image_url", "is required, or `file_id`.")
         detail: Literal["low"] | None = "low" if self.detail == "low" else None
-        image = ImageReference(url=self.image_url, detail=detail)
-        return source_of(ImageUrlPart(type="image_url", image_url=image), path, VideoDefaults())
+        image = ImageReference(url=self.image_url, file_id=file_id, detail=detail)
+        source = source_of(ImageUrlPart(type="image_url", image_url=image), path, VideoDefaults())
+        if isinstance(source, NamedFile):
+            return replace(source, param=f"{path}.file_id")
+        return source
 
 
 class ItemFile(Strict):
@@ -99,31 +102,34 @@ class ItemFile(Strict):
     file_url: NonEmpty | None = None
     """A data URL. Any other is a 400: of URLs only images and sounds are fetched."""
     file_id: str | None = None
-    """Files are not kept here: without `file_data` it is a 400."""
+    """The id of a file that was uploaded to /v1/files with the same key. It is not read if the
+    content is there."""
 
-    def text(self, path: str) -> str:
-        """Return the file at ``path`` as a model reads it. Raises :class:`RequestError`."""
+    def content(self, path: str) -> NamedFile | str:
+        """Return the file at ``path`` as a model reads it, or which file it is. Raises
+        :class:`RequestError`."""
         param, data = f"{path}.file_data", self.file_data
         if data is None:
             param, data = f"{path}.file_url", self.file_url
+        notes = (("title", self.filename),)
         if data is None:
-            raise missing(
-                f"{path}.file_data",
-                "is required: files are not kept here, so that `file_id` names none.",
-            )
+            if not self.file_id:
+                raise missing(f"{path}.file_data", "is required, or `file_id`.")
+            texts = frozenset({None})
+            return NamedFile(self.file_id, f"{path}.file_id", texts, notes=notes, shows_name=True)
         if param.endswith("url") and data[:5].lower() != "data:":
             raise unsupported(
                 param,
                 "is an address, from which no files are fetched here: send the content in "
                 "`file_data`.",
             )
-        return document_text(file_text(data, param), [("title", self.filename)])
+        return document_text(file_text(data, param), notes)
 
 
 class ItemAudio(InputAudioPart):
     """A sound, for models with audio input."""
 
-    def media(self, path: str) -> MediaSource:
+    def content(self, path: str) -> PartSource:
         """Return where the content of the part at ``path`` comes from. Raises
         :class:`RequestError`."""
         return source_of(self, path, VideoDefaults())
@@ -248,6 +254,29 @@ class ItemReference(Strict):
     """The item's id."""
 
 
+class CompactionItem(Strict):
+    """A summary of the conversation until here, as `/v1/responses/compact` and a
+    `compaction_trigger` make it. The model reads it in the place of the answers, calls and outputs
+    before it; messages of others stay."""
+
+    type: Literal["compaction", "compaction_summary"]
+    """A summary. `compaction_summary` is an older name."""
+    id: str | None = None
+    """The item's id."""
+    encrypted_content: str
+    """The summary as a token, which this lmx made for this key. Any other is a 400."""
+
+
+class CompactionTrigger(Strict):
+    """The last item of an input: the response is a `compaction` item with a summary of all that
+    comes before, and no answer."""
+
+    type: Literal["compaction_trigger"]
+    """A request for a summary."""
+    id: str | None = None
+    """The item's id."""
+
+
 class OtherItem(Strict):
     """An item that only OpenAI's servers can read or run. It is left out of the prompt, and named
     in the header `X-Lmx-Ignored`."""
@@ -266,6 +295,9 @@ _BY_TYPE: Final = {
     "function_call_output": "<output>",
     "custom_tool_call_output": "<output>",
     "additional_tools": "<tools>",
+    "compaction": "<compaction>",
+    "compaction_summary": "<compaction>",
+    "compaction_trigger": "<trigger>",
     "item_reference": "<reference>",
 }
 
@@ -288,6 +320,8 @@ Item = Annotated[
     | Annotated[CustomCallItem, Tag("<custom>")]
     | Annotated[CallOutputItem, Tag("<output>")]
     | Annotated[AdditionalToolsItem, Tag("<tools>")]
+    | Annotated[CompactionItem, Tag("<compaction>")]
+    | Annotated[CompactionTrigger, Tag("<trigger>")]
     | Annotated[ItemReference, Tag("<reference>")]
     | Annotated[OtherItem, Tag("<other>")],
     Discriminator(_item_tag, custom_error_type=BLOCK_TYPE, custom_error_message="an item"),
@@ -301,21 +335,21 @@ Items = Annotated[
     list[Item], Field(max_length=MAX_ITEMS, fail_fast=True), bounded(MAX_ITEMS, _LISTS)
 ]
 
-ITEMS: Final[TypeAdapter[list[Any]]] = TypeAdapter(Items)
+ITEMS: Final[TypeAdapter[list[Any]]] = TypeAdapter(Items, config=ConfigDict(defer_build=True))
 """The items of a conversation, or some of them."""
 
 
-def checked_items(items: list[Any]) -> list[Item]:
-    """Return items that were stored. Raises :class:`RequestError` for those of another version of
-    lmx."""
+def checked_items(items: list[Any], param: str) -> list[Item]:
+    """Return items that were stored, and that ``param`` stands for. Raises :class:`RequestError`
+    for those of another version of lmx."""
     try:
         checked: list[Item] = ITEMS.validate_python(items)
         return checked
     except ValidationError as error:
-        raise _not_together() from error
+        raise _not_together(param) from error
 
 
-def check_together(items: Sequence[Item]) -> None:
+def check_together(items: Sequence[Item], param: str) -> None:
     """Raise :class:`RequestError` if items, of which each was checked, are more than a conversation
     may have."""
     parts = 0
@@ -325,7 +359,7 @@ def check_together(items: Sequence[Item]) -> None:
             if isinstance(held, list):
                 parts += len(held)
     if len(items) > MAX_ITEMS or parts > MAX_ITEMS:
-        raise _not_together()
+        raise _not_together(param)
 
 
 def stored_items(items: Sequence[Item]) -> bytes:
@@ -334,13 +368,13 @@ def stored_items(items: Sequence[Item]) -> bytes:
     return ITEMS.dump_json(list(items), exclude_unset=True, by_alias=True)
 
 
-def _not_together() -> RequestError:
+def _not_together(param: str) -> RequestError:
     return RequestError(
         ErrorCode.INVALID_VALUE,
         "The conversation can't be taken together: it has more items than one may have "
         f"({MAX_ITEMS}), or one of another version of lmx. Send what is needed of it in "
         "`input`.",
-        param="previous_response_id",
+        param=param,
     )
 
 

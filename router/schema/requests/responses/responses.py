@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, Literal
 
 import orjson
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, Tag
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Generate, Structure, Thinking
 from lmx.protocol.messages.tasks import Tokenize
 from lmx.protocol.states import StructureKind
-from lmx.router.media.source import MediaSource
+from lmx.router.media.source import PartSource
 from lmx.router.schema.requests.conversation.messages import MAX_MESSAGES
 from lmx.router.schema.requests.generation import (
     AnswerFields,
@@ -28,7 +28,11 @@ from lmx.router.schema.requests.responses.items import Input, Item, MessageItem
 from lmx.router.schema.requests.responses.tools import Choice, OfferedTools, Tools, offered_tools
 from lmx.router.schema.requests.sampling import ParameterFields, parameter
 from lmx.router.schema.validation import (
+    OBJECT,
+    TEXT,
+    TEXT_OR_OBJECT,
     FreeObject,
+    NonEmpty,
     Positive,
     Strict,
     invalid,
@@ -81,6 +85,13 @@ class TextConfig(Strict):
     """It is accepted, and changes nothing."""
 
 
+class ConversationReference(Strict):
+    """A conversation by its id."""
+
+    id: NonEmpty
+    """The id."""
+
+
 class ResponsePromptFields(Strict):
     """What a prompt is made of."""
 
@@ -88,14 +99,22 @@ class ResponsePromptFields(Strict):
     """The id, an alias or the source of a model, or a name that routes (`auto` ...). Default: the
     configured one."""
     input: Input | None = None
-    """What the model answers: a text, or items. It may be left out with `previous_response_id` or
-    `instructions`."""
+    """What the model answers: a text, or items. It may be left out with `previous_response_id`,
+    `conversation` or `instructions`."""
     instructions: str | None = None
     """The system prompt. That of an earlier response is not taken over. Default: none."""
     previous_response_id: str | None = None
     """The id of a stored response, whose input and output come before `input`. Default: none."""
-    conversation: Any = None
-    """Conversations are not kept here: any value is a 400. Use `previous_response_id`."""
+    conversation: (
+        Annotated[
+            Annotated[NonEmpty, Tag(TEXT)] | Annotated[ConversationReference, Tag(OBJECT)],
+            TEXT_OR_OBJECT,
+        ]
+        | None
+    ) = None
+    """The id of a conversation (`/v1/conversations`), or `{"id"}`: its items come before `input`,
+    and a response that is completed and stored adds its input and output to it. Not together with
+    `previous_response_id`. Default: none."""
     prompt: Any = None
     """Prompts are not kept here: any value is a 400."""
     tools: Tools | None = None
@@ -122,6 +141,17 @@ class ResponsePromptFields(Strict):
         if isinstance(self.input, str):
             return [MessageItem(role="user", content=self.input)]
         return self.input or []
+
+    @property
+    def conversation_id(self) -> str | None:
+        """The id of the conversation that the prompt continues."""
+        named = self.conversation
+        return named.id if isinstance(named, ConversationReference) else named
+
+    @property
+    def earlier_field(self) -> str:
+        """The field that stands for the items before the input."""
+        return "previous_response_id" if self.conversation is None else "conversation"
 
     @property
     def thinking(self) -> Thinking:
@@ -163,6 +193,13 @@ class ResponsesRequest(
     repetition_penalty: float | None = parameter("repetition_penalty")
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     """With how many alternatives each token of the text is given. Default: 0."""
+    generate: bool | None = None
+    """`false`: the prompt is read, so that its prefix is cached, and nothing is written. The id of
+    the response, which has no output, may be a `previous_response_id`. Not together with
+    `conversation`. Default: true."""
+    context_management: Any = None
+    """A conversation is compacted when that is requested, and not by itself: any entry is a 400.
+    Default: none."""
     include: list[str] | None = None
     """What the answer has besides: `message.output_text.logprobs`, and
     `reasoning.encrypted_content`, the thoughts as a token of this lmx that brings them back when it
@@ -170,7 +207,7 @@ class ResponsesRequest(
 
     @property
     def token_limit(self) -> int | None:
-        return self.max_output_tokens
+        return 0 if self.generate is False else self.max_output_tokens
 
     @property
     def is_stored(self) -> bool:
@@ -205,7 +242,7 @@ class Asked:
 
     tools: OfferedTools
     messages: tuple[dict[str, Any], ...]
-    media: tuple[MediaSource, ...]
+    media: tuple[PartSource, ...]
     """Where the images and sounds come from."""
     left_out: Sequence[str]
     """What was left out, for the header."""
@@ -215,6 +252,19 @@ def parse_responses(body: dict[str, Any]) -> ResponsesRequest:
     """Return the checked request. Raises :class:`RequestError` (400) for the first fault."""
     request = validated(ResponsesRequest, body)
     _check(request)
+    if request.context_management:
+        raise unsupported(
+            "context_management",
+            "is not supported: lmx compacts a conversation when that is requested. Send it to "
+            'POST /v1/responses/compact, or with {"type": "compaction_trigger"} as the last '
+            "item of `input`, when `usage` shows that it has become long.",
+        )
+    if request.generate is False and request.conversation is not None:
+        raise invalid(
+            "generate",
+            "can't be false with `conversation`: `input` would be in it twice. Continue the "
+            "response by `previous_response_id`.",
+        )
     if request.background and not request.is_stored:
         raise invalid("background", "needs `store`: the response is fetched by its id.")
     return request
@@ -239,22 +289,39 @@ def json_of(value: Any, param: str) -> bytes:
 
 
 def _check(request: ResponsePromptFields) -> None:
-    for name in ("conversation", "prompt"):
-        if getattr(request, name) is not None:
-            raise unsupported(
-                name,
-                "is not supported: lmx keeps responses, and nothing else. Send the conversation "
-                "in `input`, or name its last response in `previous_response_id`.",
-            )
+    if request.prompt is not None:
+        raise unsupported(
+            "prompt", "is not supported: lmx keeps no prompts. Send the prompt in `input`."
+        )
+    if request.conversation is not None and request.previous_response_id is not None:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            "Mutually exclusive parameters: ['conversation', 'previous_response_id']. Ensure you "
+            "are only providing one of: 'previous_response_id' or 'conversation'.",
+            param="conversation",
+        )
 
 
 def asked_of(
-    request: ResponsePromptFields, items: Sequence[Item], key: bytes, *, earlier: int = 0
+    request: ResponsePromptFields,
+    items: Sequence[Item],
+    key: bytes,
+    *,
+    owner: str | None = None,
+    earlier: int = 0,
 ) -> Asked:
     """Return what a request asks of a worker. ``items`` is all of its conversation, of which the
-    first ``earlier`` items are those of earlier responses, and ``key`` that of the tokens of
-    thoughts. Raises :class:`RequestError`."""
-    conversation = conversation_of(request.instructions, items, earlier=earlier, key=key)
+    first ``earlier`` items are those of earlier responses or of a conversation, ``key`` that of
+    the tokens of thoughts, and ``owner`` the key that the request came with. Raises
+    :class:`RequestError`."""
+    conversation = conversation_of(
+        request.instructions,
+        items,
+        earlier=earlier,
+        earlier_field=request.earlier_field,
+        key=key,
+        owner=owner,
+    )
     messages = conversation.messages
     if not messages:
         raise missing("input", "is required but missing: a text, or items of a conversation.")
@@ -280,7 +347,7 @@ def generation_of(request: ResponsesRequest, asked: Asked) -> Generate:
         generate_of(request),
         messages=asked.messages,
         top_logprobs=request.logprobs,
-        structure=_structure_of(request),
+        structure=None if request.generate is False else _structure_of(request),
         tool_use=asked.tools.use,
         thinking=request.thinking,
         truncate_prompt_tokens=request.cut_tokens,

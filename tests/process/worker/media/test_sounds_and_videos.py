@@ -86,9 +86,9 @@ def test_channels_become_one(decoder: MediaDecoder) -> None:
 
 def test_a_header_that_lies_about_the_length(decoder: MediaDecoder) -> None:
     tone = sine(440, 1.0, RATE_HZ)
-    for told in (0, 100, 0xFFFFFFFF, 0x7FFFFFFF):
-        found = sound(decoder, "wav", wav_file(tone, RATE_HZ, told)) if told > 100 else None
-        assert found is None or found.samples.size == tone.size, told
+    for reported in (0, 100, 0xFFFFFFFF, 0x7FFFFFFF):
+        found = sound(decoder, "wav", wav_file(tone, RATE_HZ, reported)) if reported > 100 else None
+        assert found is None or found.samples.size == tone.size, reported
 
 
 def test_the_sound_of_a_video_is_a_sound(decoder: MediaDecoder) -> None:
@@ -215,7 +215,7 @@ def test_long_videos_are_seen_smaller() -> None:
         decoder.close()
 
 
-def test_the_sound_of_a_video_is_heard_beside_it(decoder: MediaDecoder) -> None:
+def test_the_sound_of_a_video_is_encoded_with_it(decoder: MediaDecoder) -> None:
     tone = sine(440, 2.0, 44_100)
     file = video_file(grey_frames(20), 10, sound=tone)
     found = video(decoder, "mp4", file)

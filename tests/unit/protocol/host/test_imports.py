@@ -1,7 +1,9 @@
 """A process that has just started: what its imports do without, and what is there afterwards."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 PROGRAM = """
 import gc, sys
@@ -28,3 +30,12 @@ def test_structlog_is_imported_without_rich_and_works() -> None:
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
     assert '"event": "it.failed"' in done.stderr
     assert "ZeroDivisionError" in done.stderr
+
+
+def test_a_command_imports_no_rich_for_structlog(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "lmx.supervisor", "status"],
+        capture_output=True, text=True, check=False, env=os.environ | {"LMX_HOME": str(tmp_path)},
+    )  # fmt: skip
+    assert (done.returncode, " structlog\n" in done.stderr) == (3, True), done.stderr[-500:]
+    assert " rich.traceback\n" not in done.stderr

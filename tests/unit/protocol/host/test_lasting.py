@@ -26,6 +26,8 @@ DEADLINE_S = 90.0
 OWNED = {
     "protocol/host/lasting.py begin": "the owner itself",
     "protocol/host/lasting.py keep_up_in_thread": "the owner itself",
+    "router/inference/batches/runner.py _begin": "it logs its failure, and is done again",
+    "router/inference/batches/runner.py _start": "its end is noted with its line",
     "router/inference/responses/background.py begin_answer": "its end is a job's end",
     "router/server/process.py start": "its end ends the process",
     "router/supervisor/model_queues.py acquire": "it logs its failure, and fails who waits",
@@ -33,6 +35,11 @@ OWNED = {
     "router/workers/link.py __init__": "their failure is logged, and another link is made",
     "supervisor/fetch/main.py _stop": "it is the last resort of a process that ends",
     "worker/lifecycle.py run": "their failure ends the process",
+    "worker/mlx/quantizing/main.py main": "it only ends the process",
+    "worker/ranks/follower.py follow": "its end ends the process",
+    "worker/ranks/link.py __init__": "its end closes the ranks' streams, which ends the group",
+    "worker/ranks/link.py join": "its end closes the rank's stream, which ends the rank",
+    "worker/ranks/leader.py __init__": "its failure counts as that of a follower",
     "worker/scheduling/thread.py __init__": "it reports its own end, which ends the process",
 }
 """Who sees the end of the tasks and threads that lasting.py does not begin, and that the function
@@ -119,7 +126,9 @@ def test_a_task_that_fails_is_begun_again(caplog: pytest.LogCaptureFixture) -> N
     assert len(said) == 3
 
 
-def test_a_task_that_nobody_waits_for_is_heard(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_error_of_a_task_that_nobody_waits_for_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def work() -> None:
         raise RuntimeError("a bug")
 
@@ -144,7 +153,7 @@ def test_a_thread_that_fails_is_begun_again(caplog: pytest.LogCaptureFixture) ->
 
 
 @pytest.mark.usefixtures("quick")
-def test_router_listeners_hear_on_after_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_router_listeners_keep_listening_after_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter([0, None, 1])
 
     async def ask(*_args: Any) -> EventList:
@@ -164,7 +173,7 @@ def test_router_listeners_hear_on_after_a_bug(monkeypatch: pytest.MonkeyPatch) -
     asyncio.run(run())
 
 
-def test_supervisor_tells_what_it_could_not_end(
+def test_supervisor_shows_what_it_could_not_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def end_marked(_home: Home, instance: str | None) -> list[int]:

@@ -32,7 +32,7 @@ def test_this_process_may_open_files() -> None:
     assert open_files_limit() > 0
 
 
-async def test_connections_that_wait_are_told_of_rarely(caplog: pytest.LogCaptureFixture) -> None:
+async def test_connections_that_wait_are_logged_rarely(caplog: pytest.LogCaptureFixture) -> None:
     loop = asyncio.get_running_loop()
     context: dict[str, Any] = {
         "message": "socket.accept() out of system resource",

@@ -26,21 +26,23 @@ from lmx.protocol.wire import codec
 from lmx.supervisor.events import EventLog
 
 NAMES = """
-    adapter adapter_id aliases allowed asker base call_id capabilities counters default_model
-    download_id efforts fitted refused ignored engine epoch family function id instance language
-    level model
-    model_id model_ids models name owner request_id router_id sections tool_parser version exits
+    adapter adapter_id aliases allowed asker base batch_id call_id capabilities counters
+    default_model download_id efforts exchange_id fitted refused ignored engine epoch family
+    function group id instance key_id key_name language level machine model offer_id model_id
+    model_ids models name owner request_id router_id sections tool_parser version versions voice
+    voices exits
     """
 CONFIGURATION = """
     admin_key allowed_hosts allowed_networks chat_template command cors_origins disk_path
     draft_path tokenizer_config
-    engine_options environment filename home host jobs_path key local_path logs_dir metrics_key
+    engine_options environment filename folder home host jobs_path key local_path logs_dir
+    metrics_key
     digest keyring secret
     model_path parameters path repo_id revision run_dir source template_kwargs url urls
     tracing_endpoint tracing_headers
     """
 REQUESTS = """
-    bad_words cache_salt documents effort messages prompt queries query stop text
+    bad_words begun cache_salt documents effort messages prompt queries query stop suffix text
     texts tools whitespace
     """
 """What the router has checked, within the limits of a body."""
@@ -51,14 +53,35 @@ ANSWERS = "pieces"
 OTHERS = frozenset(" ".join((NAMES, CONFIGURATION, REQUESTS, ANSWERS)).split())
 FIELDS_OF_THEIR_OWN = {
     "Structure.param": "a path in the request's own body",
+    "Infill.param": "a path in the request's own body",
     "Thinking.param": "a path in the request's own body",
     "MediaItem.param": "a path in the request's own body",
     "MediaItem.detail": "one of three words, which the router has checked",
     "LoadPlan.evicts": "the ids of models",
     "NamePattern.pattern": "of the configuration, which bounds it",
     "PlanLoad.folder": "a path on this machine",
+    "BeatSeen.peers": "a digest",
+    "PairingOffer.code": "made by lmx",
+    "PairProof.remote": "an address, from the kernel",
+    "RouterStatus.announced_url": "made by lmx",
     "Event.data": "bounded with the event, by EventLog",
     "ModelStatus.exits": "by the names of causes",
+    "RankSettled.what": "a word of the engine's code",
+    "BatchChanged.status": "one of OpenAI's words",
+    "Machine.certificate": "a digest",
+    "Peer.certificate": "a digest",
+    "FollowerLink.address": "an address, which its supervisor has checked",
+    "FollowerLink.endpoint": "an address, which its supervisor has checked",
+    "FollowerLink.server_key": "a key of 40 letters, which the router has checked",
+    "Meeting.address": "an address, of 64 letters at most",
+    "Meeting.endpoint": "an address, of 64 letters at most",
+    "Meeting.server_key": "a key of 40 letters",
+    "RankBeat.ring_address": "an address, from the kernel",
+    "RankRing.addresses": "addresses, from the kernel",
+    "RankRing.rdma_devices": "names of devices, of a pattern",
+    "RanksSpec.rdma_devices": "names of devices, of a pattern",
+    "RankStarted.public_key": "a key of 40 letters",
+    "RemoteFollower.public_key": "a key of 40 letters",
 }
 
 

@@ -1,5 +1,6 @@
 """What routers have counted: added up, kept by the supervisor, and taken over."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,9 +10,12 @@ from pydantic import BaseModel
 
 from lmx.protocol.errors import LmxError
 from lmx.protocol.messages.counts import CountsKept, KeyUsage, ReportCounts, Tally, added, greatest
+from lmx.protocol.messages.keys import RateLimits
 from lmx.router.http.endpoint import Access, Endpoint
 from lmx.router.http.outcome import Outcome
+from lmx.router.http.rate_limits import RateLimiter
 from lmx.router.metrics.requests import RequestMetrics, reading_of
+from lmx.router.metrics.shared_counts import SharedCounts
 from lmx.supervisor.router.counts import RouterCounts
 from tests.support.fakes.fake_peers import until
 from tests.support.rigs.router_rig import MODEL, router_rig
@@ -95,7 +99,8 @@ class Kept:
     """A supervisor's counts, with three routers of its own."""
 
     def __init__(self) -> None:
-        self.counts = RouterCounts(100.0, {1, 2, 3}.__contains__)
+        self.pids = {1, 2, 3}
+        self.counts = RouterCounts(100.0, lambda: self.pids)
 
     def report(self, pid: int, requests: float, now_s: float = 0.0, **fields: Any) -> Any:
         tallies = (Tally("", ("requests",), (requests,)),)
@@ -106,7 +111,7 @@ class Kept:
 
 def test_a_routers_counts_are_the_others_until_it_ends_and_then_everybodys() -> None:
     kept = Kept()
-    assert kept.report(1, 5) == CountsKept(1, 100.0, ended=())
+    assert kept.report(1, 5) == CountsKept(1, 100.0, ended=(), others_run=True)
     assert plain(kept.report(2, 1).others) == {("", "requests"): 5}
     assert plain(kept.report(1, 7).others) == {("", "requests"): 1}
     kept.counts.router_ended(1)
@@ -119,7 +124,7 @@ def test_a_routers_counts_are_the_others_until_it_ends_and_then_everybodys() -> 
         kept.report(4, 9)
 
 
-def test_a_new_supervisor_hears_what_its_predecessor_knew() -> None:
+def test_a_new_supervisor_gets_what_its_predecessor_knew() -> None:
     kept = Kept()
     ended = (Tally("", ("requests",), (40.0,)),)
     reply = kept.report(1, 2, seen=0, ended=ended, since_s=50.0)
@@ -127,6 +132,18 @@ def test_a_new_supervisor_hears_what_its_predecessor_knew() -> None:
     # Two routers tell the same story: it counts once.
     reply = kept.report(2, 1, seen=0, ended=ended, since_s=50.0)
     assert plain(reply.ended) == {("", "requests"): 40}
+
+
+def test_a_router_learns_of_others_that_have_not_reported_yet() -> None:
+    kept = Kept()
+    kept.pids = {1, 2}
+    reply = kept.report(2, 0, fresh=True)
+    assert (reply.ended, reply.others, reply.others_run) == ((), (), True)
+    kept.report(1, 4)
+    kept.pids = {2}
+    kept.counts.router_ended(1)
+    reply = kept.report(2, 0, seen=1)
+    assert (plain(reply.ended), reply.others_run) == ({("", "requests"): 4}, False)
 
 
 def test_the_next_router_inherits_what_was_used_once() -> None:
@@ -143,7 +160,7 @@ def test_the_next_router_inherits_what_was_used_once() -> None:
     assert reply.elsewhere == ()
 
 
-def test_what_a_router_took_over_and_never_used_goes_on_to_the_next() -> None:
+def test_what_a_router_took_over_and_never_used_continues_to_the_next() -> None:
     kept = Kept()
     kept.report(1, 0, 10.0, usage=(KeyUsage("a", 3.0, 50.0, 2),), fresh=True)
     kept.report(2, 0, 14.0, usage=(KeyUsage("a", 1.0),), fresh=True)
@@ -158,7 +175,67 @@ def test_what_a_router_took_over_and_never_used_goes_on_to_the_next() -> None:
 # The router's side.
 
 
-async def test_a_router_tells_what_it_counts_and_shows_what_it_is_told() -> None:
+async def test_a_router_asks_again_while_another_one_may_still_report() -> None:
+    """It has no news of its own, and the first reply came before the other router's report."""
+    async with router_rig() as rig:
+        kept: list[ReportCounts] = []
+        late = (Tally("", ("requests",), (4.0,)),)
+
+        def answer(report: ReportCounts) -> CountsKept:
+            kept.append(report)
+            if len(kept) == 1:
+                return CountsKept(1, 1000.0, ended=(), others_run=True)
+            return CountsKept(2, 1000.0, ended=late)
+
+        rig.supervisor.replies[ReportCounts] = answer
+        rig.supervisor.epoch = "another"
+        await until(lambda: rig.router.metrics.read().totals.requests == 4)
+        assert (kept[0].tallies, kept[1].seen) == (kept[1].tallies, 1)
+
+
+async def test_a_reply_before_the_epoch_is_known_loses_nothing_that_has_ended() -> None:
+    """A supervisor that has just replaced another one may get a report before it has answered a
+    beat, and has heard of no router yet."""
+    ended = (Tally("", ("requests",), (8.0,)),)
+    replies = [CountsKept(2, 50.0, ended=ended), CountsKept(1, 99.0, ended=()), CountsKept(2, 50.0)]
+    reports: list[ReportCounts] = []
+
+    async def ask(report: ReportCounts, _deadline_s: float) -> CountsKept:
+        reports.append(report)
+        return replies[len(reports) - 1]
+
+    supervisor: Any = SimpleNamespace(ask=ask, epoch="first", alive=True)
+    counts = shared(supervisor)
+    await counts.report()
+    await counts.report()
+    supervisor.epoch = "second"
+    await counts.report()
+    assert (reports[-1].seen, reports[-1].ended, reports[-1].since_s) == (0, ended, 50.0)
+
+
+async def test_the_last_report_says_everything_to_whoever_takes_it() -> None:
+    """The supervisor may be another one than the router knows: nothing is new for the former."""
+    ended = (Tally("", ("requests",), (8.0,)),)
+    reports: list[ReportCounts] = []
+
+    async def ask(report: ReportCounts, _deadline_s: float) -> CountsKept:
+        reports.append(report)
+        return CountsKept(2, 50.0, ended=ended)
+
+    counts = shared(SimpleNamespace(ask=ask, epoch="first", alive=True))
+    await counts.report()
+    await counts.report_last()
+    assert len(reports) == 2
+    assert (reports[-1].seen, reports[-1].ended, reports[-1].since_s) == (0, ended, 50.0)
+
+
+def shared(supervisor: Any) -> SharedCounts:
+    metrics = RequestMetrics(lambda: (MODEL,))
+    limiter = RateLimiter(RateLimits(), (), RateLimits(), metrics.rate_limited)
+    return SharedCounts(supervisor, metrics, limiter)
+
+
+async def test_a_router_reports_what_it_counts_and_shows_what_it_receives() -> None:
     async with router_rig() as rig:
         kept: list[ReportCounts] = []
 

@@ -13,9 +13,9 @@ from lmx.protocol.messages.snapshot import ModelCommon
 from lmx.protocol.messages.status import ModelStatus, Status, SystemStatus, WorkerFigures
 from lmx.protocol.states import ModelState, SlotState, WorkerState, model_state
 from lmx.protocol.wire.codec import decode, encode, from_map, to_map
-from tests.support.fakes.admin_lines import cold_line, last_exit, status_line, told_status
+from tests.support.fakes.admin_lines import cold_line, last_exit, reported_status, status_line
 
-STATUS = told_status(status_line("a", last_exit=last_exit()), cold_line("b", kind=None))
+STATUS = reported_status(status_line("a", last_exit=last_exit()), cold_line("b", kind=None))
 
 
 def printed(status: SystemStatus) -> Any:
@@ -34,12 +34,12 @@ def test_what_is_printed_is_as_the_schema_says() -> None:
 
 def test_a_map_has_every_key_also_of_what_is_at_its_default() -> None:
     schema = status_schema()
-    told = printed(STATUS)
+    reported = printed(STATUS)
     definitions = schema["$defs"]
     for name, found in (
-        ("SupervisorStatus", told["supervisor"]),
-        ("RouterStatus", told["router"]),
-        ("ModelStatus", told["workers"][1]),
+        ("SupervisorStatus", reported["supervisor"]),
+        ("RouterStatus", reported["router"]),
+        ("ModelStatus", reported["workers"][1]),
     ):
         assert set(found) == set(definitions[name]["properties"]), name
         for key, value in definitions[name]["properties"].items():
@@ -57,13 +57,13 @@ def test_a_status_travels_as_it_is() -> None:
 
 
 def test_a_supervisor_of_another_version_is_understood() -> None:
-    told = printed(STATUS)
-    told["supervisor"] |= {"hard_line": 0.95, "unheard_of": 1}
+    reported = printed(STATUS)
+    reported["supervisor"] |= {"hard_line": 0.95, "unheard_of": 1}
     for key in ("url", "urls"):
-        del told["router"][key]
+        del reported["router"][key]
     for field in dataclasses.fields(WorkerFigures):
-        del told["workers"][0][field.name]
-    found = from_map(SystemStatus, told, "status")
+        del reported["workers"][0][field.name]
+    found = from_map(SystemStatus, reported, "status")
     assert (found.router.url, found.router.urls) == (None, ())
     assert found.workers[0].figures == WorkerFigures()
 
@@ -85,10 +85,10 @@ def test_a_beat_of_an_earlier_worker_is_understood() -> None:
 
 def test_an_earlier_supervisor_understands_a_beat() -> None:
     """What it needs is there also at 0."""
-    told = to_map(WorkerBeat("a", WorkerState.READY, 0, 0, 0.0, WorkerFigures(kv_bytes=5)))
+    reported = to_map(WorkerBeat("a", WorkerState.READY, 0, 0, 0.0, WorkerFigures(kv_bytes=5)))
     needed = {"rows", "queued", "stalled_for_s", "memory_bytes", "requests_total", "tokens_total"}
-    assert needed <= set(told)
-    assert told["kv_bytes"] == 5
+    assert needed <= set(reported)
+    assert reported["kv_bytes"] == 5
 
 
 @pytest.mark.parametrize("slot", list(SlotState))
@@ -100,6 +100,6 @@ def test_every_state_has_a_word(slot: SlotState, worker: WorkerState | None) -> 
         assert state.value == worker.value
 
 
-def test_a_model_is_told_of_in_the_same_words_in_both() -> None:
+def test_a_model_is_described_in_the_same_words_in_both() -> None:
     names = {field.name for field in dataclasses.fields(ModelCommon)}
     assert names < {field.name for field in dataclasses.fields(ModelStatus)}

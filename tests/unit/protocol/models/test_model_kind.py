@@ -54,6 +54,13 @@ MODULES = [{"idx": 1, "path": "1_Pooling", "type": "sentence_transformers.models
             EMBEDDING,
         ),
         ({"config.json": QWEN3, "README.md": "---\npipeline_tag: text-generation\n---\n"}, CHAT),
+        ({"config.json": {"model_type": "pocket_tts"}}, ModelKind.SPEECH),
+        # The published Kokoro names no type.
+        ({"config.json": {"istftnet": {}, "plbert": {}, "vocab": {}}}, ModelKind.SPEECH),
+        (
+            {"config.json": QWEN3, "README.md": "---\npipeline_tag: text-to-speech\n---\n"},
+            ModelKind.SPEECH,
+        ),
         # Not the card's head: a page may quote anything.
         ({"config.json": QWEN3, "README.md": "---\na: b\n---\npipeline_tag: text-ranking"}, CHAT),
         ({"config.json": QWEN3, "README.md": "pipeline_tag: text-ranking"}, CHAT),

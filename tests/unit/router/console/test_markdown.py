@@ -55,7 +55,7 @@ async def test_texts_become_trees_in_a_process_that_starts_with_the_first() -> N
         assert (status, answer) == (200, {"blocks": trees})
         (process,) = children()
         many = await asyncio.gather(
-            *(rig.post_json("/ui/markdown", blocks=[f"text {number}"]) for number in range(20))
+            *(rig.post_json("/ui/markdown", blocks=[f"text {number}"]) for number in range(16))
         )
         for number, (status, answer) in enumerate(many):
             assert (status, answer) == (200, {"blocks": [[["p", {}, f"text {number}"]]]})
@@ -96,8 +96,13 @@ async def test_a_process_that_is_idle_ends(monkeypatch: pytest.MonkeyPatch) -> N
             await asyncio.sleep(0.02)
 
 
-async def test_its_limits(slow_lexer: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(markdown_process, "_MOST_WAITING", 2)
+@pytest.mark.parametrize(
+    ("limit", "code"), [("_MOST_WAITING", "queue_full"), ("_MOST_OWN", "rate_limit_exceeded")]
+)
+async def test_its_limits(
+    slow_lexer: None, monkeypatch: pytest.MonkeyPatch, limit: str, code: str
+) -> None:
+    monkeypatch.setattr(markdown_process, limit, 2)
     async with router_rig(api_keys=(KEY,)) as rig:
         assert (await rig.post_json("/ui/markdown", blocks=["a"]))[0] == 401
         rig.http.headers["Authorization"] = f"Bearer {KEY}"
@@ -106,5 +111,7 @@ async def test_its_limits(slow_lexer: None, monkeypatch: pytest.MonkeyPatch) -> 
         ):  # fmt: skip
             assert (await rig.post_json("/ui/markdown", blocks=blocks))[0] == status
         asked = [rig.post_json("/ui/markdown", blocks=[text]) for text in (SLOW, "b", "c")]
-        statuses = [status for status, _ in await asyncio.gather(*asked)]
-        assert sorted(statuses) == [200, 400, 429]
+        answers = await asyncio.gather(*asked)
+        assert sorted(status for status, _ in answers) == [200, 400, 429]
+        (refused,) = [answer for status, answer in answers if status == 429]
+        assert refused["error"]["code"] == code

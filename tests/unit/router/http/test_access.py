@@ -30,7 +30,7 @@ KEYS = ("first-inference-key", "second-inference-key-ключ")
 METRICS_KEY = "a-key-for-metrics-alone"
 OPEN_PATHS = {
     "/", "/api/version", "/health", "/healthz", "/v1/health", "/status", "/admin/health", "/ping",
-    "/version",
+    "/version", "/pair/hello", "/pair/proof",
 }  # fmt: skip
 
 
@@ -198,6 +198,12 @@ def test_keys_are_compared_in_constant_time_and_all_of_them(
         return really(given, expected)
 
     monkeypatch.setattr(hmac, "compare_digest", compare)
+    ring = Ring.of(spec.keyring, spec.admin_key, spec.metrics_key)
+    ring.find("wrong", 0.0)
+    before = list(map(id, compared))
+    compared.clear()
+    ring.find("wrong", 0.0)
+    assert list(map(id, compared)) == before, "what is compared was encoded once"
     for key in (*KEYS, "wrong"):
         compared.clear()
         verdict(spec, Access.INFERENCE, bearer(key))
@@ -237,6 +243,13 @@ def test_operators_see_what_is_read_and_admins_alone_change_it() -> None:
             shows_prompts = endpoint.path.endswith("/capture")
             sees = endpoint.method == "GET" and not shows_prompts
             wanted = Access.OPERATOR if sees else Access.ADMIN
+            if endpoint.path in (
+                "/admin/peer",
+                "/admin/ranks",
+                "/admin/ranks/{group}",
+                "/admin/ranks/probe",
+            ):
+                wanted = Access.PEER
             assert endpoint.access is (Access.METRICS if metrics else wanted), endpoint.path
 
 
@@ -270,11 +283,11 @@ async def test_keys_are_never_logged_or_answered(capfd: pytest.CaptureFixture[st
                 answers.append((await asyncio.wait_for(reader.read(2000), 90)).decode())
                 writer.close()
     printed = capfd.readouterr()
-    told = "\n".join([*answers, *map(str, logs), printed.out, printed.err])
-    assert "http.request" in told
-    assert "not valid HTTP" in told
+    reported = "\n".join([*answers, *map(str, logs), printed.out, printed.err])
+    assert "http.request" in reported
+    assert "not valid HTTP" in reported
     for key in (ADMIN, KEYS[0]):
-        assert key not in told
+        assert key not in reported
 
 
 PRIORITIES: tuple[dict[str, Any], ...] = ({}, {"priority": -3}, {"priority": 9})
@@ -288,6 +301,7 @@ GENERATIONS: dict[str, tuple[dict[str, Any], bool]] = {
     "/v1/responses": ({"input": "hi"}, True),
     "/api/chat": ({"messages": HI}, False),
     "/api/generate": ({"prompt": "hi"}, False),
+    "/infill": ({"input_prefix": "a", "input_suffix": "b"}, True),
 }
 """The routes of generations: a body, and whether it may have a `priority`. Anthropic's and Ollama's
 requests know none, and theirs is ignored."""
@@ -299,8 +313,9 @@ def test_every_route_of_generations_is_listed() -> None:
         for route in ROUTES
         if route.is_inference and route.streams and route.method == "POST"
     }
-    # These have streams of other things: of what is heard, and of how far a download is.
-    others = {"/v1/audio/transcriptions", "/v1/audio/translations", "/api/pull"}
+    # These have streams of other things: of sounds, and of how far a download is.
+    audio = {f"/v1/audio/{name}" for name in ("transcriptions", "translations", "speech")}
+    others = {*audio, "/api/pull"}
     assert answering - others == set(GENERATIONS)
 
 

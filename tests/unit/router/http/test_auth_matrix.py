@@ -58,6 +58,7 @@ KEYS: Final = (
     named("metrics", KeyScope.METRICS),
     named("operator", KeyScope.OPERATOR),
     named("admin", KeyScope.ADMIN),
+    named("peer", KeyScope.PEER),
     named("both", KeyScope.INFERENCE, KeyScope.OPERATOR),
     named("expired", *KeyScope, expires_at_s=NOW_S - 1.0),
     named("later", expires_at_s=NOW_S + 86_400.0),
@@ -76,33 +77,50 @@ KEYS: Final = (
 
 OPENS: Final[dict[str, str]] = {
     # By kind of key: what a route of each access answers. `.` passes, 1 is a 401, 3 is a 403.
-    # In the order of ACCESS: open, inference, metrics, local, operator, admin.
-    "none": ".11111",
-    "wrong": ".11111",
-    "revoked": ".11111",
-    "expired": ".11111",
-    "inference": "..3333",
-    "later": "..3333",
-    "rotated": "..3333",
-    "former": "..3333",
-    "limited": "..3333",
-    "elsewhere": "..3333",
-    "openai": "..3333",
-    "anthropic": "..3333",
-    "ollama": "..3333",
-    "metrics": ".3..33",
-    "operator": ".3...3",
-    "both": ".....3",
-    "admin": ".3....",
+    # In the order of ACCESS: open, inference, peer, metrics, local, operator, admin.
+    "none": ".111111",
+    "wrong": ".111111",
+    "revoked": ".111111",
+    "expired": ".111111",
+    "inference": "..33333",
+    "later": "..33333",
+    "rotated": "..33333",
+    "former": "..33333",
+    "limited": "..33333",
+    "elsewhere": "..33333",
+    "openai": "..33333",
+    "anthropic": "..33333",
+    "ollama": "..33333",
+    "metrics": ".33..33",
+    "operator": ".33...3",
+    "both": "..3...3",
+    "admin": ".3.....",
+    "peer": ".3.3333",
 }
+FORWARDED: Final = frozenset(
+    {
+        *(f"{prefix}/{name}" for prefix in ("/v1", "/v3")
+            for name in ("chat/completions", "completions", "embeddings")),
+        "/infill", "/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score", "/tokenize",
+        "/detokenize", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses",
+        "/v1/responses/input_tokens", "/api/chat", "/api/generate", "/api/embed",
+        "/api/embeddings", "/api/show", "/api/pull", "/v1/audio/transcriptions",
+        "/v1/audio/translations", "/v1/audio/speech",
+    }
+)  # fmt: skip
+"""What peers forward, by POST: of the routes for models, these alone are for a peer's key."""
+
 ACCESS: Final = (
-    Access.OPEN, Access.INFERENCE, Access.METRICS, Access.LOCAL, Access.OPERATOR, Access.ADMIN,
+    Access.OPEN, Access.INFERENCE, Access.PEER, Access.METRICS, Access.LOCAL, Access.OPERATOR,
+    Access.ADMIN,
 )  # fmt: skip
 STATUS: Final = {".": None, "1": 401, "3": 403}
 
 
 def expected(kind: str, endpoint: Endpoint) -> int | None:
     """The status of the refusal; None if the key opens the route."""
+    if kind == "peer" and endpoint.method == "POST" and endpoint.path in FORWARDED:
+        return None
     found = STATUS[OPENS[kind][ACCESS.index(endpoint.access)]]
     if found is None and endpoint.access is Access.INFERENCE and kind in tuple(KeyFamily):
         own = {ANTHROPIC: "anthropic", OLLAMA: "ollama"}.get(endpoint.family, "openai")
@@ -161,6 +179,7 @@ BODY: Final[dict[str, Any]] = {
     "model": OTHER, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9,
     "prompt": "hi", "input": "hi", "query": "hi", "documents": ["hi"], "queries": "hi",
     "items": ["hi"], "text_1": "hi", "text_2": "hi", "tokens": [1], "name": OTHER,
+    "input_prefix": "hi", "input_suffix": "hi",
 }  # fmt: skip
 """What each route takes of it is enough for it, and it ignores the rest."""
 

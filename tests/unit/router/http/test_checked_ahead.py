@@ -71,6 +71,16 @@ def run(steps: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
             return whole
 
 
+def test_others_have_their_turn_between_its_steps() -> None:
+    steps = checked_ahead({IS_LARGE: True}, {"turns": [MANY] * 3}, "turns", MESSAGES)  # type: ignore[arg-type]
+    taken = 0
+    with pytest.raises(StopIteration):
+        while True:
+            steps.send(None)
+            taken += 1
+    assert taken >= 3
+
+
 def responses(body: dict[str, Any]) -> Any:
     wanted = parse_responses(body)
     return wanted, asked_of(wanted, wanted.items, b"k" * 32)

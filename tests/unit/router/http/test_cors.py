@@ -49,7 +49,7 @@ async def test_pages_of_other_origins_change_nothing_by_default(rig: Rig, origin
     assert not rig.worker.streams
 
 
-async def test_no_origin_and_lmx_s_own_pages_go_on_as_ever(rig: Rig) -> None:
+async def test_no_origin_and_lmx_s_own_pages_continue_as_ever(rig: Rig) -> None:
     for headers in ({}, {"Origin": rig.url}):
         status, _, _ = await asked(rig, "POST", "/v1/chat/completions", headers, chat_body())
         assert status == 200
@@ -59,7 +59,7 @@ async def test_no_origin_and_lmx_s_own_pages_go_on_as_ever(rig: Rig) -> None:
     assert (await asked(rig, "OPTIONS", "/v1/models", {}))[0] == 405
 
 
-async def test_an_allowed_page_is_told_before_keys_what_it_may_send() -> None:
+async def test_an_allowed_page_learns_before_keys_what_it_may_send() -> None:
     async with router_rig(cors_origins=(APP,), api_keys=(KEY,)) as rig:
         for path in ("/v1/chat/completions", "/v1/jobs/x", "/admin/status", "/no/such/path"):
             status, headers, _ = await asked(
@@ -168,7 +168,7 @@ async def test_a_rebound_name_does_not_become_an_allowed_origin() -> None:
         assert (status, said["error"]["code"]) == (403, "host_not_allowed")
 
 
-async def test_the_browser_is_told_while_lmx_shuts_down() -> None:
+async def test_the_browser_learns_that_lmx_shuts_down() -> None:
     async with router_rig(cors_origins=(APP,)) as rig:
         rig.router.traffic.close()
         assert (await asked(rig, "OPTIONS", "/v1/chat/completions", PREFLIGHT))[0] == 204

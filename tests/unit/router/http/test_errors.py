@@ -58,9 +58,12 @@ MAY_PASS = {
     ErrorCode.SUPERVISOR_UNAVAILABLE,
     ErrorCode.SHUTTING_DOWN,
     ErrorCode.ROUTER_HUNG,
+    ErrorCode.PEER_UNAVAILABLE,
+    ErrorCode.PEER_LOST,
     ErrorCode.JOB_INTERRUPTED,
     ErrorCode.JOBS_UNAVAILABLE,
     ErrorCode.USAGE_UNAVAILABLE,
+    ErrorCode.FILES_UNAVAILABLE,
     ErrorCode.PROTOCOL_ERROR,
     ErrorCode.INTERNAL,
 }

@@ -125,7 +125,7 @@ def test_as_many_at_a_time_as_the_limit_says() -> None:
     assert refused == {("key", "concurrent_requests"): 1, ("total", "concurrent_requests"): 1}
 
 
-def test_what_was_used_goes_on_with_the_next_router() -> None:
+def test_what_was_used_continues_with_the_next_router() -> None:
     spec = RateLimits(2, 100, 2)
     before, after = limiter(spec, total=spec), limiter(spec, total=spec)
     ask(before, "a", 0.0, 50.0)
@@ -339,7 +339,7 @@ async def test_a_request_at_a_time_and_a_client_that_leaves() -> None:
         assert (await post(rig, A))[0] == 200
 
 
-async def test_a_job_that_goes_on_after_its_time_out_counts_until_its_end() -> None:
+async def test_a_job_that_continues_after_its_time_out_counts_until_its_end() -> None:
     go_on = asyncio.Event()
 
     slow = plays(go_on, ends("late", tokens=5))
@@ -354,17 +354,17 @@ async def test_a_job_that_goes_on_after_its_time_out_counts_until_its_end() -> N
         assert used.tokens < 100
 
 
-async def test_the_worker_hears_whose_turn_it_is() -> None:
+async def test_the_worker_learns_whose_turn_it_is() -> None:
     seen: list[str] = []
 
-    async def told(stream: FakeStream) -> None:
+    async def reported(stream: FakeStream) -> None:
         seen.append(stream.request.owner)
         await answer(stream)
 
-    async with router_rig(told, api_keys=(A, B)) as rig:
+    async with router_rig(reported, api_keys=(A, B)) as rig:
         await post(rig, A)
         await post(rig, B)
     assert seen == [ApiKey.of_secret(A).owner, ApiKey.of_secret(B).owner]
-    async with router_rig(told) as rig:
+    async with router_rig(reported) as rig:
         await post(rig, A)
     assert seen[2] == "127.0.0.1"

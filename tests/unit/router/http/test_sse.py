@@ -93,7 +93,7 @@ async def test_anthropics_events_come_whole_too() -> None:
 async def test_an_error_on_the_short_way_ends_its_own_stream_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    write, told = ChunkWriter.deltas, asyncio.Event()
+    write, reported = ChunkWriter.deltas, asyncio.Event()
 
     def fail_on_one(writer: ChunkWriter, deltas: Sequence[Delta]) -> bytes:
         if any(delta.text == "bad" for delta in deltas):
@@ -104,13 +104,13 @@ async def test_an_error_on_the_short_way_ends_its_own_stream_alone(
         await stream.accept()
         await stream.say("good")
         if stream.request.stream_id == 1:
-            await told.wait()
+            await reported.wait()
             await stream.finish("end")
         else:
             await asyncio.sleep(0.02)
             await stream.say("bad")
             await until(lambda: stream.cancelled)
-            told.set()
+            reported.set()
 
     monkeypatch.setattr(ChunkWriter, "deltas", fail_on_one)
     async with router_rig(say_both) as rig:

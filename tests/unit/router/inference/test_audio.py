@@ -279,7 +279,7 @@ async def test_without_a_name_the_model_that_hears_is_taken(rig: Rig) -> None:
     assert (status, answer["text"]) == (200, TEXT)
 
 
-async def test_the_refusal_of_a_worker_is_told(rig: Rig) -> None:
+async def test_the_refusal_of_a_worker_is_reported(rig: Rig) -> None:
     refusal = (ErrorCode.INVALID_VALUE, "no such language", "language")
     await serve(rig, lambda task: [Refused(task.stream_id, *refusal)])
     for stream in ("false", "true"):
@@ -320,11 +320,3 @@ async def test_a_form_whose_parts_have_no_proper_heads_is_refused(name: str) -> 
     ):
         assert response.status == 400
         assert (await response.json())["error"]["code"] == "invalid_json"
-
-
-async def test_nothing_is_read_aloud(rig: Rig) -> None:
-    wanted = {"model": MODEL, "input": "Hello", "voice": "alloy"}
-    async with rig.http.post(f"{rig.url}/v1/audio/speech", json=wanted) as response:
-        told = (await response.json())["error"]
-    assert (response.status, told["code"]) == (404, "not_found_error")
-    assert "reads no text aloud" in told["message"]

@@ -29,7 +29,7 @@ PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 4
 WAV = b"RIFF....WAVEfmt " + bytes(2000)
 LIMITS = MediaLimits(
     allowed_networks=("127.0.0.1",), max_item_bytes=100_000, max_items=4, max_held_bytes=250_000,
-    read_timeout_s=1.0, total_timeout_s=2.0,
+    read_timeout_s=30.0, total_timeout_s=60.0,
 )  # fmt: skip
 IN_BASE64 = base64.b64encode(PNG).decode()
 IMAGE = {"type": "image_url", "image_url": {"url": IN_BASE64}}
@@ -54,26 +54,28 @@ async def seeing(script: Any = says, **fields: Any) -> AsyncIterator[tuple[Rig, 
 async def test_pictures_of_ollama_s_clients_go_the_same_way() -> None:
     async with seeing() as (rig, _):
         turn = {"role": "user", "content": "What is it?", "images": [IN_BASE64, IN_BASE64]}
-        status, told = await rig.post_json("/api/chat", model=MODEL, messages=[turn], stream=False)
-        assert status == 200, told
+        status, reported = await rig.post_json(
+            "/api/chat", model=MODEL, messages=[turn], stream=False
+        )
+        assert status == 200, reported
         chat = rig.worker.streams[-1]
         text = {"type": "text", "text": "What is it?"}
         seen = [{"type": "image", "media": 0}, {"type": "image", "media": 1}]
         assert chat.blobs == (PNG, PNG)
         assert chat.request.messages == ({"role": "user", "content": [*seen, text]},)
         body = {"prompt": "What is it?", "images": [IN_BASE64], "stream": False}
-        status, told = await rig.post_json("/api/generate", model=MODEL, **body)
+        status, reported = await rig.post_json("/api/generate", model=MODEL, **body)
         assert status == 200 and rig.worker.streams[-1].blobs == (PNG,)
-        status, told = await rig.post_json("/api/generate", model=MODEL, **body, raw=True)
-        assert (status, told["param"]) == (400, "images")
+        status, reported = await rig.post_json("/api/generate", model=MODEL, **body, raw=True)
+        assert (status, reported["param"]) == (400, "images")
 
 
 async def test_media_go_with_the_request_as_frames() -> None:
     async with seeing() as (rig, server):
         server.answers["/a"] = answer(WAV)
         sound = {"type": "audio", "audio": f"{server.url}/a"}
-        status, told = await rig.chat_json(messages=asking(IMAGE, sound))
-        assert status == 200, told
+        status, reported = await rig.chat_json(messages=asking(IMAGE, sound))
+        assert status == 200, reported
         stream = rig.worker.streams[0]
         assert stream.blobs == (PNG, WAV)
         assert [(item.kind, item.form, item.size_bytes) for item in stream.request.media] == [
@@ -96,19 +98,19 @@ async def test_streams_and_other_families_carry_them_too() -> None:
         block = {"type": "image", "source": {
             "type": "base64", "media_type": "image/png", "data": IN_BASE64,
         }}  # fmt: skip
-        status, told = await rig.post_json(
+        status, reported = await rig.post_json(
             "/v1/messages", model=MODEL, max_tokens=9,
             messages=[{"role": "user", "content": [block]}],
         )  # fmt: skip
-        assert status == 200, told
+        assert status == 200, reported
         image = {"type": "input_image", "image_url": f"data:image/png;base64,{IN_BASE64}"}
         items = [{"role": "user", "content": [image]}]
-        status, told = await rig.post_json("/v1/responses", model=MODEL, input=items)
-        assert status == 200, told
+        status, reported = await rig.post_json("/v1/responses", model=MODEL, input=items)
+        assert status == 200, reported
         # What is kept of a conversation has its images too.
-        asked = {"input": "And now?", "previous_response_id": told["id"]}
-        status, told = await rig.post_json("/v1/responses", model=MODEL, **asked)
-        assert status == 200, told
+        asked = {"input": "And now?", "previous_response_id": reported["id"]}
+        status, reported = await rig.post_json("/v1/responses", model=MODEL, **asked)
+        assert status == 200, reported
         assert [stream.blobs for stream in rig.worker.streams] == [(PNG,)] * 4
 
 
@@ -125,17 +127,17 @@ async def test_what_counts_tokens_sends_the_media_too() -> None:
             ("/v1/responses/input_tokens", "input_tokens",
              {"input": [{"role": "user", "content": [item]}]}),
         ):  # fmt: skip
-            status, told = await rig.post_json(path, model=MODEL, **fields)
-            assert (status, told.get(count)) == (200, 3), told
+            status, reported = await rig.post_json(path, model=MODEL, **fields)
+            assert (status, reported.get(count)) == (200, 3), reported
         assert rig.worker.task_blobs == [(PNG,)] * 3
         for task in rig.worker.tasks:
             assert isinstance(task, Tokenize)
             assert [item.form for item in task.media] == [MediaForm.PNG]
         assert rig.router._runner.app[SERVICES].media.held_bytes == 0
-        status, told = await rig.post_json(
+        status, reported = await rig.post_json(
             "/tokenize", model=MODEL, messages=asking(image_at("file:///etc/passwd"))
         )
-        assert (status, told["error"]["param"]) == (400, PATH)
+        assert (status, reported["error"]["param"]) == (400, PATH)
 
 
 REFUSED = {
@@ -166,13 +168,14 @@ async def test_a_slow_server_is_a_504_and_others_are_answered_meanwhile() -> Non
     async def silence(writer: asyncio.StreamWriter) -> None:
         await asyncio.Event().wait()
 
-    async with seeing() as (rig, server):
+    limits = replace(LIMITS, read_timeout_s=1.0, total_timeout_s=2.0)
+    async with seeing(media=limits) as (rig, server):
         server.answers["/"] = silence
         slow = asyncio.create_task(rig.chat_json(messages=asking(image_at(f"{server.url}/"))))
         await until(lambda: server.open_connections == 1)
         assert (await rig.chat_json())[0] == 200
-        status, told = await slow
-        assert (status, told["error"]["code"], told["error"]["param"]) == (
+        status, reported = await slow
+        assert (status, reported["error"]["code"], reported["error"]["param"]) == (
             504, "media_timeout", PATH,
         )  # fmt: skip
 
@@ -195,25 +198,27 @@ async def test_a_client_that_leaves_ends_the_fetch() -> None:
 
 async def test_too_many_media_are_refused() -> None:
     async with seeing() as (rig, _):
-        status, told = await rig.chat_json(messages=asking(*[IMAGE] * 5))
-        assert (status, told["error"]["param"]) == (400, "messages[0].content[5].image_url")
+        status, reported = await rig.chat_json(messages=asking(*[IMAGE] * 5))
+        assert (status, reported["error"]["param"]) == (400, "messages[0].content[5].image_url")
 
 
 async def test_a_model_that_takes_text_only_says_which_one_takes_images() -> None:
     eyes = (MediaKind.IMAGE,)
     async with seeing() as (rig, _):
         await rig.publish(ready(MODEL, INSTANCE, media=()), default=MODEL)
-        status, told = await rig.chat_json(messages=asking(IMAGE))
-        assert (status, told["error"]["code"], told["error"]["param"]) == (
+        status, reported = await rig.chat_json(messages=asking(IMAGE))
+        assert (status, reported["error"]["code"], reported["error"]["param"]) == (
             400, "unsupported_value", PATH,
         )  # fmt: skip
-        assert "no model that is configured here takes images" in told["error"]["message"]
+        assert "no model that is configured here takes images" in reported["error"]["message"]
         await rig.publish(
             ready(MODEL, INSTANCE, media=()), ready("b/seeing", "0000000b", media=eyes),
             default=MODEL,
         )  # fmt: skip
-        status, told = await rig.chat_json(messages=asking(IMAGE))
-        assert (status, "takes images: b/seeing" in told["error"]["message"]) == (400, True), told
+        status, reported = await rig.chat_json(messages=asking(IMAGE))
+        assert (status, "takes images: b/seeing" in reported["error"]["message"]) == (400, True), (
+            reported
+        )
         # A route takes the one that can.
         other = rig.add_worker("0000000b", says)
         assert (await rig.chat_json(model="auto", messages=asking(IMAGE)))[0] == 200
@@ -331,15 +336,15 @@ async def test_no_frame_keeps_what_is_counted_as_given_back(path: str) -> None:
         writer.close()
 
 
-async def test_usage_tells_what_media_took() -> None:
+async def test_usage_shows_what_media_took() -> None:
     async def counted(stream: FakeStream) -> None:
         await stream.accept()
         usage = Usage(100, 1, cached_tokens=20, image_tokens=60, audio_tokens=7, video_tokens=5)
         await stream.finish("done", usage=usage)
 
     async with seeing(counted) as (rig, _):
-        _, told = await rig.chat_json(messages=asking(IMAGE))
-        assert told["usage"]["prompt_tokens"] == 100
-        assert told["usage"]["prompt_tokens_details"] == {
+        _, reported = await rig.chat_json(messages=asking(IMAGE))
+        assert reported["usage"]["prompt_tokens"] == 100
+        assert reported["usage"]["prompt_tokens_details"] == {
             "cached_tokens": 20, "image_tokens": 60, "audio_tokens": 7, "video_tokens": 5,
         }  # fmt: skip

@@ -62,7 +62,7 @@ async def line_of(response: aiohttp.ClientResponse) -> str:
         ("/v1/completions", {"model": "big", "prompt": ["hi", "there"]}),
     ],
 )
-async def test_comments_tell_of_the_load_and_the_answer_is_the_same(
+async def test_comments_show_the_load_and_the_answer_is_the_same(
     rig: Rig, path: str, fields: dict[str, Any]
 ) -> None:
     rig.add_worker(LOADED, answer)
@@ -93,7 +93,7 @@ def shape(line: str) -> Any:
     return json.dumps(json.loads(line)["choices"])
 
 
-async def test_a_change_is_told_once_and_silence_is_broken_by_pings() -> None:
+async def test_a_change_is_reported_once_and_silence_is_broken_by_pings() -> None:
     async with router_rig(ping_interval_s=0.1) as rig:
         rig.add_worker(LOADED, answer)
         await rig.publish(weights(0.4))
@@ -152,16 +152,16 @@ async def test_whatever_a_stream_waits_for_it_opens_and_an_error_then_has_its_fo
 ) -> None:
     """The worker has not begun with it: other prompts, or other pictures, come before."""
     body, kind, ping, before = STREAMS[path]
-    told = asyncio.Event()
+    reported = asyncio.Event()
 
-    refuse_late = refuses(ErrorCode.CONTEXT_LENGTH_EXCEEDED, "too long", after=told)
+    refuse_late = refuses(ErrorCode.CONTEXT_LENGTH_EXCEEDED, "too long", after=reported)
 
     async with router_rig(refuse_late) as rig:
         async with rig.http.post(rig.url + path, json={**body, "stream": True}) as response:
             assert (response.status, response.content_type) == (200, kind)
             async with asyncio.timeout(90):
                 assert await response.content.readexactly(len(ping)) == ping
-            told.set()
+            reported.set()
             last = (await response.content.read()).decode()
         if before == " ":
             last = f" {last}"  # The ping is white space before the line.
@@ -173,17 +173,17 @@ async def test_whatever_a_stream_waits_for_it_opens_and_an_error_then_has_its_fo
 @pytest.mark.parametrize("path", STREAMS)
 async def test_an_answer_that_comes_late_follows_the_pings(path: str) -> None:
     body, _, ping, _ = STREAMS[path]
-    told = asyncio.Event()
+    reported = asyncio.Event()
 
     async def answer_late(fake: FakeStream) -> None:
-        await told.wait()
+        await reported.wait()
         await answer(fake)
 
     async with router_rig(answer_late, ping_interval_s=0.05) as rig:
         async with rig.http.post(rig.url + path, json={**body, "stream": True}) as response:
             async with asyncio.timeout(90):
                 assert await response.content.readexactly(3 * len(ping)) == 3 * ping
-            told.set()
+            reported.set()
             raw = await response.content.read()
         if ping == b" ":
             lines = [json.loads(line) for line in raw.splitlines()]

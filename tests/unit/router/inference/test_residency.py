@@ -11,7 +11,7 @@ from lmx.router.schema.requests.tasks import parse_embedding, parse_rerank
 from tests.support.rigs.router_rig import chat_body
 
 
-def told(fields: dict[str, Any]) -> list[float | None]:
+def reported(fields: dict[str, Any]) -> list[float | None]:
     """What each kind of request passes on."""
     _, chat, _ = parse_chat(chat_body(**fields))
     _, completions = parse_completion({"prompt": ["a", "b"], **fields})
@@ -44,8 +44,8 @@ def told(fields: dict[str, Any]) -> list[float | None]:
         ({"ttl": 60, "keep_alive": "1m"}, 60.0),
     ],
 )
-def test_what_a_worker_is_told(fields: dict[str, Any], seconds: float | None) -> None:
-    assert told(fields) == [seconds] * 5
+def test_what_a_worker_receives(fields: dict[str, Any], seconds: float | None) -> None:
+    assert reported(fields) == [seconds] * 5
 
 
 @pytest.mark.parametrize(
@@ -81,6 +81,6 @@ def test_faults_name_their_field(fields: dict[str, Any], param: str) -> None:
         assert len(caught.value.message) < 300
 
 
-def test_a_bad_duration_is_told_what_is_one() -> None:
+def test_the_error_for_a_bad_duration_says_what_is_one() -> None:
     with pytest.raises(RequestError, match=r'"5m".*got \'soon\''):
         parse_chat(chat_body(keep_alive="soon"))

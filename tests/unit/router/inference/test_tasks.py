@@ -313,7 +313,7 @@ async def test_a_bad_score_request_names_the_field(rig: Rig, body: Any, param: s
         (ModelKind.EMBEDDING, "input[2]", "text_2[1]"),
     ],
 )
-async def test_a_worker_s_refusal_of_a_pair_is_told_by_its_name(
+async def test_a_worker_s_refusal_of_a_pair_is_reported_by_its_name(
     kind: ModelKind, said: str, param: str
 ) -> None:
     def refuses(task: Any) -> Iterable[Any]:

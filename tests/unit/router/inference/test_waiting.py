@@ -1,6 +1,7 @@
 """Requests for models that are not ready: one question, one line, deadlines, ways out of it."""
 
 import asyncio
+import time
 from functools import partial
 from typing import Any
 
@@ -72,8 +73,22 @@ async def test_those_who_wait_are_released_in_the_order_of_their_arrival(rig: Ri
         requests.append(asyncio.create_task(rig.chat_json(model="big", max_tokens=number + 1)))
         await until(lambda: waiting(rig) == len(requests))
     await rig.supervisor.reply(0, Acquired("big", LOADED))
-    await asyncio.gather(*requests)
+    answers = await asyncio.gather(*requests)
+    assert {status for status, _ in answers} == {200}, answers
     assert [stream.request.max_tokens for stream in worker.streams] == list(range(1, 11))
+
+
+async def test_a_router_that_stood_still_does_not_take_the_supervisor_for_gone(rig: Rig) -> None:
+    rig.add_worker(LOADED, answer)
+    await rig.publish(cold("big"))
+    request = asyncio.create_task(rig.chat_json(model="big"))
+    await until(lambda: rig.supervisor.acquires)
+    time.sleep(1.0)  # Twice the beats that may stay without an answer.
+    beats = rig.supervisor.count(RouterBeat)
+    await until(lambda: rig.supervisor.count(RouterBeat) > beats + 2)
+    await rig.supervisor.reply(0, Acquired("big", LOADED))
+    assert (await request)[0] == 200
+    assert rig.supervisor.count(Acquire) == 1
 
 
 async def test_a_full_room_is_429_with_the_time_that_the_load_still_takes(rig: Rig) -> None:
@@ -125,7 +140,7 @@ async def test_the_question_stays_while_others_wait(rig: Rig) -> None:
     assert (rig.supervisor.count(Withdraw), len(rig.supervisor.acquires)) == (0, 1)
 
 
-async def test_each_request_waits_as_long_as_it_may_and_is_told_where_it_stood() -> None:
+async def test_each_request_waits_as_long_as_it_may_and_learns_where_it_stood() -> None:
     async with router_rig(load_wait_s=0.3) as rig:
         await rig.publish(loading(0.4))
         first = asyncio.create_task(rig.chat_json(model="big"))
@@ -450,7 +465,7 @@ async def test_the_end_of_the_router_ends_the_waiting(rig: Rig) -> None:
     assert (status, body["error"]["code"]) == (503, "shutting_down")
 
 
-async def test_who_comes_back_to_a_router_that_ends_is_told_so(
+async def test_who_comes_back_to_a_router_that_ends_gets_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("lmx.router.workers.dispatch._PAUSES_S", (0.5, 0.5))

@@ -112,6 +112,21 @@ async def test_another_owner_sees_nothing(store: JobStore) -> None:
     assert await store.listed(Wanted(owner="key_b", after="a")) is None
 
 
+async def test_who_has_no_key_sees_no_job_of_one(store: JobStore) -> None:
+    """Also once the last key is revoked, when nobody needs one."""
+    stored = ResponseRow(b"[]", b"{}")
+    store.put(row("of-a-key", owner="key_a", response=stored))
+    store.put(row("of-nobody", response=stored))
+    assert await ids(store) == ["of-nobody"]
+    assert await store.get("of-a-key", None) is None
+    assert await store.response("of-a-key", None) is None
+    assert await store.turns("of-a-key", None, 9, 1_000) == []
+    assert await store.listed(Wanted(after="of-a-key")) is None
+    assert await store.get("of-nobody", "key_a") is None
+    assert await store.response("of-nobody", None) is not None
+    assert len(await store.turns("of-nobody", None, 9, 1_000)) == 1
+
+
 @pytest.mark.parametrize(
     "content", [b"not a database at all, but long enough to be taken for one" * 40, b"short"]
 )
@@ -252,13 +267,47 @@ async def test_a_result_that_does_not_fit_is_dropped_and_its_job_kept(
     store.close(5.0)
 
 
-async def test_more_readers_than_there_may_be_are_told_so(
+async def test_more_readers_than_there_may_be_get_an_error(
     store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(record_file, "_READS_LIMIT", 0)
     with pytest.raises(LmxError) as caught:
         await store.get("a", None)
     assert caught.value.code is ErrorCode.JOBS_UNAVAILABLE
+
+
+async def test_one_requester_s_reads_leave_room_for_others(store: JobStore) -> None:
+    """A flood of one key fills its own share of the queue, and gets 429s beyond it."""
+    begun, over = threading.Event(), threading.Event()
+
+    def hold(_: sqlite3.Connection) -> bool:
+        begun.set()
+        return over.wait(90)
+
+    holds = asyncio.create_task(store._read(hold))
+    try:
+        assert await asyncio.to_thread(begun.wait, 90)
+
+        def read_by(who: str) -> asyncio.Task[JobRow | None]:
+            reader = record_file.READER.set(who)
+            try:
+                return asyncio.create_task(store.get("a", None))
+            finally:
+                record_file.READER.reset(reader)
+
+        flood = [read_by("key_a") for _ in range(300)]
+        await asyncio.sleep(0)
+        others = [read_by("key_b"), read_by("")]
+    finally:
+        over.set()
+    found = await asyncio.gather(*flood, *others, return_exceptions=True)
+    refused = [one for one in found if isinstance(one, LmxError)]
+    assert {one.code for one in refused} == {ErrorCode.RATE_LIMIT_EXCEEDED}
+    assert all(one.retry_after_s == 1.0 for one in refused)
+    assert len(refused) == 300 - 32
+    assert found[-2:] == [None, None]
+    assert await holds
+    assert await read_by("key_a") is None, "and may read again at once"
 
 
 async def test_readers_wait_for_their_turn_and_not_for_longer(
@@ -403,7 +452,7 @@ async def until_there(store: JobStore, job_id: str) -> None:
         await asyncio.sleep(0.02)
 
 
-async def test_an_end_that_was_lost_is_told_by_the_next_sweep(store: JobStore) -> None:
+async def test_an_end_that_was_lost_is_reported_by_the_next_sweep(store: JobStore) -> None:
     store.put(row("lost", JobState.RUNNING))
     store.put(row("live", JobState.RUNNING))
     await store.sweep(lambda: {"live"})
@@ -540,7 +589,7 @@ _JOBS = st.lists(
         st.sampled_from([1.0, 2.0, 3.0]),
         st.sampled_from(list(JobState)),
         st.sampled_from(["m", "n"]),
-        st.sampled_from(["key_a", "key_b"]),
+        st.sampled_from([None, "key_a", "key_b"]),
     ),
     max_size=25,
 )
@@ -555,7 +604,7 @@ _JOBS = st.lists(
     owner=st.none() | st.just("key_a"),
 )
 def test_pages_joined_are_the_whole_list_in_order(
-    jobs: list[tuple[float, JobState, str, str]],
+    jobs: list[tuple[float, JobState, str, str | None]],
     limit: int,
     state: JobState | None,
     model: str | None,
@@ -581,7 +630,7 @@ def test_pages_joined_are_the_whole_list_in_order(
         for one in rows
         if (state is None or one.state == state)
         and (model is None or one.model == model)
-        and (owner is None or one.owner == owner)
+        and one.owner == owner
     ]
     wanted.sort(key=lambda one: (one.created_s, one.id), reverse=True)
     assert seen == [one.id for one in wanted]

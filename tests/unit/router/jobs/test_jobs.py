@@ -169,7 +169,7 @@ async def test_what_is_refused_before_it_began_is_no_job(
         assert (await get(rig, "/v1/jobs"))[1]["data"] == []
 
 
-async def test_what_is_refused_after_its_id_was_told_is_a_failed_job() -> None:
+async def test_what_is_refused_after_its_id_was_sent_is_a_failed_job() -> None:
     go_on = asyncio.Event()
 
     refuse = refuses(ErrorCode.CONTEXT_LENGTH_EXCEEDED, "too long", param="messages", after=go_on)
@@ -312,7 +312,7 @@ async def test_a_job_in_the_workers_queue_says_so() -> None:
         assert (await request)[0] == 409
 
 
-async def test_the_sync_timeout_tells_the_job_whose_result_comes_later() -> None:
+async def test_the_sync_timeout_shows_the_job_whose_result_comes_later() -> None:
     go_on = asyncio.Event()
 
     async with router_rig(plays("Hel", go_on, ends("lo", tokens=2)), sync_timeout_s=0.2) as rig:
@@ -339,7 +339,7 @@ async def test_the_sync_timeout_tells_the_job_whose_result_comes_later() -> None
         assert (totals.prompt_tokens, totals.completion_tokens, totals.requests) == (7, 2, 1)
 
 
-async def test_a_job_that_goes_on_alone_can_be_cancelled() -> None:
+async def test_a_job_that_continues_alone_can_be_cancelled() -> None:
     async with router_rig(silent, sync_timeout_s=0.05) as rig:
         status, body = await rig.chat_json()
         assert status == 504

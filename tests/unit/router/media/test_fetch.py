@@ -71,7 +71,7 @@ async def refusal(url: str, limits: MediaLimits = LIMITS, lookup: Lookup | None 
     return caught.value
 
 
-async def test_what_a_url_leads_to_is_fetched_and_little_is_told() -> None:
+async def test_what_a_url_leads_to_is_fetched_and_little_is_reported() -> None:
     async with hostile_server() as server:
         server.answers["/a?b=1"] = answer(BODY)
         assert await fetch(f"{server.url}/a?b=1#part") == BODY
@@ -262,7 +262,11 @@ BAD_ANSWERS: Final = bad_answers(LIMITS.max_item_bytes)
 @pytest.mark.parametrize("name", BAD_ANSWERS)
 async def test_a_bad_answer_is_refused_in_time_and_the_connection_is_closed(name: str) -> None:
     said, code = BAD_ANSWERS[name]
-    limits = replace(LIMITS, read_timeout_s=0.8, total_timeout_s=2.0)
+    # Short only where that is what the refusal is for: a busy machine may stand still for a second.
+    in_time = code is not ErrorCode.MEDIA_TIMEOUT
+    limits = replace(
+        LIMITS, read_timeout_s=30.0 if in_time else 0.8, total_timeout_s=60.0 if in_time else 2.0
+    )
     async with hostile_server() as server:
         server.answers["/"] = said
         budget = ByteBudget(1_000_000, "media")

@@ -67,7 +67,7 @@ FOREIGN = [
 
 
 @pytest.mark.parametrize(("content", "form", "kinds"), BEGINNINGS)
-def test_a_form_is_told_and_taken_by_its_kinds(
+def test_a_form_is_reported_and_taken_by_its_kinds(
     content: bytes, form: MediaForm, kinds: set[MediaKind]
 ) -> None:
     assert form_of(content) is form
@@ -80,7 +80,7 @@ def test_a_form_is_told_and_taken_by_its_kinds(
             assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID_MEDIA, "p")
 
 
-def test_every_form_is_told() -> None:
+def test_every_form_is_reported() -> None:
     assert {form for _, form, _ in BEGINNINGS} == set(MediaForm)
 
 

@@ -20,7 +20,7 @@ from lmx.protocol.messages.inventory import (
     GetDownloads,
     StartDownload,
 )
-from lmx.protocol.states import DownloadStatus
+from lmx.protocol.states import DownloadStatus, QuantizedBits
 from tests.support.fakes.fake_peers import until
 from tests.support.rigs.router_rig import Rig, data_lines, router_rig
 
@@ -67,6 +67,16 @@ def tells(rig: Rig, *views: DownloadView) -> None:
     rig.supervisor.replies[GetDownloads] = answer
 
 
+async def test_a_download_that_is_quantized_says_how_far_it_is(rig: Rig) -> None:
+    rig.supervisor.replies[StartDownload] = replace(RUNS, bits=QuantizedBits.FOUR, note="half")
+    for given, bits in ((4, "4"), (8, "8"), ("mixed", "mixed")):
+        status, body = await rig.admin("POST", PATH, repo_id=REPO, bits=given)
+        assert (status, body["bits"], body["note"]) == (200, "4", "half")
+        assert rig.asked(StartDownload)[-1] == StartDownload(REPO, bits=QuantizedBits(bits))
+    status, body = await rig.admin("POST", PATH, repo_id=REPO, bits=5)
+    assert (status, body["error"]["param"]) == (400, "bits")
+
+
 async def test_a_download_begins(rig: Rig) -> None:
     rig.supervisor.replies[StartDownload] = replace(
         RUNS, status=DownloadStatus.STARTING, downloaded_bytes=0
@@ -98,7 +108,7 @@ async def test_a_download_begins(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("param", ["repo_id", "revision", "filename", None])
-async def test_a_source_that_turns_out_bad_has_one_error_wherever_it_is_told(
+async def test_a_source_that_turns_out_bad_has_one_error_wherever_it_is_reported(
     rig: Rig, param: str | None
 ) -> None:
     view = replace(FAILED, error_code=ErrorCode.MODEL_SOURCE_INVALID, error="why", param=param)
@@ -111,7 +121,7 @@ async def test_a_source_that_turns_out_bad_has_one_error_wherever_it_is_told(
     assert begun["error"]["param"] == (param or "repo_id")
 
 
-async def test_who_begins_one_is_told_when_the_hub_takes_requests_again(rig: Rig) -> None:
+async def test_who_begins_one_learns_when_the_hub_takes_requests_again(rig: Rig) -> None:
     rig.supervisor.replies[StartDownload] = replace(FAILED, retry_after_s=900.0)
     async with rig.http.post(
         f"{rig.url}{PATH}", json={"repo_id": REPO}, headers={"X-Admin-Key": rig.spec.admin_key}

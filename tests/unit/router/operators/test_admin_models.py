@@ -31,7 +31,7 @@ from lmx.protocol.states import LoadOutcome, SlotState
 from lmx.router.http.endpoint import Access
 from lmx.router.server.routes import ROUTES
 from lmx.router.supervisor import queries
-from tests.support.fakes.admin_lines import GIB, last_exit, status_line, told_status
+from tests.support.fakes.admin_lines import GIB, last_exit, reported_status, status_line
 from tests.support.fakes.fake_peers import cold, ready, until
 from tests.support.rigs.router_rig import Rig, router_rig
 
@@ -47,7 +47,7 @@ async def admin_rig(**fields: Any) -> AsyncIterator[Rig]:
             LoadModel: Done("loading"),
             UnloadModel: Done("unloading", 4711),
             GetStatus: Status(
-                told_status(
+                reported_status(
                     status_line(TINY, memory_bytes=4 * GIB, last_exit=last_exit(4711, 3 * GIB))
                 )
             ),
@@ -186,7 +186,7 @@ async def test_a_repository_that_nobody_served_is_loaded_under_its_own_name() ->
     ],
 )
 @pytest.mark.parametrize("at", ["at once", "while it loads"])
-async def test_what_the_supervisor_denies_is_told(
+async def test_what_the_supervisor_denies_is_reported(
     denied: Denied, status: int, param: str | None, at: str
 ) -> None:
     async with admin_rig() as rig:
@@ -208,7 +208,7 @@ async def test_too_little_memory_is_503_to_who_only_asks_and_507_to_operators() 
         assert (await rig.admin("POST", LOAD, model_id=TINY))[0] == 507
 
 
-async def test_a_load_that_takes_too_long_is_503_and_goes_on() -> None:
+async def test_a_load_that_takes_too_long_is_503_and_continues() -> None:
     async with admin_rig(load_wait_s=0.3) as rig:
         status, body = await rig.admin("POST", LOAD, model_id=TINY)
         assert (status, body["error"]["code"]) == (503, "model_loading")
@@ -276,7 +276,7 @@ async def test_an_unload_whose_memory_is_not_measured_in_time_says_what_was_held
     monkeypatch.setattr(queries, "_MEMORY_S", 0.3)
     async with admin_rig() as rig:
         line = status_line(TINY, memory_bytes=4 * GIB, last_exit=last_exit(1, GIB))
-        rig.supervisor.replies[GetStatus] = Status(told_status(line))
+        rig.supervisor.replies[GetStatus] = Status(reported_status(line))
         await rig.publish(ready(TINY, "0000000b"))
         unloading = asyncio.create_task(rig.admin("POST", UNLOAD, model_id=TINY))
         await until(lambda: rig.supervisor.count(UnloadModel))

@@ -9,13 +9,13 @@ from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.control import Denied, ReloadConfig, Reloaded
 from lmx.protocol.messages.status import GetStatus, ModelStatus, Status
 from lmx.protocol.states import SlotState
-from tests.support.fakes.admin_lines import GIB, cold_line, status_line, told_status
+from tests.support.fakes.admin_lines import GIB, cold_line, reported_status, status_line
 from tests.support.fakes.fake_peers import cold, ready, until
 from tests.support.rigs.router_rig import INSTANCE, MODEL, Rig
 
 
 def tell(rig: Rig, *models: ModelStatus, **supervisor: Any) -> None:
-    rig.supervisor.replies[GetStatus] = Status(told_status(*models, **supervisor))
+    rig.supervisor.replies[GetStatus] = Status(reported_status(*models, **supervisor))
 
 
 async def test_the_status_has_the_fields_of_the_document_and_some_more(rig: Rig) -> None:

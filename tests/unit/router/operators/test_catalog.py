@@ -1,6 +1,7 @@
 """The list of models, as OpenAI's clients and Codex read it."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from openai.types import Model
@@ -8,7 +9,7 @@ from openai.types import Model
 from lmx.protocol.messages.snapshot import ModelView, Route, Snapshot
 from lmx.protocol.messages.template import TemplateFacts
 from lmx.protocol.states import MediaKind, ModelKind, SlotState
-from lmx.router.operators.catalog import codex_catalog, lm_studio_model
+from lmx.router.operators.catalog import codex_catalog, lm_studio_model, model_object
 from lmx.router.supervisor.directory import Directory
 from tests.support.clients.sdk_types import OURS, extras_of
 from tests.support.fakes.fake_peers import cold, ready
@@ -138,3 +139,22 @@ async def test_what_a_transcription_model_takes(rig: Rig) -> None:
     async with rig.http.get(f"{rig.url}/v1/models/whisper") as response:
         found = await response.json()
     assert (found["modalities"], found["capabilities"]) == (["audio"], ["transcription"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "takes", "gives"),
+    [
+        ({"kind": ModelKind.CHAT, "media": (MediaKind.IMAGE, MediaKind.VIDEO)},
+         ["text", "image", "video"], ["text"]),
+        ({"kind": None}, ["text"], ["text"]),
+        ({"kind": ModelKind.EMBEDDING}, ["text"], ["embeddings"]),
+        ({"kind": ModelKind.RERANK}, ["text"], []),
+        ({"kind": ModelKind.TRANSCRIPTION}, ["audio"], ["text"]),
+    ],
+)  # fmt: skip
+def test_what_goes_in_and_comes_out(
+    fields: dict[str, Any], takes: list[str], gives: list[str]
+) -> None:
+    shown = model_object(ready(MODEL, "i", **fields))
+    assert shown["modalities"] == takes
+    assert shown["architecture"] == {"input_modalities": takes, "output_modalities": gives}

@@ -13,7 +13,8 @@ from lmx.protocol.messages.data import Timings
 from lmx.protocol.messages.inventory import AddModel, RemoveModel
 from lmx.protocol.messages.status import GetStatus, Status
 from lmx.protocol.states import SlotState, WorkerState
-from tests.support.fakes.admin_lines import cold_line, status_line, told_status
+from lmx.router.operators import engines
+from tests.support.fakes.admin_lines import cold_line, reported_status, status_line
 from tests.support.fakes.fake_peers import cold, ends, plays, ready, until
 from tests.support.rigs.router_rig import INSTANCE, MODEL, Rig, router_rig
 
@@ -34,7 +35,7 @@ async def engine_rig(**fields: Any) -> AsyncIterator[Rig]:
             AddModel: Done("added"),
             LoadModel: Done("loading"),
             RemoveModel: Done("removed"),
-            GetStatus: Status(told_status(status_line(MODEL))),
+            GetStatus: Status(reported_status(status_line(MODEL))),
         }
         yield rig
 
@@ -72,6 +73,21 @@ async def test_an_engine_is_added_and_loaded() -> None:
     }
 
 
+async def test_what_is_only_added_is_there_when_the_answer_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engines, "_SNAPSHOT_S", 90.0)
+    async with engine_rig() as rig:
+        body = GIVEN | {"load_immediately": False}
+        adding = asyncio.create_task(rig.admin("POST", "/engines", **body))
+        await until(lambda: rig.supervisor.count(AddModel))
+        await rig.publish(ready(MODEL, INSTANCE))
+        assert not adding.done()
+        await rig.publish(ready(MODEL, INSTANCE), cold("llama-7b", added=True))
+        assert (await adding)[0] == 201
+        assert (await rig.admin("DELETE", "/engines/llama-7b"))[0] != 404
+
+
 async def test_the_same_again_is_the_same() -> None:
     async with engine_rig() as rig:
         rig.supervisor.acquire_reply = lambda one: Acquired(one.model_id, INSTANCE)
@@ -107,7 +123,7 @@ async def test_a_context_that_was_not_chosen_may_be_the_models_own(given: dict[s
         (Denied(ErrorCode.MODEL_SOURCE_INVALID, "no repository"), 400, "model_path"),
     ],
 )
-async def test_what_cannot_be_added_is_told(denied: Denied, status: int, param: str) -> None:
+async def test_what_cannot_be_added_is_reported(denied: Denied, status: int, param: str) -> None:
     async with engine_rig() as rig:
         rig.supervisor.replies[AddModel] = denied
         got, body = await rig.admin("POST", "/engines", **GIVEN)
@@ -134,11 +150,11 @@ async def test_what_cannot_be_loaded_is_removed_again() -> None:
     assert (status, body["error"]["message"]) == (507, "too big")
 
 
-async def test_a_quarantine_is_told_by_what_led_to_it() -> None:
+async def test_a_quarantine_shows_what_led_to_it() -> None:
     async with engine_rig() as rig:
         exit_ = {"cause": "load_failed", "detail": "ValueError: no such layer", "at_s": 1.0}
         rig.supervisor.replies[GetStatus] = Status(
-            told_status(cold_line("llama-7b", last_exit=exit_))
+            reported_status(cold_line("llama-7b", last_exit=exit_))
         )
         rig.supervisor.acquire_reply = lambda _: Denied(
             ErrorCode.MODEL_QUARANTINED, "llama-7b is quarantined: run restart"
@@ -208,7 +224,7 @@ quick = plays(ends("a", tokens=21, timings=Timings(queue_s=0, prefill_s=0, decod
 async def test_the_status_of_an_engine(path: str) -> None:
     async with engine_rig(script=quick) as rig:
         line = status_line(MODEL, parameters={**PARAMETERS, "n_gpu_layers": 7})
-        rig.supervisor.replies[GetStatus] = Status(told_status(line))
+        rig.supervisor.replies[GetStatus] = Status(reported_status(line))
         await rig.publish(ready(MODEL, INSTANCE, context_length=2048))
         status, body = await rig.admin("GET", f"/engines/{path}/status")
         assert status == 200
@@ -230,7 +246,7 @@ async def test_the_status_of_an_engine(path: str) -> None:
 async def test_the_status_of_what_was_never_loaded() -> None:
     async with engine_rig() as rig:
         line = cold_line("b", weights_bytes=None, context_bytes=None, problem="no folder")
-        rig.supervisor.replies[GetStatus] = Status(told_status(line))
+        rig.supervisor.replies[GetStatus] = Status(reported_status(line))
         await rig.publish(cold("b"))
         status, body = await rig.admin("GET", "/engines/b/status")
     assert (status, body["status"], body["problem"]) == (200, "unloaded", "no folder")
@@ -247,7 +263,7 @@ async def test_an_engine_is_removed(path: str) -> None:
         # It is in no snapshot any more; its process still ends a request.
         await until(lambda: rig.supervisor.count(GetStatus) >= 2)
         assert not removing.done()
-        rig.supervisor.replies[GetStatus] = Status(told_status())
+        rig.supervisor.replies[GetStatus] = Status(reported_status())
         assert await removing == (200, {"engine_id": MODEL, "status": "removed"})
 
 

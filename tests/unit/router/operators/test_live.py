@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from structlog.testing import capture_logs
 
 from lmx.protocol.host.log_files import worker_log
 from lmx.protocol.messages.control import Event, EventList, GetEvents
@@ -24,7 +25,7 @@ from lmx.router.operators.live.status import LiveStatus, StatusChanges
 from lmx.router.operators.live.stream import LIVE
 from lmx.router.operators.logs import LogLine
 from tests.support.clients.answer_check import check_shape
-from tests.support.fakes.admin_lines import GIB, cold_line, status_line, told_status
+from tests.support.fakes.admin_lines import GIB, cold_line, reported_status, status_line
 from tests.support.fakes.fake_peers import cold, ends, plays, until
 from tests.support.rigs.router_rig import MODEL, Rig, router_rig
 
@@ -38,7 +39,7 @@ def names(message: LiveStatus | None) -> list[str]:
 def test_the_first_status_is_whole_and_one_that_says_the_same_is_not_sent() -> None:
     changes = StatusChanges()
     lines = (status_line("a", idle_s=5.0, expires_in_s=60.0), cold_line("b"))
-    first = changes.take(told_status(*lines, uptime_s=10.0), 100.0)
+    first = changes.take(reported_status(*lines, uptime_s=10.0), 100.0)
     assert first is not None
     assert (first["whole"], first["order"], names(first)) == (True, ["a", "b"], ["a", "b"])
     assert first["system"] is not None
@@ -48,7 +49,7 @@ def test_the_first_status_is_whole_and_one_that_says_the_same_is_not_sent() -> N
         # A poll is late by up to a second; time passes for what is idle.
         late_s = 0.9 * (passed_s % 2)
         a = replace(lines[0], idle_s=5.0 + passed_s, expires_in_s=60.0 - passed_s + late_s)
-        status = told_status(a, lines[1], uptime_s=10.0 + passed_s)
+        status = reported_status(a, lines[1], uptime_s=10.0 + passed_s)
         assert changes.take(status, 100.0 + passed_s) is None, passed_s
     whole = changes.whole()
     assert whole is not None
@@ -74,9 +75,9 @@ def test_a_model_that_has_changed_is_sent_alone(change: str) -> None:
     usual: dict[str, Any] = {"idle_s": 5.0, "expires_in_s": 60.0}
     after_1_s: dict[str, Any] = {"idle_s": 6.0, "expires_in_s": 59.0}
     changes = StatusChanges()
-    changes.take(told_status(status_line("a", **usual), status_line("b", **usual)), 100.0)
+    changes.take(reported_status(status_line("a", **usual), status_line("b", **usual)), 100.0)
     a = status_line("a", **{**after_1_s, **CHANGES[change]})
-    message = changes.take(told_status(a, status_line("b", **after_1_s)), 101.0)
+    message = changes.take(reported_status(a, status_line("b", **after_1_s)), 101.0)
     assert message is not None
     assert (names(message), message["whole"], message["order"]) == (["a"], False, None)
 
@@ -85,7 +86,7 @@ def test_small_steps_of_memory_count_from_what_was_sent() -> None:
     changes = StatusChanges()
 
     def status(extra_bytes: int) -> SystemStatus:
-        return told_status(
+        return reported_status(
             status_line("a", memory_bytes=GIB + extra_bytes),
             machine_used_bytes=GIB + 8 * extra_bytes,
         )
@@ -97,11 +98,11 @@ def test_small_steps_of_memory_count_from_what_was_sent() -> None:
 
 def test_a_model_that_comes_or_goes_changes_the_order() -> None:
     changes = StatusChanges()
-    changes.take(told_status(cold_line("a"), cold_line("b")), 0.0)
-    gone = changes.take(told_status(cold_line("b")), 1.0)
+    changes.take(reported_status(cold_line("a"), cold_line("b")), 0.0)
+    gone = changes.take(reported_status(cold_line("b")), 1.0)
     assert gone is not None
     assert (names(gone), gone["order"]) == ([], ["b"])
-    back = changes.take(told_status(cold_line("b"), cold_line("a")), 2.0)
+    back = changes.take(reported_status(cold_line("b"), cold_line("a")), 2.0)
     assert back is not None
     assert (names(back), back["order"]) == (["a"], ["b", "a"])
 
@@ -114,14 +115,14 @@ def test_a_silent_supervisor_is_said_once_and_its_return_too() -> None:
     assert (first["problem"], first["system"]) == ("it does not answer", None)
     assert changes.failed("it does not answer", 2.0) is None
     assert changes.whole() == first, "a second reader is told too"
-    back = changes.take(told_status(cold_line("a")), 3.0)
+    back = changes.take(reported_status(cold_line("a")), 3.0)
     assert back is not None
     assert (back["problem"], back["whole"]) == (None, True)
     changes.failed("again", 4.0)
     whole = changes.whole()
     assert whole is not None
     assert whole["problem"] == "again", "a reader who comes then gets the last values"
-    back = changes.take(told_status(cold_line("a")), 5.0)
+    back = changes.take(reported_status(cold_line("a")), 5.0)
     assert back is not None
     assert (back["problem"], names(back)) == (None, [])
 
@@ -233,6 +234,29 @@ async def test_one_task_works_for_all_while_somebody_reads(monkeypatch: pytest.M
     await until(lambda: made[1].closed)
 
 
+async def test_a_topic_that_fails_holds_up_no_other_and_is_logged_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(feed, "_INTERVAL_S", 0.005)
+
+    class Fails(Numbers):
+        async def look(self) -> bytes:
+            await super().look()
+            if self.looks > 20:
+                return b"well "
+            raise ValueError("a figure that can't be")
+
+    fails, numbers = Fails(), Numbers()
+    live = LiveFeed(lambda: [fails, numbers])
+    with capture_logs() as logged, live.reading() as reader:
+        seen = b""
+        async with asyncio.timeout(90):
+            while b"well" not in seen or numbers.looks < 30:
+                seen += await reader.next_events(90)
+    assert [line["event"] for line in logged] == ["live.topic_failed"]
+    await until(lambda: fails.closed and numbers.closed)
+
+
 async def test_what_is_kept_for_slow_readers_is_limited_by_its_size(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -299,7 +323,7 @@ def happened(number: int) -> Event:
 async def test_all_readers_share_the_questions_and_get_what_is_new() -> None:
     async with router_rig(ping_interval_s=0.3) as rig:
         rig.supervisor.replies |= {
-            GetStatus: Status(told_status(status_line(MODEL), cold_line("b"))),
+            GetStatus: Status(reported_status(status_line(MODEL), cold_line("b"))),
             GetEvents: EventList("aa", 1, (happened(1),)),
         }
         log = worker_log(Path(rig.spec.logs_dir), MODEL)
@@ -314,7 +338,7 @@ async def test_all_readers_share_the_questions_and_get_what_is_new() -> None:
             check_shape(LogLine, (await two.has("log", 2))[0])
             assert [line["line"] for line in two.of("log")] == ["first", '{"event": "<b>"}']
             rig.supervisor.replies |= {
-                GetStatus: Status(told_status(status_line(MODEL, "draining"), cold_line("b"))),
+                GetStatus: Status(reported_status(status_line(MODEL, "draining"), cold_line("b"))),
                 GetEvents: EventList("aa", 2, (happened(1), happened(2))),
             }
             for each in (one, two):
@@ -367,7 +391,7 @@ async def test_of_many_models_the_status_is_asked_for_less_often_unless_somethin
     monkeypatch.setattr(feed, "_INTERVAL_S", 0.01)
     async with router_rig() as rig:
         rig.supervisor.replies |= {
-            GetStatus: Status(told_status(status_line(MODEL))),
+            GetStatus: Status(reported_status(status_line(MODEL))),
             GetEvents: EventList("aa", 1, (happened(1),)),
         }
         async with watching(rig) as live:
@@ -378,7 +402,9 @@ async def test_of_many_models_the_status_is_asked_for_less_often_unless_somethin
                 assert response.status == 200
             await live.has("figures", 2)  # It has looked since.
             assert len(rig.asked(GetStatus)) == asked
-            rig.supervisor.replies[GetStatus] = Status(told_status(status_line(MODEL, "draining")))
+            rig.supervisor.replies[GetStatus] = Status(
+                reported_status(status_line(MODEL, "draining"))
+            )
             await rig.publish(cold(MODEL))
             assert names((await live.has("status", 2))[1]) == [MODEL]
 
@@ -392,7 +418,7 @@ async def test_it_needs_the_admin_key_and_a_log_that_there_is(rig: Rig) -> None:
 
 async def test_a_silent_supervisor_is_said_and_the_stream_stays(rig: Rig) -> None:
     rig.supervisor.replies |= {
-        GetStatus: Status(told_status(status_line(MODEL))),
+        GetStatus: Status(reported_status(status_line(MODEL))),
         GetEvents: EventList("aa", 1, (happened(1),)),
     }
     rig.supervisor.answers_beats = False

@@ -3,40 +3,56 @@
 import asyncio
 import shutil
 import subprocess
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from lmx.protocol.errors import ErrorCode
+from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.messages.control import Acquire
+from lmx.protocol.messages.counts import CountsKept, ReportCounts
 from lmx.protocol.messages.inventory import Downloads, DownloadView, GetDownloads
+from lmx.protocol.messages.keys import ApiKey, KeyScope, RateLimits
 from lmx.protocol.messages.status import GetStatus, Status
 from lmx.protocol.states import DownloadStatus, ExitCause, FinishReason, SlotState
 from lmx.router.http.endpoint import Access, Endpoint
 from lmx.router.http.outcome import CLIENT_LEFT, Outcome
+from lmx.router.http.rate_limits import RateLimiter
 from lmx.router.metrics.exposition import Scrape, exposition
-from lmx.router.metrics.requests import NONE, REASONS, Histogram, RequestMetrics
+from lmx.router.metrics.requests import (
+    NONE,
+    OTHER,
+    REASONS,
+    Histogram,
+    KeyTally,
+    RequestMetrics,
+    named_keys,
+)
+from lmx.router.metrics.shared_counts import SharedCounts
 from lmx.router.operators.metrics import metrics as metrics_handler
 from lmx.router.schema.requests.chat import ChatRequest
-from tests.support.fakes.admin_lines import cold_line, status_line, told_status
+from tests.support.fakes.admin_lines import cold_line, reported_status, status_line
 from tests.support.fakes.fake_peers import FakeStream, cold, ready, until
 from tests.support.references.metric_lint import problems
 from tests.support.rigs.router_rig import INSTANCE, MODEL, Rig, router_rig
 
 KEY = {"X-Admin-Key": "test-admin-key"}
 
-STATUS = told_status(
+STATUS = reported_status(
     status_line(
         MODEL, memory_bytes=300, reserved_bytes=400, peak_memory_bytes=350, kv_bytes=25,
         kv_capacity_bytes=100, requests_active=2, requests_queued=3, prompt_tokens_total=90,
         cached_tokens_total=60, drafted_tokens_total=8, accepted_tokens_total=5, preempted_total=7,
         loads_total=6,
-        load_s_total=1.5, restarts=2, exits={"crash": 2, "hang": 1, "evicted": 4},
+        load_s_total=1.5, compute_s_total=2.5, energy_joules=75.5, restarts=2,
+        exits={"crash": 2, "hang": 1, "evicted": 4},
     ),
     cold_line("big", state="queued", kv_capacity_bytes=None),
     router={"restarts": 1},
     budget_bytes=1000, reserved_bytes=700, missing_bytes=5, memory_pressure="soft", swaps_total=4,
+    machine_watts=31.5, machine_energy_joules=99.5,
 )  # fmt: skip
 DOWNLOAD = DownloadView(
     "d1", "org/x", None, None, DownloadStatus.DOWNLOADING, 10, 5, 1.0, 1700000000.0
@@ -125,6 +141,13 @@ async def test_metrics_are_those_of_the_supervisor_s_status(rig: Rig) -> None:
         ("lmx_spec_decode_num_draft_tokens_total", MODEL): 8,
         ("lmx_spec_decode_num_accepted_tokens_total", MODEL): 5,
         ("lmx_num_preemptions_total", MODEL): 7,
+        ("lmx_compute_seconds_total", MODEL): 2.5,
+        ("lmx_energy_joules_total", MODEL): 75.5,
+        ("lmx_machine_energy_joules_total",): 99.5,
+        ("lmx_machine_power_watts",): 31.5,
+        ("lmx_batches", "in_progress"): 0,
+        ("lmx_batch_lines_waiting",): 0,
+        ("lmx_batch_lines_total", "completed"): 0,
         ("lmx_downloads", "downloading"): 1,
         ("lmx_downloads", "failed"): 0,
     }
@@ -280,6 +303,57 @@ def test_models_that_come_and_go_leave_nothing_behind() -> None:
     assert set(metrics.read().models) == {"m49", NONE}
 
 
+def test_few_keys_are_named_and_those_that_are_gone_leave_nothing_behind() -> None:
+    made = tuple(
+        replace(ApiKey.of_secret(f"secret-{number}", f"k{number}"), created_at_s=100.0 - number)
+        for number in range(60)
+    )
+    home = ApiKey.of_secret("a-key-of-the-configuration", "home:1")
+    grafana = ApiKey.of_secret("a-key-for-metrics", "grafana", scopes=(KeyScope.METRICS,))
+    there = [(grafana, *made, home)]
+    metrics = RequestMetrics(lambda: (MODEL,), keys=lambda: there[0])
+    assert named_keys((grafana,)) == frozenset()
+    used = Outcome(model=MODEL, prompt_tokens=3, completion_tokens=2)
+    for key in (*made, home, home, None):
+        metrics.request_ended(used, CHAT, 200, 1.0, key)
+    metrics.job_ended(Outcome(model=MODEL, prompt_tokens=5, completion_tokens=4), 3, home)
+    found = metrics.read().keys
+    assert found["home:1"] == KeyTally(2, 2 * 3 + 2, 2 * 2 + 4)
+    assert (found[OTHER].requests, found[NONE].requests) == (11, 1)
+    assert {"k11", "k59"} < set(found)
+    assert "k10" not in found, "the first that were made are named, and the configuration's"
+    assert sum(one.requests for one in found.values()) == metrics.read().totals.requests
+    later = RequestMetrics(lambda: (MODEL,), keys=lambda: there[0])
+    later.begin_with(metrics.tallies())
+    assert later.read().keys == found, "another router counts on"
+    there[0] = (home,)
+    for counts in (metrics, later):
+        assert set(counts.read().keys) == {"home:1", OTHER, NONE}
+    assert len(metrics._keys) == 3
+
+
+@pytest.mark.parametrize(("alive", "asked"), [(True, 2), (False, 1)])
+async def test_a_router_that_ends_reports_again_what_was_not_taken(alive: bool, asked: int) -> None:
+    """Nobody else knows it; but whoever is gone is not waited for."""
+    reports: list[ReportCounts] = []
+
+    async def ask(question: ReportCounts, _deadline_s: float) -> CountsKept:
+        reports.append(question)
+        if len(reports) < 2:
+            raise LmxError(ErrorCode.SUPERVISOR_UNAVAILABLE, "lmx's supervisor is busy")
+        return CountsKept(1, 0.0)
+
+    supervisor: Any = SimpleNamespace(ask=ask, epoch="e1", alive=alive)
+    metrics = counting(MODEL)
+    counts = SharedCounts(
+        supervisor, metrics, RateLimiter(RateLimits(), (), RateLimits(), metrics.rate_limited)
+    )
+    metrics.request_ended(Outcome(model=MODEL), CHAT, 200, 1.0)
+    await counts.report_last()
+    assert len(reports) == asked
+    assert reports[-1].tallies == metrics.tallies()
+
+
 def test_a_value_is_in_the_bucket_whose_bound_it_does_not_exceed() -> None:
     histogram = Histogram((0.5, 1.0, 2.0))
     histogram.add((0.1, 0.5, 0.50001, 2.0, 99.0))
@@ -359,7 +433,7 @@ def test_our_own_rules_find_what_is_wrong(text: str, words: str) -> None:
 
 
 def test_labels_are_bounded() -> None:
-    odd = told_status(status_line(MODEL, exits={"never heard of": 3}))
+    odd = reported_status(status_line(MODEL, exits={"never heard of": 3}))
     scraped = Scrape("1", odd, (), {}, None, counting(MODEL).read())
     causes = {
         key[1]
@@ -371,7 +445,7 @@ def test_labels_are_bounded() -> None:
 
 def test_a_label_may_hold_anything() -> None:
     odd = 'a"b\\c\nd'
-    status = told_status(status_line(odd, memory_bytes=1))
+    status = reported_status(status_line(odd, memory_bytes=1))
     text = exposition(Scrape("1", status, (), {}, None, counting(odd).read())).decode()
     assert problems(text) == []
     assert samples(text)["lmx_model_memory_bytes", odd] == 1

@@ -28,7 +28,7 @@ from lmx.router.operators.logs import CHUNK_BYTES, LogLine, Place, last_lines, l
 from lmx.router.operators.workers import WorkersAnswer
 from lmx.router.supervisor.directory import Directory
 from tests.support.clients.answer_check import check_shape
-from tests.support.fakes.admin_lines import last_exit, status_line, told_status
+from tests.support.fakes.admin_lines import last_exit, reported_status, status_line
 from tests.support.fakes.fake_peers import cold, ready, until
 from tests.support.fakes.fake_supervisor import model_line, status
 from tests.support.rigs.router_rig import INSTANCE, MODEL, Rig, router_rig
@@ -108,8 +108,8 @@ async def test_workers_are_those_of_the_status() -> None:
 @pytest.mark.parametrize("name", [MODEL, "al/ias", INSTANCE, "4711", "owner/tiny"])
 async def test_a_kill_takes_any_name_of_a_worker(rig: Rig, name: str) -> None:
     rig.supervisor.replies[KillModel] = Done("killed it; it is being started again", 4711)
-    told = told_status(status_line(MODEL, last_exit=last_exit()))
-    rig.supervisor.replies[GetStatus] = Status(told)
+    reported = reported_status(status_line(MODEL, last_exit=last_exit()))
+    rig.supervisor.replies[GetStatus] = Status(reported)
     tiny = ready(MODEL, INSTANCE, aliases=("al/ias",), pid=4711, source="owner/tiny")
     await rig.publish(cold("other"), tiny)
     code, body = await answer(rig, "POST", f"/admin/workers/{name}/kill")
@@ -307,7 +307,7 @@ def noted(rig: Rig, epoch: str, *events: Event) -> None:
     rig.supervisor.replies[GetEvents] = EventList(epoch, events[-1].seq if events else 0, events)
 
 
-async def test_events_come_as_they_happen_with_ids_to_go_on_from() -> None:
+async def test_events_come_as_they_happen_with_ids_to_continue_from() -> None:
     async with router_rig(ping_interval_s=0.3) as rig:
         noted(rig, "aa", *(event(number) for number in range(1, 5)))
         async with (
@@ -374,7 +374,7 @@ async def test_events_of_one_model_and_of_one_kind() -> None:
                 assert [found["seq"] for found in reader.data] == numbers, query
 
 
-async def test_without_a_supervisor_there_is_a_503_and_a_stream_goes_on_after_its_restart(
+async def test_without_a_supervisor_there_is_a_503_and_a_stream_continues_after_its_restart(
     rig: Rig,
 ) -> None:
     noted(rig, "aa", event(1))

@@ -173,7 +173,7 @@ def test_tokens_per_second(tokens: int, decode_s: float, rate: float) -> None:
     assert "drafted_tokens" not in shown
 
 
-def test_timings_tell_of_speculation() -> None:
+def test_timings_show_speculation() -> None:
     shown = timings_object(
         Finished(1, Usage(5, 9), Timings(0, 0, 1, drafted_tokens=8, accepted_tokens=6)), CLOCKED
     )
@@ -181,12 +181,25 @@ def test_timings_tell_of_speculation() -> None:
     assert shown["acceptance_rate"] == 0.75
 
 
-def test_the_fingerprint_tells_versions_and_sources_apart() -> None:
+@pytest.mark.parametrize(
+    ("joules", "tokens", "shown"),
+    [(None, 4, (None, None)), (6.0, 4, (6.0, 1.5)), (6.0, 0, (6.0, None))],
+)
+def test_timings_have_the_energy_where_it_is_measured(
+    joules: float | None, tokens: int, shown: object
+) -> None:
+    end = Finished(1, Usage(5, tokens), Timings(0, 0, 1, energy_joules=joules))
+    found = timings_object(end, CLOCKED)
+    assert (found.get("energy_joules"), found.get("joules_per_token")) == shown
+    assert ("energy_joules" in found) == (joules is not None)
+
+
+def test_the_fingerprint_distinguishes_versions_and_sources() -> None:
     all_three = {fingerprint("1", "m", "s"), fingerprint("2", "m", "s"), fingerprint("1", "m", "t")}
     assert len(all_three) == 3
 
 
-def test_a_call_is_announced_once_and_then_goes_on() -> None:
+def test_a_call_is_announced_once_and_then_continues() -> None:
     def call(text: str, *named: str) -> Delta:
         return Delta(1, text, 1, kind=DeltaKind.TOOL_CALL, call=ToolCallPart(1, *named))
 

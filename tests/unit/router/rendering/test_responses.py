@@ -243,8 +243,8 @@ def test_logprobs() -> None:
     found = made["output"][1]["content"][0]["logprobs"]
     assert [one["token"] for one in found] == ["a", "b"]
     assert found[0]["bytes"] == [97] and found[0]["top_logprobs"][0]["logprob"] == -0.5
-    told = [e["logprobs"][0] for e in events if e["type"] == "response.output_text.delta"]
-    assert [one["token"] for one in told] == ["a", "b"] and "bytes" not in told[0]
+    reported = [e["logprobs"][0] for e in events if e["type"] == "response.output_text.delta"]
+    assert [one["token"] for one in reported] == ["a", "b"] and "bytes" not in reported[0]
 
 
 def test_a_stream_that_fails_has_what_was_made() -> None:

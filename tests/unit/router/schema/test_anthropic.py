@@ -113,22 +113,7 @@ def test_documents_are_text() -> None:
     )
 
 
-@pytest.mark.parametrize("as_blocks", [True, False])
-def test_a_line_that_changes_with_each_request_is_no_part_of_the_prompt(as_blocks: bool) -> None:
-    billing = "x-anthropic-billing-header: cc_version=2.1; cch=00a1b;"
-    system = text(billing, "You are kind.") if as_blocks else f"{billing}\nYou are kind."
-    assert messages_of(system=system)[0]["content"] == "You are kind."
-    alone = messages_of(system=text(billing) if as_blocks else billing)
-    assert [message["role"] for message in alone] == ["user"]
-    asked = body(system=system)
-    for kept in (parse_messages(asked, keep_billing=True), parse_count(asked, keep_billing=True)):
-        assert kept[1].messages is not None
-        assert kept[1].messages[0]["content"] == f"{billing}\nYou are kind."
-    said = text("You are kind.", billing)
-    assert messages_of(system=said)[0]["content"] == f"You are kind.\n{billing}"
-
-
-def test_an_answer_goes_on_with_the_assistant_s_turn() -> None:
+def test_an_answer_continues_with_the_assistant_s_turn() -> None:
     assert not generate(USER).continue_final_message
     begun = generate(USER, {"role": "assistant", "content": "The best is ("})
     assert begun.continue_final_message and not begun.add_generation_prompt

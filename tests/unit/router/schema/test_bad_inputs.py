@@ -14,15 +14,24 @@ from lmx.protocol.errors import RequestError
 from lmx.protocol.messages.data import Generate
 from lmx.protocol.wire.codec import decode, encode
 from lmx.router.http.bodies.json_body import parse_object
+from lmx.router.schema.openapi.texts import EXAMPLES
 from lmx.router.schema.requests.anthropic.messages import (
     CountTokensRequest,
     MessagesRequest,
     parse_count,
     parse_messages,
 )
+from lmx.router.schema.requests.audio import SpeechRequest, parse_speech
+from lmx.router.schema.requests.batches import BatchRequest, MessageBatchRequest
 from lmx.router.schema.requests.chat import ChatRequest, parse_chat
 from lmx.router.schema.requests.completions import CompletionRequest, parse_completion
 from lmx.router.schema.requests.console import MarkdownRequest
+from lmx.router.schema.requests.conversations import (
+    ConversationItemsRequest,
+    ConversationRequest,
+    ConversationUpdate,
+)
+from lmx.router.schema.requests.infill import InfillRequest, parse_infill
 from lmx.router.schema.requests.ollama.chat import OllamaChatRequest, parse_ollama_chat
 from lmx.router.schema.requests.ollama.common import (
     OllamaPullRequest,
@@ -37,6 +46,7 @@ from lmx.router.schema.requests.ollama.embed import (
     parse_ollama_embeddings,
 )
 from lmx.router.schema.requests.ollama.generate import OllamaGenerateRequest, parse_ollama_generate
+from lmx.router.schema.requests.responses.compaction import CompactRequest, summarizing
 from lmx.router.schema.requests.responses.responses import (
     InputTokensRequest,
     ResponsesRequest,
@@ -135,7 +145,7 @@ TABLE: dict[str, tuple[bytes, int, str, str | None]] = {
 COMPLETIONS: dict[str, tuple[bytes, int, str, str | None]] = {
     "a number": (completion(prompt=5), 400, "invalid_type", "prompt"),
     "a huge token": (completion(prompt=[10**30]), 400, "invalid_value", "prompt[0]"),
-    "a suffix": (completion(suffix="x"), 400, "unsupported_value", "suffix"),
+    "a suffix": (completion(suffix="x", echo=True), 400, "unsupported_value", "echo"),
 }
 
 
@@ -215,6 +225,11 @@ def _response_of(body: dict[str, Any]) -> tuple[Any, Any]:
     return request, generation_of(request, asked_of(request, request.items, b"key"))
 
 
+def _summary_of(body: dict[str, Any]) -> tuple[Any, Any]:
+    request, generate = _response_of(body)
+    return request, summarizing(generate, [None], thinks=False)
+
+
 def _tokens_of(body: dict[str, Any]) -> tuple[Any, Any]:
     request = parse_input_tokens(body)
     return request, tokenizing_of(request, asked_of(request, request.items, b"key"))
@@ -232,12 +247,14 @@ SCHEMAS: list[tuple[type[BaseModel], Callable[[dict[str, Any]], Any], dict[str, 
     (CompletionRequest, parse_completion, {"prompt": "a"}),
     (EmbeddingRequest, parse_embedding, {"input": "a"}),
     (RerankRequest, parse_rerank, {"query": "a", "documents": ["b"]}),
+    (SpeechRequest, parse_speech, {"input": "a"}),
     (ScoreRequest, _score_of, {"text_1": "a", "text_2": ["b"]}),
     (TokenizeRequest, parse_tokenize, {"prompt": "a"}),
     (DetokenizeRequest, parse_detokenize, {"tokens": [1]}),
     (MessagesRequest, parse_messages, {**chat_body(), "max_tokens": 9}),
     (CountTokensRequest, parse_count, chat_body()),
     (OllamaChatRequest, parse_ollama_chat, chat_body()),
+    (InfillRequest, parse_infill, {"input_prefix": "a", "input_suffix": "b"}),
     (OllamaGenerateRequest, parse_ollama_generate, {"model": MODEL, "prompt": "a"}),
     (OllamaEmbedRequest, parse_ollama_embed, {"model": MODEL, "input": "a"}),
     (OllamaEmbeddingsRequest, parse_ollama_embeddings, {"model": MODEL, "prompt": "a"}),
@@ -246,6 +263,24 @@ SCHEMAS: list[tuple[type[BaseModel], Callable[[dict[str, Any]], Any], dict[str, 
     (MarkdownRequest, lambda body: (validated(MarkdownRequest, body), ()), {"blocks": ["a"]}),
     (ResponsesRequest, _response_of, {"input": "hi"}),
     (InputTokensRequest, _tokens_of, {"input": "hi"}),
+    (CompactRequest, _summary_of, {"input": "hi"}),
+    (BatchRequest, lambda body: (validated(BatchRequest, body), ()), EXAMPLES["BatchRequest"]),
+    (
+        MessageBatchRequest,
+        lambda body: (validated(MessageBatchRequest, body), ()),
+        EXAMPLES["MessageBatchRequest"],
+    ),
+    (ConversationRequest, lambda body: (validated(ConversationRequest, body), ()), {}),
+    (
+        ConversationUpdate,
+        lambda body: (validated(ConversationUpdate, body), ()),
+        EXAMPLES["ConversationUpdate"],
+    ),
+    (
+        ConversationItemsRequest,
+        lambda body: (validated(ConversationItemsRequest, body), ()),
+        EXAMPLES["ConversationItemsRequest"],
+    ),
 ]
 
 

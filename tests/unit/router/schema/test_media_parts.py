@@ -11,7 +11,7 @@ from lmx.protocol.errors import RequestError
 from lmx.protocol.messages.data import Generate
 from lmx.protocol.states import MediaKind
 from lmx.protocol.wire.codec import decode, encode
-from lmx.router.media.source import MediaSource
+from lmx.router.media.source import MediaSource, NamedFile, PartSource
 from lmx.router.schema.requests.anthropic.messages import parse_count, parse_messages
 from lmx.router.schema.requests.chat import parse_chat
 from lmx.router.schema.requests.tasks import parse_tokenize
@@ -23,7 +23,7 @@ BARE = "AAAA"
 TEXT = {"type": "text", "text": "What is it?"}
 
 
-def parsed(*parts: Any, **fields: Any) -> tuple[Any, tuple[MediaSource, ...]]:
+def parsed(*parts: Any, **fields: Any) -> tuple[Any, tuple[Any, ...]]:
     _, generate, sources = parse_chat(
         {"messages": [{"role": "user", "content": list(parts)}], **fields}
     )
@@ -135,7 +135,7 @@ def test_how_a_video_is_seen_and_heard() -> None:
     assert seen({"fps": 4, "max_frames": 9, "max_pixels": 7}, fps=0.5) == (4.0, 9, True)
 
 
-def test_an_answer_goes_on_with_text_alone() -> None:
+def test_an_answer_continues_with_text_alone() -> None:
     image = {"type": "image_url", "image_url": BARE}
     messages = [
         {"role": "user", "content": [TEXT]},
@@ -187,7 +187,7 @@ def test_each_number_is_the_place_of_its_source(messages: list[dict[str, Any]]) 
     check_numbers(generate, sources)
 
 
-def check_numbers(generate: Generate, sources: tuple[MediaSource, ...]) -> None:
+def check_numbers(generate: Generate, sources: tuple[PartSource, ...]) -> None:
     assert generate.messages is not None
     found = [
         (part["type"], part["media"])
@@ -196,7 +196,10 @@ def check_numbers(generate: Generate, sources: tuple[MediaSource, ...]) -> None:
         for part in message["content"]
         if part["type"] != "text"
     ]
-    assert found == [(source.kind.value, index) for index, source in enumerate(sources)]
+    assert found == [
+        ("file" if isinstance(source, NamedFile) else source.kind.value, index)
+        for index, source in enumerate(sources)
+    ]
 
 
 # --- Anthropic's blocks
@@ -206,7 +209,7 @@ def image_block(name: str) -> dict[str, Any]:
     return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": name}}
 
 
-def conversation(*turns: Any, **fields: Any) -> tuple[list[Any], tuple[MediaSource, ...]]:
+def conversation(*turns: Any, **fields: Any) -> tuple[list[Any], tuple[PartSource, ...]]:
     _, generate, sources = parse_messages(
         {"model": "m", "max_tokens": 9, "messages": list(turns), **fields}
     )
@@ -270,7 +273,9 @@ def test_turns_of_one_speaker_are_one_with_their_images() -> None:
     ("turn", "param"),
     [
         ({"role": "assistant", "content": [image_block("x")]}, "messages[1].content[0]"),
-        (user({"type": "image", "source": {"type": "file", "file_id": "f"}}),
+        (user({"type": "image", "source": {"type": "file", "file_id": ""}}),
+         "messages[1].content[0].source.file_id"),
+        (user({"type": "document", "source": {"type": "base64", "data": "JVBERi0="}}),
          "messages[1].content[0].source"),
         (user({"type": "image", "source": {"type": "base64", "data": ""}}),
          "messages[1].content[0].source.data"),

@@ -71,7 +71,7 @@ async def test_it_has_every_route_and_no_other(rig: Rig, document: dict[str, Any
     assert not described & others, "a spelling is not a path of its own"
 
 
-def test_every_operation_is_told_apart_and_has_a_group(document: dict[str, Any]) -> None:
+def test_every_operation_has_a_name_of_its_own_and_a_group(document: dict[str, Any]) -> None:
     ids = [operation["operationId"] for _, _, operation in operations(document)]
     assert len(set(ids)) == len(ids)
     known = {tag["name"] for tag in document["tags"]}
@@ -94,6 +94,8 @@ def test_each_route_says_which_key_it_needs(document: dict[str, Any]) -> None:
                 assert named == {"operatorKey", "adminKey", "adminKeyAsBearer"}
             case Access.ADMIN:
                 assert named == {"adminKey", "adminKeyAsBearer"}
+            case Access.PEER:
+                assert named == {"apiKey", "adminKey"}
             case Access.METRICS | Access.LOCAL:
                 assert named == {"adminKey", "metricsKey"}
         assert ("401" in operation["responses"]) == bool(named)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Generate, Thinking
 from lmx.protocol.states import StructureKind, ToolChoice
+from lmx.router.media.source import MediaSource
 from lmx.router.rendering.responses.sealing import sealed, sealing_key
 from lmx.router.rendering.responses.tools import CalledTool
 from lmx.router.schema.requests.responses.grammar import input_pattern
@@ -130,8 +131,8 @@ def test_a_file_of_text_is_a_document(given: dict[str, Any]) -> None:
         (file("no base64!"), "invalid_media", "file_data", "base64"),
         (file("A" * 13 * 2**20), "request_too_large", "file_data", "at most"),
         (
-            {"type": "input_file", "file_id": "file-1"},
-            "missing_required_parameter", "file_data", "not kept",
+            {"type": "input_file", "file_id": ""},
+            "missing_required_parameter", "file_data", "or `file_id`",
         ),
         (
             {"type": "input_file", "file_url": "https://example.com/a.txt"},
@@ -168,7 +169,7 @@ def test_images_and_sounds() -> None:
     assert [source.param for source in made.media] == [
         "input[1].content[1].image_url", "input[3].output[0].input_audio",
     ]  # fmt: skip
-    assert made.media[0].max_pixels == 512 * 512
+    assert isinstance(made.media[0], MediaSource) and made.media[0].max_pixels == 512 * 512
     later = parse_responses({"input": items})
     media = asked_of(later, later.items, KEY, earlier=2).media
     assert media[0].param.startswith("previous_response_id")
@@ -335,7 +336,7 @@ def test_all_other_fields() -> None:
             "input[0].content[0]",
         ),
         (
-            {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "x"}]}]},
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
             ErrorCode.MISSING_PARAMETER,
             "input[0].content[0].image_url",
         ),
@@ -349,8 +350,20 @@ def test_all_other_fields() -> None:
             ErrorCode.MISSING_PARAMETER,
             "input[0].call_id",
         ),
-        ({"conversation": "conv_1"}, ErrorCode.UNSUPPORTED_VALUE, "conversation"),
+        ({"conversation": ""}, ErrorCode.INVALID_VALUE, "conversation"),
+        ({"conversation": 1}, ErrorCode.INVALID_TYPE, "conversation"),
+        ({"conversation": {}}, ErrorCode.MISSING_PARAMETER, "conversation.id"),
+        (
+            {"conversation": "conv_1", "previous_response_id": "resp_1"},
+            ErrorCode.INVALID_VALUE,
+            "conversation",
+        ),
         ({"prompt": {"id": "pmpt_1"}}, ErrorCode.UNSUPPORTED_VALUE, "prompt"),
+        (
+            {"context_management": [{"type": "compaction", "compact_threshold": 1000}]},
+            ErrorCode.UNSUPPORTED_VALUE,
+            "context_management",
+        ),
         ({"background": True, "store": False}, ErrorCode.INVALID_VALUE, "background"),
         ({"tools": [FUNCTION, FUNCTION]}, ErrorCode.INVALID_VALUE, "tools[1].name"),
         ({"tools": [{"type": "custom"}]}, ErrorCode.MISSING_PARAMETER, "tools[0].name"),

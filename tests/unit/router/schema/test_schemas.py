@@ -76,7 +76,7 @@ BAD: list[tuple[dict[str, Any], str, ErrorCode, str]] = [
     (with_part({"text": "x"}), "messages[0].content[1].type", MISSING, "required"),
     (with_part({"type": "text"}), "messages[0].content[1].text", MISSING, "required"),
     (with_part({"type": "text", "text": 1}), "messages[0].content[1].text", TYPE, "a string"),
-    (with_part({"type": "file"}), "messages[0].content[1].type", UNSUPPORTED, "image_url"),
+    (with_part({"type": "hologram"}), "messages[0].content[1].type", UNSUPPORTED, "image_url"),
     (with_part({"type": 5}), "messages[0].content[1].type", UNSUPPORTED, "got 5"),
     *(
         (with_part({"type": kind, kind: {}}), f"messages[0].content[1].{kind}", MISSING, "`url`")

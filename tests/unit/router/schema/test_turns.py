@@ -36,8 +36,8 @@ def test_many_texts_and_many_results_are_joined_once() -> None:
     stray = {"role": "tool", "tool_call_id": "gone", "content": PIECE}
     shown = with_stray_results([stray] * COUNT)
     assert shown is not None
-    (told,) = shown
-    assert told["role"] == "user" and told["content"].count(PIECE) == COUNT
+    (reported,) = shown
+    assert reported["role"] == "user" and reported["content"].count(PIECE) == COUNT
 
 
 def test_turns_have_the_texts_thoughts_and_calls_of_their_messages() -> None:

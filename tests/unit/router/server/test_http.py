@@ -419,7 +419,7 @@ async def test_health_is_degraded_while_nothing_can_be_loaded(rig: Rig) -> None:
     assert (status, body["status"]) == (503, "degraded"), "what is loaded answers on"
 
 
-async def test_a_worker_is_told_how_long_a_request_may_wait_for_memory() -> None:
+async def test_a_worker_knows_how_long_a_request_may_wait_for_memory() -> None:
     async with router_rig(load_wait_s=7.0) as rig:
         await rig.chat_json()
         (stream,) = rig.worker.streams

@@ -83,7 +83,11 @@ async def test_clients_that_never_read_their_stream_starve_nobody() -> None:
 
 async def closed_at_last(connection: Connection) -> bytes:
     async with asyncio.timeout(ANSWER_DEADLINE_S):
-        return await connection[0].read()
+        try:
+            return await connection[0].read()
+        except ConnectionResetError:
+            # What it wrote met a connection that was closed already.
+            return b""
 
 
 async def test_headers_that_never_end_and_idle_connections_are_closed(
@@ -108,7 +112,7 @@ async def test_headers_that_never_end_and_idle_connections_are_closed(
         await answers_others(rig)
 
 
-async def test_one_connection_too_many_is_told_so_and_those_that_are_there_go_on(
+async def test_one_connection_too_many_gets_an_error_and_those_that_are_there_continue(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(process, "open_files_limit", lambda: 40)

@@ -176,7 +176,7 @@ async def test_the_client_s_trace_is_continued_and_its_decision_is_kept(
         assert {span.name for span in seen.spans if not span.parent_span_id} == {f"chat {MODEL}"}
 
 
-async def test_a_failure_a_refusal_and_a_client_that_leaves_are_told_apart() -> None:
+async def test_a_failure_a_refusal_and_a_client_that_leaves_are_distinguished() -> None:
     async def script(stream: FakeStream) -> None:
         await stream.accept()
         if len(rig.worker.streams) == 1:

@@ -6,7 +6,7 @@ from typing import Any
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.control import Denied, ReloadConfig, Reloaded
 from lmx.protocol.messages.status import GetStatus, Status
-from tests.support.fakes.admin_lines import told_status
+from tests.support.fakes.admin_lines import reported_status
 from tests.support.fakes.fake_peers import plays, until
 from tests.support.rigs.router_rig import Rig, router_rig
 
@@ -30,7 +30,10 @@ async def ask(
 
 async def test_more_requests_than_the_limit_are_429_and_operators_get_through() -> None:
     async with router_rig(accept_only, max_requests=2) as rig:
-        rig.supervisor.replies = {ReloadConfig: Reloaded((), ()), GetStatus: Status(told_status())}
+        rig.supervisor.replies = {
+            ReloadConfig: Reloaded((), ()),
+            GetStatus: Status(reported_status()),
+        }
         held = [asyncio.create_task(rig.chat_json()) for _ in range(2)]
         await rig.worker.stream(1)
         async with rig.chat() as response:

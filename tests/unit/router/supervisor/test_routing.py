@@ -250,7 +250,7 @@ def test_the_rule_for_any_models_and_routes(
         assert candidates(known, route, None)[0] is best
 
 
-async def test_each_is_tried_once_and_the_first_error_is_told() -> None:
+async def test_each_is_tried_once_and_the_first_error_is_reported() -> None:
     tried: list[str] = []
 
     async def fail(model: ModelView) -> None:
@@ -311,7 +311,7 @@ async def test_where_the_first_fails_to_load_the_next_answers(
     assert sorted(set(asked)) == ["big", MODEL]
 
 
-async def test_where_none_loads_the_first_one_s_error_is_told(rig: Rig) -> None:
+async def test_where_none_loads_the_first_one_s_error_is_reported(rig: Rig) -> None:
     await with_route(rig, "big")
     status, body = await rig.chat_json(model="auto")
     assert (status, body["error"]["code"]) == (503, "model_load_failed")
@@ -320,7 +320,7 @@ async def test_where_none_loads_the_first_one_s_error_is_told(rig: Rig) -> None:
     assert body["model"] == MODEL
 
 
-async def test_a_stream_that_has_begun_to_wait_goes_on_with_the_next(
+async def test_a_stream_that_has_begun_to_wait_continues_with_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("lmx.router.inference.answering.QUIET_S", 0.01)
@@ -363,15 +363,15 @@ async def test_routes_in_the_lists_of_models(rig: Rig) -> None:
         },
     ]  # fmt: skip
     async with rig.http.get(f"{rig.url}/v1/models") as response:
-        told = {each["id"]: each["modalities"] for each in (await response.json())["data"]}
-    assert told == {
+        reported = {each["id"]: each["modalities"] for each in (await response.json())["data"]}
+    assert reported == {
         MODEL: ["text"],
         "org/Qwen3-8B-4bit": ["text", "image", "video"],
         "embedder": ["text"],
     }
 
 
-async def test_the_wrong_kind_by_its_own_name_is_told_its_route() -> None:
+async def test_the_error_for_the_wrong_kind_by_its_own_name_names_its_route() -> None:
     async with router_rig(answer) as rig:
         await rig.publish(cold("embedder", kind=EMBEDDING))
         status, body = await rig.chat_json(model="embedder")

@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import sqlite3
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -21,13 +22,15 @@ from lmx.protocol.errors import ErrorCode, LmxError, UnavailableError
 from lmx.protocol.messages.keys import ApiKey, DayBudget
 from lmx.router import record_file
 from lmx.router.metrics.requests import NONE, Spent
+from lmx.router.services import SERVICES
 from lmx.router.usage import store as usage_store
 from lmx.router.usage import tables
 from lmx.router.usage.budgets import DayBudgets
 from lmx.router.usage.sampling import TokensSeen, figures_of
 from lmx.router.usage.store import UsageStore
 from lmx.router.usage.tables import Minute, Usage, day_begin_s
-from tests.support.fakes.admin_lines import cold_line, status_line, told_status
+from tests.support.fakes.admin_lines import cold_line, reported_status, status_line
+from tests.support.fakes.fake_peers import until
 from tests.support.faults.bad_files import BAD_FILES, put_bad
 from tests.support.rigs.budgets import examples
 from tests.support.rigs.router_rig import MODEL, Rig, chat_body, router_rig
@@ -38,8 +41,8 @@ SUMS = ("requests", "errors", "prompt_tokens", "cached_tokens", "completion_toke
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[UsageStore]:
-    store = UsageStore(path)
+def opened(path: Path, *keys: ApiKey) -> Iterator[UsageStore]:
+    store = UsageStore(path, lambda: keys)
     store.start()
     try:
         yield store
@@ -51,6 +54,7 @@ def opened(path: Path) -> Iterator[UsageStore]:
 def table() -> Iterator[sqlite3.Connection]:
     with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         tables.create(connection)
+        tables.create_keys(connection, ())
         yield connection
 
 
@@ -68,13 +72,16 @@ def time_zone(name: str) -> Iterator[None]:
         time.tzset()
 
 
-def spent(model: str = "m", key: str | None = "laptop", **fields: Any) -> Spent:
+LAPTOP = ApiKey.of_secret("key-of-the-laptop-1", "laptop")
+
+
+def spent(model: str = "m", key: ApiKey | None = LAPTOP, **fields: Any) -> Spent:
     return Spent(model=model, key=key, requests=1, prompt_tokens=10, **fields)
 
 
 def put(connection: sqlite3.Connection, at_s: float, model: str = "m", **used: int) -> None:
     hour_s = tables.hour_begin_s(at_s)
-    tables.write(connection, {(hour_s, model, ""): Usage(**(used or {"requests": 1}))}, {})
+    tables.write(connection, {(hour_s, model, ""): Usage(**(used or {"requests": 1}))}, {}, {})
 
 
 def count(connection: sqlite3.Connection, name: str) -> int:
@@ -163,6 +170,75 @@ async def test_nothing_is_written_twice_when_what_follows_a_write_fails(
         assert [row["requests"] for row in (await store.usage(1, "day"))["rows"]] == [2]
 
 
+def stored(name: str, owner: str, created_at_s: float) -> ApiKey:
+    made = ApiKey.of_secret(f"the-secret-of-{owner}", name)
+    return replace(made, owner=owner, created_at_s=created_at_s)
+
+
+async def test_a_key_with_the_name_of_a_revoked_one_has_not_used_what_that_one_has(
+    tmp_path: Path,
+) -> None:
+    first, second = stored("ci", "key_1", NOW_S), stored("ci", "key_2", NOW_S + 1)
+    again = replace(second, digest="of another secret")
+    home = ApiKey.of_secret("a-key-of-the-configuration", "ci")
+    path = tmp_path / "usage.sqlite"
+    with opened(path, first) as store:
+        store.add(spent(key=first))
+        assert [row["key"] for row in (await store.usage(1, "day"))["rows"]] == ["ci"]
+    with opened(path, second, LAPTOP) as store:
+        assert await store.of_key(second, 1) == {}
+        for key, count in ((second, 2), (again, 1), (LAPTOP, 4), (home, 5)):
+            for _ in range(count):
+                store.add(spent(key=key))
+        (used,) = (await store.of_key(second, 1)).values()
+        assert used.requests == 3, "and one keeps it with another secret"
+        assert (await store.today())["key_2"] == used
+        rows = (await store.usage(1, "day"))["rows"]
+        assert {(row["key"], row["key_id"]): row["requests"] for row in rows} == {
+            ("ci (revoked)", "key_1"): 1,
+            ("ci", "key_2"): 3,
+            ("laptop", "config:laptop"): 4,
+            ("ci (revoked)", "config:ci"): 5,
+        }
+        await DayBudgets(store).begin(replace(second, budget=DayBudget(requests=4)))
+        with pytest.raises(UnavailableError):
+            await DayBudgets(store).begin(replace(home, budget=DayBudget(requests=4)))
+    with opened(path, LAPTOP) as store:
+        names = [row["key"] for row in (await store.usage(1, "day"))["rows"]]
+        assert sorted(map(str, names)) == ["ci", "ci", "ci", "laptop"], "all of the name are gone"
+
+
+async def test_a_file_that_has_the_usage_by_name_gives_each_key_its_own(tmp_path: Path) -> None:
+    """Nothing is lost, and what a key of the same name had used before is not the new one's."""
+    path = tmp_path / "usage.sqlite"
+    now_s = time.time()
+    hours = [tables.hour_begin_s(now_s - ago * 3600) for ago in (50, 26, 0)]
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as before:
+        tables.create(before)
+        for hour_s in hours:
+            for number, name in enumerate(("ci", "home", "gone", "key_abc", "")):
+                values = (hour_s, "m", name, 10**number, 0, 1, 0, 1)
+                before.execute(f"INSERT INTO usage VALUES ({', '.join('?' * 8)})", values)
+    ci = stored("ci", "key_1", hours[1] + 100.0)
+    home = ApiKey.of_secret("a-key-of-the-configuration", "home")
+    unnamed = replace(ApiKey.of_secret("another-key-of-the-configuration"), owner="key_abc")
+    for _ in range(2):
+        with opened(path, ci, home, unnamed) as store:
+            counted = [
+                sum(day.requests for day in (await store.of_key(key, 9)).values())
+                for key in (ci, home, unnamed, None)
+            ]
+            assert counted == [2, 30, 3000, 30_000]
+            rows = (await store.usage(9, "day"))["rows"]
+            assert sum(row["requests"] for row in rows) == 33_333
+            assert {row["key"] for row in rows} == {
+                "ci", "ci (revoked)", "home", "gone", "key_abc", None
+            }  # fmt: skip
+    with contextlib.closing(sqlite3.connect(path)) as after:
+        assert tables.fault_of(after) is None
+        assert after.execute("PRAGMA user_version").fetchone()[0] == tables.SCHEMA_VERSION
+
+
 @pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "Asia/Kolkata", "America/New_York"])
 def test_days_and_hours_are_those_of_the_machine(zone: str) -> None:
     with time_zone(zone), table() as connection:
@@ -170,11 +246,11 @@ def test_days_and_hours_are_those_of_the_machine(zone: str) -> None:
         put(connection, last.timestamp())
         put(connection, first.timestamp(), requests=5)
         now_s = datetime(2026, 3, 30, 12).timestamp()
-        days = tables.usage_of(connection, 2, "day", now_s)
+        days = tables.usage_of(connection, 2, "day", (), now_s)
         assert [(one["time"], one["requests"]) for one in days["rows"]] == [
             ("2026-03-29", 1), ("2026-03-30", 5)
         ]  # fmt: skip
-        today = tables.usage_of(connection, 1, "hour", now_s)
+        today = tables.usage_of(connection, 1, "hour", (), now_s)
         assert [one["time"] for one in today["rows"]] == [first.astimezone().isoformat()]
         assert (today["first_day"], today["last_day"]) == ("2026-03-30", "2026-03-30")
 
@@ -197,7 +273,7 @@ def test_no_sum_of_a_day_changes_when_its_hours_are_joined(
             expected[date.fromtimestamp(at_s).isoformat(), model or None] += tokens
         for _ in range(2):
             tables.bound(connection, NOW_S)
-            answer = tables.usage_of(connection, 100, "day", NOW_S)
+            answer = tables.usage_of(connection, 100, "day", (), NOW_S)
             found = {(row["time"], row["model"]): row["prompt_tokens"] for row in answer["rows"]}
             assert found == dict(expected)
             total = connection.execute("SELECT sum(prompt_tokens) FROM usage").fetchone()[0] or 0
@@ -213,7 +289,7 @@ def test_age_and_number_are_limited() -> None:
         for days_ago in range(0, 500, 10):
             put(connection, NOW_S - days_ago * 86400)
             minute = (int(NOW_S) - days_ago * 8640, "m")
-            tables.write(connection, {}, {minute: Minute(tokens=1)})
+            tables.write(connection, {}, {minute: Minute(tokens=1)}, {})
         tables.bound(connection, NOW_S)
         assert count(connection, "usage") == 41
         assert count(connection, "figures") == 9
@@ -228,7 +304,7 @@ def test_a_pair_beyond_the_most_is_in_the_rest_and_in_no_row() -> None:
         for number in range(500):
             for days_ago in range(3):
                 put(connection, NOW_S - days_ago * 86400, f"m{number:03}", completion_tokens=number)
-        answer = tables.usage_of(connection, 3, "day", NOW_S)
+        answer = tables.usage_of(connection, 3, "day", (), NOW_S)
         assert {row["model"] for row in answer["rows"]} == {f"m{n:03}" for n in range(450, 500)}
         assert [one["completion_tokens"] for one in answer["rest"]] == [sum(range(450))] * 3
         days = [
@@ -242,7 +318,7 @@ def test_points_are_joined_where_there_would_be_too_many() -> None:
         end_s = int(NOW_S) // 60 * 60
         for ago in range(24 * 60):
             minute = Minute(tokens=60, ttft_s=2.0 * ago, ttft_count=2, waiting=ago % 7, running=1)
-            tables.write(connection, {}, {(end_s - ago * 60, ""): minute})
+            tables.write(connection, {}, {(end_s - ago * 60, ""): minute}, {})
         now_s = end_s + 59.999
         short = tables.figures_of(connection, 1, None, now_s)
         assert (short["step_s"], len(short["points"])) == (60, 61)
@@ -258,7 +334,7 @@ def test_the_speed_of_this_minute_is_by_the_time_that_has_passed_of_it() -> None
     with table() as connection:
         end_s = int(NOW_S) // 60 * 60
         minutes = {(end_s - 60, ""): Minute(tokens=600), (end_s, ""): Minute(tokens=200)}
-        tables.write(connection, {}, minutes)
+        tables.write(connection, {}, minutes, {})
         for hours, passed_s, speed in ((1, 20, 10.0), (1, 2, 20.0), (1, 60, 3.333), (24, 20, 10.0)):
             found = tables.figures_of(connection, hours, None, end_s + passed_s)
             assert found["points"][-1]["tokens_per_s"] == speed
@@ -269,7 +345,7 @@ def test_figures_are_of_what_is_new_and_of_models_that_have_some() -> None:
 
     def look(tokens: int, **fields: Any) -> dict[str, Minute]:
         line = status_line(MODEL, tokens_total=tokens, memory_bytes=300, **fields)
-        return figures_of(told_status(line, cold_line("big")), seen)
+        return figures_of(reported_status(line, cold_line("big")), seen)
 
     assert look(500)[MODEL].tokens == 0, "made before the first look"
     found = look(530, requests_active=2, requests_queued=3)
@@ -352,8 +428,50 @@ async def test_a_budget_of_a_day_ends_at_midnight_and_outlives_routers(tmp_path:
             assert "phone" not in json.dumps(seen)
 
 
+@pytest.mark.parametrize(
+    "path", ["/v1/usage?days=30", "/v1/jobs", f"/v1/responses/resp_{24 * '0'}"]
+)
+async def test_a_flood_of_one_key_leaves_room_for_others(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record_file, "_OWN_READS_LIMIT", 2)
+    begun, over = threading.Event(), threading.Event()
+    keys = ("key-of-the-laptop-1", "key-of-the-phone-12")
+    async with router_rig(api_keys=keys, jobs_path=str(tmp_path / "jobs.sqlite")) as rig:
+
+        async def get(key: str) -> tuple[int, Any, str | None]:
+            headers = {"Authorization": f"Bearer {key}"}
+            async with rig.http.get(f"{rig.url}{path}", headers=headers) as answer:
+                return answer.status, await answer.json(), answer.headers.get("Retry-After")
+
+        services = rig.router._runner.app[SERVICES]
+        store: Any = services.usage if "usage" in path else services.jobs
+
+        def hold(_: sqlite3.Connection) -> bool:
+            begun.set()
+            return over.wait(90)
+
+        holds = asyncio.create_task(store._read(hold))
+        try:
+            assert await asyncio.to_thread(begun.wait, 90)
+            flood = [asyncio.create_task(get(keys[0])) for _ in range(5)]
+            refused = []
+            for one in asyncio.as_completed(flood):
+                refused.append(await one)
+                if len(refused) == 3:
+                    break
+            assert [(status, again) for status, _, again in refused] == [(429, "1")] * 3
+            assert refused[0][1]["error"]["code"] == "rate_limit_exceeded"
+            other = asyncio.create_task(get(keys[1]))
+            await until(lambda: len(store._reads) >= 3)
+        finally:
+            over.set()
+        assert await holds
+        assert (await other)[0] in (200, 404)
+
+
 async def test_two_requests_at_once_are_not_both_the_last_one_of_a_day(tmp_path: Path) -> None:
-    store = UsageStore(tmp_path / "usage.sqlite")
+    store = UsageStore(tmp_path / "usage.sqlite", lambda: ())
     store.start()
     try:
         budgets = DayBudgets(store)
@@ -371,14 +489,14 @@ async def test_two_requests_at_once_are_not_both_the_last_one_of_a_day(tmp_path:
 async def test_a_budget_that_is_used_up_stays_so_while_the_usage_can_not_be_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    store = UsageStore(Path("unused"))
+    store = UsageStore(Path("unused"), lambda: ())
     key = replace(ApiKey.of_secret("key-of-the-laptop-1", "ci"), budget=DayBudget(requests=2))
     budgets = DayBudgets(store)
 
-    async def read(_name: str, _days: int) -> dict[str, Usage]:
+    async def read(_key: ApiKey, _days: int) -> dict[str, Usage]:
         return {date.today().isoformat(): Usage(requests=2)}
 
-    async def full(_name: str, _days: int) -> dict[str, Usage]:
+    async def full(_key: ApiKey, _days: int) -> dict[str, Usage]:
         raise LmxError(ErrorCode.USAGE_UNAVAILABLE, "too many read at a time")
 
     for reading in (read, full):

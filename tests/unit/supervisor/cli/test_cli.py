@@ -1,12 +1,14 @@
 """The command line against a supervisor that says what it is told to: answers, waits, exits."""
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from click.testing import CliRunner, Result
@@ -19,6 +21,7 @@ from lmx.supervisor.cli import operations
 from lmx.supervisor.cli.main import main
 from lmx.supervisor.cli.serving import background
 from lmx.supervisor.cli.views.events import EventCursor
+from lmx.supervisor.config import extras
 from lmx.supervisor.sockets.client import ReconnectingClient
 from lmx.supervisor.state.home import Home
 from tests.support.fakes.fake_supervisor import fake_supervisor, model_line, status
@@ -394,7 +397,7 @@ def test_events_of_one_model_the_last_of_them(home: Home) -> None:
         assert (done.exit_code, "known: a, b" in done.output) == (1, True)
 
 
-def test_events_are_read_on_after_a_supervisor_that_counts_anew(home: Home) -> None:
+def test_events_are_read_on_after_a_supervisor_that_counts_from_zero(home: Home) -> None:
     def seqs() -> list[tuple[str, int]]:
         return [(epoch, event.seq) for epoch, event in cursor.read(client)]
 
@@ -446,6 +449,22 @@ def test_logs_of_an_unknown_model_names_those_there_are(home: Home) -> None:
     assert "no model is named 'a'; known: b" in run("logs", "a").output
     home.worker_log("b").write_text("a line\n")
     assert run("logs", "c").output == "a line\n"
+
+
+def test_a_mistake_in_an_option_names_the_option(home: Home) -> None:
+    with mock.patch.dict(os.environ):  # options become variables
+        done = run("start", "--host", "0.0.0.0")
+        assert (done.exit_code, "server.host (--host): 0.0.0.0 can be" in done.output) == (4, True)
+        home.default_config.write_text("models: []")
+        done = run("start", "--api-key", "short")
+    assert "security.api_keys.0.key (--api-key): a key has at least" in done.output
+
+
+def test_an_extra_that_is_missing_is_said(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    home.default_config.write_text("tracing: {endpoint: 'http://127.0.0.1:4318'}")
+    monkeypatch.setattr(extras, "_is_installed", lambda module: "opentelemetry" not in module)
+    done = run("config", "check")
+    assert (done.exit_code, 'pip install "lmx[otel]"' in done.output) == (0, True)
 
 
 def test_config_show_shows_no_key(home: Home) -> None:

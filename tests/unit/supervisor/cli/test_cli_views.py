@@ -98,7 +98,7 @@ def test_who_waits_for_a_model_shows() -> None:
     assert router_words(replace(router, waiting=0)) == "2 open, 22 served"
 
 
-def test_memory_is_told_when_there_is_something_to_tell() -> None:
+def test_memory_is_reported_when_there_is_something_to_report() -> None:
     assert memory_words(status().supervisor) == ""
     words = memory_words(status(memory_pressure="hard", missing_bytes=2**30).supervisor)
     assert "pressure is hard" in words
@@ -149,7 +149,7 @@ def test_an_adapter_that_can_not_be_used_has_its_line() -> None:
     assert lines[-1] == "sql  it is of another [model]"
 
 
-def test_columns_give_way_the_least_useful_first() -> None:
+def test_columns_are_left_out_the_least_useful_first() -> None:
     def heading(width: int) -> list[str]:
         return next(line for line in rendered(busy(), width) if line.startswith("MODEL")).split()
 
@@ -174,7 +174,7 @@ def test_a_frame_fits_the_terminal_and_has_the_latest_event(width: int, height: 
     assert any("4.0 GiB of 8.0 GiB reserved" in line for line in lines)
 
 
-def test_rates_are_differences_and_begin_anew_with_a_new_worker() -> None:
+def test_rates_are_differences_and_start_over_with_a_new_worker() -> None:
     rates = TokenRates()
 
     def take(now_s: float, tokens: int, instance: str | None = "a-1") -> float | None:
@@ -214,7 +214,7 @@ def test_the_request_to_paste_suits_the_model(
     print_welcome(Console(file=out, width=200, soft_wrap=True), status(*workers))
     text = out.getvalue()
     assert f"/{path} -H" in text
-    assert re.search(r"page:   http://[^/ ]+:\d+/ \(a chat", text)
+    assert re.search(r"page:   http://[^/ ]+:\d+/ \(chat", text)
     assert re.search(r"docs:   http://\S+:\d+/docs\n", text)
     body = json.loads(text[text.index("-d '") + 4 : text.rindex("'")])
     assert body["model"] == model
@@ -229,7 +229,7 @@ def test_a_model_that_can_t_be_loaded_is_not_one_to_try() -> None:
     assert "lmx chat" not in out.getvalue()
 
 
-def test_a_model_is_told_to_be_ready_once_however_long_others_load() -> None:
+def test_a_model_is_reported_ready_once_however_long_others_load() -> None:
     out = io.StringIO()
     with LoadProgress(Console(file=out, width=160)) as progress:
         for memory_bytes in (100, 200, 300):

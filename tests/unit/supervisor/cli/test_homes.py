@@ -23,6 +23,8 @@ COMMANDS = (
     "service install --dry-run", "service restart --dry-run",
     "show a", "undrain a", "version", "launch codex --print",
     "key list", "key add a", "key rotate a", "key revoke a",
+    "pair", "pair K7QZM-4XH2P@127.0.0.1:1", "peers list", "peers remove a",
+    "batch list", "batch cancel batch_a", "fit a b",
     "backup /no/such/folder/b.zip", "restore /x",
     "stop",
 )  # fmt: skip
@@ -77,7 +79,7 @@ def run(line: str) -> Result:
 
 
 @pytest.mark.parametrize("home", HOMES)
-def test_a_broken_home_is_told_in_words(
+def test_a_broken_home_is_reported_in_words(
     home: Callable[[Path], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [name for name in os.environ if name.startswith("LMX_")]:
@@ -104,7 +106,7 @@ def test_a_broken_home_is_told_in_words(
 
 
 def test_every_command_is_among_them() -> None:
-    free = {"completion", "demo", "config", "doctor", "rescue", "help"}
+    free = {"bench", "completion", "demo", "config", "doctor", "rescue", "help"}
     names = {name for name in main.commands if main.commands[name].name == name} - free
     assert names <= {
         *(line.split()[0] for line in COMMANDS),

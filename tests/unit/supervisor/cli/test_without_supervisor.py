@@ -16,7 +16,7 @@ from lmx.supervisor.config.schema import TimingConfig
 from lmx.supervisor.config.shutdown_timeout import ROUTER_EXIT_S, term_grace_s
 from lmx.supervisor.sockets.client import ControlClient
 from lmx.supervisor.state.home import Home
-from tests.support.fakes.admin_lines import told_status
+from tests.support.fakes.admin_lines import reported_status
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ class _Supervisor:
         if isinstance(question, control.StopAll):
             self.asked += 1
             raise self._refusal
-        return Status(told_status(state=self._state))
+        return Status(reported_status(state=self._state))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_one_that_does_not_take_the_question_is_sent_a_signal(
     assert "SIGTERM" in said[0]
 
 
-def test_one_that_stops_already_is_not_told_twice(
+def test_one_that_stops_already_is_not_stopped_twice(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = OperationError(ErrorCode.SUPERVISOR_UNAVAILABLE, "the answer was lost")

@@ -35,6 +35,8 @@ def load(text: str, tmp_path: Path, **variables: str) -> Config:
         ("server: {prot: 1}", ["server.prot", "unknown key", "port"]),
         ("sever: {}", ["sever", "unknown key", "server"]),
         ("server: {host: 0.0.0.0}", ["0.0.0.0", "allow_lan_without_key"]),
+        ("server: {advertise: true}", ["server.advertise", "others can't reach 127.0.0.1"]),
+        ("server: {advertise: maybe, host: 0.0.0.0}", ["server.advertise", "can be reached"]),
         ("server: []", ["server"]),
         ("server: {allowed_hosts: [http://a.example]}", ["server.allowed_hosts.0", "without http"]),
         ("server: {allowed_hosts: 'a, b'}", ["server.allowed_hosts", "[A, B]"]),
@@ -61,6 +63,18 @@ def load(text: str, tmp_path: Path, **variables: str) -> Config:
             ["'b'", "models.a", "models.b", "names of adapters", "unique"],
         ),
         ("models: [{id: a, source: /x, adapters: {a: /l}}]", ["models.a", "twice"]),
+        (
+            "models: [{id: a, source: /x, ranks: 2, adapters: {b: /l}}]",
+            ["models.a", "divided among ranks (2) can't have adapters"],
+        ),
+        (
+            "models: [{id: a, source: /x, ranks: 2, speculation: {method: prompt_lookup}}]",
+            ["models.a", "can't have speculation: leave one of them out"],
+        ),
+        (
+            "models: [{id: a, source: /x, ranks: 2, prefix_cache: {disk: true}}]",
+            ["models.a", "can't have prefix_cache.disk"],
+        ),
         (
             "models: [{id: a, source: /x, adapters: {b: ./lora.gguf}}]",
             ["models.a.adapters (line 1): b: an adapter can't be a .gguf file", "/lora.gguf'"],
@@ -188,7 +202,7 @@ def test_each_mistake_names_key_value_and_what_is_allowed(
         assert word in caught.value.message
 
 
-def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(OperationError) as caught:
         load("server: {port: x}\nlogs: {keep: 0}", tmp_path, LMX_SERVER_PROT="1")
     for word in ("server.port", "logs.keep", "LMX_SERVER_PROT"):
@@ -413,6 +427,18 @@ def test_an_address_that_others_reach_needs_a_key(
 )
 def test_with_a_key_or_if_it_is_meant_others_may_reach_it(text: str, tmp_path: Path) -> None:
     assert load(text, tmp_path).server.host
+
+
+def test_keys_that_lmx_keeps_protect_it_too(tmp_path: Path) -> None:
+    path = tmp_path / "lmx.yaml"
+    path.write_text("server: {host: 0.0.0.0}")
+    assert load_config(path, {}, keys_kept=True).closed_without_key
+    path.write_text("server: {host: 0.0.0.0, port: 0}\nlogs: {keep: many}")
+    for keys_kept in (True, False):
+        with pytest.raises(OperationError) as caught:
+            load_config(path, {}, keys_kept=keys_kept)
+        assert ("`lmx key add NAME`" in caught.value.message) is not keys_kept
+        assert "logs.keep" in caught.value.message
 
 
 def test_routes_may_name_what_is_added_later(tmp_path: Path) -> None:

@@ -82,14 +82,14 @@ def test_sections_never_touch_models_and_the_router_only_where_it_must(
     assert len(diff.sentences) == 1
 
 
-def test_a_section_within_a_model_is_told_key_by_key() -> None:
+def test_a_section_within_a_model_is_listed_key_by_key() -> None:
     new = {**ALPHA, "prefix_cache": {"disk": False}, "engine_options": {"x": 1}}
     (sentence,) = compare(config(ALPHA), config(new)).sentences
     assert "prefix_cache.disk true -> false" in sentence
     assert 'engine_options none -> {"x": 1}' in sentence
 
 
-def test_values_are_told_in_words_for_people() -> None:
+def test_values_are_reported_in_words_for_people() -> None:
     old = config(ALPHA, memory={"keep_alive": "forever"})
     new = config({**ALPHA, "aliases": ["aa", "ab"]}, memory={"keep_alive": "90m"})
     assert compare(old, new).sentences == (
@@ -98,7 +98,7 @@ def test_values_are_told_in_words_for_people() -> None:
     )
 
 
-def test_what_is_in_force_at_once_is_no_reason_for_a_load() -> None:
+def test_what_is_in_effect_at_once_is_no_reason_for_a_load() -> None:
     new = {**ALPHA, "aliases": ["aa"], "context_length": 4096}
     diff = compare(config(ALPHA), config(new))
     assert diff.models == ModelChanges(respawned=("alpha",))
@@ -121,7 +121,7 @@ def test_no_sentence_has_a_key() -> None:
     diff = compare(old, new)
     assert (diff.sections, diff.router) == (("security",), True)
     (sentence,) = diff.sentences
-    assert "api_keys" in sentence
+    assert "(api_keys 1 added, 1 removed, admin_key added)" in sentence
     assert "sk-" not in sentence
 
 

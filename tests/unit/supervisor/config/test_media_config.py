@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from lmx.protocol.messages.peers import PeerList
 from lmx.protocol.models.decode_limits import AT_REST_BYTES, DecodeLimits
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config.diff import compare
@@ -28,7 +29,7 @@ def limits(media: dict[str, Any] | None = None, own: dict[str, Any] | None = Non
     plan = MemoryPlan(99, decoder_bytes=7)
     home = Home(Path("/home/lmx"))
     start = WorkerStart("i", found.models[0], Path("/m"), ModelKind.CHAT, plan)
-    return worker_spec(found, home, start).decode
+    return worker_spec(found, home, start, PeerList()).decode
 
 
 def test_without_keys_the_limits_are_those_of_the_code() -> None:
@@ -36,7 +37,7 @@ def test_without_keys_the_limits_are_those_of_the_code() -> None:
 
 
 def test_each_key_sets_one_limit_and_that_of_a_model_goes_first() -> None:
-    told = {
+    reported = {
         "max_image_pixels": 20_000, "max_frame_pixels": 30_000, "max_frames": 4,
         "max_frames_bytes": "5MiB", "max_video_s": 6, "max_audio_s": 7, "max_decoded_bytes": "8MiB",
         "decode_memory_bytes": "90MiB", "decode_cpu_s": 10, "decode_timeout_s": 11,
@@ -45,16 +46,16 @@ def test_each_key_sets_one_limit_and_that_of_a_model_goes_first() -> None:
         picture_pixels=20_000, frame_pixels=30_000, frames=4, video_bytes=5 * MIB, video_s=6,
         sound_s=7, request_bytes=8 * MIB, memory_bytes=90 * MIB, cpu_s=10, deadline_s=11,
     )  # fmt: skip
-    assert limits(told) == made
+    assert limits(reported) == made
     own = {
         "max_image_pixels": 99_999, "max_frames": 1, "max_video_s": 2, "max_audio_s": 3,
         "decode_memory_bytes": "64MiB",
     }  # fmt: skip
-    assert limits(told, own) == DecodeLimits(
+    assert limits(reported, own) == DecodeLimits(
         picture_pixels=99_999, frame_pixels=30_000, frames=1, video_bytes=5 * MIB, video_s=2,
         sound_s=3, request_bytes=8 * MIB, memory_bytes=64 * MIB, cpu_s=10, deadline_s=11,
     )  # fmt: skip
-    assert limits(told).process_bytes == 90 * MIB + AT_REST_BYTES
+    assert limits(reported).process_bytes == 90 * MIB + AT_REST_BYTES
 
 
 @pytest.mark.parametrize(

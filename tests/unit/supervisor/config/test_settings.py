@@ -1,4 +1,4 @@
-"""The cell that the configuration in force is in: who hears of a change, and who may refuse it."""
+"""The cell that the configuration in effect is in: who hears of a change, and who may refuse it."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def config(**sections: Any) -> Config:
 OLD, NEW = config(), config(memory={"soft_line": 0.5})
 
 
-def test_those_who_react_are_called_in_order_and_find_the_new_one_in_force() -> None:
+def test_those_who_react_are_called_in_order_and_find_the_new_one_in_effect() -> None:
     settings = Settings(OLD)
     seen: list[tuple[str, float, bool]] = []
 
@@ -28,18 +28,18 @@ def test_those_who_react_are_called_in_order_and_find_the_new_one_in_force() -> 
         return react
 
     settings.on_change(reaction("first"), reaction("second"))
-    assert settings.put_in_force(NEW, 3.0).sections == ("memory",)
+    assert settings.apply(NEW, 3.0).sections == ("memory",)
     assert seen == [("first", 3.0, True), ("second", 3.0, True)]
 
 
 def test_nobody_is_called_where_nothing_differs() -> None:
     settings = Settings(OLD)
     settings.on_change(lambda _change, _now_s: pytest.fail("nothing has changed"))
-    assert settings.put_in_force(config(), 0.0).sections == ()
+    assert settings.apply(config(), 0.0).sections == ()
     assert settings.current is OLD
 
 
-def test_one_that_is_refused_is_not_in_force() -> None:
+def test_one_that_is_refused_is_not_in_effect() -> None:
     settings = Settings(OLD)
 
     def refuse(change: Change, now_s: float) -> None:
@@ -47,5 +47,5 @@ def test_one_that_is_refused_is_not_in_force() -> None:
 
     settings.on_change(refuse, lambda _change, _now_s: pytest.fail("it was refused"))
     with pytest.raises(OperationError):
-        settings.put_in_force(NEW, 0.0)
+        settings.apply(NEW, 0.0)
     assert settings.current is OLD

@@ -51,8 +51,8 @@ def test_every_question_of_the_protocol_has_exactly_one_handler() -> None:
         handled |= handlers.keys()
     tables = re.findall(r"^\| question \|.*\n\|---.*\n((?:\|.*\n)+)", PROTOCOL_MD.read_text(), re.M)
     first_cells = [line.split("|")[1] for table in tables for line in table.splitlines()]
-    told = {name for cell in first_cells for name in re.findall(r"`([A-Z]\w+)`", cell)}
-    assert {kind.__name__ for kind in handled} == told | {"ReportCounts"}
+    reported = {name for cell in first_cells for name in re.findall(r"`([A-Z]\w+)`", cell)}
+    assert {kind.__name__ for kind in handled} == reported | {"ReportCounts"}
 
 
 def test_a_question_has_one_handler() -> None:
@@ -98,7 +98,7 @@ async def test_what_is_refused_is_denied_at_once_or_later() -> None:
         assert (denied.code, denied.message, denied.param) == (error.code, "no", "model_id")
 
 
-async def test_a_bug_in_a_later_answer_is_told() -> None:
+async def test_a_bug_in_a_later_answer_is_reported() -> None:
     async def breaks(*_: Any) -> Any:
         raise ZeroDivisionError("bug")
 

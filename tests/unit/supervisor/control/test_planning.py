@@ -1,5 +1,6 @@
 """What `GET /admin/models/plan` is answered with."""
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ from lmx.protocol.errors import ErrorCode, LmxError, OperationError
 from lmx.protocol.messages.control import PinModel, PlanLoad
 from lmx.protocol.states import LoadOutcome, ModelKind
 from lmx.supervisor.config.schema import ModelConfig
-from lmx.supervisor.control.planning import Planning
+from lmx.supervisor.control import planning as planning_module
+from lmx.supervisor.control.planning import Planning, Previews
 from lmx.supervisor.memory.inspect_main import inspect
 from lmx.supervisor.memory.inspection import Inspection, Question
 from lmx.supervisor.memory.plan import Estimate, MemoryPlan, plan_memory
@@ -53,6 +55,46 @@ def planning(rig: CoreRig, heads: Path | None = None) -> tuple[Planning, list[st
 def rig_with(folder: Path, **other: int) -> CoreRig:
     models: dict[str, dict[str, Any]] = {"m": {"source": str(folder)}}
     return CoreRig({"m": 1, **other}, BUDGET, models)
+
+
+async def test_the_hub_is_asked_by_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever may look at plans may name any repository, as often as they like."""
+    go_on, running, most = asyncio.Event(), 0, 0
+
+    async def slow(_question: Question) -> tuple[int, Inspection]:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await go_on.wait()
+        running -= 1
+        raise OperationError(ErrorCode.DOWNLOAD_FAILED, "the hub does not answer")
+
+    rig = CoreRig({}, BUDGET, {})
+    work, _ = planning(rig)
+    work._preview = Previews(slow)
+
+    async def plan(number: int) -> ErrorCode:
+        with pytest.raises(LmxError) as caught:
+            await work.plan(PlanLoad(f"org/model-{number}"))
+        assert caught.value.retry_after_s == (5.0 if caught.value.code is full else None)
+        return caught.value.code
+
+    full = ErrorCode.QUEUE_FULL
+    flood = [asyncio.create_task(plan(number)) for number in range(20)]
+    done, _ = await asyncio.wait(flood, return_when=asyncio.FIRST_COMPLETED, timeout=90)
+    assert {task.result() for task in done} == {full}
+    go_on.set()
+    codes = await asyncio.gather(*flood)
+    assert (codes.count(full), most) == (14, 2)
+    assert codes.count(ErrorCode.MODEL_NOT_FOUND) == 6, "as for a hub that does not answer"
+    monkeypatch.setattr(planning_module, "_PATIENCE_S", 0.01)
+    go_on.clear()
+    held = [asyncio.create_task(plan(number)) for number in range(3)]
+    done, _ = await asyncio.wait(held, return_when=asyncio.FIRST_COMPLETED, timeout=90)
+    assert [task.result() for task in done] == [full], "it has waited long enough"
+    go_on.set()
+    await asyncio.gather(*held)
+    assert await plan(0) is ErrorCode.MODEL_NOT_FOUND, "and every turn was given back"
 
 
 async def test_the_lines_are_those_of_the_estimate_and_nothing_changes(folder: Path) -> None:

@@ -45,7 +45,7 @@ def test_commands_by_an_adapters_name_are_about_its_model() -> None:
     assert rig.operate(control.PinModel("sql", True)).message == "a is pinned"
 
 
-def test_what_is_wrong_with_an_adapter_is_told_and_keeps_nobody_else() -> None:
+def test_what_is_wrong_with_an_adapter_is_reported_and_keeps_nobody_else() -> None:
     rig = rig_of()
     rig.ask("a")
     rig.said("a", control.WorkerHello, "a", 1, WorkerState.STARTING)

@@ -37,12 +37,12 @@ def test_a_cold_model_is_loaded_once_for_all_who_wait(rig: CoreRig) -> None:
     assert rig.answer(rig.ask("a")) == acquired
 
 
-def test_routers_know_the_worker_before_they_are_told_to_use_it(rig: CoreRig) -> None:
+def test_routers_know_the_worker_before_they_are_to_use_it(rig: CoreRig) -> None:
     rig.ask("a")
     rig.core.flush(0.0)
-    rig.actions.told.clear()
+    rig.actions.reported.clear()
     rig.bring_up("a")
-    assert [type(message) for message in rig.actions.told] == [Snapshot, control.Acquired]
+    assert [type(message) for message in rig.actions.reported] == [Snapshot, control.Acquired]
 
 
 def test_bytes_are_held_until_the_exit_is_observed(rig: CoreRig) -> None:
@@ -77,7 +77,7 @@ def test_a_killed_worker_comes_back_at_once_and_a_crashed_one_after_a_backoff(ri
     assert rig.actions.spawned == ["a", "a", "a"]
 
 
-def test_waiting_requests_outlive_a_crash_and_are_told_of_a_failed_load(rig: CoreRig) -> None:
+def test_waiting_requests_outlive_a_crash_and_get_the_error_of_a_failed_load(rig: CoreRig) -> None:
     asked = rig.ask("a")
     rig.exits("a", -11)
     assert rig.answer(asked) is None

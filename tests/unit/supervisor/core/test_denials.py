@@ -28,7 +28,7 @@ def test_a_load_under_way_is_judged_by_how_far_it_is() -> None:
     assert answer.retry_after_s == 60.0
 
 
-def test_earlier_loads_tell_how_long_one_takes() -> None:
+def test_earlier_loads_show_how_long_one_takes() -> None:
     rig = CoreRig({"a": 100, "b": 950})
     rig.ask("a")
     rig.now_s = 40.0

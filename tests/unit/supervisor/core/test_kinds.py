@@ -62,7 +62,7 @@ def test_one_that_must_be_fetched_is_known_once_it_is_there() -> None:
     assert view(core).kind is ModelKind.EMBEDDING
 
 
-def test_a_folder_that_changed_is_read_anew_at_each_start() -> None:
+def test_a_folder_that_changed_is_read_again_at_each_start() -> None:
     actions = FakeActions()
     core = make(actions)
     assert view(core).kind is ModelKind.CHAT
@@ -78,7 +78,7 @@ def test_another_configuration_may_make_a_cold_model_another_kind() -> None:
     for model in ({"kind": "embedding"}, {"source": "org/a"}):
         new = Config.model_validate({"models": [{"id": "a", "source": "/a", **model}]})
         actions.remote = {"a"}
-        settings.put_in_force(new, 1.0)
+        settings.apply(new, 1.0)
         assert view(core).kind is new.models[0].kind
 
 
@@ -100,7 +100,7 @@ def test_what_a_worker_said_is_known_after_it_until_the_model_is_another() -> No
     assert worker is None
     assert view(core).capabilities == ("tools",)
     new = Config.model_validate({"models": [{"id": "a", "source": "/another"}]})
-    settings.put_in_force(new, 3.0)
+    settings.apply(new, 3.0)
     assert view(core).capabilities == ()
 
 
@@ -120,11 +120,11 @@ def test_what_a_model_takes_is_what_its_files_say_until_a_worker_says_otherwise(
     core.worker_exited(worker.instance, -9, 2.0)
     assert view(core).media == (MediaKind.IMAGE,)
     new = Config.model_validate({"models": [{"id": "a", "source": "/another"}]})
-    settings.put_in_force(new, 3.0)
+    settings.apply(new, 3.0)
     assert view(core).media is None
 
 
-def test_an_adopted_worker_tells_what_an_earlier_supervisor_knew() -> None:
+def test_an_adopted_worker_shows_what_an_earlier_supervisor_knew() -> None:
     actions = FakeActions()
     actions.remote = {"a"}
     core = make(actions)
@@ -137,21 +137,21 @@ def test_an_adopted_worker_tells_what_an_earlier_supervisor_knew() -> None:
     core.worker_reported("0ld0", hello, 0.0)
     assert view(core).kind is ModelKind.CHAT
     assert view(core).capabilities == ("tools",)
-    (told,) = core.status(0.0)
-    assert told.remarks == ("config.json sets x.",)
+    (reported,) = core.status(0.0)
+    assert reported.remarks == ("config.json sets x.",)
 
 
 def test_the_status_says_whether_a_model_may_run_its_own_code() -> None:
     for allowed in (True, False):
-        (told,) = make(FakeActions(), allow_checkpoint_code=allowed).status(0.0)
-        assert told.allow_checkpoint_code is allowed
+        (reported,) = make(FakeActions(), allow_checkpoint_code=allowed).status(0.0)
+        assert reported.allow_checkpoint_code is allowed
 
 
-def test_the_snapshot_and_the_status_agree_about_what_both_tell() -> None:
+def test_the_snapshot_and_the_status_agree_about_what_both_show() -> None:
     core = make(FakeActions(), aliases=["al"], pinned=True)
     bring_up(core, "tools")
-    seen, (told,) = view(core), core.status(0.0)
+    seen, (reported,) = view(core), core.status(0.0)
     assert _common(core.slot("a"), None).keys() == {field.name for field in fields(ModelCommon)}
     for field in fields(ModelCommon):
-        assert getattr(seen, field.name) == getattr(told, field.name), field.name
-    assert (seen.state, told.model, told.pinned) == (told.state, seen.model_id, True)
+        assert getattr(seen, field.name) == getattr(reported, field.name), field.name
+    assert (seen.state, reported.model, reported.pinned) == (reported.state, seen.model_id, True)

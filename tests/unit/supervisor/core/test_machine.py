@@ -180,7 +180,7 @@ class Supervised(RuleBasedStateMachine):
     def configuration_changes(self, name: str, context: int, keep_alive: int) -> None:
         changed = {"context_length": context, "keep_alive": keep_alive}
         new = make_config(NEEDS, **{**SETTINGS, "models": {name: changed}})
-        self.rig.settings.put_in_force(new, self.rig.now_s)
+        self.rig.settings.apply(new, self.rig.now_s)
 
     @rule(seconds=st.floats(0, 12))
     def time_passes(self, seconds: float) -> None:

@@ -43,13 +43,13 @@ def test_a_model_waits_for_no_memory_until_it_was_read() -> None:
     assert isinstance(rig.answer(requester), control.Acquired)
 
 
-def test_what_can_not_be_read_is_told_to_who_waits_and_in_the_status() -> None:
+def test_what_can_not_be_read_is_reported_to_who_waits_and_in_the_status() -> None:
     rig = reading("a")
     requester = rig.ask("a")
     rig.actions.estimate_error = None
     problem = "/models/a/config.json is not JSON"
     question = question_of(rig.slot("a").model, "/models/a")
-    told = Inspection(question, "/models/a", problem=problem)
+    reported = Inspection(question, "/models/a", problem=problem)
     plan = rig.actions.plan_memory
 
     def refuses(model: ModelConfig, found: Inspection) -> object:
@@ -60,7 +60,7 @@ def test_what_can_not_be_read_is_told_to_who_waits_and_in_the_status() -> None:
         return plan(model, found)
 
     rig.actions.plan_memory = refuses  # type: ignore[method-assign, assignment]
-    rig.core.inspected("a", told, 0.0)
+    rig.core.inspected("a", reported, 0.0)
     denied = rig.answer(requester)
     assert (denied.code, denied.message) == (ErrorCode.MODEL_SOURCE_INVALID, problem)
     assert rig.slot("a").problem == problem

@@ -14,7 +14,7 @@ from tests.support.rigs.core_rig import CoreRig, make_config
 TWO = {"a": 700, "b": 400}
 
 
-def test_a_model_that_does_not_fit_waits_and_an_idle_one_gives_way() -> None:
+def test_a_model_that_does_not_fit_waits_and_an_idle_one_is_evicted() -> None:
     rig = CoreRig(TWO)
     rig.up("a")
     rig.now_s = 2.0
@@ -141,7 +141,7 @@ def test_one_that_nobody_waits_for_any_more_leaves_the_queue() -> None:
     assert rig.slot("b").state is SlotState.COLD
 
 
-def test_everything_pinned_is_told_at_once() -> None:
+def test_everything_pinned_is_reported_at_once() -> None:
     rig = CoreRig(TWO, models={"a": {"pinned": True}})
     rig.up("a")
     rig.at(100.0)
@@ -168,7 +168,7 @@ def test_a_pin_outlives_the_supervisor_and_ends_with_its_reason() -> None:
     assert rig.noted("model.unpinned") == [("b", {})]
 
 
-def test_a_model_bigger_than_the_budget_is_told_so_and_does_not_count_as_a_failure() -> None:
+def test_a_model_bigger_than_the_budget_is_reported_so_and_does_not_count_as_a_failure() -> None:
     rig = CoreRig({"a": 1001})
     for _ in range(10):
         assert "more than the whole budget" in rig.answer(rig.ask("a")).message
@@ -270,7 +270,7 @@ def test_under_pressure_nothing_begins_and_idle_models_go_one_by_one() -> None:
     assert rig.state("d") == "starting"
 
 
-def test_routers_are_told_that_no_process_can_be_started() -> None:
+def test_routers_learn_that_no_process_can_be_started() -> None:
     rig = CoreRig({"a": 100})
     rig.actions.spawn_error = OSError(30, "Read-only file system")
     rig.ask("a")
@@ -383,7 +383,7 @@ def test_an_operators_load_waits_for_ever_and_may_evict() -> None:
     assert rig.slot("b").state is SlotState.COLD
 
 
-def test_a_reset_tells_the_state_that_the_status_shows() -> None:
+def test_a_reset_shows_the_state_that_the_status_shows() -> None:
     rig = CoreRig({"a": 100})
     rig.up("a")
     assert rig.operate(control.ResetModel("a")).message == "a is reset: it is ready"
@@ -411,7 +411,7 @@ def test_a_held_model_takes_no_request_until_it_is_loaded_or_reset() -> None:
     assert [model for model, _ in rig.noted("model.drained")] == ["a", "a"]
 
 
-def test_who_waits_for_a_model_that_is_held_is_told() -> None:
+def test_who_waits_for_a_model_that_is_held_gets_an_error() -> None:
     rig = CoreRig({"a": 100})
     asked = rig.ask("a")
     rig.operate(control.DrainModel("a"))
@@ -430,7 +430,7 @@ def test_reset_leaves_quarantine_and_waits_for_a_request() -> None:
     assert rig.state("a") == "starting"
 
 
-def test_reset_in_a_backoff_goes_on_for_the_operator_who_waits() -> None:
+def test_reset_in_a_backoff_continues_for_the_operator_who_waits() -> None:
     rig = CoreRig({"a": 100})
     rig.operate(control.LoadModel("a"))
     rig.exits("a", 1)
@@ -456,7 +456,7 @@ def test_a_load_that_can_never_work_is_quarantined_at_once() -> None:
 def change(rig: CoreRig, needs: dict[str, int], **settings: object) -> None:
     rig.actions.needs = needs
     new = make_config(needs, **settings)  # type: ignore[arg-type]
-    rig.settings.put_in_force(new, rig.now_s)
+    rig.settings.apply(new, rig.now_s)
 
 
 def test_a_changed_configuration_touches_what_it_changes_alone() -> None:
@@ -486,7 +486,7 @@ def test_a_changed_configuration_touches_what_it_changes_alone() -> None:
     assert [line.model for line in rig.core.status(1.0)] == list("eabd")
 
 
-def test_what_waits_for_a_model_that_is_removed_is_told() -> None:
+def test_what_waits_for_a_model_that_is_removed_gets_an_error() -> None:
     rig = CoreRig(TWO)
     rig.up("a")
     rig.beat("a", rows=1)
@@ -514,7 +514,7 @@ def test_a_quarantined_model_is_forgiven_by_another_configuration() -> None:
     assert rig.slot("a").state is SlotState.COLD
 
 
-def test_what_waits_is_planned_anew_for_another_budget() -> None:
+def test_what_waits_is_planned_again_for_another_budget() -> None:
     rig = CoreRig({"a": 700, "b": 400})
     rig.up("a")
     rig.beat("a", rows=1)
@@ -595,7 +595,7 @@ def test_what_nobody_waits_for_any_more_drains_nobody() -> None:
     rig.core.withdraw("gone", b"router", rig.now_s)
 
 
-def test_what_an_operator_waits_for_goes_on_without_requests() -> None:
+def test_what_an_operator_waits_for_continues_without_requests() -> None:
     rig = CoreRig(TWO)
     rig.up("a")
     rig.operate(control.LoadModel("b"))
@@ -604,7 +604,7 @@ def test_what_an_operator_waits_for_goes_on_without_requests() -> None:
     assert rig.slot("b").state is SlotState.QUEUED
 
 
-def test_events_tell_who_waits_before_who_goes_and_that_a_busy_one_stays() -> None:
+def test_events_show_who_waits_before_who_goes_and_that_a_busy_one_stays() -> None:
     rig = CoreRig({"a": 500, "c": 600})
     rig.up("a")
     rig.at(20.0)
@@ -616,7 +616,7 @@ def test_events_tell_who_waits_before_who_goes_and_that_a_busy_one_stays() -> No
     assert rig.actions.details["model.stays"] == "it was busy: c waits on"
 
 
-def test_who_waits_for_its_groups_rules_is_told_so() -> None:
+def test_who_waits_for_its_groups_rules_learns_that() -> None:
     rig = CoreRig({"a": 100, "b": 100}, groups=[{"name": "g", "models": ["a", "b"], "swap": True}])
     rig.up("a")
     rig.ask("b")
@@ -624,7 +624,7 @@ def test_who_waits_for_its_groups_rules_is_told_so() -> None:
     assert rig.actions.details["model.queued"] == detail
 
 
-def test_a_pin_that_could_not_be_written_is_told() -> None:
+def test_a_pin_that_could_not_be_written_is_reported() -> None:
     rig = CoreRig(TWO)
     assert rig.operate(control.PinModel("a", True)) == control.Done("a is pinned")
     rig.actions.pins_write_failure = "/x/pins.json: No space left on device"

@@ -1,5 +1,6 @@
 """A worker's life: the table, one row at a time, and every pair of state and event."""
 
+import math
 import signal
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,14 @@ from lmx.protocol.messages import control
 from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.messages.status import WorkerFigures
 from lmx.protocol.states import ExitCause, LoadPhase, WorkerState
-from lmx.supervisor.decisions.lifecycle import LifecycleError, adopted, is_late, spawned, step
+from lmx.supervisor.decisions.lifecycle import (
+    LifecycleError,
+    adopted,
+    is_late,
+    quiet_until_s,
+    spawned,
+    step,
+)
 from lmx.supervisor.decisions.worker import (
     BecameReady,
     DrainRequested,
@@ -254,7 +262,7 @@ def test_an_adopted_worker_is_where_it_says(state: WorkerState, expected: Worker
         (None, ExitCause.CRASH, "unknown"),
     ],
 )
-def test_exits_nobody_asked_for_are_told_apart(
+def test_exits_nobody_asked_for_are_distinguished(
     status: int | None, cause: ExitCause, words: str
 ) -> None:
     _, effects = step(ready(), ProcessExited(status), 9.0)
@@ -340,12 +348,12 @@ def test_every_pair_of_state_and_event_is_in_the_table_or_an_error(
 
 def test_each_message_of_a_worker_is_among_the_events() -> None:
     """A new one must be thought of in every state."""
-    told = {
+    reported = {
         message for message in vars(control).values()
         if isinstance(message, type) and "instance" in getattr(message, "__annotations__", {})
         and message not in (control.Acquired, ModelView, control.WorkerExited)
     }  # fmt: skip
-    assert told == LATE
+    assert reported == LATE
 
 
 @pytest.mark.parametrize("cause", [ExitCause.EVICTED, ExitCause.EXPIRED])
@@ -362,7 +370,7 @@ def test_no_stream_is_cut_to_make_room(cause: ExitCause, polite: bool) -> None:
     assert (worker.state, worker.cause) == (WorkerState.STOPPING, ExitCause.HANG)
 
 
-def test_one_that_never_heard_that_it_is_to_drain_is_asked_again() -> None:
+def test_one_that_never_got_the_order_to_drain_is_asked_again() -> None:
     worker, _ = step(ready(), DrainRequested(True, ExitCause.EVICTED, "room"), 3.0)
     worker, _ = step(worker, beat(), 10.0)
     worker, effects = step(worker, Tick(), 11.0)
@@ -397,3 +405,31 @@ def test_a_refusal_counts_as_busy_until_the_next_beat() -> None:
     worker, _ = step(worker, replace(beat(), idle_for_s=0.4), 4.0)
     assert not worker.busy
     assert worker.idle_since_s == 3.6
+
+
+@pytest.mark.parametrize("tenths", [1, 10])
+def test_a_silent_worker_is_late_at_the_same_time_when_ticks_rest_while_all_is_quiet(
+    tenths: int,
+) -> None:
+    """A clock that rests for as long as a worker is quiet, at most ``tenths``, against one that
+    ticks all the time."""
+    worker, _ = step(ready(), beat(), 3.0)
+    tick, ticked = 30, 0
+    while worker.state is WorkerState.READY:
+        now_s = tick / 10
+        worker, _ = step(worker, Tick(), now_s)
+        quiet_s = quiet_until_s(worker, now_s)
+        assert (quiet_s is None) == (worker.state is not WorkerState.READY or now_s > 3.0 + 1.25)
+        tick += 1 if quiet_s is None else max(1, min(tenths, math.ceil(10 * quiet_s) - tick))
+        ticked += 1
+    assert now_s == pytest.approx(8.1)
+    assert ticked == (52 if tenths == 1 else 41)
+
+
+@pytest.mark.parametrize(
+    "worker",
+    [new(), step(new(), hello(), 1.0)[0], step(ready(), beat(rows=1), 3.0)[0],
+     step(ready(), DRAIN, 3.0)[0], step(ready(), KILL, 3.0)[0]],
+)  # fmt: skip
+def test_a_worker_that_does_something_is_not_quiet(worker: Worker) -> None:
+    assert quiet_until_s(worker, 3.0) is None

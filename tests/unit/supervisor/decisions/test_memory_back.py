@@ -43,7 +43,7 @@ def test_what_does_not_come_back_is_missing_after_the_deadline() -> None:
     assert judge([departure], now, 200.0)[0][1] == Waiting()
 
 
-def test_what_is_missing_is_told_again_when_it_returns() -> None:
+def test_what_is_missing_is_reported_again_when_it_returns() -> None:
     missing = replace(left(), missing_bytes=5 * GIB)
     assert judge([missing], Balance(34 * GIB), 200.0)[0][1] == Waiting()
     departure, verdict = judge([missing], Balance(37 * GIB), 200.0)[0]

@@ -47,19 +47,19 @@ def run(
     state: GuardState | None = None,
 ) -> tuple[GuardState, list[tuple[float, Decision]]]:
     state = state or GuardState()
-    told: list[tuple[float, Decision]] = []
+    reported: list[tuple[float, Decision]] = []
     for now_s, reading, workers in script:
         state, decisions = step(state, reading, workers, LINES, now_s)
-        told.extend((now_s, decision) for decision in decisions)
-    return state, told
+        reported.extend((now_s, decision) for decision in decisions)
+    return state, reported
 
 
-def levels(told: list[tuple[float, Decision]]) -> list[tuple[float, MemoryPressure]]:
-    return [(now_s, one.level) for now_s, one in told if isinstance(one, SetLevel)]
+def levels(reported: list[tuple[float, Decision]]) -> list[tuple[float, MemoryPressure]]:
+    return [(now_s, one.level) for now_s, one in reported if isinstance(one, SetLevel)]
 
 
-def acts(told: list[tuple[float, Decision]]) -> list[tuple[float, Ask | Kill]]:
-    return [(now_s, one) for now_s, one in told if isinstance(one, Ask | Kill)]
+def acts(reported: list[tuple[float, Decision]]) -> list[tuple[float, Ask | Kill]]:
+    return [(now_s, one) for now_s, one in reported if isinstance(one, Ask | Kill)]
 
 
 def test_levels_of_the_machine() -> None:
@@ -82,36 +82,36 @@ def test_levels_of_the_budget() -> None:
 def test_who_keeps_to_its_reservation_answers_for_no_smaller_budget() -> None:
     """After a reload that lowers it, the models that are there go once they are idle."""
     workers = [worker("a", 400, busy=True), worker("b", 350, busy=True)]
-    state, told = run([(float(now_s), used(760), workers) for now_s in range(60)])
-    assert levels(told) == [(0.0, SOFT)]
-    assert not acts(told)
+    state, reported = run([(float(now_s), used(760), workers) for now_s in range(60)])
+    assert levels(reported) == [(0.0, SOFT)]
+    assert not acts(reported)
     assert state.level is SOFT
 
 
 def test_a_level_is_left_late_and_only_well_below_its_line() -> None:
-    state, told = run([(0.0, used(800), []), (1.0, used(790), []), (50.0, used(781), [])])
-    assert levels(told) == [(0.0, SOFT)]
-    _, told = run(
+    state, reported = run([(0.0, used(800), []), (1.0, used(790), []), (50.0, used(781), [])])
+    assert levels(reported) == [(0.0, SOFT)]
+    _, reported = run(
         [(60.0, used(770), []), (62.0, used(790), []), (63.0, used(770), []),
          (63.0 + CALM_S - 0.1, used(770), []), (63.0 + CALM_S, used(770), [])],
         state,
     )  # fmt: skip
-    assert levels(told) == [(63.0 + CALM_S, NONE)]
+    assert levels(reported) == [(63.0 + CALM_S, NONE)]
 
 
 def test_the_reason_has_figures() -> None:
-    _, told = run([(0.0, used(800), [worker("a", 300)])])
-    assert isinstance(told[0][1], SetLevel)
-    assert "80% of 1000 B" in told[0][1].reason
-    assert "300 B of their budget of 700 B" in told[0][1].reason
+    _, reported = run([(0.0, used(800), [worker("a", 300)])])
+    assert isinstance(reported[0][1], SetLevel)
+    assert "80% of 1000 B" in reported[0][1].reason
+    assert "300 B of their budget of 700 B" in reported[0][1].reason
 
 
 def test_asked_twice_then_killed() -> None:
     workers = [worker("a", 300, busy=True), worker("b", 200, busy=True)]
     script = [(time_s / 2, used(950), workers) for time_s in range(40)]
-    state, told = run(script)
-    assert acts(told)[:2] == [(SETTLE_S, Ask("a")), (SETTLE_S + ASK_S, Ask("a"))]
-    (at_s, kill), *more = acts(told)[2:]
+    state, reported = run(script)
+    assert acts(reported)[:2] == [(SETTLE_S, Ask("a")), (SETTLE_S + ASK_S, Ask("a"))]
+    (at_s, kill), *more = acts(reported)[2:]
     assert at_s == SETTLE_S + 2 * ASK_S
     assert isinstance(kill, Kill)
     assert kill.instance == "a"
@@ -123,57 +123,59 @@ def test_asked_twice_then_killed() -> None:
 
 def test_who_grew_most_comes_before_who_is_largest() -> None:
     workers = [worker("a", 300, busy=True), worker("b", 250, granted=200), worker("c", 5, 4)]
-    _, told = run([(0.0, used(950), workers), (EVICT_S, used(950), workers)])
-    assert acts(told) == [(EVICT_S, Ask("b"))]
+    _, reported = run([(0.0, used(950), workers), (EVICT_S, used(950), workers)])
+    assert acts(reported) == [(EVICT_S, Ask("b"))]
 
 
 def test_a_load_is_ended_before_an_answer_is() -> None:
     workers = [worker("a", 300, busy=True), worker("b", 200, loading=True)]
-    _, told = run([(0.0, used(950), workers), (SETTLE_S, used(950), workers)])
-    assert [one.instance for _, one in acts(told) if isinstance(one, Kill)] == ["b"]
+    _, reported = run([(0.0, used(950), workers), (SETTLE_S, used(950), workers)])
+    assert [one.instance for _, one in acts(reported) if isinstance(one, Kill)] == ["b"]
 
 
 def test_idle_ones_may_be_evicted_first_and_are_never_asked() -> None:
     workers = [worker("a", 300, busy=True), worker("b", 300)]
-    _, told = run([(0.0, used(950), workers), (SETTLE_S, used(950), workers)])
-    assert not acts(told)
+    _, reported = run([(0.0, used(950), workers), (SETTLE_S, used(950), workers)])
+    assert not acts(reported)
     idle = [worker("a", 300), worker("b", 300)]
-    _, told = run([(float(now_s), used(950), idle) for now_s in range(60)])
-    assert not acts(told)
+    _, reported = run([(float(now_s), used(950), idle) for now_s in range(60)])
+    assert not acts(reported)
 
 
 def test_one_that_is_on_its_way_out_is_waited_for() -> None:
     workers = [worker("a", 300, busy=True), worker("b", 300, granted=200, leaving=True)]
     script = [(float(now_s), used(950), workers) for now_s in range(int(GONE_S) + 1)]
-    _, told = run(script)
-    assert acts(told) == [(GONE_S, Ask("a"))]
+    _, reported = run(script)
+    assert acts(reported) == [(GONE_S, Ask("a"))]
 
 
 def test_the_next_victim_has_time_of_its_own() -> None:
     one, two = worker("a", 400, busy=True), worker("b", 300, busy=True)
-    state, told = run([(time_s / 2, used(950), [one, two]) for time_s in range(16)])
-    assert isinstance(acts(told)[-1][1], Kill)
-    _, told = run([(time_s / 2, used(950), [two]) for time_s in range(16, 24)], state)
-    assert acts(told) == [(8.0 + SETTLE_S, Ask("b"))]
+    state, reported = run([(time_s / 2, used(950), [one, two]) for time_s in range(16)])
+    assert isinstance(acts(reported)[-1][1], Kill)
+    _, reported = run([(time_s / 2, used(950), [two]) for time_s in range(16, 24)], state)
+    assert acts(reported) == [(8.0 + SETTLE_S, Ask("b"))]
 
 
 def test_asks_that_helped_are_not_held_against_it() -> None:
     one = [worker("a", 400, busy=True)]
-    state, told = run([(0.0, used(950), one), (1.0, used(950), one), (4.0, used(950), one)])
-    assert len(acts(told)) == ASKS
+    state, reported = run([(0.0, used(950), one), (1.0, used(950), one), (4.0, used(950), one)])
+    assert len(acts(reported)) == ASKS
     state, _ = run([(7.0, used(890), one)], state)
     assert state.level is HARD
-    _, told = run([(8.0, used(950), one)], state)
-    assert acts(told) == [(8.0, Ask("a"))]
+    _, reported = run([(8.0, used(950), one)], state)
+    assert acts(reported) == [(8.0, Ask("a"))]
 
 
 def test_one_that_has_nothing_left_to_give_up_is_asked_no_more() -> None:
     asked, larger = worker("a", 300, busy=True), worker("b", 250, busy=True)
-    state, told = run([(0.0, used(950), [asked, larger]), (SETTLE_S, used(950), [asked, larger])])
-    assert acts(told) == [(SETTLE_S, Ask("a"))]
+    state, reported = run(
+        [(0.0, used(950), [asked, larger]), (SETTLE_S, used(950), [asked, larger])]
+    )
+    assert acts(reported) == [(SETTLE_S, Ask("a"))]
     idle = [worker("a", 200), larger]
-    _, told = run([(20.0, used(950), idle), (20.0 + ASK_S, used(950), idle)], state)
-    assert acts(told) == [(20.0, Ask("b")), (20.0 + ASK_S, Ask("b"))]
+    _, reported = run([(20.0, used(950), idle), (20.0 + ASK_S, used(950), idle)], state)
+    assert acts(reported) == [(20.0, Ask("b")), (20.0 + ASK_S, Ask("b"))]
 
 
 def test_others_are_blamed_again_after_a_calm() -> None:
@@ -181,17 +183,17 @@ def test_others_are_blamed_again_after_a_calm() -> None:
     state, _ = run([(float(now_s), used(950), small) for now_s in range(5)])
     calm = [(5.0 + now_s, used(100), small) for now_s in range(20)]
     state, _ = run(calm, state)
-    _, told = run([(30.0, used(950), small)], state)
-    assert [type(one) for _, one in told] == [SetLevel, ReportExternalPressure]
+    _, reported = run([(30.0, used(950), small)], state)
+    assert [type(one) for _, one in reported] == [SetLevel, ReportExternalPressure]
 
 
 def test_others_are_blamed_once_and_nobody_is_killed() -> None:
     small = [worker("a", 100, busy=True)]
     script = [(float(now_s), used(950), small) for now_s in range(60)]
-    state, told = run(script)
-    assert levels(told) == [(0.0, SOFT)]
-    assert not acts(told)
-    blames = [one for _, one in told if isinstance(one, ReportExternalPressure)]
+    state, reported = run(script)
+    assert levels(reported) == [(0.0, SOFT)]
+    assert not acts(reported)
+    blames = [one for _, one in reported if isinstance(one, ReportExternalPressure)]
     assert len(blames) == 1
     assert "850 B" in blames[0].detail
     assert state.level is SOFT
@@ -250,9 +252,9 @@ def test_whatever_happens(script: list[tuple[float, int, list[WorkerMemory]]]) -
         now_s += passed_s
         was = state.level
         state, decisions = step(state, used(taken), workers, LINES, now_s)
-        told = [one for one in decisions if isinstance(one, SetLevel)]
+        reported = [one for one in decisions if isinstance(one, SetLevel)]
         # A level is told when it changes, falls by one at a time, and never at once again.
-        assert [one.level for one in told] == ([state.level] if state.level is not was else [])
+        assert [one.level for one in reported] == ([state.level] if state.level is not was else [])
         assert _RANK[state.level] >= _RANK[wanted_level(used(taken), workers, LINES)]
         if _RANK[state.level] < _RANK[was]:
             assert _RANK[was] - _RANK[state.level] == 1

@@ -68,7 +68,7 @@ def test_what_fits_starts_in_the_order_of_the_requests() -> None:
     assert decide(picture, NOW_S) == (Start("old"), Start("new"))
 
 
-def test_the_least_recently_used_gives_way_and_no_more_than_needed() -> None:
+def test_the_least_recently_used_is_evicted_and_no_more_than_needed() -> None:
     residents = [resident("a", 30, 50), resident("b", 30, 90), resident("c", 40, 70)]
     assert decide(scene([waiting("x", 30)], residents), NOW_S) == (Evict("b", "x", True),)
     # b and c are needed as the least recently used; then c alone is enough.
@@ -158,7 +158,7 @@ def test_who_is_waited_for_by_nobody_evicts_nobody() -> None:
     assert decide(picture, NOW_S) == (), "what comes back may be for it"
 
 
-def test_what_can_never_fit_is_told_at_once_with_figures() -> None:
+def test_what_can_never_fit_is_reported_at_once_with_figures() -> None:
     gib = 1024**3
     (deny,) = decide(scene([waiting("x", 12 * gib)], [], budget=10 * gib), NOW_S)
     assert isinstance(deny, Deny)

@@ -50,7 +50,7 @@ def test_the_fourth_failure_within_a_minute_quarantines() -> None:
     assert isinstance(decision, StartAgain)
 
 
-def test_waits_double_up_to_the_limit_and_a_stable_time_starts_anew() -> None:
+def test_waits_double_up_to_the_limit_and_a_stable_time_resets_them() -> None:
     record = FailureRecord()
     waits = []
     for number in range(9):

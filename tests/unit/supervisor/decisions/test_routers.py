@@ -27,6 +27,7 @@ from lmx.supervisor.decisions.routers import (
     Stopped,
     Tick,
     never,
+    quiet_until_s,
     step,
 )
 from lmx.supervisor.state.process_records import RouterRecord
@@ -120,3 +121,22 @@ def test_whatever_happens_one_serves_or_is_planned_and_nobody_is_forgotten(
     routers, _ = step(routers, Stopped(1.0), TIMING, now_s)
     _, effects = step(routers, Tick(), TIMING, now_s + 1.0)
     assert {one.pid for one in effects if isinstance(one, Signal)} == alive
+
+
+@pytest.mark.parametrize(
+    ("events", "quiet"),
+    [
+        (UP, True),
+        (UP[:1], False),
+        ((), False),
+        ((*UP, Started(record(2))), False),
+        ((*UP, Started(record(2)), Hello(2, 8000)), False),
+        ((*UP, Exited(1, 0)), False),
+        ((*UP, Stopped(1.0)), False),
+    ],
+)
+def test_only_a_router_that_serves_alone_is_quiet(events: tuple[Any, ...], quiet: bool) -> None:
+    routers = run(*events)
+    late_at_s = 1.0 + TIMING.beat_timeout_s / 4
+    assert quiet_until_s(routers, TIMING, 1.0) == (late_at_s if quiet else None)
+    assert quiet_until_s(routers, TIMING, late_at_s) is None

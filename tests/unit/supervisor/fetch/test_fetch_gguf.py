@@ -229,7 +229,7 @@ def test_two_at_once_convert_once(source: Path, models: Path) -> None:
     assert len(convert.forms) == 1
 
 
-def test_a_full_disk_is_told_before_the_work(
+def test_a_full_disk_is_reported_before_the_work(
     source: Path, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = namedtuple("usage", "total used free")
@@ -250,14 +250,14 @@ def test_reading_a_long_vocabulary_moves_and_is_done_once(tmp_path: Path) -> Non
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    told = Progress()
-    assert read_facts(path, lambda *report: told.append(report)).weight_count == 64
-    fractions = [fraction for _, fraction, _ in told]
+    reported = Progress()
+    assert read_facts(path, lambda *report: reported.append(report)).weight_count == 64
+    fractions = [fraction for _, fraction, _ in reported]
     assert len(fractions) == 4
     assert all(fraction is not None and 0 < fraction < 0.1 for fraction in fractions)
     assert fractions == sorted(set(fractions), key=lambda fraction: fraction or 0.0)
-    read_facts(path, lambda *report: told.append(report))
-    assert len(told) == 4, "what was read is kept for who asks next"
+    read_facts(path, lambda *report: reported.append(report))
+    assert len(reported) == 4, "what was read is kept for who asks next"
 
 
 def split_gguf(folder: Path, count: int = 3) -> list[Path]:

@@ -51,7 +51,7 @@ def test_all_of_a_repository_goes_with_its_locks(repository: Path, tmp_path: Pat
     assert cache.delete("org/name", []) == 0
 
 
-def test_a_scan_tells_of_each_commit_with_its_names(repository: Path) -> None:
+def test_a_scan_shows_each_commit_with_its_names(repository: Path) -> None:
     (found,) = cache.scan()
     assert (found["repo_id"], found["size_bytes"]) == ("org/name", 3 * len(BLOB) + 80)
     assert [(each["commit"], each["refs"]) for each in found["snapshots"]] == [
@@ -68,6 +68,6 @@ def test_what_can_not_be_read_of_one_costs_no_other(repository: Path) -> None:
     (repository / "refs" / "garbage").write_bytes(b"\xff" * 100)
     (repository / "refs" / "large").write_bytes(b"x" * 10_000)
     (found,) = cache.scan()
-    told = {each["commit"]: each["missing"] for each in found["snapshots"]}
-    assert len(told) > 1
-    assert "damaged" in told[bad.name]
+    reported = {each["commit"]: each["missing"] for each in found["snapshots"]}
+    assert len(reported) > 1
+    assert "damaged" in reported[bad.name]

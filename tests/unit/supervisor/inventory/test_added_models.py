@@ -217,7 +217,7 @@ def test_a_removed_model_ends_after_its_streams(folder: Path) -> None:
     assert list(rig.core.slots) == ["a"]
 
 
-def test_who_waits_for_a_model_that_is_removed_is_told_so(folder: Path) -> None:
+def test_who_waits_for_a_model_that_is_removed_gets_an_error(folder: Path) -> None:
     rig = CoreRig({"a": 100})
     rig.operate(AddModel("new", str(folder)))
     asked = rig.ask("new")
@@ -274,8 +274,8 @@ def test_a_reload_keeps_what_was_added(folder: Path) -> None:
     rig.up("new")
     reloading = Reloading(rig)
     assert reloading.reloader.differs() == ()
-    told = reloading.write(models=[{"id": "a", "source": "/a"}, {"id": "b", "source": "/b"}])
-    assert told.sections == ("models",)
+    reported = reloading.write(models=[{"id": "a", "source": "/a"}, {"id": "b", "source": "/b"}])
+    assert reported.sections == ("models",)
     assert rig.state("new") == "ready"
     assert list(rig.core.slots) == ["a", "b", "new"]
 
@@ -294,7 +294,7 @@ def test_the_configuration_goes_before_what_was_added(folder: Path, file: AddedF
     assert added(rig) == ["new"], "it is back"
 
 
-def test_one_that_the_configuration_takes_over_goes_on(folder: Path) -> None:
+def test_one_that_the_configuration_takes_over_continues(folder: Path) -> None:
     rig = CoreRig({"a": 100})
     rig.operate(AddModel("new", str(folder)))
     rig.up("new")
@@ -320,7 +320,7 @@ def load(rig: CoreRig, model: str, context: int | None = None) -> Any:
     return rig.operate(control.LoadModel(model, context))
 
 
-def test_a_load_with_another_context_ends_the_worker_politely_and_starts_anew() -> None:
+def test_a_load_with_another_context_ends_the_worker_politely_and_starts_another() -> None:
     rig = CoreRig({"a": 100})
     rig.up("a")
     assert "loaded already" in load(rig, "a", 2048).message, "as the worker said"
@@ -382,7 +382,9 @@ def test_a_context_that_needs_more_than_the_budget_ends_nothing() -> None:
     assert rig.state("a") == "ready"
 
 
-def test_a_context_beyond_that_of_a_model_that_had_to_be_fetched_is_told_with_its_field() -> None:
+def test_a_context_beyond_that_of_a_model_that_had_to_be_fetched_is_reported_with_its_field() -> (
+    None
+):
     rig = CoreRig({"a": 100})
     rig.actions.remote.add("far")
     assert isinstance(rig.operate(AddModel("far", "org/far", 4097)), control.Done)
@@ -403,7 +405,7 @@ def needs(rig: CoreRig, name: str, plan: MemoryPlan) -> None:
     rig.core._store.put(slot.with_files(replace(slot.files, needs=plan)))
 
 
-def test_a_model_that_is_not_loaded_tells_the_context_that_it_will_have() -> None:
+def test_a_model_that_is_not_loaded_shows_the_context_that_it_will_have() -> None:
     rig = CoreRig({"a": 100}, models={"a": {"context_length": 4096}})
     slot = rig.slot("a")
     assert slot.context_length == 4096
@@ -413,7 +415,7 @@ def test_a_model_that_is_not_loaded_tells_the_context_that_it_will_have() -> Non
     assert rig.core.snapshot(0.0).models[0].context_length == 512
 
 
-def test_a_load_that_can_never_fit_is_told_as_such() -> None:
+def test_a_load_that_can_never_fit_is_reported_as_such() -> None:
     rig = CoreRig({"a": 2000}, budget=1000)
     denied = load(rig, "a")
     assert denied.code is ErrorCode.INSUFFICIENT_MEMORY
@@ -474,7 +476,7 @@ def test_a_route_may_name_a_model_that_is_added_later(folder: Path) -> None:
     assert "routing.incomplete" not in rig.actions.details
 
 
-def test_a_model_tells_its_family_and_its_need_before_it_is_loaded() -> None:
+def test_a_model_shows_its_family_and_its_need_before_it_is_loaded() -> None:
     rig = CoreRig({"a": 100, "far": 100})
     rig.actions.facts = ModelFacts("qwen3", 4096)
     rig.actions.remote.add("far")
@@ -506,7 +508,7 @@ def test_what_a_model_needs_follows_what_it_was_measured_at() -> None:
     assert rig.core.snapshot(0.0).models[0].needed_bytes == 250
 
 
-def test_the_status_tells_for_how_long_work_stalls() -> None:
+def test_the_status_shows_for_how_long_work_stalls() -> None:
     rig = CoreRig({"a": 100})
     rig.up("a")
     worker = rig.worker("a")
@@ -515,7 +517,7 @@ def test_the_status_tells_for_how_long_work_stalls() -> None:
 
 
 @pytest.mark.parametrize(("tokens", "shown_bytes"), [(512, 1_024_000), (1024, 2_048_000)])
-def test_the_status_tells_what_full_contexts_take_without_the_room_for_short_ones(
+def test_the_status_shows_what_full_contexts_take_without_the_room_for_short_ones(
     tokens: int, shown_bytes: int
 ) -> None:
     rig = CoreRig({"a": 100}, models={"a": {"concurrency": 2}})

@@ -13,15 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmx.protocol.errors import ErrorCode, LmxError, OperationError
+from lmx.protocol.errors import ErrorCode, LmxError, OperationError, RequestError
 from lmx.protocol.host.processor_wait import ProcessorWait
 from lmx.protocol.messages.inventory import AddModel, DownloadView, StartDownload
-from lmx.protocol.states import DownloadStatus
+from lmx.protocol.states import DownloadStatus, QuantizedBits
 from lmx.supervisor.inventory.download_records import (
     KEPT,
     Download,
     DownloadFile,
     new_download_id,
+    requested_download,
     trimmed,
 )
 from lmx.supervisor.inventory.downloads import (
@@ -153,6 +154,53 @@ async def ended(downloads: Downloads, view: DownloadView) -> DownloadView:
             await asyncio.sleep(0.01)
 
 
+MEASURED = """echo '{"phase": "check", "fraction": 1.0, "detail": "a little worse", \
+"done_bytes": 10, "total_bytes": 10}'"""
+
+
+async def test_one_that_is_quantized_is_one_of_its_own(ground: Ground) -> None:
+    made = ground.folder / "made"
+    made.mkdir()
+    ground.script(f"""{SIZED}; {MEASURED}; echo '{{"path": "{made}"}}'""")
+    asked: list[AddModel | None] = []
+
+    def serve(download: Download, path: Path) -> str | None:
+        asked.append(download.to_serve(path))
+        return None
+
+    ground.served = serve
+    downloads = ground.downloads()
+    view = await downloads.start(StartDownload("org/name", bits=QuantizedBits.FOUR))
+    view = await ended(downloads, view)
+    assert (view.bits, view.note) == (QuantizedBits.FOUR, "a little worse")
+    assert asked == [AddModel("name-4bit", str(made))]
+    other = await ended(downloads, await downloads.start(StartDownload("org/name")))
+    assert (other.bits, other.note) == (None, None)
+    assert other.download_id != view.download_id
+    own = await downloads.start(StartDownload(str(made), bits=QuantizedBits.MIXED))
+    assert own.repo_id == str(made)
+    await ended(downloads, own)
+    await downloads.close(resume=False)
+    kept = {each.download_id: each for each in ground.downloads().list_all()}
+    assert kept[view.download_id].view(0.0) == view
+
+
+@pytest.mark.parametrize(
+    ("question", "param"),
+    [
+        (StartDownload("/a/folder"), "repo_id"),
+        (StartDownload("/", bits=QuantizedBits.FOUR), "repo_id"),
+        (StartDownload("/a/folder", "v1", bits=QuantizedBits.FOUR), "repo_id"),
+        (StartDownload("/a/m.gguf", None, "b.gguf", QuantizedBits.FOUR), "repo_id"),
+        (StartDownload("org/name", "..", bits=QuantizedBits.FOUR), "revision"),
+    ],
+)
+def test_what_is_no_download(question: StartDownload, param: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        requested_download(question)
+    assert refused.value.param == param
+
+
 async def test_one_of_a_kind_runs(ground: Ground) -> None:
     ground.script(f"{SIZED}; exec sleep 60")
     downloads = ground.downloads()
@@ -246,8 +294,8 @@ async def test_the_size_is_waited_for_while_the_look_waits_for_a_processor(
     early = await downloads.start(StartDownload("org/early"))
     assert (early.status, early.total_bytes) == (DownloadStatus.STARTING, None)
     monkeypatch.setattr(ProcessorWait, "more_s", lambda _: 90.0)
-    told = await downloads.start(StartDownload("org/told"))
-    assert (told.status, told.total_bytes) == (DownloadStatus.DOWNLOADING, 10)
+    reported = await downloads.start(StartDownload("org/told"))
+    assert (reported.status, reported.total_bytes) == (DownloadStatus.DOWNLOADING, 10)
     await downloads.close(resume=False)
 
 
@@ -279,7 +327,7 @@ async def test_some_run_and_the_others_wait(
     await downloads.close(resume=False)
 
 
-async def test_the_next_program_goes_on(ground: Ground) -> None:
+async def test_the_next_program_continues(ground: Ground) -> None:
     ground.script(f"{SIZED}; exec sleep 60")
     first = ground.downloads()
     left = await first.start(StartDownload("org/name"))
@@ -349,7 +397,7 @@ def test_under_what_a_download_is_served(
     assert done.to_serve(Path("/cache/file")) == expected
 
 
-async def test_a_failure_tells_its_field_and_when_to_come_back(ground: Ground) -> None:
+async def test_a_failure_shows_its_field_and_when_to_come_back(ground: Ground) -> None:
     downloads = ground.downloads()
     ground.script(REFUSED)
     view = await ended(downloads, await downloads.start(StartDownload("org/name")))

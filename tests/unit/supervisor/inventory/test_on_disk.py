@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lmx.protocol.errors import ErrorCode, OperationError
-from lmx.protocol.states import DownloadStatus
+from lmx.protocol.states import DownloadStatus, QuantizedBits
 from lmx.supervisor.config.sources import parse_source
 from lmx.supervisor.inventory.disk import CachedRepo, Conversion, Snapshot
 from lmx.supervisor.inventory.download_records import Download
@@ -18,6 +18,7 @@ REPO = CachedRepo("org/m", ROOT, 100, 5.0, (MAIN, OLD))
 HALF = CachedRepo("org/half", Path("/cache/models--org--half"), 50, 5.0, ())
 FILE = Path("/somewhere/m-Q4_0.gguf")
 MADE = Conversion(Path("/home/models/m-int4"), FILE, 70, 6.0)
+QUANTIZED = Conversion(Path("/home/models/m-4bit-0"), None, 30, 7.0)
 
 
 def served(model_id: str, source: str) -> Served:
@@ -49,6 +50,26 @@ def test_what_a_download_has_begun_is_not_available(status: DownloadStatus) -> N
     assert not available([lacking], [], [], [])
     gguf = CachedRepo("org/m", ROOT, 1, 5.0, (Snapshot("c", (), ROOT, "config.json", True),))
     assert available([gguf], [], [], [])
+
+
+def test_what_is_being_quantized_is_available() -> None:
+    """All of it has arrived; what is made of it is a folder of its own."""
+    alone = CachedRepo("org/m", ROOT, 100, 5.0, (MAIN,))
+    quantizing = download(DownloadStatus.DOWNLOADING)
+    quantizing.bits, quantizing.total_bytes = QuantizedBits.FOUR, 10
+    assert not available([alone], [], [quantizing], [])
+    quantizing.downloaded_bytes = 10
+    assert available([alone], [], [quantizing], [])
+
+
+def test_what_was_quantized_is_a_model_of_its_own() -> None:
+    models = [served("m-4bit", str(QUANTIZED.path)), served("file", str(FILE))]
+    (found,) = available([], [QUANTIZED], [], models)
+    assert (found.repo_id, found.model_id) == ("m-4bit-0", "m-4bit")
+    for target in (models[0], "m-4bit-0"):
+        gone = plan_deletion(target, [REPO], [MADE, QUANTIZED])
+        assert gone == DeletionPlan(folders=(QUANTIZED.path,))
+        assert users(gone, models, [REPO]) == ("m-4bit",)
 
 
 def gone_with(target: Served | str) -> DeletionPlan:

@@ -18,15 +18,18 @@ from lmx.protocol.messages.keys import (
     ApiKey,
     DayBudget,
     KeyFamily,
+    Keyring,
     KeyScope,
     RateLimits,
     RevokeKey,
     RotateKey,
     secret_digest,
 )
+from lmx.supervisor.config.schema import KEYS_KEPT, Config
 from lmx.supervisor.keys.changes import added, revoked, rotated, view
 from lmx.supervisor.keys.file import KeyFile, StoredKeys
 from lmx.supervisor.keys.keys import Keys
+from lmx.supervisor.keys.notices import key_notices
 from lmx.supervisor.state import state_file
 
 CONFIGURED = ApiKey.of_secret("a-key-of-the-configuration", "home")
@@ -44,6 +47,52 @@ class Made:
 
     def note(self, name: str, detail: str) -> None:
         self.said.append(f"{name}: {detail}")
+
+
+def valid_digests(key: ApiKey, now_s: float) -> set[str]:
+    return {digest for digest, until_s in key.digests() if now_s < until_s}
+
+
+def test_the_key_of_this_machine_is_in_no_list_and_no_file_and_closes_nothing(
+    tmp_path: Path,
+) -> None:
+    made = Made(tmp_path)
+    assert made.keys.local().secret == ""
+    assert made.keys.ring == Keyring.of(())
+    made.keys.add(AddKey(name="ci"))
+    secret = made.keys.local().secret
+    assert made.keys.local().secret == secret, "one for as long as the supervisor runs"
+    _, key = made.keys.ring.keys
+    assert key.digest == secret_digest(secret)
+    assert (key.scopes, key.shown_name) == ((KeyScope.INFERENCE,), "this machine")
+    assert [one.name for one in made.keys.list().keys] == ["ci"]
+    text = made.path.read_text()
+    assert secret not in text
+    assert key.digest not in text
+    assert refused(lambda: made.keys.revoke(RevokeKey("this machine")))[0] is ErrorCode.NOT_FOUND
+    assert "need none now" in made.keys.revoke(RevokeKey("ci")).message
+    assert made.keys.ring == Keyring.of(()), "what is open stays open"
+    closed = Made(tmp_path, closed=True).keys
+    assert closed.local().secret != secret
+    assert len(closed.ring.keys) == 1
+
+
+def test_two_keys_of_one_name_and_none_where_others_come_are_noticed() -> None:
+    def notices(text: dict[str, Any], *stored: str) -> list[str]:
+        keys = [ApiKey.of_secret(f"the-secret-of-{name}", name) for name in stored]
+        config = Config.model_validate(text, context=KEYS_KEPT)
+        return key_notices(config, keys)
+
+    lan = {"server": {"host": "0.0.0.0"}}
+    both = {"security": {"api_keys": [{"key": "a-key-of-the-configuration", "name": "home"}]}}
+    assert notices({}) == notices({}, "ci") == notices(lan, "ci") == notices(both, "ci") == []
+    assert notices(lan | both) == []
+    (same,) = notices(both, "ci", "home")
+    assert "two keys have the name 'home'" in same
+    assert "lmx key revoke home" in same
+    (closed,) = notices(lan)
+    assert "0.0.0.0 can be reached by others" in closed
+    assert "lmx key add NAME" in closed
 
 
 def refused(act: Callable[[], Any]) -> tuple[ErrorCode, str | None]:
@@ -68,8 +117,8 @@ def test_a_key_is_made_rotated_and_revoked_and_no_secret_is_kept(tmp_path: Path)
     assert not rotated_key.allows("llama")
     now_s = (key.created_at_s or 0.0) + 1
     both = {secret_digest(again.secret), secret_digest(first.secret)}
-    assert set(rotated_key.digests(now_s)) == both
-    assert set(rotated_key.digests(now_s + 3700)) == {secret_digest(again.secret)}
+    assert valid_digests(rotated_key, now_s) == both
+    assert valid_digests(rotated_key, now_s + 3700) == {secret_digest(again.secret)}
     text = made.path.read_text()
     shown = repr((made.keys.ring, made.keys.list(), first, made.said))
     for hidden in (first.secret, again.secret):
@@ -100,7 +149,7 @@ def test_keys_of_the_configuration_are_changed_there_alone(tmp_path: Path) -> No
         ("home", True), ("a", False), ("b", False),
     ]  # fmt: skip
     made.configured = ()
-    assert "there can be none" in made.keys.revoke(RevokeKey("b")).message
+    assert "none is answered" in made.keys.revoke(RevokeKey("b")).message
     assert made.keys.ring.required, "others can reach it"
 
 
@@ -225,5 +274,5 @@ def test_the_valid_secrets_are_what_was_given_out(steps: list[tuple[str, str, fl
             still = {
                 secret_digest(each) for each, until in valid[key.name].items() if until > now_s
             }
-            assert set(key.digests(now_s)) == still
+            assert valid_digests(key, now_s) == still
         assert sorted(valid) == [key.name for key in stored.keys]

@@ -36,7 +36,7 @@ def shards(count: int) -> list[str]:
 
 
 @given(count=st.integers(1, 6), with_index=st.booleans(), data=st.data())
-def test_any_part_that_is_missing_is_told(
+def test_any_part_that_is_missing_is_reported(
     count: int, with_index: bool, data: st.DataObject
 ) -> None:
     names = ["config.json", "tokenizer.json", *shards(count)]
@@ -81,6 +81,8 @@ def test_tokenizers_of_many_kinds() -> None:
     assert has_tokenizer(["config.json", "qwen.tiktoken"])
     assert has_tokenizer(["spiece.model"])
     assert not has_tokenizer(["config.json", "model.safetensors"])
+    assert has_tokenizer(["voices"]), "a model that reads phonemes has none"
+    assert has_tokenizer(["kokoro-v1_0.safetensors", "voices/af_heart.safetensors"])
 
 
 def test_a_conversion_is_what_its_stamp_says(tmp_path: Path) -> None:

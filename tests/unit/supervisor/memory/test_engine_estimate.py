@@ -66,7 +66,7 @@ def test_its_figures_are_what_is_planned_with(
         (ENGINE.replace("100,", "2**60,"), "a layer's cache is beyond any memory"),
     ],
 )
-def test_an_engine_that_can_not_tell_is_a_problem_of_its_models(
+def test_an_engine_that_does_not_answer_is_a_problem_of_its_models(
     text: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = engine(tmp_path, text, monkeypatch)

@@ -294,7 +294,7 @@ def test_a_large_process_has_longer_to_give_its_memory_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("total", "told", "limit_mb", "expected"),
+    ("total", "reported", "limit_mb", "expected"),
     [
         (16, int(10.67 * GIB), 0, int(10.67 * GIB)),
         (16, None, 0, 16 * GIB * 2 // 3),
@@ -306,9 +306,9 @@ def test_a_large_process_has_longer_to_give_its_memory_back() -> None:
     ],
 )
 def test_how_much_the_gpu_may_have(
-    total: int, told: int | None, limit_mb: int, expected: int
+    total: int, reported: int | None, limit_mb: int, expected: int
 ) -> None:
-    assert working_set_bytes(total * GIB, told, limit_mb) == expected
+    assert working_set_bytes(total * GIB, reported, limit_mb) == expected
 
 
 def test_the_gpu_is_asked_once_for_each_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,7 +340,7 @@ def test_elsewhere_no_gpu_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert working_set.read_working_set() is None
 
 
-def test_a_folder_that_macos_keeps_closed_is_told_from_one_with_wrong_rights() -> None:
+def test_a_folder_that_macos_keeps_closed_is_distinguished_from_one_with_wrong_rights() -> None:
     kept = PermissionError(errno.EPERM, "Operation not permitted")
     assert "System Settings" in privacy_hint(kept, "darwin")
     assert privacy_hint(kept, "linux") == ""

@@ -8,10 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmx.protocol.errors import LmxError
+from lmx.protocol.models.default_engine import MLX_ENGINE
 from lmx.protocol.models.memory import kv_bytes
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config.model import AddedModelConfig
 from lmx.supervisor.config.schema import ModelConfig
+from lmx.supervisor.memory.inspect_main import read_model_files
 from lmx.supervisor.memory.measured import Measured
 from lmx.supervisor.memory.plan import MemoryPlan, plan_memory
 from tests.support.models.model_folders import (
@@ -19,6 +21,7 @@ from tests.support.models.model_folders import (
     plan_folder,
     read_folder,
     write_model,
+    write_shard,
 )
 
 MIB = 1024**2
@@ -52,6 +55,21 @@ def test_all_parts_are_reserved(tmp_path: Path) -> None:
     assert found.reserve_bytes == sum(parts) + found.activation_bytes
     assert found.activation_bytes > 64 * MIB, "buffers that mlx keeps, and more"
     assert found.corrected_bytes(5 * GIB) == 5 * GIB + found.working_bytes
+
+
+def test_ranks_share_layers_and_caches_and_have_the_rest_each(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, max_position_embeddings=8192, model_type="llama")
+    weights = {"model.layers.0.mlp.up_proj.weight": 9000, "model.embed_tokens.weight": 700}
+    write_shard(
+        folder / "model.safetensors", **{name: ("BF16", size) for name, size in weights.items()}
+    )
+    files = read_model_files(folder, ModelKind.CHAT, MLX_ENGINE).memory
+    one, two = plan(folder), plan(folder, ranks=2)
+    assert files.divided_bytes == 9000
+    assert two.static_bytes - one.static_bytes == 700 + files.process_bytes
+    assert two.kv_cache_bytes == one.kv_cache_bytes
+    assert two.prefix_cache_bytes == one.prefix_cache_bytes
+    assert one.settings_key != two.settings_key
 
 
 def test_the_cache_is_for_all_that_are_answered_at_a_time(tmp_path: Path) -> None:
@@ -224,6 +242,31 @@ def test_a_draft_model_is_counted(tmp_path: Path) -> None:
     assert with_draft.kv_cache_bytes == 2 * (alone.kv_cache_bytes or 0)
     with pytest.raises(LmxError, match=r"does not exist"):
         plan(folder, speculation=speculation | {"draft": str(tmp_path / "none")})
+
+
+def test_what_is_found_beside_a_model_is_counted(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "m")
+    alone = plan(folder)
+    write_model(folder / "drafter", weights_bytes=9 * MIB)
+    found = plan(folder)
+    assert found.static_bytes - alone.static_bytes == 9 * MIB
+    assert found.kv_cache_bytes == 2 * (alone.kv_cache_bytes or 0)
+    assert found.settings_key != alone.settings_key, "it is measured by itself"
+    for off in ("none", "prompt_lookup"):
+        assert plan(folder, speculation={"method": off}).static_bytes == alone.static_bytes
+    assert plan(folder, speculation=None).static_bytes == alone.static_bytes
+    (folder / "drafter" / "config.json").write_text("[]")
+    assert plan(folder).static_bytes == alone.static_bytes, "what can't be read takes nothing"
+
+
+def test_heads_in_a_models_own_weights_are_found(tmp_path: Path) -> None:
+    folder = write_model(tmp_path)
+    alone = plan(folder)
+    tensors = {"w": ("BF16", 2000), "mtp.layers.0.input_layernorm.weight": ("BF16", 2000)}
+    write_shard(folder / "model.safetensors", **tensors)
+    heads = plan(folder)
+    assert 2 * (heads.kv_cache_bytes or 0) == 3 * (alone.kv_cache_bytes or 0)
+    assert plan(folder, speculation={"method": "none"}).kv_cache_bytes == alone.kv_cache_bytes
 
 
 def quantizable(tmp_path: Path) -> Path:

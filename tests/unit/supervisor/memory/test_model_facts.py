@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from lmx.protocol.host import rdma
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.memory.inspect_main import inspect
@@ -42,7 +43,7 @@ def test_family_and_context_are_the_text_models(
     found = inspect(Question(str(folder), str(folder)), Home(tmp_path))
     files = sum(file.stat().st_size for file in folder.iterdir())
     assert files > 0
-    shown = replace(facts, created_s=1_700_000_000, media=(), disk_bytes=files)
+    shown = replace(facts, created_s=1_700_000_000, media=(), disk_bytes=files, infills=False)
     assert found.facts == shown
     assert found.problem is None
 
@@ -54,7 +55,29 @@ def test_a_family_that_is_no_name_is_said(family: Any, tmp_path: Path) -> None:
     assert found.problem == f"{folder / 'config.json'} makes no sense: model_type is no name"
 
 
-def test_a_broken_or_missing_file_tells_nothing(tmp_path: Path) -> None:
+def test_a_model_that_can_not_be_divided_is_said_before_anything_is_loaded(tmp_path: Path) -> None:
+    config = {"num_attention_heads": 9, "intermediate_size": 96, "num_key_value_heads": 3}
+    folder = write_model(tmp_path, model_type="llama", **config)
+    found = inspect(Question(str(folder), str(folder), ranks=2), Home(tmp_path))
+    assert found.problem is not None
+    assert "its 9 attention heads don't divide by 2" in found.problem
+    assert inspect(Question(str(folder), str(folder), ranks=3), Home(tmp_path)).problem is None
+
+
+def test_a_model_over_rdma_is_refused_where_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {"num_attention_heads": 4, "intermediate_size": 96, "num_key_value_heads": 2}
+    folder = write_model(tmp_path, model_type="llama", **config)
+    question = Question(str(folder), str(folder), ranks=2, rdma_devices=("rdma_en5",))
+    for there, said in (((), "Set backend to ring"), (("rdma_en2",), "has no rdma_en5")):
+        monkeypatch.setattr(rdma, "read_devices", lambda there=there: there)
+        assert said in (inspect(question, Home(tmp_path)).problem or "")
+    monkeypatch.setattr(rdma, "read_devices", lambda: ("rdma_en5",))
+    assert inspect(question, Home(tmp_path)).problem is None
+
+
+def test_a_broken_or_missing_file_shows_nothing(tmp_path: Path) -> None:
     question = Question(str(tmp_path), str(tmp_path))
     assert inspect(question, Home(tmp_path)).facts == ModelFacts()
     for text in ("{", "[" * 100_000):
@@ -69,7 +92,7 @@ def test_children_have_no_keys_in_their_environment() -> None:
     assert without_keys(given) == {"PATH": "/bin"}
 
 
-def test_a_plan_tells_its_weights_and_its_kv_cache_apart(tmp_path: Path) -> None:
+def test_a_plan_distinguishes_its_weights_and_its_kv_cache(tmp_path: Path) -> None:
     folder = write_model(tmp_path, weights_bytes=5000)
     plan = plan_folder(ModelConfig(id="a", source="/a"), ModelKind.CHAT, folder, 2**33, None)
     assert plan.weights_bytes == 5000

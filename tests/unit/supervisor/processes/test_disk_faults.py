@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from lmx.protocol.host.logs import LogFile
 from lmx.protocol.host.regular_file import IrregularFileError, TooLargeError, read_regular
 from lmx.protocol.messages import control
+from lmx.protocol.messages.peers import PeerList
 from lmx.protocol.states import SlotState, WorkerState
 from lmx.protocol.wire.endpoints import new_instance_id
 from lmx.supervisor.config.settings import Settings
@@ -26,6 +27,7 @@ from lmx.supervisor.events import EventLog
 from lmx.supervisor.memory.measured import Measured
 from lmx.supervisor.processes import launcher, workers
 from lmx.supervisor.processes.child import open_log
+from lmx.supervisor.processes.spare import SpareWorker
 from lmx.supervisor.state.files import Holds, StateFiles
 from lmx.supervisor.state.home import Home
 from lmx.supervisor.state.process_records import Records, SupervisorLock
@@ -91,11 +93,12 @@ class _Lmx:
             end=lambda *_: None,
         )
         ledger = Ledger(1000)
-        in_force = Settings(make_config({"a": 100, "b": 100}))
+        in_effect = Settings(make_config({"a": 100, "b": 100}))
+        starts = launcher.Launcher(self.home, nobody, lambda _text: None)
         self.actions = _Workers(
-            in_force, self.home, launcher.Launcher(self.home, nobody, lambda _text: None), nobody,
+            in_effect, self.home, starts, SpareWorker(starts, self.home, lambda: "auto"), nobody,
             nobody, nobody, nobody, files, Measured.load(self.home.measured), ledger, self.events,
-            lambda *_: None, self._left,
+            lambda *_: None, self._left, PeerList,
         )  # fmt: skip
         fake = FakeActions({"a": 100, "b": 100})
         for name in (
@@ -109,7 +112,7 @@ class _Lmx:
             "unread",
         ):
             setattr(self.actions, name, getattr(fake, name))
-        self.core = Core(in_force, ledger, self.actions, "epoch")
+        self.core = Core(in_effect, ledger, self.actions, "epoch")
 
     def _left(self, worker: Any, _held_bytes: int) -> None:
         self.core.ledger.settle(worker.instance, 0)
@@ -203,12 +206,12 @@ def test_an_exit_on_a_read_only_disk_is_an_exit(tmp_path: Path) -> None:
         disk.faults = iter(lambda: True, False)
         lmx.core.worker_exited(lmx.core.workers[0].instance, -9, lmx.now_s)
         assert (lmx.core.slots["a"].worker, lmx.core.slots["a"].state) != (None, SlotState.OCCUPIED)
-        told = [event.name for event in lmx.events.after(0, 100).events]
-        assert "disk.failed" in told
+        reported = [event.name for event in lmx.events.after(0, 100).events]
+        assert "disk.failed" in reported
         disk.faults = iter(())
         lmx.retry.tick(float("inf"), 0.0)
-        told = [event.name for event in lmx.events.after(0, 100).events]
-        assert "disk.recovered" in told
+        reported = [event.name for event in lmx.events.after(0, 100).events]
+        assert "disk.recovered" in reported
         assert not socket_path.exists()
 
 
@@ -242,13 +245,17 @@ def test_a_full_disk_keeps_nobody_from_the_lock(tmp_path: Path) -> None:
 
 def test_what_operators_drained_outlives_a_supervisor() -> None:
     actions = FakeActions({"a": 100, "b": 100})
-    in_force = Settings(make_config(actions.needs))
-    core = Core(in_force, Ledger(1000), actions, "one")
+    in_effect = Settings(make_config(actions.needs))
+    core = Core(in_effect, Ledger(1000), actions, "one")
     core.operator.take("a", events.Held(), 1.0)
     core.flush(1.0)
     assert actions.held == frozenset({"a"})
-    after = Core(in_force, Ledger(1000), FakeActions(actions.needs), "two", {}, actions.held or ())
+    core.drain(True, 0.0)
+    assert actions.held == frozenset({"a", "*"})
+    after = Core(in_effect, Ledger(1000), FakeActions(actions.needs), "two", {}, actions.held or ())
     after.preload(2.0)
+    assert after.drained
+    assert after.snapshot(2.0).drained
     assert after.slots["a"].state is SlotState.HELD
     assert after.slots["b"].worker is not None
     after.operator.load("a", 3.0)

@@ -71,7 +71,7 @@ def sleeper() -> Iterator[int]:
         pass
 
 
-async def test_each_end_is_told_once_with_its_status(watch: ExitWatch) -> None:
+async def test_each_end_is_reported_once_with_its_status(watch: ExitWatch) -> None:
     children = [subprocess.Popen(["/bin/sleep", "60"], start_new_session=True) for _ in range(3)]
     ends: asyncio.Queue[tuple[int, int | None]] = asyncio.Queue()
 
@@ -129,7 +129,7 @@ async def test_the_first_end_of_a_pid_is_not_the_seconds(sleeper: int) -> None:
     watch.close()
 
 
-async def test_one_that_is_gone_is_told_too(watch: ExitWatch) -> None:
+async def test_one_that_is_gone_is_reported_too(watch: ExitWatch) -> None:
     child = subprocess.Popen(["/bin/sleep", "0"], start_new_session=True)
     child.wait()
     for watching in (watch, ExitWatch(asyncio.get_running_loop(), Gone())):

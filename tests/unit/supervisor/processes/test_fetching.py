@@ -58,7 +58,7 @@ case "$5" in org/bad) echo '{bad}';; *) echo '{{"path": "/models/m"}}';; esac"""
     assert asked == ["owner/name ", "org/good --adapter", "org/bad --adapter"]
 
 
-async def test_an_end_without_a_word_is_told(
+async def test_an_end_without_a_word_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     _, error, _ = await outcome_of(monkeypatch, tmp_path, "exit 3")
@@ -90,7 +90,7 @@ class Runs:
         self._program = folder / "program"
         monkeypatch.setattr("sys.executable", str(self._program))
         self.runs = FetchRuns(FetchProgram(folder, folder / "fetch.log"))
-        self.told: list[Any] = []
+        self.reported: list[Any] = []
         self.progress = asyncio.Event()
         self.error: Exception | None = None
 
@@ -104,16 +104,16 @@ class Runs:
     async def _ended(self, outcome: Path | LmxError) -> None:
         if self.error is not None:
             raise self.error
-        self.told.append(outcome)
+        self.reported.append(outcome)
 
     async def _broke(self, error: Exception) -> None:
-        self.told.append(error)
+        self.reported.append(error)
 
-    async def until_told(self) -> Any:
+    async def until_reported(self) -> Any:
         async with asyncio.timeout(90):
-            while not self.told:
+            while not self.reported:
                 await asyncio.sleep(0.01)
-        return self.told[-1]
+        return self.reported[-1]
 
     def pid(self) -> int:
         return int((self.folder / "pid").read_text())
@@ -144,7 +144,7 @@ async def test_a_run_waits_until_the_one_before_it_is_gone(
     first = runs.pid()
     runs.runs.stop("k")
     runs.start(f"""kill -0 {first} && exit 9; echo '{{"path": "/second"}}'""")
-    assert await runs.until_told() == Path("/second")
+    assert await runs.until_reported() == Path("/second")
     assert not runs.runs_now(first)
 
 
@@ -160,18 +160,18 @@ async def test_one_that_is_stopped_again_is_still_seen_out(
     runs.runs.stop("k")
     await runs.runs.close()
     assert not runs.runs_now(first)
-    assert runs.told == []
+    assert runs.reported == []
 
 
-async def test_what_goes_wrong_here_is_told_too(runs: Runs) -> None:
+async def test_what_goes_wrong_here_is_reported_too(runs: Runs) -> None:
     runs.error = ZeroDivisionError("bug")
     runs.start("""echo '{"path": "/models/m"}'""")
-    assert await runs.until_told() is runs.error
+    assert await runs.until_reported() is runs.error
 
 
 async def test_runs_of_different_keys_do_not_wait_for_each_other(runs: Runs) -> None:
     runs.start("""echo '{"phase": "download"}'; exec sleep 60""", "one")
     await asyncio.wait_for(runs.progress.wait(), 90)
     runs.start("""echo '{"path": "/two"}'""", "two")
-    assert await runs.until_told() == Path("/two")
+    assert await runs.until_reported() == Path("/two")
     await runs.runs.close()

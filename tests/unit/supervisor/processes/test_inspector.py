@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import lmx.supervisor.processes.inspector as inspector_module
 from lmx.protocol.errors import ProtocolError
 from lmx.protocol.host.processor_wait import ProcessorWait
 from lmx.protocol.models.memory import Activations, KvLayers, MemoryModel
@@ -118,13 +119,26 @@ async def test_one_that_hangs_keeps_no_other_waiting(
             assert "can't be read" in ((await task).problem or "")
 
 
+async def test_one_reader_answers_all_who_ask_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inspector_module, "_SLOW_S", 60.0)
+    monkeypatch.setattr(inspector_module, "_LONGEST_SLOW_S", 60.0)
+    inspector = Inspector(Home(tmp_path))
+    folders = [str(write_model(tmp_path / name)) for name in "abcde"]
+    found = await asyncio.gather(*(inspector.inspect(Question(one, one)) for one in folders))
+    assert [one.path for one in found] == folders
+    assert (len(inspector._idle), inspector._leaving) == (1, set())
+    await inspector.wait_closed()
+
+
 async def test_a_model_gets_the_answer_to_its_latest_question(tmp_path: Path) -> None:
     inspector = Inspector(Home(tmp_path))
-    told: list[tuple[str, str]] = []
+    reported: list[tuple[str, str]] = []
     came = asyncio.Event()
 
     def take(model_id: str, found: Inspection) -> None:
-        told.append((model_id, found.question.source))
+        reported.append((model_id, found.question.source))
         came.set()
 
     inspections = Inspections(inspector, take)
@@ -133,7 +147,7 @@ async def test_a_model_gets_the_answer_to_its_latest_question(tmp_path: Path) ->
         inspections.ask("m", Question(folder, folder))
         await asyncio.sleep(0)
     await asyncio.wait_for(came.wait(), 90)
-    assert told == [("m", str(tmp_path / "z"))]
+    assert reported == [("m", str(tmp_path / "z"))]
     await inspector.wait_closed()
 
 

@@ -93,7 +93,7 @@ def test_a_program_that_ends_is_started_again_later() -> None:
     assert mac.awake == 0
 
 
-def test_without_the_program_it_goes_on() -> None:
+def test_without_the_program_it_continues() -> None:
     mac = Mac(ALWAYS)
     mac.missing = True
     for second in range(100):

@@ -5,20 +5,26 @@ from pathlib import Path
 from typing import Any
 
 from lmx.protocol.messages.keys import ApiKey, Keyring
+from lmx.protocol.messages.peers import Peer, PeerList
 from lmx.protocol.messages.specs import (
     AdapterSpec,
     PrefixCacheSpec,
+    RankHost,
+    RanksSpec,
     RescueSpec,
     RouterSpec,
     SpeculationSpec,
     WorkerSpec,
 )
+from lmx.protocol.models.ranks import Parallel
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.core.actions import WorkerStart
 from lmx.supervisor.memory.plan import MemoryPlan
 from lmx.supervisor.processes.specs import router_spec, worker_spec
 from lmx.supervisor.state.home import Home
+
+PEERS = PeerList((Peer("studio", "https://studio.local:8000"),))
 
 
 def config_of(**model: Any) -> Config:
@@ -30,7 +36,7 @@ def spec_of(kind: ModelKind = ModelKind.CHAT, prefix_bytes: int = 7, **model: An
     plan = MemoryPlan(99, prefix_bytes)
     adapters = (AdapterSpec("sql", "/lora"),)
     start = WorkerStart("i1", config.models[0], Path("/m"), kind, plan, adapters)
-    return worker_spec(config, home, start)
+    return worker_spec(config, home, start, PEERS)
 
 
 def test_a_spec_has_all_that_was_configured() -> None:
@@ -55,13 +61,36 @@ def test_a_spec_has_all_that_was_configured() -> None:
     assert spec.prefix_cache.disk_path.startswith("/home/lmx/cache/prefix/org_m")
 
 
+def test_each_rank_has_its_share() -> None:
+    spec = spec_of(ranks=2, parallel="pipeline", prefix_bytes=8)
+    assert spec.ranks == RanksSpec(2, Parallel.PIPELINE, config_of().timing.beat_timeout_s)
+    assert spec.prefix_cache == PrefixCacheSpec(4)
+    assert spec.memory_limit_bytes == 107 // 2
+    assert spec_of().ranks is None
+
+
+def test_a_machine_with_one_of_the_ranks_has_the_whole_share_of_its_own_plan() -> None:
+    spec = spec_of(hosts=["studio", "attic"], prefix_bytes=8)
+    assert spec.ranks is not None
+    assert spec.ranks.hosts == (RankHost("studio", "studio.local"), RankHost("attic", ""))
+    assert (spec.ranks.count, spec.memory_limit_bytes) == (3, 107)
+    assert spec.prefix_cache == PrefixCacheSpec(8)
+
+
+def test_only_rank_0_has_the_names_of_rdma_devices() -> None:
+    devices = [[None, "rdma_en5"], ["rdma_en4", None]]
+    spec = spec_of(hosts=["studio"], backend="jaccl", rdma_devices=devices)
+    assert spec.ranks is not None
+    assert spec.ranks.rdma_devices == (("", "rdma_en5"), ("rdma_en4", ""))
+
+
 def test_the_bits_of_a_cache_are_those_that_were_planned_for() -> None:
     config, home = config_of(kv_bits=4), Home(Path("/home/lmx"))
     for bits in (None, 8):
         plan = MemoryPlan(99, kv_bits=bits)
         model = config.models[0]
         start = WorkerStart("i1", model, Path("/m"), ModelKind.CHAT, plan)
-        spec = worker_spec(config, home, start)
+        spec = worker_spec(config, home, start, PEERS)
         assert spec.kv_bits == bits
 
 
@@ -76,14 +105,14 @@ def test_a_worker_s_share_is_without_what_its_decoder_takes() -> None:
         (MemoryPlan(99, 7, decoder_bytes=50, peak_bytes=300), 300),
     ):
         start = WorkerStart("i1", config.models[0], Path("/m"), ModelKind.CHAT, plan)
-        spec = worker_spec(config, home, start)
+        spec = worker_spec(config, home, start, PEERS)
         assert spec.memory_limit_bytes == share, plan
 
 
 def test_a_spec_has_defaults_for_the_rest() -> None:
     spec = spec_of()
     assert (spec.top_k, spec.min_p, spec.template_kwargs) == (None, None, None)
-    assert (spec.max_decode_stall_s, spec.speculation) == (0.3, None)
+    assert (spec.max_decode_stall_s, spec.speculation) == (0.3, SpeculationSpec(auto=True))
     assert not spec.allow_checkpoint_code
     assert spec.prefix_cache is not None
     assert (spec.prefix_cache.memory_bytes, spec.prefix_cache.disk_bytes) == (7, 4 * 1024**3)
@@ -97,6 +126,12 @@ def test_what_is_switched_off_is_not_in_the_spec() -> None:
     heads = {"method": "mtp"}
     assert spec_of(speculation=heads).speculation == SpeculationSpec(own_heads=True)
     assert spec_of(ModelKind.EMBEDDING, speculation=lookup).speculation is None
+    assert spec_of(ModelKind.EMBEDDING).speculation is None
+    assert spec_of(speculation={"method": "none"}).speculation is None
+    assert spec_of(speculation=None).speculation is None
+    assert spec_of(ranks=2).speculation is None
+    rows = {"max_rows": 4}
+    assert spec_of(speculation=rows).speculation == SpeculationSpec(max_rows=4, auto=True)
 
 
 def test_the_admin_key_is_the_configurations_else_the_files() -> None:
@@ -107,8 +142,8 @@ def test_the_admin_key_is_the_configurations_else_the_files() -> None:
         def spec(**security: Any) -> RouterSpec:
             config = Config.model_validate({"security": security})
             ring = Keyring.of(config.security.api_key_specs)
-            rescue = RescueSpec((), 1.0)
-            return router_spec(config, home, "r", listener, "1", "the file's", ring, rescue)
+            rescue, peers = RescueSpec((), 1.0), PeerList()
+            return router_spec(config, home, "r", listener, "1", "the file's", ring, peers, rescue)
 
         assert spec().admin_key == "the file's"
         assert spec().keyring.keys == ()

@@ -36,13 +36,13 @@ def invocation(tmp_path: Path, text: str) -> Invocation:
     return Invocation(path, True, Config, HANDOVER)
 
 
-def test_the_next_program_understands_what_it_is_told(tmp_path: Path) -> None:
+def test_the_next_program_understands_what_it_receives(tmp_path: Path) -> None:
     arguments = invocation(tmp_path, "").arguments(HANDOVER)
     assert arguments[:5] == [sys.executable, "-P", "-m", "lmx.supervisor", "up"]
     # Without its parent click would keep for good that the command has no -h.
     parent = main.make_context("lmx", arguments[4:])
-    told = up.make_context("up", arguments[5:], parent=parent).params
-    assert told == {
+    reported = up.make_context("up", arguments[5:], parent=parent).params
+    assert reported == {
         "config": tmp_path / "lmx.yaml",
         "take_over": None,
         "detached": True,
@@ -72,9 +72,10 @@ async def test_a_program_that_refuses_the_configuration_is_found_out(
     await invocation(tmp_path, "server: {port: 8123}").check_successor()
 
 
-def test_what_was_on_its_way_goes_on_pinned_models_first() -> None:
+def test_what_was_on_its_way_continues_pinned_models_first() -> None:
     rig = CoreRig({"a": 700, "b": 700, "c": 100, "d": 100}, models={"b": {"pinned": True}})
-    resume(Handover(7, down=("c",), held=("d", "gone")), rig.core, 1.0)
+    resume(Handover(7, down=("c",), held=("d", "gone", "*")), rig.core, 1.0)
+    assert rig.core.drained
     assert [rig.state(name) for name in "abcd"] == ["cold", "starting", "cold", "held"]
 
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from lmx.protocol.errors import OperationError
 from lmx.protocol.messages import control
@@ -16,6 +17,8 @@ from lmx.supervisor.config.settings import Settings
 from lmx.supervisor.config.shutdown_timeout import ROUTER_EXIT_S
 from lmx.supervisor.control.handlers import Handlers
 from lmx.supervisor.control.service import ServiceCommands
+from lmx.supervisor.decisions import routers as deciding
+from lmx.supervisor.decisions.lifecycle import LifecycleError
 from lmx.supervisor.decisions.slots.demand import Requester
 from lmx.supervisor.router.guard import RouterGuard
 from lmx.supervisor.state.process_records import RouterRecord
@@ -87,6 +90,23 @@ def guard(actions: FakeRouters, settings: Settings) -> Iterator[RouterGuard]:
 
 def serving_pid(guard: RouterGuard) -> int | None:
     return guard.process.pid if guard.process else None
+
+
+def test_what_can_not_happen_is_logged_and_changes_nothing(
+    guard: RouterGuard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: Any) -> Any:
+        raise LifecycleError("the routers got Hello while DOWN")
+
+    before = guard.status()
+    monkeypatch.setattr(deciding, "step", never)
+    with capture_logs() as logged:
+        guard.hello(1, 8000, 0.0)
+        guard.tick(0.0, 0.0)
+    assert [(line["event"], line["log_level"]) for line in logged] == [
+        ("router.unexpected_event", "error")
+    ] * 2
+    assert guard.status() == before
 
 
 def test_the_old_router_serves_until_the_new_one_has_said_hello(
@@ -290,7 +310,7 @@ def test_a_router_has_longer_for_its_start_than_for_a_beat(
     assert actions.signals == [(101, USR2), (101, CONT)]
 
 
-def test_a_router_that_hangs_tells_its_clients_then_its_stacks_then_it_is_killed(
+def test_a_router_that_hangs_ends_its_streams_writes_its_stacks_and_is_killed(
     guard: RouterGuard, actions: FakeRouters
 ) -> None:
     guard.start(0.0)
@@ -325,7 +345,7 @@ def test_a_router_that_waits_for_a_processor_does_not_hang(
     assert hung_at_s == hangs_at_s
 
 
-def test_events_tell_how_a_router_ended_and_that_the_next_one_serves(
+def test_events_show_how_a_router_ended_and_that_the_next_one_serves(
     guard: RouterGuard, actions: FakeRouters
 ) -> None:
     guard.start(0.0)
@@ -370,7 +390,7 @@ def test_a_router_whose_start_took_long_is_not_hung_when_it_has_come(
 
 def change(settings: Settings, now_s: float, **sections: Any) -> None:
     written = {"server": LOCAL, "timing": TIMING.model_dump(), **sections}
-    settings.put_in_force(Config.model_validate(written), now_s)
+    settings.apply(Config.model_validate(written), now_s)
 
 
 def test_only_a_change_that_needs_it_replaces_the_router(
@@ -395,7 +415,7 @@ def test_another_address_is_bound_for_the_new_router(
     assert guard.successor.port == port
 
 
-def test_a_change_that_the_router_cannot_follow_is_not_in_force(
+def test_a_change_that_the_router_cannot_follow_is_not_in_effect(
     guard: RouterGuard, settings: Settings, actions: FakeRouters
 ) -> None:
     guard.start(0.0)

@@ -1,6 +1,8 @@
 """Time passes for each part of the supervisor, whatever becomes of another."""
 
 import asyncio
+import itertools
+import statistics
 import time
 
 import pytest
@@ -24,7 +26,7 @@ async def ticks(count: int, wait_s: float = 0.0) -> list[float]:
             enough.set()
 
     task = asyncio.get_running_loop().create_task(
-        clock.tick_forever({"broken": broken, "sound": sound})
+        clock.tick_forever({"broken": broken, "sound": sound}, lambda _now_s: None, asyncio.Event())
     )
     try:
         waits = asyncio.get_running_loop().create_task(enough.wait())
@@ -45,3 +47,53 @@ async def test_a_tick_that_is_late_says_by_how_much(monkeypatch: pytest.MonkeyPa
     first, second, *_ = await ticks(2, wait_s=0.4)
     assert first == 0.0
     assert second >= 0.2
+
+
+async def test_a_quiet_supervisor_rests_until_something_stirs_or_is_due() -> None:
+    ticked_s: list[float] = []
+    stirred, quiet_s = asyncio.Event(), 1000.0
+
+    def quiet_until_s(now_s: float) -> float | None:
+        return now_s + quiet_s if quiet_s else None
+
+    def tick(now_s: float, _paused_s: float) -> None:
+        ticked_s.append(now_s)
+
+    task = asyncio.create_task(clock.tick_forever({"one": tick}, quiet_until_s, stirred))
+
+    async def after(count: int) -> list[float]:
+        async with asyncio.timeout(90):
+            while len(ticked_s) < count:
+                await asyncio.sleep(0.005)
+        return [later - sooner for sooner, later in itertools.pairwise(ticked_s[-count:])]
+
+    try:
+        assert min(await after(3)) >= 0.95
+        stirred.set()  # Nothing of what stirred ends the rest.
+        assert min(await after(4)) >= 0.95
+        quiet_s = 0.0
+        stirred.set()
+        await after(len(ticked_s) + 8)
+        assert statistics.median(await after(5)) < 0.5
+        quiet_s = 0.3  # The next deadline is sooner than the end of a rest.
+        assert min(await after(len(ticked_s) + 4)) >= 0.09
+    finally:
+        task.cancel()
+
+
+async def test_a_clock_that_does_not_know_ticks() -> None:
+    ticks = 0
+
+    def tick(_now_s: float, _paused_s: float) -> None:
+        nonlocal ticks
+        ticks += 1
+
+    def broken(_now_s: float) -> float | None:
+        raise RuntimeError("a bug")
+
+    task = asyncio.create_task(clock.tick_forever({"one": tick}, broken, asyncio.Event()))
+    async with asyncio.timeout(90):
+        while ticks < 3:
+            await asyncio.sleep(0.01)
+    assert not task.done()
+    task.cancel()

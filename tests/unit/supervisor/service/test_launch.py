@@ -75,7 +75,7 @@ def test_a_file_that_was_named_goes_before_what_runs(home: Home, tmp_path: Path)
         assert "max_requests: 7" in run("config", "show", "--config", str(other)).output
 
 
-def test_what_is_not_in_force_yet_is_said(home: Home, tmp_path: Path) -> None:
+def test_what_is_not_in_effect_yet_is_said(home: Home, tmp_path: Path) -> None:
     path = tmp_path / "lmx.yaml"
     path.write_text("server: {port: 8331}")
     LaunchFile(home, change_once).save(Launch.of(path, {}, load_config(path, {})))

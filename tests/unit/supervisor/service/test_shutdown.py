@@ -33,10 +33,10 @@ async def test_workers_end_though_every_step_fails() -> None:
         raise ValueError(f"what it says at {now_s} can't be sent")
 
     rig.core.flush = fails  # type: ignore[method-assign]
-    told = rig.actions.signal
+    reported = rig.actions.signal
 
     def signal(worker: Any, number: int) -> None:
-        told(worker, number)
+        reported(worker, number)
         if worker.model_id == "a":
             raise ValueError("a bug in one model's affairs")
 

@@ -85,6 +85,7 @@ def answering(status: int, body: bytes, **headers: str) -> Iterator[str]:
         (404, b"not here", "the status 404: is it lmx"),
         (503, b'{"error": {"code": "supervisor_unavailable", "message": "no"}}', "no"),
         (401, b'{"error": {"code": "invalid_authentication", "message": "no"}}', "--key KEY"),
+        (404, b'{"error": {"code": "not_found", "message": "a\\u001b[2J"}}', r"^a\?\[2J$"),
     ],
 )
 def test_whoever_else_answers_there_is_no_traceback(status: int, body: bytes, said: str) -> None:

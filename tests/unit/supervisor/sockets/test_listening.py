@@ -3,6 +3,9 @@
 import errno
 import os
 import socket
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
 
 import pytest
 
@@ -34,3 +37,25 @@ def test_a_port_is_free_or_taken() -> None:
         with pytest.raises(OperationError, match="another program"):
             check_free(server)
     check_free(server)
+
+
+class _Version(BaseHTTPRequestHandler):
+    def version_string(self) -> str:
+        return "lmx"
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_another_lmx_is_named() -> None:
+    with HTTPServer(("127.0.0.1", 0), _Version) as other:
+        answering = threading.Thread(target=other.handle_request)
+        answering.start()
+        with pytest.raises(OperationError, match="the lmx of another LMX_HOME listens there"):
+            check_free(ServerConfig(port=other.server_port))
+        answering.join(90)

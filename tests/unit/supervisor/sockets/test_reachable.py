@@ -10,7 +10,7 @@ from lmx.supervisor.cli import main
 from lmx.supervisor.cli.serving import background
 from lmx.supervisor.control.status import with_urls
 from lmx.supervisor.sockets.reachable import api_urls, ordered, own_addresses
-from tests.support.fakes.admin_lines import told_status
+from tests.support.fakes.admin_lines import reported_status
 
 FOUND = (
     ("lo", "127.0.0.1"),
@@ -54,21 +54,23 @@ def test_addresses_that_others_can_reach_come_first() -> None:
         ),
     ],
 )  # fmt: skip
-def test_a_listener_on_all_addresses_is_told_by_those_there_are(
+def test_a_listener_on_all_addresses_is_shown_as_those_there_are(
     host: str, expected: list[str]
 ) -> None:
     assert list(api_urls(host, 8000, lambda: ORDERED)) == expected
-    router = with_urls(replace(told_status().router, host=host, port=8000), lambda: ORDERED)
+    before = replace(reported_status().router, host=host, port=8000)
+    router = with_urls(before, lambda: ORDERED, "studio")
     assert (router.url, list(router.urls)) == (expected[0], expected)
+    assert router.announced_url == "http://studio.local:8000/v1"
 
 
-def test_a_machine_without_a_network_is_told_by_loopback() -> None:
+def test_a_machine_without_a_network_is_shown_as_loopback() -> None:
     assert api_urls("0.0.0.0", 8000, lambda: ()) == ("http://127.0.0.1:8000/v1",)
 
 
 def test_start_prints_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     urls = list(api_urls("0.0.0.0", 8000, lambda: ORDERED))
-    status = told_status(router={"url": urls[0], "urls": urls})
+    status = reported_status(router={"url": urls[0], "urls": urls})
     monkeypatch.setattr(background, "start_background", lambda *_: status)
     said = CliRunner().invoke(main.main, ["start"]).output
     assert "at http://192.168.1.5:8000/v1\n" in said

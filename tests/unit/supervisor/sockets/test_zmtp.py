@@ -120,7 +120,7 @@ async def test_who_comes_back_takes_over_from_its_dead_connection(echo: Echoing)
     assert connection.send(b"still there")
 
 
-async def test_subscribers_hear_what_they_asked_for() -> None:
+async def test_subscribers_get_what_they_asked_for() -> None:
     context = zmq.asyncio.Context()
     with TemporaryDirectory(prefix="lmx-") as folder:
         topics: list[bytes] = []

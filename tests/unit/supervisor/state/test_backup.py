@@ -80,7 +80,7 @@ def test_every_file_of_a_home_that_is_remembered_is_in_it_or_known_not_to_be() -
     left_out = {
         "state", "state/measured.json", "state/launch.json", "state/events.jsonl",
         "state/downloads.json", "state/jobs.sqlite", "state/launch", "lock", "logs", "models",
-        "cache", "tmp", "logs/fetch.log",
+        "cache", "tmp", "logs/fetch.log", "logs/spare.log", "files",
     }  # fmt: skip
     home = Home(Path("/home"))
     places = {

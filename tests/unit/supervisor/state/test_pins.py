@@ -24,7 +24,7 @@ def test_an_unreadable_file_is_none_at_all(tmp_path: Path, text: str) -> None:
     assert Pins(path).load() == {}
 
 
-def test_a_disk_that_takes_nothing_stops_nobody_and_is_told(tmp_path: Path) -> None:
+def test_a_disk_that_takes_nothing_stops_nobody_and_is_reported(tmp_path: Path) -> None:
     (tmp_path / "state").touch()
     path = tmp_path / "state" / "pins.json"
     assert (Pins(path).save({"a": True}) or "").startswith(f"{path}: ")

@@ -85,7 +85,7 @@ def test_marks_that_are_words_or_stand_around_the_answer(
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.start)
-def test_every_family_s_thinking_is_told_from_its_answer(form: Any) -> None:
+def test_every_family_s_thinking_is_distinguished_from_its_answer(form: Any) -> None:
     marks = ReasoningMarkers(form.start, form.end, form.only_first)
     if marks.start == harmony.THINKING:
         # Whole answers have a form of their own.

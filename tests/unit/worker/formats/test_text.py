@@ -326,7 +326,9 @@ def test_special_tokens_are_no_text() -> None:
 
 
 @pytest.mark.parametrize("make", [byte_level, byte_fallback])
-def test_text_that_goes_on_is_decoded_with_what_came_before(make: Callable[[], Tokenizer]) -> None:
+def test_text_that_continues_is_decoded_with_what_came_before(
+    make: Callable[[], Tokenizer],
+) -> None:
     tokenizer = make()
     ids = tokenizer.encode("ab cd ab cd").ids
     decode = decoder_of(tokenizer)

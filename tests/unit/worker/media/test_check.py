@@ -29,7 +29,7 @@ def test_taken(kinds: str, needs: MediaNeeds | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kinds", "needs", "place", "told"),
+    ("kinds", "needs", "place", "reported"),
     [
         ("i", None, 0, "takes text only, and no images"),
         ("ia", EYES, 1, "takes text and images, and no sounds"),
@@ -38,13 +38,13 @@ def test_taken(kinds: str, needs: MediaNeeds | None) -> None:
         ("iiai", ONE, 3, "at most 2 images in"),
     ],
 )
-def test_refused(kinds: str, needs: MediaNeeds | None, place: int, told: str) -> None:
-    with pytest.raises(RequestError, match=told) as caught:
+def test_refused(kinds: str, needs: MediaNeeds | None, place: int, reported: str) -> None:
+    with pytest.raises(RequestError, match=reported) as caught:
         check_media(items(kinds), needs)
     assert caught.value.code is ErrorCode.UNSUPPORTED_VALUE
     assert caught.value.param == f"part {place}"
 
 
-def test_all_kinds_are_told() -> None:
+def test_all_kinds_are_reported() -> None:
     with pytest.raises(RequestError, match="text, images and sounds, and no videos"):
         check_media(items("v"), MediaNeeds(frozenset({MediaKind.IMAGE, MediaKind.AUDIO})))

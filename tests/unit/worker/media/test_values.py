@@ -45,7 +45,7 @@ def test_the_digest_of_a_video_knows_its_times_and_its_sound() -> None:
     assert videos[0].digest == Video(frames.copy(), (0.0, 1.0), 2.0).digest
 
 
-def test_the_digest_tells_a_picture_from_a_video_of_it() -> None:
+def test_the_digest_distinguishes_a_picture_from_a_video_of_it() -> None:
     frames = _pixels(1, 6, 4, 3)
     assert Picture(frames[0]).digest != Video(frames, (0.0,), 1.0).digest
 

@@ -110,7 +110,7 @@ def test_tokens_are_counted_once_wherever_their_text_goes() -> None:
         assert end(out).tokens == 9
 
 
-def test_reasoning_content_and_calls_are_told_apart() -> None:
+def test_reasoning_content_and_calls_are_distinguished() -> None:
     pieces = ["<think>", "why", " not", "</think>", "\n", "Let me see.", "<tool_call>"]
     pieces += ['{"name": "now", "argu', 'ments": {"zone":', ' "UTC"}}', "</tool_call>"]
     out = run(pieces, make_parser=parser())

@@ -227,6 +227,7 @@ def test_beams_without_places_name_the_field_that_asks_for_them(search: Search, 
 LOOKUP = SpeculationSpec()
 DRAFT = SpeculationSpec(draft_path="/models/draft")
 HEADS = SpeculationSpec(own_heads=True)
+FOUND = SpeculationSpec(auto=True)
 
 
 @pytest.mark.parametrize(
@@ -242,6 +243,7 @@ HEADS = SpeculationSpec(own_heads=True)
         (LOOKUP, Assist(num_assistant_tokens=3, max_ngram_size=3), None),
         (DRAFT, Assist(assistant_confidence_threshold=0.4), None),
         (HEADS, Assist(assistant_confidence_threshold=0.4), None),
+        (FOUND, Assist(assistant_confidence_threshold=0.4, max_ngram_size=3), None),
     ],
 )
 def test_guessing_ahead_is_refused_where_the_model_does_not_do_it_so(
@@ -273,7 +275,9 @@ def test_thinking_that_is_required_is_refused_where_the_model_does_not_think() -
         assert (caught.value.code, caught.value.param) == (ErrorCode.UNSUPPORTED_VALUE, "think")
 
 
-def test_what_is_not_enforced_is_told_without_a_constraint(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_enforced_is_reported_without_a_constraint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     engine = ScriptedEngine({})
     maker = ConstraintMaker(None, remarks=("Calls are not enforced.",))
     monkeypatch.setattr(engine, "constrain", lambda source: maker)

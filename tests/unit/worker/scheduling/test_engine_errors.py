@@ -28,7 +28,7 @@ FAILED = "[METAL] Command buffer execution failed: "
         ("[matmul] Last dimension of first input must match", False, False),
     ],
 )
-def test_a_failed_command_buffer_is_told_from_a_failed_allocation(
+def test_a_failed_command_buffer_is_distinguished_from_a_failed_allocation(
     text: str, device: bool, memory: bool
 ) -> None:
     error = RuntimeError(text)

@@ -396,10 +396,10 @@ async def test_a_prompt_is_scored_once_for_all_answers(start: Start) -> None:
     end = await recorder.end(job)
     assert isinstance(end, RequestFinished)
     assert asked == [2, None, None]
-    told = [piece for piece in recorder.pieces(job) if piece.kind is DeltaKind.PROMPT]
-    entries = [entry for piece in told for entry in piece.logprobs]
-    assert len(told) == 2
-    assert recorder.pieces(job)[:2] == told, "they come before the answers"
+    reported = [piece for piece in recorder.pieces(job) if piece.kind is DeltaKind.PROMPT]
+    entries = [entry for piece in reported for entry in piece.logprobs]
+    assert len(reported) == 2
+    assert recorder.pieces(job)[:2] == reported, "they come before the answers"
     assert len(entries) == end.usage.prompt_tokens
     assert entries[0].logprob is None
     assert [entry.rank for entry in entries[1:]] == list(range(1, len(entries)))
@@ -479,7 +479,7 @@ async def test_a_broken_engine_gives_its_memory_back_and_writes_nothing(start: S
     assert "close" not in recorder.engine.calls
 
 
-async def test_who_has_no_row_yet_is_not_told_that_it_broke_the_engine(start: Start) -> None:
+async def test_who_has_no_row_yet_is_not_blamed_for_a_broken_engine(start: Start) -> None:
     recorder = await start(max_rows=1)
     breaks = recorder.submit(step_raise_at=3, step_s=0.02)
     waits = recorder.submit(tokens=1)
@@ -761,16 +761,16 @@ async def test_what_waits_for_memory_waits_no_longer_than_it_would_for_a_model(
     assert isinstance(await recorder.end(patient), RequestFinished)
 
 
-async def test_under_hard_pressure_the_newest_of_the_largest_gives_way_and_comes_back(
+async def test_under_hard_pressure_the_newest_of_the_largest_is_preempted_and_comes_back(
     start: Start,
 ) -> None:
     recorder = await start(max_rows=8)
     thread, calls = recorder.thread, recorder.engine.calls
-    words = [f"{number} " for number in range(90)]
-    small = recorder.submit(max_tokens=100, tokens=400, step_s=0.005)
+    words = [f"{number} " for number in range(240)]
+    small = recorder.submit(max_tokens=100, tokens=800, step_s=0.005)
     older = recorder.submit(max_tokens=900, pieces=words, step_s=0.005)
     newer = recorder.submit(max_tokens=900, pieces=words, n=2, step_s=0.005)
-    last = recorder.submit(max_tokens=100, tokens=90, step_s=0.005)
+    last = recorder.submit(max_tokens=100, tokens=240, step_s=0.005)
     await recorder.until(lambda: recorder.text(last))
     thread.set_memory_pressure(MemoryPressure.HARD)
     await recorder.until(lambda: thread.preempted_total == 1)
@@ -811,7 +811,7 @@ async def test_pressure_on_an_idle_engine_fails_nothing_and_is_not_kept(start: S
     assert isinstance(await recorder.end(recorder.submit(tokens=1)), RequestFinished)
 
 
-async def test_pressure_told_many_times_in_one_step_preempts_one(start: Start) -> None:
+async def test_pressure_reported_many_times_in_one_step_preempts_one(start: Start) -> None:
     recorder = await start(max_rows=4)
     jobs = [recorder.submit(tokens=4, step_s=0.3) for _ in range(3)]
     await recorder.until(lambda: recorder.text(jobs[-1]))

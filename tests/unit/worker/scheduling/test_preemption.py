@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from lmx.protocol.errors import ErrorCode
-from lmx.protocol.messages.data import Delta
+from lmx.protocol.messages.data import BACKGROUND_PRIORITY, Delta
 from lmx.protocol.models.memory import KvLayers
 from lmx.worker.engine.values import BeamSearch, PromptSource, SequenceRequest, SequenceSampling
 from lmx.worker.scheduling.batch import Batch, BatchLimits
@@ -299,7 +299,7 @@ def test_one_that_waits_to_come_back_can_be_cancelled() -> None:
     assert not rig.batch.busy
 
 
-def test_the_least_urgent_gives_way_first_however_small_it_is() -> None:
+def test_the_least_urgent_is_preempted_first_however_small_it_is() -> None:
     rig = Rig()
     large, small = rig.add(), rig.add(max_tokens=10, priority=1)
     rig.step(4)
@@ -332,7 +332,7 @@ def test_a_lower_value_begins_before_the_other_answers_of_a_job() -> None:
 LONG = 3000
 
 
-def test_rows_that_outgrow_their_caches_give_way_and_come_back() -> None:
+def test_rows_that_outgrow_their_caches_are_preempted_and_come_back() -> None:
     """Nothing fails, however often and however long they wait."""
     rig = Rig(kv_cache_bytes=2 * 1700)
     jobs = [rig.add(max_tokens=LONG, tokens=LONG, text="x") for _ in range(2)]
@@ -347,7 +347,7 @@ def test_rows_that_outgrow_their_caches_give_way_and_come_back() -> None:
     assert [rig.texts[job, 0] for job in jobs] == ["x" * LONG] * 2
 
 
-def test_the_least_urgent_gives_way_when_the_caches_are_full() -> None:
+def test_the_least_urgent_is_preempted_when_the_caches_are_full() -> None:
     rig = Rig(kv_cache_bytes=3000)
     less = rig.add(max_tokens=LONG, tokens=LONG, text="x", priority=1)
     more = rig.add(max_tokens=LONG, tokens=LONG, text="x" * 9)
@@ -372,3 +372,62 @@ def test_a_row_that_is_alone_and_searches_grow_past_the_limit() -> None:
     rig.step(LONG + 5)
     assert isinstance(rig.ends[job], RequestFinished)
     assert (rig.batch.preempted_total, rig.engine.calls["flush"]) == (0, 0)
+
+
+@pytest.mark.parametrize(("lines", "preempted"), [(4, 0), (7, 0), (8, 1)])
+def test_the_background_stands_still_while_anybody_else_has_a_row_or_waits(
+    lines: int, preempted: int
+) -> None:
+    rig = Rig()
+    jobs = [rig.add(priority=BACKGROUND_PRIORITY) for _ in range(lines)]
+    rig.step(12)
+    assert rig.batch.rows == lines, "nobody else wants them"
+    before = dict(rig.texts)
+    person = rig.add(max_tokens=30)
+    late = rig.add(priority=BACKGROUND_PRIORITY)
+    while person not in rig.ends:
+        rig.step()
+        assert rig.engine.calls["preempt"] == preempted, "as few give their rows back as it takes"
+    stood = {place: text for place, text in rig.texts.items() if place[0] != person}
+    # The last step is the person's too, so that nothing more came of the others.
+    assert stood == before, "they have stood still"
+    rig.now = 61.0
+    rig.step(200)
+    assert [rig.texts[job, 0] for job in jobs] == [TEXT] * lines
+    waited = rig.failed(late) is ErrorCode.QUEUE_TIMEOUT
+    assert waited == (lines == 8), "it had no place, and waits no longer than others for one"
+    assert not rig.batch.busy and rig.batch.preempted_total == 0, "no memory was short"
+
+
+def test_the_background_gives_back_the_memory_that_a_person_needs() -> None:
+    rig = Rig(kv_cache_bytes=1000)
+    jobs = [rig.add(priority=BACKGROUND_PRIORITY) for _ in range(2)]
+    rig.step(12)
+    assert rig.batch.rows == 2
+    person = rig.add(max_tokens=30)
+    while person not in rig.ends:
+        rig.step()
+    assert rig.engine.calls["preempt"] == 1, "one of them was enough"
+    rig.step(200)
+    assert [rig.texts[job, 0] for job in jobs] == [TEXT] * 2
+
+
+def test_the_time_of_a_person_is_not_counted_to_the_rows_that_stand_still() -> None:
+    rig = Rig()
+    line = rig.add(priority=BACKGROUND_PRIORITY, max_tokens=5)
+    rig.step(3)
+    person = rig.add(max_tokens=10, step_s=0.01)
+    rig.step(100)
+    ends = [rig.ends[one] for one in (line, person)]
+    assert all(isinstance(end, RequestFinished) for end in ends)
+    spent_s = [end.compute_s for end in ends if isinstance(end, RequestFinished)]
+    assert spent_s[1] >= 0.09 and spent_s[0] < spent_s[1] / 3
+
+
+def test_a_search_of_the_background_keeps_its_rows() -> None:
+    rig = Rig()
+    search = rig.add(priority=BACKGROUND_PRIORITY, beam=BeamSearch(2, 1.0, frozenset({0})))
+    rig.step(3)
+    person = rig.add(max_tokens=5)
+    rig.step(200)
+    assert {search, person} == set(rig.ends)

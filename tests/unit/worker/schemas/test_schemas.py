@@ -330,7 +330,7 @@ def test_what_is_valid_stays_possible(schema: dict[str, Any], allowed: Any) -> N
     assert valid(rewritten(schema).schema, allowed)
 
 
-def test_items_that_are_listed_are_told_apart_in_the_grammar() -> None:
+def test_items_that_are_listed_are_distinguished_in_the_grammar() -> None:
     for items in ({"const": 1, "type": "integer"}, {"type": "boolean"}, {"enum": ["a", None]}):
         made = rewritten({"type": "array", "items": items, "uniqueItems": True})
         assert not made.checked

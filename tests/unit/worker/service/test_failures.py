@@ -120,7 +120,7 @@ def test_load_failures(error: Exception, code: ErrorCode, permanent: bool) -> No
     assert failure.message
 
 
-def test_a_model_of_another_kind_is_told_in_words() -> None:
+def test_a_model_of_another_kind_is_reported_in_words() -> None:
     error = AttributeError("'Model' object has no attribute 'language_model'")
     failure = load_failure(error, ModelKind.CHAT)
     assert failure.permanent

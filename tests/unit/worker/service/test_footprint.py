@@ -41,7 +41,7 @@ def test_what_an_engine_counts_is_not_less() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "darwin", reason="macOS's own call")
-def test_a_mac_tells_its_footprint() -> None:
+def test_a_mac_shows_its_footprint() -> None:
     found = mac_footprint(os.getpid())
     assert found is not None
     assert MIB < found[0] <= found[1]

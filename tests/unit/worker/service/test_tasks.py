@@ -14,6 +14,7 @@ import pytest
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import (
+    BACKGROUND_PRIORITY,
     Cancel,
     Generate,
     Outputs,
@@ -43,7 +44,7 @@ from lmx.worker.scheduling.batch import BatchLimits
 from lmx.worker.scheduling.progress import InFlight
 from lmx.worker.scheduling.thread import EngineThread
 from lmx.worker.service import open_requests
-from lmx.worker.service.admission import IdleClock, LifetimeCounts
+from lmx.worker.service.admission import IdleClock, LifetimeCounts, Power
 from lmx.worker.service.fair_thread import FairThread
 from lmx.worker.service.serving import Serving
 from tests.support.fakes.fake_peers import until
@@ -140,7 +141,7 @@ class Rig:
         self.loaded_with = Serving(
             self.spec, engine, self.prompts, self.media, self.checks,
             cast(MediaDecoder, self), self.thread, self.in_flight, self.counts, self.idle_clock,
-            self.send, self.became_idle,
+            Power(), self.send, self.became_idle,
         )  # fmt: skip
 
     def load_advanced(self, phase: Any, fraction: float | None, detail: str) -> None: ...
@@ -216,6 +217,60 @@ async def test_tasks_take_turns(start: Start) -> None:
     rig.engine.go_on.set()
     await rig.end_of(1)
     assert rig.engine.computed[:4] == [(1, 0), (2, 0), (1, 1), (2, 1)]
+
+
+async def test_tasks_of_the_background_stand_still_for_others(start: Start) -> None:
+    """Also between two pieces of the others, and if all are of one owner."""
+    rig = await start()
+    rig.embed(1, "slow", "a", background=True)
+    await until(lambda: rig.engine.computed)
+    rig.embed(2, "a", "a", background=True)
+    rig.embed(3, *["b"] * 20)
+    await until(lambda: rig.thread.clock.in_flight == 3)
+    rig.engine.go_on.set()
+    for stream_id in (1, 2, 3):
+        assert isinstance(await rig.end_of(stream_id), TaskFinished)
+    assert rig.engine.computed[:21] == [(1, 0), *((3, index) for index in range(20))]
+    # Nothing holds them when the others have gone in whatever way.
+    rig.engine.go_on.clear()
+    rig.embed(4, "slow", "b")
+    await until(lambda: (4, 0) in rig.engine.computed)
+    rig.embed(5, "a", background=True)
+    await until(lambda: rig.thread.clock.in_flight == 2)
+    rig.serving.receive(ROUTER, Cancel(4))
+    rig.engine.go_on.set()
+    assert isinstance(await rig.end_of(5), TaskFinished)
+
+
+def prompts_held(rig: Any) -> tuple[list[str], threading.Event]:
+    """Let each prompt wait on its thread for the event; return those that were seen too."""
+    goes_on = threading.Event()
+    seen: list[str] = []
+
+    def encode(source: Any) -> Any:
+        seen.append(source.text)
+        goes_on.wait(90)
+        # Not a bug of the engine: to log the traceback of each takes a busy machine seconds.
+        raise RequestError(ErrorCode.INVALID_VALUE, "no", param="prompt")
+
+    rig.scripted.encode = encode
+    return seen, goes_on
+
+
+async def test_what_is_of_the_background_is_prepared_last(start: Start) -> None:
+    """A person may have the same key as a batch, or none, as it has."""
+    rig = await start(writes=True)
+    seen, goes_on = prompts_held(rig)
+    for number in (1, 2, 3, 4):
+        priority = 0 if number == 4 else BACKGROUND_PRIORITY
+        request = Generate(
+            number, "r", Sampling(), 8, prompt=str(number), priority=priority, owner="one"
+        )
+        rig.serving.receive(ROUTER, request)
+    await until(lambda: seen)
+    goes_on.set()
+    await rig.end_of(3)
+    assert seen == ["1", "4", "2", "3"]
 
 
 async def test_a_cancelled_task_ends_with_its_piece(start: Start) -> None:
@@ -349,7 +404,7 @@ async def test_tasks_say_how_long_the_model_is_to_stay_but_for_refused_ones(star
     assert last_use.idle_for_s(rig.in_flight.count, time.monotonic()) == 0
 
 
-async def test_a_prompt_for_which_there_is_no_memory_is_told_so(start: Start) -> None:
+async def test_a_prompt_for_which_there_is_no_memory_gets_an_error(start: Start) -> None:
     rig = await start()
 
     def encode(_: Any) -> Any:
@@ -362,7 +417,7 @@ async def test_a_prompt_for_which_there_is_no_memory_is_told_so(start: Start) ->
     assert refused.code is ErrorCode.INSUFFICIENT_MEMORY
 
 
-async def test_a_request_is_told_of_before_it_is_prepared_and_no_sooner(start: Start) -> None:
+async def test_a_request_is_announced_before_it_is_prepared_and_no_sooner(start: Start) -> None:
     """What hangs the prompt thread is known by it, and so is what only waits behind it."""
     rig = await start()
     goes_on = threading.Event()
@@ -419,7 +474,9 @@ def seeing(number: int, content: str, **fields: Any) -> Generate:
     return Generate(number, "r", Sampling(), 8, owner=f"o{number % 3}", **values)
 
 
-async def test_whoever_waits_too_long_for_the_prompt_or_the_decoder_is_told(start: Start) -> None:
+async def test_whoever_waits_too_long_for_the_prompt_or_the_decoder_gets_an_error(
+    start: Start,
+) -> None:
     """And not called lost by its router, in whichever line it stands."""
     rig = await start(max_queue_s=0.2)
     goes_on, begun = threading.Event(), threading.Event()
@@ -524,16 +581,7 @@ async def test_what_was_preempted_gets_its_media_again(start: Start, spoiled: bo
 async def test_owners_take_turns_on_the_prompt_thread(start: Start) -> None:
     """Somebody whose prompts take long keeps others waiting for one of them, not for all."""
     rig = await start()
-    goes_on = threading.Event()
-    seen: list[str] = []
-
-    def encode(source: Any) -> Any:
-        seen.append(source.text)
-        goes_on.wait(90)
-        # Not a bug of the engine: to log the traceback of each takes a busy machine seconds.
-        raise RequestError(ErrorCode.INVALID_VALUE, "no", param="prompt")
-
-    rig.scripted.encode = encode
+    seen, goes_on = prompts_held(rig)
     for number, owner in enumerate("aaaaab", start=1):
         prompt = f"{owner}{number}"
         rig.serving.receive(

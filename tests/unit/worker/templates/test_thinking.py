@@ -1,4 +1,4 @@
-"""Which effort a template gets for the one that was asked for."""
+"""Which effort a template gets for the one that was requested."""
 
 import pytest
 from hypothesis import given
@@ -32,7 +32,7 @@ def test_the_order_of_efforts_is_kept(words: set[str]) -> None:
     taken = tuple(sorted(words, key=EFFORTS.index))
     found = [nearest_effort(asked, taken) for asked in EFFORTS]
     thinking = [EFFORTS.index(one) for one in found[1:] if one is not None]
-    assert thinking == sorted(thinking), "more was asked for, and less was given"
+    assert thinking == sorted(thinking), "more was requested, and less was given"
     for asked, got in zip(EFFORTS, found, strict=True):
         assert got == asked if asked in taken else got is None or got in taken
         assert (got is None) == (asked not in taken and not words - {"none"})

@@ -157,4 +157,18 @@ try {
   found.timedOut = error instanceof APIConnectionTimeoutError;
 }
 
+const said = { model: "voice", voice: "alloy", input: "This is a sentence of the text. This is another one of them." };
+const sound = await client.audio.speech.create({ ...said, response_format: "wav" });
+const bytes = Buffer.from(await sound.arrayBuffer());
+found.sound = [sound.headers.get("content-type"), bytes.toString("latin1", 8, 12), bytes.length];
+let streamed = 0;
+const pcm = await client.audio.speech.create({ ...said, response_format: "pcm", speed: 2 });
+for await (const part of pcm.body) streamed += part.length;
+found.soundStreamed = streamed;
+const sse = await client.audio.speech.create({ ...said, stream_format: "sse" });
+const events = (await sse.text()).split("\n\n").filter(Boolean).map((one) => JSON.parse(one.slice(6)));
+found.soundEvents = [events[0].type, events.at(-1).type, events.at(-1).usage.output_tokens];
+found.errors.push(
+  await failure(BadRequestError, () => client.audio.speech.create({ ...said, input: "" })));
+
 console.log(JSON.stringify(found));

@@ -149,8 +149,8 @@ async def test_anthropic_s_clients_get_its_errors_on_every_route() -> None:
         ("GET", "/v1/models/none", sent, 404, "not_found_error"),
         ("GET", "/v1/models?limit=0", sent, 400, "invalid_request_error"),
         ("GET", "/v1/messages", sent, 405, "invalid_request_error"),
-        ("POST", "/v1/messages/batches", sent, 404, "not_found_error"),
-        ("GET", "/v1/files", sent, 404, "not_found_error"),
+        ("POST", "/v1/complete", sent, 404, "not_found_error"),
+        ("GET", "/v1/files/none", sent, 404, "not_found_error"),
         ("POST", "/v1/messages", {**stranger}, 403, "permission_error"),
     ]
     asked += [

@@ -122,15 +122,6 @@ async def test_keys() -> None:
                 assert answer["error"]["type"] == "authentication_error"
 
 
-async def test_a_line_of_billing_is_kept_where_that_is_configured() -> None:
-    system = "x-anthropic-billing-header: a\nBe kind."
-    for keeps, wanted in ((False, "Be kind."), (True, system)):
-        async with router_rig(keep_billing_header=keeps) as rig:
-            assert (await rig.post_json(PATH, **body(system=system)))[0] == 200
-            sent = rig.worker.streams[-1].request.messages
-        assert sent is not None and sent[0]["content"] == wanted
-
-
 async def test_what_changes_nothing_is_named() -> None:
     hosted = {"type": "web_search_20250305", "name": "web_search"}
     fields = {"context_management": {"edits": []}, "tools": [hosted], "odd name\n": 1}

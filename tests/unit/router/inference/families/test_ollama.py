@@ -24,7 +24,7 @@ from lmx.router.schema.requests.ollama.chat import parse_ollama_chat
 from lmx.router.schema.requests.ollama.embed import parse_ollama_embed, parse_ollama_embeddings
 from tests.support.clients.answer_check import check_shape
 from tests.support.clients.sdk_types import left_out
-from tests.support.fakes.admin_lines import status_line, told_status
+from tests.support.fakes.admin_lines import reported_status, status_line
 from tests.support.fakes.fake_peers import FakeStream, ends, fails, plays, ready
 from tests.support.rigs.router_rig import INSTANCE, MODEL, TEXTS, Rig, router_rig
 
@@ -136,12 +136,12 @@ async def test_logprobs() -> None:
             for answer in [*lines, whole]:
                 known(theirs, answer)
             assert rig.worker.streams[-1].request.top_logprobs == 2
-            told = [one for line in lines for one in line.get("logprobs", ())]
-            assert told == whole["logprobs"]
-            assert [one["logprob"] for one in told] == [-0.5, -0.125, -2.0]
-            assert bytes(byte for one in told for byte in one["bytes"]).decode() == "é!"
-            assert [one["token"] for one in told[0]["top_logprobs"]] == ["a", "b"]
-            assert "top_logprobs" not in told[1]
+            reported = [one for line in lines for one in line.get("logprobs", ())]
+            assert reported == whole["logprobs"]
+            assert [one["logprob"] for one in reported] == [-0.5, -0.125, -2.0]
+            assert bytes(byte for one in reported for byte in one["bytes"]).decode() == "é!"
+            assert [one["token"] for one in reported[0]["top_logprobs"]] == ["a", "b"]
+            assert "top_logprobs" not in reported[1]
         for asks in ({}, {"logprobs": False, "top_logprobs": 2}):
             await rig.post_json("/api/chat", model=MODEL, messages=[HI], stream=False, **asks)
             assert rig.worker.streams[-1].request.top_logprobs is None
@@ -151,7 +151,7 @@ async def test_logprobs() -> None:
         assert (status, refused["param"]) == (400, "top_logprobs")
 
 
-async def test_a_context_goes_on_with_its_conversation(rig: Rig) -> None:
+async def test_a_context_continues_with_its_conversation(rig: Rig) -> None:
     asked = {"model": MODEL, "prompt": "hi", "system": "Be brief."}
     _, whole = await rig.post_json("/api/generate", **asked, stream=False)
     async with rig.http.post(f"{rig.url}/api/generate", json=asked) as response:
@@ -200,7 +200,7 @@ def test_a_context_is_read_as_it_was_written(turns: list[tuple[str, str]]) -> No
 
 
 async def test_no_text_has_no_vector(rig: Rig) -> None:
-    await rig.supervisor.publish(ready("embeds", "i", kind=ModelKind.EMBEDDING))
+    await rig.publish(ready("embeds", "i", kind=ModelKind.EMBEDDING))
     empty: tuple[Any, ...] = ([], "")
     for nothing in empty:
         status, made = await rig.post_json("/api/embed", model="embeds", input=nothing)
@@ -217,7 +217,7 @@ async def test_when_a_model_is_unloaded(rig: Rig) -> None:
         ({"idle_s": 2.0, "expires_in_s": None}, 10_000_000_000),
         ({"idle_s": None, "expires_in_s": None}, None),
     ):
-        rig.supervisor.replies[GetStatus] = Status(told_status(status_line(MODEL, **fields)))
+        rig.supervisor.replies[GetStatus] = Status(reported_status(status_line(MODEL, **fields)))
         async with rig.http.get(f"{rig.url}/api/ps") as response:
             (model,) = (await response.json())["models"]
         known(ollama.ProcessResponse, {"models": [model]})
@@ -334,7 +334,7 @@ def test_results_belong_to_their_calls() -> None:
     assert [sent[2]["name"], sent[3]["name"]] == ["g", "f"]
 
 
-async def test_models_of_one_source_are_told_apart(rig: Rig) -> None:
+async def test_models_of_one_source_are_distinguished(rig: Rig) -> None:
     """llm's plugin takes names with one digest for names of one model, and asks for any of them."""
     one = ready("thinks", "i", kind=ModelKind.CHAT)
     await rig.publish(one, replace(one, model_id="does not"))
@@ -343,7 +343,7 @@ async def test_models_of_one_source_are_told_apart(rig: Rig) -> None:
     assert len({one["digest"] for one in listed}) == len(listed) == 2
 
 
-def test_what_a_model_can_is_told_in_ollama_s_words() -> None:
+def test_what_a_model_can_is_listed_in_ollama_s_words() -> None:
     seeing = ready(
         "m", "i", kind=ModelKind.CHAT, capabilities=("tools", "reasoning", "structured_outputs"),
         media=(MediaKind.IMAGE, MediaKind.VIDEO, MediaKind.AUDIO),

@@ -226,12 +226,6 @@ async def test_refusals_and_failures_are_those_of_chat() -> None:
             )  # fmt: skip
 
 
-async def test_what_is_not_there_is_a_404(rig: Rig) -> None:
-    status, told = await rig.post_json(f"{PATH}/compact", model=MODEL, input="hi")
-    assert (status, told["error"]["code"]) == (404, "not_found_error")
-    assert all(word in told["error"]["message"] for word in ("truncation", "Codex"))
-
-
 async def test_a_conversation_that_is_kept(rig: Rig) -> None:
     _, first = await post(rig, instructions="Be kind.")
     status, second = await post(rig, input=[{"role": "user", "content": "more"}],

@@ -53,7 +53,7 @@ def test_a_message_that_was_begun_can_be_dropped() -> None:
         ("what is /etc?", None),
     ],
 )
-def test_commands_are_told_from_messages(line: str, found: tuple[str, str] | None) -> None:
+def test_commands_are_distinguished_from_messages(line: str, found: tuple[str, str] | None) -> None:
     assert command_of(line) == found
 
 
@@ -197,6 +197,26 @@ def test_an_answer_comes_in_pieces() -> None:
 def test_a_failed_answer_is_an_error_in_words(status: int, line: str, said: str) -> None:
     with server(status, line) as (client, _), pytest.raises(OperationError, match=said):
         list(client.answer("m", []))
+
+
+def test_an_lmx_that_was_restarted_is_found_again() -> None:
+    refused = json.dumps({"error": {"code": "invalid_authentication", "message": "no such key"}})
+    with (
+        server(401, refused) as (old, before),
+        server(200, delta(content="hi"), "data: [DONE]") as (
+            new,
+            asked,
+        ),
+    ):
+        client = ChatClient(old.remote, lambda: new.remote)
+        for _ in range(2):
+            assert list(client.answer("m", [])) == [Piece(PieceKind.TEXT, "hi")]
+        assert (len(before), len(asked)) == (1, 2)
+        # A second refusal is reported.
+        client = ChatClient(old.remote, lambda: old.remote)
+        with pytest.raises(OperationError, match="no such key"):
+            list(client.answer("m", []))
+        assert len(before) == 3
 
 
 def test_nobody_there() -> None:

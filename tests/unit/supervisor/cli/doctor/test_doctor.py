@@ -6,11 +6,12 @@ import re
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from click.testing import CliRunner
 
+from lmx.protocol.messages.keys import ApiKey, KeyScope
 from lmx.supervisor.cli.doctor import examine as examining
 from lmx.supervisor.cli.doctor import mac, machine, setup
 from lmx.supervisor.cli.doctor.examine import examine
@@ -58,6 +59,21 @@ def test_what_the_workers_remark_of_their_models_is_shown() -> None:
     ]
 
 
+def test_keys_that_lmx_keeps_are_counted_and_two_of_one_name_are_a_warning() -> None:
+    config = Config.model_validate({
+        "server": {"host": "0.0.0.0"},
+        "security": {"api_keys": [{"key": "a-key-of-the-configuration", "name": "home"}]},
+    })  # fmt: skip
+    stored = [ApiKey.of_secret(f"the-secret-of-{name}", name) for name in ("ci", "home")]
+    stored.append(ApiKey.of_secret("for-metrics-alone", "grafana", scopes=(KeyScope.METRICS,)))
+    counted, same = setup.check_keys(config, stored)
+    assert (counted.measured, counted.verdict) == ("the network, 3 keys", OK)
+    assert ("'home'" in same.measured, same.verdict) == (True, WARNING)
+    assert [line.measured for line in setup.check_keys(Config(), stored[:1])] == [
+        "only this machine, 1 keys"
+    ]
+
+
 def test_what_is_wrong_is_said_with_what_mends_it(home: Home) -> None:
     config = Config.model_validate({
         "server": {"host": "0.0.0.0", "allow_lan_without_key": True},
@@ -78,7 +94,7 @@ def test_what_is_wrong_is_said_with_what_mends_it(home: Home) -> None:
         "sleep": mac.check_sleep(PMSET, config, battery=True),
         "backups": mac.check_backups("[Included]  /a\n[Excluded]  /b\n"),
         "firewall": mac.check_firewall(1, config),
-        "keys": setup.check_keys(config),
+        "keys": setup.check_keys(config, ())[0],
         "port": setup.check_port(config, running=False, taken=True),
         "processes": setup.check_processes(running=False, left=[7, 8]),
         "privacy": mac.check_guarded([Path("/Users/me/Downloads/m")], Path("/Users/me")),
@@ -174,9 +190,9 @@ def test_a_configuration_is_read_once_and_its_keys_are_not_shown(
     )
     read: list[Path | None] = []
 
-    def counted(path: Path | None, environment: Mapping[str, str]) -> Config:
+    def counted(path: Path | None, environment: Mapping[str, str], **kept: Any) -> Config:
         read.append(path)
-        return load_config(path, environment)
+        return load_config(path, environment, **kept)
 
     monkeypatch.setattr(examining, "load_config", counted)
     system = {"Linux": Linux, "Mac": Mac}[kind](home.path)
@@ -184,16 +200,16 @@ def test_a_configuration_is_read_once_and_its_keys_are_not_shown(
     assert read == [path]
     assert Path("/nowhere/m") in found.folders
     assert line_of(found.lines, "config").verdict is OK
-    told = json.dumps(as_json(found.title, found.lines, "/root"))
-    assert SECRET not in told + as_text(found.title, found.lines, "/root")
+    reported = json.dumps(as_json(found.title, found.lines, "/root"))
+    assert SECRET not in reported + as_text(found.title, found.lines, "/root")
 
 
 def test_a_folder_that_is_no_model_is_named(home: Home, tmp_path: Path) -> None:
     path = tmp_path / "lmx.yaml"
     path.write_text(f"models: [{{id: m, source: {tmp_path / 'none'}}}]\n")
     lines = examine(Linux(home.path), home, path).lines
-    (told,) = [line for line in lines if line.name == "models" and line.verdict is not OK]
-    assert (told.verdict, "m can't be loaded" in told.measured) == (BAD, True)
+    (reported,) = [line for line in lines if line.name == "models" and line.verdict is not OK]
+    assert (reported.verdict, "m can't be loaded" in reported.measured) == (BAD, True)
 
 
 def test_keys_that_others_can_read_are_a_warning(home: Home, tmp_path: Path) -> None:
@@ -229,8 +245,8 @@ def test_the_report_has_no_name_of_a_user() -> None:
     assert "mary" not in text
     assert "-> free some" in text
     assert "1 bad" in text
-    told = as_json("lmx", lines, "/Users/mary")
-    assert told == {
+    reported = as_json("lmx", lines, "/Users/mary")
+    assert reported == {
         "system": "lmx",
         "healthy": False,
         "checks": [
@@ -259,9 +275,9 @@ def test_the_command_says_what_is_bad_by_its_exit_code(
     monkeypatch.setenv("LMX_SERVER_PORT", "0")
     (tmp_path / "bad.yaml").write_text("server: {nonsense: 1}\n")
     good = CliRunner().invoke(main, ["doctor", "--json"])
-    told = json.loads(good.stdout)
-    assert good.exit_code == (0 if told["healthy"] else 1)
-    assert {line["name"] for line in told["checks"]} >= {"python", "packages", "port", "keys"}
+    reported = json.loads(good.stdout)
+    assert good.exit_code == (0 if reported["healthy"] else 1)
+    assert {line["name"] for line in reported["checks"]} >= {"python", "packages", "port", "keys"}
     bad = CliRunner().invoke(main, ["doctor", "--config", str(tmp_path / "bad.yaml")])
     assert bad.exit_code == 1
     assert "BAD  config" in bad.stdout

@@ -142,13 +142,13 @@ def test_an_agent_of_launchd_is_tried_and_thrown_away(
     assert system.loaded == []
 
 
-def test_processes_are_seen_to_end_to_write_and_to_go_on() -> None:
+def test_processes_are_seen_to_end_to_write_and_to_continue() -> None:
     lines = processes.try_processes()
     assert [line.name for line in lines] == ["exits", "stacks", "exec", "descriptors"]
     assert {line.verdict for line in lines} == {OK}, lines
 
 
-def test_an_end_that_nobody_tells_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_end_that_nobody_reports_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ExitWatch, "watch", lambda *_: None)
     monkeypatch.setattr(processes, "_LIMIT_S", 0.05)
     assert processes.check_exits().verdict is BAD

@@ -42,6 +42,7 @@ class FakeService:
     """Tells one status after the other, then the last one for good."""
 
     serving = True
+    stop_asked = False
 
     def __init__(self, *states: str) -> None:
         self._left = list(states)
@@ -77,7 +78,16 @@ async def test_it_is_said_that_lmx_serves_when_the_loads_have_come_to_an_end(
     assert places == sorted(places)
 
 
-def test_the_demo_model_does_not_go_on_without_end() -> None:
+async def test_an_lmx_that_is_stopped_while_it_loads_does_not_say_that_it_serves(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stopped = FakeService("ready")
+    stopped.stop_asked = True
+    await foreground._narrate(cast(Service, stopped), ())
+    assert capsys.readouterr().out == ""
+
+
+def test_the_demo_model_does_not_continue_without_end() -> None:
     (model,) = Config.model_validate({"models": demo_models(Path("/x.gguf"), two=False)}).models
     assert model.default_max_tokens == 256
     assert (model.id, model.source) == ("smollm2-135m-instruct", "/x.gguf")

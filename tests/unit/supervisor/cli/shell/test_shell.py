@@ -15,6 +15,7 @@ from lmx.supervisor.config.known_models import KNOWN_MODELS
 from lmx.supervisor.config.sources import HubSource, default_model_id, parse_source
 from lmx.supervisor.state.home import Home
 from tests.support.fakes.fake_supervisor import fake_supervisor, model_line, status
+from tests.support.rigs.rig import ROOT
 
 
 @pytest.fixture
@@ -46,6 +47,13 @@ def test_every_command_is_in_a_section_or_hidden_and_says_what_it_does() -> None
                                               ("delete", "rm")])  # fmt: skip
 def test_names_that_other_programs_have(ours: str, theirs: str) -> None:
     assert main.commands[ours] is main.commands[theirs]
+
+
+def test_every_command_stands_in_the_table_of_operating() -> None:
+    table = (ROOT / "docs" / "operating.md").read_text().partition("`lmx --url")[0]
+    named = {word for code in re.findall(r"`([^`]+)`", table) for word in code.split()}
+    shown = {name for name, one in main.commands.items() if not one.hidden}
+    assert shown - named == set()
 
 
 def test_pull_lists_the_short_names_with_their_repositories() -> None:
@@ -104,7 +112,7 @@ def test_short_names_are_completed_where_they_may_stand(home: Home) -> None:
     home.default_config.write_text("models: [{id: qwen3-mine, source: /x}]")
     known = [name for name in KNOWN_MODELS if name.startswith("qwen3-")]
     assert completed("pull", typed="qwen3-") == completed("add", "id", typed="qwen3-") == known
-    for command in ("estimate", "serve", "start"):
+    for command in ("estimate", "run", "serve", "start"):
         assert completed(command, typed="qwen3-") == ["qwen3-mine", *known], command
     home.default_config.write_text("{")
     assert completed("serve", typed="qwen3-") == known
@@ -112,9 +120,9 @@ def test_short_names_are_completed_where_they_may_stand(home: Home) -> None:
 
 def test_serve_and_start_take_the_same() -> None:
     serve, start = main.commands["serve"], main.commands["start"]
-    told = [[(each.name, each.opts, getattr(each, "help", None)) for each in one.params]
+    reported = [[(each.name, each.opts, getattr(each, "help", None)) for each in one.params]
             for one in (serve, start)]  # fmt: skip
-    assert told[0] == told[1]
+    assert reported[0] == reported[1]
 
 
 def test_commands_are_completed() -> None:

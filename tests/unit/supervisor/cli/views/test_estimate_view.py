@@ -276,7 +276,7 @@ def test_models_are_found_on_the_hub(
 
 
 def test_hints_suit_the_model(tmp_path: Path) -> None:
-    def told(path: Path, **model: Any) -> str:
+    def reported(path: Path, **model: Any) -> str:
         chosen = config_of(path, **model).models[0]
         kind = read_kind(path)
         files, draft = read_folder(chosen, kind, path)
@@ -285,10 +285,10 @@ def test_hints_suit_the_model(tmp_path: Path) -> None:
         return "; ".join(hints(chosen, estimate, plan, MIB))
 
     chat = write_model(tmp_path / "m")
-    assert "concurrency 1 saves KV cache" in told(chat, concurrency=2)
-    assert "concurrency 2 or less saves" in told(chat, concurrency=3)
+    assert "concurrency 1 saves KV cache" in reported(chat, concurrency=2)
+    assert "concurrency 2 or less saves" in reported(chat, concurrency=3)
     encoder = write_model(tmp_path / "e", model_type="bert")
-    assert "KV cache" not in told(encoder, concurrency=3, context_length=512)
+    assert "KV cache" not in reported(encoder, concurrency=3, context_length=512)
 
 
 def test_folders_of_fetched_models_are_found(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from lmx.supervisor.cli.views.log import pretty
 
 
 def line(**values: object) -> str:
-    told = {"event": "worker.ready", "level": "info", "timestamp": "2026-08-01T10:00:00.5Z"}
-    return json.dumps(told | values)
+    reported = {"event": "worker.ready", "level": "info", "timestamp": "2026-08-01T10:00:00.5Z"}
+    return json.dumps(reported | values)
 
 
 @pytest.fixture(autouse=True)
@@ -25,21 +25,23 @@ def new_york() -> Iterator[None]:
 
 
 def test_an_event_is_a_short_line_in_local_time() -> None:
-    told = line(model="qwen", detail="it is ready", pid=1, process="supervisor", home="/h", n=3)
-    assert click.unstyle(pretty(told)) == (
+    reported = line(model="qwen", detail="it is ready", pid=1, process="supervisor", home="/h", n=3)
+    assert click.unstyle(pretty(reported)) == (
         "2026-08-01 06:00:00  worker.ready  qwen  it is ready  n=3"
     )
 
 
 def test_warnings_errors_and_exceptions_stand_out() -> None:
-    told = line(level="error", exception=[{"exc_type": "OSError", "exc_value": "no"}])
-    assert click.unstyle(pretty(told)) == "2026-08-01 06:00:00  error  worker.ready  OSError: no"
+    reported = line(level="error", exception=[{"exc_type": "OSError", "exc_value": "no"}])
+    assert (
+        click.unstyle(pretty(reported)) == "2026-08-01 06:00:00  error  worker.ready  OSError: no"
+    )
     assert "x" * 200 + "..." in pretty(line(text="x" * 900))
 
 
-@pytest.mark.parametrize("told", ["a library says", "{", "[]", "null", '{"event": 3}'])
-def test_what_is_no_event_stays(told: str) -> None:
-    assert pretty(told) == told
+@pytest.mark.parametrize("reported", ["a library says", "{", "[]", "null", '{"event": 3}'])
+def test_what_is_no_event_stays(reported: str) -> None:
+    assert pretty(reported) == reported
 
 
 def test_nothing_is_obeyed() -> None:

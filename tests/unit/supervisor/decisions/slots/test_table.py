@@ -162,8 +162,8 @@ def test_the_lives_are_in_the_states_that_they_stand_for() -> None:
 
 
 def test_every_event_has_a_row_and_every_row_a_column_for_each_state() -> None:
-    told = {each for each in vars(events).values() if isclass(each)}
-    mine = {each for each in told if each.__module__ == events.__name__}
+    reported = {each for each in vars(events).values() if isclass(each)}
+    mine = {each for each in reported if each.__module__ == events.__name__}
     workers = {
         control.WorkerHello, control.LoadAdvanced, control.Loaded, control.LoadFailed,
         control.WorkerBeat, control.DrainRefused, control.Drained,
@@ -217,11 +217,11 @@ def check(life: SlotLife) -> None:
         assert life.ready_worker is None
 
 
-def replied(told: tuple[Any, ...]) -> list[int]:
+def replied(reported: tuple[Any, ...]) -> list[int]:
     kinds = (effects.Answer, effects.Deny, effects.NotifyLate)
     return [
         waiter.requester.correlation
-        for effect in told
+        for effect in reported
         if isinstance(effect, kinds)
         for waiter in effect.waiters
     ]
@@ -250,19 +250,19 @@ def test_any_sequence_keeps_the_rules(life: SlotLife, script: list[tuple[int, fl
             rules = STOPPING
         before = life
         try:
-            life, told = step(life, event, rules, now_s)
+            life, reported = step(life, event, rules, now_s)
         except LifecycleError as error:
             assert "before that: " in str(error)
             continue
         check(life)
-        answered = replied(told)
+        answered = replied(reported)
         assert len(answered) == len(set(answered))
         assert open_requests.issuperset(answered)
         open_requests -= set(answered)
         if isinstance(event, events.Withdrawn):
             open_requests.clear()
         assert open_requests == {waiter.requester.correlation for waiter in life.demand.waiters}
-        names = [type(effect) for effect in told]
+        names = [type(effect) for effect in reported]
         assert (effects.WorkerGone in names) == isinstance(event, events.Exited)
         if effects.ReadFiles in names:
             assert (life.state, life.need_bytes) == (S.QUEUED, None)
@@ -285,25 +285,25 @@ def test_any_sequence_keeps_the_rules(life: SlotLife, script: list[tuple[int, fl
 
 def test_an_eviction_does_not_bring_back_what_it_made_go() -> None:
     life = run(*UP, events.Evicted(ExitCause.EVICTED, "room", True, "other"))
-    life, told = step(run(control.Drained(ME), life=life), events.Exited(0), RULES, 2.0)
+    life, reported = step(run(control.Drained(ME), life=life), events.Exited(0), RULES, 2.0)
     assert (life.state, life.intent) == (S.COLD, Intent.DOWN)
-    assert isinstance(told[0], effects.WorkerGone)
-    assert told[0].swapped
+    assert isinstance(reported[0], effects.WorkerGone)
+    assert reported[0].swapped
 
 
 def test_a_busy_one_that_refuses_is_wanted_again() -> None:
     life = run(*UP, events.Evicted(ExitCause.EVICTED, "room", True, "other"))
-    life, told = step(life, asked(2), RULES, 2.0)
-    assert told == ()
-    life, told = step(life, control.DrainRefused(ME, 1), RULES, 2.0)
-    assert (life.wanted, life.evicted_for, replied(told)) == (True, None, [2])
+    life, reported = step(life, asked(2), RULES, 2.0)
+    assert reported == ()
+    life, reported = step(life, control.DrainRefused(ME, 1), RULES, 2.0)
+    assert (life.wanted, life.evicted_for, replied(reported)) == (True, None, [2])
 
 
 def test_a_removed_model_goes_with_its_worker_and_comes_back_only_when_configured() -> None:
     life = run(*UP, events.Removed("it went"), events.Ordered(), events.Held(), events.Reset())
     assert life.removed
-    _, told = step(life, events.Exited(0), RULES, 2.0)
-    assert told[-1] == effects.Gone()
+    _, reported = step(life, events.Exited(0), RULES, 2.0)
+    assert reported[-1] == effects.Gone()
     life = run(events.Restored(preload=True), events.Exited(0), life=life)
     assert (life.state, life.intent) == (S.QUEUED, Intent.UP)
 
@@ -329,12 +329,14 @@ def test_after_the_second_worker_that_leaves_memory_behind_none_is_started() -> 
     assert life.state is S.BACKOFF, "one loss may be chance"
     assert run(back, lost, life=life).state is S.BACKOFF, "two in a row count"
     for state in (S.COLD, S.QUEUED, S.BACKOFF):
-        after, told = step(LIVES[state][-1] if state is not S.COLD else LOST_BEFORE, lost, RULES, 2)
+        after, reported = step(
+            LIVES[state][-1] if state is not S.COLD else LOST_BEFORE, lost, RULES, 2
+        )
         assert after.state is S.QUARANTINED
         assert after.problem is not None
         assert "Restart the machine" in after.problem.message
         assert "`lmx restart m`" in after.problem.message
-        assert effects.Note in [type(effect) for effect in told]
+        assert effects.Note in [type(effect) for effect in reported]
     stopping, _ = step(LOST_BEFORE, lost, STOPPING, 2.0)
     assert stopping.state is S.COLD
 
@@ -344,8 +346,8 @@ def test_after_the_second_worker_that_leaves_memory_behind_none_is_started() -> 
     for cause in (events.Exited(1), events.Exited(0)):
         ended = run(cause, Tick(), life=life)
         assert step(ended, Tick(), RULES, 100.0)[0].state is S.QUARANTINED
-    denied, told = step(LOST_TWICE, asked(3), RULES, 2.0)
-    assert (denied.state, replied(told)) == (S.QUARANTINED, [3])
+    denied, reported = step(LOST_TWICE, asked(3), RULES, 2.0)
+    assert (denied.state, replied(reported)) == (S.QUARANTINED, [3])
 
     # Unless an operator wants it.
     for wish in (events.Ordered(), events.ReloadOrdered("anew")):
@@ -357,8 +359,8 @@ def test_after_the_second_worker_that_leaves_memory_behind_none_is_started() -> 
 
 def test_nothing_begins_with_files_that_are_being_deleted() -> None:
     leaving = run(events.FilesLeaving(True))
-    denied, told = step(leaving, asked(3), RULES, 2.0)
-    assert (denied.state, replied(told)) == (S.COLD, [3])
+    denied, reported = step(leaving, asked(3), RULES, 2.0)
+    assert (denied.state, replied(reported)) == (S.COLD, [3])
     for wish in (events.Ordered(), events.ReloadOrdered("anew"), events.Preloaded()):
         kept, _ = step(leaving, wish, RULES, 2.0)
         assert (kept.state, kept.wanted) == (S.COLD, False)
@@ -368,8 +370,8 @@ def test_nothing_begins_with_files_that_are_being_deleted() -> None:
 
 
 def test_a_machine_that_starts_no_process_is_asked_again() -> None:
-    tried, told = step(run(*WAITING), events.NotStarted(FAILED, by_host=True), RULES, 2.0)
-    assert (tried.state, len(replied(told))) == (S.BACKOFF, 1)
+    tried, reported = step(run(*WAITING), events.NotStarted(FAILED, by_host=True), RULES, 2.0)
+    assert (tried.state, len(replied(reported))) == (S.BACKOFF, 1)
     assert (tried.problem, tried.failures.failed_at_s) == (FAILED, ())
     assert step(tried, Tick(), RULES, 100.0)[0].state is S.QUEUED
 

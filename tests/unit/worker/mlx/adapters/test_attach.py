@@ -62,7 +62,7 @@ def test_a_layer_that_is_called_is_changed_for_the_adapter_alone(tmp_path: Path)
 
 
 @pytest.mark.parametrize("layer", ["read", "compiled", "single"])
-def test_a_layer_that_is_not_called_each_time_is_told(tmp_path: Path, layer: str) -> None:
+def test_a_layer_that_is_not_called_each_time_is_reported(tmp_path: Path, layer: str) -> None:
     found, run = attached(tmp_path / "1", Model(), layer)
     assert f"it changes {layer}, which this model computes" in (found.problems["a"] or "")
     assert run("a", 1).tolist() == run("", 1).tolist()

@@ -7,6 +7,7 @@ from typing import Any, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmx.protocol.messages.data import BACKGROUND_PRIORITY
 from lmx.worker.engine.values import SequenceRequest, SequenceSampling
 from lmx.worker.mlx.batching.prefill_queue import PrefillQueue, Prompt, Standing, Urgency, urgencies
 
@@ -101,7 +102,7 @@ PRIORITIES = st.integers(-2, 2)
     later=st.lists(st.tuples(st.integers(1, 200), PRIORITIES), max_size=60),
     chunk_tokens=st.integers(20, 500),
 )
-def test_the_one_that_has_waited_longest_goes_on_however_many_shorter_and_urgent_ones_come(
+def test_the_one_that_has_waited_longest_continues_however_many_shorter_and_urgent_ones_come(
     first: list[tuple[int, int]], later: list[tuple[int, int]], chunk_tokens: int
 ) -> None:
     """A prompt of n chunks is through after 4 n of all chunks from when it is the oldest, for a
@@ -330,3 +331,22 @@ def test_beside_the_oldest_only_what_the_most_important_prompt_needs_is_read(
     while reading.queue:
         decoding += reading.step()[1]
     assert len(decoding) == len(set(decoding))
+
+
+def test_of_the_background_only_the_part_is_read_for_which_another_prompt_waits() -> None:
+    queue = PrefillQueue(lambda _: 0)
+    queue.add(row(1, BASE[::-1], BACKGROUND_PRIORITY))
+    queue.add(row(2, [*BASE, 1], BACKGROUND_PRIORITY))
+    assert queue.next(lambda _: True, held=True) is None
+    queue.add(row(3, [*BASE, 2]))
+    for _ in range(8):  # Whose turn it is by its age included.
+        leader = queue.next(lambda _: True, held=True)
+        assert leader is not None and leader.row.sequence_id == 2
+        queue.read()
+    queue = PrefillQueue(lambda _: 300)
+    queue.add(row(2, [*BASE, 1], BACKGROUND_PRIORITY))
+    queue.add(row(3, [*BASE, 2]))
+    for _ in range(8):
+        prompt = queue.next(lambda _: True, held=True)
+        assert prompt is not None and prompt.row.sequence_id == 3
+        queue.read()

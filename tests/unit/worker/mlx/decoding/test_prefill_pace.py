@@ -79,6 +79,21 @@ def test_the_time_is_used() -> None:
     assert max(took_s for _, took_s in steps) == pytest.approx(0.86, abs=0.03)
 
 
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_what_yields_is_read_in_small_chunks(on_gpu: bool) -> None:
+    """Nobody waits for it, and somebody may come. What others read is as before."""
+    pace, machine = PrefillPace(0.4, on_gpu=on_gpu), Machine(0.0, 0.001, 1e9)
+    pace.decoded(0.001)
+    for decoding in (False, True):
+        for _ in range(20):
+            tokens = pace.chunk(0, decoding=decoding, yields=True)
+            took_s = machine.takes_s(tokens, 0)
+            pace.prefilled(tokens, took_s, 0, decoding=decoding, yields=True)
+        assert 0.25 * pace.part_s < took_s <= pace.part_s <= 0.1
+    prefill(pace, machine, 20_000, 0)
+    assert pace.chunk(0, decoding=False) > 0.9 * 1000 * pace.budget_s(False) >= 900
+
+
 def test_a_machine_that_slept_is_soon_trusted_again() -> None:
     """A chunk that took a thousand times as long says no more than one that took twice as long."""
     pace, machine = PrefillPace(1.0), Machine(0.0, 0.001, 1e9)
@@ -187,7 +202,7 @@ def test_a_machine_that_becomes_slow_is_noticed_at_once() -> None:
     assert all(took_s < 1.0 for _, took_s in steps[1:])
 
 
-def test_when_decoding_alone_takes_too_long_prefill_goes_on() -> None:
+def test_when_decoding_alone_takes_too_long_prefill_continues() -> None:
     pace = PrefillPace(0.1)
     pace.decoded(1.0)
     steps = prefill(pace, Machine(0.0, 0.001, 1e9), 100, 1.0)

@@ -1,8 +1,16 @@
 """Whether drafting goes on, by what steps took."""
 
+import random
+from collections.abc import Callable
+
 import pytest
 
-from lmx.worker.mlx.decoding.speculation import Experience, SpeculationPace
+from lmx.worker.mlx.decoding.speculation_gate import (
+    Allowance,
+    Experience,
+    SpeculationPace,
+    why_off,
+)
 
 PLAIN_S = 0.010
 
@@ -50,7 +58,7 @@ def test_plain_steps_are_measured_first() -> None:
         (0, 1.0 * PLAIN_S, True),
     ],
 )
-def test_it_goes_on_while_it_pays(accepted: int, took_s: float, goes_on: bool) -> None:
+def test_it_continues_while_it_pays(accepted: int, took_s: float, goes_on: bool) -> None:
     pace = SpeculationPace(measured(), 4)
     assert (steps_tried(pace, 200, accepted, took_s) == 200) == goes_on
 
@@ -121,3 +129,143 @@ def test_a_row_learns_from_those_before_it() -> None:
     assert steps_tried(discouraged, 1, 4, PLAIN_S) == 1
     steps_tried(discouraged, 16, 4, PLAIN_S)
     assert SpeculationPace(experience, 4).tokens(1) == 4
+
+
+def plays(
+    chances: Callable[[int], float], seed: int, cost: Callable[[int], float], *, by_signs: bool
+) -> tuple[float, float]:
+    """Make 3000 tokens in 30 rows as the default does, by counted costs; ``chances`` of a place is
+    how likely a draft of its token is right, and ``cost`` that of a step with so many drafts.
+    Return the largest cost above what plain steps and the allowance take, and all that was saved.
+    Costs are in plain steps."""
+    chance = random.Random(seed)
+    experience, allowance = Experience(), Allowance()
+    worst = spent = 0.0
+    place = 0
+    for _ in range(30):
+        pace = SpeculationPace(experience, 4, by_signs=by_signs)
+        streak, end, last_tried = 0, place + 100, True
+        while place < end:
+            plain_s = experience.average_s(1)
+            drafted = pace.tokens(1)
+            if plain_s is not None and drafted:
+                drafted = min(drafted, allowance.affordable(1, plain_s))
+            if not drafted or plain_s is None:
+                spent, place = spent + 1, place + 1
+                if not last_tried:
+                    experience.measured(1, 1.0)
+                if plain_s is not None:
+                    allowance.stepped_plainly(plain_s)
+                right = chance.random() < chances(place)
+                streak = streak + 1 if right else 0
+                if pace.pausing and by_signs:
+                    pace.predicted(streak)
+                pace.rested()
+                last_tried = False
+            else:
+                accepted = 0
+                while accepted < drafted and chance.random() < chances(place + accepted):
+                    accepted += 1
+                took = cost(drafted)
+                spent, place = spent + took, place + 1 + accepted
+                allowance.tried(1, plain_s, drafted, 1 + accepted, took)
+                pace.tried(1, drafted, accepted, took if last_tried else None)
+                if pace.pausing:
+                    streak = 0
+                last_tried = True
+            worst = max(worst, spent - 1.02 * place)
+    return worst, place - spent
+
+
+CHANCES: dict[str, Callable[[int], float]] = {
+    "never": lambda _: 0.0,
+    "always": lambda _: 1.0,
+    "seldom": lambda _: 0.2,
+    "half": lambda _: 0.5,
+    "often": lambda _: 0.8,
+    "long runs": lambda place: float(place // 40 % 2),
+    "runs that end as drafting begins": lambda place: float(place % 6 < 5),
+    "at first": lambda place: float(place < 1000),
+    "at last": lambda place: float(place >= 2000),
+}
+
+
+@pytest.mark.parametrize("by_signs", [True, False], ids=["by signs", "by time"])
+@pytest.mark.parametrize("draft_cost", [0.05, 0.3, 0.85, 1.0])
+@pytest.mark.parametrize("name", CHANCES)
+def test_what_nobody_asked_for_never_costs_more_than_two_percent(
+    name: str, draft_cost: float, by_signs: bool
+) -> None:
+    for seed in range(5):
+        worst, saved = plays(
+            CHANCES[name], seed, lambda drafted: 1 + draft_cost * drafted, by_signs=by_signs
+        )
+        assert worst <= 1e-6
+        if name == "always" and draft_cost <= 0.3:
+            assert saved > 900, "what pays is used"
+
+
+def test_a_cost_beyond_the_prediction_is_paid_back_before_there_is_another() -> None:
+    worst, _ = plays(lambda _: 0.0, 1, lambda drafted: 3.0 + 2 * drafted, by_signs=False)
+    assert worst <= 3.0 + 2 * 4
+    allowance = Allowance()
+    for _ in range(51):
+        allowance.stepped_plainly(PLAIN_S)
+    assert allowance.affordable(1, PLAIN_S) == 1
+    allowance.tried(1, PLAIN_S, 1, 1, 4 * PLAIN_S)
+    assert allowance.is_used_up
+    for _ in range(260):
+        allowance.stepped_plainly(PLAIN_S)
+    assert allowance.affordable(1, PLAIN_S) == 1
+
+
+def test_what_was_saved_is_kept_up_to_a_limit() -> None:
+    allowance = Allowance()
+    for _ in range(100):
+        allowance.tried(1, PLAIN_S, 4, 5, 2 * PLAIN_S)
+    steps = 0
+    while allowance.affordable(1, PLAIN_S) >= 4:
+        allowance.tried(1, PLAIN_S, 4, 1, 5 * PLAIN_S)
+        steps += 1
+    assert steps <= 16
+
+
+def test_a_row_that_goes_by_signs_waits_for_more_of_them_after_each_failure() -> None:
+    pace = SpeculationPace(measured(), 4, by_signs=True)
+    needed: list[int] = []
+    for _ in range(3):
+        assert steps_tried(pace, 1000, 4, PLAIN_S) == 0
+        tokens = 0
+        while pace.pausing:
+            tokens += 1
+            pace.predicted(tokens)
+        needed.append(tokens)
+        pace.tried(1, 4, 0, None)
+    assert needed == [4, 8, 16]
+    pace.predicted(64)
+    pace.tried(1, 4, 4, None)
+    pace.tried(1, 0, 0, None)  # There was nothing to draft from.
+    assert pace.pausing
+    pace.predicted(4)
+    assert not pace.pausing
+
+
+@pytest.mark.parametrize(
+    ("takes_back", "computes_again", "looked_up", "in_turns", "off"),
+    [
+        (True, False, True, False, False),
+        (True, False, False, False, False),
+        (True, True, False, False, False),
+        (True, True, True, False, True),
+        (True, False, True, True, True),
+        (False, False, True, False, True),
+        (False, False, False, False, True),
+    ],
+)
+def test_the_default_stays_off_where_it_can_cost(
+    takes_back: bool, computes_again: bool, looked_up: bool, in_turns: bool, off: bool
+) -> None:
+    found = why_off(
+        takes_back=takes_back, computes_again=computes_again, looked_up=looked_up, in_turns=in_turns
+    )
+    assert (found is not None) == off

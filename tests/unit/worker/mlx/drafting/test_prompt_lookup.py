@@ -64,7 +64,7 @@ def test_the_latest_occurrence_decides() -> None:
     assert lookup.propose(1) == [6]
 
 
-def test_a_repetition_is_taken_to_go_on() -> None:
+def test_a_repetition_is_assumed_to_continue() -> None:
     lookup = PromptLookup(3)
     lookup.extend([4, 5, 4, 5, 4])
     assert lookup.propose(5) == [5, 4, 5, 4, 5]

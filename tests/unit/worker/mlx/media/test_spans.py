@@ -57,7 +57,7 @@ def test_a_part_of_a_prompt_and_more_than_it_have_the_same_keys(length: int) -> 
     assert whole[-3:].tolist() == [8, 9, PLACEHOLDER]
 
 
-def test_few_placeholders_are_told_apart_by_the_salt() -> None:
+def test_few_placeholders_are_distinguished_by_the_salt() -> None:
     short, other = MediaSpans((span(range(4)),)), MediaSpans((span(range(4), 1),))
     assert short.salt and other.salt and short.salt != other.salt
     assert MediaSpans((span(range(5)),)).salt == ""

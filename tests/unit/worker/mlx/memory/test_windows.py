@@ -52,6 +52,7 @@ def test_the_layers_with_windows(section: dict[str, Any], expected: str) -> None
          {"sliding_window_pattern": "LG"}),
         ({"model_type": "exaone4", "sliding_window_pattern": "LLG"}, 16, {}),
         ({"model_type": "exaone4", "sliding_window_pattern": None}, 16, {}),
+        ({"model_type": "exaone4", "sliding_window": None}, 16, {"sliding_window_pattern": None}),
     ],
 )  # fmt: skip
 def test_a_section_is_in_the_words_of_its_class(

@@ -273,7 +273,7 @@ def test_what_another_process_uses_stays(tmp_path: Path) -> None:
     assert mine.read(ids[0]) is not None
 
 
-def test_files_that_vanished_are_told_as_lost_when_their_turn_comes(tmp_path: Path) -> None:
+def test_files_that_vanished_are_reported_lost_when_their_turn_comes(tmp_path: Path) -> None:
     folder = PrefixFolder(tmp_path, "n", AMPLE_BYTES)
     ids = [add(folder, seed) for seed in range(3)]
     full = PrefixFolder(tmp_path, "n", folder.total_bytes)

@@ -1,0 +1,44 @@
+"""Whom this process trusts over TLS. The certificates of all authorities of the machine take 25 to
+50 ms to read, so that they are read when they are first needed."""
+
+import asyncio
+import os
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+_AUTHORITIES: Final = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+
+
+class Authorities:
+    """Belongs to one event loop. ``context`` checks the certificate and the name of a server, and
+    refuses every one before :meth:`load`."""
+
+    def __init__(self) -> None:
+        self.context = ssl.create_default_context(capath=os.devnull)
+        self.context.set_alpn_protocols(["http/1.1"])
+        self._loaded = False
+
+    async def load(self) -> None:
+        """Read the certificates, in a thread. It must be awaited before a connection. Raises
+        ``OSError`` if they can't be read."""
+        if not self._loaded:
+            await asyncio.to_thread(self.context.load_default_certs)
+            self._loaded = True
+
+
+@contextmanager
+def without_authorities() -> Iterator[None]:
+    """Let a TLS context that is made within the block trust no authority. aiohttp makes two when it
+    is imported: who uses it gives its connector a context of :class:`Authorities`."""
+    before = {name: os.environ.get(name) for name in _AUTHORITIES}
+    os.environ.update(dict.fromkeys(_AUTHORITIES, os.devnull))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

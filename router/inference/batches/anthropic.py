@@ -1,0 +1,271 @@
+"""POST and GET /v1/messages/batches, GET and DELETE /v1/messages/batches/{id}, POST .../cancel and
+GET .../results: Anthropic's batches of messages, over the same records as OpenAI's."""
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Final, Literal
+
+import orjson
+from aiohttp import web
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.router.files import batch_tables
+from lmx.router.files.batch_tables import BATCH_ID, ENDED, BatchRow, BatchStatus
+from lmx.router.files.blobs import BlobWriter
+from lmx.router.files.store import Upload, input_name
+from lmx.router.files.tables import Page
+from lmx.router.http.bodies.json_body import next_step, read_object
+from lmx.router.http.outcome import CONTEXT, note_ignored
+from lmx.router.http.responses import Answer, json_value
+from lmx.router.inference.batches.lines import ANTHROPIC_ENDPOINT
+from lmx.router.inference.batches.openai import (
+    WINDOW_S,
+    adding,
+    new_batch_id,
+    refused,
+)
+from lmx.router.inference.files import send_file
+from lmx.router.schema.requests.batches import (
+    MessageBatchesQuery,
+    MessageBatchLine,
+    MessageBatchRequest,
+)
+from lmx.router.schema.requests.responses.responses import json_of
+from lmx.router.schema.requests.unsupported import ignored_fields
+from lmx.router.schema.validation import invalid, short, validated
+from lmx.router.services import SERVICES
+
+API: Final = "anthropic"
+_WRITTEN_AT_ONCE: Final = 500
+
+
+class MessageCounts(Answer):
+    """How many requests of a batch are where. All are `processing` until it has ended."""
+
+    processing: int
+    succeeded: int
+    errored: int
+    canceled: int
+    expired: int
+
+
+class MessageBatch(Answer):
+    """A batch of messages, as Anthropic's API shows it."""
+
+    id: str
+    type: Literal["message_batch"]
+    processing_status: Literal["in_progress", "canceling", "ended"]
+    request_counts: MessageCounts
+    created_at: str
+    """A time by RFC 3339, as are the next ones. Null: not yet, or never."""
+    expires_at: str
+    ended_at: str | None
+    cancel_initiated_at: str | None
+    archived_at: None
+    results_url: str | None
+    """Where the results are, once it has ended."""
+
+
+class MessageBatchList(Answer):
+    """A page of batches, the newest first."""
+
+    data: list[MessageBatch]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
+class DeletedMessageBatch(Answer):
+    """A batch that was removed."""
+
+    id: str
+    type: Literal["message_batch_deleted"]
+
+
+async def create_message_batch(request: web.Request) -> web.Response:
+    """Make a batch of the requests in the body."""
+    services, context = request.app[SERVICES], request[CONTEXT]
+    body = await read_object(request, services.spec.body_limit_bytes)
+    await next_step(request)
+    wanted = validated(MessageBatchRequest, body)
+    note_ignored(request, ignored_fields(body, MessageBatchRequest, {}))
+    await next_step(request)
+    _check(wanted.requests)
+    now_s, batch_id = int(time.time()), new_batch_id("msgbatch_")
+    name = input_name(batch_id)
+    row = BatchRow(
+        batch_id,
+        context.owner,
+        API,
+        ANTHROPIC_ENDPOINT,
+        name,
+        BatchStatus.VALIDATING,
+        now_s,
+        now_s + WINDOW_S,
+        total=len(wanted.requests),
+    )
+    files = services.files
+    async with files.writing(name) as writer:
+        upload = Upload(writer)
+        for lines in _lines(wanted.requests):
+            await upload.write(lines)
+        with refused(files, "requests"):
+            await files.perform(_committing(writer, adding(files, row, upload.size_bytes)))
+    files.changed.set()
+    return json_value(_shown(request, row))
+
+
+async def list_message_batches(request: web.Request) -> web.Response:
+    """List the batches of the caller's key."""
+    query = validated(MessageBatchesQuery, dict(request.query))
+    if query.after_id is not None and query.before_id is not None:
+        raise invalid("before_id", "can't be there together with `after_id`: send one of them.")
+    newest_first = query.before_id is None
+    after = query.after_id if newest_first else query.before_id
+    page = Page(request[CONTEXT].owner, query.limit, after, newest_first)
+    found = await request.app[SERVICES].files.perform(
+        lambda records: batch_tables.listed(records, page, API)
+    )
+    if found is None:
+        name = "after_id" if newest_first else "before_id"
+        raise invalid(name, f"is not the id of one of the batches: {short(after)}.")
+    rows, has_more = found
+    return json_value(
+        MessageBatchList(
+            data=[_shown(request, row) for row in rows],
+            has_more=has_more,
+            first_id=rows[0].id if rows else None,
+            last_id=rows[-1].id if rows else None,
+        )
+    )
+
+
+async def get_message_batch(request: web.Request) -> web.Response:
+    """Show a batch."""
+    return json_value(_shown(request, await _batch(request)))
+
+
+async def cancel_message_batch(request: web.Request) -> web.Response:
+    """Cancel a batch. One that is at its end ends as it was to."""
+    row = await _batch(request)
+    if row.status not in ENDED:
+        await request.app[SERVICES].files.cancel_batch(row)
+    return json_value(_shown(request, await _batch(request)))
+
+
+async def delete_message_batch(request: web.Request) -> web.Response:
+    """Remove a batch that has ended, with its results."""
+    files, row = request.app[SERVICES].files, await _batch(request)
+    if row.status not in ENDED:
+        raise RequestError(
+            ErrorCode.BATCH_ENDED,
+            f"The batch {row.id} has not ended: cancel it first, or wait for its end.",
+        )
+    output = row.output_file_id
+    gone = [] if output is None else [output]
+    await files.perform(lambda records: batch_tables.remove(records, row.id, gone))
+    if output is not None:
+        await asyncio.to_thread((files.folder / output).unlink, missing_ok=True)
+    return json_value(DeletedMessageBatch(id=row.id, type="message_batch_deleted"))
+
+
+async def message_batch_results(request: web.Request) -> web.StreamResponse:
+    """Send the results of a batch, a line of JSON for each request."""
+    files, row = request.app[SERVICES].files, await _batch(request)
+    file = None
+    if row.output_file_id is not None:
+        file = await files.get(row.output_file_id, row.owner)
+    if file is None:
+        raise RequestError(
+            ErrorCode.NOT_FOUND,
+            f"There are no results of {row.id}: it has not ended, or they were deleted.",
+            param="id",
+        )
+    return await send_file(request, file, "application/x-jsonl")
+
+
+def _check(requests: Sequence[MessageBatchLine]) -> None:
+    known: set[str] = set()
+    for place, one in enumerate(requests):
+        if one.custom_id in known:
+            raise invalid(
+                f"requests[{place}].custom_id",
+                f"is that of an earlier request, and must be unique: {short(one.custom_id)}.",
+            )
+        known.add(one.custom_id)
+        if one.params.get("stream"):
+            raise invalid(f"requests[{place}].params.stream", "is not supported in a batch.")
+
+
+def _lines(requests: Sequence[MessageBatchLine]) -> Iterator[bytes]:
+    for begin in range(0, len(requests), _WRITTEN_AT_ONCE):
+        yield b"".join(
+            orjson.dumps(
+                {
+                    "custom_id": one.custom_id,
+                    "method": "POST",
+                    "url": ANTHROPIC_ENDPOINT,
+                    "body": orjson.Fragment(json_of(one.params, f"requests[{place}].params")),
+                },
+                option=orjson.OPT_APPEND_NEWLINE,
+            )
+            for place, one in enumerate(requests[begin : begin + _WRITTEN_AT_ONCE], begin)
+        )
+
+
+def _committing(
+    writer: BlobWriter, add: Callable[[sqlite3.Connection], None]
+) -> Callable[[sqlite3.Connection], bool]:
+    def committed(records: sqlite3.Connection) -> bool:
+        add(records)
+        return True
+
+    return lambda records: writer.commit(lambda: committed(records))
+
+
+def _shown(request: web.Request, row: BatchRow) -> MessageBatch:
+    status = BatchStatus(row.status)
+    over = status in ENDED
+    canceling = status is BatchStatus.CANCELLING or (
+        status is BatchStatus.FINALIZING and row.end == BatchStatus.CANCELLED
+    )
+    left = row.left if over else 0
+    expired = left if status is BatchStatus.EXPIRED else 0
+    results = f"{request.url.origin()}/v1/messages/batches/{row.id}/results"
+    return MessageBatch(
+        id=row.id,
+        type="message_batch",
+        processing_status="ended" if over else "canceling" if canceling else "in_progress",
+        request_counts=MessageCounts(
+            processing=0 if over else row.total,
+            succeeded=row.completed if over else 0,
+            errored=row.failed if over else 0,
+            canceled=left - expired,
+            expired=expired,
+        ),
+        created_at=_time(row.created_s),
+        expires_at=_time(row.expires_s),
+        ended_at=None if row.ended_s is None else _time(row.ended_s),
+        cancel_initiated_at=None if row.cancelling_s is None else _time(row.cancelling_s),
+        archived_at=None,
+        results_url=results if row.output_file_id is not None else None,
+    )
+
+
+def _time(at_s: int) -> str:
+    return datetime.fromtimestamp(at_s, UTC).isoformat().replace("+00:00", "Z")
+
+
+async def _batch(request: web.Request) -> BatchRow:
+    batch_id, owner = request.match_info["id"], request[CONTEXT].owner
+    row = None
+    if BATCH_ID.fullmatch(batch_id):
+        row = await request.app[SERVICES].files.perform(
+            lambda records: batch_tables.get(records, batch_id, owner, API)
+        )
+    if row is None:
+        raise RequestError(ErrorCode.NOT_FOUND, f"There is no batch {short(batch_id)}.", param="id")
+    return row

@@ -1,0 +1,106 @@
+"""The routes by which a paired machine has ranks of its models run here."""
+
+from typing import Final
+
+from aiohttp import web
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.messages.control import Done
+from lmx.protocol.messages.keys import KeyScope
+from lmx.protocol.messages.ranks import EndRanks, Meeting, RankStarted, StartRank
+from lmx.protocol.models.ranks import Parallel
+from lmx.protocol.web_origins import is_loopback
+from lmx.router.http.access import opening_key
+from lmx.router.http.bodies.json_body import read_object
+from lmx.router.http.endpoint import Access
+from lmx.router.http.responses import Answer, json_value
+from lmx.router.schema.requests.ranks import RankRequest
+from lmx.router.schema.validation import validated
+from lmx.router.services import SERVICES
+from lmx.router.supervisor.queries import ask, command
+
+RANK_ERRORS: Final = (ErrorCode.MODEL_LOAD_FAILED, ErrorCode.INSUFFICIENT_MEMORY)
+"""Why a rank is not started."""
+
+_BODY_BYTES: Final = 16 * 1024
+_START_S: Final = 60.0
+
+
+class RankStartedAnswer(Answer):
+    """The answer of POST /admin/ranks."""
+
+    public_key: str
+    """The rank's own public key (CURVE, in Z85), by which rank 0 knows it."""
+    pid: int
+    """Its process here."""
+
+
+class RanksEnded(Answer):
+    """The answer of DELETE /admin/ranks/{group}."""
+
+    success: bool
+    message: str
+
+
+async def start_rank(request: web.Request) -> web.Response:
+    """Reserve memory for one rank of a model of the machine that asks, and start it. It ends with
+    its connection to rank 0."""
+    wanted = validated(RankRequest, await read_object(request, _BODY_BYTES))
+    owner = machine_key(request, wanted.model)
+    meeting = wanted.meeting
+    # As a socket for both versions of IP writes an address of IPv4.
+    remote = (request.remote or "").removeprefix("::ffff:")
+    if not meeting.endpoint.startswith(f"tcp://{remote}:"):
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            f"rank 0 must be where the request comes from ({remote}): ranks need a direct "
+            "way, without a proxy in between",
+            param="meeting.endpoint",
+        )
+    question = StartRank(
+        owner,
+        wanted.group,
+        wanted.model,
+        wanted.rank,
+        wanted.count,
+        Parallel(wanted.parallel),
+        Meeting(meeting.endpoint, meeting.server_key, meeting.address),
+        wanted.digest,
+        wanted.versions,
+        wanted.reserve_bytes,
+        wanted.memory_limit_bytes,
+        wanted.prefix_cache_bytes,
+        wanted.context_length,
+        wanted.kv_bits,
+        wanted.max_decode_stall_s,
+        wanted.beat_interval_s,
+        wanted.silence_s,
+    )
+    supervisor = request.app[SERVICES].supervisor
+    found = await ask(supervisor, question, RankStarted, _START_S)
+    return json_value(RankStartedAnswer(public_key=found.public_key, pid=found.pid))
+
+
+async def end_ranks(request: web.Request) -> web.Response:
+    """End the ranks of a group that the machine which asks has started."""
+    question = EndRanks(machine_key(request), request.match_info["group"])
+    done: Done = await command(request.app[SERVICES].supervisor, question)
+    return json_value(RanksEnded(success=True, message=done.message))
+
+
+def machine_key(request: web.Request, model_id: str | None = None) -> str:
+    """Return the name of the machine's key, which must be for the model too."""
+    services = request.app[SERVICES]
+    local = is_loopback(services.spec.host)
+    key = opening_key(request, Access.PEER, None, services.keys.ring, local=local)
+    if key is None or KeyScope.PEER not in key.scopes:
+        raise RequestError(
+            ErrorCode.PERMISSION_DENIED, "Only a paired machine's own key starts and ends ranks."
+        )
+    if model_id is not None and not key.allows(model_id):
+        raise RequestError(
+            ErrorCode.PERMISSION_DENIED,
+            f"The key is not for the model {model_id!r}.",
+            param="model",
+        )
+    return key.name

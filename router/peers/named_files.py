@@ -1,0 +1,58 @@
+"""Finds the parts of a request that name files, which this machine keeps. Pure."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_CONTENTS = ("url", "data", "file_data", "file_url", "image_url")
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPart:
+    """A part of a message with the id of a file, which was not checked."""
+
+    param: str
+    """The path of the id in the request."""
+    part: dict[str, Any]
+    holder: dict[str, Any]
+    """What has the id: the part, or an object in it."""
+
+    @property
+    def has_content(self) -> bool:
+        """Whether there is a content besides the id: the id is not read then, or refused."""
+        return any(self.holder.get(name) is not None for name in _CONTENTS)
+
+
+def names_a_file(body: Mapping[str, Any]) -> bool:
+    """Return whether a part of a message has the id of a file, in the form of any API. The body was
+    not checked: it may have anything anywhere."""
+    return next(named_parts(body), None) is not None
+
+
+def named_parts(body: Mapping[str, Any]) -> Iterator[NamedPart]:
+    """Yield those parts."""
+    for field in ("messages", "input"):
+        for path, message in _objects(body.get(field), field):
+            for where, part in _parts(message, path):
+                kind = str(part.get("type"))
+                # Next to the type, in a field of the type's name, or as Anthropic's source.
+                for inner, holder in (
+                    (where, part),
+                    (f"{where}.{kind}", part.get(kind)),
+                    (f"{where}.source", part.get("source")),
+                ):
+                    if isinstance(holder, dict) and holder.get("file_id") is not None:
+                        yield NamedPart(f"{inner}.file_id", part, holder)
+
+
+def _parts(message: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    for field in ("content", "output"):
+        for where, part in _objects(message.get(field), f"{path}.{field}"):
+            yield where, part
+            # The results of tools have parts of their own.
+            yield from _objects(part.get("content"), f"{where}.content")
+
+
+def _objects(value: object, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    if isinstance(value, list):
+        yield from ((f"{path}.{n}", one) for n, one in enumerate(value) if isinstance(one, dict))

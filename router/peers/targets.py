@@ -1,0 +1,165 @@
+"""Which machines have what a request names. Pure but for the clock of what was sent to peers."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from lmx.protocol.errors import ErrorCode, RequestError, UnavailableError
+from lmx.protocol.messages.keys import ApiKey
+from lmx.protocol.messages.snapshot import ROUTE_NAMES, ModelView
+from lmx.protocol.states import ModelKind
+from lmx.router.http.access import key_refusal
+from lmx.router.http.endpoint import Access
+from lmx.router.http.keys import Verdict
+from lmx.router.peers.link import PeerLink
+from lmx.router.peers.machine import OfferedModel
+from lmx.router.supervisor.directory import Directory
+from lmx.router.supervisor.routing import candidates, route_models, untagged
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A model of a peer that may answer a request."""
+
+    link: PeerLink
+    model: OfferedModel
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What may answer a request."""
+
+    own: tuple[ModelView, ...]
+    """The models of this machine, the first one first. Empty: it has none that may."""
+    remote: tuple[Target, ...]
+    own_name: str | None = None
+    """The name that this machine's handler is to see instead of that of the request."""
+
+
+def targets(
+    directory: Directory,
+    links: Mapping[str, PeerLink],
+    own_machine: str,
+    name: str | None,
+    key: ApiKey | None,
+) -> Targets:
+    """Return what may answer a request that names ``name``, with the key ``key``.
+
+    ``MODEL@MACHINE`` is that machine's model alone, unless a model of this machine has all of it
+    for its name. A name that this machine knows means its models, and those of the same id
+    elsewhere; any other one the peers' models of that id or alias. A request without a name, or for
+    one of the names that always route, is for the peers' chat models where this machine has none.
+
+    Raises :class:`UnavailableError` (peer_unavailable) for a machine, or for a model of machines
+    that are all known and don't answer; :class:`RequestError` for a model that the key is not for.
+    """
+    if name is not None:
+        name = untagged(directory, name)
+        model, _, machine = name.rpartition("@")
+        if model and not _is_known(directory, name):
+            if machine == own_machine:
+                return Targets(candidates(directory, model, None), (), model)
+            if machine in links:
+                return Targets((), (_of_machine(links[machine], model, key),))
+    own: tuple[ModelView, ...] = ()
+    if _is_known(directory, name):
+        own = candidates(directory, name, None)
+    wanted = [model.model_id for model in own] or ([] if name is None else [name])
+    answering = [link for link in links.values() if link.answers]
+    if not own and name in (None, *ROUTE_NAMES):
+        remote = _chat_models(answering, key)
+    else:
+        remote = tuple(_named(answering, wanted, key, by_alias=not own))
+    if not own and not remote and name is not None:
+        _refuse_lost(links.values(), name, key)
+    return Targets(own, remote)
+
+
+def _is_known(directory: Directory, name: str | None) -> bool:
+    if name is None:
+        return directory.snapshot.default_model is not None
+    if directory.knows(name) or route_models(directory, name):
+        return True
+    try:
+        return bool(candidates(directory, name, None))
+    except RequestError as error:
+        return error.code is not ErrorCode.MODEL_NOT_FOUND
+
+
+def _of_machine(link: PeerLink, name: str, key: ApiKey | None) -> Target:
+    if not link.answers or link.state is None:
+        raise unavailable(link)
+    model = link.state.model(name)
+    if model is None:
+        known = ", ".join(one.model_id for one in link.state.models[:20]) or "none"
+        raise RequestError(
+            ErrorCode.MODEL_NOT_FOUND,
+            f"The machine {link.name} has no model {name[:200]!r}. Its models: {known}.",
+            param="model",
+        )
+    if key is not None and not key.allows(model.model_id):
+        raise key_refusal(Verdict.MODEL, key, Access.INFERENCE, model_id=model.model_id)
+    return Target(link, model, 0)
+
+
+def _named(
+    links: Iterable[PeerLink], names: Sequence[str], key: ApiKey | None, *, by_alias: bool
+) -> Iterable[Target]:
+    refused: str | None = None
+    found = False
+    for link in links:
+        for place, name in enumerate(names):
+            model = None if link.state is None else link.state.model(name)
+            if model is None or (model.model_id != name and not by_alias):
+                continue
+            if key is not None and not key.allows(model.model_id):
+                refused = model.model_id
+                continue
+            found = True
+            yield Target(link, model, place)
+    if refused is not None and not found and by_alias:
+        assert key is not None
+        raise key_refusal(Verdict.MODEL, key, Access.INFERENCE, model_id=refused)
+
+
+def _chat_models(links: Iterable[PeerLink], key: ApiKey | None) -> tuple[Target, ...]:
+    return tuple(
+        Target(link, model, place)
+        for link in links
+        for place, model in enumerate(() if link.state is None else link.state.models)
+        if model.kind in (ModelKind.CHAT.value, None)
+        and (key is None or key.allows(model.model_id))
+    )
+
+
+def _refuse_lost(links: Iterable[PeerLink], name: str, key: ApiKey | None) -> None:
+    for link in links:
+        model = None if link.state is None or link.answers else link.state.model(name)
+        if model is not None and (key is None or key.allows(model.model_id)):
+            raise unavailable(link)
+
+
+def unavailable(link: PeerLink) -> UnavailableError:
+    """Return the error for a request that needs a peer which does not answer."""
+    return UnavailableError(
+        ErrorCode.PEER_UNAVAILABLE,
+        f"The machine {link.name} can't be asked: {link.problem or 'it does not answer'}.",
+        retry_after_s=2.0,
+    )
+
+
+def none_takes(found: Targets) -> UnavailableError:
+    """Return the error for a request for models of which none takes requests: their machines are
+    drained, or can't load them."""
+    machines = {
+        one.link.name: " is drained"
+        if one.link.state and one.link.state.drained
+        else " can't load it"
+        for one in found.remote
+    }
+    return UnavailableError(
+        ErrorCode.PEER_UNAVAILABLE,
+        "No machine that has the model takes requests for it now: "
+        f"{', '.join(f'{name}{why}' for name, why in list(machines.items())[:20])}.",
+        retry_after_s=5.0,
+    )

@@ -1,0 +1,1 @@
+"""``lmx bench``: measures servers of the OpenAI API, and how they compare."""

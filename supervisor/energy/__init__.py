@@ -1,0 +1,1 @@
+"""How much energy the machine takes, and which models take it."""

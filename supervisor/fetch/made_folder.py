@@ -1,0 +1,99 @@
+"""Makes a model folder once: whole or not at all, whenever the process is killed, and by one
+process at a time. Runs only inside the fetch program."""
+
+import errno
+import fcntl
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.supervisor.memory.files import STAMP_NAME, file_sizes
+
+_POLL_S: Final = 1.0
+RESULT: Final = "result"
+"""The entry of a stamp that says what came out, and not what the folder was made from."""
+
+
+def make_once(
+    target: Path,
+    stamp: Mapping[str, Any],
+    make: Callable[[Path], Mapping[str, Any]],
+    *,
+    name: str,
+    on_wait: Callable[[], None],
+) -> Path:
+    """Return the folder ``target``, after ``make`` has made it if need be.
+
+    A folder whose stamp and files fit is used again. ``make`` takes a path at which it makes the
+    folder, and returns what is kept as its result; the folder then gets its stamp and its name.
+    What a killed process left is deleted before. Two processes make it once: the second waits, and
+    calls ``on_wait`` every second. ``name`` is what the errors call what it is made from. Raises
+    `OperationError`: `insufficient_disk`, `conversion_failed`, and what ``make`` raises.
+    """
+    if is_complete(target, stamp):
+        return target
+    folder = target.parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder / f".{target.name}.lock", on_wait):
+            if not is_complete(target, stamp):
+                _make(target, stamp, make)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise OperationError(
+                ErrorCode.CONVERSION_FAILED, f"converting {name} failed: {error}"
+            ) from error
+        raise OperationError(
+            ErrorCode.INSUFFICIENT_DISK, f"the disk of {folder} got full: free some space there"
+        ) from error
+    return target
+
+
+def is_complete(folder: Path, stamp: Mapping[str, Any]) -> bool:
+    """Whether the folder was made from the stamped source, and has all its files in full size."""
+    try:
+        found = json.loads((folder / STAMP_NAME).read_text())
+        files: dict[str, int] = found.pop("files")
+        found.pop(RESULT, None)
+        return bool(found == stamp) and files == file_sizes(folder)
+    except (OSError, ValueError, KeyError, AttributeError):
+        return False
+
+
+def _make(
+    target: Path, stamp: Mapping[str, Any], make: Callable[[Path], Mapping[str, Any]]
+) -> None:
+    # The lock is held, so a folder of this name is what a killed process left.
+    scratch = target.parent / f".{target.name}.part"
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
+    try:
+        made = scratch / "model"
+        result = make(made)
+        whole = {**stamp, **({RESULT: result} if result else {}), "files": file_sizes(made)}
+        (made / STAMP_NAME).write_text(json.dumps(whole, indent=1))
+        if target.exists():
+            target.rename(scratch / "outdated")
+        made.rename(target)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextmanager
+def locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+    """Hold the lock of a file within the block. Every second of the wait for it is reported, since
+    a fetch that says nothing for long is ended."""
+    with path.open("w") as handle:
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                on_wait()
+                time.sleep(_POLL_S)
+        yield

@@ -1,0 +1,1 @@
+"""Peers that were stored while lmx ran: their file, and their owner."""

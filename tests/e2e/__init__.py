@@ -1,0 +1,1 @@
+"""Servers as a user would run them, which end when the last test here has."""

@@ -1,0 +1,23 @@
+"""Every load of these tests tries what its model can do: some of them change what a model computes,
+without another file."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from lmx.worker.mlx import engine
+
+_MAKE_TRIALS = engine._make_trials
+
+
+@pytest.fixture(autouse=True, scope="session")
+def nothing_is_remembered() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "_make_trials", lambda *_: None)
+        yield
+
+
+@pytest.fixture
+def real_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is found is remembered after all."""
+    monkeypatch.setattr(engine, "_make_trials", _MAKE_TRIALS)

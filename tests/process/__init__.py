@@ -1,0 +1,1 @@
+"""Tests of real processes, with small stand-ins for what is around them."""

@@ -1,0 +1,1 @@
+"""One lmx for all files here, which ends when their last test has."""

@@ -1,0 +1,65 @@
+"""Whom a process trusts over TLS, read when it is first needed."""
+
+import ast
+import os
+import ssl
+import subprocess
+import sys
+from pathlib import Path
+
+import certifi
+import pytest
+
+from lmx.protocol.host.authorities import Authorities
+
+ROOT = Path(__file__).parents[4]
+PROGRAM = """
+import os, ssl
+from lmx.protocol.host.authorities import without_authorities
+ours = dict(os.environ)
+with without_authorities():
+    assert ssl.create_default_context().cert_store_stats()["x509"] == 0
+assert dict(os.environ) == ours
+print(ssl.create_default_context().cert_store_stats()["x509"])
+"""
+
+
+def test_no_certificates_are_read_within_the_block_and_all_after_it() -> None:
+    environment = os.environ | {"SSL_CERT_FILE": certifi.where()}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 50
+
+
+async def test_they_are_read_once_and_servers_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", certifi.where())
+    authorities = Authorities()
+    assert authorities.context.cert_store_stats()["x509"] == 0
+    await authorities.load()
+    trusted = authorities.context.cert_store_stats()["x509"]
+    assert trusted > 50
+    monkeypatch.setenv("SSL_CERT_FILE", os.devnull)
+    await authorities.load()
+    assert authorities.context.cert_store_stats()["x509"] == trusted
+    assert authorities.context.check_hostname
+    assert authorities.context.verify_mode is ssl.CERT_REQUIRED
+
+
+def test_every_connector_of_the_router_names_whom_it_trusts() -> None:
+    """aiohttp's own context trusts nobody in a router, so that it would refuse every server."""
+    calls = [
+        (path.name, {keyword.arg for keyword in node.keywords}, name)
+        for path in (ROOT / "router").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and (name := getattr(node.func, "attr", None)) in ("ClientSession", "TCPConnector")
+    ]
+    assert len(calls) >= 4
+    for file, given, name in calls:
+        assert ("ssl" if name == "TCPConnector" else "connector") in given, file

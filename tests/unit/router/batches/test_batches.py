@@ -1,0 +1,568 @@
+"""Batches by the official library's own calls, held strictly to its types."""
+
+import asyncio
+import json
+import struct
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import openai
+import pytest
+from openai.types import Batch
+from openai.types.chat import ChatCompletion
+
+from lmx.protocol.errors import ErrorCode
+from lmx.protocol.messages.control import Acquire, LoadPlan, PlanLoad
+from lmx.protocol.messages.data import BACKGROUND_PRIORITY
+from lmx.protocol.messages.keys import ApiKey, Keyring
+from lmx.protocol.messages.specs import FilesSpec
+from lmx.protocol.messages.tasks import Embed, TaskFinished, Vectors
+from lmx.protocol.states import LoadOutcome, ModelKind
+from lmx.router.files import batch_tables
+from lmx.router.files.batch_tables import BatchRow, LineRow, Result
+from lmx.router.files.blobs import BlobWriter
+from lmx.router.files.store import FileStore
+from lmx.router.inference.batches import openai as openai_routes
+from lmx.router.inference.batches import runner, validation
+from lmx.router.inference.batches.lines import LineFault, parse_line
+from lmx.router.inference.batches.output import finish
+from tests.support.clients.sdk_types import checked
+from tests.support.fakes.fake_peers import FakeStream, cold, ready, until
+from tests.support.references.document_blocks import blocks
+from tests.support.rigs.rig import ROOT
+from tests.support.rigs.router_rig import INSTANCE, MODEL, TEXTS, Rig, answer, router_rig
+
+ONE, OTHER = "sk-lmx-one-of-this-test", "sk-lmx-other-of-this-test"
+KEYS = (ApiKey.of_secret(ONE, "one"), ApiKey.of_secret(OTHER, "other"))
+ENDED = ("completed", "failed", "expired", "cancelled")
+CHAT: Final = "/v1/chat/completions"
+DEEP: Final[Any] = json.loads("[" * 300 + "]" * 300)
+"""It can be parsed, and not be written again."""
+
+
+def sdk(rig: Rig, key: str = ONE) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{rig.url}/v1", api_key=key, max_retries=0, timeout=30)
+
+
+def line(custom_id: str, text: Any = "hi", **fields: Any) -> dict[str, Any]:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": text}]}
+    return {"custom_id": custom_id, "method": "POST", "url": CHAT, "body": body, **fields}
+
+
+def jsonl(*lines: Any) -> bytes:
+    return b"".join(
+        (one if isinstance(one, bytes) else json.dumps(one).encode()) + b"\n" for one in lines
+    )
+
+
+async def begun(client: openai.AsyncOpenAI, content: bytes, endpoint: Any = CHAT) -> Batch:
+    file = await client.files.create(file=("in.jsonl", content), purpose="batch")
+    raw = await client.batches.with_raw_response.create(
+        input_file_id=file.id, endpoint=endpoint, completion_window="24h", metadata={"a": "b"}
+    )
+    return checked(Batch, raw.text)
+
+
+async def ended(client: openai.AsyncOpenAI, batch: Batch) -> Batch:
+    async with asyncio.timeout(90):
+        while batch.status not in ENDED:
+            await asyncio.sleep(0.05)
+            raw = await client.batches.with_raw_response.retrieve(batch.id)
+            batch = checked(Batch, raw.text)
+    return batch
+
+
+async def lines_of(client: openai.AsyncOpenAI, file_id: str | None) -> list[dict[str, Any]]:
+    assert file_id is not None
+    content = await client.files.content(file_id)
+    return [json.loads(one) for one in content.content.splitlines()]
+
+
+async def test_the_library_s_own_calls() -> None:
+    async with router_rig(api_keys=KEYS) as rig, sdk(rig) as client, sdk(rig, OTHER) as stranger:
+        refused = line("bad")
+        refused["body"]["temperature"] = 99
+        batch = await begun(client, jsonl(line("a"), b"", refused, line("b")))
+        assert (batch.status, batch.metadata) == ("validating", {"a": "b"})
+        # The batch has its input for itself.
+        await until(lambda: rig.router.batches.unfinished == 0)
+        done = await ended(client, batch)
+        assert done.status == "completed"
+        counts = done.request_counts
+        assert counts is not None
+        assert (counts.total, counts.completed, counts.failed) == (3, 2, 1)
+        assert done.model == MODEL
+        assert done.usage is not None
+        assert done.usage.output_tokens == 2 * len(TEXTS)
+        assert done.created_at <= done.in_progress_at <= done.finalizing_at <= done.completed_at  # type: ignore[operator]
+
+        output = await lines_of(client, done.output_file_id)
+        assert [one["custom_id"] for one in output] == ["a", "b"]
+        for one in output:
+            assert set(one) == {"id", "custom_id", "response", "error"}
+            assert one["error"] is None
+            response = one["response"]
+            assert response["status_code"] == 200
+            made = checked(ChatCompletion, json.dumps(response["body"]))
+            assert made.choices[0].message.content == "".join(TEXTS)
+        (fault,) = await lines_of(client, done.error_file_id)
+        assert (fault["custom_id"], fault["response"]["status_code"]) == ("bad", 400)
+        assert fault["response"]["body"]["error"]["param"] == "temperature"
+        file = await client.files.retrieve(done.output_file_id or "")
+        assert file.purpose == "batch_output"
+        assert {one.request.priority for one in rig.worker.streams} == {BACKGROUND_PRIORITY}
+
+        # Lines count to the usage of their key, and leave no jobs.
+        async with rig.http.get(
+            f"{rig.url}/v1/usage", headers={"Authorization": f"Bearer {ONE}"}
+        ) as response:
+            today = (await response.json())["days"][-1]
+        assert (today["requests"], today["errors"]) == (3, 1)
+        assert (await rig.admin("GET", "/admin/metrics/json"))[0] == 200
+        async with rig.http.get(
+            f"{rig.url}/v1/jobs", headers={"Authorization": f"Bearer {ONE}"}
+        ) as response:
+            assert (await response.json())["data"] == []
+
+        # To another key none of it exists.
+        for call in (stranger.batches.retrieve, stranger.batches.cancel):
+            with pytest.raises(openai.NotFoundError, match="No batch found with id"):
+                await call(batch.id)
+        with pytest.raises(openai.NotFoundError, match="No such File object"):
+            await stranger.batches.create(
+                input_file_id=batch.input_file_id, endpoint=CHAT, completion_window="24h"
+            )
+        assert [one async for one in stranger.batches.list()] == []
+        second = await ended(client, await begun(client, jsonl(line("a"))))
+        assert [one.id async for one in client.batches.list(limit=1)] == [second.id, batch.id]
+        with pytest.raises(openai.ConflictError, match="Cannot cancel a batch with status"):
+            await client.batches.cancel(batch.id)
+
+        # Nor does it for anybody once the last key is revoked, and nobody needs one.
+        rig.router.keys.put(Keyring.of(()))
+        assert [one async for one in client.batches.list()] == []
+        with pytest.raises(openai.NotFoundError, match="No batch found with id"):
+            await client.batches.retrieve(batch.id)
+
+
+async def test_a_line_continues_no_conversation() -> None:
+    async with router_rig(api_keys=KEYS) as rig, sdk(rig) as client:
+        kept = await client.conversations.create()
+        body = {"model": MODEL, "input": "hi", "conversation": kept.id}
+        path: Any = "/v1/responses"
+        done = await ended(client, await begun(client, jsonl(line("a", url=path, body=body)), path))
+        (fault,) = await lines_of(client, done.error_file_id)
+        assert fault["response"]["status_code"] == 400
+        assert fault["response"]["body"]["error"]["param"] == "conversation"
+
+
+def test_a_line_that_is_no_json_is_not_held() -> None:
+    faults = []
+    for _ in range(2):
+        with pytest.raises(LineFault) as caught:
+            parse_line(b"no json", CHAT)
+        faults.append(caught.value)
+    assert faults[0] is not faults[1], "its traceback would grow, and hold every line"
+
+
+@pytest.mark.parametrize(
+    ("content", "faults"),
+    [
+        (b"", [("empty_file", None, None)]),
+        (b"\n \n", [("empty_file", None, None)]),
+        (
+            jsonl(b"no json", b"[1]", line("a")),
+            [("invalid_json_line", 1, None), ("invalid_json_line", 2, None)],
+        ),
+        (jsonl(line("a"), line("b"), line("a")), [("duplicate_custom_id", 3, "custom_id")]),
+        (jsonl({**line("a"), "url": "/v1/embeddings"}), [("url_mismatch", 1, "url")]),
+        (jsonl({**line("a"), "method": "GET"}), [("invalid_method", 1, "method")]),
+        (jsonl({"custom_id": "a"}), [("missing_required_parameter", 1, "method")]),
+        (jsonl(line("", "x")), [("invalid_value", 1, "custom_id")]),
+        (jsonl({**line("a"), "body": {"model": "none"}}), [("model_not_found", 1, "body.model")]),
+        (jsonl({**line("a"), "body": {"stream": True}}), [("invalid_value", 1, "body.stream")]),
+        (jsonl({**line("a"), "body": 5}), [("invalid_type", 1, "body")]),
+        (jsonl(line("a", DEEP)), [("invalid_value", 1, "body")]),
+        (b"{}\n" * 50_001, None),
+    ],
+)
+async def test_what_is_wrong_with_the_input(
+    content: bytes, faults: list[tuple[str, int | None, str | None]] | None
+) -> None:
+    async with router_rig() as rig, sdk(rig) as client:
+        batch = await ended(client, await begun(client, content))
+        assert batch.status == "failed"
+        assert batch.errors is not None
+        found = [(one.code, one.line, one.param) for one in batch.errors.data or ()]
+        if faults is None:
+            assert len(found) == 100
+        else:
+            assert found == faults
+        assert not rig.worker.streams
+        assert batch.output_file_id is batch.error_file_id is None
+
+
+async def test_more_lines_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(validation, "MOST_LINES", 600)
+    async with router_rig() as rig, sdk(rig) as client:
+        content = jsonl(*(line(str(number)) for number in range(601)))
+        batch = await ended(client, await begun(client, content))
+        assert batch.errors is not None
+        assert [one.code for one in batch.errors.data or ()] == ["too_many_tasks"]
+
+
+async def test_what_a_batch_can_t_be_made_of() -> None:
+    async with router_rig() as rig, sdk(rig) as client:
+        file = await client.files.create(file=b"x", purpose="user_data")
+        for fields, param in (
+            ({"input_file_id": file.id}, "input_file_id"),
+            ({"endpoint": "/v1/moderations"}, "endpoint"),
+            ({"completion_window": "1h"}, "completion_window"),
+            ({"metadata": {"a": 1}}, "metadata.a"),
+        ):
+            body = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "24h"}
+            status, shown = await rig.post_json("/v1/batches", **{**body, **fields})
+            assert (status, shown["error"]["param"]) == (400, param)
+        for wanted in ("../x", "file-" + "0" * 24, "batch_1"):
+            body = {"input_file_id": wanted, "endpoint": CHAT, "completion_window": "24h"}
+            assert (await rig.post_json("/v1/batches", **body))[0] == 404
+
+
+def held() -> tuple[Callable[[FakeStream], Any], list[FakeStream]]:
+    """A script that accepts and waits, and the streams that wait."""
+    waiting: list[FakeStream] = []
+
+    async def script(stream: FakeStream) -> None:
+        await stream.accept()
+        waiting.append(stream)
+        await until(lambda: stream.cancelled)
+
+    return script, waiting
+
+
+def texts(streams: Sequence[FakeStream]) -> list[str]:
+    return [(stream.request.messages or ({},))[-1]["content"] for stream in streams]
+
+
+def test_vectors_are_not_parsed_for_their_tokens() -> None:
+    """Those of one line may be 40 MB, which would hold up everybody for a tenth of a second."""
+    rest = b'"model":"\\"usage\\":{}","usage":{"prompt_tokens":7,"total_tokens":7}}'
+    vectors = b'{"object":"list","data":[numbers],' + rest
+    assert runner.tokens_of("/v1/embeddings", vectors) == (7, 0, 0, 0)
+    chat = b'{"usage":{"prompt_tokens":7,"completion_tokens":3},"timings":{}}'
+    assert runner.tokens_of(CHAT, chat) == (7, 0, 3, 0)
+
+
+async def test_a_batch_of_vectors_stands_still_for_others_in_its_worker() -> None:
+    """The worker is told so, and how long it may take then. A large answer is whole."""
+    count, dimensions = 40, 1024
+    part = struct.pack(f"<{dimensions}f", *([0.25] * dimensions)) * count
+
+    def embeds(task: Any) -> Iterable[Any]:
+        yield Vectors(task.stream_id, tuple(range(count)), dimensions, part)
+        yield TaskFinished(task.stream_id, 11)
+
+    async with router_rig() as rig, sdk(rig) as client:
+        rig.worker.task_script = embeds
+        model = ready(MODEL, INSTANCE, kind=ModelKind.EMBEDDING)
+        await rig.publish(model, default=MODEL)
+        asked = {"model": MODEL, "input": ["a"] * count}
+        path = "/v1/embeddings"
+        done = await ended(
+            client, await begun(client, jsonl(line("a", url=path, body=asked)), endpoint=path)
+        )
+        (found,) = await lines_of(client, done.output_file_id)
+        body = found["response"]["body"]
+        assert [len(one["embedding"]) for one in body["data"]] == [dimensions] * count
+        assert done.usage is not None
+        assert (done.usage.input_tokens, done.usage.total_tokens) == (11, 11)
+        assert (await rig.post_json(path, **asked))[0] == 200
+        limits = [
+            (task.background, task.deadline_s)
+            for task in rig.worker.tasks
+            if isinstance(task, Embed)
+        ]
+        assert limits == [(True, 86_400), (False, 600)]
+
+
+async def test_a_person_comes_first() -> None:
+    script, waiting = held()
+    async with router_rig(script) as rig, sdk(rig) as client:
+        # With a person's request under way no line begins.
+        person = asyncio.create_task(rig.chat_json())
+        await until(lambda: len(waiting) == 1)
+        batch = await begun(client, jsonl(*(line(str(n)) for n in range(3))))
+        await until(lambda: rig.router.batches.lines_left == 3)
+        await asyncio.sleep(0.3)
+        assert len(rig.worker.streams) == 1
+        rig.worker.script = answer
+        await waiting[0].finish("x")
+        assert (await person)[0] == 200
+        assert (await ended(client, batch)).status == "completed"
+
+
+async def test_cancelling() -> None:
+    script, waiting = held()
+    async with router_rig(script) as rig, sdk(rig) as client:
+        batch = await begun(client, jsonl(line("a"), line("b")))
+        await until(lambda: bool(waiting))
+        stopped = await client.batches.cancel(batch.id)
+        assert stopped.status == "cancelling"
+        assert (await client.batches.cancel(batch.id)).status in ("cancelling", "cancelled")
+        done = await ended(client, batch)
+        assert done.status == "cancelled"
+        assert waiting[0].cancelled
+        faults = await lines_of(client, done.error_file_id)
+        assert [(one["custom_id"], one["error"]["code"]) for one in faults] == [
+            ("a", "batch_cancelled"), ("b", "batch_cancelled"),
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [(ErrorCode.WORKER_LOST, None), (ErrorCode.QUEUE_TIMEOUT, None), (ErrorCode.ENGINE_ERROR, 500)],
+)
+async def test_a_line_that_could_not_be_answered(
+    code: ErrorCode, status: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What passes is tried until it has; what may be the line's doing, once more and alone."""
+    monkeypatch.setattr(runner, "_PAUSES_S", (0.01,))
+    seen: list[str] = []
+
+    async def script(stream: FakeStream) -> None:
+        (text,) = texts([stream])
+        seen.append(text)
+        if text == "poison" and (status is not None or seen.count(text) < 3):
+            await stream.accept()
+            await stream.fail(code, "no")
+            return
+        await answer(stream)
+
+    async with router_rig(script) as rig, sdk(rig) as client:
+        await rig.publish(ready(MODEL, INSTANCE, max_rows=4, created_s=1), default=MODEL)
+        batch = await begun(client, jsonl(line("a"), line("p", "poison"), line("b")))
+        done = await ended(client, batch)
+        assert done.request_counts is not None
+        if status is None:
+            assert done.request_counts.completed == 3
+            assert seen.count("poison") == 3
+        else:
+            (fault,) = await lines_of(client, done.error_file_id)
+            assert (fault["custom_id"], fault["response"]["status_code"]) == ("p", status)
+            assert seen.count("poison") == 2
+        assert seen.count("hi") == 2
+
+
+async def test_another_router_resumes_where_one_has_ended(tmp_path: Path) -> None:
+    """No line is lost and none is answered twice in the output, at whatever line it ended."""
+    spec: dict[str, Any] = {
+        "files": FilesSpec(str(tmp_path / "files")), "jobs_path": str(tmp_path / "jobs.sqlite"),
+    }  # fmt: skip
+    seen: list[str] = []
+    stuck: list[FakeStream] = []
+    numbers = [str(number) for number in range(30)]
+
+    async def some(stream: FakeStream) -> None:
+        if len(seen) >= 8 * (len(stuck) + 1):
+            stuck.append(stream)
+            await stream.accept()
+            await until(lambda: stream.cancelled)
+            return
+        seen.extend(texts([stream]))
+        await answer(stream)
+
+    async with router_rig(some, **spec) as rig, sdk(rig) as client:
+        batch = await begun(client, jsonl(*(line(number, number) for number in numbers)))
+        await until(lambda: len(stuck) == 1)
+    async with router_rig(some, **spec):
+        await until(lambda: len(stuck) == 2)
+    async with router_rig(**spec) as rig, sdk(rig) as client:
+        done = await ended(client, batch)
+        assert done.status == "completed"
+        output = await lines_of(client, done.output_file_id)
+        assert [one["custom_id"] for one in output] == numbers
+        seen += texts(rig.worker.streams)
+        assert sorted(seen) == sorted(numbers), "what was answered is not answered again"
+
+
+async def test_a_key_that_is_revoked_ends_its_batches() -> None:
+    script, waiting = held()
+    async with router_rig(script, api_keys=KEYS) as rig, sdk(rig) as client:
+        batch = await begun(client, jsonl(line("a"), line("b")))
+        await until(lambda: bool(waiting))
+        rig.router.keys.put(Keyring.of(KEYS[1:]))
+        await until(lambda: waiting[0].cancelled)
+        rig.router.keys.put(Keyring.of(KEYS))
+        assert (await ended(client, batch)).status == "cancelled"
+
+
+async def test_the_time_of_a_batch_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    script, _ = held()
+    monkeypatch.setattr(openai_routes, "WINDOW_S", 1)
+    async with router_rig(script) as rig, sdk(rig) as client:
+        done = await ended(client, await begun(client, jsonl(line("a"))))
+        assert done.status == "expired"
+        (fault,) = await lines_of(client, done.error_file_id)
+        assert fault["error"]["code"] == "batch_expired"
+        assert done.request_counts is not None
+        assert done.request_counts.failed == done.request_counts.total == 1
+
+
+async def test_the_models_of_a_key_alone() -> None:
+    keys = (replace(KEYS[0], models=("nothing-*",)),)
+    async with router_rig(api_keys=keys) as rig, sdk(rig) as client:
+        batch = await ended(client, await begun(client, jsonl(line("a"))))
+        assert batch.errors is not None
+        assert [one.code for one in batch.errors.data or ()] == ["model_not_found"]
+
+
+async def test_the_input_may_be_deleted_while_it_is_read() -> None:
+    script, waiting = held()
+    async with router_rig(script) as rig, sdk(rig) as client:
+        batch = await begun(client, jsonl(line("a"), line("b")))
+        await until(lambda: bool(waiting))
+        await client.files.delete(batch.input_file_id)
+        await rig.router.files.sweep()
+        rig.worker.script = answer
+        await waiting[0].finish("x")
+        done = await ended(client, batch)
+        assert done.request_counts is not None and done.request_counts.completed == 2
+        folder = Path(rig.spec.files.folder)
+        assert {path.name for path in folder.iterdir()} == {done.output_file_id}
+
+
+@pytest.mark.parametrize(
+    ("tier", "shown", "priority"),
+    [("flex", "flex", BACKGROUND_PRIORITY), ("auto", "default", 0), (None, None, 0)],
+)
+async def test_a_request_that_may_wait(tier: Any, shown: str | None, priority: int) -> None:
+    named = {} if tier is None else {"service_tier": tier}
+    async with router_rig() as rig, sdk(rig) as client:
+        whole = await client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "hi"}], **named
+        )
+        assert whole.service_tier == shown
+        stream = await client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "hi"}], stream=True, **named
+        )
+        assert {chunk.service_tier async for chunk in stream} == {shown}
+        response = await client.responses.create(model=MODEL, input="hi", **named)
+        assert response.service_tier == (shown or "default")
+        assert [one.request.priority for one in rig.worker.streams] == [priority] * 3
+
+
+async def test_a_model_that_somebody_uses_is_not_evicted_for_a_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = LoadPlan("cold", (), 10, LoadOutcome.EVICTS, "it would be", 20, 0, evicts=(MODEL,))
+    monkeypatch.setattr(runner, "_PLAN_S", 0.1)
+    async with router_rig() as rig, sdk(rig) as client:
+        rig.supervisor.replies[PlanLoad] = plan
+        await rig.publish(ready(MODEL, INSTANCE, created_s=1), cold("cold"), default=MODEL)
+        assert (await rig.chat_json())[0] == 200
+        wanted = line("a")
+        wanted["body"]["model"] = "cold"
+        batch = await begun(client, jsonl(wanted))
+        await until(lambda: len(rig.asked(PlanLoad)) >= 3)
+        assert not rig.asked(Acquire)
+        # Nobody has used it for a while.
+        monkeypatch.setattr(runner, "_PERSONS_S", 0.0)
+        await until(lambda: bool(rig.asked(Acquire)))
+        await client.batches.cancel(batch.id)
+        assert (await ended(client, batch)).status == "cancelled"
+
+
+@pytest.mark.parametrize("number", [0, 1])
+async def test_the_examples_of_the_page(number: int, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "batches.md").read_text()
+    code = [one.text for one in blocks(page) if one.language == "python"][number]
+    async with router_rig() as rig:
+        code = code.replace("http://localhost:8000", rig.url).replace('"MODEL"', f'"{MODEL}"')
+        await asyncio.to_thread(exec, compile(code, "docs/batches.md", "exec"), {})
+    shown = capsys.readouterr().out
+    assert shown.count("".join(TEXTS)) == (2, 1)[number], shown
+
+
+async def test_lines_wait_while_their_key_has_no_room(tmp_path: Path) -> None:
+    script, waiting = held()
+    spec = FilesSpec(str(tmp_path / "files"), 50_000, 30_000, 100_000)
+    async with router_rig(script, files=spec, api_keys=KEYS) as rig, sdk(rig) as client:
+        batch = await begun(client, jsonl(line("a"), line("b")))
+        await until(lambda: bool(waiting))
+        await client.files.delete(batch.input_file_id)
+        kept = await client.files.create(file=b"x" * 25_904, purpose="batch")
+        with pytest.raises(openai.APIStatusError, match="max_key_bytes") as refused:
+            await client.files.create(file=b"x", purpose="user_data")
+        assert refused.value.status_code == 413
+        with pytest.raises(openai.APIStatusError, match="max_key_bytes") as refused:
+            await client.batches.create(
+                input_file_id=kept.id, endpoint=CHAT, completion_window="24h"
+            )
+        assert (refused.value.status_code, refused.value.param) == (413, "input_file_id")
+        batches = rig.router.batches
+        await until(lambda: batches._full == {KEYS[0].owner})
+        for task in [one for found in batches._batches.values() for one in found.running]:
+            task.cancel()
+        await until(lambda: all(one.cancelled for one in waiting))
+        rig.worker.script = answer
+        assert await batches._next_line() is None
+        # Others have room.
+        async with sdk(rig, OTHER) as other:
+            done = await ended(other, await begun(other, jsonl(line("c"))))
+            assert done.status == "completed"
+        await client.files.delete(kept.id)
+        done = await ended(client, batch)
+        assert done.request_counts is not None and done.request_counts.completed == 2
+
+
+async def test_files_of_results_are_let_go_by_another_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = set()
+    really = BlobWriter.__exit__
+
+    def closed(writer: BlobWriter, *error: Any) -> None:
+        threads.add(threading.current_thread())
+        really(writer, *error)
+
+    monkeypatch.setattr(BlobWriter, "__exit__", closed)
+    files = FileStore(tmp_path / "files.sqlite", FilesSpec(str(tmp_path / "files")))
+    row = BatchRow("batch_1", None, "openai", CHAT, "file-1", "finalizing", 1, 2, end="cancelled")
+    files.start()
+    try:
+        await files.perform(lambda records: batch_tables.add(records, row, 1, 9, files.quota))
+        lines = [LineRow(1, "a", MODEL, b"", 0, 1)]
+        await files.perform(lambda records: batch_tables.add_lines(records, row.id, lines))
+        await finish(files, row)
+        assert await files.perform(batch_tables.under_way) == []
+    finally:
+        await asyncio.to_thread(files.close, 10.0)
+    assert threads and threading.main_thread() not in threads
+
+
+async def test_the_records_of_lines_give_their_space_back(tmp_path: Path) -> None:
+    path = tmp_path / "files.sqlite"
+    files = FileStore(path, FilesSpec(str(tmp_path / "files")))
+    row = BatchRow("batch_1", None, "openai", CHAT, "file-1", "in_progress", 1, 2, total=5_000)
+    lines = [LineRow(number, str(number), MODEL, b"", 0, 1) for number in range(1, 5_001)]
+    files.start()
+    try:
+        await files.perform(lambda records: batch_tables.add(records, row, 1, 9, files.quota))
+        await files.perform(lambda records: batch_tables.add_lines(records, row.id, lines))
+        for one in lines:
+            files.put_result(row.id, one.number, Result(True, 200, "req", b"x" * 2_000))
+            files.put_result(row.id, one.number, Result(False, 500, "req", b"another"))
+        found = await files.perform(lambda records: batch_tables.get(records, row.id, None))
+        assert found is not None
+        assert (found.completed, found.failed, found.result_bytes) == (5_000, 0, 10_000_000)
+        # What was written is not written again either.
+        files.put_result(row.id, 1, Result(False, 500, "req", b"another"))
+        assert found == await files.perform(lambda records: batch_tables.get(records, row.id, None))
+        while await files.perform(lambda records: batch_tables.forget_lines(records, row.id)):
+            pass
+    finally:
+        await asyncio.to_thread(files.close, 10.0)
+    assert path.stat().st_size < 1_000_000

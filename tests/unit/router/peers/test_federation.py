@@ -1,0 +1,786 @@
+"""Requests that one machine answers for another, with real routers on loopback."""
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any
+
+import aiohttp
+import pytest
+
+from lmx.protocol.errors import ErrorCode
+from lmx.protocol.messages.keys import ApiKey, KeyFamily, Keyring, KeyScope
+from lmx.protocol.messages.peers import Peer, PeerKind, PeerList
+from lmx.protocol.states import ModelKind
+from lmx.protocol.wire.codec import to_map
+from lmx.router.peers import relay
+from lmx.router.peers.forwarded import read_record
+from lmx.router.peers.machine import MachineState, OfferedModel
+from tests.support.fakes.fake_peers import (
+    FakeStream,
+    cold,
+    plays,
+    ready,
+    refuses,
+    until,
+    until_cancelled,
+)
+from tests.support.rigs.federation_rig import CLIENT_KEY, asked, federation, peer_key
+from tests.support.rigs.router_rig import INSTANCE, MODEL, TEXTS, Rig, answer, joined_text
+
+REMOTE = "org/remote-model"
+MESSAGE = [{"role": "user", "content": "hi"}]
+
+
+async def with_remote(rig: Rig, *asking: Rig, **fields: Any) -> None:
+    """Have a machine offer ``REMOTE`` alone, and the others know."""
+    fields.setdefault("max_rows", 4)
+    await rig.publish(ready(REMOTE, INSTANCE, created_s=1, aliases=("far",), **fields))
+    for one in asking:
+        await asked(one)
+
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": MESSAGE},
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/messages": {"messages": MESSAGE, "max_tokens": 9},
+    "/v1/responses": {"input": "hi"},
+    "/api/chat": {"messages": MESSAGE, "stream": False},
+    "/api/generate": {"prompt": "hi", "stream": False},
+    "/infill": {"input_prefix": "hi", "input_suffix": ""},
+    "/api/v0/chat/completions": {"messages": MESSAGE},
+}
+
+
+async def test_a_machine_answers_for_its_peer_by_every_family() -> None:
+    async with federation(("a", "b")) as rigs:
+        a, b = rigs["a"], rigs["b"]
+        await with_remote(b, a)
+        for path, body in FAMILIES.items():
+            for name in (REMOTE, "far", f"{REMOTE}@b"):
+                url = f"{a.url}{path}"
+                async with a.http.post(url, json={"model": name, **body}) as response:
+                    text = await response.text()
+                    assert response.status == 200, (path, name, text)
+                    assert response.headers["X-Lmx-Machine"] == "b"
+                    assert "X-Job-Id" not in response.headers
+                    assert json.dumps("".join(TEXTS), ensure_ascii=False)[1:-1] in text
+                    ignored = response.headers.get("X-Lmx-Ignored", "")
+                    assert ignored == ("store" if "responses" in path else "")
+        assert not a.worker.streams
+        # It is counted where the client came in, and there as the peer's.
+        reading = a.router.metrics.read().models[REMOTE]
+        assert (reading.requests, reading.reasons) == (24, {"stop": 24})
+        assert reading.completion_tokens == 24 * len(TEXTS)
+        assert reading.cached_tokens == 24 * 4
+        assert a.router.peers.links[0].running == 0
+        _, listed = await a.admin("GET", "/admin/requests?ended=100")
+        shown = listed["ended"]
+        assert len(shown) == 24
+        assert {(one["machine"], one["model"], one["state"]) for one in shown} == {
+            ("b", REMOTE, "completed")
+        }
+        assert {one["tokens"] for one in shown} == {len(TEXTS)}
+        _, listed = await b.admin("GET", "/admin/requests?ended=100")
+        assert {one["machine"] for one in listed["ended"]} == {None}
+
+
+async def test_a_request_that_a_peer_computes_is_listed_and_can_be_cancelled() -> None:
+    async def speaks(stream: FakeStream) -> None:
+        await stream.accept()
+        await stream.say("one ")
+        await until_cancelled(stream)
+
+    async with federation(("a", "b"), {"b": speaks}) as rigs:
+        a, b = rigs["a"], rigs["b"]
+        await a.publish()
+        await asked(a)
+
+        async def live() -> list[Any]:
+            _, listed = await a.admin("GET", "/admin/requests")
+            return [one for one in listed["data"] if one["machine"] == "b"]
+
+        for stream in (True, False):
+            call = asyncio.create_task(ended(a.chat(stream=stream)))
+            async with asyncio.timeout(60):
+                while not (found := await live()) or (stream and found[0]["ttft_s"] is None):
+                    await asyncio.sleep(0.02)
+            (one,) = found
+            assert (one["state"], one["stream"], one["waits_for"]) == ("running", stream, None)
+            # It is none of this machine's own.
+            assert not list(a.router.live.in_foreground)
+            status, _ = await a.admin("POST", f"/admin/requests/{one['id']}/cancel")
+            assert status == 200
+            assert '"request_cancelled"' in await call
+            assert not await live()
+        await until(lambda: not b.router.workers.open_streams)
+        assert a.router.peers.links[0].running == 0
+
+
+async def ended(call: Any) -> str:
+    """The whole answer of a request."""
+    async with call as response:
+        return str(await response.text())
+
+
+@pytest.mark.parametrize("path", [path for path in FAMILIES if path != "/api/v0/chat/completions"])
+async def test_a_stream_comes_through_as_a_machine_of_its_own_sends_it(path: str) -> None:
+    async with federation(("a", "b")) as rigs:
+        a, b = rigs["a"], rigs["b"]
+        await with_remote(b, a)
+        seen = []
+        for rig in (a, b):
+            body = {"model": REMOTE, "store": False, **FAMILIES[path], "stream": True}
+            async with rig.http.post(f"{rig.url}{path}", json=body) as response:
+                assert response.status == 200
+                seen.append((response.content_type, await response.text()))
+        (kind, text), (own_kind, own_text) = seen
+        assert kind == own_kind
+        assert "\x1e" not in text
+        assert text.count("\n\n" if "api" not in path else "\n") == own_text.count(
+            "\n\n" if "api" not in path else "\n"
+        )
+        assert text[-30:].split('"')[-1] == own_text[-30:].split('"')[-1]
+        assert a.router.metrics.read().models[REMOTE].completion_tokens == len(TEXTS)
+
+
+async def test_the_first_machine_that_can_is_taken_and_the_next_one_if_it_fails() -> None:
+    """It has sent nothing: another one answers, whatever the family and the code."""
+    for code in (ErrorCode.QUEUE_FULL, ErrorCode.INSUFFICIENT_MEMORY, ErrorCode.SHUTTING_DOWN):
+        scripts = {"b": refuses(code, "not now"), "c": answer}
+        async with federation(("a", "b", "c"), scripts) as rigs:
+            a = rigs["a"]
+            await a.publish()
+            await asked(a)
+            for stream in (False, True):
+                async with a.chat(stream=stream) as response:
+                    assert response.status == 200
+                    assert response.headers["X-Lmx-Machine"] == "c"
+                    assert "quoted" in await response.text()
+            assert len(rigs["b"].worker.streams) == 2
+
+
+async def test_a_machine_that_is_drained_leaves_all_requests_to_the_others() -> None:
+    async with federation(("a", "b")) as rigs:
+        a, b = rigs["a"], rigs["b"]
+        loaded = ready(MODEL, INSTANCE, created_s=1)
+        await a.publish(loaded, default=MODEL, drained=True)
+        # Its own clients are answered by the other one, by every name, and also what would be kept.
+        for name in (MODEL, "auto", None):
+            async with a.chat(model=name) as response:
+                assert (response.status, response.headers["X-Lmx-Machine"]) == (200, "b"), name
+        status, found = await a.post_json("/v1/responses", model=MODEL, input="hi")
+        assert (status, found["status"]) == (200, "completed")
+        assert not a.worker.streams
+        # It says so to its peers, to load balancers, and in lists.
+        await asked(b)
+        assert [link.state.drained for link in b.router.peers.links if link.state] == [True]
+        async with a.http.get(f"{a.url}/healthz") as response:
+            assert (response.status, response.headers["Retry-After"]) == (503, "5")
+            assert "drained" in (await response.json())["reason"]
+        for name in (MODEL, f"{MODEL}@a"):
+            async with b.chat(model=name) as response:
+                assert response.status == (200 if name == MODEL else 503)
+        # What only it can answer is refused: also what a peer sends that does not know yet.
+        for path, body in (
+            ("/v1/chat/completions", {"model": f"{MODEL}@a", "messages": MESSAGE}),
+            ("/v1/responses", {"model": MODEL, "input": "hi", "background": True}),
+        ):
+            status, found = await a.post_json(path, **body)
+            assert (status, found["error"]["code"]) == (503, "model_drained"), path
+        headers = {"Authorization": f"Bearer {peer_key('a')}", "X-Lmx-Forwarded": "b"}
+        body = {"model": MODEL, "messages": MESSAGE}
+        url = f"{a.url}/v1/chat/completions"
+        async with a.http.post(url, json=body, headers=headers) as response:
+            assert (await response.json())["error"]["code"] == "model_drained"
+        # Both: nobody answers. A machine without peers refuses likewise.
+        await b.publish(loaded, default=MODEL, drained=True)
+        await asked(a)
+        status, found = await a.chat_json()
+        assert (status, found["error"]["code"]) == (503, "model_drained")
+        a.router.peers.put(PeerList.of(()))
+        assert (await a.chat_json())[0] == 503
+        assert not a.worker.streams
+        await a.publish(loaded, default=MODEL)
+        assert (await a.chat_json())[0] == 200
+
+
+async def test_what_every_machine_would_refuse_is_refused_at_once() -> None:
+    scripts = {"b": refuses(ErrorCode.CONTEXT_LENGTH_EXCEEDED, "too long", param="messages")}
+    async with federation(("a", "b", "c"), scripts) as rigs:
+        a = rigs["a"]
+        await a.publish()
+        await asked(a)
+        status, found = await a.chat_json()
+        assert (status, found["error"]["code"]) == (400, "context_length_exceeded")
+        assert found["error"]["param"] == "messages"
+        assert not rigs["c"].worker.streams
+
+
+async def test_a_machine_that_dies_before_the_first_token_loses_no_request() -> None:
+    async def accepts_and_waits(stream: FakeStream) -> None:
+        await stream.accept()
+
+    async with federation(("a", "b", "c"), {"b": accepts_and_waits}, ping_interval_s=0.2) as rigs:
+        a, b = rigs["a"], rigs["b"]
+        await a.publish()
+        await rigs["c"].publish()
+        await b.publish(ready(MODEL, INSTANCE, created_s=1, max_rows=8))
+        await asked(a)
+        tasks: list[asyncio.Task[Any]] = [
+            asyncio.create_task(work)
+            for work in (a.chat_json(), a.chat_events(), a.chat_json(), a.chat_events())
+        ]
+        await until(lambda: len(b.worker.streams) == 4)
+        await rigs["c"].publish(ready(MODEL, INSTANCE, created_s=1, max_rows=8))
+        await asked(a)
+        # As a process that was killed: its connections are reset, and nothing listens any more.
+        b.router._close_server()
+        for connection in list(b.router._runner.server.connections):  # type: ignore[union-attr]
+            connection.transport.abort()
+        whole, events, *_ = [await task for task in tasks]
+        assert whole[1]["choices"][0]["message"]["content"] == "".join(TEXTS)
+        assert joined_text(events) == "".join(TEXTS)
+        assert len(rigs["c"].worker.streams) == 4
+        assert not a.router.peers.links[0].running
+
+
+async def test_a_machine_that_stops_answering_loses_its_part_in_two_seconds() -> None:
+    """It accepts connections and says nothing, as one that was stopped; so does a request there."""
+    async with federation(("a", "b"), answer_s=0.9) as rigs:
+        a, b = rigs["a"], rigs["b"]
+
+        async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if stopped.is_set() or b"POST" in await reader.read(4):
+                await asyncio.sleep(3600)
+            state = {**to_map(b.router.peers.own_state()), "machine": "mute"}
+            payload = json.dumps(state).encode()
+            head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(payload)}\r\nConnection: close\r\n\r\n"
+            writer.write(head.encode() + payload)
+            await writer.drain()
+            writer.close()
+
+        stopped = asyncio.Event()
+        server = await asyncio.start_server(silent, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        mute = Peer("mute", f"http://127.0.0.1:{port}")
+        a.router.peers.put(PeerList.of((mute,)))
+        await until(lambda: a.router.peers.links[0].answers)
+        request = asyncio.create_task(a.chat_json(model=f"{MODEL}@mute"))
+        await until(lambda: a.router.peers.links[0].running)
+        began_s = asyncio.get_running_loop().time()
+        stopped.set()
+        await until(lambda: not a.router.peers.links[0].answers)
+        assert asyncio.get_running_loop().time() - began_s < 60
+        status, found = await request
+        assert (status, found["error"]["code"]) == (503, "peer_unavailable")
+        status, _ = await a.chat_json(model=f"{MODEL}@mute")
+        assert status == 503
+        server.close()
+
+
+async def test_a_stream_that_breaks_off_ends_with_a_coded_error() -> None:
+    hold = asyncio.Event()
+    scripts = {"b": plays("Hello", hold)}
+    async with federation(("a", "b", "c"), scripts) as rigs:
+        a, b = rigs["a"], rigs["b"]
+        await a.publish()
+        await asked(a)
+        body = {"model": f"{MODEL}@b", "messages": MESSAGE, "stream": True}
+        for path in ("/v1/chat/completions", "/v1/messages", "/api/chat"):
+            limit = {"max_tokens": 9} if path == "/v1/messages" else {}
+            url = f"{a.url}{path}"
+            async with a.http.post(url, json=body | limit) as response:
+                text = b""
+                async for piece in response.content.iter_any():
+                    text += piece
+                    if b"Hello" in text:
+                        for one in list(b.router._runner.server.connections):  # type: ignore[union-attr]
+                            one.transport.abort()
+                assert b"peer_lost" in text.splitlines()[-1 if path == "/api/chat" else -2], text
+            await until(lambda: a.router.peers.links[0].answers)
+        assert not rigs["c"].worker.streams
+        assert a.router.metrics.read().models[MODEL].errors == {"peer_lost": 3}
+
+
+async def test_pings_go_to_a_client_while_machines_are_asked_and_the_last_may_be_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("lmx.router.peers.federation._QUIET_S", 0.1)
+    go = asyncio.Event()
+    scripts = {"b": refuses(ErrorCode.QUEUE_FULL, "not now", go)}
+    async with federation(("a", "b"), scripts, ping_interval_s=0.1) as rigs:
+        a, b = rigs["a"], rigs["b"]
+        # The peer has it loaded, this machine has it loaded too, and is busy.
+        await a.publish(ready(MODEL, INSTANCE, created_s=1, max_rows=1))
+        await with_model_running(a)
+        await asked(a)
+        url = f"{a.url}/v1/chat/completions"
+        async with a.http.post(
+            url, json={"model": MODEL, "messages": MESSAGE, "stream": True}
+        ) as response:
+            seen = b""
+            async for piece in response.content.iter_any():
+                seen += piece
+                if seen.count(b": ping") > 2:
+                    go.set()
+        assert joined_text([one[6:] for one in seen.decode().split("\n\n") if one[:5] == "data:"])
+        assert len(b.worker.streams) == 1
+
+
+async def with_model_running(rig: Rig) -> None:
+    """Have one request under way that never ends, and later ones answered."""
+
+    async def waits(stream: FakeStream) -> None:
+        await stream.accept()
+
+    before = len(rig.worker.streams)
+    rig.worker.script = waits
+    task = asyncio.create_task(rig.chat_json(model=f"{MODEL}@{rig.spec.machine}"))
+    await until(lambda: len(rig.worker.streams) > before)
+    rig.worker.script = answer
+    rig.tasks = [task]  # type: ignore[attr-defined]
+
+
+async def test_no_request_crosses_two_hops() -> None:
+    """Each offers the other what it has not any more."""
+    async with federation(("a", "b")) as rigs:
+        a, b = rigs["a"], rigs["b"]
+        await a.publish()
+        await with_remote(b, a)
+        await b.publish()
+        status, found = await a.chat_json(model=REMOTE)
+        assert (status, found["error"]["code"]) == (404, "model_not_found")
+        # Whoever says that it was forwarded is believed in this alone.
+        await with_remote(b, a)
+        headers = {"X-Lmx-Forwarded": "anybody"}
+        url, body = f"{a.url}/v1/chat/completions", {"model": REMOTE, "messages": MESSAGE}
+        async with a.http.post(url, json=body, headers=headers) as response:
+            assert response.status == 404
+            assert "X-Lmx-Outcome" not in response.headers
+        # A peer's key does not open the peers of its machine, though nothing is said of a hop.
+        headers = {"Authorization": f"Bearer {peer_key('a')}"}
+        async with a.http.post(url, json=body, headers=headers) as response:
+            assert response.status == 404
+        async with a.http.post(url, json=body) as response:
+            assert response.status == 200
+            assert "X-Lmx-Outcome" not in response.headers
+
+
+async def test_a_clients_key_is_checked_here_and_is_not_sent_on() -> None:
+    async with federation(("a", "b")) as rigs:
+        a, b = rigs["a"], rigs["b"]
+        await with_remote(b, a)
+        url, body = f"{a.url}/v1/chat/completions", {"model": REMOTE, "messages": MESSAGE}
+        async with a.http.post(url, json=body) as response:
+            assert response.status == 200
+        (stream,) = b.worker.streams
+        owner = ApiKey.of_secret(peer_key("b")).owner
+        assert stream.request.owner is not None
+        assert stream.request.owner.startswith(f"{owner}/"), "each client has its turn"
+        assert ApiKey.of_secret(CLIENT_KEY).owner not in repr(stream.request)
+        async with a.http.post(url, json=body, headers={"Authorization": "Bearer x"}) as response:
+            assert response.status == 401
+        limited = replace(
+            ApiKey.of_secret("sk-lmx-limited-of-this-test", "few"), models=("org/tiny-*",)
+        )
+        a.router.keys.put(Keyring.of((limited,)))
+        headers = {"Authorization": "Bearer sk-lmx-limited-of-this-test"}
+        for name in (REMOTE, "far", f"{REMOTE}@b", "far@b"):
+            async with a.http.post(url, json=body | {"model": name}, headers=headers) as response:
+                text = await response.text()
+                assert response.status == 403, text
+                assert f"not for the model '{REMOTE}'" in text
+        assert len(b.worker.streams) == 1
+        async with a.http.get(f"{a.url}/v1/models", headers=headers) as response:
+            assert REMOTE not in await response.text()
+
+
+async def test_a_peer_key_that_was_revoked_is_no_fault_of_the_client() -> None:
+    async with federation(("a", "b")) as rigs:
+        a, b = rigs["a"], rigs["b"]
+        await with_remote(b, a)
+        b.router.keys.put(Keyring.of((), required=True))
+        for _ in range(2):
+            status, found = await a.chat_json(model=REMOTE)
+            assert (status, found["error"]["code"]) == (503, "peer_unavailable")
+        await until(lambda: "refuses" in (a.router.peers.links[0].problem or ""))
+        assert not b.worker.streams
+
+
+async def test_clients_of_a_peer_share_prefixes_as_they_do_there() -> None:
+    keys = [ApiKey.of_secret(f"sk-lmx-number-{n}-of-this-test", f"k{n}") for n in range(2)]
+    async with federation(("a", "b")) as rigs:
+        a, b = rigs["a"], rigs["b"]
+        await with_remote(b, a)
+        a.router.keys.put(Keyring.of((keys[0], replace(keys[1], priority=7))))
+        for number in (0, 1, 0):
+            headers = {"Authorization": f"Bearer sk-lmx-number-{number}-of-this-test"}
+            url, body = f"{a.url}/v1/chat/completions", {"model": REMOTE, "messages": MESSAGE}
+            async with a.http.post(url, json=body, headers=headers) as response:
+                assert response.status == 200
+        salts = [stream.request.cache_salt for stream in b.worker.streams]
+        assert salts[0] == salts[2]
+        assert salts[0] != salts[1]
+        assert [stream.request.priority for stream in b.worker.streams] == [0, 7, 0]
+
+
+async def test_a_message_of_a_websocket_is_answered_by_a_peer() -> None:
+    """What it has not stored is continued on the connection, whichever machine answers."""
+    async with federation(("a", "b")) as rigs:
+        a, b = rigs["a"], rigs["b"]
+        await with_remote(b, a)
+        async with a.http.ws_connect(f"{a.url}/v1/responses") as socket:
+            previous = None
+            for said in ("one", "two"):
+                fields = {"input": said, "store": False, "previous_response_id": previous}
+                await socket.send_json({"type": "response.create", "model": REMOTE, **fields})
+                while (event := await socket.receive_json(timeout=60))["type"] != (
+                    "response.completed"
+                ):
+                    assert event["type"] != "error", event
+                previous = event["response"]["id"]
+        sent = b.worker.streams[-1].request.messages or ()
+        assert [one["content"] for one in sent] == ["one", "".join(TEXTS), "two"]
+
+
+async def test_kept_responses_stay_where_they_can_be_fetched() -> None:
+    async with federation(("a", "b")) as rigs:
+        a, b = rigs["a"], rigs["b"]
+        for rig in (a, b):
+            await rig.publish(ready(MODEL, INSTANCE, created_s=1, max_rows=4))
+        await asked(a)
+        await with_model_running(a)
+        status, _ = await a.post_json("/v1/responses", model=MODEL, input="hi", store=False)
+        assert (status, len(b.worker.streams)) == (200, 1), "the idle machine has it"
+        status, kept = await a.post_json("/v1/responses", model=MODEL, input="hi")
+        assert (status, len(b.worker.streams)) == (200, 1), "this machine keeps it"
+        status, _ = await a.post_json(
+            "/v1/responses", model=MODEL, input="on", previous_response_id=kept["id"]
+        )
+        assert (status, len(b.worker.streams)) == (200, 1)
+        status, made = await a.post_json("/v1/responses/compact", model=MODEL, input="hi")
+        assert (status, len(b.worker.streams)) == (200, 1), "this machine alone can read it"
+        status, _ = await a.post_json(
+            "/v1/responses", model=MODEL, input=made["output"], store=False
+        )
+        assert (status, len(b.worker.streams)) == (200, 1)
+        await with_remote(b, a)
+        status, found = await a.post_json(
+            "/v1/responses", model=REMOTE, input="on", previous_response_id=kept["id"]
+        )
+        assert (status, found["error"]["param"]) == (400, "previous_response_id"), found
+        assert f"{REMOTE!r} is on the machine b" in found["error"]["message"]
+        # A file is on this machine too.
+        form = aiohttp.FormData()
+        form.add_field("purpose", "user_data")
+        form.add_field("file", b"a note", filename="a.txt")
+        async with a.http.post(f"{a.url}/v1/files", data=form) as response:
+            file = await response.json()
+        parts = [{"type": "file", "file": {"file_id": file["id"]}}]
+        named = {"messages": [{"role": "user", "content": parts}]}
+        status, found = await a.chat_json(model=MODEL, **named)
+        assert (status, len(b.worker.streams)) == (200, 1), found
+        # What only this machine can read is refused, with the name of the machine that has it.
+        for path, body in (
+            ("/v1/responses/compact", {"input": "hi"}),
+            ("/v1/responses", {"input": made["output"], "store": False}),
+            ("/v1/responses", {"input": "hi", "context_management": [{"type": "compaction"}]}),
+        ):
+            status, found = await a.post_json(path, model=REMOTE, **body)
+            assert (status, found["error"]["code"]) == (400, "invalid_value"), found
+            assert f"{REMOTE!r} is on the machine b" in found["error"]["message"]
+        assert len(b.worker.streams) == 1
+
+
+async def test_a_conversation_stays_where_its_prefix_is() -> None:
+    """20 turns over three machines that are all idle: each but the first finds all of the turn
+    before."""
+    async with federation(("a", "b", "c")) as rigs:
+        a = rigs["a"]
+        for rig in rigs.values():
+            await rig.publish(ready(MODEL, INSTANCE, created_s=1, max_rows=2))
+        await asked(a)
+        # Two conversations by turns, each begun while this machine was busy otherwise.
+        talks: list[list[dict[str, str]]] = [[], []]
+        machines: list[list[str]] = [[], []]
+        await with_model_running(a)
+        await with_model_running(a)
+        for turn in range(20):
+            for number, talk in enumerate(talks):
+                talk.append({"role": "user", "content": f"{number} {turn} " + "word " * 300})
+                body = {"model": MODEL, "messages": talk}
+                async with a.http.post(f"{a.url}/v1/chat/completions", json=body) as response:
+                    assert response.status == 200
+                    machines[number].append(response.headers["X-Lmx-Machine"])
+                    await response.read()
+                talk.append({"role": "assistant", "content": "".join(TEXTS)})
+        for visited in machines:
+            assert len(set(visited)) == 1, visited
+
+
+async def test_a_busy_machine_sends_new_conversations_to_an_idle_one() -> None:
+    async with federation(("a", "b")) as rigs:
+        a, b = rigs["a"], rigs["b"]
+        for rig in (a, b):
+            await rig.publish(ready(MODEL, INSTANCE, created_s=1, max_rows=1))
+        await asked(a)
+        async with a.chat() as response:
+            assert response.headers["X-Lmx-Machine"] == "a"
+        await with_model_running(a)
+        async with a.chat() as response:
+            assert response.headers["X-Lmx-Machine"] == "b"
+        assert len(b.worker.streams) == 1
+        # What can't be loaded here is answered where it is loaded.
+        await a.publish(cold(MODEL), no_loads="the machine's memory runs out")
+        async with a.chat() as response:
+            assert response.headers["X-Lmx-Machine"] == "b"
+
+
+async def test_the_lists_of_models_are_one() -> None:
+    async with federation(("a", "b")) as rigs:
+        a, b = rigs["a"], rigs["b"]
+        await b.publish(
+            ready(MODEL, INSTANCE, created_s=1),
+            ready(REMOTE, INSTANCE, created_s=1, aliases=("far",), kind=ModelKind.CHAT),
+        )
+        await asked(a)
+        for path in ("/v1/models", "/v1/chat/models", "/api/v0/models", "/api/tags"):
+            async with a.http.get(f"{a.url}{path}") as response:
+                text = await response.text()
+                assert text.count(f'"{REMOTE}') >= 1, path
+                assert REMOTE in text
+            async with a.http.get(f"{a.url}{path}", headers={"X-Lmx-Forwarded": "b"}) as response:
+                assert REMOTE not in await response.text(), "a peer gets what is here"
+        owners = {}
+        for name in (REMOTE, "far", f"{MODEL}@b", MODEL):
+            async with a.http.get(f"{a.url}/v1/models/{name}") as response:
+                assert response.status == 200, name
+                owners[name] = (await response.json())["owned_by"]
+        assert owners == {REMOTE: "b", "far": "b", f"{MODEL}@b": "b", MODEL: "lmx"}
+
+
+async def test_a_client_that_leaves_ends_its_request_there() -> None:
+    async def waits(stream: FakeStream) -> None:
+        await stream.accept()
+        await stream.say("Hello")
+
+    async with federation(("a", "b"), {"b": waits}) as rigs:
+        a, b = rigs["a"], rigs["b"]
+        await with_remote(b, a)
+        url, body = f"{a.url}/v1/chat/completions", {"model": REMOTE, "messages": MESSAGE}
+        async with a.http.post(url, json=body | {"stream": True}) as response:
+            await response.content.readany()
+        await until(lambda: b.worker.streams[0].cancelled)
+        b.worker.script = plays()
+        leaving = asyncio.create_task(a.chat_json(model=REMOTE))
+        await until(lambda: len(b.worker.streams) == 2)
+        leaving.cancel()
+        await until(lambda: b.worker.streams[1].cancelled)
+        await until(lambda: not a.router.peers.links[0].running)
+
+
+async def test_what_a_client_got_is_counted_though_it_leaves_in_the_middle() -> None:
+    async def talks(stream: FakeStream) -> None:
+        await stream.accept()
+        await stream.say("Hello")
+
+    async with federation(("a", "b"), {"b": talks}) as rigs:
+        a, b = rigs["a"], rigs["b"]
+        await with_remote(b, a)
+        message = [{"role": "user", "content": "word " * 4000}]
+        url, body = f"{a.url}/v1/chat/completions", {"model": REMOTE, "messages": message}
+        async with a.http.post(url, json=body | {"stream": True}) as response:
+            await response.content.readany()
+        await until(lambda: a.router.metrics.read().models[REMOTE].requests)
+        tally = a.router.metrics.read().models[REMOTE]
+        assert 4000 < tally.prompt_tokens < 6000
+        assert tally.completion_tokens >= 1
+        assert tally.reasons == {"abort": 1}
+
+
+async def test_a_peer_key_for_other_models_leaves_the_peer_where_it_is() -> None:
+    async with federation(("a", "b", "c")) as rigs:
+        a, b = rigs["a"], rigs["b"]
+        await a.publish()
+        few = ApiKey.of_secret(peer_key("b"), "few", scopes=(KeyScope.PEER,))
+        b.router.keys.put(Keyring.of((replace(few, models=("other-*",)),)))
+        await asked(a)
+        async with a.chat() as response:
+            assert (response.status, response.headers["X-Lmx-Machine"]) == (200, "c")
+        assert all(link.answers for link in a.router.peers.links)
+        status, found = await a.chat_json(model=f"{MODEL}@b")
+        assert (status, found["error"]["code"]) == (503, "peer_unavailable")
+        others = replace(few, families=(KeyFamily.ANTHROPIC,))
+        b.router.keys.put(Keyring.of((others,), required=True))
+        status, found = await a.chat_json(model=f"{MODEL}@b")
+        assert (status, found["error"]["code"]) == (503, "peer_unavailable")
+        assert all(link.answers for link in a.router.peers.links), "others may use it"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"error": []}, {"error": {}}, {"finish_reason": ["stop"]}, {"prompt_tokens": "1"},
+        {"finish_reason": "stop," * 36 + "length," * 2 + "length" + "x" * 5000},
+        {"finish_reason": "stop," * 5000 + "stop"},
+    ],
+)  # fmt: skip
+def test_figures_of_a_peer_that_can_not_be_are_left_out(said: dict[str, Any]) -> None:
+    assert read_record(json.dumps({**said, "completion_tokens": 1}).encode()) == {
+        "completion_tokens": 1
+    }
+
+
+async def test_a_peer_that_is_removed_has_its_requests_answered_elsewhere() -> None:
+    async def accepts_and_waits(stream: FakeStream) -> None:
+        await stream.accept()
+
+    async with federation(("a", "b", "c"), {"b": accepts_and_waits}) as rigs:
+        a, b = rigs["a"], rigs["b"]
+        await a.publish()
+        await rigs["c"].publish()
+        await asked(a)
+        request = asyncio.create_task(a.chat_json())
+        await until(lambda: b.worker.streams)
+        await rigs["c"].publish(ready(MODEL, INSTANCE, created_s=1))
+        await asked(a)
+        left = [link.peer for link in a.router.peers.links if link.name == "c"]
+        a.router.peers.put(PeerList.of(tuple(left)))
+        assert (await request)[0] == 200
+        assert len(rigs["c"].worker.streams) == 1
+
+
+async def test_without_peers_nothing_runs_and_the_last_one_gone_nothing_is_asked() -> None:
+    async with federation(("a", "b")) as rigs:
+        a, b = rigs["a"], rigs["b"]
+        await with_remote(b, a)
+        a.router.peers.put(PeerList.of(()))
+        assert not a.router.peers.links
+        status, found = await a.chat_json(model=REMOTE)
+        assert (status, found["error"]["code"]) == (404, "model_not_found")
+
+
+OWN = MachineState(
+    machine="m", version="1", free_bytes=0, loads=True, drained=False, digest="d",
+    models=(OfferedModel(model_id=REMOTE, loaded=True),),
+)  # fmt: skip
+
+
+def http_answer(payload: bytes, status: str = "200 OK", *headers: str) -> bytes:
+    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(payload)}", "Connection: close", *headers]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + payload
+
+
+GOOD = http_answer(json.dumps(to_map(OWN)).encode())
+ENDLESS = (
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    + b"10000\r\n%b\r\n" % (b"x" * 65536) * 400
+)
+STATES: dict[str, tuple[bytes, str]] = {
+    # What a peer says of itself, and what is said of that.
+    "endless": (ENDLESS, "too long"),
+    "not json": (http_answer(b"<html>"), "can't be read"),
+    "a list": (http_answer(b"[]"), "can't be read"),
+    "wrong types": (http_answer(b'{"machine": 1}'), "can't be read"),
+    "not base64": (
+        http_answer(json.dumps(to_map(OWN) | {"models": [{"model_id": "m", "prefixes": "\\u00e4"}]})
+            .encode()), "can't be read",
+    ),
+    "elsewhere": (http_answer(b"", "302 Found", "Location: http://127.0.0.1:1/"), "elsewhere"),
+    "refused": (http_answer(b"{}", "401 Unauthorized"), "refuses"),
+    "slow": (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{", "in time"),
+    "no http": (b"\x00\xff\r\n\r\n", "broke off"),
+    "long header": (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000 + b"\r\n\r\n", "broke off"),
+}  # fmt: skip
+ANSWERS: dict[str, bytes] = {
+    # What a peer answers to a request that does not stream, or does.
+    "endless": ENDLESS,
+    "empty": http_answer(b""),
+    "elsewhere": http_answer(b"", "307 Temporary Redirect", "Location: http://127.0.0.1:1/"),
+    "refused": http_answer(b'{"error": "no"}', "403 Forbidden"),
+    "broken": b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{",
+    "compressed": http_answer(b"\x1f\x8b", "200 OK", "Content-Encoding: gzip"),
+    "no http": b"\x00\xff\r\n\r\n",
+    "nothing": b"",
+    "an odd error": http_answer(b'{"error": {"code": ["x"], "message": {}}}', "500 Oops"),
+}
+
+
+class StrangePeer:
+    """A peer that sends what it is told to."""
+
+    def __init__(self, state: bytes, answered: bytes = b"") -> None:
+        self.state, self.answered = state, answered
+        self.heads: list[bytes] = []
+        self._slow = state == STATES["slow"][0]
+
+    async def __aenter__(self) -> "StrangePeer":
+        self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        port = self.server.sockets[0].getsockname()[1]
+        self.peer = Peer("strange", f"http://127.0.0.1:{port}", PeerKind.LMX, peer_key("strange"))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        self.heads.append(head)
+        with pytest.MonkeyPatch.context():
+            try:
+                writer.write(self.answered if head.startswith(b"POST") else self.state)
+                await writer.drain()
+                if self._slow:
+                    await asyncio.sleep(3600)
+                writer.close()
+            except (ConnectionError, asyncio.CancelledError):
+                writer.close()
+
+
+@pytest.mark.parametrize("name", STATES)
+async def test_what_a_strange_peer_says_of_itself_is_refused_in_words(name: str) -> None:
+    said, words = STATES[name]
+    async with federation(("a",), answer_s=0.9) as rigs, StrangePeer(said) as strange:
+        a = rigs["a"]
+        a.router.peers.put(PeerList.of((strange.peer,)))
+        await until(lambda: words in (a.router.peers.links[0].problem or ""))
+        assert not a.router.peers.links[0].answers
+        assert await a.chat_json() is not None
+        status, shown = await a.admin("GET", "/admin/peers")
+        assert (status, shown["peers"][0]["answers"]) == (200, False)
+        assert peer_key("strange") not in json.dumps(shown)
+        assert all(b"GET /admin/peer" in head for head in strange.heads)
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+async def test_what_a_strange_peer_answers_ends_with_a_coded_error(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "_MOST_ANSWER_BYTES", 1_000_000)
+    monkeypatch.setattr(relay, "_MOST_EVENT_BYTES", 1_000_000)
+    async with federation(("a",)) as rigs, StrangePeer(GOOD, ANSWERS[name]) as strange:
+        a = rigs["a"]
+        a.router.peers.put(PeerList.of((strange.peer,)))
+        for stream in (False, True):
+            await until(lambda: a.router.peers.links[0].answers)
+            async with a.chat(model=REMOTE, stream=stream) as response:
+                text = await response.text()
+                known = '"peer_lost"' in text or '"peer_unavailable"' in text
+                assert known, (name, response.status, text[:200])
+                assert response.status == (200 if stream and "data:" in text else 503)
+        for head in strange.heads:
+            assert CLIENT_KEY.encode() not in head
+            assert head.count(b"Authorization") == 1
+
+
+async def test_models_with_odd_names_are_left_out() -> None:
+    names = ["../x", "a b", "<script>", "", "x" * 300, "\n", "good/one", 'q"uote']
+    models = [{"model_id": name, "loaded": True} for name in names]
+    said = http_answer(json.dumps(to_map(OWN) | {"models": models}).encode())
+    async with federation(("a",)) as rigs, StrangePeer(said) as strange:
+        a = rigs["a"]
+        a.router.peers.put(PeerList.of((strange.peer,)))
+        await until(lambda: a.router.peers.links[0].answers)
+        _, shown = await a.admin("GET", "/admin/peers")
+        assert [one["id"] for one in shown["peers"][0]["models"]] == ["good/one"]

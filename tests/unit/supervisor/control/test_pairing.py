@@ -1,0 +1,225 @@
+"""A machine that shows a code, as others find it: everything but a right code is refused."""
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.messages.control import Done
+from lmx.protocol.messages.keys import KeyScope
+from lmx.protocol.messages.pairing import (
+    ForgetPeer,
+    GetOffer,
+    Machine,
+    OfferPairing,
+    OfferState,
+    PairAccepted,
+    PairHello,
+    PairingOffer,
+    PairProof,
+    PairWelcome,
+    WithdrawOffer,
+)
+from lmx.protocol.messages.peers import Peer, PeerKind
+from lmx.supervisor.control.keys import KeyCommands
+from lmx.supervisor.control.pairing import PairingCommands
+from lmx.supervisor.keys.file import KeyFile
+from lmx.supervisor.keys.keys import Keys
+from lmx.supervisor.pairing.certificate import own_fingerprint
+from lmx.supervisor.pairing.exchange import Said, Secret, draw
+from lmx.supervisor.pairing.offer import MOST_TRIES
+from lmx.supervisor.peers.peers import Peers
+
+KEY = "sk-lmx-that-the-laptop-has-made"
+LAPTOP = {"name": "laptop", "host": "0.0.0.0", "port": 8123, "key": KEY}
+
+
+class Studio:
+    """The machine, with keys and peers in a folder."""
+
+    def __init__(self, folder: Path, *configured: Peer) -> None:
+        self.now_s = 0.0
+        self.noted: list[str] = []
+        self.keys = Keys(KeyFile(folder / "keys.json"), tuple, lambda: False, lambda name, _: None)
+        self.peers = Peers(folder / "peers.json", lambda: configured, lambda _: None)
+        guard: Any = self
+        self.commands = PairingCommands(
+            KeyCommands(self.keys, guard, lambda _: None), self.peers,
+            lambda: Machine("studio", "0.0.0.0", 8000), folder / "certificate.pem",
+            lambda name, _: self.noted.append(name), lambda: self.now_s,
+        )  # fmt: skip
+
+    def has_keyring(self, digest: str) -> bool:
+        return True
+
+    async def ask(self, question: Any) -> Any:
+        reply = self.commands.handlers[type(question)](question, self.now_s)
+        return await reply if asyncio.iscoroutine(reply) else reply
+
+    async def offer(self) -> PairingOffer:
+        found = await self.ask(OfferPairing())
+        assert isinstance(found, PairingOffer)
+        return found
+
+    async def state(self, offer: PairingOffer) -> OfferState:
+        return OfferState((await self.ask(GetOffer(offer.offer_id))).state)
+
+    async def exchange(self, code: str, content: dict[str, Any]) -> tuple[Secret, PairProof]:
+        """What the laptop derives and sends, once it has begun."""
+        own = draw()
+        welcome = await self.ask(PairHello(own.public, own.nonce))
+        assert isinstance(welcome, PairWelcome)
+        said = Said(
+            welcome.exchange_id, welcome.machine, own.public, own.nonce, welcome.public,
+            welcome.nonce,
+        )  # fmt: skip
+        secret = Secret(own, welcome.public, said, code)
+        proof = PairProof(
+            welcome.exchange_id, secret.proof("taker"), secret.seal("taker", content), "192.168.1.7"
+        )
+        return secret, proof
+
+    async def refused(self, question: Any) -> OperationError:
+        with pytest.raises(OperationError) as caught:
+            await self.ask(question)
+        return caught.value
+
+
+async def test_a_right_code_gives_each_side_a_key(tmp_path: Path) -> None:
+    studio = Studio(tmp_path)
+    offer = await studio.offer()
+    assert (offer.machine.name, await studio.state(offer)) == ("studio", OfferState.OPEN)
+    secret, proof = await studio.exchange(offer.code, LAPTOP)
+    accepted = await studio.ask(proof)
+    assert isinstance(accepted, PairAccepted)
+    secret.check("shower", accepted.proof)
+    given = secret.open("shower", accepted.sealed)
+    assert given["url"] == "http://192.168.1.7:8123"
+    (peer,) = studio.peers.list.peers
+    assert peer == Peer("laptop", "http://192.168.1.7:8123", PeerKind.LMX, KEY)
+    (key,) = studio.keys.ring.keys
+    assert (key.name, key.scopes) == ("peer-laptop", (KeyScope.PEER,))
+    assert given["key"] not in (tmp_path / "keys.json").read_text(), "it is hashed here"
+    assert given["certificate"] == own_fingerprint(tmp_path / "certificate.pem")
+    assert await studio.state(offer) is OfferState.PAIRED
+    # Neither the code nor the exchange is good for anything more.
+    again = await studio.refused(proof)
+    assert again.code is ErrorCode.NOT_FOUND
+    assert (await studio.refused(PairHello(bytes(32), bytes(16)))).code is ErrorCode.NOT_FOUND
+    # The laptop has an lmx of before there were certificates, which is said. It gets a newer one.
+    assert "plain HTTP" in (await studio.ask(GetOffer(offer.offer_id))).detail
+    newer = await studio.offer()
+    _, pinning = await studio.exchange(newer.code, {**LAPTOP, "certificate": "ab" * 32})
+    await studio.ask(pinning)
+    assert studio.peers.list.peers == (
+        Peer("laptop", "https://192.168.1.7:8123", PeerKind.LMX, KEY, "ab" * 32),
+    )
+    assert "plain" not in (await studio.ask(GetOffer(newer.offer_id))).detail
+    # The laptop leaves.
+    assert isinstance(await studio.ask(ForgetPeer("peer-laptop")), Done)
+    assert not studio.peers.list.peers
+    assert not studio.keys.ring.keys
+    assert studio.noted == ["peer.paired", "peer.paired", "peer.removed"]
+    assert (await studio.refused(ForgetPeer("laptop"))).code is ErrorCode.NOT_FOUND
+
+
+async def test_a_machine_that_is_paired_again_has_another_key(tmp_path: Path) -> None:
+    studio = Studio(tmp_path)
+    digests = []
+    for _ in range(2):
+        offer = await studio.offer()
+        _, proof = await studio.exchange(offer.code, LAPTOP)
+        await studio.ask(proof)
+        (key,) = studio.keys.ring.keys
+        digests.append(key.digest)
+    assert digests[0] != digests[1]
+    assert [one.digest for one in key.former] == digests[:1], "for a moment"
+    assert len(studio.peers.list.peers) == 1
+
+
+async def test_without_a_code_nothing_begins(tmp_path: Path) -> None:
+    studio, hello = Studio(tmp_path), PairHello(bytes(32), bytes(16))
+    assert (await studio.refused(hello)).code is ErrorCode.NOT_FOUND
+    offer = await studio.offer()
+    assert (await studio.refused(PairHello(b"", b""))).code is ErrorCode.INVALID_VALUE
+    newer = await studio.offer()
+    assert await studio.state(offer) is OfferState.VOID
+    await studio.ask(WithdrawOffer(offer.offer_id))
+    assert await studio.state(newer) is OfferState.OPEN
+    await studio.ask(WithdrawOffer(newer.offer_id))
+    assert (await studio.refused(hello)).code is ErrorCode.NOT_FOUND
+
+
+async def test_wrong_codes_void_it_also_all_at_the_same_time(tmp_path: Path) -> None:
+    studio = Studio(tmp_path)
+    offer = await studio.offer()
+    wrong = offer.code[1:] + offer.code[:1]
+    proofs = [(await studio.exchange(wrong, LAPTOP))[1] for _ in range(8)]
+    right = (await studio.exchange(offer.code, LAPTOP))[1]
+    errors = await asyncio.gather(*map(studio.refused, proofs))
+    codes = Counter(one.code for one in errors)
+    assert set(codes) == {ErrorCode.PERMISSION_DENIED, ErrorCode.NOT_FOUND}
+    assert codes[ErrorCode.PERMISSION_DENIED] <= MOST_TRIES, "no more are judged"
+    assert await studio.state(offer) is OfferState.VOID
+    assert (await studio.refused(right)).code is ErrorCode.NOT_FOUND
+    assert not studio.keys.ring.keys
+
+
+async def test_each_part_of_a_proof_must_be_right(tmp_path: Path) -> None:
+    studio = Studio(tmp_path)
+    offer = await studio.offer()
+    for is_proof in (True, False):
+        _, right = await studio.exchange(offer.code, LAPTOP)
+        no_seal = replace(right, sealed=bytes(len(right.sealed)))
+        wrong = replace(right, proof=bytes(32)) if is_proof else no_seal
+        assert (await studio.refused(wrong)).code is ErrorCode.PERMISSION_DENIED
+    assert not studio.keys.ring.keys
+
+
+async def test_an_expired_code_opens_nothing(tmp_path: Path) -> None:
+    studio = Studio(tmp_path)
+    offer = await studio.offer()
+    studio.now_s = 290.0
+    _, proof = await studio.exchange(offer.code, LAPTOP)
+    studio.now_s = 300.0
+    assert (await studio.refused(proof)).code is ErrorCode.NOT_FOUND
+    assert not studio.keys.ring.keys
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        ({**LAPTOP, "name": "studio"}, ErrorCode.INVALID_VALUE),
+        ({**LAPTOP, "name": "a b"}, ErrorCode.PROTOCOL_ERROR),
+        ({**LAPTOP, "host": "a/b"}, ErrorCode.PROTOCOL_ERROR),
+        ({**LAPTOP, "port": 0}, ErrorCode.PROTOCOL_ERROR),
+        ({**LAPTOP, "key": ""}, ErrorCode.PROTOCOL_ERROR),
+        ({**LAPTOP, "certificate": "of nobody"}, ErrorCode.PROTOCOL_ERROR),
+        ({}, ErrorCode.PROTOCOL_ERROR),
+        ({**LAPTOP, "name": "desk"}, ErrorCode.UNSUPPORTED_VALUE),
+    ],
+)
+async def test_who_has_the_code_and_says_nonsense_is_not_paired(
+    tmp_path: Path, content: dict[str, Any], code: ErrorCode
+) -> None:
+    studio = Studio(tmp_path, Peer("desk", "http://desk:8000"))
+    offer = await studio.offer()
+    _, proof = await studio.exchange(offer.code, content)
+    assert (await studio.refused(proof)).code is code
+    assert await studio.state(offer) is OfferState.FAILED
+    assert not studio.keys.ring.keys
+    assert [peer.name for peer in studio.peers.list.peers] == ["desk"]
+
+
+async def test_a_machine_that_can_t_be_reached_has_a_key_and_is_no_peer(tmp_path: Path) -> None:
+    studio = Studio(tmp_path)
+    offer = await studio.offer()
+    secret, proof = await studio.exchange(offer.code, {**LAPTOP, "host": "127.0.0.1"})
+    accepted = await studio.ask(proof)
+    assert secret.open("shower", accepted.sealed)["url"] is None
+    assert not studio.peers.list.peers
+    assert len(studio.keys.ring.keys) == 1

@@ -1,0 +1,347 @@
+"""What is quantized after a download, how large it gets, and that it is made whole or not at all.
+The worker's program is replaced."""
+
+import json
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import threading
+from collections import namedtuple
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.models.checkpoint import parse_checkpoint_config
+from lmx.protocol.models.safetensors import Tensor
+from lmx.protocol.states import ModelKind, QuantizedBits
+from lmx.supervisor.config.sources import names_quantisation, quantized_name
+from lmx.supervisor.decisions.memory_reading import MemoryReading
+from lmx.supervisor.fetch import made_folder, quantize
+from lmx.supervisor.fetch.conversion_form import Platform
+from lmx.supervisor.fetch.made_folder import locked
+from lmx.supervisor.fetch.main import main
+from lmx.supervisor.fetch.progress import Phase
+from lmx.supervisor.fetch.quantized_form import quantized_bytes, refuse_unfit
+from lmx.supervisor.memory.files import whole_conversion
+from lmx.supervisor.memory.inspect_main import inspect
+from lmx.supervisor.memory.inspection import Question
+from lmx.supervisor.memory.quantized import quantized_words
+from lmx.supervisor.state.home import Home
+from tests.support.models.model_folders import write_model
+from tests.support.rigs.rig import wait_until
+
+MIB = 1024**2
+RESULT = {
+    "bits": "4", "bits_a_weight": 4.5, "perplexity_before": 10.0, "perplexity_after": 10.5,
+    "tokens": 1700,
+}  # fmt: skip
+WORDS = (
+    "quantized to 4 bits by lmx, from org/m (4.50 bits a weight); perplexity on 1700 tokens of "
+    "text: 10.00 before, 10.50 after (+5.0 %)"
+)
+PROGRAM = """
+import json, sys, os
+from pathlib import Path
+given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+source, target = Path(given["--source"]), Path(given["--target"])
+target.mkdir()
+for name in ("config.json", "model.safetensors"):
+    (target / name).write_bytes((source / name).read_bytes())
+print(json.dumps({"phase": "convert", "fraction": 0.5, "detail": "quantizing"}))
+"""
+
+
+def ending(words: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", PROGRAM + words)
+
+
+GOOD = ending(f"print(json.dumps({{'result': {RESULT}}}))")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(quantize, "PROGRAM", GOOD)
+    return write_model(tmp_path / "model", model_type="llama")
+
+
+def run(folder: Path, models: Path, said: list[str] | None = None) -> Path:
+    def report(phase: Phase, fraction: float | None, detail: str, **_bytes: int | None) -> None:
+        if said is not None:
+            said.append(detail)
+
+    return quantize.fetch_quantized(
+        folder, "org/m", QuantizedBits.FOUR, models, platform="linux", report=report
+    )
+
+
+def left(models: Path) -> list[str]:
+    return [path.name for path in models.glob("*") if not path.name.endswith(".lock")]
+
+
+def test_it_is_made_once_and_says_what_came_of_it(folder: Path, tmp_path: Path) -> None:
+    models, said = tmp_path / "models", list[str]()
+    made = run(folder, models, said)
+    assert made.name.startswith("m-4bit-")
+    assert said[1:] == ["quantizing (50 %)", WORDS]
+    stamp = whole_conversion(made)
+    assert stamp is not None and stamp["result"] == RESULT
+    assert inspect(Question(str(made), str(made)), Home(tmp_path)).facts.quantized == WORDS
+    said.clear()
+    assert run(folder, models, said) == made
+    assert said[1:] == [WORDS], "it was there"
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes() + bytes(64))
+    run(folder, models, said)
+    assert "quantizing (50 %)" in said, "the weights have changed"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ("os.kill(os.getpid(), 9)", ErrorCode.CONVERSION_FAILED, "ended with status -9"),
+        ("", ErrorCode.CONVERSION_FAILED, "ended with status 0 and no word"),
+        (
+            "print(json.dumps({'error': {'code': 'model_source_invalid', 'message': 'odd'}}))",
+            ErrorCode.MODEL_SOURCE_INVALID,
+            "org/m can't be quantized: odd",
+        ),
+    ],
+)
+def test_a_program_that_fails_leaves_nothing(
+    words: str,
+    code: ErrorCode,
+    message: str,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(quantize, "PROGRAM", ending(words))
+    with pytest.raises(OperationError, match=message) as caught:
+        run(folder, tmp_path / "models")
+    assert caught.value.code is code
+    assert left(tmp_path / "models") == []
+
+
+def test_what_a_killed_process_left_is_no_model_and_goes(folder: Path, tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    made = run(folder, models)
+    scratch = models / f".{made.name}.part"
+    made.rename(tmp_path / "half")
+    (scratch / "model").mkdir(parents=True)
+    shutil.copytree(tmp_path / "half", scratch / "model", dirs_exist_ok=True)
+    assert [whole_conversion(each) for each in models.glob("[!.]*")] == []
+    assert run(folder, models) == made
+    assert left(models) == [made.name]
+
+
+WAITS = """
+import os, signal, sys, threading
+from pathlib import Path
+from lmx.worker.mlx.quantizing.main import end_with_stdin
+threading.Thread(target=end_with_stdin, daemon=True).start()
+target = Path(sys.argv[4])
+target.mkdir()
+(target / "config.json").write_text("{}")
+(target.parents[1] / "child.new").write_text(str(os.getpid()))
+(target.parents[1] / "child.new").rename(target.parents[1] / "child")
+while True:
+    signal.pause()
+"""
+FETCH = """
+import sys
+from lmx.supervisor.fetch import quantize
+from lmx.supervisor.fetch.main import main
+quantize.PROGRAM = (sys.executable, "-c", sys.argv[1])
+main(sys.argv[2:])
+"""
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Whether it has, though nobody may have waited for it."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_what_quantizes_ends_with_the_fetch(
+    number: signal.Signals, folder: Path, tmp_path: Path
+) -> None:
+    models = tmp_path / "models"
+    options = ("--source", str(folder), "--models-dir", str(models), "--bits", "4")
+    with subprocess.Popen(
+        [sys.executable, "-c", FETCH, WAITS, *options], stdout=subprocess.DEVNULL
+    ) as fetch:
+        wait_until((models / "child").exists, "it is quantized")
+        child = psutil.Process(int((models / "child").read_text()))
+        fetch.send_signal(number)
+    wait_until(lambda: has_ended(child), "the program that quantizes has ended")
+    assert [whole_conversion(each) for each in models.glob("[!.]*")] == [None]
+    (models / "child").unlink()
+    assert main(list(options)) == 0
+    assert [name.startswith("model-4bit-") for name in left(models)] == [True]
+
+
+def test_too_little_room_is_said_before_the_work(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    little = MemoryReading(MIB, MIB, 0, 0.5)
+    monkeypatch.setattr(quantize, "read_memory", lambda: little)
+    with pytest.raises(OperationError, match=r"of memory, and .* free: unload a model") as caught:
+        run(folder, tmp_path / "models")
+    assert caught.value.code is ErrorCode.INSUFFICIENT_MEMORY
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage(MIB, 0, MIB))
+    with pytest.raises(OperationError, match="free some space there") as caught:
+        run(folder, tmp_path / "models")
+    assert caught.value.code is ErrorCode.INSUFFICIENT_DISK
+    assert left(tmp_path / "models") == []
+
+
+def test_the_program_quantizes_a_folder(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--source", str(folder), "--models-dir", str(tmp_path / "m"), "--bits", "8"]
+    assert main(arguments) == 0
+    lines = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert Path(lines[-1]["path"]).name.startswith("model-8bit-")
+    assert all(line["total_bytes"] > 0 for line in lines[:-1])
+
+
+def config(**values: Any) -> dict[str, Any]:
+    return {"model_type": "llama", **values}
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "dtype", "message"),
+    [
+        (config(), ModelKind.CHAT, "BF16", None),
+        (config(), ModelKind.CHAT, "F32", None),
+        (config(quantization={"bits": 4}), ModelKind.CHAT, "BF16", "is quantized already"),
+        (
+            config(text_config={"quantization_config": {"quant_method": "awq"}}),
+            ModelKind.CHAT,
+            "BF16",
+            "is quantized already",
+        ),
+        (config(), ModelKind.CHAT, "U32", "is quantized already"),
+        (config(), ModelKind.CHAT, "F8_E4M3", "is quantized already"),
+        (config(model_file="m.py"), ModelKind.CHAT, "BF16", "needs code of its own"),
+        (config(), ModelKind.EMBEDDING, "BF16", "a model for embedding, and lmx quantizes only"),
+        (config(), ModelKind.TRANSCRIPTION, "F32", "a model for transcription"),
+    ],
+)
+def test_what_is_quantized(
+    values: Mapping[str, Any], kind: ModelKind, dtype: str, message: str | None
+) -> None:
+    tensors = [Tensor("model.layers.0.w.weight", dtype, MIB), Tensor("mask", "I64", 800)]
+    if message is None:
+        refuse_unfit("org/m", parse_checkpoint_config(values), kind, tensors)
+        return
+    with pytest.raises(OperationError, match=message) as caught:
+        refuse_unfit("org/m", parse_checkpoint_config(values), kind, tensors)
+    assert caught.value.param == "bits"
+
+
+@pytest.mark.parametrize(
+    ("bits", "platform", "made_bytes"),
+    [
+        (QuantizedBits.FOUR, "darwin", (4.5 / 8 + 2) * MIB + 2000),
+        (QuantizedBits.FOUR, "linux", (5 / 8 + 4) * MIB + 4000),
+        (QuantizedBits.EIGHT, "darwin", (8.5 / 8 + 2) * MIB + 2000),
+    ],
+)
+def test_how_large_it_gets(bits: QuantizedBits, platform: Platform, made_bytes: float) -> None:
+    """A weight in 16 bits, one of the eyes, which stays, and a norm, which stays."""
+    tensors = [
+        Tensor("model.layers.0.w.weight", "BF16", 2 * MIB),
+        Tensor("vision_tower.0.w.weight", "BF16", 2 * MIB),
+        Tensor("model.norm.weight", "BF16", 2000),
+    ]
+    assert quantized_bytes(tensors, bits, platform) == int(made_bytes)
+
+
+@pytest.mark.parametrize(
+    ("change", "end"),
+    [
+        ({}, "10.00 before, 10.50 after (+5.0 %)"),
+        ({"perplexity_after": 9.9}, "(-1.0 %)"),
+        ({"perplexity_after": 11.5}, "a little less"),
+        ({"perplexity_after": 11.5, "bits": "8"}, "much worse than the original"),
+        ({"perplexity_before": None}, "the original computes nonsense"),
+    ],
+)
+def test_what_is_said_of_it(change: dict[str, Any], end: str) -> None:
+    words = quantized_words("org/m", {**RESULT, **change})
+    assert words is not None and words.endswith(end)
+    assert ("WARNING" in words) is (change.get("perplexity_after") == 11.5)
+
+
+@pytest.mark.parametrize(
+    "result",
+    [{}, [], None, {**RESULT, "tokens": "x"}, {**RESULT, "perplexity_before": 0}, "4"],
+)
+def test_nothing_is_said_of_what_is_no_result(result: Any) -> None:
+    assert quantized_words("org/m", result) is None
+
+
+@pytest.mark.parametrize(
+    ("source", "bits", "name"),
+    [
+        ("Qwen/Qwen3-8B", QuantizedBits.FOUR, "Qwen3-8B-4bit"),
+        ("Qwen/Qwen3-8B@v2", QuantizedBits.EIGHT, "Qwen3-8B-8bit"),
+        ("/models/My Model", QuantizedBits.MIXED, "my-model-mixed"),
+        ("org/repo/Small-1B-F16.gguf", QuantizedBits.FOUR, "small-1b-4bit"),
+    ],
+)
+def test_its_name(source: str, bits: QuantizedBits, name: str) -> None:
+    assert quantized_name(source, bits) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "quantized"),
+    [
+        ("Small-1B-Q4_K_M.gguf", True),
+        ("Small-1B-UD-IQ2_XXS-00001-of-00002.gguf", True),
+        ("Small-1B-F16.gguf", False),
+        ("Small-1B.bf16.gguf", False),
+        ("Small-1B.gguf", False),
+    ],
+)
+def test_names_that_say_it(name: str, quantized: bool) -> None:
+    assert names_quantisation(name) is quantized
+
+
+def test_models_are_quantized_one_at_a_time(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models, said = tmp_path / "models", list[str]()
+    models.mkdir()
+    monkeypatch.setattr(made_folder, "_POLL_S", 0.01)
+    with locked(models / ".quantizing.lock", lambda: None):
+        thread = threading.Thread(target=run, args=(folder, models, said))
+        thread.start()
+        wait_until(lambda: "another model is being quantized" in said, "it waits")
+        assert "quantizing (50 %)" not in said
+    thread.join(90)
+    assert said[-2:] == ["quantizing (50 %)", WORDS]
+
+
+def test_a_gguf_file_that_is_quantized_is_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "m.Q8_0.gguf"
+    name, block = b"blk.0.ffn_up.weight", bytes(34 * 8)
+    head = struct.pack("<IIQQ", 0x46554747, 3, 1, 0)
+    head += struct.pack(f"<Q{len(name)}sIQQIQ", len(name), name, 2, 64, 4, 8, 0)
+    path.write_bytes(head.ljust(-(-len(head) // 32) * 32, b"\0") + block)
+    assert main(["--source", str(path), "--models-dir", str(tmp_path), "--bits", "4"]) == 1
+    (line,) = [json.loads(each) for each in capfd.readouterr().out.splitlines() if "error" in each]
+    assert "is quantized already" in line["error"]["message"]

@@ -1,0 +1,126 @@
+"""Under which names lmx is announced, who answers under them, and what keeps it from that."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from unittest.mock import Mock
+
+import pytest
+
+from lmx.protocol.messages.status import SystemStatus
+from lmx.supervisor.cli.doctor.lines import Verdict
+from lmx.supervisor.cli.doctor.setup import check_mdns
+from lmx.supervisor.config.extras import missing_extras
+from lmx.supervisor.config.schema import Config
+from lmx.supervisor.control.status import with_urls
+from lmx.supervisor.mdns.announce_main import Announcement, read_announcement
+from lmx.supervisor.processes.specs import _answers_under
+from lmx.supervisor.service.parts import _announcement
+from lmx.supervisor.sockets.reachable import mdns_labels
+from tests.support.fakes.admin_lines import reported_status
+
+LAN = {"host": "0.0.0.0", "allow_lan_without_key": True, "advertise": True}
+
+
+@pytest.mark.parametrize(
+    ("machine", "host", "first"),
+    [
+        ("studio", "mac-1", "studio"),
+        ("Anna's.Studio_2", "mac-1", "anna-s-studio-2"),
+        ("mac-1", "mac-1", "mac-1-lmx"),
+        ("Mac-1", "mac-1", "mac-1-lmx"),
+        ("x" * 60, "mac-1", "x" * 50),
+    ],
+)
+def test_the_system_s_own_name_is_left_to_it(machine: str, host: str, first: str) -> None:
+    labels = mdns_labels(machine, host)
+    assert labels[:2] == (first, f"{first}-2")
+    assert len(labels) == 9
+    assert max(map(len, labels)) <= 63
+
+
+def test_what_nobody_could_reach_is_not_announced() -> None:
+    with pytest.raises(ValueError, match="need not find it"):
+        Config.model_validate({"server": {"advertise": True}})
+    Config.model_validate({"server": LAN})
+
+
+def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Config.model_validate({"server": LAN})
+    assert missing_extras(config) == []
+    monkeypatch.setattr("lmx.supervisor.config.extras._is_installed", lambda _: False)
+    (words,) = missing_extras(config)
+    assert 'pip install "lmx[mdns]"' in words
+    assert missing_extras(Config()) == []
+
+
+def test_an_announcement_crosses_a_pipe() -> None:
+    said = Announcement(("a", "b"), 1, ("::1",), (("key", "yes"),))
+    line = said.line()
+    assert line.count(b"\n") == 1
+    assert read_announcement(line) == said
+
+
+@pytest.mark.parametrize(
+    ("server", "port", "addresses"),
+    [
+        ({}, 8000, None),
+        (LAN, None, None),
+        (LAN, 8000, ()),
+        ({**LAN, "host": "192.168.1.9"}, 8000, ("192.168.1.9",)),
+        ({**LAN, "host": "studio.lan"}, 8000, ()),
+    ],
+)
+def test_what_is_announced_is_where_lmx_listens(
+    server: dict[str, object], port: int | None, addresses: tuple[str, ...] | None
+) -> None:
+    keys = {"api_keys": ["a-key-of-this-test-0123456789"]}
+    config = Config.model_validate({"server": {**server, "name": "studio"}, "security": keys})
+    found = _announcement(config, Mock(port=port), "1.2.3")
+    if addresses is None:
+        assert found is None
+        return
+    assert found is not None
+    assert (found.labels[0], found.port, found.addresses) == ("studio", port, addresses)
+    assert dict(found.facts) == {"version": "1.2.3", "path": "/v1", "key": "yes", "tls": "no"}
+    # And routers answer under the name, also where a number was added.
+    names = _answers_under(config, "studio")
+    assert {"studio.local", "studio-2.local"} <= set(names)
+    assert _answers_under(Config(), "studio") == ()
+
+
+def test_the_status_has_the_url() -> None:
+    router = replace(reported_status().router, host="0.0.0.0", port=8000)
+    shown = with_urls(router, lambda: ("192.168.1.9",), "studio-2")
+    assert shown.announced_url == "http://studio-2.local:8000/v1"
+    assert with_urls(router, tuple, None).announced_url is None
+
+
+def status(url: str | None) -> SystemStatus:
+    return reported_status(router={"announced_url": url})
+
+
+@pytest.mark.parametrize(
+    ("installed", "found", "verdict"),
+    [
+        (True, status("http://studio.local:8000/v1"), Verdict.OK),
+        (True, status(None), Verdict.WARNING),
+        (True, None, Verdict.NOTE),
+        (False, None, Verdict.WARNING),
+    ],
+)
+def test_doctor_says_the_name(
+    installed: bool, found: SystemStatus | None, verdict: Verdict
+) -> None:
+    line = check_mdns(installed, found)
+    assert line.verdict is verdict
+    if verdict is Verdict.OK:
+        assert line.measured == "http://studio.local:8000/v1"
+
+
+def test_nobody_imports_zeroconf_who_does_not_announce() -> None:
+    code = (
+        "import sys, lmx.supervisor.service.parts, lmx.supervisor.cli.main\n"
+        "sys.exit('zeroconf' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=90).returncode == 0

@@ -1,0 +1,40 @@
+"""The page of `make bench-peers`: ratios of the same turn, and words where there is no number."""
+
+import xml.etree.ElementTree as ET
+
+from tests.bench.bench_peers import figures, page, plot, ratios
+from tests.bench.peers.rows import ROWS
+from tests.bench.peers.servers import PEERS
+
+RESULTS = {
+    "long": 6000,
+    "loads": [9.0, 21.2],
+    "0 lmx start": {"start, s": 2.0},
+    "0 mlx_lm.server start": {"start, s": 1.0},
+    "0 vllm-mlx start": "it did not start",
+    "1 lmx start": {"start, s": 4.0},
+    "1 mlx_lm.server start": {"start, s": 3.2},
+    "1 mlx_lm.server killed": "never: the server is gone",
+    "1 lmx killed": {"served again, s": 5.0},
+}
+
+
+def test_ratios_are_of_the_same_turn() -> None:
+    assert ratios([2.0, None, 4.0], [1.0, 7.0, "late"]) == [0.5]
+    assert figures(RESULTS)["start, s"]["lmx"] == [2.0, 4.0]
+
+
+def test_the_page_says_where_lmx_is_behind_and_why_there_is_no_number() -> None:
+    lines = {line.split(" | ")[0]: line for line in page(RESULTS).splitlines()}
+    start = lines["| start, s"].strip("| ").split(" | ")
+    assert start[:3] == ["start, s", "3", "**0.65 (0.50-0.80)**"]
+    assert "it did not start" in start
+    assert lines["| served again, s"].split(" | ")[1:3] == ["5", "never: the server is gone"]
+    assert "6,000 tokens. Turns: 2." in page(RESULTS)
+    assert "load of 9 to 21" in page(RESULTS).replace("\n", " ")
+    assert ET.fromstring(plot(RESULTS)) is not None
+
+
+def test_each_row_and_each_peer_has_a_name_of_its_own() -> None:
+    assert len({peer.name for peer in PEERS}) == len(PEERS)
+    assert not [name for name in (*ROWS, *(peer.name for peer in PEERS)) if name.strip() != name]

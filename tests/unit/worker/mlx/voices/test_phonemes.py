@@ -1,0 +1,52 @@
+# ruff: noqa: RUF001
+"""Texts become the phonemes that Kokoro knows, with the punctuation that it reads."""
+
+import shutil
+
+import pytest
+
+from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.worker.mlx.voices import phonemes as module
+from lmx.worker.mlx.voices.phonemes import phonemes, require_espeak
+
+SYMBOLS = dict.fromkeys(';:,.!?—…"()“” ɹɑɐæəɛɜɪɔʊʌaAIOWYQbdfhijklmnopstuvwzðθŋɡʃʒʤʧᵊˈˌː', 1)
+
+needs_espeak = pytest.mark.skipif(
+    shutil.which("espeak-ng") is None, reason="espeak-ng is not installed"
+)
+
+
+@needs_espeak
+def test_english() -> None:
+    said = phonemes(
+        require_espeak(),
+        ["Hello, world!", "Dr. Smith (my aunt) found 2 eggs...", "?!", "[[hello]] 1,000.5 — yes"],
+        "en-us",
+        SYMBOLS,
+    )
+    assert said[0] == "həlˈO, wˈɜɹld!"
+    assert said[1].startswith("dˈɑktəɹ smˈɪθ (mI ˈænt) fˈWnd tˈu ˈɛɡz..."), said[1]
+    assert said[2] == "?!"
+    assert "—" in said[3] and "pYnt" in said[3]
+
+
+@needs_espeak
+def test_other_languages_keep_their_long_sounds() -> None:
+    (british,) = phonemes(require_espeak(), ["No cars."], "en-gb", SYMBOLS)
+    assert british == "nˈQ kˈɑːz."
+    (italian,) = phonemes(require_espeak(), ["Buongiorno."], "it", SYMBOLS)
+    assert italian.endswith(".") and "ʤ" in italian
+
+
+@needs_espeak
+def test_a_text_that_is_cut_otherwise_is_said_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_is_said", lambda text: True)
+    said = phonemes(require_espeak(), ["Hello, world!", "?!", "Good day."], "en-us", SYMBOLS)
+    assert said == ["həlˈO wˈɜɹld", "", "ɡˈʊd dˈA"]
+
+
+def test_without_the_program_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+    with pytest.raises(OperationError, match="brew install espeak-ng") as caught:
+        require_espeak()
+    assert caught.value.code is ErrorCode.MODEL_SOURCE_INVALID

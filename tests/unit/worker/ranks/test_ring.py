@@ -1,0 +1,146 @@
+"""How the ranks of a model are introduced to mlx: all of them get the same addresses, or the names
+of their RDMA devices."""
+
+import json
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+import zmq
+
+from lmx.protocol.errors import OperationError
+from lmx.protocol.messages.ranks import (
+    FollowerLink,
+    FollowerSpec,
+    FollowersStarted,
+    RemoteFollower,
+    WantFollowers,
+)
+from lmx.protocol.messages.specs import LogSpec, RankHost, RanksSpec, WorkerSpec
+from lmx.worker.mlx.model.shard import join_group
+from lmx.worker.ranks.follower import Following
+from lmx.worker.ranks.leader import Leader
+from lmx.worker.ranks.link import join
+from lmx.worker.ranks.wire import Incoming
+from tests.support.models.model_folders import write_model
+
+Devices = tuple[tuple[str, ...], ...]
+DEVICES: Devices = (("", "rdma_en5"), ("rdma_en4", ""))
+BEAT_S, SILENCE_S = 0.2, 60.0
+
+
+def spec_of(folder: Path, instance: str, ranks: RanksSpec) -> WorkerSpec:
+    return WorkerSpec(
+        instance=instance, model_id="m", model_path=str(folder), run_dir=str(folder),
+        log=LogSpec("", "info", 0, 0), engine="x:y", engine_options={}, memory_limit_bytes=1,
+        max_rows=1, max_queue=1, beat_interval_s=BEAT_S, ranks=ranks,
+    )  # fmt: skip
+
+
+@contextmanager
+def two_machines(folder: Path, devices: Devices) -> Iterator[tuple[Leader, Following]]:
+    """Rank 0, and a follower that another machine has started, without their engines."""
+    followers: list[Following] = []
+    threads: list[threading.Thread] = []
+
+    def want(wish: WantFollowers) -> None:
+        (meeting,) = wish.meetings
+        link = FollowerLink(meeting.endpoint, meeting.server_key, meeting.address, 0)
+        keys = zmq.curve_keypair()
+        stream, carrier = join(link, keys, BEAT_S, SILENCE_S)
+        # Its machine knows nothing of devices until rank 0 names them.
+        worker = spec_of(folder, "lent-1", RanksSpec(2, silence_s=SILENCE_S))
+        following = Following(stream, FollowerSpec(worker, 1, link))
+        listening = (iter(()), Incoming())
+        threads.extend((threading.Thread(target=following.listen, args=listening), carrier))
+        threads[0].start()
+        followers.append(following)
+        leader.answered(FollowersStarted((RemoteFollower(keys[0].decode(), os.getpid()),)))
+
+    hosts = (RankHost("studio", "127.0.0.1"),)
+    ranks = RanksSpec(2, silence_s=SILENCE_S, hosts=hosts, rdma_devices=devices)
+    leader = Leader(spec_of(folder, "w-1", ranks), lambda _: None, want)
+    leader.start()
+    try:
+        yield leader, followers[0]
+    finally:
+        leader.close(1.0)
+        for thread in threads:
+            thread.join(90)
+        assert not any(thread.is_alive() for thread in threads)
+
+
+@pytest.mark.parametrize("devices", [(), DEVICES])
+def test_both_ranks_are_told_where_the_others_are(tmp_path: Path, devices: Devices) -> None:
+    found: list[Mapping[str, str]] = []
+    with two_machines(write_model(tmp_path), devices) as (leader, following):
+        met = threading.Thread(target=lambda: found.append(following.meet()))
+        met.start()
+        found.append(leader.meet())
+        met.join(90)
+    ranks = sorted(found, key=lambda each: each["MLX_RANK"])
+    assert [each["MLX_RANK"] for each in ranks] == ["0", "1"]
+    name = "MLX_IBV_DEVICES" if devices else "MLX_HOSTFILE"
+    files = [json.loads(Path(each[name]).read_text()) for each in ranks]
+    assert files[0] == files[1]
+    if devices:
+        assert files[0] == [[None, "rdma_en5"], ["rdma_en4", None]]
+        (coordinator,) = {each["MLX_JACCL_COORDINATOR"] for each in ranks}
+        assert coordinator.startswith("127.0.0.1:")
+    else:
+        assert [len(each) for each in files[0]] == [1, 1]
+    assert all(("MLX_HOSTFILE" in each) is not bool(devices) for each in ranks)
+
+
+class Met:
+    """A rank that has met the others."""
+
+    rank = 1
+    spec = RanksSpec(2)
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "r-1"
+        self.file.write_text("[]")
+
+    def meet(self) -> dict[str, str]:
+        return {
+            "MLX_RANK": "1",
+            "MLX_IBV_DEVICES": str(self.file),
+            "MLX_JACCL_COORDINATOR": "10.0.0.1:5000",
+        }
+
+
+def test_mlx_gets_its_backend_and_its_variables_and_nobody_else_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, Any] = {}
+
+    group: Any = object()
+
+    def init(*, strict: bool, backend: str) -> Any:
+        seen.update(backend=backend, strict=strict, rank=os.environ["MLX_RANK"])
+        seen["devices"] = Path(os.environ["MLX_IBV_DEVICES"]).read_text()
+        return group
+
+    monkeypatch.setattr(mx.distributed, "is_available", lambda backend: backend == "jaccl")
+    monkeypatch.setattr(mx.distributed, "init", init)
+    met: Any = Met(tmp_path)
+    assert join_group(met) is group
+    assert seen == {"backend": "jaccl", "strict": True, "rank": "1", "devices": "[]"}
+    assert not met.file.exists()
+    assert not any(name.startswith("MLX_JACCL") or name == "MLX_RANK" for name in os.environ)
+
+
+def test_a_machine_without_rdma_says_so_before_it_waits_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mx.distributed, "is_available", lambda backend: backend == "ring")
+    met: Any = Met(tmp_path)
+    with pytest.raises(OperationError, match=r"no jaccl.*set backend to ring"):
+        join_group(met)
+    assert not met.file.exists()

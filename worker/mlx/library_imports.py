@@ -1,0 +1,147 @@
+"""Lets a worker import its model libraries in less time. No mlx here: this comes before them.
+
+transformers reads all its 1,600 files of models when it is imported, twice in each process, to find
+out which names they export: 0.4 s of the processor, a quarter of a worker's start. What it found is
+kept in the user's cache, for as long as the same transformers is installed.
+"""
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.metadata import version
+from importlib.util import LazyLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import structlog
+
+from lmx.protocol.host.cache_folder import cache_dir
+from lmx.protocol.host.imports import quick_imports
+from lmx.protocol.host.regular_file import parse_json, read_regular
+
+log = structlog.get_logger()
+
+_SCANNER: Final = "transformers.utils.import_utils"
+_SCAN: Final = "create_import_structure_from_path"
+_UNUSED: Final = "requests"
+"""What mlx-vlm fetches with, which no worker does. It and what it imports is a twentieth of the
+time."""
+_REQUIRED: Final = "needs "
+"""Begins a key that is a set of libraries: JSON's keys are texts."""
+_MOST_BYTES: Final = 8 << 20
+
+Exports = dict[Any, Any]
+"""What a folder exports: by the names of its folders what they export, and by sets of libraries
+that it takes, by the names of modules, the names in them."""
+
+
+@contextmanager
+def quick_library_imports() -> Iterator[None]:
+    """Import the model libraries within the block. A file that can't be read or written costs the
+    time alone."""
+    finder = _Finder()
+    sys.meta_path.insert(0, finder)
+    try:
+        with quick_imports():
+            yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+class _Finder(MetaPathFinder):
+    """Finds transformers' own module of imports, so that its scan is replaced before its first, and
+    what is not used, so that it is imported at its first use."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, _target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path) if name in (_SCANNER, _UNUSED) else None
+        if spec is None or spec.loader is None:
+            return None
+        if name == _UNUSED:
+            spec.loader = LazyLoader(spec.loader)
+            return spec
+        execute = spec.loader.exec_module
+
+        def execute_and_replace(module: ModuleType) -> None:
+            execute(module)
+            scan = getattr(module, _SCAN, None)
+            if scan is not None and spec.origin is not None:
+                models = Path(spec.origin).parents[1] / "models"
+                with contextlib.suppress(RuntimeError):  # The user has no home.
+                    kept = cache_dir() / "transformers.json"
+                    setattr(module, _SCAN, remembered(scan, models, kept))
+
+        setattr(spec.loader, "exec_module", execute_and_replace)  # noqa: B010  mypy allows no other
+        return spec
+
+
+def remembered(
+    scan: Callable[[Any], Exports], models: Path, kept: Path
+) -> Callable[[Any], Exports]:
+    """Return a ``scan`` that reads the folder ``models`` once for all processes: what it exports is
+    in the file ``kept``. A file of another folder or version is replaced."""
+    found: list[Exports] = []
+
+    def scan_once(path: Any) -> Exports:
+        folder = Path(path)
+        if models not in (folder, folder.parent) or folder.is_dir() != (folder == models):
+            return scan(path)
+        if not found:
+            found.append(_read(kept, models) or _scanned(scan, models, kept))
+        return found[0]
+
+    return scan_once
+
+
+def _read(kept: Path, models: Path) -> Exports | None:
+    try:
+        content = parse_json(read_regular(kept, _MOST_BYTES))
+        if content["of"] == _installed(models):
+            exports: Exports = _decoded(content["exports"])
+            return exports
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        pass
+    return None
+
+
+def _scanned(scan: Callable[[Any], Exports], models: Path, kept: Path) -> Exports:
+    exports = scan(models)
+    partial = kept.with_name(f".{kept.name}-{os.getpid()}")
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps({"of": _installed(models), "exports": _encoded(exports)}))
+        partial.replace(kept)
+    except OSError as error:
+        log.info("exports.not_kept", path=str(kept), error=str(error))
+    return exports
+
+
+def _installed(models: Path) -> list[Any]:
+    return [version("transformers"), str(models), models.stat().st_mtime_ns]
+
+
+def _encoded(exports: Any) -> Any:
+    if not isinstance(exports, dict):
+        return sorted(exports)
+    return {
+        _REQUIRED + " ".join(sorted(key)) if isinstance(key, frozenset) else key: _encoded(value)
+        for key, value in exports.items()
+    }
+
+
+def _decoded(content: Any) -> Any:
+    if isinstance(content, list):
+        return {str(name) for name in content}
+    return {
+        frozenset(key.removeprefix(_REQUIRED).split()) if key.startswith(_REQUIRED) else key: (
+            _decoded(value)
+        )
+        for key, value in content.items()
+    }

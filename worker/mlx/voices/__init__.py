@@ -1,0 +1,1 @@
+"""Models that read texts aloud: Kokoro and Pocket TTS."""

@@ -1,0 +1,1 @@
+"""A model that is divided among several processes: rank 0 and its followers."""
