@@ -16,7 +16,7 @@ CODE := protocol router supervisor worker tests deploy docs
 PACKAGES := $(foreach name,protocol router supervisor worker,-p lmx.$(name))
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-quick conformance models-page reference fuzz walk chaos soak kill-rounds kill-ranks kill-peers kill-batches agents installs clients lm-eval bench bench-memory bench-relay bench-console bench-mixed bench-batch bench-small bench-lanes bench-host bench-speculation bench-parse bench-start bench-idle bench-hop bench-ranks bench-federation bench-peers docs fmt lint types resolve imports check release clean
+.PHONY: help install run test test-quick conformance models-page reference fuzz walk chaos stalls soak kill-rounds kill-ranks kill-peers kill-batches agents installs clients lm-eval bench bench-memory bench-relay bench-console bench-mixed bench-batch bench-small bench-lanes bench-host bench-speculation bench-parse bench-start bench-idle bench-hop bench-ranks bench-federation bench-peers docs fmt lint types resolve imports check release clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -100,6 +100,11 @@ walk: install ## every route at its limits: how long the router's event loop sta
 
 chaos: install ## 2,000 requests to a scripted engine, then MINUTES of all families and an operator (half an hour)
 	@LMX_TEST_MINUTES=$(MINUTES) LMX_TEST_BUSY=$(BUSY) $(BIN)/pytest -q -s -m soak tests/process/faults/test_chaos.py tests/process/faults/test_long_day.py
+
+TESTS ?= tests/process tests/e2e
+SEED ?= 1
+stalls: install ## TESTS while their processes stand still for up to two seconds at random (twice as long as without)
+	@$(BIN)/python -m tests.support.faults.stalls $(SEED) $(BIN)/pytest -q -n 3 --dist loadfile $(TESTS)
 
 HOURS ?= 1
 soak: install ## the day of `make chaos` for HOURS: does memory grow, do answers stay what they are alone; draws docs/reliability.svg

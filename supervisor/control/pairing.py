@@ -219,14 +219,14 @@ class PairingCommands:
             raise offer.was_wrong() from error
         if self._open_offer() is not offer:
             raise OperationError(ErrorCode.NOT_FOUND, "the code is void")
-        # From here on it is used, whatever follows.
-        offer.end(OfferState.FAILED, "the other machine could not be paired")
+        offer.take()
         try:
             accepted, detail = await self._pair(_Other.of(found), question.remote, secret)
-        except OperationError as error:
-            offer.detail = error.message
+        except BaseException as error:
+            words = error.message if isinstance(error, OperationError) else "an internal error"
+            offer.settle(OfferState.FAILED, words)
             raise
-        offer.state, offer.detail = OfferState.PAIRED, detail
+        offer.settle(OfferState.PAIRED, detail)
         self._note("peer.paired", detail)
         return accepted
 

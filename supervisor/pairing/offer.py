@@ -26,6 +26,9 @@ class Offer:
     state: OfferState = OfferState.OPEN
     detail: str = "waiting for the other machine"
     tries_left: int = MOST_TRIES
+    taken: bool = False
+    """Another machine had the right code, and is just being paired: the state is open until it is
+    known how that ends, but the code is of no use to anybody else."""
     _exchanges: OrderedDict[str, tuple[float, OwnPart, Said]] = field(default_factory=OrderedDict)
 
     def begin(self, own: OwnPart, said: Said, now_s: float) -> None:
@@ -59,9 +62,18 @@ class Offer:
             words += ", and void now: run `lmx pair` on the other machine for another one"
         return OperationError(ErrorCode.PERMISSION_DENIED, words)
 
+    def take(self) -> None:
+        """Note that another machine had the right code. Only :meth:`settle` ends it then."""
+        self.taken, self.detail, self.code = True, "the other machine is being paired", ""
+        self._exchanges.clear()
+
+    def settle(self, state: OfferState, detail: str) -> None:
+        """Note how the pairing with the machine that took the code has ended."""
+        self.state, self.detail = state, detail
+
     def end(self, state: OfferState, detail: str) -> None:
-        """Let it be void, or used. The first end counts."""
-        if self.state is OfferState.OPEN:
+        """Let it be void. The first end counts, and none does once it is taken."""
+        if self.state is OfferState.OPEN and not self.taken:
             self.state, self.detail, self.code = state, detail, ""
             self._exchanges.clear()
 
@@ -69,7 +81,7 @@ class Offer:
         """Return whether it can be used. It expires here."""
         if now_s >= self.until_s:
             self.end(OfferState.VOID, "it has expired")
-        return self.state is OfferState.OPEN
+        return self.state is OfferState.OPEN and not self.taken
 
     def view(self, now_s: float) -> OfferView:
         """Return what has become of it."""

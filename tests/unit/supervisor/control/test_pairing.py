@@ -127,6 +127,28 @@ async def test_a_right_code_gives_each_side_a_key(tmp_path: Path) -> None:
     assert (await studio.refused(ForgetPeer("laptop"))).code is ErrorCode.NOT_FOUND
 
 
+async def test_whoever_asks_in_the_midst_sees_no_end_before_the_end(tmp_path: Path) -> None:
+    studio = Studio(tmp_path)
+    offer = await studio.offer()
+    _, proof = await studio.exchange(offer.code, LAPTOP)
+    pairing = asyncio.create_task(studio.ask(proof))
+    seen, voids = [], 0
+    while not pairing.done():
+        seen.append(await studio.state(offer))
+        if "being paired" in (await studio.ask(GetOffer(offer.offer_id))).detail:
+            # It belongs to the laptop now: nobody withdraws it, and it does not expire.
+            await studio.ask(WithdrawOffer(offer.offer_id))
+            studio.now_s = 1_000.0
+            hello = PairHello(bytes(32), bytes(16))
+            assert (await studio.refused(hello)).code is ErrorCode.NOT_FOUND
+            voids += 1
+        await asyncio.sleep(0)
+    await pairing
+    assert voids, "there was a moment in which it was taken"
+    assert set(seen) == {OfferState.OPEN}
+    assert await studio.state(offer) is OfferState.PAIRED
+
+
 async def test_a_machine_that_is_paired_again_has_another_key(tmp_path: Path) -> None:
     studio = Studio(tmp_path)
     digests = []

@@ -135,7 +135,7 @@ def test_codes_and_exchanges_expire() -> None:
     assert offer.is_open(LIFE_S - 0.1)
     assert not offer.is_open(LIFE_S)
     assert "expired" in offer.view(LIFE_S).detail
-    offer.end(OfferState.PAIRED, "too late")
+    offer.end(OfferState.FAILED, "too late")
     assert offer.view(LIFE_S).state is OfferState.VOID
     assert CODE not in repr(Offer("o", CODE, 1.0))
 
