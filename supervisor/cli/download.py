@@ -45,7 +45,12 @@ from lmx.supervisor.decisions.ledger import format_bytes
 from lmx.supervisor.inventory.download_records import Download, requested_download
 from lmx.supervisor.memory.quantized import bits_words
 from lmx.supervisor.processes.preview import Look
-from lmx.supervisor.sockets.client import Client, Place, open_client, supervisor_runs
+from lmx.supervisor.sockets.client import (
+    Place,
+    ReconnectingClient,
+    open_client,
+    supervisor_runs,
+)
 from lmx.supervisor.state.home import Home
 
 _POLL_S: Final = 0.5
@@ -101,15 +106,15 @@ def _by_supervisor(place: Place, wanted: Download) -> None:
     with open_client(place, _START_S) as client:
         question = StartDownload(wanted.repo_id, wanted.revision, wanted.filename, wanted.bits)
         view: DownloadView = client.ask(question)
-        try:
-            view = _watch(client, view)
-        except KeyboardInterrupt:
-            click.echo(
-                f"{view.download_id} continues without this command: see `lmx downloads`; "
-                f"`lmx pull --cancel {view.download_id}` ends it",
-                err=True,
-            )
-            raise
+    try:
+        view = _watch(place, view)
+    except KeyboardInterrupt:
+        click.echo(
+            f"{view.download_id} continues without this command: see `lmx downloads`; "
+            f"`lmx pull --cancel {view.download_id}` ends it",
+            err=True,
+        )
+        raise
     if view.status is not DownloadStatus.COMPLETED:
         raise OperationError(
             view.error_code or ErrorCode.DOWNLOAD_FAILED,
@@ -408,13 +413,16 @@ def delete_model(place: Place, model: str, *, force: bool) -> None:
     click.echo(f"deleted {deleted.model_id}: {format_bytes(deleted.freed_bytes)} freed")
 
 
-def _watch(client: Client, view: DownloadView) -> DownloadView:
-    with _bar(view.repo_id) as advance:
+def _watch(place: Place, view: DownloadView) -> DownloadView:
+    """Return a download once it has ended, also if the supervisor is replaced meanwhile: the next
+    one continues with it."""
+    with ReconnectingClient(place, answered=True) as client, _bar(view.repo_id) as advance:
         while view.status in _RUNNING:
             advance(view)
             time.sleep(_POLL_S)
-            found: Downloads = client.ask(GetDownloads(view.download_id))
-            view = found.downloads[0]
+            found: Downloads | None = client.ask(GetDownloads(view.download_id))
+            if found is not None:
+                view = found.downloads[0]
     return view
 
 

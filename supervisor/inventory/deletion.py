@@ -67,6 +67,7 @@ class Deletion:
         # Nothing is awaited between the look and the mark: no request begins to load meanwhile.
         self._refuse_used(ids, gone)
         with self._leaving(ids, gone):
+            await self._downloads.wait_stopped()
             freed_bytes = await delete_files(gone, self._home, ids)
             if gone.repo_id is not None and not gone.commits:
                 self._downloads.forget(gone.repo_id)

@@ -101,6 +101,11 @@ class Downloads:
         self._is_whole = is_whole
         self._events = events
         self._all: dict[str, Download] = {each.download_id: each for each in file.load()}
+        for download in self._all.values():
+            if download.goes_on:
+                # It has not ended, and begins again with :meth:`resume`.
+                download.status = DownloadStatus.STARTING
+                download.ended_s = download.error = download.error_code = None
         self._deletions: Counter[str] = Counter()
         """How many deletions of files each repository has at the moment."""
         self._samples: dict[str, deque[tuple[float, int]]] = {}
@@ -132,7 +137,10 @@ class Downloads:
             self._refuse_deleted(wanted.repo_id)
             if is_whole:
                 # It is served already, unless it was removed since or its name was taken.
-                await self._have_served(download)
+                assert download.path is not None
+                download.model_id, download.error = await self._served(
+                    download, Path(download.path)
+                )
                 return self._view(download)
             # Another client may have begun it meanwhile.
             download = self._latest(wanted.key)
@@ -151,7 +159,7 @@ class Downloads:
         download that has ended stays as it is. Raises :class:`LmxError` (not_found_error)."""
         download = self._get(download_id)
         if download.unfinished or download.status is DownloadStatus.INTERRUPTED:
-            download.error_code = None
+            download.error_code, download.goes_on = None, False
             self._end(download, DownloadStatus.CANCELLED, "it was cancelled")
             self._runs.stop(download_id)
             await self._runs.wait_stopped(download_id)
@@ -164,14 +172,20 @@ class Downloads:
         if download is None or download.unfinished:
             return
         if download.status is not DownloadStatus.COMPLETED:
-            download.error_code = download.param = download.retry_after_s = None
-            await self._came(download, path)
+            model_id, error = await self._served(download, path)
+            if not download.unfinished:  # else it was begun again meanwhile, and has its own end
+                self._came(download, path, model_id, error)
 
     def list(self, download_id: str | None = None) -> DownloadList:
         """Return the downloads, the latest first. Raises :class:`LmxError` (not_found_error)."""
         if download_id is not None:
             return DownloadList((self._view(self._get(download_id)),))
         return DownloadList(tuple(self._view(each) for each in reversed(self._all.values())))
+
+    async def wait_stopped(self) -> None:
+        """Return when the processes of all fetches that were cancelled or given up are gone, or
+        should be gone: until then they may write files."""
+        await self._runs.wait_all_stopped()
 
     def of(self, repo_id: str) -> tuple[Download, ...]:
         """Return the downloads of a repository, the latest last."""
@@ -205,8 +219,12 @@ class Downloads:
         downloads."""
         self._closing = True
         for download in self._all.values():
-            if download.unfinished:
-                download.goes_on = resume
+            if not download.unfinished:
+                continue
+            download.goes_on = resume
+            if resume:
+                self._save()  # It has not ended: whoever waits for its end continues to wait.
+            else:
                 download.error_code = ErrorCode.DOWNLOAD_FAILED
                 self._end(download, DownloadStatus.INTERRUPTED, f"lmx went down: {RESUME_HINT}")
         await self._runs.close()
@@ -266,27 +284,29 @@ class Downloads:
             download.retry_after_s = outcome.retry_after_s
             self._end(download, DownloadStatus.FAILED, outcome.message)
             return
-        await self._came(download, outcome)
+        self._came(download, outcome, *await self._served(download, outcome))
 
     async def _broke(self, download: Download, error: Exception) -> None:
         if download.unfinished:
             download.error_code = ErrorCode.INTERNAL
             self._end(download, DownloadStatus.FAILED, f"the download broke: {error}")
 
-    async def _came(self, download: Download, path: Path) -> None:
-        download.path = str(path)
+    def _came(
+        self, download: Download, path: Path, model_id: str | None, error: str | None
+    ) -> None:
+        download.path, download.model_id = str(path), model_id
         if download.total_bytes is not None:
             download.downloaded_bytes = download.total_bytes
-        await self._have_served(download)
-        self._end(download, DownloadStatus.COMPLETED, download.error or "")
+        download.error_code = download.param = download.retry_after_s = None
+        self._end(download, DownloadStatus.COMPLETED, error or "")
 
-    async def _have_served(self, download: Download) -> None:
-        assert download.path is not None
-        download.model_id = download.error = None
+    async def _served(self, download: Download, path: Path) -> tuple[str | None, str | None]:
+        """Have a model served. Returns its id, or why it is not. The download stays as it is
+        meanwhile: others look at it."""
         try:
-            download.model_id = await self._serve(download, Path(download.path))
+            return await self._serve(download, path), None
         except LmxError as error:
-            download.error = f"downloaded, but not served: {error.message}"
+            return None, f"downloaded, but not served: {error.message}"
 
     def _advanced(self, download: Download, report: dict[str, Any]) -> None:
         if not download.unfinished or "total_bytes" not in report:

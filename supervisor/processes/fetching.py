@@ -175,9 +175,11 @@ class FetchRuns:
 
     async def wait_stopped(self, key: str) -> None:
         """Return when the processes of a key are gone, or should be gone."""
-        tasks = self._of(key)
-        if tasks:
-            await asyncio.wait(tasks, timeout=2 * _TERM_GRACE_S)
+        await _gone(self._of(key))
+
+    async def wait_all_stopped(self) -> None:
+        """Return when the processes of all runs that were stopped are gone, or should be gone."""
+        await _gone([task for task in self._runs if task.cancelling()])
 
     async def close(self) -> None:
         """End all runs and return when their processes are gone."""
@@ -203,6 +205,11 @@ class FetchRuns:
             task = asyncio.current_task()
             if task is not None and not task.cancelling():
                 await fetch.broke(error)
+
+
+async def _gone(tasks: Sequence[asyncio.Task[None]]) -> None:
+    if tasks:
+        await asyncio.wait(tasks, timeout=2 * _TERM_GRACE_S)
 
 
 def _cancel(task: asyncio.Task[None]) -> None:

@@ -34,8 +34,14 @@ async def test_a_request_during_a_deletion_begins_no_load(
     async def nothing(*_: Any) -> tuple[()]:
         return ()
 
+    stopped: list[str] = []
+
+    async def wait_stopped() -> None:
+        assert deleted == ["org/a"], "none is begun meanwhile"
+        stopped.append("all")
+
     async def delete_files(*_: Any) -> int:
-        assert deleted == ["org/a"]
+        assert (deleted, stopped) == (["org/a"], ["all"])
         asked.append(rig.answer(rig.ask("a")))
         assert rig.slot("a").state is SlotState.COLD
         return 7
@@ -46,7 +52,7 @@ async def test_a_request_during_a_deletion_begins_no_load(
     monkeypatch.setattr(deletion, "plan_and_users", lambda *_, **__: (plan, ("a",)))
     monkeypatch.setattr(deletion, "delete_files", delete_files)
     others: Any = SimpleNamespace()
-    downloads: Any = SimpleNamespace(deleting=mark, of=lambda _: ())
+    downloads: Any = SimpleNamespace(deleting=mark, of=lambda _: (), wait_stopped=wait_stopped)
     deleting = Deletion(rig.core, others, downloads, Home(tmp_path), EventLog("e1"))
     assert (await deleting.delete("a", force=False)).freed_bytes == 7
     assert (asked[0].code, "being deleted" in asked[0].message) == (ErrorCode.MODEL_UNLOADED, True)

@@ -3,7 +3,7 @@ a shell script; the real program is tests/process/models/test_fetch_hub.py's."""
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -109,12 +109,14 @@ class Ground:
         self.events: list[str] = []
         self.looked: Callable[[], None] = lambda: None
         self.served: Callable[[Download, Path], str | None] = lambda download, _: download.repo_id
+        self.serving: Callable[[], Awaitable[object]] = lambda: asyncio.sleep(0)
 
     def script(self, text: str) -> None:
         self._program.write_text(f"#!/bin/sh\n{text}\n")
         self._program.chmod(0o755)
 
     async def _serve(self, download: Download, path: Path) -> str | None:
+        await self.serving()
         return self.served(download, path)
 
     async def _is_whole(self, download: Download) -> bool:
@@ -333,12 +335,29 @@ async def test_the_next_program_continues(ground: Ground) -> None:
     left = await first.start(StartDownload("org/name"))
     cancelled = await first.start(StartDownload("org/other"))
     await first.cancel(cancelled.download_id)
-    await first.close(resume=True)
+    given_up = await first.start(StartDownload("org/given-up"))
+    closing = asyncio.create_task(first.close(resume=True))
+    while not closing.done():
+        # Whoever waits for its end sees none: not here, and not in the next program.
+        assert first.list(left.download_id).downloads[0].status is DownloadStatus.DOWNLOADING
+        await asyncio.sleep(0)
+        if first.list(given_up.download_id).downloads[0].status is not DownloadStatus.CANCELLED:
+            await first.cancel(given_up.download_id)
+    await closing
+    assert "download.interrupted" not in ground.events
 
     second = ground.downloads()
+    view = second.list(left.download_id).downloads[0]
+    assert (view.status, view.ended_s, view.error) == (DownloadStatus.STARTING, None, None)
+    view = second.list(given_up.download_id).downloads[0]
+    assert view.status is DownloadStatus.CANCELLED
     second.resume()
     statuses = {each.repo_id: each.status for each in second.list().downloads}
-    assert statuses == {"org/name": DownloadStatus.STARTING, "org/other": DownloadStatus.CANCELLED}
+    assert statuses == {
+        "org/name": DownloadStatus.STARTING,
+        "org/other": DownloadStatus.CANCELLED,
+        "org/given-up": DownloadStatus.CANCELLED,
+    }
     assert (await second.start(StartDownload("org/name"))).download_id == left.download_id
     await second.close(resume=False)
 
@@ -421,4 +440,61 @@ async def test_a_load_that_fetched_all_of_it_completes_a_download_that_failed(
     done = await ended(downloads, failed)
     assert (done.status, done.model_id) == (DownloadStatus.COMPLETED, "org/name")
     assert (done.error, done.error_code) == (None, None)
+    await downloads.close(resume=False)
+
+
+async def test_whoever_looks_while_it_is_served_sees_no_half_of_an_end(ground: Ground) -> None:
+    folder = ground.folder / "model"
+    folder.mkdir()
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (folder / name).write_text("{}")
+    ground.script(f"""{SIZED}; echo '{{"path": "{folder}"}}'""")
+    downloads = ground.downloads()
+    done = await ended(downloads, await downloads.start(StartDownload("org/name")))
+    seen: list[DownloadView] = []
+
+    async def look() -> None:
+        seen.append(downloads.list().downloads[0])
+
+    ground.serving = look
+    assert await downloads.start(StartDownload("org/name")) == done
+    ground.script(FAILS)
+    (folder / "config.json").unlink()
+    failed = await ended(downloads, await downloads.start(StartDownload("org/name")))
+    await downloads.completed_elsewhere("org/name", None, folder)
+    assert [(each.status, each.model_id, each.error) for each in seen] == [
+        (DownloadStatus.COMPLETED, "org/name", None),
+        (DownloadStatus.FAILED, None, "cut off"),
+    ]
+    assert (await ended(downloads, failed)).status is DownloadStatus.COMPLETED
+    await downloads.close(resume=False)
+
+
+async def test_one_that_was_begun_again_has_its_own_end(ground: Ground) -> None:
+    """Also if a load has fetched all of it just then."""
+    downloads = ground.downloads()
+    ground.script(FAILS)
+    failed = await ended(downloads, await downloads.start(StartDownload("org/name")))
+    ground.script(f"{SIZED}; exec sleep 60")
+    ground.serving = lambda: downloads.start(StartDownload("org/name"))
+    await downloads.completed_elsewhere("org/name", None, Path("/cache/name"))
+    assert downloads.list(failed.download_id).downloads[0].status is DownloadStatus.DOWNLOADING
+    await downloads.close(resume=False)
+
+
+async def test_a_cancelled_one_may_write_until_its_process_is_gone(ground: Ground) -> None:
+    ready, gone = ground.folder / "ready", ground.folder / "gone"
+    ground.script(
+        f"trap 'sleep 0.2; touch {gone}; exit' TERM; touch {ready}; {SIZED}; "
+        "while true; do sleep 0.01; done"
+    )
+    downloads = ground.downloads()
+    view = await downloads.start(StartDownload("org/name"))
+    assert ready.exists()
+    cancelling = asyncio.create_task(downloads.cancel(view.download_id))
+    while downloads.list(view.download_id).downloads[0].status is not DownloadStatus.CANCELLED:
+        await asyncio.sleep(0)
+    await downloads.wait_stopped()
+    assert gone.exists()
+    await cancelling
     await downloads.close(resume=False)
