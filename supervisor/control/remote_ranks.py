@@ -1,7 +1,7 @@
 """Asks paired machines to start the ranks of this machine's models, and to end them."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import structlog
@@ -51,13 +51,16 @@ class RemoteRanks:
     def want(self, wish: WantFollowers) -> None:
         """Start the followers of a worker, and tell it."""
         if self._core.has_worker(wish.instance) and wish.instance not in self._started:
-            self._started[wish.instance] = []
-            self._begin(self._start(wish), "the start of ranks")
+            asked = self._started[wish.instance] = []
+            self._begin(self._start(wish, asked), "the start of ranks")
 
     def worker_exited(self, instance: str) -> None:
         """End what was started for a worker. Its followers end without it as well, when their
         connection does; this is for one that is stopped."""
-        for peer in self._started.pop(instance, ()):
+        self._end_all(instance, self._started.pop(instance, ()))
+
+    def _end_all(self, instance: str, peers: Iterable[Peer]) -> None:
+        for peer in peers:
             self._begin(self._end(peer, instance), "the end of ranks")
 
     def _begin(self, work: Any, what: str) -> None:
@@ -65,18 +68,19 @@ class RemoteRanks:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _start(self, wish: WantFollowers) -> None:
+    async def _start(self, wish: WantFollowers, asked: list[Peer]) -> None:
+        """Ask all machines, and note in ``asked`` which were."""
         answer: FollowersStarted | FollowersRefused
         try:
             slot = self._slot(wish.instance)
             hosts = slot.model.hosts
             if len(hosts) != len(wish.meetings):
                 raise OperationError(ErrorCode.MODEL_LOAD_FAILED, "hosts has changed meanwhile")
-            asked = [
-                self._ask(name, wish, meeting, slot, rank)
+            asking = [
+                self._ask(name, wish, meeting, slot, rank, asked)
                 for rank, (name, meeting) in enumerate(zip(hosts, wish.meetings, strict=True), 1)
             ]
-            found = await asyncio.gather(*asked, return_exceptions=True)
+            found = await asyncio.gather(*asking, return_exceptions=True)
             followers = []
             for one in found:
                 if isinstance(one, BaseException):
@@ -89,7 +93,9 @@ class RemoteRanks:
             code = error.code if short else ErrorCode.MODEL_LOAD_FAILED
             answer = FollowersRefused(code, error.message)
         if isinstance(answer, FollowersRefused) or not self._core.has_worker(wish.instance):
-            self.worker_exited(wish.instance)
+            # Also those that :meth:`worker_exited` has ended: that may have come before the start.
+            self._started.pop(wish.instance, None)
+            self._end_all(wish.instance, asked)
         self._send(f"w:{wish.instance}".encode(), answer)
 
     def _slot(self, instance: str) -> Slot:
@@ -99,7 +105,13 @@ class RemoteRanks:
         raise OperationError(ErrorCode.MODEL_LOAD_FAILED, "the worker has ended")
 
     async def _ask(
-        self, name: str, wish: WantFollowers, meeting: Meeting, slot: Slot, rank: int
+        self,
+        name: str,
+        wish: WantFollowers,
+        meeting: Meeting,
+        slot: Slot,
+        rank: int,
+        asked: list[Peer],
     ) -> RemoteFollower:
         peer = next((one for one in self._peers().peers if one.name == name), None)
         if peer is None or peer.kind is not PeerKind.LMX:
@@ -129,7 +141,7 @@ class RemoteRanks:
             "silence_s": self._settings.current.timing.beat_timeout_s,
         }
         # Known before it is asked: the answer may be lost, and the rank run.
-        self._started.get(wish.instance, []).append(peer)
+        asked.append(peer)
         try:
             found = await asyncio.to_thread(_call, peer, "POST", _PATH, body, _START_S)
             return RemoteFollower(str(found["public_key"]), int(found["pid"]))

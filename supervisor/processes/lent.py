@@ -72,6 +72,15 @@ class _Lent:
     """Why it ends; empty: it doesn't."""
 
 
+@dataclass(eq=False)
+class _Reading:
+    """A rank that is started once the model's files were read."""
+
+    asked: StartRank
+    unwanted: bool = False
+    """Whether rank 0 has ended since."""
+
+
 class LentRanks:
     """Starts, watches and ends them. ``knows`` says whether a key of this name is still valid.
     Event loop only."""
@@ -93,7 +102,7 @@ class LentRanks:
         self._descendants = descendants
         self._events = events
         self._knows = knows
-        self._reading = 0
+        self._reading: list[_Reading] = []
         self._lent: dict[str, _Lent] = {}
         self.handlers: dict[type, Callable[[Any, float], Any]] = {
             StartRank: lambda asked, _now_s: self._start(asked),
@@ -124,14 +133,17 @@ class LentRanks:
         """Start a rank. Raises :class:`OperationError` in a sentence."""
         self._refuse_impossible(asked)
         _, path = self._model(asked.model_id)
-        self._reading += 1
+        reading = _Reading(asked)
+        self._reading.append(reading)
         try:
             found = await asyncio.wait_for(asyncio.to_thread(_identity, path), _READ_S)
         except (OSError, TimeoutError) as error:
             why = error or "it takes too long"
             raise _refused(f"the model's files can't be read here ({why})") from error
         finally:
-            self._reading -= 1
+            self._reading.remove(reading)
+        if reading.unwanted:
+            raise _refused("rank 0 has ended meanwhile")
         _compare(asked, *found)
         # What has changed meanwhile counts.
         self._refuse_impossible(asked)
@@ -152,7 +164,7 @@ class LentRanks:
         self._core.refuse_while_stopping()
         if self._core.drained:
             raise _refused("this machine is drained: `lmx undrain --machine`")
-        if len(self._lent) + self._reading >= MOST_LENT:
+        if len(self._lent) + len(self._reading) >= MOST_LENT:
             raise _refused(f"this machine runs {MOST_LENT} ranks for others, as many as can be")
         if asked.name in {one.asked.name for one in self._lent.values()}:
             raise _refused("this rank runs already")
@@ -264,8 +276,10 @@ class LentRanks:
         self._extend(one, _LEAVE_S)
 
     def _end(self, asked: EndRanks) -> Done:
+        for reading in self._reading:
+            reading.unwanted |= _is_of(reading.asked, asked)
         for one in list(self._lent.values()):
-            if (one.asked.owner, one.asked.group) == (asked.owner, asked.group) and not one.leaving:
+            if _is_of(one.asked, asked) and not one.leaving:
                 self._leave(one, "rank 0 has ended")
         return Done("the ranks of the group end")
 
@@ -288,6 +302,10 @@ class LentRanks:
             "rank.ended", model_id, f"rank {one.asked.rank} for {one.asked.owner}: {why}"
         )
         self._core.flush(now_s)
+
+
+def _is_of(rank: StartRank, ended: EndRanks) -> bool:
+    return (rank.owner, rank.group) == (ended.owner, ended.group)
 
 
 def _least_bytes(asked: StartRank, slot: Slot) -> int:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -77,6 +78,12 @@ class Machine:
         self.lease = os.dup(self.spec.link.lease_fd)
         return 4242
 
+    def ends_at_s(self) -> float:
+        """Return until when the only rank is kept without another byte."""
+        (one,) = self.ranks._lent.values()
+        assert one.timer is not None
+        return one.timer.when()
+
     def end(self, instance: str, what: str) -> None:
         """Be the descendants."""
 
@@ -114,7 +121,7 @@ async def until(condition: Any) -> None:
 
 
 async def test_a_rank_has_memory_until_nothing_is_heard_of_it(machine: Machine) -> None:
-    assert await machine.lend() == RankStarted(KEY.decode(), 4242)
+    assert await machine.lend(silence_s=60.0) == RankStarted(KEY.decode(), 4242)
     assert machine.rig.core.ledger.free_bytes == 700
     (rank,) = machine.ranks.status
     assert (rank.model, rank.owner, rank.reserved_bytes) == ("tiny", "peer-desk", 300)
@@ -123,15 +130,41 @@ async def test_a_rank_has_memory_until_nothing_is_heard_of_it(machine: Machine) 
     assert (spec.worker.model_path, spec.worker.engine) == (str(machine.folder), MLX_ENGINE)
     with pytest.raises(LmxError, match="runs already"):
         await machine.lend()
-    # With a byte now and then it is kept for longer than it may be silent.
-    for _ in range(12):
+    # Each byte gives it as much time again.
+    for _ in range(3):
+        before_s = machine.ends_at_s()
         os.write(machine.lease, b".")
-        await asyncio.sleep(0.2)
+        await until(lambda: machine.ends_at_s() > before_s)  # noqa: B023
     assert not machine.killed
+    machine.exited(4242, 0)
+    os.close(machine.lease)
+    machine.lease = -1
+    await machine.lend(group="g2", silence_s=0.05)
     await until(lambda: machine.killed)
     assert machine.ranks.status == ()
     assert machine.rig.core.ledger.free_bytes == 1000
-    await machine.lend(group="g2")
+    await machine.lend(group="g3", silence_s=60.0)
+
+
+async def test_a_rank_is_not_started_after_its_end(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, read, identity = threading.Event(), threading.Event(), lent._identity
+
+    def slow(path: Path) -> Any:
+        reading.set()
+        assert read.wait(90)
+        return identity(path)
+
+    monkeypatch.setattr(lent, "_identity", slow)
+    asking = asyncio.ensure_future(machine.ranks.handlers[StartRank](machine.asked, 0.0))
+    await until(reading.is_set)
+    machine.ranks.handlers[EndRanks](EndRanks("peer-desk", "g1"), 0.0)
+    read.set()
+    with pytest.raises(LmxError, match="rank 0 has ended"):
+        await asking
+    assert (machine.spec, machine.ranks.status) == (None, ())
+    await machine.lend(group="g2", silence_s=60.0)
 
 
 async def test_only_who_has_started_a_rank_ends_it(
