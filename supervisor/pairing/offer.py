@@ -26,6 +26,8 @@ class Offer:
     state: OfferState = OfferState.OPEN
     detail: str = "waiting for the other machine"
     tries_left: int = MOST_TRIES
+    judged: int = 0
+    """How many tries are just being judged: one of them may be right."""
     taken: bool = False
     """Another machine had the right code, and is just being paired: the state is open until it is
     known how that ends, but the code is of no use to anybody else."""
@@ -52,12 +54,14 @@ class Offer:
                 ErrorCode.NOT_FOUND, "the code was tried too often: run `lmx pair` there again"
             )
         self.tries_left -= 1
+        self.judged += 1
         return own, said
 
     def was_wrong(self) -> OperationError:
         """Return the error for a wrong code. The code is void after too many of them."""
         words = "the code is wrong"
-        if self.tries_left <= 0:
+        self.judged -= 1
+        if self.tries_left <= 0 and not self.judged:
             self.end(OfferState.VOID, f"it was tried {MOST_TRIES} times without success")
             words += ", and void now: run `lmx pair` on the other machine for another one"
         return OperationError(ErrorCode.PERMISSION_DENIED, words)

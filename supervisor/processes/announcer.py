@@ -54,11 +54,12 @@ class Announcer:
         if wanted != self._announcement:
             self._leave(now_s)
             self._announcement, self._not_before_s = wanted, 0.0
+        self._reap(now_s)
         if self._process is not None:
             self._take(self._process, now_s)
-        elif wanted is not None and now_s >= self._not_before_s:
+        elif wanted is not None and now_s >= self._not_before_s and not self._leaving:
+            # The one before it has withdrawn its name: else somebody would seem to have it.
             self._start(wanted, now_s)
-        self._reap(now_s)
 
     def close(self) -> None:
         """End the program. It withdraws what it has announced, within a moment."""

@@ -2,7 +2,10 @@
 
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -14,6 +17,7 @@ from lmx.supervisor.config.extras import missing_extras
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.control.status import with_urls
 from lmx.supervisor.mdns.announce_main import Announcement, read_announcement
+from lmx.supervisor.processes.announcer import Announcer
 from lmx.supervisor.processes.specs import _answers_under
 from lmx.supervisor.service.parts import _announcement
 from lmx.supervisor.sockets.reachable import mdns_labels
@@ -124,3 +128,45 @@ def test_nobody_imports_zeroconf_who_does_not_announce() -> None:
         "sys.exit('zeroconf' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=90).returncode == 0
+
+
+def test_a_name_is_withdrawn_before_it_is_announced_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the next program finds that somebody has the name: the one before it."""
+    program, began, withdrawn = (tmp_path / name for name in ("program", "began", "withdrawn"))
+    program.write_text(
+        f'#!/bin/sh\nread line\necho \'{{"label": "studio"}}\'\necho x >> {began}\n'
+        f"read line\nwhile ! test -e {withdrawn}; do sleep 0.01; done\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(program))
+    monkeypatch.setattr("lmx.supervisor.processes.announcer._GOODBYE_S", 600.0)
+    wanted = [Announcement(("studio",), 8000, (), ())]
+    notices: list[str] = []
+    announcer = Announcer(lambda: wanted[0], notices.append)
+    now_s = 0.0
+
+    def ticks_until(condition: Callable[[], bool]) -> None:
+        nonlocal now_s
+        deadline_s = time.monotonic() + 90
+        while not condition():
+            assert time.monotonic() < deadline_s
+            now_s += 1.0
+            announcer.tick(now_s)
+            time.sleep(0.01)
+
+    try:
+        ticks_until(lambda: announcer.label == "studio")
+        wanted[0] = Announcement(("studio",), 8001, (), ())
+        for _ in range(5):
+            now_s += 1.0
+            announcer.tick(now_s)
+        assert announcer.label is None
+        assert announcer._process is None, "the first one is still leaving"
+        withdrawn.touch()
+        ticks_until(lambda: announcer.label == "studio")
+    finally:
+        withdrawn.touch()
+        announcer.close()
+    assert (began.read_text(), notices) == ("x\nx\n", [])

@@ -122,6 +122,21 @@ def test_an_exchange_has_one_proof_and_a_code_few_tries() -> None:
         offer.attempt("nobody began it", 2.0)
 
 
+def test_a_code_is_not_void_while_a_proof_is_judged() -> None:
+    """It may be the right one."""
+    _, shower, said = parts()
+    offer = Offer("o", CODE, LIFE_S)
+    for number in range(MOST_TRIES):
+        offer.begin(shower, replace(said, exchange_id=str(number)), 1.0)
+    for number in range(MOST_TRIES):
+        offer.attempt(str(number), 2.0)
+    for _ in range(MOST_TRIES - 1):
+        assert "void" not in offer.was_wrong().message
+        assert offer.is_open(2.0)
+    assert "void now" in offer.was_wrong().message
+    assert not offer.is_open(2.0)
+
+
 def test_codes_and_exchanges_expire() -> None:
     _, shower, said = parts()
     offer = Offer("o", CODE, LIFE_S)
