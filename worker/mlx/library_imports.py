@@ -6,6 +6,8 @@ kept in the user's cache, for as long as the same transformers is installed.
 """
 
 import contextlib
+import hashlib
+import importlib.metadata
 import json
 import os
 import sys
@@ -13,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.metadata import version
 from importlib.util import LazyLoader
 from pathlib import Path
 from types import ModuleType
@@ -29,9 +30,16 @@ log = structlog.get_logger()
 
 _SCANNER: Final = "transformers.utils.import_utils"
 _SCAN: Final = "create_import_structure_from_path"
-_UNUSED: Final = "requests"
-"""What mlx-vlm fetches with, which no worker does. It and what it imports is a twentieth of the
-time."""
+_SPREAD: Final = "spread_import_structure"
+_UNUSED: Final = frozenset({"requests", "httpcore2"})
+"""What mlx-vlm and huggingface_hub fetch with, which no worker does. They and what they import are
+a tenth of the time. What workers use may not be here: such a module can't be used first by two
+threads at a time."""
+_KEPT: Final = "transformers-"
+_FORM: Final = 2
+"""Raise it whenever what the file holds changes."""
+_MOST_KEPT: Final = 16
+"""For so many installations what they export is kept. The oldest is forgotten first."""
 _REQUIRED: Final = "needs "
 """Begins a key that is a set of libraries: JSON's keys are texts."""
 _MOST_BYTES: Final = 8 << 20
@@ -48,10 +56,30 @@ def quick_library_imports() -> Iterator[None]:
     finder = _Finder()
     sys.meta_path.insert(0, finder)
     try:
-        with quick_imports():
+        with quick_imports(), _quick_versions():
             yield
     finally:
         sys.meta_path.remove(finder)
+
+
+@contextmanager
+def _quick_versions() -> Iterator[None]:
+    """Within the block the versions of packages, of which transformers asks for a dozen, are read
+    from the beginnings of their descriptions. Otherwise each description is parsed whole."""
+    ask = importlib.metadata.version
+
+    def ask_quickly(name: str) -> str:
+        text = importlib.metadata.distribution(name).read_text("METADATA") or ""
+        for line in text.partition("\n\n")[0].splitlines():
+            if line.startswith("Version: "):
+                return line.removeprefix("Version: ").strip()
+        return ask(name)
+
+    setattr(importlib.metadata, "version", ask_quickly)  # noqa: B010  mypy allows no other
+    try:
+        yield
+    finally:
+        setattr(importlib.metadata, "version", ask)  # noqa: B010  mypy allows no other
 
 
 class _Finder(MetaPathFinder):
@@ -61,32 +89,42 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, _target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(name, path) if name in (_SCANNER, _UNUSED) else None
+        replaced = name == _SCANNER or name in _UNUSED
+        spec = PathFinder.find_spec(name, path) if replaced else None
         if spec is None or spec.loader is None:
             return None
-        if name == _UNUSED:
+        if name in _UNUSED:
             spec.loader = LazyLoader(spec.loader)
             return spec
         execute = spec.loader.exec_module
 
         def execute_and_replace(module: ModuleType) -> None:
             execute(module)
-            scan = getattr(module, _SCAN, None)
-            if scan is not None and spec.origin is not None:
+            scan, spread = getattr(module, _SCAN, None), getattr(module, _SPREAD, None)
+            if scan is not None and spread is not None and spec.origin is not None:
                 models = Path(spec.origin).parents[1] / "models"
                 with contextlib.suppress(RuntimeError):  # The user has no home.
-                    kept = cache_dir() / "transformers.json"
-                    setattr(module, _SCAN, remembered(scan, models, kept))
+                    kept = kept_file(cache_dir(), models)
+                    setattr(module, _SCAN, remembered(scan, spread, models, kept))
 
         setattr(spec.loader, "exec_module", execute_and_replace)  # noqa: B010  mypy allows no other
         return spec
 
 
+def kept_file(folder: Path, models: Path) -> Path:
+    """Return the file for what the folder ``models`` exports. Each installation has its own: those
+    that are used in turns would otherwise replace each other's."""
+    digest = hashlib.sha256(str(models).encode()).hexdigest()
+    return folder / f"{_KEPT}{digest[:16]}.json"
+
+
 def remembered(
-    scan: Callable[[Any], Exports], models: Path, kept: Path
+    scan: Callable[[Any], Exports], spread: Callable[[Exports], Exports], models: Path, kept: Path
 ) -> Callable[[Any], Exports]:
     """Return a ``scan`` that reads the folder ``models`` once for all processes: what it exports is
-    in the file ``kept``. A file of another folder or version is replaced."""
+    in the file ``kept``. A file of another folder or version is replaced. What it returns has been
+    ``spread`` already, which transformers does with it next: another time changes nothing, and
+    takes little."""
     found: list[Exports] = []
 
     def scan_once(path: Any) -> Exports:
@@ -94,7 +132,7 @@ def remembered(
         if models not in (folder, folder.parent) or folder.is_dir() != (folder == models):
             return scan(path)
         if not found:
-            found.append(_read(kept, models) or _scanned(scan, models, kept))
+            found.append(_read(kept, models) or _scanned(scan, spread, models, kept))
         return found[0]
 
     return scan_once
@@ -111,20 +149,35 @@ def _read(kept: Path, models: Path) -> Exports | None:
     return None
 
 
-def _scanned(scan: Callable[[Any], Exports], models: Path, kept: Path) -> Exports:
-    exports = scan(models)
+def _scanned(
+    scan: Callable[[Any], Exports], spread: Callable[[Exports], Exports], models: Path, kept: Path
+) -> Exports:
+    exports = spread(scan(models))
     partial = kept.with_name(f".{kept.name}-{os.getpid()}")
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
         partial.write_text(json.dumps({"of": _installed(models), "exports": _encoded(exports)}))
         partial.replace(kept)
+        _forget_oldest(kept.parent)
     except OSError as error:
         log.info("exports.not_kept", path=str(kept), error=str(error))
     return exports
 
 
+def _forget_oldest(folder: Path) -> None:
+    """Keep the files of a few installations. Raises ``OSError``."""
+    by_age = sorted(folder.glob(f"{_KEPT}*.json"), key=lambda each: each.lstat().st_mtime_ns)
+    for each in by_age[:-_MOST_KEPT]:
+        each.unlink(missing_ok=True)
+
+
 def _installed(models: Path) -> list[Any]:
-    return [version("transformers"), str(models), models.stat().st_mtime_ns]
+    return [
+        _FORM,
+        importlib.metadata.version("transformers"),
+        str(models),
+        models.stat().st_mtime_ns,
+    ]
 
 
 def _encoded(exports: Any) -> Any:
