@@ -1,7 +1,10 @@
-"""Asks an lmx over its HTTP API: this machine's, or another one's. It blocks, with deadlines."""
+"""Asks an lmx over its HTTP API: this machine's, or another one's. It blocks, with deadlines.
+
+What speaks HTTP is imported with the first request: most commands, and a supervisor without peers,
+send none.
+"""
 
 import hashlib
-import http.client
 import json
 import os
 import secrets
@@ -17,6 +20,8 @@ from urllib.parse import SplitResult, urlencode, urlsplit
 from lmx.protocol.errors import ErrorCode, OperationError
 
 if TYPE_CHECKING:
+    import http.client
+
     from lmx.protocol.messages.peers import Peer
 
 _PORT: Final = 8000
@@ -155,7 +160,9 @@ class HttpClient:
         query: Mapping[str, Any] | None,
         headers: Mapping[str, str],
         limit_s: float | None,
-    ) -> Iterator[http.client.HTTPResponse]:
+    ) -> "Iterator[http.client.HTTPResponse]":
+        import http.client
+
         place = urlsplit(self.remote.url)
         connection = self._connection(place, limit_s or self._limit_s)
         sent = {"Accept": "application/json, text/event-stream", **headers}
@@ -189,7 +196,9 @@ class HttpClient:
         finally:
             connection.close()
 
-    def _connection(self, place: SplitResult, limit_s: float) -> http.client.HTTPConnection:
+    def _connection(self, place: SplitResult, limit_s: float) -> "http.client.HTTPConnection":
+        import http.client
+
         host = place.hostname or ""
         if place.scheme != "https":
             return http.client.HTTPConnection(host, place.port, timeout=limit_s)
@@ -199,7 +208,7 @@ class HttpClient:
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         return http.client.HTTPSConnection(host, place.port, timeout=limit_s, context=context)
 
-    def _check_certificate(self, connection: http.client.HTTPConnection) -> None:
+    def _check_certificate(self, connection: "http.client.HTTPConnection") -> None:
         """Raise :class:`OperationError` (peer_unavailable), before anything is sent, unless the
         certificate is the pinned one."""
         if not self.remote.certificate:
@@ -225,7 +234,7 @@ class HttpClient:
             ErrorCode.NOT_RUNNING, f"no lmx can be reached at {self.remote.url}: {reason}"
         )
 
-    def _refused(self, body: bytes, answer: http.client.HTTPResponse) -> OperationError:
+    def _refused(self, body: bytes, answer: "http.client.HTTPResponse") -> OperationError:
         if (there := answer.headers.get("Location")) is not None:
             return OperationError(
                 ErrorCode.NOT_RUNNING,

@@ -90,10 +90,10 @@ def run_foreground(
 def _print_line(text: str) -> None:
     """Print a line for the person at the terminal. That it can't be printed, as on a full disk, is
     no failure of lmx."""
-    from lmx.supervisor.cli.views.progress import make_console
+    from lmx.supervisor.cli.views.progress import make_line_console
 
     with contextlib.suppress(OSError):
-        make_console().print(text)
+        make_line_console().print(text)
 
 
 class _PrivateLog(WatchedFileHandler):
@@ -184,9 +184,9 @@ def _stop(service: Service, number: signal.Signals, announce: bool) -> None:
 async def _narrate(service: Service, more: Sequence[str]) -> None:
     """Show the loads until every model has settled, then how to talk to lmx."""
     # Nobody sees it of a supervisor in the background.
-    from lmx.supervisor.cli.views.progress import LoadProgress, make_console, print_welcome
+    from lmx.supervisor.cli.views.progress import LoadProgress, make_line_console, print_welcome
 
-    console = make_console()
+    console = make_line_console()
     paused_since_s: float | None = None
     with LoadProgress(console) as progress:
         while True:

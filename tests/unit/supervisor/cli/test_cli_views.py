@@ -2,7 +2,10 @@
 
 import io
 import json
+import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +16,7 @@ from lmx.protocol.host.ordinal import ordinal
 from lmx.protocol.messages.control import Event
 from lmx.protocol.messages.status import ModelStatus, SystemStatus
 from lmx.supervisor.cli.views.events import event_line
-from lmx.supervisor.cli.views.progress import LoadProgress, print_welcome
+from lmx.supervisor.cli.views.progress import LoadProgress, PlainConsole, print_welcome
 from lmx.supervisor.cli.views.status import print_status
 from lmx.supervisor.cli.views.top import TokenRates, top_frame
 from lmx.supervisor.cli.views.words import doing, memory_words, remarks, router_words, trouble
@@ -238,3 +241,58 @@ def test_a_model_is_reported_ready_once_however_long_others_load() -> None:
     assert [line.split(",")[1].strip() for line in out.getvalue().splitlines()] == [
         "pid 7", "pid 8",
     ]  # fmt: skip
+
+
+def narrated(console: Console | PlainConsole) -> None:
+    failed = model_line("b[1]", "failed", problem="/nope[x] does not exist")
+    with LoadProgress(console) as progress:
+        progress.show(model_line("a", "loading"))
+        progress.show(model_line("c", "backoff", problem="no [room]"))
+        progress.show(failed)
+    print_welcome(console, status(model_line("c", "cold"), failed))
+
+
+def test_without_a_terminal_the_same_lines_come_without_rich(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = io.StringIO()
+    narrated(Console(file=out, width=160, soft_wrap=True, highlight=False))
+    narrated(PlainConsole())
+    shown = capsys.readouterr().out
+    assert shown == out.getvalue()
+    assert "failed  b[1]: /nope[x] does not exist\n" in shown
+    assert "failed  c: no [room]\n" in shown
+
+
+_NARRATION = """
+import sys
+from lmx.supervisor.cli.views.progress import LoadProgress, make_line_console
+with LoadProgress(make_line_console()):
+    make_line_console().print("stopped")
+sys.exit("rich" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(("variables", "imported"), [({}, 0), ({"FORCE_COLOR": "1"}, 1)])
+def test_a_service_imports_no_rich_for_its_lines(variables: dict[str, str], imported: int) -> None:
+    names = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
+    inherited = {name: value for name, value in os.environ.items() if name not in names}
+    done = subprocess.run(
+        [sys.executable, "-c", _NARRATION], env=inherited | variables,
+        stdout=subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == imported
+    assert "stopped\n" in done.stdout
+
+
+def test_lines_that_nobody_reads_are_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Closed(io.StringIO):
+        def write(self, _: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stdout", Closed())
+    console = PlainConsole()
+    console.print("one")
+    monkeypatch.setattr(sys, "stdout", out := io.StringIO())
+    console.print("two")
+    assert out.getvalue() == ""
