@@ -20,6 +20,7 @@ from lmx.worker.templates.renderer import (
     TextTooLongError,
 )
 from tests.support.faults.killed_children import kill_at_work
+from tests.support.rigs.rig import wait_until
 
 pytestmark = pytest.mark.process
 
@@ -179,8 +180,11 @@ def test_one_that_is_stopped_from_outside_is_woken(renderer: Renderer) -> None:
 
 PARENT = """
 import sys
+from lmx.worker.templates import renderer as module
 from lmx.worker.templates.renderer import Renderer
-renderer = Renderer(1.0)
+# The alarm comes in five seconds, and this program would end the process in a minute only.
+module._ALARM_GRACE_S = 5.0 - module.MAX_SLOWDOWN * 60.0
+renderer = Renderer(60.0)
 renderer.render("x", {}, 100)
 print(renderer.pid, flush=True)
 renderer.render(sys.argv[1], {}, 100)
@@ -195,12 +199,11 @@ def test_it_ends_with_its_worker(template: str) -> None:
         [sys.executable, "-c", code, template], stdout=subprocess.PIPE, text=True
     ) as parent:
         assert parent.stdout is not None
-        child = psutil.Process(int(parent.stdout.readline()))
+        pid = int(parent.stdout.readline())
         if template == ENDLESS:
             time.sleep(0.3)  # It is to be at it; a moment less makes the other case of it.
         parent.kill()
-    gone, alive = psutil.wait_procs([child], DEADLINE_S)
-    assert gone and not alive
+    wait_until(lambda: not psutil.pid_exists(pid), "its end", DEADLINE_S)
 
 
 def test_it_imports_little(renderer: Renderer) -> None:

@@ -195,9 +195,9 @@ class Worker:
         self.peer.fact(Loaded)
         return self.peer
 
-    def exit_status(self, within_s: float = DEADLINE_S) -> int:
+    def exit_status(self) -> int:
         """Wait for the process's end, taking what it sends meanwhile."""
-        deadline = time.monotonic() + within_s
+        deadline = time.monotonic() + DEADLINE_S
         while (status := self.process.poll()) is None:
             assert time.monotonic() < deadline, "the worker did not exit"
             self.peer.pump()
@@ -241,6 +241,10 @@ def start() -> Iterator[Start]:
     shutil.rmtree(home)
 
 
+ENDLESS = {"tokens": 3900, "step_s": 0.02}
+"""An answer that takes longer than any test waits for something, unless its file ends it."""
+
+
 def ask(stream_id: int = 1, credit: int = 1000, stop: tuple[str, ...] = (), **script: Any) -> Any:
     content = json.dumps(script) if script else "Say something."
     message = {"role": "user", "content": content}
@@ -273,7 +277,7 @@ def test_life_from_hello_to_sigterm(start: Start) -> None:
     peer.facts.clear()
     peer.fact(WorkerBeat)
     worker.process.terminate()
-    assert worker.exit_status(within_s=10) == 0
+    assert worker.exit_status() == 0
     assert not worker.socket_file.exists()
 
 
@@ -286,7 +290,7 @@ def test_refuses_streams_while_loading(start: Start) -> None:
     assert refused.code is ErrorCode.MODEL_LOADING
     assert refused.retry_after_s
     worker.process.terminate()
-    assert worker.exit_status(within_s=10) == 0, "a hung load must not hold up the end"
+    assert worker.exit_status() == 0, "a hung load must not hold up the end"
 
 
 def test_answers_a_stream(start: Start) -> None:
@@ -367,17 +371,19 @@ def test_cancel_frees_the_row_within_a_step(
     assert peer.answers(Finished, 1) == peer.answers(Failed, 1) == []
 
 
-def test_queue_is_served_in_order_and_has_a_limit(start: Start) -> None:
+def test_queue_is_served_in_order_and_has_a_limit(start: Start, tmp_path: Path) -> None:
     worker = start(max_rows=1, max_queue=2)
     peer = worker.loaded()
+    looked = tmp_path / "looked"
     for stream_id in range(1, 5):
-        peer.say(ask(stream_id, tokens=20, step_s=0.02))
+        peer.say(ask(stream_id, **ENDLESS, until=str(looked)))
     refused = peer.answer(Refused, 4)
     assert refused.code is ErrorCode.QUEUE_FULL
     assert refused.retry_after_s >= 1
     assert [peer.answer(Accepted, stream_id).queued for stream_id in (1, 2, 3)] == [0, 1, 2]
     peer.say(Cancel(2))
     assert worker.event("stream.cancelled")["where"] == "queued"
+    looked.touch()
     peer.answer(Finished, 3)
     assert peer.answers(Finished, 1)
     assert peer.answers(Finished, 2) == []
@@ -396,7 +402,7 @@ def test_a_row_that_fails_fails_alone(start: Start) -> None:
 def test_a_broken_engine_fails_all_and_ends_the_process(start: Start) -> None:
     worker = start()
     peer = worker.loaded()
-    peer.say(ask(1, tokens=1000, step_s=0.01))
+    peer.say(ask(1, **ENDLESS))
     peer.answer(Delta, 1)
     peer.say(ask(2, step_raise_at=2))
     assert {peer.answer(Failed, n).code for n in (1, 2)} == {ErrorCode.ENGINE_ERROR}
@@ -408,30 +414,35 @@ def test_a_broken_engine_fails_all_and_ends_the_process(start: Start) -> None:
 def test_a_step_without_memory_ends_the_process_with_a_status_of_its_own(start: Start) -> None:
     worker = start()
     peer = worker.loaded()
-    peer.say(ask(1, tokens=1000, step_s=0.01))
+    peer.say(ask(1, **ENDLESS))
     peer.answer(Delta, 1)
     peer.say(ask(2, memory_error_at=2))
     assert {peer.answer(Failed, n).code for n in (1, 2)} == {ErrorCode.WORKER_OUT_OF_MEMORY}
     assert worker.exit_status() == 4
 
 
-def test_pressure_shrinks_stops_and_fails_also_while_a_prompt_is_made(start: Start) -> None:
+def test_pressure_shrinks_stops_and_fails_also_while_a_prompt_is_made(
+    start: Start, tmp_path: Path
+) -> None:
     options = {"memory_bytes": 1 << 40, "grow_bytes_per_token": 1 << 40}
     layers = (KvLayers(1, 1, step_tokens=256),)
     worker = start(engine_options=options, kv_layers=layers, kv_cache_bytes=1 << 20)
     peer = worker.loaded()
-    peer.say(ask(1, tokens=1000, step_s=0.01))
+    peer.say(ask(1, **ENDLESS))
     peer.fact(WorkerBeat, lambda beat: beat.figures.memory_bytes > 10 << 40)
     beat = peer.fact(WorkerBeat, lambda beat: beat.rows == 1)
     assert beat.figures.kv_bytes == 1280, (
         "its prompt and what is counted of its answer, by steps of 256"
     )
     assert beat.figures.peak_memory_bytes >= beat.figures.memory_bytes
-    peer.say(ask(2, encode_s=1.5))
+    made = tmp_path / "made"
+    peer.say(ask(2, encode_until=str(made)))
+    peer.fact(WorkerBeat, lambda beat: beat.queued == 1)
     peer.order(Pressure(MemoryPressure.HARD))
     failed = peer.answer(Failed, 1)
     assert failed.code is ErrorCode.INSUFFICIENT_MEMORY
     assert peer.answers(Accepted, 2) == []
+    made.touch()
     peer.order(Pressure(MemoryPressure.NONE))
     peer.answer(Finished, 2)
     beat = peer.fact(WorkerBeat, lambda beat: beat.figures.requests_total == 2 and beat.rows == 0)
@@ -439,23 +450,28 @@ def test_pressure_shrinks_stops_and_fails_also_while_a_prompt_is_made(start: Sta
 
 
 def test_under_hard_pressure_a_request_is_preempted_and_resumes_when_it_is_over(
-    start: Start,
+    start: Start, tmp_path: Path
 ) -> None:
-    worker = start()
+    worker = start(engine_options={"context_length": 100_000})
     peer = worker.loaded()
-    peer.say(ask(1, tokens=200, step_s=0.02))
-    peer.answer(Delta, 1)
-    peer.say(ask(2, tokens=230, step_s=0.02))
-    peer.answer(Delta, 2)
+    resumed = tmp_path / "resumed"
+    pieces = [f"{number} " for number in range(4000)]
+    for stream_id in (1, 2):
+        script = {"pieces": pieces, "step_s": 0.02, "until": str(resumed)}
+        peer.say(ask(stream_id, 10_000, **script))
+        peer.answer(Delta, stream_id)
     peer.order(Pressure(MemoryPressure.HARD))
     beat = peer.fact(WorkerBeat, lambda beat: beat.figures.preempted_total == 1)
     assert (beat.rows, beat.queued) == (1, 1)
     assert "row.preempted" in worker.log.read_text()
+    before = {n: len(peer.answers(Delta, n)) for n in (1, 2)}
     peer.order(Pressure(MemoryPressure.NONE))
-    assert peer.answer(Finished, 1).usage.completion_tokens == 200
-    assert peer.answer(Finished, 2).usage.completion_tokens == 230
-    texts = {n: "".join(delta.text for delta in peer.answers(Delta, n)) for n in (1, 2)}
-    assert texts == {1: "word " * 200, 2: "word " * 230}
+    for n in (1, 2):
+        peer.until(lambda n=n: len(peer.answers(Delta, n)) > before[n] + 5, "deltas of both")
+    resumed.touch()
+    for n in (1, 2):
+        tokens = peer.answer(Finished, n).usage.completion_tokens
+        assert peer.text(n) == "".join(pieces[:tokens]), "none is lost, and none comes twice"
 
 
 def test_the_pressure_of_a_supervisor_ends_with_it(start: Start) -> None:
@@ -463,7 +479,7 @@ def test_the_pressure_of_a_supervisor_ends_with_it(start: Start) -> None:
     peer = worker.loaded()
     peer.order(Pressure(MemoryPressure.SOFT))
     worker.event("worker.pressure")
-    peer.say(ask(1, tokens=1000, step_s=0.01))
+    peer.say(ask(1, **ENDLESS))
     peer.answer(Delta, 1)
     peer.say(ask(2, tokens=1))
     peer.fact(WorkerBeat, lambda beat: (beat.rows, beat.queued) == (1, 1))
@@ -473,12 +489,16 @@ def test_the_pressure_of_a_supervisor_ends_with_it(start: Start) -> None:
     assert not peer.answers(Finished, 1)
 
 
-def test_a_stream_that_waits_too_long_fails(start: Start) -> None:
-    peer = start(max_rows=1, max_queue_s=0.2).loaded()
-    peer.say(ask(1, tokens=100, step_s=0.02))
+def test_a_stream_that_waits_too_long_fails(start: Start, tmp_path: Path) -> None:
+    # Long enough that a worker which stands still for a moment accepts it first.
+    peer = start(max_rows=1, max_queue_s=4.0).loaded()
+    looked = tmp_path / "looked"
+    peer.say(ask(1, **ENDLESS, until=str(looked)))
+    peer.answer(Delta, 1)
     peer.say(ask(2, tokens=1))
     peer.answer(Accepted, 2)
     assert peer.answer(Failed, 2).code is ErrorCode.QUEUE_TIMEOUT
+    looked.touch()
     peer.answer(Finished, 1)
 
 
@@ -501,10 +521,12 @@ def test_beats_say_for_how_long_nothing_was_asked_and_how_long_to_stay(start: St
     beat = peer.fact(WorkerBeat, lambda beat: beat.idle_for_s > 0.2)
     assert beat.keep_alive_s == 90.0
     # Cancelled ones do.
-    peer.say(dataclasses.replace(ask(3, tokens=1000, step_s=0.01), keep_alive_s=-1.0))
+    peer.say(dataclasses.replace(ask(3, **ENDLESS), keep_alive_s=-1.0))
     peer.answer(Delta, 3)
+    began_s = time.monotonic()
     peer.say(Cancel(3))
-    peer.fact(WorkerBeat, lambda beat: beat.keep_alive_s == -1 and beat.idle_for_s < 0.5)
+    beat = peer.fact(WorkerBeat, lambda beat: beat.keep_alive_s == -1)
+    assert beat.idle_for_s < time.monotonic() - began_s, "it is counted from its end"
 
 
 def test_a_worker_that_is_to_go_right_after_the_answer_says_so_at_once(start: Start) -> None:
@@ -527,7 +549,7 @@ def test_a_prompt_beyond_the_context_is_refused(start: Start) -> None:
 
 def test_drain_if_idle_is_refused_while_busy(start: Start) -> None:
     peer = start().loaded()
-    peer.say(ask(tokens=1000, step_s=0.01))
+    peer.say(ask(**ENDLESS))
     peer.answer(Delta, 1)
     peer.order(Drain(if_idle=True))
     assert peer.fact(DrainRefused).rows == 1
@@ -535,17 +557,20 @@ def test_drain_if_idle_is_refused_while_busy(start: Start) -> None:
     peer.answer(Finished, 2)
 
 
-def test_drain_lets_streams_end_and_takes_no_more(start: Start) -> None:
+def test_drain_lets_streams_end_and_takes_no_more(start: Start, tmp_path: Path) -> None:
     peer = start().loaded()
-    peer.say(ask(tokens=30, step_s=0.02))
+    refused = tmp_path / "refused"
+    peer.say(ask(**ENDLESS, until=str(refused)))
     peer.answer(Delta, 1)
     peer.order(Drain(if_idle=False))
     peer.fact(WorkerBeat, lambda beat: beat.state is WorkerState.DRAINING)
     peer.say(ask(2))
     assert peer.answer(Refused, 2).code is ErrorCode.MODEL_UNLOADED
+    assert not any(isinstance(fact, Drained) for fact in peer.facts)
+    refused.touch()
     peer.fact(Drained)
-    peer.answer(Finished, 1)
-    assert peer.text(1) == "word " * 30
+    finished = peer.answer(Finished, 1)
+    assert peer.text(1) == "word " * finished.usage.completion_tokens
 
 
 def test_drain_of_an_idle_worker_is_done_at_once(start: Start) -> None:
@@ -573,15 +598,18 @@ def test_a_new_supervisor_finds_the_worker_again(start: Start) -> None:
     assert peer.fact(WorkerBeat).state is WorkerState.READY
 
 
-def test_an_orphan_drains_and_ends(start: Start) -> None:
-    # Long enough that a test on a busy machine answers in time for as long as it means to.
-    worker = start(orphan_grace_s=3.0)
+def test_an_orphan_drains_and_ends(start: Start, tmp_path: Path) -> None:
+    # Long enough that a test on a busy machine answers in time for as long as it means to, and ends
+    # the stream before it is cut short, after as long again.
+    worker = start(orphan_grace_s=6.0)
     peer = worker.loaded()
-    peer.say(ask(tokens=120, step_s=0.02))
+    orphaned = tmp_path / "orphaned"
+    peer.say(ask(**ENDLESS, until=str(orphaned)))
     peer.answer(Delta, 1)
     peer.answer_beats = False
+    worker.event("worker.orphaned")
+    orphaned.touch()
     assert worker.exit_status() == 0
-    assert worker.events("worker.orphaned")
     peer.answer(Finished, 1)  # It may be read after the process's end.
     assert not worker.socket_file.exists()
 
@@ -600,7 +628,8 @@ def test_bad_frames_are_dropped(start: Start) -> None:
     peer.answer(Finished, 1)
     assert len(worker.events("data.bad_frame")) == 4
     assert worker.events("data.unexpected")
-    assert worker.events("control.unexpected")
+    # It came on another socket than the answer.
+    assert worker.event("control.unexpected")
 
 
 def test_a_router_that_vanishes_loses_its_streams(start: Start) -> None:
@@ -629,7 +658,7 @@ def test_a_hang_shows_its_stacks_are_written_and_its_streams_get_an_error(start:
     peer = worker.loaded()
     peer.say(ask(hang_at=2))
     peer.fact(WorkerBeat, lambda beat: beat.stalled_for_s > 0.5)
-    assert peer.text(1) == "word " * 2
+    peer.until(lambda: peer.text(1) == "word " * 2, "the text before it")
     worker.process.send_signal(signal.SIGQUIT)
     assert worker.event("worker.unresponsive")
     log = worker.log.read_text()
@@ -658,27 +687,31 @@ def test_sigterm_ends_a_hung_worker_and_its_streams(start: Start) -> None:
 def test_a_prompt_that_takes_too_long_shows_and_holds_up_nothing(start: Start) -> None:
     worker = start()
     peer = worker.loaded()
-    peer.say(ask(1, tokens=500, step_s=0.01))
+    peer.say(ask(1, **ENDLESS))
     peer.answer(Delta, 1)
-    peer.say(ask(2, encode_s=60))
+    peer.say(ask(2, encode_s=600))
     peer.say(ask(3, tokens=1))
     peer.say(Cancel(3))
     peer.fact(WorkerBeat, lambda beat: beat.stalled_for_s > 0.5 and beat.queued == 2)
     before = len(peer.answers(Delta, 1))
     peer.until(lambda: len(peer.answers(Delta, 1)) > before, "deltas meanwhile")
     worker.process.terminate()
-    assert worker.exit_status(within_s=10) == 0
+    assert worker.exit_status() == 0
     assert peer.answer(Refused, 2).code is ErrorCode.MODEL_UNLOADED
     assert peer.answer(Failed, 1).code is ErrorCode.MODEL_UNLOADED
     assert peer.answers(Accepted, 2) == peer.answers(Accepted, 3) == []
 
 
-def test_cancel_while_the_prompt_is_made(start: Start) -> None:
+def test_cancel_while_the_prompt_is_made(start: Start, tmp_path: Path) -> None:
     worker = start()
     peer = worker.loaded()
-    peer.say(ask(1, encode_s=0.3))
+    cancelled = tmp_path / "cancelled"
+    peer.say(ask(1, encode_until=str(cancelled)))
     peer.fact(WorkerBeat, lambda beat: beat.queued == 1)
     peer.say(Cancel(1))
+    peer.router.send(b"no message")
+    worker.event("data.bad_frame")  # So it has had the cancellation, which came before.
+    cancelled.touch()
     event = worker.event("stream.cancelled")
     assert (event["request_id"], event["where"]) == ("req-1", "queued")
     peer.say(ask(2))

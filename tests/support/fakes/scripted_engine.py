@@ -33,6 +33,7 @@ The last message may be a JSON object, all of it optional:
     until             the answer ends early, once there is this file
     step_s            a step with this row takes so long
     encode_s          tokenizing it takes so long
+    encode_until      tokenizing it takes until there is this file
     prefill_s         prefill takes so long, in chunks of 0.05 s
     hang_at           the step that makes this token (0: the first) never ends
     crash_at          it kills the process with SIGKILL
@@ -267,7 +268,10 @@ class ScriptedEngine:
         if source.text is not None:
             return EncodedPrompt(_bytes(source.text))
         contents = [str(message["content"]) for message in source.messages or ()]
-        time.sleep(_directive(contents[-1]).get("encode_s", 0))
+        directive = _directive(contents[-1])
+        time.sleep(directive.get("encode_s", 0))
+        while "encode_until" in directive and not Path(directive["encode_until"]).exists():
+            time.sleep(0.01)
         text = "\0".join(contents)
         if len(text) > _HOPELESS > self._context_tokens:
             raise RequestError(
