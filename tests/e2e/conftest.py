@@ -39,8 +39,9 @@ API_KEY = "an-inference-key-of-the-tests"
 def scripted_server(minilm_dir: Path) -> Iterator[Rig]:
     """Models whose answers the requests script, with an API key; for what clients do with them.
     ``narrow`` takes one request at a time, which may have images, sounds and videos. ``stumbling``,
-    ``tripping`` and ``halting`` fail to load the first time, ``slow`` takes its time to load.
-    ``good`` is no script: it writes what a good model would (:mod:`good_model`).
+    ``tripping`` and ``halting`` fail to load the first time. ``slow`` is for tests that hold its
+    load up (:meth:`Rig.held_load`). ``good`` is no script: it writes what a good model would
+    (:mod:`good_model`).
     """
     config = {
         "security": {"api_keys": [API_KEY]},
@@ -54,7 +55,7 @@ def scripted_server(minilm_dir: Path) -> Iterator[Rig]:
             scripted("stumbling", preload=False, options={"bad_loads": [1]}),
             scripted("tripping", preload=False, options={"bad_loads": [1]}),
             scripted("halting", preload=False, options={"bad_loads": [1]}),
-            scripted("slow", preload=False, options={"load_s": 3.0}),
+            scripted("slow", preload=False),
             scripted("good", preload=False, engine="tests.support.fakes.good_engine:create"),
             {"id": "minilm", "source": str(minilm_dir), "preload": False},
         ],

@@ -1,11 +1,13 @@
 """The official OpenAI Python SDK against a real model."""
 
-import threading
+import secrets
 
 import openai
 import pytest
 from openai import OpenAI
 from openai.types.chat import ChatCompletionMessageParam
+
+from tests.support.rigs.rig import Rig, wait_until
 
 # The first test also fetches, converts and loads the models.
 pytestmark = [
@@ -91,26 +93,31 @@ def test_limits_stops_and_seeds(client: OpenAI) -> None:
     assert len({drawn(seed) for seed in range(4)}) > 1
 
 
-def test_two_streams_of_one_model_advance_together(client: OpenAI) -> None:
-    """Tokens of both arrive in turns: neither waits for the other to end."""
-    order: list[str] = []
-
-    def run(name: str) -> None:
-        stream = client.chat.completions.create(
-            model="smollm2", messages=FRANCE, temperature=1, seed=3, max_tokens=20, stream=True,
-            extra_body={"chat_template_kwargs": {}}, stop=["\n\n\n\n"],
+def test_two_streams_of_one_model_advance_together(client: OpenAI, server: Rig) -> None:
+    """The second one has its whole answer while the first one goes on."""
+    first_id, second_id = (f"together-{secrets.token_hex(8)}" for _ in range(2))
+    with client.chat.completions.create(
+        model="smollm2", messages=FRANCE, temperature=0, max_tokens=4000, stream=True,
+        extra_body={"ignore_eos": True}, extra_headers={"X-Request-Id": first_id},
+    ) as first:  # fmt: skip
+        next(chunk for chunk in first if chunk.choices and chunk.choices[0].delta.content)
+        second = client.chat.completions.create(
+            model="smollm2", messages=FRANCE, temperature=0,
+            extra_headers={"X-Request-Id": second_id},
         )  # fmt: skip
-        # One at a time, as they come: the order between the threads is what matters.
-        order.extend(name for chunk in stream if chunk.choices and chunk.choices[0].delta.content)
+        assert second.choices[0].finish_reason == "stop"
+        next(chunk for chunk in first if chunk.choices and chunk.choices[0].delta.content)
 
-    threads = [threading.Thread(target=run, args=(name,)) for name in "ab"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(90)
-    first_end = min(len(order) - 1 - order[::-1].index(name) for name in "ab")
-    last_start = max(order.index(name) for name in "ab")
-    assert last_start < first_end, order
+    def ends() -> list[tuple[str, str]]:
+        return [
+            (entry["request_id"], entry["event"])
+            for entry in server.log_events("worker-smollm2")
+            if entry["event"] in ("stream.finished", "stream.cancelled")
+            and entry["request_id"] in (first_id, second_id)
+        ]
+
+    wait_until(lambda: len(ends()) == 2, "both have ended")
+    assert ends() == [(second_id, "stream.finished"), (first_id, "stream.cancelled")]
 
 
 def test_models_are_listed(client: OpenAI) -> None:

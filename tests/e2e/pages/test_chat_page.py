@@ -311,9 +311,10 @@ async def test_conversations(page: Page, origin: str) -> None:
 
 async def test_a_model_that_loads_and_one_that_is_killed(page: Page, scripted_server: Rig) -> None:
     await choose(page, "slow")
-    await say(page, "Hello")
-    await until(page, f"/slow is loading: weights \\d+%/.test({STATE}.wait)", "how far it is")
-    assert not await page.run("document.querySelector('.bar').hidden")
+    with scripted_server.held_load("slow"):
+        await say(page, "Hello")
+        await until(page, f"/slow is loading: weights \\d+%/.test({STATE}.wait)", "how far it is")
+        assert not await page.run("document.querySelector('.bar').hidden")
     assert (await answered(page))["text"].strip() == SENTENCE
 
     await choose(page, "scripted")

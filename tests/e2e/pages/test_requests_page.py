@@ -233,10 +233,11 @@ async def test_a_batch_is_a_bar_and_can_be_cancelled(page: Page, scripted_server
 async def test_who_waits_for_whom(page: Page, scripted_server: Rig) -> None:
     """A model that loads, and a row that another request has."""
     scripted_server.cli("unload", "slow")
-    async with asking(scripted_server, "slow", "Hello"):
-        found = f"({ROWS}).find((row) => row.why.startsWith('slow is loading'))"
-        await until(page, found, "what it waits for")
-        assert (await page.run(found))["parts"] == ["load"]
+    with scripted_server.held_load("slow"):
+        async with asking(scripted_server, "slow", "Hello"):
+            found = f"({ROWS}).find((row) => row.why.startsWith('slow is loading'))"
+            await until(page, found, "what it waits for")
+            assert (await page.run(found))["parts"] == ["load"]
     await page.run(STUB + f""".then(() => tell([shape(1, {{ key: "laptop" }}), {WAITING}]))""")
     await choose(page, "State", "Waiting")
     await page.run(f"{at_('.request .open')}.click()")

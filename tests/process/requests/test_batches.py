@@ -147,7 +147,7 @@ def left_in(lmx: Rig) -> set[str]:
 
 async def test_each_process_is_killed_while_lines_are_answered() -> None:
     # Long enough that each process is killed while there is something left to answer.
-    lines = [line(number, step_s=0.03) for number in range(120)]
+    lines = [line(number, step_s=0.2) for number in range(120)]
     with rig(CONFIG, background=True) as lmx:
         lmx.wait_state("alpha", "ready")
         async with http() as session:

@@ -14,7 +14,7 @@ from tests.support.rigs.rig import Rig, Stream, ask, http, rig, scripted, wait_u
 
 pytestmark = pytest.mark.process
 
-CONFIG = {"models": [scripted("alpha")], "server": {"sync_timeout_s": 2.0, "capture_requests": 5}}
+CONFIG = {"models": [scripted("alpha")], "server": {"sync_timeout_s": 8.0, "capture_requests": 5}}
 
 
 async def jobs(session: aiohttp.ClientSession, lmx: Rig, path: str = "") -> Any:

@@ -50,7 +50,7 @@ async def test_the_official_sdk_gets_a_file_that_plays(speaking: Rig) -> None:
 
 async def test_a_voice_that_is_killed_or_hangs_ends_its_sounds_alone(speaking: Rig) -> None:
     async with http() as session:
-        chat = Stream(session, speaking.url, ask("alpha", {"tokens": 3000, "step_s": 0.02}))
+        chat = Stream(session, speaking.url, ask("alpha", {"tokens": 3900, "step_s": 0.1}))
         await chat.has_text(5, 90)
         for end, code in (("kill", "worker_crashed"), ("hang", "worker_hung")):
             pid = (await asyncio.to_thread(speaking.wait_state, "voice", "ready"))["pid"]

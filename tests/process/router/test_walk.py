@@ -835,6 +835,8 @@ async def walking() -> AsyncIterator[tuple[Walk, Callable[[], list[tuple[float, 
                 run_dir, port, listen_fd=listener.fileno(), body_limit_bytes=BODY_BYTES,
                 jobs_max_count=20_000, jobs_max_bytes=2**33, jobs_max_age_s=10.0**6,
                 capture_requests=500,
+                # A busy machine may take minutes for what a case asks.
+                sync_timeout_s=300.0, stall_timeout_s=300.0, worker_silence_s=300.0,
             )  # fmt: skip
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", ticking_router.__name__, str(to), cwd=ROOT,

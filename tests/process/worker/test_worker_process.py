@@ -205,8 +205,9 @@ class Worker:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """The log's events of this name."""
-        lines = self.log.read_text().splitlines()
-        entries = [json.loads(line) for line in lines if line.startswith("{")]
+        lines = self.log.read_text().splitlines(keepends=True)
+        # The last line may be half written.
+        entries = [json.loads(line) for line in lines if line.startswith("{") and line[-1] == "\n"]
         return [entry for entry in entries if entry["event"] == name]
 
     def event(self, name: str) -> dict[str, Any]:

@@ -26,6 +26,8 @@ Options (``engine_options``), all optional:
     children          true: the load starts two processes that ignore SIGTERM and never end, one
                       of them in a session of its own
 
+A load lasts for as long as there is a file hold-MODEL beside the model.
+
 The last message may be a JSON object, all of it optional:
     tokens            how many pieces the answer has; then it ends by itself; 10
     text              the piece; "word "
@@ -130,6 +132,10 @@ def create(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
     options = {**reported, **spec.engine_options}
     loads = Path(spec.model_path) / f"loads-{spec.model_id}"
     load(options, advanced, loads)
+    hold = Path(spec.model_path) / f"hold-{spec.model_id}"
+    while hold.exists():
+        time.sleep(0.05)
+        advanced(LoadPhase.WEIGHTS, 1.0, "")
     adapters = {one.adapter_id: one.problem for one in spec.adapters}
     return ScriptedEngine(options, adapters).engine()
 

@@ -280,9 +280,20 @@ class Rig:
     def log_events(self, name: str, event: str | None = None) -> list[dict[str, Any]]:
         """Return the events of one kind, or all, from a log file of this home."""
         path = self.home / "logs" / f"{name}.log"
-        lines = path.read_text().splitlines() if path.exists() else []
-        events = [json.loads(line) for line in lines if line.startswith("{")]
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        # The last line may be half written.
+        events = [json.loads(line) for line in lines if line.startswith("{") and line[-1] == "\n"]
         return [found for found in events if event in (None, found["event"])]
+
+    @contextmanager
+    def held_load(self, model: str) -> Iterator[None]:
+        """Within the block no load of a scripted model ends."""
+        hold = self.root / "stub" / f"hold-{model}"
+        hold.touch()
+        try:
+            yield
+        finally:
+            hold.unlink()
 
     def processes(self) -> list[psutil.Process]:
         """Return every living process of this home, whoever its parent is."""
