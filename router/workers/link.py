@@ -65,6 +65,8 @@ class WorkerLink:
         self, context: zmq.asyncio.Context, endpoint: str, instance: str, silence_s: float
     ) -> None:
         self.instance = instance
+        self.messages_total = 0
+        """How many messages of the worker were read."""
         self._silence_s = silence_s
         self._socket = open_socket(context, Role.DATA_CLIENT)
         self._socket.connect(endpoint)
@@ -173,6 +175,7 @@ class WorkerLink:
             payload = await receiving
             read_bytes += len(payload)
             self._received = True
+            self.messages_total += 1
             try:
                 self._dispatch(decode(payload).message)
             except ProtocolError as error:

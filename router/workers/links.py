@@ -2,12 +2,13 @@
 worker is gone."""
 
 import asyncio
+from collections import deque
 from typing import Final
 
 import structlog
 import zmq.asyncio
 
-from lmx.protocol.errors import ErrorCode, GenerationError, LmxError
+from lmx.protocol.errors import ErrorCode, GenerationError, LmxError, UnavailableError
 from lmx.protocol.messages.control import WorkerExited
 from lmx.protocol.states import ExitCause
 from lmx.protocol.wire.endpoints import RunDirectory
@@ -50,9 +51,16 @@ _EXIT_TEXTS: Final[dict[ExitCause, str]] = {
 }
 """What clients learn about the end of a worker, and whether they should send the request again."""
 
-_LAST_MESSAGES_S: Final = 0.05
-"""The time between the news of a worker's end and the end of its streams. A message that is already
-in the socket needs a small part of it."""
+_LAST_MESSAGES_S: Final = 0.2
+"""The time between a worker's end, or the last message that came of it, and the end of its streams.
+A message that is already in the socket needs a small part of it."""
+
+_LOOKS: Final = 8
+"""In so many looks within that time nothing may have come. A time alone would be over at once in a
+router that stood still itself, before it has read what had come."""
+
+_MOST_EXITED: Final = 256
+"""How many workers that have ended are remembered."""
 
 _log = structlog.get_logger()
 
@@ -74,6 +82,7 @@ class WorkerLinks:
         self._silence_s = silence_s
         self._links: dict[str, WorkerLink] = {}
         self._leaving: dict[WorkerLink, asyncio.TimerHandle] = {}
+        self._exited: deque[str] = deque(maxlen=_MOST_EXITED)
 
     @property
     def open_streams(self) -> int:
@@ -86,7 +95,15 @@ class WorkerLinks:
         return frozenset(self._links)
 
     def link_to(self, instance: str) -> WorkerLink:
-        """Return the link to a worker; connect to the worker if there is none yet."""
+        """Return the link to a worker; connect to the worker if there is none yet. Raises
+        MODEL_UNLOADED for one that has ended: the news of it come before the snapshot that lacks
+        it, and may overtake the supervisor's answer that names it."""
+        if instance in self._exited:
+            raise UnavailableError(
+                ErrorCode.MODEL_UNLOADED,
+                "The model's worker has just ended: it is being replaced.",
+                retry_after_s=1.0,
+            )
         link = self._links.get(instance)
         if link is not None and link.broken:
             link.close()
@@ -102,6 +119,7 @@ class WorkerLinks:
 
         This does not happen at once: the worker's last messages may still be on their way.
         """
+        self._exited.append(fact.instance)
         link = self._links.pop(fact.instance, None)
         if link is not None:
             wanted = fact.cause in _WANTED and link.open_streams == 0
@@ -113,9 +131,7 @@ class WorkerLinks:
                 cause=fact.cause,
                 streams=link.open_streams,
             )
-            self._leaving[link] = asyncio.get_running_loop().call_later(
-                _LAST_MESSAGES_S, self._close_exited, link, exit_error(fact)
-            )
+            self._look_soon(link, exit_error(fact), _LOOKS)
 
     def directory_changed(self, directory: Directory) -> None:
         """Close the links to workers that the snapshot no longer has.
@@ -143,7 +159,18 @@ class WorkerLinks:
         self._links.clear()
         self._leaving.clear()
 
-    def _close_exited(self, link: WorkerLink, error: LmxError) -> None:
+    def _look_soon(self, link: WorkerLink, error: LmxError, looks: int) -> None:
+        self._leaving[link] = asyncio.get_running_loop().call_later(
+            _LAST_MESSAGES_S / _LOOKS, self._look, link, error, looks, link.messages_total
+        )
+
+    def _look(self, link: WorkerLink, error: LmxError, looks: int, seen_total: int) -> None:
+        """Close the link of a worker that has ended, unless something has come since the last
+        look."""
+        looks = looks - 1 if link.messages_total == seen_total else _LOOKS
+        if looks > 0:
+            self._look_soon(link, error, looks)
+            return
         del self._leaving[link]
         link.fail_all(error)
         link.close()

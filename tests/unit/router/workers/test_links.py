@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import time
 from pathlib import Path
 
 import aiohttp
@@ -11,7 +12,7 @@ import pytest
 import structlog
 import zmq.asyncio
 
-from lmx.protocol.messages.control import Acquired, RouterHello
+from lmx.protocol.messages.control import Acquired, RouterHello, WorkerExited
 from lmx.protocol.messages.data import Delta, Outputs, Pulse
 from lmx.protocol.messages.snapshot import GetSnapshot
 from lmx.protocol.states import ExitCause
@@ -20,7 +21,15 @@ from lmx.router.server.process import Router
 from lmx.router.workers.link import WorkerLink
 from lmx.router.workers.stream import CREDIT_DELTAS
 from tests.support.fakes.fake_peers import FakeStream, FakeSupervisor, cold, plays, ready, until
-from tests.support.rigs.router_rig import INSTANCE, MODEL, Rig, chat_body, joined_text, router_rig
+from tests.support.rigs.router_rig import (
+    INSTANCE,
+    MODEL,
+    Rig,
+    answer,
+    chat_body,
+    joined_text,
+    router_rig,
+)
 
 LOADED = "0000000b"
 
@@ -196,6 +205,36 @@ async def test_last_words_that_the_news_of_the_exit_overtook_are_delivered(
         lines = await request
     assert lines[-1] == "[DONE]"
     assert joined_text(lines) == "so far and the end"
+
+
+async def test_last_words_are_delivered_by_a_router_that_stood_still() -> None:
+    """What has come and what is due are there at once then."""
+    async with router_rig(begin) as rig:
+        request = asyncio.create_task(rig.chat_events())
+        fake = await rig.worker.stream()
+        await until(lambda: rig.router.live.all[0].tokens)
+        rig.router.workers.worker_exited(WorkerExited(INSTANCE, MODEL, ExitCause.CRASH, ""))
+        await fake.finish(" and the end")
+        time.sleep(1.0)  # the whole process stands still, but for zmq
+        lines = await request
+    assert lines[-1] == "[DONE]"
+    assert joined_text(lines) == "so far and the end"
+
+
+async def test_no_request_goes_to_a_worker_that_has_ended_before_a_snapshot_lacks_it() -> None:
+    """Nobody would answer it, and nobody would say so."""
+    async with router_rig() as rig:
+        await rig.chat_json()
+        await rig.worker.stop()
+        await rig.supervisor.exited(INSTANCE, MODEL, ExitCause.CRASH, "")
+        await until(lambda: INSTANCE not in rig.router.workers.instances)
+        request = asyncio.create_task(rig.chat_json())
+        # The answer to the question may name it too.
+        await rig.supervisor.reply(0, Acquired(MODEL, INSTANCE))
+        rig.add_worker(LOADED, answer)
+        await rig.supervisor.reply(1, Acquired(MODEL, LOADED))
+        status, body = await request
+        assert status == 200, body
 
 
 @pytest.mark.parametrize(
