@@ -301,6 +301,22 @@ def change(
     )
 
 
+def cancel(connection: sqlite3.Connection, batch_id: str, now_s: float) -> BatchRow | None:
+    """Let a batch be cancelled, unless its output is being made or it has ended, and return it as
+    it is then, in one transaction; None if it does not exist."""
+    connection.execute("BEGIN IMMEDIATE")
+    with connection:
+        change(
+            connection,
+            batch_id,
+            (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS),
+            status=BatchStatus.CANCELLING,
+            cancelling_s=int(now_s),
+            end=BatchStatus.CANCELLED,
+        )
+        return of_anybody(connection, batch_id)
+
+
 def add_lines(
     connection: sqlite3.Connection, batch_id: str, lines: Iterable[LineRow]
 ) -> list[LineRow]:

@@ -19,7 +19,7 @@ import structlog
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError, UnavailableError
 from lmx.protocol.messages.specs import FilesSpec
 from lmx.router.files import batch_tables, quota, tables
-from lmx.router.files.batch_tables import BatchRow, BatchStatus, Result
+from lmx.router.files.batch_tables import ENDED, BatchRow, BatchStatus, Result
 from lmx.router.files.blobs import BlobWriter, Remnants, names_in
 from lmx.router.files.quota import Quota
 from lmx.router.files.stored_bytes import StoredBytes
@@ -207,21 +207,12 @@ class FileStore(RecordFile[_Results]):
         take less than seconds. Raises FILES_UNAVAILABLE."""
         return await self._read(work)
 
-    async def cancel_batch(self, row: BatchRow) -> bool:
-        """Let a batch be cancelled; return whether it is: one that is finalizing, or has ended,
-        ends as it was to. Raises FILES_UNAVAILABLE."""
-        changed = await self._read(
-            lambda records: batch_tables.change(
-                records,
-                row.id,
-                (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS),
-                status=BatchStatus.CANCELLING,
-                cancelling_s=int(time.time()),
-                end=BatchStatus.CANCELLED,
-            )
-        )
+    async def cancel_batch(self, batch_id: str) -> BatchRow | None:
+        """Let a batch be cancelled, and return it as it is then; None if it does not exist. One
+        that is finalizing, or has ended, ends as it was to. Raises FILES_UNAVAILABLE."""
+        row = await self._read(lambda records: batch_tables.cancel(records, batch_id, time.time()))
         self.changed.set()
-        return changed or row.status == BatchStatus.CANCELLING
+        return row
 
     async def full(self, owners: Iterable[str | None]) -> frozenset[str | None]:
         """Return those of these owners who have no room for more results."""
@@ -268,6 +259,14 @@ async def _on_disk(work: Callable[[], _T]) -> _T:
             f"The file can't be written: {error.strerror or error}. An operator must look at the "
             "disk that lmx's home folder is on.",
         ) from error
+
+
+def check_cancelling(row: BatchRow) -> None:
+    """Raise BATCH_ENDED for a batch that was to be cancelled, and is not."""
+    if row.status in ENDED or row.end != BatchStatus.CANCELLED:
+        raise RequestError(
+            ErrorCode.BATCH_ENDED, f"Cannot cancel a batch with status '{row.status}'."
+        )
 
 
 def input_name(batch_id: str) -> str:

@@ -7,7 +7,8 @@ from aiohttp import web
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.router.files import batch_tables
-from lmx.router.files.batch_tables import BATCH_ID, ENDED, BatchRow, BatchStatus
+from lmx.router.files.batch_tables import BATCH_ID, BatchRow, BatchStatus
+from lmx.router.files.store import check_cancelling
 from lmx.router.http.keys import Keys
 from lmx.router.http.outcome import CONTEXT
 from lmx.router.http.responses import Answer, json_value
@@ -59,19 +60,14 @@ async def cancel_any_batch(request: web.Request) -> web.Response:
     services, batch_id = request.app[SERVICES], request.match_info["id"]
     row = None
     if BATCH_ID.fullmatch(batch_id):
-        row = await services.files.perform(
-            lambda records: batch_tables.of_anybody(records, batch_id)
-        )
+        row = await services.files.cancel_batch(batch_id)
     if row is None:
         raise RequestError(
             ErrorCode.NOT_FOUND,
             f"There is no batch {short(batch_id)}: GET /admin/batches lists the latest.",
             param="id",
         )
-    if row.status in ENDED or not await services.files.cancel_batch(row):
-        raise RequestError(
-            ErrorCode.BATCH_ENDED, f"Cannot cancel a batch with status '{row.status}'."
-        )
+    check_cancelling(row)
     _log.info("batches.cancelled", batch=row.id, by=request[CONTEXT].shown_key)
     return await list_all_batches(request)
 

@@ -6,7 +6,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Final, Literal
+from typing import Final, Literal, NoReturn
 
 import orjson
 from aiohttp import web
@@ -150,10 +150,9 @@ async def get_message_batch(request: web.Request) -> web.Response:
 
 async def cancel_message_batch(request: web.Request) -> web.Response:
     """Cancel a batch. One that is at its end ends as it was to."""
-    row = await _batch(request)
-    if row.status not in ENDED:
-        await request.app[SERVICES].files.cancel_batch(row)
-    return json_value(_shown(request, await _batch(request)))
+    asked = await _batch(request)
+    row = await request.app[SERVICES].files.cancel_batch(asked.id)
+    return json_value(_shown(request, row or _missing(asked.id)))
 
 
 async def delete_message_batch(request: web.Request) -> web.Response:
@@ -266,6 +265,8 @@ async def _batch(request: web.Request) -> BatchRow:
         row = await request.app[SERVICES].files.perform(
             lambda records: batch_tables.get(records, batch_id, owner, API)
         )
-    if row is None:
-        raise RequestError(ErrorCode.NOT_FOUND, f"There is no batch {short(batch_id)}.", param="id")
-    return row
+    return row or _missing(batch_id)
+
+
+def _missing(batch_id: str) -> NoReturn:
+    raise RequestError(ErrorCode.NOT_FOUND, f"There is no batch {short(batch_id)}.", param="id")

@@ -6,7 +6,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, Literal
+from typing import Final, Literal, NoReturn
 
 import orjson
 from aiohttp import web
@@ -14,13 +14,14 @@ from aiohttp import web
 from lmx.protocol.errors import ErrorCode, RequestError, UnavailableError
 from lmx.router.files import batch_tables
 from lmx.router.files.batch_tables import BATCH_ID, ENDED, BatchRow, BatchStatus
-from lmx.router.files.store import FileStore
-from lmx.router.files.tables import Page
+from lmx.router.files.store import FileStore, check_cancelling, input_name
+from lmx.router.files.tables import FileRow, Page
 from lmx.router.http.bodies.json_body import read_object
 from lmx.router.http.outcome import CONTEXT, note_ignored
 from lmx.router.http.responses import Answer, json_value
 from lmx.router.inference.batches.lines import MOST_INPUT_BYTES
-from lmx.router.inference.named_files import named_file
+from lmx.router.inference.batches.validation import linked
+from lmx.router.inference.named_files import missing_file, named_file
 from lmx.router.schema.requests.batches import BatchesQuery, BatchRequest
 from lmx.router.schema.requests.unsupported import ignored_fields
 from lmx.router.schema.validation import invalid, short, validated
@@ -150,7 +151,8 @@ async def create_batch(request: web.Request) -> web.Response:
         None if expiry is None else expiry.seconds,
     )
     with refused(services.files, "input_file_id"):
-        await services.files.perform(adding(services.files, row, file.bytes))
+        if not await services.files.perform(_adding_with_input(services.files, row, file)):
+            raise missing_file(file.id, "input_file_id")
     services.files.changed.set()
     return json_value(batch_object(row))
 
@@ -183,12 +185,12 @@ async def get_batch(request: web.Request) -> web.Response:
 
 async def cancel_batch(request: web.Request) -> web.Response:
     """Cancel a batch. What was answered until now is in its output."""
-    row = await _batch(request)
-    if row.status in ENDED or not await request.app[SERVICES].files.cancel_batch(row):
-        raise RequestError(
-            ErrorCode.BATCH_ENDED, f"Cannot cancel a batch with status '{row.status}'."
-        )
-    return json_value(batch_object(await _batch(request)))
+    asked = await _batch(request)
+    row = await request.app[SERVICES].files.cancel_batch(asked.id)
+    if row is None:
+        _missing(asked.id)
+    check_cancelling(row)
+    return json_value(batch_object(row))
 
 
 def new_batch_id(prefix: str = "batch_") -> str:
@@ -201,6 +203,27 @@ def adding(
 ) -> Callable[[sqlite3.Connection], None]:
     """Return what adds a batch with an input of that size, within :func:`refused`."""
     return lambda records: batch_tables.add(records, row, input_bytes, _MOST_UNDER_WAY, files.quota)
+
+
+def _adding_with_input(
+    files: FileStore, row: BatchRow, file: FileRow
+) -> Callable[[sqlite3.Connection], bool]:
+    """Return what adds a batch that has its input for itself, so that its client may delete the
+    file once this was answered, and returns whether the file was still there."""
+    add = adding(files, row, file.bytes)
+
+    def added(records: sqlite3.Connection) -> bool:
+        path = files.folder / input_name(row.id)
+        if not linked(files.path(file), path):
+            return False
+        try:
+            add(records)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        return True
+
+    return added
 
 
 @contextmanager
@@ -268,9 +291,11 @@ async def _batch(request: web.Request) -> BatchRow:
         row = await request.app[SERVICES].files.perform(
             lambda records: batch_tables.get(records, batch_id, owner, API)
         )
-    if row is None:
-        # OpenAI's words.
-        raise RequestError(
-            ErrorCode.NOT_FOUND, f"No batch found with id {short(batch_id)}.", param="id"
-        )
-    return row
+    return row or _missing(batch_id)
+
+
+def _missing(batch_id: str) -> NoReturn:
+    # OpenAI's words.
+    raise RequestError(
+        ErrorCode.NOT_FOUND, f"No batch found with id {short(batch_id)}.", param="id"
+    )

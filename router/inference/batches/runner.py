@@ -210,11 +210,14 @@ class BatchRunner:
                 await self._change(row, BatchStatus.CANCELLING, "cancelling_s", "cancelled")
                 _log.warning("batches.key_revoked", batch=row.id)
                 return
-            if is_over:
+            if is_over and status is BatchStatus.IN_PROGRESS:
                 await self._change(row, BatchStatus.FINALIZING, "finalizing_s", "expired")
                 return
         match status:
             case BatchStatus.VALIDATING:
+                self._begin(row, self._validate)
+            case BatchStatus.CANCELLING if row.in_progress_s is None:
+                # Its output has all its lines, of which not all are recorded yet.
                 self._begin(row, self._validate)
             case BatchStatus.IN_PROGRESS:
                 await self._open(row)
@@ -257,7 +260,17 @@ class BatchRunner:
     async def _validate(self, row: BatchRow) -> None:
         directory = await self._services.supervisor.directory()
         directory = directory.limited_to(self._key_of(row)[1])
-        await validate(self._files, row, directory, self._services.spec.body_limit_bytes)
+        try:
+            await validate(self._files, row, directory, self._services.spec.body_limit_bytes)
+        except LmxError:
+            raise
+        except Exception:
+            # It is tried again, and does not put off the end for ever.
+            if row.status == BatchStatus.CANCELLING:
+                await self._change(row, BatchStatus.FINALIZING, "finalizing_s", row.end)
+            elif time.time() >= row.expires_s:
+                await self._change(row, BatchStatus.FINALIZING, "finalizing_s", "expired")
+            raise
         _log.info("batches.validated", batch=row.id)
         await self._report(row)
 
@@ -334,22 +347,29 @@ class BatchRunner:
 
     async def _next_line(self) -> tuple[_Batch, LineRow, bool] | None:
         """Return the line that begins next, and whether it runs alone."""
-        if self._files.unwritten >= _AHEAD:
-            return None
-        if any(True for _ in self._services.live.in_foreground):
+        if self._files.unwritten >= _AHEAD or self._is_somebody_served:
             return None
         for batch in self._in_turn():
             if batch.tried_alone or batch.not_before_s > time.monotonic():
                 continue
             await self._fetch(batch)
-            if batch.row.owner in self._full:
+            alone = bool(batch.suspects)
+            lines = batch.suspects if alone else batch.ready
+            if batch.row.owner in self._full or not lines or (alone and batch.running):
                 continue
-            if batch.suspects:
-                if not batch.running and await self._is_free(batch.suspects[0].model):
-                    return batch, batch.suspects.popleft(), True
-            elif batch.ready and await self._is_free(batch.ready[0].model):
-                return batch, batch.ready.popleft(), False
+            line = lines[0]
+            if not await self._is_free(line.model):
+                continue
+            # Both may have changed while this waited.
+            if self._is_somebody_served:
+                return None
+            if lines[0] is line:
+                return batch, lines.popleft(), alone
         return None
+
+    @property
+    def _is_somebody_served(self) -> bool:
+        return any(True for _ in self._services.live.in_foreground)
 
     def _in_turn(self) -> Iterator[_Batch]:
         """Yield the oldest batch of each owner, each time with another one first."""

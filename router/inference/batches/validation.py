@@ -3,6 +3,7 @@ each is. Only a batch whose lines are all in order begins."""
 
 import asyncio
 import os
+import sqlite3
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -108,6 +109,7 @@ class _Reading:
 
 async def validate(files: FileStore, row: BatchRow, directory: Directory, limit_bytes: int) -> None:
     """Record the lines of a batch, and let it begin or fail. One that was cut is validated again.
+    One that was cancelled meanwhile ends with all its lines.
 
     ``directory`` has the models that its key may use, ``limit_bytes`` is the longest line. Raises
     what :meth:`FileStore.perform` does: then it stays to be validated.
@@ -115,7 +117,7 @@ async def validate(files: FileStore, row: BatchRow, directory: Directory, limit_
     while await files.perform(lambda records: batch_tables.forget_lines(records, row.id)):
         pass
     path = files.folder / input_name(row.id)
-    if not await asyncio.to_thread(_linked, files.folder / row.input_file_id, path):
+    if not await asyncio.to_thread(linked, files.folder / row.input_file_id, path):
         await _fail(files, row, [_GONE.shown(None)])
         return
     file = await asyncio.to_thread(path.open, "rb")
@@ -136,25 +138,29 @@ async def validate(files: FileStore, row: BatchRow, directory: Directory, limit_
     if errors:
         await _fail(files, row, errors)
         return
+    await files.perform(lambda records: _begun(records, row.id, reading))
+
+
+def _begun(records: sqlite3.Connection, batch_id: str, reading: _Reading) -> None:
     models = set(reading.models.values())
-    await files.perform(
-        lambda records: batch_tables.change(
-            records,
-            row.id,
-            (BatchStatus.VALIDATING,),
-            status=BatchStatus.IN_PROGRESS,
-            in_progress_s=int(time.time()),
-            total=reading.total,
-            model=models.pop() if len(models) == 1 else None,
-        )
-    )
+    found = {"total": reading.total, "model": models.pop() if len(models) == 1 else None}
+    now_s = int(time.time())
+    # In this order: a batch may be cancelled between the two, and stays so.
+    if not batch_tables.change(
+        records, batch_id, (BatchStatus.VALIDATING,),
+        status=BatchStatus.IN_PROGRESS, in_progress_s=now_s, **found,
+    ):  # fmt: skip
+        batch_tables.change(
+            records, batch_id, (BatchStatus.CANCELLING,),
+            status=BatchStatus.FINALIZING, finalizing_s=now_s, **found,
+        )  # fmt: skip
 
 
 def _adding(batch_id: str, lines: list[LineRow]) -> Callable[[Any], list[LineRow]]:
     return lambda records: batch_tables.add_lines(records, batch_id, lines)
 
 
-def _linked(source: Path, path: Path) -> bool:
+def linked(source: Path, path: Path) -> bool:
     """Let the batch have its input for itself: its client may delete the file. Return whether it is
     there."""
     try:
@@ -171,7 +177,7 @@ async def _fail(files: FileStore, row: BatchRow, errors: list[dict[str, Any]]) -
         lambda records: batch_tables.change(
             records,
             row.id,
-            (BatchStatus.VALIDATING,),
+            (BatchStatus.VALIDATING, BatchStatus.CANCELLING),
             status=BatchStatus.FAILED,
             errors=orjson.dumps(errors),
             ended_s=int(time.time()),

@@ -5,6 +5,7 @@ import json
 import struct
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +15,7 @@ import pytest
 from openai.types import Batch
 from openai.types.chat import ChatCompletion
 
-from lmx.protocol.errors import ErrorCode
+from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.messages.control import Acquire, LoadPlan, PlanLoad
 from lmx.protocol.messages.data import BACKGROUND_PRIORITY
 from lmx.protocol.messages.keys import ApiKey, Keyring
@@ -24,11 +25,12 @@ from lmx.protocol.states import LoadOutcome, ModelKind
 from lmx.router.files import batch_tables
 from lmx.router.files.batch_tables import BatchRow, LineRow, Result
 from lmx.router.files.blobs import BlobWriter
-from lmx.router.files.store import FileStore
+from lmx.router.files.store import FileStore, check_cancelling
 from lmx.router.inference.batches import openai as openai_routes
 from lmx.router.inference.batches import runner, validation
 from lmx.router.inference.batches.lines import LineFault, parse_line
 from lmx.router.inference.batches.output import finish
+from lmx.router.inference.batches.runner import BatchRunner
 from tests.support.clients.sdk_types import checked
 from tests.support.fakes.fake_peers import FakeStream, cold, ready, until
 from tests.support.references.document_blocks import blocks
@@ -44,7 +46,7 @@ DEEP: Final[Any] = json.loads("[" * 300 + "]" * 300)
 
 
 def sdk(rig: Rig, key: str = ONE) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{rig.url}/v1", api_key=key, max_retries=0, timeout=30)
+    return openai.AsyncOpenAI(base_url=f"{rig.url}/v1", api_key=key, max_retries=0, timeout=90)
 
 
 def line(custom_id: str, text: Any = "hi", **fields: Any) -> dict[str, Any]:
@@ -311,14 +313,136 @@ async def test_cancelling() -> None:
         await until(lambda: bool(waiting))
         stopped = await client.batches.cancel(batch.id)
         assert stopped.status == "cancelling"
-        assert (await client.batches.cancel(batch.id)).status in ("cancelling", "cancelled")
+        with suppress(openai.ConflictError):  # It may have ended by now.
+            assert (await client.batches.cancel(batch.id)).status in ("cancelling", "finalizing")
         done = await ended(client, batch)
         assert done.status == "cancelled"
-        assert waiting[0].cancelled
+        await until(lambda: waiting[0].cancelled)
         faults = await lines_of(client, done.error_file_id)
         assert [(one["custom_id"], one["error"]["code"]) for one in faults] == [
             ("a", "batch_cancelled"), ("b", "batch_cancelled"),
         ]  # fmt: skip
+
+
+def unread(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Let the records of batches be read only once the event is set."""
+    go, really = asyncio.Event(), BatchRunner._read_records
+
+    async def read(batches: BatchRunner) -> None:
+        await go.wait()
+        await really(batches)
+
+    monkeypatch.setattr(BatchRunner, "_read_records", read)
+    return go
+
+
+@pytest.mark.parametrize("is_begun", [False, True], ids=["not begun", "begun"])
+async def test_a_batch_is_cancelled_before_its_lines_are_known(
+    is_begun: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its output has all of them all the same."""
+    validating, cancelled, really = asyncio.Event(), asyncio.Event(), validation.validate
+
+    async def validated(*given: Any) -> None:
+        validating.set()
+        await cancelled.wait()
+        await really(*given)
+
+    monkeypatch.setattr(runner, "validate", validated)
+    go = unread(monkeypatch)
+    async with router_rig() as rig, sdk(rig) as client:
+        batch = await begun(client, jsonl(line("a"), line("b")))
+        if is_begun:
+            go.set()
+            await validating.wait()
+        assert (await client.batches.cancel(batch.id)).status == "cancelling"
+        go.set()
+        cancelled.set()
+        done = await ended(client, batch)
+        assert (done.status, done.in_progress_at) == ("cancelled", None)
+        counts = done.request_counts
+        assert counts is not None
+        assert (counts.total, counts.completed, counts.failed) == (2, 0, 2)
+        faults = await lines_of(client, done.error_file_id)
+        assert [one["custom_id"] for one in faults] == ["a", "b"]
+        wrong = await begun(client, b"no json\n")
+        assert (await ended(client, wrong)).status == "failed"
+
+
+async def test_an_input_that_can_t_be_read_puts_off_no_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def validated(*_: Any) -> None:
+        raise OSError("the disk is broken")
+
+    monkeypatch.setattr(runner, "validate", validated)
+    monkeypatch.setattr(runner, "_DELAY_S", 0.01)
+    go = unread(monkeypatch)
+    async with router_rig() as rig, sdk(rig) as client:
+        cancelled = await begun(client, jsonl(line("a")))
+        await client.batches.cancel(cancelled.id)
+        monkeypatch.setattr(openai_routes, "WINDOW_S", 0)
+        late = await begun(client, jsonl(line("a")))
+        go.set()
+        assert (await ended(client, cancelled)).status == "cancelled"
+        assert (await ended(client, late)).status == "expired"
+
+
+async def test_a_cancel_is_judged_by_what_it_finds(tmp_path: Path) -> None:
+    files = FileStore(tmp_path / "files.sqlite", FilesSpec(str(tmp_path / "files")))
+    row = BatchRow("batch_1", None, "openai", CHAT, "file-1", "in_progress", 1, 2)
+    files.start()
+    try:
+        await files.perform(lambda records: batch_tables.add(records, row, 1, 9, files.quota))
+        # Of two at the same time, the second one too.
+        for found in await asyncio.gather(*(files.cancel_batch(row.id) for _ in range(2))):
+            assert found is not None and found.status == "cancelling"
+            check_cancelling(found)
+        await files.perform(
+            lambda records: batch_tables.change(
+                records, row.id, ("cancelling",), status="finalizing", end="completed"
+            )
+        )
+        found = await files.cancel_batch(row.id)
+        assert found is not None
+        with pytest.raises(LmxError, match="a batch with status 'finalizing'"):
+            check_cancelling(found)
+        assert await files.cancel_batch("batch_2") is None
+    finally:
+        await asyncio.to_thread(files.close, 10.0)
+
+
+async def test_somebody_comes_while_a_line_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    script, waiting = held()
+    chosen, go, passed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def is_free(_: str) -> bool:
+        chosen.set()
+        await go.wait()
+        return True
+
+    async with router_rig(script) as rig, sdk(rig) as client:
+        batches = rig.router.batches
+        begin_lines = batches._begin_lines
+
+        async def begins() -> None:
+            await begin_lines()
+            if go.is_set():
+                passed.set()
+
+        monkeypatch.setattr(batches, "_is_free", is_free)
+        monkeypatch.setattr(batches, "_begin_lines", begins)
+        batch = await begun(client, jsonl(line("a")))
+        await chosen.wait()
+        person = asyncio.create_task(rig.chat_json())
+        await until(lambda: len(waiting) == 1)
+        go.set()
+        await passed.wait()
+        assert not any(one.running for one in batches._batches.values())
+        rig.worker.script = answer
+        await waiting[0].finish("x")
+        assert (await person)[0] == 200
+        assert (await ended(client, batch)).status == "completed"
 
 
 @pytest.mark.parametrize(
@@ -399,9 +523,10 @@ async def test_a_key_that_is_revoked_ends_its_batches() -> None:
         assert (await ended(client, batch)).status == "cancelled"
 
 
-async def test_the_time_of_a_batch_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("window_s", [0, 1])
+async def test_the_time_of_a_batch_is_over(window_s: int, monkeypatch: pytest.MonkeyPatch) -> None:
     script, _ = held()
-    monkeypatch.setattr(openai_routes, "WINDOW_S", 1)
+    monkeypatch.setattr(openai_routes, "WINDOW_S", window_s)
     async with router_rig(script) as rig, sdk(rig) as client:
         done = await ended(client, await begun(client, jsonl(line("a"))))
         assert done.status == "expired"
@@ -432,6 +557,29 @@ async def test_the_input_may_be_deleted_while_it_is_read() -> None:
         assert done.request_counts is not None and done.request_counts.completed == 2
         folder = Path(rig.spec.files.folder)
         assert {path.name for path in folder.iterdir()} == {done.output_file_id}
+
+
+async def test_the_input_may_be_deleted_once_the_batch_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    go = unread(monkeypatch)
+    async with router_rig() as rig, sdk(rig) as client:
+        batch = await begun(client, jsonl(line("a")))
+        await client.files.delete(batch.input_file_id)
+        await rig.router.files.sweep()
+        go.set()
+        assert (await ended(client, batch)).status == "completed"
+        # One whose bytes are gone is refused, and leaves nothing.
+        folder = Path(rig.spec.files.folder)
+        kept = {path.name for path in folder.iterdir()}
+        file = await client.files.create(file=b"x", purpose="batch")
+        (folder / file.id).unlink()
+        with pytest.raises(openai.NotFoundError, match="No such File object"):
+            await client.batches.create(
+                input_file_id=file.id, endpoint=CHAT, completion_window="24h"
+            )
+        assert {path.name for path in folder.iterdir()} == kept
+        assert [one.id async for one in client.batches.list()] == [batch.id]
 
 
 @pytest.mark.parametrize(

@@ -17,13 +17,14 @@ from lmx.protocol.messages.specs import FilesSpec
 from tests.support.clients.sdk_types import extras_of
 from tests.support.fakes.fake_peers import FakeStream, until
 from tests.support.rigs.router_rig import MODEL, TEXTS, Rig, router_rig
+from tests.unit.router.batches.test_batches import unread
 
 ONE, OTHER = "sk-lmx-one-of-this-test", "sk-lmx-other-of-this-test"
 KEYS = (ApiKey.of_secret(ONE, "one"), ApiKey.of_secret(OTHER, "other"))
 
 
 def sdk(rig: Rig, key: str = ONE) -> anthropic.AsyncAnthropic:
-    return anthropic.AsyncAnthropic(base_url=rig.url, api_key=key, max_retries=0, timeout=30)
+    return anthropic.AsyncAnthropic(base_url=rig.url, api_key=key, max_retries=0, timeout=90)
 
 
 def one(custom_id: str, **params: Any) -> Any:
@@ -121,6 +122,20 @@ async def test_cancelling() -> None:
         results = [found async for found in await client.messages.batches.results(batch.id)]
         assert [found.result.type for found in results] == ["canceled", "canceled"]
         assert (await client.messages.batches.cancel(batch.id)).processing_status == "ended"
+
+
+async def test_it_is_cancelled_before_its_requests_are_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    go = unread(monkeypatch)
+    async with router_rig() as rig, sdk(rig) as client:
+        batch = await client.messages.batches.create(requests=[one("a"), one("b")])
+        stopped = await client.messages.batches.cancel(batch.id)
+        assert stopped.processing_status == "canceling"
+        go.set()
+        assert (await ended(client, batch.id)).request_counts.canceled == 2
+        results = [found async for found in await client.messages.batches.results(batch.id)]
+        assert [found.result.type for found in results] == ["canceled", "canceled"]
 
 
 @pytest.mark.parametrize(

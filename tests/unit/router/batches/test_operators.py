@@ -35,6 +35,12 @@ async def samples(rig: Rig) -> dict[str, float]:
     return {name: float(value) for name, value in found}
 
 
+def reported(rig: Rig) -> list[tuple[str, str, int, int]]:
+    """What the supervisor was notified of."""
+    changes = [one for one in rig.supervisor.seen if isinstance(one, BatchChanged)]
+    return [(one.batch_id, one.status, one.completed, one.failed) for one in changes]
+
+
 async def test_the_batches_of_all_keys() -> None:
     go = asyncio.Event()
 
@@ -63,6 +69,8 @@ async def test_the_batches_of_all_keys() -> None:
         assert [one["id"] for one in shown["data"]] == [second.id, first.id, wrong.id]
         assert [one["key"] for one in shown["data"]] == ["other", "one", "one"]
         await until(lambda: len(rig.worker.streams) > 0)
+        await until(lambda: {(first.id, "in_progress", 0, 0), (second.id, "in_progress", 0, 0)}
+                    <= set(reported(rig)))  # fmt: skip
         assert [one["id"] for one in await live(rig)] == [second.id, first.id, wrong.id]
         found = await samples(rig)
         assert found['lmx_batches{status="in_progress"}'] == 2
@@ -88,19 +96,19 @@ async def test_the_batches_of_all_keys() -> None:
         assert found["lmx_batch_lines_waiting"] == 0
         [last] = [one for one in await live(rig) if one["id"] == first.id]
         assert (last["status"], last["total"], last["completed"]) == ("completed", 2, 1)
-        changes = [one for one in rig.supervisor.seen if isinstance(one, BatchChanged)]
-        reported = [(one.batch_id, one.status, one.completed, one.failed) for one in changes]
-        assert (wrong.id, "failed", 0, 0) in reported
-        assert [one for one in reported if one[0] == second.id] == [
+        await until(lambda: (first.id, "completed", 1, 1) in reported(rig))
+        assert (wrong.id, "failed", 0, 0) in reported(rig)
+        await until(lambda: (second.id, "cancelled", 0, 1) in reported(rig))
+        assert [one for one in reported(rig) if one[0] == second.id] == [
             (second.id, "in_progress", 0, 0), (second.id, "cancelled", 0, 1)
         ]  # fmt: skip
-        assert (first.id, "completed", 1, 1) in reported
 
 
 async def test_those_under_way_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "MOST_SHOWN", 3)
     async with router_rig(plays(asyncio.Event())) as rig, sdk(rig) as client:
         old = await begun(client, jsonl(line("a")))
+        await until(lambda: (old.id, "in_progress", 0, 0) in reported(rig))
         made = [await ended(client, await begun(client, b"no json\n")) for _ in range(3)]
         _, shown = await rig.admin("GET", "/admin/batches")
         assert [one["id"] for one in shown["data"]] == [old.id, made[2].id, made[1].id]
