@@ -5,7 +5,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any, Final
@@ -66,13 +66,17 @@ from lmx.router.peers.relay import (
     too_late,
 )
 from lmx.router.peers.staying import movable
-from lmx.router.peers.targets import Target, Targets, none_takes, targets
+from lmx.router.peers.targets import Target, Targets, is_known, none_takes, targets
 from lmx.router.supervisor.directory import Directory
 
 _CONNECT_S: Final = 2.0
 _KEPT_S: Final = 30.0
 """How long a connection is kept that nothing uses: less than a peer keeps it, so that it is closed
 here."""
+
+_FIRST_ANSWER_S: Final = 5.0
+"""How long a request for a model that this machine does not know waits for the first answer of a
+peer: longer than a peer may take for it."""
 
 _QUIET_S: Final = 2.0
 """For this long nothing is sent to a client that waits for a stream: a request that fails so soon
@@ -155,6 +159,7 @@ class Federation:
             return await self._serve_form(request, endpoint, handler, directory)
         body = await read_object(request, self._spec.body_limit_bytes)
         request[READ] = body
+        await self._know_who_has(body.get("model"), directory)
         found = self._targets(request, endpoint, body, directory)
         hashes = cache(partial(self._hashes, request[CONTEXT], endpoint, body))
         if found.own_name is not None:
@@ -176,6 +181,7 @@ class Federation:
     ) -> web.StreamResponse:
         read = request[READ_FORM] = await read_form(request, self._spec.media.max_item_bytes)
         form = Form(read)
+        await self._know_who_has(form.values.get("model"), directory)
         found = self._targets(request, endpoint, form.values, directory)
         if found.own_name is not None:
             read["model"] = [found.own_name]
@@ -393,6 +399,17 @@ class Federation:
                 await asyncio.wait({task})
             if not task.cancelled():
                 task.exception()
+
+    async def _know_who_has(self, name: Any, directory: Directory) -> None:
+        """Wait for the peers that were not asked yet, as just after the start of this router: one
+        of them may have a model that this machine does not have."""
+        unasked = [link for link in self.links.values() if not link.asked.is_set()]
+        if not unasked or (isinstance(name, str | None) and is_known(directory, name)):
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_FIRST_ANSWER_S):
+                for link in unasked:
+                    await link.asked.wait()
 
     def _targets(
         self,

@@ -58,6 +58,8 @@ class PeerLink:
         self.lost = asyncio.Event()
         """Set while it does not answer."""
         self.lost.set()
+        self.asked = asyncio.Event()
+        """Set once it has answered, or is known not to: before that nobody knows what it has."""
         self.forwarded_total: Counter[str] = Counter()
         """Requests that were forwarded there and have ended, by what became of them."""
         self._own_name = own_name
@@ -146,6 +148,7 @@ class PeerLink:
             _log.warning("peer.lost", peer=self.name, reason=problem)
         self.problem = problem
         self.lost.set()
+        self.asked.set()
 
     def _found(self, state: MachineState) -> None:
         if self.lost.is_set():
@@ -153,6 +156,7 @@ class PeerLink:
         self._drop_books(state)
         self.state, self.problem, self.seen_at_s = state, None, time.time()
         self.lost.clear()
+        self.asked.set()
 
     def _drop_books(self, state: MachineState) -> None:
         """Forget what was sent to models that are not loaded any more."""

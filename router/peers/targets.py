@@ -56,13 +56,13 @@ def targets(
     if name is not None:
         name = untagged(directory, name)
         model, _, machine = name.rpartition("@")
-        if model and not _is_known(directory, name):
+        if model and not is_known(directory, name):
             if machine == own_machine:
                 return Targets(candidates(directory, model, None), (), model)
             if machine in links:
                 return Targets((), (_of_machine(links[machine], model, key),))
     own: tuple[ModelView, ...] = ()
-    if _is_known(directory, name):
+    if is_known(directory, name):
         own = candidates(directory, name, None)
     wanted = [model.model_id for model in own] or ([] if name is None else [name])
     answering = [link for link in links.values() if link.answers]
@@ -75,7 +75,8 @@ def targets(
     return Targets(own, remote)
 
 
-def _is_known(directory: Directory, name: str | None) -> bool:
+def is_known(directory: Directory, name: str | None) -> bool:
+    """Return whether a name, or none, means a model of this machine."""
     if name is None:
         return directory.snapshot.default_model is not None
     if directory.knows(name) or route_models(directory, name):

@@ -61,12 +61,14 @@ async def know_each_other(rig: Rig, count: int) -> None:
 
 
 async def asked(rig: Rig) -> None:
-    """Wait until every peer of a machine that answers has been asked again."""
-    before = {link.name: link.seen_at_s for link in rig.router.peers.links if link.answers}
-    await until(
-        lambda: all(
-            link.seen_at_s != before[link.name]
-            for link in rig.router.peers.links
-            if link.name in before
+    """Wait until every peer of a machine that answers has been asked, and has answered, since this
+    was called: twice, because the first answer may be to a question of before."""
+    for _ in range(2):
+        before = {link.name: link.seen_at_s for link in rig.router.peers.links if link.answers}
+        await until(
+            lambda before=before: all(  # type: ignore[misc]
+                link.seen_at_s != before[link.name]
+                for link in rig.router.peers.links
+                if link.name in before
+            )
         )
-    )

@@ -13,8 +13,10 @@ from lmx.protocol.messages.keys import ApiKey, KeyFamily, Keyring, KeyScope
 from lmx.protocol.messages.peers import Peer, PeerKind, PeerList
 from lmx.protocol.states import ModelKind
 from lmx.protocol.wire.codec import to_map
+from lmx.router.peers import federation as federation_module
 from lmx.router.peers import relay
 from lmx.router.peers.forwarded import read_record
+from lmx.router.peers.link import PeerLink
 from lmx.router.peers.machine import MachineState, OfferedModel
 from tests.support.fakes.fake_peers import (
     FakeStream,
@@ -659,6 +661,37 @@ async def test_without_peers_nothing_runs_and_the_last_one_gone_nothing_is_asked
         assert not a.router.peers.links
         status, found = await a.chat_json(model=REMOTE)
         assert (status, found["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_a_request_waits_for_what_a_peer_has_until_it_was_asked_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As it is when this router has just begun."""
+    monkeypatch.setattr(federation_module, "_FIRST_ANSWER_S", 3600.0)
+    go, really = asyncio.Event(), PeerLink._asked
+
+    async def slow(link: PeerLink) -> MachineState:
+        await go.wait()
+        return await really(link)
+
+    async with federation(("a", "b")) as rigs:
+        a, b = rigs["a"], rigs["b"]
+        await with_remote(b, a)
+        peers = PeerList.of(tuple(link.peer for link in a.router.peers.links))
+        monkeypatch.setattr(PeerLink, "_asked", slow)
+        a.router.peers.put(PeerList.of(()))
+        a.router.peers.put(peers)
+        # What this machine has does not wait.
+        assert (await a.chat_json())[0] == 200
+        calls = [asyncio.create_task(a.chat_json(model=name)) for name in (REMOTE, f"{REMOTE}@b")]
+        await until(lambda: a.router.traffic.under_way == 2)
+        go.set()
+        assert [(await call)[0] for call in calls] == [200, 200]
+        # Nor does anybody once it is known that a peer does not answer.
+        async with StrangePeer(STATES["refused"][0]) as strange:
+            a.router.peers.put(PeerList.of((strange.peer,)))
+            status, found = await a.chat_json(model=REMOTE)
+            assert (status, found["error"]["code"]) == (404, "model_not_found")
 
 
 OWN = MachineState(
