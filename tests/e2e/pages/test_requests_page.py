@@ -27,7 +27,7 @@ from tests.support.clients.console_page import (
     press,
     until,
 )
-from tests.support.rigs.rig import Rig
+from tests.support.rigs.rig import Rig, wait_until
 
 pytestmark = [
     pytest.mark.e2e,
@@ -216,8 +216,12 @@ async def test_a_batch_is_a_bar_and_can_be_cancelled(page: Page, scripted_server
         )
         assert (row["words"], row["stops"]) == ("cancelled · 30 of 30 lines, 30 failed", False)
         assert client.batches.retrieve(made.id).status == "cancelled"
-    events = scripted_server.cli("events", "-n", "50").stdout
-    assert "batch.began" in events and f"{made.id} is cancelled: 0 lines completed" in events
+    for words in ("batch.began", f"{made.id} is cancelled: 0 lines completed"):
+        await asyncio.to_thread(
+            wait_until,
+            lambda words=words: words in scripted_server.cli("events", "-n", "50").stdout,  # type: ignore[misc]
+            words,
+        )
     # A row stays the same element while its figures change.
     await page.run(STUB + ".then(() => tellBatches(batchShape(1), batchShape(2)))")
     assert (await page.run(BATCHES))[0]["done"] == 1203

@@ -135,8 +135,10 @@ def command_a_peer(desk: Rig, studio: Rig) -> None:
     printed = desk.cli("status", "--all").stdout
     assert f"{MODEL}" in printed.partition("MACHINE")[2]
     assert desk.cli("status", "--all", "--json").stdout.count('"name": "studio"') == 1
-    top = desk.cli("top", "--all").stdout
-    assert "GiB of" in top.partition("MACHINE")[2]
+    # A peer that stands still for a second does not answer then.
+    wait_until(
+        lambda: "GiB of" in desk.cli("top", "--all").stdout.partition("MACHINE")[2], "their memory"
+    )
     assert "MACHINE" not in desk.cli("top").stdout
     refused = desk.cli("kill", f"{MODEL}@studio")
     assert "needs the scope admin" in refused.stderr, refused
@@ -171,8 +173,8 @@ async def rounds(names: list[str]) -> Counter[str]:
             await asyncio.to_thread(studio.wait_state, MODEL, "ready")
             clients = Clients(session, desk.url)
             async with clients.asking():
-                await clients.answered(20)
-                assert len(clients.whole) == 3, "all machines answer"
+                while not set(MACHINES) <= set(clients.whole):
+                    await clients.answered(1)
                 for name in names:
                     await blow(studio, name, clients)
                     assert not clients.lost, (name, clients.lost)

@@ -13,7 +13,7 @@ import aiohttp
 import psutil
 import pytest
 
-from tests.support.rigs.rig import POLL_S, Rig, http, rig, scripted, wait_until
+from tests.support.rigs.rig import POLL_S, Rig, Stream, ask, http, rig, scripted, wait_until
 
 pytestmark = pytest.mark.process
 
@@ -152,11 +152,15 @@ async def test_each_process_is_killed_while_lines_are_answered() -> None:
         lmx.wait_state("alpha", "ready")
         async with http() as session:
             client = Client(session, lmx.url)
+            # While somebody is answered no line is, so that there is something to be seen.
+            somebody = Stream(session, lmx.url, ask("alpha", {"tokens": 100_000, "step_s": 0.05}))
+            await somebody.has_text(1)
             batch_id = await client.begin(lines)
             await asyncio.to_thread(
-                wait_until, lambda: 0 < lmx.status()["router"]["batch_lines"] < 120, "its progress"
+                wait_until, lambda: lmx.status()["router"]["batch_lines"] == 120, "its lines"
             )
-            assert re.search("batches +1 under way, [0-9]+ lines left", lmx.cli("status").stdout)
+            assert re.search("batches +1 under way, 120 lines left", lmx.cli("status").stdout)
+            await somebody.hang_up()
             for victim, completed in (("router", 20), ("alpha", 45), ("supervisor", 70)):
                 await client.until(
                     batch_id,
@@ -166,7 +170,11 @@ async def test_each_process_is_killed_while_lines_are_answered() -> None:
                 await asyncio.to_thread(lmx.wait_serving)
             await client.check(batch_id, lines)
             done = await client.batch(batch_id)
-            assert left_in(lmx) == {done["input_file_id"], done["output_file_id"]}
+            await asyncio.to_thread(
+                wait_until,
+                lambda: left_in(lmx) == {done["input_file_id"], done["output_file_id"]},
+                "nothing else is left",
+            )
 
 
 def counted(found: dict[str, Any]) -> int:

@@ -32,7 +32,7 @@ LINES = b'{"custom_id": "1"}\n' * 3
 
 
 def sdk(rig: Rig, key: str = ONE) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{rig.url}/v1", api_key=key, max_retries=0, timeout=30)
+    return openai.AsyncOpenAI(base_url=f"{rig.url}/v1", api_key=key, max_retries=0, timeout=90)
 
 
 def blobs(rig: Rig) -> set[str]:

@@ -43,11 +43,11 @@ def b64(content: bytes, kind: str = "") -> str:
 
 
 def sdk(rig: Rig, key: str = ONE) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{rig.url}/v1", api_key=key, max_retries=0, timeout=30)
+    return openai.AsyncOpenAI(base_url=f"{rig.url}/v1", api_key=key, max_retries=0, timeout=90)
 
 
 def claude(rig: Rig, key: str = ONE) -> anthropic.AsyncAnthropic:
-    return anthropic.AsyncAnthropic(base_url=rig.url, api_key=key, max_retries=0, timeout=30)
+    return anthropic.AsyncAnthropic(base_url=rig.url, api_key=key, max_retries=0, timeout=90)
 
 
 async def upload(client: openai.AsyncOpenAI, content: bytes, name: str, purpose: Any) -> str:

@@ -12,6 +12,8 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -23,6 +25,7 @@ from lmx.router.jobs import records
 from lmx.router.jobs import store as job_store
 from lmx.router.jobs.records import JobRow, JobState, ResponseRow, Wanted, create, listed, write
 from lmx.router.jobs.store import JobStore, open_records
+from tests.support.fakes.fake_peers import until
 from tests.support.faults.bad_files import BAD_FILES, put_bad
 from tests.support.rigs.budgets import examples
 
@@ -314,10 +317,22 @@ async def test_readers_wait_for_their_turn_and_not_for_longer(
     store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The deadline is that of a read, and not that of the reads before it."""
-    monkeypatch.setattr(record_file, "_STEP_DEADLINE_S", 1.0)
-    over = threading.Event()
-    slow = [store._read(lambda _: over.wait(0.2)) for _ in range(20)]
-    assert await asyncio.gather(*slow) == [False] * 20, "four times the deadline together"
+    goes_on, over = threading.Semaphore(0), threading.Event()
+
+    async def deadline(found: set[asyncio.Future[Any]], timeout: float) -> None:
+        """The deadline of a read, within which the thread does one step if it can."""
+        assert timeout == record_file._STEP_DEADLINE_S
+        before = store._steps
+        goes_on.release()
+        await until(
+            lambda: hangs is not None or store._steps > before or any(one.done() for one in found)
+        )
+
+    hangs: asyncio.Task[bool] | None = None
+    own = SimpleNamespace(wait=deadline, wrap_future=asyncio.wrap_future)
+    monkeypatch.setattr(record_file, "asyncio", own)
+    slow = [store._read(lambda _: goes_on.acquire(timeout=90)) for _ in range(20)]
+    assert await asyncio.gather(*slow) == [True] * 20, "each within its own deadline"
     hangs = asyncio.create_task(store._read(lambda _: over.wait(90)))
     try:
         for one in (hangs, asyncio.create_task(store.get("a", None))):

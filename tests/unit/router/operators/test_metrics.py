@@ -403,7 +403,7 @@ def test_the_full_text_keeps_to_prometheus_rules() -> None:
 def test_promtool_finds_nothing_either() -> None:
     def check(text: str) -> str:
         command = ["promtool", "check", "metrics"]
-        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=90)
         return done.stdout + done.stderr + "failed" * bool(done.returncode)
 
     assert check(full_text()) == ""

@@ -13,17 +13,11 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.support.fakes.fake_peers import FakeStream, ready, until
+from tests.support.fakes.fake_peers import FakeStream, ready
 from tests.support.rigs.rig import ROOT
 from tests.support.rigs.router_rig import INSTANCE, MODEL, TEXTS, Rig, chat_body, router_rig
 
 HAPROXY = shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin")
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 @contextlib.asynccontextmanager
@@ -34,20 +28,19 @@ async def balanced(machines: Sequence[Rig], folder: Path) -> AsyncIterator[str]:
     addresses = re.findall(r"192\.168\.1\.\d+:8000", text)
     for address, machine in zip(addresses, machines, strict=True):
         text = text.replace(address, f"127.0.0.1:{machine.spec.port}")
-    port = free_port()
+    # A machine that is slow is not lost: a check would give it a second to answer.
+    text = text.replace("defaults\n", "defaults\n    timeout check 60s\n")
     path = folder / "haproxy.cfg"
-    path.write_text(text.replace("bind :8080", f"bind 127.0.0.1:{port}"))
-    process = subprocess.Popen(
-        [HAPROXY, "-db", "-f", str(path)], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-
-    def listens() -> bool:
-        assert process.poll() is None
-        with socket.socket() as one:
-            return one.connect_ex(("127.0.0.1", port)) == 0
+    with socket.create_server(("127.0.0.1", 0)) as front:
+        # It listens already, so that nobody else can have its port.
+        port, number = front.getsockname()[1], front.fileno()
+        path.write_text(text.replace("bind :8080", f"bind fd@{number}"))
+        process = subprocess.Popen(
+            [HAPROXY, "-db", "-f", str(path)],
+            stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=(number,),
+        )  # fmt: skip
 
     try:
-        await until(listens)
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()

@@ -39,7 +39,7 @@ EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 
 def sdk(rig: Rig, key: str = ONE) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{rig.url}/v1", api_key=key, max_retries=0, timeout=30)
+    return openai.AsyncOpenAI(base_url=f"{rig.url}/v1", api_key=key, max_retries=0, timeout=90)
 
 
 def sent(rig: Rig) -> Any:

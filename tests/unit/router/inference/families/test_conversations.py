@@ -54,7 +54,7 @@ EVERY: Any = [
 
 def sdk(rig: Rig, key: str | None = ONE) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(
-        base_url=f"{rig.url}/v1", api_key=key or "none", max_retries=0, timeout=30
+        base_url=f"{rig.url}/v1", api_key=key or "none", max_retries=0, timeout=90
     )
 
 
