@@ -41,7 +41,10 @@ _KILLED_FROM_OUTSIDE: Final = frozenset({-signal.SIGKILL, -signal.SIGTERM})
 """Signals that come from outside: from somebody, or from a system that is out of memory."""
 
 _OWN_LIMITS: Final = frozenset({-signal.SIGALRM, -signal.SIGXCPU})
-_EXIT_WAIT_S: Final = 0.2
+_EXIT_WAIT_S: Final = 5.0
+"""How long a process whose socket is closed may take to be gone. It is a moment, but on a machine
+that is busy or out of memory it may stand still in its end. Whether it was killed decides whether
+the request is tried once more."""
 
 _SOCKET_BYTES: Final = 1 << 20
 """How much of a reply the system holds at a time. By default macOS holds 8 KiB, which would make

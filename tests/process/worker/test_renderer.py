@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from lmx.protocol.errors import ErrorCode, UnavailableError
-from lmx.worker.isolation.child import Exchange
+from lmx.worker.isolation.child import ChildEndedError, Exchange
 from lmx.worker.templates.renderer import (
     Renderer,
     RenderingEndedError,
@@ -137,6 +137,25 @@ def test_the_request_of_one_that_dies_at_work_is_rendered_by_another(
     killed = kill_at_work(monkeypatch, number, times=1)
     assert renderer.render("{{ a }}", {"a": 1}, AMPLE_BYTES) == "1"
     assert len(killed) == 1 and renderer.pid not in killed
+
+
+def test_a_process_that_stands_still_in_its_end_is_replaced_too(
+    renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its socket is closed, and what has ended it is known only later."""
+    killed: list[int] = []
+    send = Exchange.send
+
+    def sending(exchange: Exchange, data: object) -> None:
+        if not killed:
+            killed.append(exchange._pid)
+            threading.Timer(1.0, os.kill, (exchange._pid, signal.SIGKILL)).start()
+            raise ChildEndedError
+        send(exchange, data)
+
+    monkeypatch.setattr(Exchange, "send", sending)
+    assert renderer.render("{{ a }}", {"a": 1}, AMPLE_BYTES) == "1"
+    assert killed and renderer.pid not in killed
 
 
 def test_a_request_whose_processes_break_is_refused_and_no_other(
