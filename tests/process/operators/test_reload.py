@@ -13,7 +13,16 @@ from typing import Any
 import pytest
 
 from lmx.protocol.messages.control import LoadModel, UnloadModel
-from tests.support.rigs.rig import Rig, Stream, ask, http, rig, scripted, wait_until
+from tests.support.rigs.rig import (
+    Rig,
+    Stream,
+    ask,
+    http,
+    rig,
+    scripted,
+    unused_port,
+    wait_until,
+)
 
 pytestmark = pytest.mark.process
 
@@ -118,9 +127,7 @@ def test_a_bad_configuration_changes_nothing_and_says_why(lmx: Rig) -> None:
 async def test_the_api_moves_and_its_streams_end_first(lmx: Rig) -> None:
     before = pids(lmx, "alpha", "beta", "gamma")
     old_url, router = lmx.url, lmx.status()["router"]["pid"]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = unused_port()
     async with http() as session:
         running = Stream(session, old_url, ask("alpha", {"tokens": 100, "step_s": 0.02}))
         await running.has_text(10)

@@ -18,7 +18,7 @@ import aiohttp
 import pytest
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from tests.support.rigs.rig import ROOT, Rig, rig, scripted, wait_until
+from tests.support.rigs.rig import ROOT, Rig, rig, scripted, unused_port, wait_until
 
 pytestmark = pytest.mark.process
 
@@ -57,12 +57,6 @@ def written(language: str) -> str:
     """The block of the page in a language."""
     (text,) = re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), re.S)
     return str(text)
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def caddy_arguments(folder: Path, port: int, site: str) -> list[str]:
@@ -115,7 +109,7 @@ def proxied(
     program = PROGRAMS[request.param]
     if program is None or shutil.which("openssl") is None:
         pytest.skip(f"no {request.param} (Debian's package), or no openssl, on the PATH")
-    folder, port = tmp_path_factory.mktemp(request.param), free_port()
+    folder, port = tmp_path_factory.mktemp(request.param), unused_port()
     inner = lmx.url.removeprefix("http://").removesuffix("/v1")
     language, arguments_of = {
         "caddy": ("caddyfile", caddy_arguments),

@@ -9,8 +9,10 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -92,6 +94,16 @@ def wait_until(condition: Callable[[], Any], what: str, deadline_s: float = 90.0
         if waited_s > deadline_s:
             raise AssertionError(f"not within {deadline_s:g} s: {what}")
         time.sleep(min(RARELY_S, max(POLL_S, waited_s / 10)))
+
+
+def unused_port() -> int:
+    """Return a port for a process that binds it later. The system gives out none below 32768 by
+    itself, so that no other test gets it meanwhile."""
+    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
+        with contextlib.suppress(OSError), socket.socket() as one:
+            one.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
 
 
 def scripted(model_id: str, **settings: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import zmq
 from lmx.protocol.messages.ranks import FollowerLink
 from lmx.worker.ranks.link import FollowerDoor, join
 
-BEAT_S, SILENCE_S = 0.2, 5.0
+BEAT_S, SILENCE_S = 0.2, 60.0
 LOOPBACK = "127.0.0.1"
 LARGE = b"x" * 3_000_000
 
