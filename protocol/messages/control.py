@@ -241,6 +241,10 @@ class RouterBeat:
     """Whether it takes no more requests, because another router has taken over."""
     keyring: str = ""
     """The digest of the keyring by which it checks keys."""
+    epoch: str = ""
+    """The epoch of the snapshot in which it looks up models. Empty before the first one."""
+    revision: int = 0
+    """The revision of that snapshot."""
     batches: int = 0
     """The number of batches that have not ended, where this router works on them."""
     batch_lines: int = 0

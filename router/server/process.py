@@ -326,6 +326,7 @@ class Router:
         # A beat shows above all that this router is alive, whatever can be measured.
         with contextlib.suppress(psutil.Error, OSError):
             self._memory_bytes = self._process.memory_info().rss
+        known = self.supervisor.latest
         return RouterBeat(
             pid=os.getpid(),
             streams=self.workers.open_streams,
@@ -336,6 +337,8 @@ class Router:
             batch_lines=self.batches.lines_left,
             retired=self._retired,
             keyring=self.keys.ring.digest,
+            epoch="" if known is None else known.snapshot.epoch,
+            revision=0 if known is None else known.snapshot.revision,
         )
 
     def _keys_changed(self, ring: Keyring) -> None:

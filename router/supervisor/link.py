@@ -191,7 +191,9 @@ class SupervisorLink:
         """Listen and beat until cancelled. Frames that can't be decoded are logged and dropped."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._listen(self._control, self._on_control))
-            tasks.create_task(self._listen(self._events_socket, self._on_event))
+            tasks.create_task(
+                self._listen(self._events_socket, lambda event: self._on_event(event, measure))
+            )
             tasks.create_task(self._beat(measure))
 
     async def ask(self, question: Any, deadline_s: float) -> Any:
@@ -268,10 +270,12 @@ class SupervisorLink:
             case _:
                 raise ProtocolError(f"unexpected {type(message).__name__} on control")
 
-    def _on_event(self, envelope: Envelope) -> None:
+    def _on_event(self, envelope: Envelope, measure: Callable[[], RouterBeat]) -> None:
         match envelope.message:
             case Snapshot() as snapshot:
-                self._apply(snapshot)
+                if not self._apply(snapshot):
+                    # It is published again by a supervisor that waits until it is in effect.
+                    self.notify(measure())
             case WorkerExited() as fact:
                 self._events.worker_exited(fact)
             case Keyring() as ring:
@@ -339,10 +343,13 @@ class SupervisorLink:
         else:
             _log.warning("peers.refused", reply=type(reply).__name__)
 
-    def _apply(self, snapshot: Snapshot) -> None:
+    def _apply(self, snapshot: Snapshot) -> bool:
+        """Put a snapshot into effect if it is newer. Return whether it is."""
         directory = advance(self._directory, snapshot)
-        if directory is not self._directory:
-            self._directory = directory
-            self._changed.set()
-            self._changed = asyncio.Event()
-            self._events.directory_changed(directory)
+        if directory is self._directory:
+            return False
+        self._directory = directory
+        self._changed.set()
+        self._changed = asyncio.Event()
+        self._events.directory_changed(directory)
+        return True

@@ -1,8 +1,6 @@
 """Answers the questions of routers and the CLI about keys. A change is answered when every router
 checks keys by it."""
 
-import asyncio
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
@@ -20,14 +18,12 @@ from lmx.protocol.messages.keys import (
     RevokeKey,
     RotateKey,
 )
+from lmx.supervisor.control.following import followed
 from lmx.supervisor.control.handlers import Handler
 from lmx.supervisor.keys.keys import Keys
 from lmx.supervisor.router.guard import RouterGuard
 
-_FOLLOW_S: Final = 5.0
-"""How long routers have to put other keys into effect. They need some thousandths of a second."""
-
-_POLL_S: Final = 0.01
+_AGAIN_S: Final = 5.0
 _PEER_GRACE_S: Final = 300.0
 _LATE: Final = (
     "not every router has answered: one that hangs goes by the former keys until it is replaced"
@@ -54,7 +50,7 @@ class KeyCommands:
         local = self._keys.local()
         if self._guard.has_keyring(self._keys.ring.digest) or await self._followed():
             return local
-        raise OperationError(ErrorCode.SUPERVISOR_UNAVAILABLE, _LATE, retry_after_s=_FOLLOW_S)
+        raise OperationError(ErrorCode.SUPERVISOR_UNAVAILABLE, _LATE, retry_after_s=_AGAIN_S)
 
     async def put_peer_key(self, name: str, secret: str | None) -> KeyMade:
         """Make the key of a peer, or give it another secret: its former one is valid for a moment
@@ -79,10 +75,7 @@ class KeyCommands:
         return done if await self._followed() else replace(done, message=f"{done.message}; {_LATE}")
 
     async def _followed(self) -> bool:
-        self._publish(self._keys.ring)
-        deadline_s = time.monotonic() + _FOLLOW_S
-        while not self._guard.has_keyring(self._keys.ring.digest):
-            if time.monotonic() > deadline_s:
-                return False
-            await asyncio.sleep(_POLL_S)
-        return True
+        return await followed(
+            lambda: self._publish(self._keys.ring),
+            lambda: self._guard.has_keyring(self._keys.ring.digest),
+        )

@@ -165,6 +165,13 @@ class RouterGuard:
         """Return whether every router that runs checks keys by this keyring, as it has said."""
         return all(router.beat.keyring == digest for router in self._routers.all)
 
+    def has_snapshot(self, epoch: str, revision: int) -> bool:
+        """Return whether every router that takes requests looks up models in this snapshot or a
+        later one, as it has said."""
+        serving = () if self.process is None else (self.process,)
+        beats = [one.beat for one in (*serving, *self._routers.retiring) if not one.beat.retired]
+        return all(beat.epoch == epoch and beat.revision >= revision for beat in beats)
+
     @property
     def port(self) -> int | None:
         """The port of the API; None while it is not known."""

@@ -20,6 +20,7 @@ from lmx.protocol.states import WorkerState
 from lmx.protocol.wire.endpoints import new_epoch
 from lmx.supervisor.config.schema import Config, LogConfig
 from lmx.supervisor.config.settings import Change, Settings
+from lmx.supervisor.control.following import SnapshotFollowers
 from lmx.supervisor.control.handlers import Handlers
 from lmx.supervisor.control.inventory import added_handlers, disk_handlers
 from lmx.supervisor.control.keys import KeyCommands
@@ -256,8 +257,10 @@ def wire(
     models = ModelCommands(core, loading, planning)
     handlers.add(models.handlers)
     handlers.add_waiter(Acquire, models.acquire)
-    handlers.add(added_handlers(added))
-    handlers.add(disk_handlers(downloads, Deletion(core, added, downloads, home, events)))
+    followers = SnapshotFollowers(core, guard, workers.publish)
+    handlers.add(followers.awaited(added_handlers(added)))
+    deletion = Deletion(core, added, downloads, home, events)
+    handlers.add(followers.awaited(disk_handlers(downloads, deletion)))
     handlers.add({ReportCounts: counts.take_report})
     handlers.add(lent.handlers)
     key_commands = KeyCommands(keys, guard, workers.publish)
@@ -277,7 +280,8 @@ def wire(
             RemovePeer: lambda question, _now_s: peers.remove(question.name),
         }
     )
-    handlers.add(ServiceCommands(service, core, guard, events, reloader, invocation).handlers)
+    commands = ServiceCommands(service, core, guard, events, reloader, invocation)
+    handlers.add(followers.awaited(commands.handlers))
     adoption = Adoption(
         core,
         guard,

@@ -4,8 +4,9 @@ import asyncio
 from typing import Any
 
 from lmx.protocol.errors import ErrorCode
-from lmx.protocol.messages.control import Denied, ReloadConfig, Reloaded
+from lmx.protocol.messages.control import Denied, ReloadConfig, Reloaded, RouterBeat
 from lmx.protocol.messages.status import GetStatus, Status
+from lmx.protocol.wire.codec import encode
 from tests.support.fakes.admin_lines import reported_status
 from tests.support.fakes.fake_peers import plays, until
 from tests.support.rigs.router_rig import Rig, router_rig
@@ -75,3 +76,14 @@ async def test_a_reload_without_a_supervisor_is_503(rig: Rig) -> None:
     await rig.supervisor.stop()
     status, body = await ask(rig, "POST", RELOAD, KEY)
     assert (status, body["error"]["code"]) == (503, "supervisor_unavailable")
+
+
+async def test_a_snapshot_that_comes_again_is_answered_by_a_beat_that_names_it() -> None:
+    async with router_rig(beat_interval_s=600.0) as rig:
+        supervisor = rig.supervisor
+        await rig.publish(*supervisor.models)
+        beats = len(rig.asked(RouterBeat))
+        await supervisor.publish_raw(encode(supervisor.snapshot()))
+        await until(lambda: len(rig.asked(RouterBeat)) > beats)
+        beat = rig.asked(RouterBeat)[-1]
+        assert (beat.epoch, beat.revision) == (supervisor.epoch, supervisor.revision)

@@ -10,6 +10,9 @@ import pytest
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages import control
 from lmx.protocol.messages.counts import ReportCounts
+from lmx.protocol.messages.inventory import AddModel
+from lmx.supervisor.control import following
+from lmx.supervisor.control.following import SnapshotFollowers
 from lmx.supervisor.control.handlers import Handlers
 from lmx.supervisor.control.inventory import added_handlers, disk_handlers
 from lmx.supervisor.control.models import ModelCommands
@@ -122,3 +125,67 @@ async def test_nobody_is_answered_after_the_end() -> None:
     for _ in range(3):
         await asyncio.sleep(0)
     assert rig.replies == []
+
+
+class Followers(Rig):
+    """Handlers of which those that change what is served wait for a router. It has the snapshot of
+    a revision, and has said so when it is told."""
+
+    epoch = "e"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.revision = self.has = 1
+        self.published: list[Any] = []
+        own: Any = self
+        self.followers = SnapshotFollowers(own, own, self.published.append)
+
+    def flush(self, _now_s: float) -> None:
+        self.revision += 1
+
+    def snapshot(self, _now_s: float) -> int:
+        return self.revision
+
+    def has_snapshot(self, epoch: str, revision: int) -> bool:
+        return epoch == self.epoch and self.has >= revision
+
+
+async def test_a_change_of_what_is_served_is_answered_once_the_router_knows_it() -> None:
+    async def add(*_: Any) -> control.Done:
+        return control.Done("added")
+
+    rig = Followers()
+    handlers = {
+        AddModel: add,
+        control.ReloadConfig: lambda *_: control.Reloaded((), ()),
+        control.StopAll: lambda *_: control.Done("stopping"),
+    }
+    rig.handlers.add(rig.followers.awaited(handlers))
+    assert await rig.ask(control.StopAll()) == control.Done("stopping")
+    changes: tuple[tuple[Any, Any], ...] = (
+        (AddModel("new", "/new"), control.Done("added")),
+        (control.ReloadConfig(), control.Reloaded((), ())),
+    )
+    for question, expected in changes:
+        before = len(rig.replies)
+        await rig.ask(question)
+        # It was published once more, for a router that has it already.
+        assert (len(rig.replies), rig.published[-1]) == (before, rig.revision)
+        rig.has = rig.revision
+        async with asyncio.timeout(90):
+            while len(rig.replies) == before:
+                await asyncio.sleep(0.01)
+        assert rig.replies[-1][1] == expected
+
+
+async def test_a_router_that_hangs_does_not_keep_a_change_from_its_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(following, "_FOLLOW_S", 0.05)
+    rig = Followers()
+    rig.handlers.add(rig.followers.awaited({control.ReloadConfig: lambda *_: control.Done("yes")}))
+    await rig.ask(control.ReloadConfig())
+    async with asyncio.timeout(90):
+        while not rig.replies:
+            await asyncio.sleep(0.01)
+    assert rig.replies[-1][1] == control.Done("yes")

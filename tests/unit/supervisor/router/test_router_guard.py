@@ -166,6 +166,33 @@ def test_a_new_router_that_never_says_hello_is_ended(
     assert {pid for pid, _ in actions.signals} == {102}
 
 
+def test_a_snapshot_is_known_once_every_router_that_takes_requests_has_said_so(
+    guard: RouterGuard,
+) -> None:
+    def known(epoch: str = "e") -> bool:
+        return guard.has_snapshot(epoch, 7)
+
+    assert known(), "there is no router"
+    guard.start(0.0)
+    assert not known()
+    for revision, expected in ((6, False), (7, True), (8, True)):
+        guard.beat(control.RouterBeat(101, 0, 0, 1, epoch="e", revision=revision), 0.0)
+        assert known() is expected
+    assert not known("another")
+    # A successor that has not begun to serve starts with a later one.
+    guard.replace(0.0)
+    assert known()
+    guard.hello(102, 1, 0.0)
+    assert not known()
+    guard.beat(control.RouterBeat(102, 0, 0, 1, epoch="e", revision=7), 0.0)
+    assert known()
+    # The one before it takes requests until it has retired.
+    guard.beat(control.RouterBeat(101, 0, 0, 1, epoch="e", revision=6), 0.0)
+    assert not known()
+    guard.beat(control.RouterBeat(101, 0, 0, 1, retired=True, epoch="e", revision=6), 0.0)
+    assert known()
+
+
 def test_its_status_counts_who_waits_in_all_routers(
     guard: RouterGuard, actions: FakeRouters
 ) -> None:
