@@ -210,8 +210,9 @@ class WorkerLifecycle:
                 self._became_idle,
             )
         loaded = self._heartbeat.loaded(engine.facts, load_s)
-        self._control.send(loaded)
+        # Who is told that it is ready finds that in its log.
         log.info("worker.loaded", load_s=round(load_s, 3), memory_bytes=loaded.memory_bytes)
+        self._control.send(loaded)
 
     def load_failed(self, error: Exception) -> None:
         """Report the reason to the supervisor, and wait until it ends this process."""
