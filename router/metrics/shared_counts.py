@@ -23,8 +23,9 @@ counts of this time."""
 
 _LAST_TRIES: Final = 3
 
-_FIRST_S: Final = 1.0
-"""How long limits and metrics wait for the first reply, which comes in milliseconds."""
+_FIRST_S: Final = 5.0
+"""How long limits and metrics wait for the first reply, which comes in milliseconds, but longer on
+a busy machine: without it, metrics fall back."""
 
 _log = structlog.get_logger()
 
@@ -54,7 +55,7 @@ class SharedCounts:
         self._others_run = False
 
     async def settled(self) -> None:
-        """Wait until the counts of earlier routers are known, but no longer than a second after
+        """Wait until the counts of earlier routers are known, but no longer than some seconds after
         this router's start."""
         if not self._settled.is_set():
             left_s = max(0.0, self._began_s + _FIRST_S - time.monotonic())

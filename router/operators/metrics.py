@@ -23,7 +23,7 @@ from lmx.router.metrics.requests import NONE
 from lmx.router.services import SERVICES, Services
 from lmx.router.supervisor.queries import ask
 
-_DEADLINE_S: Final = 0.7
+_DEADLINE_S: Final = 2.0
 """A scrape must end soon, even while the supervisor hangs and does not count as gone yet."""
 
 

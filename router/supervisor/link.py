@@ -91,13 +91,15 @@ class Questions:
 
 
 _SILENT_BEATS: Final = 5
-"""After this many beats without an answer the supervisor counts as gone."""
+_LEAST_SILENCE_S: Final = 3.0
+"""After this many beats without an answer, but not within this time, the supervisor counts as gone:
+on a busy machine any process may stand still for a second or two."""
 
 _CONNECT_RETRY_S: Final = 0.02
 _SNAPSHOT_DEADLINE_S: Final = 2.0
-_FIRST_SNAPSHOT_S: Final = 3.0
-"""How long requests wait for the first snapshot, which takes milliseconds. A restarted router finds
-such requests in its backlog."""
+_FIRST_SNAPSHOT_S: Final = 10.0
+"""How long requests wait for the first snapshot, which takes milliseconds, but longer on a busy
+machine. A restarted router finds such requests in its backlog."""
 
 _log = structlog.get_logger()
 
@@ -139,6 +141,7 @@ class SupervisorLink:
         self._events = events
         self._hello = hello
         self._beat_interval_s = beat_interval_s
+        self._silence_s = max(_SILENT_BEATS * beat_interval_s, _LEAST_SILENCE_S)
         self._keys = keys
         self._put_peers = peers
         self._peers_digest = peers_digest
@@ -185,7 +188,7 @@ class SupervisorLink:
     @property
     def alive(self) -> bool:
         """Whether the supervisor answered within the last beats."""
-        return self.epoch is not None and self.silent_for_s <= _SILENT_BEATS * self._beat_interval_s
+        return self.epoch is not None and self.silent_for_s <= self._silence_s
 
     async def run(self, measure: Callable[[], RouterBeat]) -> None:
         """Listen and beat until cancelled. Frames that can't be decoded are logged and dropped."""
@@ -213,7 +216,7 @@ class SupervisorLink:
     async def answers_again(self, grace_s: float) -> bool:
         """Wait until the supervisor answers beats; return False when it has been silent for
         ``grace_s`` more than makes it count as gone."""
-        left_s = _SILENT_BEATS * self._beat_interval_s + grace_s - self.silent_for_s
+        left_s = self._silence_s + grace_s - self.silent_for_s
         return await ends_in_time(self._answers.wait(), left_s)
 
     def fail_questions(self, error: LmxError) -> None:

@@ -18,7 +18,7 @@ COMMAND_DEADLINE_S: Final = 30.0
 """The time limit for a command that only begins something, and for a look-up, on a machine that is
 busy with something else."""
 
-_STATUS_DEADLINE_S: Final = 2.0
+_STATUS_DEADLINE_S: Final = 5.0
 
 _MEMORY_S: Final = 8.0
 """The time limit for a killed worker to end and for its memory to come back."""
@@ -53,18 +53,19 @@ async def returned_memory(
     supervisor: SupervisorLink, model_id: str, pid: int | None
 ) -> ReturnedMemory | None:
     """Return what came back of an ended worker's memory, once that was measured; None if it was not
-    measured in time, or the supervisor does not answer."""
+    measured in time."""
     deadline_s = time.monotonic() + _MEMORY_S
     while pid is not None and time.monotonic() < deadline_s:
         try:
             model = (await live_status(supervisor)).model(model_id)
         except LmxError:
-            return None
-        if model is None:
-            return None  # it was removed
-        last = model.last_exit
-        if last is not None and last.pid == pid and last.memory is not None:
-            return last.memory
+            pass  # It may answer the next question.
+        else:
+            if model is None:
+                return None  # it was removed
+            last = model.last_exit
+            if last is not None and last.pid == pid and last.memory is not None:
+                return last.memory
         await asyncio.sleep(_MEMORY_POLL_S)
     return None
 

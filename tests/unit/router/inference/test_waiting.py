@@ -79,6 +79,7 @@ async def test_those_who_wait_are_released_in_the_order_of_their_arrival(rig: Ri
 
 
 async def test_a_router_that_stood_still_does_not_take_the_supervisor_for_gone(rig: Rig) -> None:
+    rig.router.supervisor._silence_s = 0.5
     rig.add_worker(LOADED, answer)
     await rig.publish(cold("big"))
     request = asyncio.create_task(rig.chat_json(model="big"))
