@@ -34,7 +34,7 @@ from tests.support.clients.answer_check import check_shape
 from tests.support.fakes.fake_hub import FakeHub, fake_hub
 from tests.support.models.model_folders import write_model
 from tests.support.models.tiny_models import CONTEXT_TOKENS, make_tiny_model
-from tests.support.rigs.rig import Rig, http, rig, scripted, whole
+from tests.support.rigs.rig import Rig, http, rig, scripted, wait_until, whole
 
 pytestmark = pytest.mark.process
 
@@ -106,7 +106,14 @@ class Admin:
         return status, error
 
 
+def measured(lmx: Rig, model: str) -> None:
+    """Wait until it is known what memory a model's worker takes, which is measured twice a
+    second."""
+    wait_until(lambda: lmx.worker(model)["memory_bytes"] > 0, f"the memory of {model}")
+
+
 async def test_how_lmx_is(lmx: Rig) -> None:
+    await asyncio.to_thread(measured, lmx, "alpha")
     async with http() as session:
         admin = Admin(lmx, session)
         assert (await whole(session, lmx.url, "alpha", "hello"))[0] == 200
@@ -141,6 +148,7 @@ async def test_models_are_loaded_and_unloaded(lmx: Rig) -> None:
             assert loaded.memory_after_load_gb > 0
         line = lmx.worker("be/ta")
         assert (line["state"], line["context_length"], line["loads_total"]) == ("ready", 2048, 2)
+        await asyncio.to_thread(measured, lmx, "be/ta")
         wanted = {"model_id": "be/ta"}
         unloaded = await admin.do(UnloadAnswer, "POST", "/admin/models/unload", wanted)
         assert unloaded.memory_freed_gb > 0
