@@ -30,6 +30,10 @@ log = structlog.get_logger()
 _Record = TypeVar("_Record")
 
 _ACQUIRE_S: Final = 0.5
+_ASKED_S: Final = 30.0
+"""How long the lock is tried for while only processes have it that ask whether a supervisor runs.
+They have it for an instant, which may last on a busy machine."""
+
 _ACQUIRE_RETRY_S: Final = 0.01
 _POLL_S: Final = 0.01
 
@@ -125,7 +129,7 @@ class SupervisorLock:
             os.set_inheritable(inherited, False)
         descriptor = self._open() if inherited is None else inherited
         try:
-            _lock_within(descriptor, _ACQUIRE_S)
+            _lock(descriptor)
         except BlockingIOError as error:
             holder = os.read(descriptor, 32).decode("ascii", "replace").strip() or "unknown"
             os.close(descriptor)
@@ -170,16 +174,27 @@ def _sign(descriptor: int) -> None:
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
 
 
-def _lock_within(descriptor: int, limit_s: float) -> None:
-    deadline_s = time.monotonic() + limit_s
+def _lock(descriptor: int) -> None:
+    began_s = time.monotonic()
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
-            if time.monotonic() >= deadline_s:
+            limit_s = _ASKED_S if _is_only_asked_for(descriptor) else _ACQUIRE_S
+            if time.monotonic() - began_s >= limit_s:
                 raise
             time.sleep(_ACQUIRE_RETRY_S)
+
+
+def _is_only_asked_for(descriptor: int) -> bool:
+    """Return whether nobody holds the lock who could be a supervisor."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    return True
 
 
 class Records:

@@ -1,20 +1,23 @@
 """State files that are not what they should be: set aside, said, and lmx starts without."""
 
 import errno
+import fcntl
 import json
 import os
 import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lmx.protocol.errors import OperationError
 from lmx.protocol.host.quarantine_file import clear_for_file, quarantine_file
 from lmx.supervisor.inventory.added_file import AddedFile
 from lmx.supervisor.inventory.download_records import DownloadFile
 from lmx.supervisor.memory.measured import Measured
-from lmx.supervisor.state import state_file
+from lmx.supervisor.state import process_records, state_file
 from lmx.supervisor.state.files import Holds, Pins, read_admin_key
 from lmx.supervisor.state.home import Home
 from lmx.supervisor.state.process_records import Records, SupervisorLock
@@ -74,6 +77,25 @@ def test_the_lock_can_be_taken(kind: str, tmp_path: Path) -> None:
     lock.acquire()
     assert path.read_text() == f"{os.getpid()}\n"
     assert len(said) == (kind in ("folder", "dangling link", "pipe"))
+    os.close(lock.descriptor)
+
+
+def test_who_asks_for_the_lock_is_not_taken_for_a_supervisor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long it has the lock, since it stands still."""
+    monkeypatch.setattr(process_records, "_ACQUIRE_S", 0.0)
+    path = tmp_path / "lock"
+    path.touch()
+    asking = os.open(path, os.O_RDONLY)
+    fcntl.flock(asking, fcntl.LOCK_SH)
+    ends = threading.Timer(0.3, os.close, (asking,))
+    ends.start()
+    lock = SupervisorLock(path)
+    lock.acquire()
+    ends.join()
+    with pytest.raises(OperationError, match=f"pid {os.getpid()}"):
+        SupervisorLock(path).acquire()
     os.close(lock.descriptor)
 
 
