@@ -58,7 +58,7 @@ from lmx.protocol.wire.sockets import Role, open_socket
 
 _T = TypeVar("_T")
 
-DEADLINE_S = 60.0
+DEADLINE_S = 90.0
 MAX_WAITING = 1000
 
 

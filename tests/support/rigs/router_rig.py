@@ -186,7 +186,8 @@ async def router_rig(
         check = AnswerCheck()
         router._runner.app.on_response_prepare.append(check)
         rig = None
-        async with aiohttp.ClientSession() as http:
+        # By default a connection has 30 s, of which a busy machine may need more for a hundred.
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as http:
             try:
                 await router.start()
                 rig = Rig(
