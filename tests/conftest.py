@@ -19,7 +19,14 @@ from lmx.worker.mlx.device.before_mlx import prefer_openblas
 from tests.support.models.minilm import obtain_minilm
 from tests.support.rigs.budgets import examples
 from tests.support.rigs.device import choose_device, may_differ
-from tests.support.rigs.file_queue import FileQueue
+from tests.support.rigs.file_queue import (
+    EVERYTHING,
+    FileQueue,
+    folders_of,
+    imported_first,
+    place_of,
+    within,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO_MODEL = ROOT / "supervisor" / "cli" / "serving" / "demo.py"
@@ -55,6 +62,36 @@ settings.register_profile(
 settings.load_profile("lmx")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Have a process of pytest-xdist collect only some folders, where all tests are run and
+    :class:`FileQueue` hands them out."""
+    given, config = node.workerinput, node.config
+    queued = config.getoption("dist") == "loadfile"
+    divided = queued and config.args == config.getini("testpaths")
+    processes = given["workercount"]
+    given["folders"] = [
+        folders_of(each, processes) if divided else EVERYTHING for each in range(processes)
+    ]
+
+
+def folders_here(config: pytest.Config) -> tuple[str, ...]:
+    """Return the folders whose tests this process collects."""
+    given = getattr(config, "workerinput", None)
+    if given is None:
+        return EVERYTHING
+    place, folders = place_of(given["workerid"]), given["folders"]
+    return tuple(folders[place]) if place < len(folders) else EVERYTHING
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave what other processes collect to them."""
+    if not collection_path.is_relative_to(ROOT):
+        return None
+    path = collection_path.relative_to(ROOT).as_posix()
+    return None if within(path, folders_here(config)) else True
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
     """Have each process of pytest-xdist import another part of the tests first. In a fresh checkout
@@ -66,12 +103,13 @@ def pytest_collection(session: pytest.Session) -> None:
     asked = [
         session.config.invocation_params.dir / arg.partition("::")[0] for arg in session.config.args
     ]
-    files = sorted(path for each in asked for path in each.rglob("test_*.py"))
-    for path in files[int(given["workerid"].removeprefix("gw")) :: given["workercount"]]:
-        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    files = sorted(
+        path.relative_to(ROOT).as_posix() for each in asked for path in each.rglob("test_*.py")
+    )
+    for file in imported_first(files, place_of(given["workerid"]), given["folders"]):
         # What can't be imported is reported when it is collected.
         with contextlib.suppress(Exception, pytest.skip.Exception):
-            importlib.import_module(name)
+            importlib.import_module(file.removesuffix(".py").replace("/", "."))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
