@@ -128,7 +128,10 @@ async def test_it_serves_says_hello_and_beats() -> None:
         pid = started.process.pid
         port = int(started.url.rpartition(":")[2])
         assert RouterHello(pid, "0000cafe", port) in supervisor.seen
-        beats = lambda: [one for one in supervisor.seen if isinstance(one, RouterBeat)]  # noqa: E731
+
+        def beats() -> list[RouterBeat]:
+            return [one for one in supervisor.seen if isinstance(one, RouterBeat)]
+
         await until(lambda: beats()[-1].requests_total == 1)
         assert beats()[-1].pid == pid
 

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -242,7 +243,7 @@ def start() -> Iterator[Start]:
     shutil.rmtree(home)
 
 
-ENDLESS = {"tokens": 3900, "step_s": 0.02}
+ENDLESS: dict[str, Any] = {"tokens": 3900, "step_s": 0.02}
 """An answer that takes longer than any test waits for something, unless its file ends it."""
 
 
@@ -458,7 +459,7 @@ def test_under_hard_pressure_a_request_is_preempted_and_resumes_when_it_is_over(
     resumed = tmp_path / "resumed"
     pieces = [f"{number} " for number in range(4000)]
     for stream_id in (1, 2):
-        script = {"pieces": pieces, "step_s": 0.02, "until": str(resumed)}
+        script: dict[str, Any] = {"pieces": pieces, "step_s": 0.02, "until": str(resumed)}
         peer.say(ask(stream_id, 10_000, **script))
         peer.answer(Delta, stream_id)
     peer.order(Pressure(MemoryPressure.HARD))
@@ -468,7 +469,8 @@ def test_under_hard_pressure_a_request_is_preempted_and_resumes_when_it_is_over(
     before = {n: len(peer.answers(Delta, n)) for n in (1, 2)}
     peer.order(Pressure(MemoryPressure.NONE))
     for n in (1, 2):
-        peer.until(lambda n=n: len(peer.answers(Delta, n)) > before[n] + 5, "deltas of both")
+        more = partial(lambda n: len(peer.answers(Delta, n)) > before[n] + 5, n)
+        peer.until(more, "deltas of both")
     resumed.touch()
     for n in (1, 2):
         tokens = peer.answer(Finished, n).usage.completion_tokens
