@@ -22,13 +22,16 @@ from lmx.router.schema.requests.operators import EngineRequest
 from lmx.router.schema.validation import validated
 from lmx.router.services import SERVICES, Services
 from lmx.router.supervisor.link import unavailable
-from lmx.router.supervisor.queries import ask, command, live_status, params_named
+from lmx.router.supervisor.queries import (
+    ask,
+    command,
+    live_status,
+    params_named,
+    seen_in_snapshot,
+)
 
 _ADD_DEADLINE_S: Final = 30.0
 """The supervisor looks into the model's folder first."""
-
-_SNAPSHOT_S: Final = 1.0
-"""How long to wait for the snapshot that follows a reply at once."""
 
 _FIELDS: Final = {
     "model": "engine_id",
@@ -158,9 +161,8 @@ async def add_engine(request: web.Request) -> web.Response:
         )
         await ask(services.supervisor, question, Done, _ADD_DEADLINE_S)
         if not wanted.load_immediately:
-            # Else the client's next request would be answered that there is no such model.
-            await services.supervisor.until(
-                lambda now: now.model(wanted.engine_id) is not None, _SNAPSHOT_S
+            await seen_in_snapshot(
+                services.supervisor, lambda now: now.model(wanted.engine_id) is not None
             )
             return json_value(_added(wanted, "unloaded", parameters), 201)
         try:
@@ -192,6 +194,7 @@ async def remove_engine(request: web.Request) -> web.Response:
         model = await _find(request)
         await command(services.supervisor, RemoveModel(model.model_id))
         await gone(services, model)
+        await seen_in_snapshot(services.supervisor, lambda now: now.model(model.model_id) is None)
     return json_value(EngineRemoved(engine_id=model.model_id, status="removed"))
 
 
@@ -272,9 +275,7 @@ async def _rolled_back(services: Services, engine_id: str, error: LmxError) -> L
                 f"{(last.detail if last is not None else '') or error.message}",
             )
         await command(services.supervisor, RemoveModel(engine_id))
-        # Snapshots arrive on another socket than replies: the next list of engines must not show
-        # it.
-        await services.supervisor.until(lambda now: now.model(engine_id) is None, _SNAPSHOT_S)
+        await seen_in_snapshot(services.supervisor, lambda now: now.model(engine_id) is None)
     except LmxError as failure:
         _log.warning("engine.rollback_failed", model=engine_id, error=failure.message)
     return reported

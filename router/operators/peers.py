@@ -11,7 +11,7 @@ from lmx.router.peers.machine import MachineState, written
 from lmx.router.schema.requests.operators import DrainRequest, PeerQuery
 from lmx.router.schema.validation import validated
 from lmx.router.services import SERVICES
-from lmx.router.supervisor.queries import command
+from lmx.router.supervisor.queries import command, seen_in_snapshot
 
 
 class PeerModel(Answer):
@@ -84,6 +84,7 @@ async def drain_machine(request: web.Request) -> web.Response:
     body = await read_object(request, services.spec.body_limit_bytes)
     wanted = validated(DrainRequest, body)
     done: Done = await command(services.supervisor, DrainMachine(wanted.drained))
+    await seen_in_snapshot(services.supervisor, lambda now: now.snapshot.drained == wanted.drained)
     return json_value(DrainAnswer(success=True, message=done.message))
 
 

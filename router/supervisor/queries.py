@@ -3,7 +3,7 @@ deadlines."""
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
@@ -18,6 +18,7 @@ COMMAND_DEADLINE_S: Final = 30.0
 """The time limit for a command that only begins something, and for a look-up, on a machine that is
 busy with something else."""
 
+_SNAPSHOT_S: Final = 2.0
 _STATUS_DEADLINE_S: Final = 5.0
 
 _MEMORY_S: Final = 8.0
@@ -26,6 +27,14 @@ _MEMORY_S: Final = 8.0
 _MEMORY_POLL_S: Final = 0.1
 
 _Reply = TypeVar("_Reply")
+
+
+async def seen_in_snapshot(
+    supervisor: SupervisorLink, condition: Callable[[Directory], bool]
+) -> None:
+    """Wait for a moment until a snapshot shows what a command has done: snapshots arrive on another
+    socket than replies, and the client's next request is answered by the last one."""
+    await supervisor.until(condition, _SNAPSHOT_S)
 
 
 async def ask(

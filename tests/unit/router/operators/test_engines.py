@@ -13,7 +13,7 @@ from lmx.protocol.messages.data import Timings
 from lmx.protocol.messages.inventory import AddModel, RemoveModel
 from lmx.protocol.messages.status import GetStatus, Status
 from lmx.protocol.states import SlotState, WorkerState
-from lmx.router.operators import engines
+from lmx.router.supervisor import queries
 from tests.support.fakes.admin_lines import cold_line, reported_status, status_line
 from tests.support.fakes.fake_peers import cold, ends, plays, ready, until
 from tests.support.rigs.router_rig import INSTANCE, MODEL, Rig, router_rig
@@ -76,7 +76,7 @@ async def test_an_engine_is_added_and_loaded() -> None:
 async def test_what_is_only_added_is_there_when_the_answer_comes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(engines, "_SNAPSHOT_S", 90.0)
+    monkeypatch.setattr(queries, "_SNAPSHOT_S", 90.0)
     async with engine_rig() as rig:
         body = GIVEN | {"load_immediately": False}
         adding = asyncio.create_task(rig.admin("POST", "/engines", **body))
@@ -265,6 +265,20 @@ async def test_an_engine_is_removed(path: str) -> None:
         assert not removing.done()
         rig.supervisor.replies[GetStatus] = Status(reported_status())
         assert await removing == (200, {"engine_id": MODEL, "status": "removed"})
+
+
+async def test_an_engine_that_is_removed_is_in_no_list_after_the_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also one that was not loaded: the snapshot comes on another socket than the reply."""
+    monkeypatch.setattr(queries, "_SNAPSHOT_S", 3600.0)
+    async with engine_rig() as rig:
+        await rig.publish(cold("b"))
+        removing = asyncio.create_task(rig.admin("DELETE", "/engines/b"))
+        await until(lambda: rig.supervisor.count(RemoveModel))
+        assert not (await asyncio.wait({removing}, timeout=0.3))[0]
+        await rig.supervisor.publish()
+        assert await removing == (200, {"engine_id": "b", "status": "removed"})
 
 
 async def test_what_cannot_be_removed() -> None:

@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 
 from lmx.protocol.errors import ErrorCode
+from lmx.protocol.messages.control import Done, DrainMachine
 from lmx.protocol.messages.keys import ApiKey, KeyFamily, Keyring, KeyScope
 from lmx.protocol.messages.peers import Peer, PeerKind, PeerList
 from lmx.protocol.states import ModelKind
@@ -18,6 +19,7 @@ from lmx.router.peers import relay
 from lmx.router.peers.forwarded import read_record
 from lmx.router.peers.link import PeerLink
 from lmx.router.peers.machine import MachineState, OfferedModel
+from lmx.router.supervisor import queries
 from tests.support.fakes.fake_peers import (
     FakeStream,
     cold,
@@ -205,6 +207,23 @@ async def test_a_machine_that_is_drained_leaves_all_requests_to_the_others() -> 
         assert not a.worker.streams
         await a.publish(loaded, default=MODEL)
         assert (await a.chat_json())[0] == 200
+
+
+async def test_a_machine_is_drained_once_the_answer_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(queries, "_SNAPSHOT_S", 3600.0)
+    async with federation(("a",)) as rigs:
+        a = rigs["a"]
+        a.supervisor.replies[DrainMachine] = Done("it is drained")
+        loaded = ready(MODEL, INSTANCE, created_s=1)
+        for count, drained in enumerate((True, False), 1):
+            answer = asyncio.create_task(a.admin("POST", "/admin/drain", drained=drained))
+            await until(lambda count=count: len(a.asked(DrainMachine)) == count)  # type: ignore[misc]
+            assert not (await asyncio.wait({answer}, timeout=0.3))[0]
+            await a.supervisor.publish(loaded, default=MODEL, drained=drained)
+            assert (await answer)[0] == 200
+            assert (await a.chat_json())[0] == (503 if drained else 200)
 
 
 async def test_what_every_machine_would_refuse_is_refused_at_once() -> None:
