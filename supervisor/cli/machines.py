@@ -128,7 +128,13 @@ def _wait_for_requests(there: Place) -> None:
         while True:
             found: Status | None = client.ask(GetStatus())
             if found is not None:
-                left = sum(one.requests_active + one.waiting for one in found.status.workers)
+                # A worker says with its next beat what it has just been given; the routers knew it
+                # when they said that they take no more.
+                router = found.status.router
+                left = max(
+                    sum(one.requests_active + one.waiting for one in found.status.workers),
+                    router.streams + router.waiting,
+                )
                 if not left:
                     return
                 words = f"{left} request{'' if left == 1 else 's'} left"

@@ -17,13 +17,14 @@ from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages import control, inventory
 from lmx.protocol.messages.control import Event
 from lmx.protocol.messages.status import GetStatus, Status, SystemStatus
-from lmx.supervisor.cli import operations
+from lmx.supervisor.cli import machines, operations
 from lmx.supervisor.cli.main import main
 from lmx.supervisor.cli.serving import background
 from lmx.supervisor.cli.views.events import EventCursor
 from lmx.supervisor.config import extras
 from lmx.supervisor.sockets.client import ReconnectingClient
 from lmx.supervisor.state.home import Home
+from tests.support.fakes.admin_lines import reported_status
 from tests.support.fakes.fake_supervisor import fake_supervisor, model_line, status
 
 
@@ -99,6 +100,30 @@ def test_drain_waits_for_the_streams(home: Home) -> None:
     assert "a: draining, 1 request left" in done.output
     assert "drained a (pid 4711 is gone)" in done.output
     assert "lmx undrain a" in done.output
+
+
+def test_drain_of_a_machine_waits_for_what_only_the_router_knows(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker says with its next beat what it has just been given."""
+    monkeypatch.setattr(machines, "_POLL_S", 0.01)
+    answers = {
+        control.DrainMachine: lambda _: control.Done("the machine is drained"),
+        GetStatus: statuses(
+            *(
+                reported_status(
+                    model_line("a", requests_active=active), router={"streams": streams}
+                )
+                for active, streams in ((0, 1), (2, 0), (0, 0))
+            )
+        ),
+    }
+    with fake_supervisor(home, answers) as asked:
+        done = run("drain", "--machine")
+    assert done.exit_code == 0, done.output
+    assert "1 request left" in done.output
+    assert "2 requests left" in done.output
+    assert asked.count(GetStatus()) == 3
 
 
 def test_undrain_takes_back_a_drain_alone(home: Home) -> None:
