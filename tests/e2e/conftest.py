@@ -59,7 +59,8 @@ def scripted_server(minilm_dir: Path) -> Iterator[Rig]:
             scripted("good", preload=False, engine="tests.support.fakes.good_engine:create"),
             {"id": "minilm", "source": str(minilm_dir), "preload": False},
         ],
-        "timing": {"load_stall_timeout_s": 60.0, "beat_timeout_s": 6.0},
+        # The router gives a supervisor up that has not answered five beats.
+        "timing": {"load_stall_timeout_s": 60.0, "beat_timeout_s": 6.0, "beat_interval_s": 0.5},
     }
     with rig(config) as lmx:
         for model in ("scripted", "narrow"):

@@ -55,7 +55,8 @@ def lmx(hub: FakeHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]
             scripted("third", memory_bytes="100 MiB", preload=False),
         ],
         "memory": {"budget_bytes": "250 MiB", "min_residency_s": 0},
-        "timing": {"beat_timeout_s": 6.0},
+        # The router gives a supervisor up that has not answered five beats.
+        "timing": {"beat_timeout_s": 6.0, "beat_interval_s": 0.5},
     }
     macmon = fake_macmon(tmp_path_factory.mktemp("bin"))
     path = os.pathsep.join((str(macmon.parent), os.environ["PATH"]))
