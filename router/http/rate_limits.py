@@ -239,6 +239,8 @@ class RateLimiter:
         self._full_at = _MOST_METERS
         self.changes = 0
         """Grows with each request that limits apply to: there is something new to report."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Is called whenever ``changes`` has grown."""
 
     def set_keys(self, keys: Iterable[ApiKey]) -> None:
         """Let other keys have their own limits. What was used stays used."""
@@ -258,6 +260,7 @@ class RateLimiter:
         if not meters:
             return None
         self.changes += 1
+        self.on_change()
         key = self._keys.get(requester)
         whose = f"the key {key.name!r}" if key is not None and key.name else "this key or address"
         return Admission(meters, whose, self._note)

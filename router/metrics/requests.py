@@ -247,7 +247,8 @@ class RequestMetrics:
     """Counts requests that have ended, on top of what :meth:`begin_with` was given last. Used from
     one event loop only.
 
-    ``changes`` grows with everything that is counted. ``model_ids`` returns the models that exist,
+    ``changes`` grows with everything that is counted, and ``on_change`` is called for each time.
+    ``model_ids`` returns the models that exist,
     None while they are not known: counts of other models are dropped, so that models that come and
     go leave nothing behind. ``spent`` is called with all that is counted of requests for models.
     ``keys`` returns the keys that there are: as few as may have names are counted by name.
@@ -271,6 +272,7 @@ class RequestMetrics:
         self._limited: Counter[tuple[str, str]] = Counter()
         self._earlier = Reading(Totals(), {}, {}, {}, {})
         self.changes = 0
+        self.on_change: Callable[[], None] = lambda: None
 
     def request_ended(
         self,
@@ -287,7 +289,7 @@ class RequestMetrics:
         what runs in the ``background``."""
         if endpoint is not None and endpoint.quiet:
             return
-        self.changes += 1
+        self._note_change()
         if endpoint is None:
             self._http[NONE, NONE, _status_class(status)] += 1
         else:
@@ -297,7 +299,7 @@ class RequestMetrics:
 
     def batch_line_answered(self, *, ok: bool) -> None:
         """Count a line of a batch that has its result, besides the requests that it took."""
-        self.changes += 1
+        self._note_change()
         if ok:
             self._totals.batch_lines_completed += 1
         else:
@@ -305,7 +307,7 @@ class RequestMetrics:
 
     def rate_limited(self, scope: str, limit: str) -> None:
         """Count a request that a limit has refused."""
-        self.changes += 1
+        self._note_change()
         self._limited[scope, limit] += 1
 
     def job_ended(
@@ -314,7 +316,7 @@ class RequestMetrics:
         """Count the tokens of a job that continued after its request was answered with a time-out;
         of the prompt only those tokens that were not counted then. The request itself was
         counted."""
-        self.changes += 1
+        self._note_change()
         prompt_tokens = (outcome.prompt_tokens or 0) - counted_prompt_tokens
         self._count_tokens(
             Spent(
@@ -325,6 +327,10 @@ class RequestMetrics:
                 completion_tokens=outcome.completion_tokens or 0,
             )
         )
+
+    def _note_change(self) -> None:
+        self.changes += 1
+        self.on_change()
 
     def last_tokens_per_s(self, model_id: str) -> float | None:
         """Return the speed of the model's last whole answer, without its prompt; None before the

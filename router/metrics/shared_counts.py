@@ -18,8 +18,11 @@ from lmx.router.supervisor.queries import ask
 _DEADLINE_S: Final = 1.0
 
 _INTERVAL_S: Final = 0.25
-"""The pause between two reports while there is something new. A router that is killed loses the
-counts of this time."""
+"""The pause between two reports, and between what is new and its report. A router that is killed
+loses the counts of this time."""
+
+_REST_S: Final = 10.0
+"""The longest time without a look at what is new. Whatever is new ends it at once."""
 
 _LAST_TRIES: Final = 3
 
@@ -53,6 +56,8 @@ class SharedCounts:
         self._earlier: tuple[Tally, ...] = ()
         self._reported = -1
         self._others_run = False
+        self._news = asyncio.Event()
+        metrics.on_change = limiter.on_change = supervisor.on_new_epoch = self._news.set
 
     async def settled(self) -> None:
         """Wait until the counts of earlier routers are known, but no longer than some seconds after
@@ -63,10 +68,15 @@ class SharedCounts:
             self._settled.set()
 
     async def run(self) -> None:
-        """Report until cancelled: changes at once, and everything to each new supervisor."""
+        """Report until cancelled: changes soon, and everything to each new supervisor. It sleeps
+        while there is nothing to report."""
         while True:
+            # Nothing may be awaited between these lines: news in between would be overlooked.
+            self._news.clear()
             if self._fresh or self._others_run or self._has_news:
                 await self.report()
+            else:
+                await ends_in_time(self._news.wait(), _REST_S)
             await asyncio.sleep(_INTERVAL_S)
 
     async def report_last(self) -> None:

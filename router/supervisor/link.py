@@ -149,6 +149,8 @@ class SupervisorLink:
         self._changed = asyncio.Event()
         self.epoch: str | None = None
         """The epoch of the supervisor that answered last; None before the first answer."""
+        self.on_new_epoch: Callable[[], None] = lambda: None
+        """Is called after each change of :attr:`epoch`."""
         self.silent_for_s = 0.0
         """For how long it has waited since the supervisor last answered a beat, or since the start.
         A router that stood still itself, as a process that is stopped does, waited for nothing."""
@@ -296,7 +298,9 @@ class SupervisorLink:
             # Another supervisor answers: it knows none of the questions to its predecessor.
             _log.info("supervisor.replaced", epoch=epoch)
             self.fail_questions(unavailable("lmx's supervisor has been restarted."))
-        self.epoch = epoch
+        if self.epoch != epoch:
+            self.epoch = epoch
+            self.on_new_epoch()
 
     def _refresh(self) -> None:
         if self._snapshot_task is None or self._snapshot_task.done():

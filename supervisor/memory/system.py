@@ -169,8 +169,10 @@ def _upwards(mount: Path, path: str) -> Iterator[Path]:
 
 def _capacity(folder: Path) -> Capacity | None:
     limit_bytes = _number(folder, "memory.max", "memory.limit_in_bytes")
+    if limit_bytes is None or limit_bytes >= _UNLIMITED_BYTES:
+        return None
     taken_bytes = _number(folder, "memory.current", "memory.usage_in_bytes")
-    if limit_bytes is None or taken_bytes is None or limit_bytes >= _UNLIMITED_BYTES:
+    if taken_bytes is None:
         return None
     stat = counters(folder / "memory.stat")
     files_bytes = sum(

@@ -128,7 +128,11 @@ class _Logs:
         """Keep each log file to its limit. A failure with one file does not stop the others. Raises
         the first ``OSError``."""
         failed: OSError | None = None
-        for path in self._folder.glob("*.log"):
+        try:
+            paths = [path for path in self._folder.iterdir() if path.name.endswith(".log")]
+        except FileNotFoundError:
+            return
+        for path in paths:
             try:
                 keep_to(path, self._limit)
             except OSError as error:

@@ -1,5 +1,6 @@
 """What routers have counted: added up, kept by the supervisor, and taken over."""
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from lmx.protocol.errors import LmxError
+from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.messages.counts import CountsKept, KeyUsage, ReportCounts, Tally, added, greatest
 from lmx.protocol.messages.keys import RateLimits
 from lmx.router.http.endpoint import Access, Endpoint
 from lmx.router.http.outcome import Outcome
 from lmx.router.http.rate_limits import RateLimiter
+from lmx.router.metrics import shared_counts
 from lmx.router.metrics.requests import RequestMetrics, reading_of
 from lmx.router.metrics.shared_counts import SharedCounts
 from lmx.supervisor.router.counts import RouterCounts
@@ -233,6 +235,62 @@ def shared(supervisor: Any) -> SharedCounts:
     metrics = RequestMetrics(lambda: (MODEL,))
     limiter = RateLimiter(RateLimits(), (), RateLimits(), metrics.rate_limited)
     return SharedCounts(supervisor, metrics, limiter)
+
+
+async def test_a_router_sleeps_until_there_is_something_to_report(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shared_counts, "_INTERVAL_S", 0.0)
+    monkeypatch.setattr(shared_counts, "_REST_S", 3600.0)
+    reports: list[ReportCounts] = []
+    looks = 0
+
+    async def ask(report: ReportCounts, _deadline_s: float) -> CountsKept:
+        reports.append(report)
+        if len(reports) in (2, 3):
+            raise LmxError(ErrorCode.SUPERVISOR_UNAVAILABLE, "it is busy")
+        return CountsKept(1, 50.0, ended=())
+
+    class Supervisor:
+        alive = True
+
+        def __init__(self) -> None:
+            self._epoch: str | None = None
+
+        @property
+        def epoch(self) -> str | None:
+            nonlocal looks
+            looks += 1
+            return self._epoch
+
+    supervisor: Any = Supervisor()
+    supervisor.ask = ask
+    metrics = RequestMetrics(lambda: (MODEL,))
+    limits = RateLimits(requests_per_minute=9)
+    limiter = RateLimiter(limits, (), RateLimits(), metrics.rate_limited)
+    counts = SharedCounts(supervisor, metrics, limiter)
+    task = asyncio.create_task(counts.run())
+
+    async def reported(number: int) -> None:
+        await until(lambda: len(reports) == number)
+        for _ in range(9):  # It comes to rest,
+            await asyncio.sleep(0)
+        before = looks
+        for _ in range(99):  # and looks no more, however often the loop turns.
+            await asyncio.sleep(0)
+        assert (len(reports), looks) == (number, before)
+
+    try:
+        await reported(1)
+        metrics.rate_limited("key", "tokens")
+        await reported(4)  # what was not taken is reported again
+        limiter.open("a", 0.0)
+        await reported(5)
+        supervisor._epoch = "another"
+        supervisor.on_new_epoch()
+        await reported(6)
+    finally:
+        task.cancel()
 
 
 async def test_a_router_reports_what_it_counts_and_shows_what_it_receives() -> None:
