@@ -45,7 +45,9 @@ class ExitWatch:
         """
 
         def ended() -> None:
-            self._report(pid, child, on_exit)
+            # Whatever can be read together with the end is read before: it may be last words of the
+            # process, which a supervisor that stood still finds only now.
+            self._loop.call_soon(self._report, pid, child, on_exit)
 
         if self._queue is not None:
             self._queue.add(pid, ended)

@@ -4,6 +4,7 @@ import asyncio
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -126,6 +127,30 @@ async def test_the_first_end_of_a_pid_is_not_the_seconds(sleeper: int) -> None:
     assert await asyncio.wait_for(ends.get(), 90) == "first"
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(ends.get(), 0.1)
+    watch.close()
+
+
+async def test_what_has_come_by_then_is_read_before_an_end_is_reported(watch: ExitWatch) -> None:
+    """A supervisor that stood still finds the last words of a worker together with its end."""
+    loop, order, ended = asyncio.get_running_loop(), list[str](), asyncio.Event()
+    child = subprocess.Popen(["/bin/sleep", "0"], start_new_session=True)
+
+    def end(_: int | None) -> None:
+        order.append("end")
+        ended.set()
+
+    def read() -> None:
+        order.append("message")
+        loop.remove_reader(ours)
+
+    watch.watch(child.pid, child, end)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        loop.add_reader(ours, read)
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # the loop stands still
+        theirs.send(b"x")
+        await asyncio.wait_for(ended.wait(), 90)
+    assert order == ["message", "end"]
     watch.close()
 
 
