@@ -131,6 +131,7 @@ def test_bench_measures_and_ctrl_c_gives_what_was_measured(lmx: Rig, tmp_path: P
     done = lmx.cli(
         "bench", f"a={url}", f"b={url}/v1", "--model", "alpha", "--seconds", "1", "--rounds", "2",
         "--scenario", "concurrency", "--scenario", "agent", "--json", str(one), "--svg", str(plot),
+        timeout_s=480,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     written = json.loads(one.read_text())
