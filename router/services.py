@@ -70,7 +70,7 @@ async def listed_for(request: web.Request) -> Directory:
     directory = await directory_for(request)
     if FORWARDED_HEADER in request.headers:
         return directory
-    return request.app[SERVICES].peers.listed(directory, request[CONTEXT].grant)
+    return await request.app[SERVICES].peers.listed(directory, request[CONTEXT].grant)
 
 
 def directory_without_key(request: web.Request) -> tuple[Directory | None, bool]:

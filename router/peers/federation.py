@@ -5,7 +5,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any, Final
@@ -49,7 +49,7 @@ from lmx.router.peers.answer_form import (
 from lmx.router.peers.choice import Candidate, Rank, ranked
 from lmx.router.peers.forms import Form, GiveContents
 from lmx.router.peers.forwarded import FORWARDED_HEADER, client_tag, headers_of
-from lmx.router.peers.link import PeerLink
+from lmx.router.peers.link import PeerLink, first_answers
 from lmx.router.peers.machine import OfferedModel
 from lmx.router.peers.named_files import named_parts
 from lmx.router.peers.own import OwnMachine, offered
@@ -73,10 +73,6 @@ _CONNECT_S: Final = 2.0
 _KEPT_S: Final = 30.0
 """How long a connection is kept that nothing uses: less than a peer keeps it, so that it is closed
 here."""
-
-_FIRST_ANSWER_S: Final = 5.0
-"""How long a request for a model that this machine does not know waits for the first answer of a
-peer: longer than a peer may take for it."""
 
 _QUIET_S: Final = 2.0
 """For this long nothing is sent to a client that waits for a stream: a request that fails so soon
@@ -401,15 +397,9 @@ class Federation:
                 task.exception()
 
     async def _know_who_has(self, name: Any, directory: Directory) -> None:
-        """Wait for the peers that were not asked yet, as just after the start of this router: one
-        of them may have a model that this machine does not have."""
-        unasked = [link for link in self.links.values() if not link.asked.is_set()]
-        if not unasked or (isinstance(name, str | None) and is_known(directory, name)):
-            return
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_FIRST_ANSWER_S):
-                for link in unasked:
-                    await link.asked.wait()
+        """Wait for the first answers of the peers, unless a name means a model of this machine."""
+        if not isinstance(name, str | None) or not is_known(directory, name):
+            await first_answers(self.links.values())
 
     def _targets(
         self,

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -11,6 +11,7 @@ import aiohttp
 import structlog
 
 from lmx.protocol.messages.peers import Peer, PeerKind
+from lmx.router.event_loop import ends_in_time
 from lmx.router.peers.forwarded import FORWARDED_HEADER
 from lmx.router.peers.machine import (
     MOST_BYTES,
@@ -33,6 +34,9 @@ _OPENAI_ANSWER_S: Final = 4.0
 
 _SENT_S: Final = 10.0
 """How long what was sent to a peer counts as computed there, though it does not say so yet."""
+
+FIRST_ANSWER_S: Final = 5.0
+"""How long somebody waits for a peer's first answer: longer than it may take for it."""
 
 PEER_STATE_PATH: Final = "/admin/peer"
 _log = structlog.get_logger()
@@ -189,6 +193,14 @@ class PeerLink:
                     response.close()
                     raise _RefusedError("its answer is too long: is it lmx that answers there?")
             return payload
+
+
+async def first_answers(links: Iterable[PeerLink]) -> None:
+    """Wait for the peers that were not asked yet, as just after the start of this router: before
+    that nobody knows which models they have."""
+    unasked = [link for link in links if not link.asked.is_set()]
+    if unasked:
+        await ends_in_time(asyncio.gather(*(link.asked.wait() for link in unasked)), FIRST_ANSWER_S)
 
 
 _MOST_BOOKS: Final = 500

@@ -93,14 +93,18 @@ class Peers:
         states = (link.state for link in self.links)
         return tuple(one.model_id for state in states if state is not None for one in state.models)
 
-    def listed(self, directory: Directory, key: ApiKey | None) -> Directory:
+    async def listed(self, directory: Directory, key: ApiKey | None) -> Directory:
         """Return the models of this machine, and those of the peers that answer and that it has
         not. A model of several peers is the first one's. ``key`` limits which."""
+        if not self.links:
+            return directory
+        from lmx.router.peers.link import first_answers
+        from lmx.router.peers.own import shown
+
+        await first_answers(self.links)
         links = [link for link in self.links if link.answers]
         if not links:
             return directory
-        from lmx.router.peers.own import shown
-
         views = {view.model_id: view for view in directory.models}
         for link in links:
             for model in () if link.state is None else link.state.models:

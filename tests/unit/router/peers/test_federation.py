@@ -14,7 +14,7 @@ from lmx.protocol.messages.keys import ApiKey, KeyFamily, Keyring, KeyScope
 from lmx.protocol.messages.peers import Peer, PeerKind, PeerList
 from lmx.protocol.states import ModelKind
 from lmx.protocol.wire.codec import to_map
-from lmx.router.peers import federation as federation_module
+from lmx.router.peers import link as peer_link
 from lmx.router.peers import relay
 from lmx.router.peers.forwarded import read_record
 from lmx.router.peers.link import PeerLink
@@ -686,7 +686,7 @@ async def test_a_request_waits_for_what_a_peer_has_until_it_was_asked_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As it is when this router has just begun."""
-    monkeypatch.setattr(federation_module, "_FIRST_ANSWER_S", 3600.0)
+    monkeypatch.setattr(peer_link, "FIRST_ANSWER_S", 3600.0)
     go, really = asyncio.Event(), PeerLink._asked
 
     async def slow(link: PeerLink) -> MachineState:
@@ -703,9 +703,11 @@ async def test_a_request_waits_for_what_a_peer_has_until_it_was_asked_once(
         # What this machine has does not wait.
         assert (await a.chat_json())[0] == 200
         calls = [asyncio.create_task(a.chat_json(model=name)) for name in (REMOTE, f"{REMOTE}@b")]
-        await until(lambda: a.router.traffic.under_way == 2)
+        listing = asyncio.create_task(ended(a.http.get(f"{a.url}/v1/models")))
+        await until(lambda: a.router.traffic.under_way == 3)
         go.set()
         assert [(await call)[0] for call in calls] == [200, 200]
+        assert REMOTE in await listing
         # Nor does anybody once it is known that a peer does not answer.
         async with StrangePeer(STATES["refused"][0]) as strange:
             a.router.peers.put(PeerList.of((strange.peer,)))
