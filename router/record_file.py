@@ -41,8 +41,9 @@ stops."""
 _PAUSE_S: Final = 1.0
 """The pause after a write that failed."""
 
-_BUSY_TIMEOUT_MS: Final = 2000
-"""Another router that uses the file too locks it for milliseconds."""
+_BUSY_TIMEOUT_MS: Final = 4500
+"""Another router that uses the file too locks it for milliseconds, unless it stands still with the
+lock. It is less than the deadline of a read."""
 
 _BUSY_PAUSE_S: Final = 0.02
 

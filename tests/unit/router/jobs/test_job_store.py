@@ -230,6 +230,20 @@ async def test_a_locked_file_delays_records_and_loses_none(
         assert store.dropped == 0
 
 
+async def test_a_read_outlasts_another_router_that_stands_still_with_the_lock(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "jobs.sqlite"
+    with opened(path) as store:
+        await store.get("none", None)
+        other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        other.execute("BEGIN IMMEDIATE")
+        threading.Timer(3.0, other.close).start()
+        store.put(row("a"))
+        assert await ids(store) == ["a"]
+        assert store.failures == 0
+
+
 async def _or_none(store: JobStore, job_id: str) -> JobRow | None:
     try:
         return await store.get(job_id, None)
