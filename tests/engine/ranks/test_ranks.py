@@ -27,7 +27,8 @@ from tests.support.models import text_models
 from tests.support.rigs.engine_rig import GREEDY, HOT, WARM_TOP_P, EngineRunner, spec_of
 from tests.support.rigs.rig import ROOT
 
-pytestmark = pytest.mark.engine
+# On a busy machine two processes that wait for each other take many times as long.
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
 CONTEXT_TOKENS: Final = 4096
 SHOWN: Final = (("qwen3", Parallel.TENSOR), ("qwen2", Parallel.PIPELINE))

@@ -33,6 +33,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     monkeypatch.setenv("LMX_HOME", str(tmp_path))
     monkeypatch.delenv("LMX_CONFIG", raising=False)
     monkeypatch.setattr(operations, "_POLL_S", 0.01)
+    # What was asked is counted here: no answer is late, however long this process stands still.
+    monkeypatch.setattr("lmx.supervisor.sockets.client._EACH_ANSWER_S", 90.0)
     return Home(tmp_path)
 
 

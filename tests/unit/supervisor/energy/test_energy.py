@@ -170,7 +170,7 @@ def test_its_lines_are_added_up(start: Start) -> None:
     process = macmon._process
     assert process is not None
     assert macmon.read(60.0, wanted=False) is None
-    assert process.poll() is not None, "it ends a minute after it was needed last"
+    assert process.wait(90) is not None, "it ends a minute after it was needed last"
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_one_that_is_broken_is_ended_and_tried_again_later(
         assert time.process_time() - took_s < 0.5, "nothing waits for it"
         assert time.monotonic() < deadline_s
         time.sleep(0.02)
-    assert process.poll() is not None
+    assert process.wait(90) is not None
     assert macmon.read(at_s + 59, wanted=True) is None
     assert macmon._process is None
     fake_macmon(tmp_path)

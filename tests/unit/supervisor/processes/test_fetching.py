@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,11 @@ MODEL = ModelConfig(id="m", source="owner/name")
 
 
 async def outcome_of(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, script: str, model: ModelConfig = MODEL
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    script: str,
+    model: ModelConfig = MODEL,
+    advanced: Callable[..., None] = lambda *_: None,
 ) -> tuple[str, Path | LmxError, dict[str, str]]:
     """What comes of a fetch whose program is a shell script."""
     program = folder / "program"
@@ -29,7 +34,7 @@ async def outcome_of(
 
     fetching = FetchProgram(folder, folder / "fetch.log")
     runs = FetchRuns(fetching)
-    LoadFetches(fetching, runs, lambda *_: None, take_end).start(model)
+    LoadFetches(fetching, runs, advanced, take_end).start(model)
     try:
         found: tuple[str, Path | LmxError, dict[str, str]] = await asyncio.wait_for(ended, 90)
         return found
@@ -69,9 +74,12 @@ async def test_an_end_without_a_word_is_reported(
 async def test_one_that_says_nothing_is_ended(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("lmx.supervisor.processes.fetching._STALL_S", 0.2)
+    stall_s = "lmx.supervisor.processes.fetching._STALL_S"
     pid_file = tmp_path / "pid"
-    _, error, _ = await outcome_of(monkeypatch, tmp_path, f"echo $$ > {pid_file}; exec sleep 600")
+    script = f"""echo $$ > {pid_file}; echo '{{"phase": "download"}}'; exec sleep 600"""
+    _, error, _ = await outcome_of(
+        monkeypatch, tmp_path, script, advanced=lambda *_: monkeypatch.setattr(stall_s, 0.2)
+    )
     assert isinstance(error, LmxError)
     assert error.code is ErrorCode.DOWNLOAD_FAILED
     assert "no progress" in error.message
