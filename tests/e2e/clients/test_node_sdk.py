@@ -23,13 +23,16 @@ SCRIPTS = {
 }
 
 
-def test_the_node_sdk(scripted_client: OpenAI, scripted_server: Rig, packages: Path) -> None:
+def test_the_node_sdk(
+    scripted_client: OpenAI, scripted_server: Rig, packages: Path, tmp_path: Path
+) -> None:
     url, key = str(scripted_client.base_url), scripted_client.api_key
     voice = scripted(
         "voice", engine="tests.support.fakes.scripted_voice:create", kind="speech", preload=False
     )
     with serving_too(scripted_server, voice):
-        output = run_node(packages, "sdk.mjs", url, key, json.dumps(SCRIPTS))
+        scripts = {**SCRIPTS, "refused": str(tmp_path / "refused")}
+        output = run_node(packages, "sdk.mjs", url, key, json.dumps(scripts))
     found = json.loads(output)
     for name in ("whole", "streamed", "helped", "final", "textStreamed", "retried", "loaded"):
         assert found[name] == SENTENCE, name

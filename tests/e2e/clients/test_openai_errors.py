@@ -1,12 +1,16 @@
 """Errors as the official SDK shows them, and its retries: against models that act by a script."""
 
 import json
+import threading
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from openai import OpenAI
 from openai.types.chat import ChatCompletionMessageParam
+
+from tests.support.rigs.rig import Rig, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.process, pytest.mark.timeout(900)]
 
@@ -81,17 +85,32 @@ def test_an_error_after_the_stream_began_is_raised(scripted_client: OpenAI) -> N
 def test_a_client_may_have_a_time_out(scripted_client: OpenAI) -> None:
     with pytest.raises(openai.APITimeoutError):
         scripted_client.with_options(timeout=0.3).chat.completions.create(
-            model="scripted", messages=says({"tokens": 40, "step_s": 0.05})
+            model="scripted", messages=says({"tokens": 3900, "step_s": 0.05})
         )
 
 
 @pytest.mark.parametrize("max_retries", [0, 4])
-def test_a_full_queue(scripted_client: OpenAI, max_retries: int) -> None:
-    """Retry-After is at least a second, and by then the other answer has ended."""
+def test_a_full_queue(
+    scripted_client: OpenAI, scripted_server: Rig, tmp_path: Path, max_retries: int
+) -> None:
+    """The other answer ends once a request was refused, which comes again after a second."""
+    refused = tmp_path / "refused"
+    script = {"tokens": 3900, "step_s": 0.05, "until": str(refused)}
     busy = scripted_client.chat.completions.create(
-        model="narrow", messages=says({"tokens": 12, "step_s": 0.05}), stream=True
+        model="narrow", messages=says(script), stream=True
     )
     next(iter(busy))
+
+    def refusals() -> int:
+        answers = scripted_server.log_events("router", "http.request")
+        return sum(answer["status"] == 429 for answer in answers)
+
+    def end_after_refusal(before: int) -> None:
+        wait_until(lambda: refusals() > before, "a request is refused")
+        refused.touch()
+
+    ending = threading.Thread(target=end_after_refusal, args=(refusals(),), daemon=True)
+    ending.start()
     asking = scripted_client.with_options(max_retries=max_retries).chat.completions
     if max_retries == 0:
         with pytest.raises(openai.RateLimitError) as full:
@@ -102,6 +121,7 @@ def test_a_full_queue(scripted_client: OpenAI, max_retries: int) -> None:
         raw = asking.with_raw_response.create(model="narrow", messages=says("x"))
         assert raw.retries_taken >= 1
         assert raw.parse().choices[0].message.content == SENTENCE
+    ending.join()
     assert list(busy)[-1].choices[0].finish_reason == "stop"
 
 

@@ -8,11 +8,12 @@ import OpenAI, {
   PermissionDeniedError,
   RateLimitError,
 } from "openai";
+import { writeFileSync } from "node:fs";
 import { zodFunction, zodResponseFormat } from "openai/helpers/zod";
 import { z } from "zod";
 
 const [baseURL, apiKey, scripts] = process.argv.slice(2);
-const { calls, answers, rain } = JSON.parse(scripts);
+const { calls, answers, rain, refused } = JSON.parse(scripts);
 const client = new OpenAI({ baseURL, apiKey, maxRetries: 0 });
 const says = (content) => [{ role: "user", content }];
 const hello = { model: "scripted", messages: says("Hello") };
@@ -128,12 +129,14 @@ found.errors = [
 ];
 
 const busy = await client.chat.completions.create({
-  model: "narrow", messages: says('{"tokens": 12, "step_s": 0.05}'), stream: true,
+  model: "narrow", stream: true,
+  messages: says(JSON.stringify({ tokens: 3900, step_s: 0.05, until: refused })),
 });
 const chunks = busy[Symbol.asyncIterator]();
 await chunks.next();
 const narrow = { ...hello, model: "narrow" };
 found.errors.push(await failure(RateLimitError, () => client.chat.completions.create(narrow)));
+writeFileSync(refused, "");
 const retrying = client.withOptions({ maxRetries: 4 });
 const [again, rest] = await Promise.all([
   retrying.chat.completions.create(narrow),
@@ -152,7 +155,7 @@ const loaded = await retrying.chat.completions.create(tripping);
 found.loaded = loaded.choices[0].message.content;
 try {
   await client.chat.completions.create(
-    { ...hello, messages: says('{"tokens": 40, "step_s": 0.05}') }, { timeout: 300 });
+    { ...hello, messages: says('{"tokens": 3900, "step_s": 0.05}') }, { timeout: 300 });
 } catch (error) {
   found.timedOut = error instanceof APIConnectionTimeoutError;
 }
