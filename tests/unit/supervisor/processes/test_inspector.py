@@ -90,7 +90,9 @@ async def test_a_reader_that_waits_for_a_processor_is_slow_and_not_lost(
 ) -> None:
     folder = str(write_model(tmp_path / "m"))
     inspector = Inspector(Home(tmp_path), 0.01)
-    lost = await inspector.inspect(Question(folder, folder))
+    with monkeypatch.context() as patched:
+        script(tmp_path, patched, "exec sleep 600")
+        lost = await inspector.inspect(Question(folder, folder))
     assert "no answer within 0.01 s" in (lost.problem or "")
     monkeypatch.setattr(ProcessorWait, "more_s", lambda _: 0.05)
     assert (await inspector.inspect(Question(folder, folder))).problem is None
