@@ -291,10 +291,11 @@ async def test_the_size_is_waited_for_while_the_look_waits_for_a_processor(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lmx.supervisor.inventory.downloads._SIZE_S", 0.01)
-    ground.script(f"sleep 0.3; {SIZED}; exec sleep 60")
+    ground.script("exec sleep 60")
     downloads = ground.downloads()
     early = await downloads.start(StartDownload("org/early"))
     assert (early.status, early.total_bytes) == (DownloadStatus.STARTING, None)
+    ground.script(f"sleep 0.3; {SIZED}; exec sleep 60")
     monkeypatch.setattr(ProcessorWait, "more_s", lambda _: 90.0)
     reported = await downloads.start(StartDownload("org/told"))
     assert (reported.status, reported.total_bytes) == (DownloadStatus.DOWNLOADING, 10)
