@@ -30,6 +30,10 @@ _STEP_DEADLINE_S: Final = 5.0
 """How long the thread may take for one read or write. Reads wait for their turn as long as those
 before them come to an end: a deadline for the wait would count the queue as the disk's fault."""
 
+_WAITS: Final = 10
+"""The parts in which that time is waited: one is all that a router loses that stood still itself,
+as a process that is stopped does."""
+
 _READS_LIMIT: Final = 256
 _OWN_READS_LIMIT: Final = 32
 """The most of them that one requester may have waiting, so that nobody fills the queue for all."""
@@ -138,12 +142,12 @@ class RecordFile(ABC, Generic[_Batch]):
             self._changed.notify()
         found = asyncio.wrap_future(future)
         try:
-            steps = -1
+            steps, waits = self._steps, 0
             while not found.done():
-                if steps == self._steps:
+                if waits == _WAITS:
                     raise self._unavailable(f"the disk took more than {_STEP_DEADLINE_S:g} s")
-                steps = self._steps
-                await asyncio.wait({found}, timeout=_STEP_DEADLINE_S)
+                await asyncio.wait({found}, timeout=_STEP_DEADLINE_S / _WAITS)
+                steps, waits = self._steps, waits + 1 if steps == self._steps else 0
             return found.result()
         except (sqlite3.Error, OSError) as error:
             raise self._unavailable(str(error)) from error

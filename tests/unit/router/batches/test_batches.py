@@ -22,6 +22,7 @@ from lmx.protocol.messages.keys import ApiKey, Keyring
 from lmx.protocol.messages.specs import FilesSpec
 from lmx.protocol.messages.tasks import Embed, TaskFinished, Vectors
 from lmx.protocol.states import LoadOutcome, ModelKind
+from lmx.router import record_file
 from lmx.router.files import batch_tables
 from lmx.router.files.batch_tables import BatchRow, LineRow, Result
 from lmx.router.files.blobs import BlobWriter
@@ -691,7 +692,11 @@ async def test_files_of_results_are_let_go_by_another_thread(
     assert threads and threading.main_thread() not in threads
 
 
-async def test_the_records_of_lines_give_their_space_back(tmp_path: Path) -> None:
+async def test_the_records_of_lines_give_their_space_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # All of them are written in one step.
+    monkeypatch.setattr(record_file, "_STEP_DEADLINE_S", 90.0)
     path = tmp_path / "files.sqlite"
     files = FileStore(path, FilesSpec(str(tmp_path / "files")))
     row = BatchRow("batch_1", None, "openai", CHAT, "file-1", "in_progress", 1, 2, total=5_000)

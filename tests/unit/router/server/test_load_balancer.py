@@ -108,6 +108,10 @@ async def test_a_balancer_sends_nothing_to_a_machine_that_is_drained_or_lost(
         await b.publish(loaded, default=MODEL, drained=True)
         await wait_for(a)
         await b.publish(loaded, default=MODEL)
+        before = len(served[1])
+        async with asyncio.timeout(90):
+            while len(served[1]) == before:
+                assert await ask(session, url) == 200
         # One that is lost: not even the request that finds out gets an error.
         await a.router.stop(grace_s=0.0)
         assert {await ask(session, url) for _ in range(6)} == {200}
