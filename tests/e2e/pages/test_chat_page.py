@@ -16,6 +16,7 @@ from tests.e2e.conftest import API_KEY
 from tests.support.clients.chromium import Page
 from tests.support.clients.console_page import (
     AXE,
+    COLOURS_CHANGED,
     DESKTOP,
     PHONE,
     STATE,
@@ -672,10 +673,7 @@ async def test_everybody_can_use_it(page: Page, origin: str, packages: Path) -> 
             for opened in ("", "settings", "options"):
                 if opened:
                     await page.run(f"{at(f'open-{opened}')}.click()")
-                # Colours change over some frames.
-                await page.run("Promise.all(document.getAnimations().map((one) => one.finished"
-                               ".catch(() => null)).slice(0, 0))")  # fmt: skip
-                await asyncio.sleep(0.3)
+                await page.run(COLOURS_CHANGED)
                 assert await page.run(AXE) == [], (size["width"], colours, opened)
                 if opened:
                     await page.run(f"{at(opened)}.close()")

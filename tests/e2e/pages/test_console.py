@@ -4,7 +4,6 @@ done with them, and the logs.
 All tests share a browser and a server; each begins with a tab that knows no key.
 """
 
-import asyncio
 import json
 import os
 from collections.abc import Iterator
@@ -15,7 +14,16 @@ import pytest_asyncio
 
 from tests.e2e.conftest import API_KEY
 from tests.support.clients.chromium import Page
-from tests.support.clients.console_page import AXE, DESKTOP, PHONE, at, keep_keys, load_axe, until
+from tests.support.clients.console_page import (
+    AXE,
+    COLOURS_CHANGED,
+    DESKTOP,
+    PHONE,
+    at,
+    keep_keys,
+    load_axe,
+    until,
+)
 from tests.support.fakes.fake_hub import FakeHub, Fault, fake_hub
 from tests.support.fakes.macmon import fake_macmon
 from tests.support.models.model_folders import write_model
@@ -432,8 +440,7 @@ async def test_everybody_can_use_it(page: Page, view: str, packages: Path) -> No
         for colours in ("light", "dark"):
             media = [{"name": "prefers-color-scheme", "value": colours}]
             await page.ask("Emulation.setEmulatedMedia", features=media)
-            # Colours change over some frames.
-            await asyncio.sleep(0.3)
+            await page.run(COLOURS_CHANGED)
             assert await page.run(AXE) == [], (view, size["width"], colours)
         wide = await page.run(
             "[document.documentElement, document.getElementById('view')]"

@@ -20,6 +20,7 @@ from tests.e2e.conftest import API_KEY
 from tests.support.clients.chromium import Page
 from tests.support.clients.console_page import (
     AXE,
+    COLOURS_CHANGED,
     DESKTOP,
     PHONE,
     keep_keys,
@@ -427,7 +428,7 @@ async def test_sizes_colours_and_screen_readers(page: Page, packages: Path) -> N
             for opened in (None, 0, 1, 2):
                 if opened is not None:
                     await page.run(f"document.querySelectorAll('.request .open')[{opened}].click()")
-                await asyncio.sleep(0.3)
+                await page.run(COLOURS_CHANGED)
                 assert await page.run(AXE) == [], (size["width"], colours, opened)
                 await page.run(f"{at_('.request-details')}.close()")
     assert await page.run("document.documentElement.scrollWidth") == PHONE["width"]

@@ -9,7 +9,15 @@ import pytest_asyncio
 from openai import OpenAI
 
 from tests.support.clients.chromium import Page
-from tests.support.clients.console_page import AXE, DESKTOP, PHONE, keep_keys, load_axe, until
+from tests.support.clients.console_page import (
+    AXE,
+    COLOURS_CHANGED,
+    DESKTOP,
+    PHONE,
+    keep_keys,
+    load_axe,
+    until,
+)
 from tests.support.rigs.rig import Rig
 
 pytestmark = [
@@ -61,13 +69,6 @@ MANY = """(() => {
     return Promise.resolve(new Response(JSON.stringify(sent), { status }));
   };
 })()"""
-
-
-COLOURS_CHANGED = """new Promise((over) => requestAnimationFrame(() => requestAnimationFrame(over)))
-  .then(() => Promise.all(document.getAnimations()
-    .filter((one) => Number.isFinite(one.effect.getComputedTiming().endTime))
-    .map((one) => one.finished.catch(() => null))))
-  .then(() => 0)"""
 
 
 @pytest_asyncio.fixture(loop_scope="module")

@@ -33,6 +33,13 @@ AXE = """(async () => {
   return found.violations.map(({ id, nodes }) => [id, ...nodes.map(({ html }) => html)]);
 })()"""
 
+COLOURS_CHANGED = """new Promise((over) => requestAnimationFrame(() => requestAnimationFrame(over)))
+  .then(() => Promise.all(document.getAnimations()
+    .filter((one) => Number.isFinite(one.effect.getComputedTiming().endTime))
+    .map((one) => one.finished.catch(() => null))))
+  .then(() => 0)"""
+"""What is over when the colours, and what else moves for a moment, have changed."""
+
 
 def at(name: str) -> str:
     return f'document.getElementById("{name}")'
