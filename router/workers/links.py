@@ -59,6 +59,9 @@ _LOOKS: Final = 8
 """In so many looks within that time nothing may have come. A time alone would be over at once in a
 router that stood still itself, before it has read what had come."""
 
+_MOST_LOOKS: Final = 5 * _LOOKS
+"""After so many the streams end, whatever still comes: what is in a socket was read by then."""
+
 _MOST_EXITED: Final = 256
 """How many workers that have ended are remembered."""
 
@@ -131,7 +134,7 @@ class WorkerLinks:
                 cause=fact.cause,
                 streams=link.open_streams,
             )
-            self._look_soon(link, exit_error(fact), _LOOKS)
+            self._look_soon(link, exit_error(fact), 0, 0)
 
     def directory_changed(self, directory: Directory) -> None:
         """Close the links to workers that the snapshot no longer has.
@@ -159,17 +162,25 @@ class WorkerLinks:
         self._links.clear()
         self._leaving.clear()
 
-    def _look_soon(self, link: WorkerLink, error: LmxError, looks: int) -> None:
+    def _look_soon(self, link: WorkerLink, error: LmxError, looks: int, quiet: int) -> None:
         self._leaving[link] = asyncio.get_running_loop().call_later(
-            _LAST_MESSAGES_S / _LOOKS, self._look, link, error, looks, link.messages_total
+            _LAST_MESSAGES_S / _LOOKS,
+            self._look,
+            link,
+            error,
+            looks + 1,
+            quiet,
+            link.messages_total,
         )
 
-    def _look(self, link: WorkerLink, error: LmxError, looks: int, seen_total: int) -> None:
-        """Close the link of a worker that has ended, unless something has come since the last
-        look."""
-        looks = looks - 1 if link.messages_total == seen_total else _LOOKS
-        if looks > 0:
-            self._look_soon(link, error, looks)
+    def _look(
+        self, link: WorkerLink, error: LmxError, looks: int, quiet: int, seen_total: int
+    ) -> None:
+        """Close the link of a worker that has ended once nothing has come in the last ``quiet``
+        looks, or there were enough of them."""
+        quiet = quiet + 1 if link.messages_total == seen_total else 0
+        if quiet < _LOOKS and looks < _MOST_LOOKS:
+            self._look_soon(link, error, looks, quiet)
             return
         del self._leaving[link]
         link.fail_all(error)

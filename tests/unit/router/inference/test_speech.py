@@ -16,7 +16,7 @@ from lmx.protocol.messages.speech import SoundFormat, Speak, Spoken
 from lmx.protocol.messages.tasks import TaskFinished
 from lmx.protocol.states import ExitCause, ModelKind
 from tests.support.fakes.fake_peers import cold, ready, until
-from tests.support.rigs.router_rig import INSTANCE, MODEL, Rig, data_lines, router_rig
+from tests.support.rigs.router_rig import INSTANCE, MODEL, Rig, answer, data_lines, router_rig
 
 PARTS: Final = (b"\xff\xfbone", b"two" * 30_000, b"three")
 SOUND: Final = b"".join(PARTS)
@@ -30,11 +30,17 @@ def says(task: Speak) -> Iterable[Any]:
     yield TaskFinished(task.stream_id, 21)
 
 
-async def serve(rig: Rig, script: Any = says, kind: ModelKind = ModelKind.SPEECH) -> None:
-    rig.worker.task_script = script
+async def serve(
+    rig: Rig,
+    script: Any = says,
+    kind: ModelKind = ModelKind.SPEECH,
+    instance: str = INSTANCE,
+) -> None:
+    worker = rig.worker if instance == INSTANCE else rig.add_worker(instance, answer)
+    worker.task_script = script
     voices = ("af_heart", "bm_george") if kind is ModelKind.SPEECH else ()
     await rig.publish(
-        ready(MODEL, INSTANCE, kind=kind, voices=voices, family="kokoro"), default=MODEL
+        ready(MODEL, instance, kind=kind, voices=voices, family="kokoro"), default=MODEL
     )
 
 
@@ -160,11 +166,11 @@ async def test_a_sound_whose_worker_is_lost_never_looks_whole(rig: Rig) -> None:
         await rig.supervisor.exited(INSTANCE, MODEL, ExitCause.KILLED, "")
         with pytest.raises(aiohttp.ClientError):
             await response.read()
-    await serve(rig, lambda task: list(says(task))[:2])
+    await serve(rig, lambda task: list(says(task))[:2], instance="0000000b")
     body["stream_format"] = "sse"
     async with rig.http.post(f"{rig.url}/v1/audio/speech", json=body) as response:
         await response.content.readuntil(b"\n\n")
-        await rig.supervisor.exited(INSTANCE, MODEL, ExitCause.KILLED, "")
+        await rig.supervisor.exited("0000000b", MODEL, ExitCause.KILLED, "")
         (failed,) = data_lines(await response.read())
     assert json.loads(failed)["error"]["code"] == ErrorCode.WORKER_KILLED
 
