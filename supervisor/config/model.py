@@ -225,7 +225,7 @@ class ModelConfig(Section):
     """A long prompt keeps running streams waiting no longer than this."""
     prefix_cache: Annotated[PrefixCacheConfig, Needs.WORKER] = PrefixCacheConfig()
     """Prompts that were computed before are not computed again."""
-    speculation: Annotated[SpeculationConfig | None, Needs.WORKER] = SpeculationConfig()
+    speculation: Annotated[SpeculationConfig, Needs.WORKER] = SpeculationConfig()
     """Tokens are guessed ahead and checked together. `null` is as the method `none`."""
     memory_bytes: Annotated[Size | None, Needs.WORKER] = Field(None, examples=["2GiB"])
     """The memory to reserve for it, instead of what is estimated."""
@@ -368,7 +368,7 @@ class ModelConfig(Section):
             return self
         refused = {
             "adapters": bool(self.adapters),
-            "speculation": self.speculation is not None and self.speculation.is_chosen,
+            "speculation": self.speculation.is_chosen,
             "engine": self.engine != MLX_ENGINE,
             "prefix_cache.disk": self.prefix_cache.disk
             and "disk" in self.prefix_cache.model_fields_set,
@@ -381,6 +381,11 @@ class ModelConfig(Section):
                     "one of them out"
                 )
         return self
+
+    @field_validator("speculation", mode="before", json_schema_input_type=SpeculationConfig | None)
+    @classmethod
+    def _null_guesses_nothing(cls, given: Any) -> Any:
+        return {"method": "none"} if given is None else given
 
     @field_validator("adapters")
     @classmethod

@@ -16,8 +16,7 @@ from lmx.supervisor.memory.plan import MemoryPlan
 def question_of(model: ModelConfig, path: str | None = None) -> Question:
     """Return the question about a model's files. If ``path`` is None, the files are where the
     source says, or where an earlier fetch left them."""
-    speculation = model.speculation
-    draft = speculation.draft if speculation is not None else None
+    draft = model.speculation.draft
     return Question(
         model.source,
         path,
@@ -28,7 +27,7 @@ def question_of(model: ModelConfig, path: str | None = None) -> Question:
         model.ranks,
         Parallel(model.parallel),
         tuple(name for name in (model.rdma_devices or ((),))[0] if name is not None),
-        speculation is not None and speculation.method == "auto" and model.ranks == 1,
+        model.speculation.method == "auto" and model.ranks == 1,
     )
 
 

@@ -97,7 +97,7 @@ class ModelFiles:
     adapters_bytes: int = 0
     """The weights of its adapters."""
     own_heads: bool = False
-    """Whether it has weights of heads for further tokens."""
+    """Whether heads for further tokens were looked for, and are what drafts its tokens."""
 
 
 @dataclass(frozen=True, slots=True)

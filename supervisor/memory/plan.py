@@ -56,9 +56,7 @@ def _settings(model: ModelConfig) -> list[Any]:
         model.max_rows,
         model.memory_bytes,
         (cache.enabled, cache.memory_bytes),
-        speculation.model_dump(exclude={"draft"})
-        if speculation is not None and speculation.is_chosen
-        else None,
+        speculation.model_dump(exclude={"draft"}) if speculation.is_chosen else None,
         (model.engine, model.engine_options),
     ]
 
@@ -423,13 +421,6 @@ def _within_own_context(model: ModelConfig, native: int | None) -> ModelConfig:
     return model.model_copy(update={"context_length": native})
 
 
-def _drafts_with_heads(model: ModelConfig, files: ModelFiles, draft: ModelFiles | None) -> bool:
-    method = None if model.speculation is None else model.speculation.method
-    return method == "mtp" or (
-        method == "auto" and files.own_heads and draft is None and model.ranks == 1
-    )
-
-
 def _writer(
     model: ModelConfig,
     files: ModelFiles,
@@ -450,7 +441,7 @@ def _writer(
             for part in draft.memory.kv_layers
         )
     own = memory.kv_layers
-    if own and _drafts_with_heads(model, files, draft):
+    if own and (model.speculation.method == "mtp" or files.own_heads):
         # The heads have a layer like the model's, which is never quantized. Their weights are among
         # the model's.
         widest = max(own, key=lambda layer: (layer.window_tokens is None, layer.token_bytes))

@@ -134,7 +134,7 @@ def _prefix_cache_spec(home: Home, model: ModelConfig, memory_bytes: int) -> Pre
 
 def _speculation_spec(model: ModelConfig, kind: ModelKind) -> SpeculationSpec | None:
     speculation = model.speculation
-    if speculation is None or speculation.method == "none" or kind is not ModelKind.CHAT:
+    if speculation.method == "none" or kind is not ModelKind.CHAT:
         return None
     if model.ranks > 1:
         return None  # The ranks of a divided model would have to agree on each draft.
