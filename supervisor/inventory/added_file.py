@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.errors import OperationError
 from lmx.supervisor.config.model import AddedModelConfig
 from lmx.supervisor.state.state_file import StateFile, discard_notice
 
@@ -46,14 +46,7 @@ class AddedFile:
         entries: list[dict[str, Any]] = [
             model.model_dump(mode="json", include=set(_KEYS)) for model in models.values()
         ]
-        try:
-            self._file.save({"models": entries})
-        except OSError as error:
-            raise OperationError(
-                ErrorCode.INTERNAL,
-                f"can't write {self._file.path} ({error.strerror or error}), so nothing was "
-                "changed",
-            ) from error
+        self._file.save_or_refuse({"models": entries})
 
 
 def _parse(found: Any) -> tuple[dict[str, AddedModelConfig], list[str]]:

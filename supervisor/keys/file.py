@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmx.protocol.errors import ErrorCode, OperationError, ProtocolError
+from lmx.protocol.errors import OperationError, ProtocolError
 from lmx.protocol.messages.keys import ApiKey
 from lmx.protocol.wire.codec import from_map, to_map
 from lmx.supervisor.state.state_file import StateFile, discard_notice
@@ -53,12 +53,8 @@ class KeyFile:
     def save(self, stored: StoredKeys) -> None:
         """Write all of it, completely or not at all. Only the owner can read the file. Raises
         :class:`OperationError`."""
-        try:
-            self._file.save({"keys": [to_map(key) for key in stored.keys], "lost": stored.lost})
-        except OSError as error:
-            raise OperationError(
-                ErrorCode.INTERNAL, f"can't write {self._path} ({error.strerror or error})"
-            ) from error
+        keys = [to_map(key) for key in stored.keys]
+        self._file.save_or_refuse({"keys": keys, "lost": stored.lost})
 
 
 def _parse(found: Any) -> StoredKeys:

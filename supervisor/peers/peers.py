@@ -30,7 +30,6 @@ class Peers:
         changed: Callable[[PeerList], None],
         notify: Callable[[str], None] = discard_notice,
     ) -> None:
-        self._path = path
         self._file = StateFile(path, _parse, notify)
         self._configured = configured
         self._changed = changed
@@ -80,12 +79,7 @@ class Peers:
             )
 
     def _save(self, stored: tuple[Peer, ...]) -> None:
-        try:
-            self._file.save({"peers": [to_map(peer) for peer in stored]})
-        except OSError as error:
-            raise OperationError(
-                ErrorCode.INTERNAL, f"can't write {self._path} ({error.strerror or error})"
-            ) from error
+        self._file.save_or_refuse({"peers": [to_map(peer) for peer in stored]})
         self._stored = stored
         self._changed(self.list)
 

@@ -10,6 +10,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import structlog
 
+from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.host.quarantine_file import quarantine_file
 from lmx.protocol.host.regular_file import TooLargeError, parse_json, read_regular
 from lmx.supervisor.state.atomic_write import atomic_write
@@ -82,6 +83,16 @@ class StateFile(Generic[_T]):
         if self._unread:
             self._keep_unread()
         atomic_write(self.path, json.dumps(values, indent=1, sort_keys=False))
+
+    def save_or_refuse(self, values: Any) -> None:
+        """Do what :meth:`save` does, and raise :class:`OperationError` if it fails."""
+        try:
+            self.save(values)
+        except OSError as error:
+            raise OperationError(
+                ErrorCode.INTERNAL,
+                f"can't write {self.path} ({error.strerror or error}), so nothing was changed",
+            ) from error
 
     def _keep_unread(self) -> None:
         """Set the file aside, because nobody knows what a write would overwrite. This may run in a
