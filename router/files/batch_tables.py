@@ -13,12 +13,12 @@ answered when the router ended has no row, and is answered again.
 import re
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from lmx.router.files.quota import Quota, exceeded
-from lmx.router.files.tables import OWN, FileRow, Page, insert, rows_of
+from lmx.router.files.quota import OWN, Quota, exceeded
+from lmx.router.files.tables import FileRow, Page, insert, insert_into, rows_of
 from lmx.router.record_file import columns_of
 
 
@@ -197,7 +197,6 @@ def add(
     """Add a batch with an input of that size. Raises :class:`TooManyError` if its owner has
     ``most_under_way`` already, :class:`NoRoomError` if there is no room for what it needs besides
     its file."""
-    values = tuple(getattr(row, name) for name in _COLUMNS)
     connection.execute("BEGIN IMMEDIATE")
     with connection:
         count = "SELECT count(*) FROM batches WHERE owner IS ? AND ended_s IS NULL"
@@ -207,10 +206,7 @@ def add(
         more_bytes = input_bytes if is_file.fetchone() is None else 0
         if (limit := exceeded(connection, row.owner, more_bytes, quota)) is not None:
             raise NoRoomError(limit)
-        connection.execute(
-            f"INSERT INTO batches ({_LISTED}) VALUES ({', '.join('?' * len(values))})",  # noqa: S608
-            values,
-        )
+        insert_into(connection, "batches", _LISTED, astuple(row))
         connection.execute(
             "INSERT INTO inputs VALUES (?, ?, ?)", (row.id, row.input_file_id, input_bytes)
         )
@@ -220,12 +216,15 @@ def get(
     connection: sqlite3.Connection, batch_id: str, owner: str | None, api: str | None = None
 ) -> BatchRow | None:
     """Return a batch; None if it does not exist, is of another owner, or of another API."""
-    found = connection.execute(
-        f"SELECT {_LISTED} FROM batches WHERE id = :id AND {OWN} "  # noqa: S608
-        "AND (:api IS NULL OR api = :api)",
-        {"id": batch_id, "owner": owner, "api": api},
-    ).fetchone()
-    return None if found is None else BatchRow(*found)
+    where = f"WHERE id = :id AND {OWN} AND (:api IS NULL OR api = :api)"
+    found = _selected(connection, where, id=batch_id, owner=owner, api=api)
+    return found[0] if found else None
+
+
+def _selected(connection: sqlite3.Connection, rest: str, **values: Any) -> list[BatchRow]:
+    """Return the batches that the rest of a statement selects."""
+    statement = f"SELECT {_LISTED} FROM batches {rest}"  # noqa: S608
+    return [BatchRow(*row) for row in connection.execute(statement, values)]
 
 
 def listed(
@@ -243,32 +242,26 @@ def listed(
 
 def under_way(connection: sqlite3.Connection) -> list[BatchRow]:
     """Return the batches that have not ended, the oldest first."""
-    found = connection.execute(
-        f"SELECT {_LISTED} FROM batches WHERE ended_s IS NULL ORDER BY seq"  # noqa: S608
-    )
-    return [BatchRow(*row) for row in found]
+    return _selected(connection, "WHERE ended_s IS NULL ORDER BY seq")
 
 
 def of_anybody(connection: sqlite3.Connection, batch_id: str) -> BatchRow | None:
     """Return a batch, whoever owns it; None if it does not exist. For operators."""
-    found = connection.execute(
-        f"SELECT {_LISTED} FROM batches WHERE id = ?",  # noqa: S608
-        (batch_id,),
-    ).fetchone()
-    return None if found is None else BatchRow(*found)
+    found = _selected(connection, "WHERE id = :id", id=batch_id)
+    return found[0] if found else None
 
 
 def latest(connection: sqlite3.Connection, most: int) -> list[BatchRow]:
     """Return ``most`` batches of all owners: those that have not ended come first, and then those
     that were made last."""
-    found = connection.execute(
-        f"SELECT {_LISTED} FROM batches WHERE seq IN "  # noqa: S608
+    return _selected(
+        connection,
+        "WHERE seq IN "
         "(SELECT seq FROM batches WHERE ended_s IS NULL ORDER BY seq DESC LIMIT :most) OR seq IN "
         "(SELECT seq FROM batches ORDER BY seq DESC LIMIT :most) "
         "ORDER BY ended_s IS NOT NULL, seq DESC LIMIT :most",
-        {"most": most},
+        most=most,
     )
-    return [BatchRow(*row) for row in found]
 
 
 def statuses(connection: sqlite3.Connection) -> dict[str, int]:

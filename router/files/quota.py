@@ -14,7 +14,7 @@ LEAST_BYTES: Final = 4096
 """What a smaller file counts as, which takes a block of the disk and a record: otherwise the limits
 in bytes would allow any number of files."""
 
-_OWN: Final = "owner IS :owner"
+OWN: Final = "owner IS :owner"
 _ALL: Final = "1"
 # A batch has a link to its input. While the file is there its bytes are counted there, and several
 # batches of one file share them.
@@ -42,7 +42,7 @@ def exceeded(
     connection: sqlite3.Connection, owner: str | None, more_bytes: int, quota: Quota
 ) -> int | None:
     """Return the limit in bytes that a new file of an owner would exceed; None if there is room."""
-    for limit, whose in ((quota.all_bytes, _ALL), (quota.key_bytes, _OWN)):
+    for limit, whose in ((quota.all_bytes, _ALL), (quota.key_bytes, OWN)):
         if _taken(connection, whose, owner) + max(more_bytes, LEAST_BYTES) > limit:
             return limit
     return None
@@ -55,9 +55,7 @@ def full(
     wanted = frozenset(owners)
     if _taken(connection, _ALL, None) >= quota.all_bytes:
         return wanted
-    return frozenset(
-        owner for owner in wanted if _taken(connection, _OWN, owner) >= quota.key_bytes
-    )
+    return frozenset(owner for owner in wanted if _taken(connection, OWN, owner) >= quota.key_bytes)
 
 
 def _taken(connection: sqlite3.Connection, whose: str, owner: str | None) -> int:

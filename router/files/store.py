@@ -71,7 +71,8 @@ class FileStore(RecordFile[_Results]):
 
     def __init__(self, path: Path, spec: FilesSpec) -> None:
         super().__init__(path, _KIND, _GATHER_S)
-        self._folder = Path(spec.folder)
+        self.folder = Path(spec.folder)
+        """Where the bytes are."""
         self.quota = Quota(spec.max_key_bytes, spec.max_bytes)
         self._uploads: list[str] = []
         """Of whom a file is being received."""
@@ -82,7 +83,7 @@ class FileStore(RecordFile[_Results]):
 
     def path(self, row: FileRow) -> Path:
         """Return where the bytes of a file are."""
-        return self._folder / row.id
+        return self.folder / row.id
 
     @asynccontextmanager
     async def receive(self, requester: str) -> AsyncIterator[tuple[str, Upload]]:
@@ -109,7 +110,7 @@ class FileStore(RecordFile[_Results]):
     async def writing(self, name: str) -> AsyncIterator[BlobWriter]:
         """Give what writes bytes of this name. Unless it committed their record before the end of
         the block, nothing is left. Raises INSUFFICIENT_DISK."""
-        writer = await _on_disk(lambda: BlobWriter(self._folder, name))
+        writer = await _on_disk(lambda: BlobWriter(self.folder, name))
         try:
             yield writer
         finally:
@@ -186,21 +187,16 @@ class FileStore(RecordFile[_Results]):
         await self._read(lambda records: batch_tables.forget_old(records, oldest_s, _MOST_BATCHES))
         # A name without a record is a remnant, or is being written. Of those that no writer holds
         # the records are read once more: a writer lets go of its file after it has one.
-        names = await asyncio.to_thread(names_in, self._folder)
+        names = await asyncio.to_thread(names_in, self.folder)
         known = await self._read(_known)
         unknown = [name for name in names if name not in known]
         if not unknown:
             return
-        with await asyncio.to_thread(Remnants, self._folder, unknown) as remnants:
+        with await asyncio.to_thread(Remnants, self.folder, unknown) as remnants:
             known = await self._read(_known)
             removed = await asyncio.to_thread(remnants.remove, known)
         if removed:
             _log.info("files.swept", expired=len(gone), removed=removed)
-
-    @property
-    def folder(self) -> Path:
-        """Where the bytes are."""
-        return self._folder
 
     async def perform(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         """Return what ``work`` gives, which reads the records or commits a change of them. It must

@@ -6,10 +6,10 @@ The functions work on a given connection, in the thread that owns it
 
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from typing import Any, Final
 
-from lmx.router.files.quota import Quota, exceeded
+from lmx.router.files.quota import OWN, Quota, exceeded
 from lmx.router.record_file import columns_of, create_tables
 
 SCHEMA_VERSION: Final = 1
@@ -53,7 +53,6 @@ CREATE TABLE files (
 );
 CREATE INDEX files_by_owner ON files (owner, seq);
 """
-OWN: Final = "owner IS :owner"
 _LIVE: Final = "(expires_s IS NULL OR expires_s > :now)"
 
 
@@ -81,11 +80,15 @@ def add(connection: sqlite3.Connection, row: FileRow, quota: Quota) -> int | Non
 
 def insert(connection: sqlite3.Connection, row: FileRow) -> None:
     """Add a record within the caller's transaction, whatever the files take."""
-    values = tuple(getattr(row, name) for name in _COLUMNS)
-    connection.execute(
-        f"INSERT INTO files ({_LISTED}) VALUES ({', '.join('?' * len(values))})",  # noqa: S608
-        values,
-    )
+    insert_into(connection, "files", _LISTED, astuple(row))
+
+
+def insert_into(
+    connection: sqlite3.Connection, table: str, columns: str, values: Sequence[Any]
+) -> None:
+    """Add a row of these columns to a table."""
+    marks = ", ".join("?" * len(values))
+    connection.execute(f"INSERT INTO {table} ({columns}) VALUES ({marks})", values)  # noqa: S608
 
 
 def get(

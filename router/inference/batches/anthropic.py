@@ -5,7 +5,6 @@ import asyncio
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
 from typing import Final, Literal, NoReturn
 
 import orjson
@@ -13,7 +12,7 @@ from aiohttp import web
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.router.files import batch_tables
-from lmx.router.files.batch_tables import BATCH_ID, ENDED, BatchRow, BatchStatus
+from lmx.router.files.batch_tables import ENDED, BatchRow, BatchStatus
 from lmx.router.files.blobs import BlobWriter
 from lmx.router.files.store import Upload, input_name
 from lmx.router.files.tables import Page
@@ -24,10 +23,12 @@ from lmx.router.inference.batches.lines import ANTHROPIC_ENDPOINT
 from lmx.router.inference.batches.openai import (
     WINDOW_S,
     adding,
+    found_batch,
     new_batch_id,
     refused,
 )
 from lmx.router.inference.files import send_file
+from lmx.router.rendering.envelope import utc_text
 from lmx.router.schema.requests.batches import (
     MessageBatchesQuery,
     MessageBatchLine,
@@ -245,27 +246,17 @@ def _shown(request: web.Request, row: BatchRow) -> MessageBatch:
             canceled=left - expired,
             expired=expired,
         ),
-        created_at=_time(row.created_s),
-        expires_at=_time(row.expires_s),
-        ended_at=None if row.ended_s is None else _time(row.ended_s),
-        cancel_initiated_at=None if row.cancelling_s is None else _time(row.cancelling_s),
+        created_at=utc_text(row.created_s),
+        expires_at=utc_text(row.expires_s),
+        ended_at=None if row.ended_s is None else utc_text(row.ended_s),
+        cancel_initiated_at=None if row.cancelling_s is None else utc_text(row.cancelling_s),
         archived_at=None,
         results_url=results if row.output_file_id is not None else None,
     )
 
 
-def _time(at_s: int) -> str:
-    return datetime.fromtimestamp(at_s, UTC).isoformat().replace("+00:00", "Z")
-
-
 async def _batch(request: web.Request) -> BatchRow:
-    batch_id, owner = request.match_info["id"], request[CONTEXT].owner
-    row = None
-    if BATCH_ID.fullmatch(batch_id):
-        row = await request.app[SERVICES].files.perform(
-            lambda records: batch_tables.get(records, batch_id, owner, API)
-        )
-    return row or _missing(batch_id)
+    return await found_batch(request, API) or _missing(request.match_info["id"])
 
 
 def _missing(batch_id: str) -> NoReturn:

@@ -129,9 +129,9 @@ async def create_batch(request: web.Request) -> web.Response:
     file = await named_file(request, wanted.input_file_id, "input_file_id")
     if file.purpose != "batch":
         raise invalid(
-            "input_file_id", f"names a file with the purpose {file.purpose!r}: upload it with the "
-            "purpose 'batch'.",
-        )  # fmt: skip
+            "input_file_id",
+            f"names a file with the purpose {file.purpose!r}: upload it with the purpose 'batch'.",
+        )
     if file.bytes > MOST_INPUT_BYTES:
         raise invalid(
             "input_file_id", f"names a file of {file.bytes} bytes: the lines of a batch may have "
@@ -284,14 +284,18 @@ def batch_object(row: BatchRow) -> BatchObject:
     )
 
 
-async def _batch(request: web.Request) -> BatchRow:
+async def found_batch(request: web.Request, api: str) -> BatchRow | None:
+    """Return the batch that a route names; None if the caller's key has none of this API."""
     batch_id, owner = request.match_info["id"], request[CONTEXT].owner
-    row = None
-    if BATCH_ID.fullmatch(batch_id):
-        row = await request.app[SERVICES].files.perform(
-            lambda records: batch_tables.get(records, batch_id, owner, API)
-        )
-    return row or _missing(batch_id)
+    if not BATCH_ID.fullmatch(batch_id):
+        return None
+    return await request.app[SERVICES].files.perform(
+        lambda records: batch_tables.get(records, batch_id, owner, api)
+    )
+
+
+async def _batch(request: web.Request) -> BatchRow:
+    return await found_batch(request, API) or _missing(request.match_info["id"])
 
 
 def _missing(batch_id: str) -> NoReturn:
