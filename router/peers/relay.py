@@ -422,8 +422,8 @@ def _usage(payload: bytes) -> dict[str, Any]:
         return {}
     if not isinstance(usage, dict):
         return {}
-    names = {"prompt_tokens": "prompt_tokens", "completion_tokens": "completion_tokens"}
-    return read_record(orjson.dumps({name: usage.get(given) for name, given in names.items()}))
+    counts = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
+    return read_record(orjson.dumps(counts))
 
 
 def too_late(seconds: float) -> GenerationError:

@@ -116,9 +116,7 @@ def _lines(model: str, count: int, tokens: int) -> bytes:
     for number in range(count):
         messages = [{"role": "user", "content": f"{text}{number}"}]
         body = {"model": model, "messages": messages, "max_tokens": tokens}
-        lines.append(
-            {"custom_id": str(number), "method": "POST", "url": CHAT, "body": body}
-        )  # fmt: skip
+        lines.append({"custom_id": str(number), "method": "POST", "url": CHAT, "body": body})
     return b"".join(json.dumps(one).encode() + b"\n" for one in lines)
 
 

@@ -44,7 +44,7 @@ def test_every_link_leads_somewhere(document: Path) -> None:
     ("name", "language", "said"),
     [
         ("Claude Code", "sh", ("ANTHROPIC_BASE_URL=", "ANTHROPIC_AUTH_TOKEN=", "\nclaude\n")),
-        ("Codex", "toml", ("wire_api = \"responses\"", "[model_providers.lmx.auth]")),
+        ("Codex", "toml", ('wire_api = "responses"', "[model_providers.lmx.auth]")),
         ("opencode", "json", ("{env:LMX_API_KEY}", "baseURL")),
         ("Qwen Code", "sh", ("OPENAI_BASE_URL=", "OPENAI_API_KEY=", "OPENAI_MODEL=", "qwen ")),
         ("pi", "json", ("openai-completions", "baseUrl", "contextWindow")),
@@ -55,7 +55,7 @@ def test_every_link_leads_somewhere(document: Path) -> None:
         ("llm", "yaml", ("model_id: lmx", "api_key_name: lmx")),
         ("Open WebUI", "sh", ("OPENAI_API_BASE_URL=", "RAG_EMBEDDING_MODEL=", "AUDIO_STT_MODEL=")),
     ],
-)  # fmt: skip
+)
 def test_how_each_program_is_set_up(name: str, language: str, said: tuple[str, ...]) -> None:
     """The names are the programs' own; `make clients` runs some of them."""
     text = block(name, language)

@@ -38,9 +38,9 @@ class Panel:
 
 def svg(panels: Sequence[Panel], title: str) -> str:
     """Return panels one below the other. A bar's line is its range."""
-    labels = list(dict.fromkeys(
-        bar.label for panel in panels for _, bars in panel.groups for bar in bars
-    ))  # fmt: skip
+    labels = list(
+        dict.fromkeys(bar.label for panel in panels for _, bars in panel.groups for bar in bars)
+    )
     colours = {label: _COLOURS[place % len(_COLOURS)] for place, label in enumerate(labels)}
     drawn: list[str] = []
     longest = max((len(name) for panel in panels for name, _ in panel.groups), default=0)

@@ -99,7 +99,7 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
         ("Hello", {"include": ["message.output_text.logprobs"], "top_logprobs": 2}, ["message"]),
         ("Hello", {"max_output_tokens": 3}, ["message"]),
     ],
-)  # fmt: skip
+)
 def test_a_stream_says_what_the_whole_says(
     scripted_client: OpenAI, content: str, fields: dict[str, Any], kinds: list[str]
 ) -> None:

@@ -80,9 +80,7 @@ def test_a_sound_between_the_frames_has_the_positions_of_its_time() -> None:
         TEXT, AUDIO_START, HEARD, AUDIO_END,
     ]  # fmt: skip
     found = omni_positions(tokens, [], [(2, 2, 2)], [1.0], KNOWN)
-    assert found[0].tolist() == [
-        *range(3), 3, *range(3, 16), 16, 16, 17, 18, 19, 20, 21, 22
-    ]  # fmt: skip
+    assert found[0].tolist() == [*range(3), 3, *range(3, 16), 16, 16, 17, 18, 19, 20, 21, 22]
     # Height and width of what is seen begin where the video does.
     assert found[1, [3, 17]].tolist() == [3, 3]
     assert found[1, 4:17].tolist() == list(range(3, 16))

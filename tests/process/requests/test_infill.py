@@ -47,9 +47,8 @@ async def test_a_gap_is_filled_by_every_api(tmp_path: Path) -> None:
             assert status == 200, filled
             (choice,) = filled["choices"]
             (_, same), (_, text) = [
-                await posted("/tokenize", model="coder", prompt=one)
-                for one in ("y", "x[SUFFIX")
-            ]  # fmt: skip
+                await posted("/tokenize", model="coder", prompt=one) for one in ("y", "x[SUFFIX")
+            ]
             tokens = [SUFFIX, *same["tokens"], PREFIX, *text["tokens"]]
             assert choice["prompt_token_ids"][: len(tokens)] == tokens
             assert len(choice["prompt_token_ids"]) == len(tokens) + 1

@@ -40,9 +40,8 @@ async def test_a_batch_from_the_command_line(tmp_path: Path) -> None:
         assert (code, out) == (0, ""), messages
         assert "completed, 2 of 2 lines" in messages
         found = [
-            json.loads(one)
-            for one in (tmp_path / 'a "b".results.jsonl').read_text().splitlines()
-        ]  # fmt: skip
+            json.loads(one) for one in (tmp_path / 'a "b".results.jsonl').read_text().splitlines()
+        ]
         assert [one["custom_id"] for one in found] == ["a", "b"]
         texts = {one["response"]["body"]["choices"][0]["message"]["content"] for one in found}
         assert texts == {"".join(TEXTS)}

@@ -58,7 +58,7 @@ def overlap(
         ([*FIRST, *ANSWER, *MORE], 0, None, RereadReason.NO_CACHE, 0, 3902),
         (FIRST, 0, NOTHING, RereadReason.EVICTED, 0, 3401),
     ],
-)  # fmt: skip
+)
 def test_reasons(
     new: list[int],
     cached: int,
