@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from mlx_vlm.utils import load
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
-from lmx.protocol.messages.specs import LogSpec, WorkerSpec
 from lmx.protocol.messages.tasks import (
     Detokenize,
     Detokenized,
@@ -23,11 +22,9 @@ from lmx.protocol.messages.tasks import (
     Tokenized,
     Vectors,
 )
-from lmx.protocol.models.kind import read_kind
 from lmx.protocol.states import ModelKind
 from lmx.worker.engine.interfaces import Engine
 from lmx.worker.engine.values import TaskPlan
-from lmx.worker.lifecycle import load_engine
 from lmx.worker.mlx.encoders.encoder import CPU_PIECE_TOKENS, cut
 from tests.support.models.tiny_encoders import (
     CLS,
@@ -40,30 +37,12 @@ from tests.support.models.tiny_encoders import (
     make_qwen3,
 )
 from tests.support.rigs.device import near
+from tests.support.rigs.engine_rig import task_engine
 
 TEXTS = ("a", "bc def", "quite a long text, longer than the others", "naïve 漢字 🌍")
 
 
-def spec_for(folder: Path, **fields: Any) -> WorkerSpec:
-    values: dict[str, Any] = {
-        "instance": "i",
-        "model_id": "m",
-        "model_path": str(folder),
-        "run_dir": "/nowhere",
-        "log": LogSpec("/nowhere"),
-        "engine": "lmx.worker.mlx.factory:create",
-        "engine_options": {},
-        "memory_limit_bytes": 1 << 30,
-        "max_rows": 4,
-        "max_queue": 4,
-        "kind": ModelKind.EMBEDDING,
-    }
-    return WorkerSpec(**(values | fields))
-
-
-def loaded(folder: Path, **fields: Any) -> Engine:
-    assert read_kind(folder) is ModelKind.EMBEDDING
-    return load_engine(spec_for(folder, **fields), lambda _phase, _fraction, _detail: None)
+loaded = partial(task_engine, kind=ModelKind.EMBEDDING)
 
 
 def planned(engine: Engine, *texts: str, **fields: Any) -> TaskPlan:

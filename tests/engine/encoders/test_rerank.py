@@ -1,6 +1,7 @@
 """Rerank models. No real cross-encoder can be had without a model hub: these have random weights,
 and are compared with a plain forward pass."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,10 @@ import pytest
 from mlx_vlm.utils import load
 
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.protocol.messages.specs import LogSpec, WorkerSpec
 from lmx.protocol.messages.tasks import Embed, Rerank, Scores, Tokenize
 from lmx.protocol.states import ModelKind
 from lmx.worker.engine.interfaces import Engine
 from lmx.worker.engine.values import TaskPlan
-from lmx.worker.lifecycle import load_engine
 from tests.support.models.tiny_encoders import (
     CLS,
     SEP,
@@ -24,18 +23,13 @@ from tests.support.models.tiny_encoders import (
     make_qwen3,
     make_tokenizer,
 )
+from tests.support.rigs.engine_rig import task_engine
 
 DOCUMENTS = ("short", "a longer document", "é")
 QUERY = "what?"
 
 
-def loaded(folder: Path) -> Engine:
-    spec = WorkerSpec(
-        instance="i", model_id="m", model_path=str(folder), run_dir="/nowhere",
-        log=LogSpec("/nowhere"), engine="lmx.worker.mlx.factory:create", engine_options={},
-        memory_limit_bytes=1 << 30, max_rows=4, max_queue=4, kind=ModelKind.RERANK,
-    )  # fmt: skip
-    return load_engine(spec, lambda _phase, _fraction, _detail: None)
+loaded = partial(task_engine, kind=ModelKind.RERANK)
 
 
 def scored(engine: Engine, task: Rerank) -> list[float]:

@@ -2,6 +2,7 @@
 
 import wave
 from collections.abc import Generator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,14 +11,11 @@ import numpy as np
 import pytest
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
-from lmx.protocol.messages.specs import LogSpec, WorkerSpec
 from lmx.protocol.messages.speech import SpokenSegment, Transcribe, Transcript
 from lmx.protocol.messages.tasks import Embed, Tokenize, Tokenized
-from lmx.protocol.models.kind import read_kind
 from lmx.protocol.states import ModelKind
 from lmx.worker.engine.interfaces import Engine
 from lmx.worker.engine.values import TaskPiece
-from lmx.worker.lifecycle import load_engine
 from lmx.worker.media.values import Sound
 from tests.support.models.speech_samples import espeak, word_errors
 from tests.support.models.whisper_models import (
@@ -27,20 +25,14 @@ from tests.support.models.whisper_models import (
     obtain_whisper_base,
     obtain_whisper_tiny_en,
 )
+from tests.support.rigs.engine_rig import task_engine
 
 pytestmark = pytest.mark.engine
 
 RATE_HZ: Final = 16_000
 
 
-def loaded(folder: Path) -> Engine:
-    assert read_kind(folder) is ModelKind.TRANSCRIPTION
-    spec = WorkerSpec(
-        instance="i", model_id="m", model_path=str(folder), run_dir="/nowhere",
-        log=LogSpec("/nowhere"), engine="lmx.worker.mlx.factory:create", engine_options={},
-        memory_limit_bytes=1 << 30, max_rows=4, max_queue=4, kind=ModelKind.TRANSCRIPTION,
-    )  # fmt: skip
-    return load_engine(spec, lambda _phase, _fraction, _detail: None)
+loaded = partial(task_engine, kind=ModelKind.TRANSCRIPTION)
 
 
 @pytest.fixture(scope="module")

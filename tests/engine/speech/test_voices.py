@@ -4,6 +4,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,12 @@ import numpy as np
 import pytest
 
 from lmx.protocol.errors import ErrorCode, OperationError, RequestError
-from lmx.protocol.messages.specs import LogSpec, WorkerSpec
 from lmx.protocol.messages.speech import SoundFormat, Speak, Spoken, Transcript
 from lmx.protocol.messages.tasks import Embed
 from lmx.protocol.models.checkpoint import read_checkpoint_config
-from lmx.protocol.models.kind import read_kind
 from lmx.protocol.states import ModelKind
 from lmx.worker.engine.interfaces import Engine
 from lmx.worker.engine.values import TaskPlan
-from lmx.worker.lifecycle import load_engine
 from lmx.worker.mlx.device import cpu_convolutions
 from lmx.worker.mlx.memory.estimate import estimate
 from lmx.worker.mlx.voices.kokoro import KokoroVoice
@@ -30,6 +28,7 @@ from tests.support.models.kokoro_models import obtain_kokoro
 from tests.support.models.pocket_models import make_tiny_pocket
 from tests.support.models.speech_samples import word_errors
 from tests.support.models.whisper_models import obtain_whisper_tiny_en
+from tests.support.rigs.engine_rig import task_engine
 
 pytestmark = pytest.mark.engine
 
@@ -38,14 +37,7 @@ needs_espeak = pytest.mark.skipif(
 )
 
 
-def loaded(folder: Path) -> Engine:
-    assert read_kind(folder) is ModelKind.SPEECH
-    spec = WorkerSpec(
-        instance="i", model_id="m", model_path=str(folder), run_dir="/nowhere",
-        log=LogSpec("/nowhere"), engine="lmx.worker.mlx.factory:create", engine_options={},
-        memory_limit_bytes=1 << 30, max_rows=4, max_queue=4, kind=ModelKind.SPEECH,
-    )  # fmt: skip
-    return load_engine(spec, lambda _phase, _fraction, _detail: None)
+loaded = partial(task_engine, kind=ModelKind.SPEECH)
 
 
 @pytest.fixture(scope="module")

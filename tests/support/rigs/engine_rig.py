@@ -3,6 +3,7 @@ say without it."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 from unittest import mock
@@ -18,8 +19,9 @@ from lmx.protocol.messages.specs import (
     SpeculationSpec,
     WorkerSpec,
 )
-from lmx.protocol.states import LoadPhase
-from lmx.worker.engine.interfaces import Generator, Resident, TaskEngine
+from lmx.protocol.models.kind import read_kind
+from lmx.protocol.states import LoadPhase, ModelKind
+from lmx.worker.engine.interfaces import Engine, Generator, Resident, TaskEngine
 from lmx.worker.engine.values import (
     Hypothesis,
     ModelFacts,
@@ -76,6 +78,13 @@ def spec_of(
         # What is known to be wrong is examined too.
         allow_inexact=True,
     )
+
+
+def task_engine(folder: Path, kind: ModelKind, **fields: Any) -> Engine:
+    """Return the engine of a model that generates no text, as a worker of it loads it."""
+    # Not every model that ranks can be known by its files.
+    assert kind is ModelKind.RERANK or read_kind(folder) is kind
+    return load_engine(replace(spec_of(folder), kind=kind, **fields), lambda *_: None)
 
 
 _TRIED: dict[tuple[Any, ...], Any] = {}

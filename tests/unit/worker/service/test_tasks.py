@@ -445,16 +445,9 @@ async def test_a_request_is_announced_before_it_is_prepared_and_no_sooner(start:
 async def test_a_task_has_its_time_from_its_turn_on(start: Start) -> None:
     """The prompts of others take nothing of it."""
     rig = await start()
-    goes_on, begun = threading.Event(), threading.Event()
-
-    def encode(source: Any) -> Any:
-        begun.set()
-        goes_on.wait(90)
-        raise RequestError(ErrorCode.INVALID_VALUE, "no", param="prompt")
-
-    rig.scripted.encode = encode
+    seen, goes_on = prompts_held(rig)
     rig.serving.receive(ROUTER, Generate(1, "r", Sampling(), 8, prompt="x"))
-    await until(begun.is_set)
+    await until(lambda: seen)
     rig.embed(2, "slow", deadline_s=0.05)
     await asyncio.sleep(0.3)  # several times its deadline
     assert rig.to(2) == []
@@ -479,16 +472,9 @@ async def test_whoever_waits_too_long_for_the_prompt_or_the_decoder_gets_an_erro
 ) -> None:
     """And not called lost by its router, in whichever line it stands."""
     rig = await start(max_queue_s=0.2)
-    goes_on, begun = threading.Event(), threading.Event()
-
-    def encode(source: Any) -> Any:
-        begun.set()
-        goes_on.wait(90)
-        raise RequestError(ErrorCode.INVALID_VALUE, "no", param="prompt")
-
-    rig.scripted.encode = encode
+    seen, goes_on = prompts_held(rig)
     rig.serving.receive(ROUTER, Generate(1, "r", Sampling(), 8, prompt="x"))
-    await until(begun.is_set)
+    await until(lambda: seen)
     rig.serving.receive(ROUTER, Generate(2, "r", Sampling(), 8, prompt="y"))
     rig.embed(3, "a")
     # The first picture is decoded, and waits like the others.
@@ -605,13 +591,7 @@ async def test_a_model_that_does_not_write_says_what_it_does(start: Start) -> No
 async def test_generations_and_tasks_of_an_owner_take_the_same_places(start: Start) -> None:
     """Else somebody could fill the queue by asking for both."""
     rig = await start(max_queue=17)
-    goes_on = threading.Event()
-
-    def encode(_: Any) -> Any:
-        goes_on.wait(90)
-        raise ZeroDivisionError
-
-    rig.scripted.encode = encode
+    _, goes_on = prompts_held(rig)
     for number in range(1, 18):
         if number % 2:
             request = Generate(number, "r", Sampling(), 8, prompt="x", owner="o")
