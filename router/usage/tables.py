@@ -248,7 +248,7 @@ class UsageSums(Answer):
     requests: int
     """All requests for models that have ended, whatever became of them."""
     errors: int
-    """Those among them that ended with an error. A client that leaves is none."""
+    """Those among them that ended with an error. A client that leaves is not one."""
     prompt_tokens: int
     cached_tokens: int
     """The tokens of the prompts that did not have to be computed."""

@@ -189,7 +189,7 @@ def search_of(fields: SamplingFields, *, ovms: bool = False) -> Search:
         way = "a `best_of` above 1" if ovms else "`use_beam_search: true`"
         raise invalid(
             "length_penalty",
-            "ranks the answers of a beam search, and this is none: leave it out, or ask for "
+            "ranks the answers of a beam search, which this is not: leave it out, or ask for "
             f"beams with {way}.",
         )
     return Search(
