@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -9,6 +10,7 @@ from typing import Final
 import psutil
 
 from lmx.protocol.errors import ErrorCode, OperationError, ProtocolError
+from lmx.protocol.host.processor_wait import Observed, observe, waited_s
 from lmx.supervisor.sockets.client import ControlClient, supervisor_runs
 from lmx.supervisor.state.home import Home
 
@@ -21,8 +23,8 @@ _LONGER_S: Final = 2.0
 never be judged."""
 
 _WORKS_S: Final = 0.05
-"""A supervisor that uses this much processor time in a second is working. One that hangs uses next
-to none."""
+"""A supervisor that in a second uses this much processor time, or waits this long for a processor,
+is working. One that hangs does next to neither."""
 
 
 _SERVING: Final = frozenset({"up", "serve", "demo"})
@@ -51,10 +53,11 @@ def probe_supervisor(home: Home) -> Unresponsive | None:
     """Ask the supervisor how it is, and return None if it answers. A supervisor that works
     meanwhile, on a busy machine, gets a little longer to answer."""
     holder = supervisor_process(home)
-    before_s = _cpu_s(holder)
+    before_s, seen = _cpu_s(holder), _observed(holder)
     if _answers(home, ANSWER_S):
         return None
-    if _cpu_s(holder) - before_s >= _WORKS_S and _answers(home, _LONGER_S):
+    wanted_s = _cpu_s(holder) - before_s + waited_s(seen, _observed(holder))
+    if wanted_s >= _WORKS_S and _answers(home, _LONGER_S):
         return None
     return Unresponsive(supervisor_process(home))
 
@@ -69,6 +72,10 @@ def _answers(home: Home, limit_s: float) -> bool:
     except ProtocolError:
         return True  # it speaks another version of the protocol, or nonsense
     return True
+
+
+def _observed(process: psutil.Process | None) -> Observed:
+    return Observed(time.monotonic(), {}) if process is None else observe(process.pid)
 
 
 def _cpu_s(process: psutil.Process | None) -> float:

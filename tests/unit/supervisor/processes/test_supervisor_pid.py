@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 
 from lmx.protocol.errors import ErrorCode, LmxError, OperationError, ProtocolError
+from lmx.protocol.host.processor_wait import Observed, Turns
 from lmx.supervisor.cli.serving import rescue
 from lmx.supervisor.processes import supervisor_pid
 from lmx.supervisor.processes.hang_detection import LATE_S
@@ -60,6 +61,16 @@ def test_a_look_at_one_that_spins_is_not_late(
     assert probe_supervisor(Home(tmp_path)) is not None
     assert len(limits_s) == 2
     assert sum(limits_s) + rescue._LOOK_S <= LATE_S - 1.0
+
+
+@pytest.mark.parametrize(("waits_s", "answers"), [(0.9, True), (0.0, False)])
+def test_one_that_waits_for_a_processor_gets_longer_to_answer(
+    waits_s: float, answers: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = iter([Observed(0.0, {}), Observed(1.0, {1: Turns(0.001, waits_s)})])
+    monkeypatch.setattr(supervisor_pid, "_observed", lambda _holder: next(looks))
+    monkeypatch.setattr(supervisor_pid, "_answers", lambda _home, limit_s: limit_s > 1.0)
+    assert (probe_supervisor(Home(tmp_path)) is None) is answers
 
 
 def test_a_supervisor_that_starts_is_not_asked_all_the_time(
