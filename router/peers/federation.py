@@ -16,7 +16,7 @@ import structlog
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from lmx.protocol.errors import ErrorCode, LmxError
+from lmx.protocol.errors import ErrorCode, LmxError, UnavailableError
 from lmx.protocol.host.authorities import Authorities
 from lmx.protocol.host.lasting import keep_up
 from lmx.protocol.messages.keys import KeyScope
@@ -73,6 +73,12 @@ _CONNECT_S: Final = 2.0
 _KEPT_S: Final = 30.0
 """How long a connection is kept that nothing uses: less than a peer keeps it, so that it is closed
 here."""
+
+_RETURN_S: Final = 5.0
+"""How long after its last answer a request still waits for a peer that alone has the model. A
+machine that is busy or asleep may stand still for some seconds."""
+
+_LOOK_S: Final = 0.05
 
 _QUIET_S: Final = 2.0
 """For this long nothing is sent to a client that waits for a stream: a request that fails so soon
@@ -155,8 +161,7 @@ class Federation:
             return await self._serve_form(request, endpoint, handler, directory)
         body = await read_object(request, self._spec.body_limit_bytes)
         request[READ] = body
-        await self._know_who_has(body.get("model"), directory)
-        found = self._targets(request, endpoint, body, directory)
+        found = await self._targets(request, endpoint, body, directory)
         hashes = cache(partial(self._hashes, request[CONTEXT], endpoint, body))
         if found.own_name is not None:
             request[READ] = {**body, "model": found.own_name}
@@ -177,8 +182,7 @@ class Federation:
     ) -> web.StreamResponse:
         read = request[READ_FORM] = await read_form(request, self._spec.media.max_item_bytes)
         form = Form(read)
-        await self._know_who_has(form.values.get("model"), directory)
-        found = self._targets(request, endpoint, form.values, directory)
+        found = await self._targets(request, endpoint, form.values, directory)
         if found.own_name is not None:
             read["model"] = [found.own_name]
         if not found.remote:
@@ -228,7 +232,7 @@ class Federation:
             _log.info("peer.next", machine=machine, reason=error.message)
             # Others may answer by now.
             directory = self._own.directory(directory, request[CONTEXT].grant)
-            found = self._targets(request, endpoint, body, directory)
+            found = self._targets_now(request, endpoint, body, directory)
         if first is None:
             if found.own or not found.remote:
                 return await self._here(request, handler, found, ())
@@ -401,7 +405,32 @@ class Federation:
         if not isinstance(name, str | None) or not is_known(directory, name):
             await first_answers(self.links.values())
 
-    def _targets(
+    async def _targets(
+        self,
+        request: web.Request,
+        endpoint: Endpoint,
+        body: Mapping[str, Any],
+        directory: Directory,
+    ) -> Targets:
+        """Return who may answer, once a peer that alone could has had the time to answer again.
+        Raises as :func:`targets` does."""
+        await self._know_who_has(body.get("model"), directory)
+        while True:
+            try:
+                return self._targets_now(request, endpoint, body, directory)
+            except UnavailableError as error:
+                if error.code is not ErrorCode.PEER_UNAVAILABLE or not self._one_may_return():
+                    raise
+            await asyncio.sleep(_LOOK_S)
+
+    def _one_may_return(self) -> bool:
+        now_s = time.time()
+        return any(
+            not link.answers and link.seen_at_s is not None and now_s - link.seen_at_s < _RETURN_S
+            for link in self.links.values()
+        )
+
+    def _targets_now(
         self,
         request: web.Request,
         endpoint: Endpoint,

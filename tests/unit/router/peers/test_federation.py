@@ -14,6 +14,7 @@ from lmx.protocol.messages.keys import ApiKey, KeyFamily, Keyring, KeyScope
 from lmx.protocol.messages.peers import Peer, PeerKind, PeerList
 from lmx.protocol.states import ModelKind
 from lmx.protocol.wire.codec import to_map
+from lmx.router.peers import federation as federation_module
 from lmx.router.peers import link as peer_link
 from lmx.router.peers import relay
 from lmx.router.peers.forwarded import read_record
@@ -713,6 +714,35 @@ async def test_a_request_waits_for_what_a_peer_has_until_it_was_asked_once(
             a.router.peers.put(PeerList.of((strange.peer,)))
             status, found = await a.chat_json(model=REMOTE)
             assert (status, found["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_a_request_waits_for_a_peer_that_was_there_a_moment_ago(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It alone has the model, and stands still for longer than it may take to answer."""
+    monkeypatch.setattr(federation_module, "_RETURN_S", 3600.0)
+    go, really = asyncio.Event(), PeerLink._asked
+
+    async def slow(link: PeerLink) -> MachineState:
+        await go.wait()
+        return await really(link)
+
+    async with federation(("a", "b")) as rigs:
+        a, b = rigs["a"], rigs["b"]
+        await with_remote(b, a)
+        monkeypatch.setattr(PeerLink, "_asked", slow)
+        (link,) = a.router.peers.links
+        await until(lambda: not link.answers)
+        calls = [asyncio.create_task(a.chat_json(model=name)) for name in (REMOTE, f"{REMOTE}@b")]
+        await until(lambda: a.router.traffic.under_way == 2)
+        go.set()
+        assert [(await call)[0] for call in calls] == [200, 200]
+        # One that has been away for longer is not waited for.
+        monkeypatch.setattr(federation_module, "_RETURN_S", 0.0)
+        go.clear()
+        await until(lambda: not link.answers)
+        status, found = await a.chat_json(model=REMOTE)
+        assert (status, found["error"]["code"]) == (503, "peer_unavailable")
 
 
 OWN = MachineState(
