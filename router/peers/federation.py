@@ -402,8 +402,9 @@ class Federation:
 
     async def _know_who_has(self, name: Any, directory: Directory) -> None:
         """Wait for the first answers of the peers, unless a name means a model of this machine."""
-        if not isinstance(name, str | None) or not is_known(directory, name):
-            await first_answers(self.links.values())
+        unasked = [link for link in self.links.values() if not link.asked.is_set()]
+        if unasked and not (isinstance(name, str | None) and is_known(directory, name)):
+            await first_answers(unasked)
 
     async def _targets(
         self,
