@@ -10,7 +10,6 @@ from io import BytesIO
 
 import aiohttp
 import pytest
-from openai import AsyncOpenAI
 
 from tests.support.rigs.rig import Rig, Stream, ask, http, rig, scripted
 
@@ -36,6 +35,9 @@ def body(text: str, **fields: str) -> dict[str, str]:
 
 
 async def test_the_official_sdk_gets_a_file_that_plays(speaking: Rig) -> None:
+    # It takes a second to import, in every process that collects this file.
+    from openai import AsyncOpenAI
+
     async with AsyncOpenAI(base_url=speaking.url, api_key="-", max_retries=0) as client:
         async with client.audio.speech.with_streaming_response.create(
             model="voice", voice="alloy", input=TEXT, response_format="wav"

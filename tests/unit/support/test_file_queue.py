@@ -171,7 +171,7 @@ def test_units_that_take_long_have_the_first_places() -> None:
 
 
 @pytest.mark.parametrize(
-    ("processes", "computing"), [(1, []), (2, [1]), (3, [2]), (4, [3]), (6, [4, 5])]
+    ("processes", "computing"), [(1, []), (2, [1]), (3, [2]), (4, [3]), (6, [4, 5]), (7, [5, 6])]
 )
 def test_a_third_of_the_processes_computes_first(processes: int, computing: list[int]) -> None:
     places = range(processes)
