@@ -22,8 +22,9 @@ _MODULE: Final = "lmx.router.console.markdown_main"
 _DEADLINE_S: Final = 5
 _COMMAND: Final = (sys.executable, "-P", "-m", _MODULE, str(_DEADLINE_S))
 _IDLE_S: Final = 60.0
-_PATIENCE_S: Final = _DEADLINE_S + 10.0
-"""The process ends itself at its deadline; this is for one that has been stopped, say."""
+_PATIENCE_S: Final = 30.0
+"""The process ends itself after its time of the processor; this is for one that has been stopped,
+say."""
 
 _MOST_WAITING: Final = 32
 _MOST_OWN: Final = 16
@@ -103,14 +104,15 @@ class MarkdownProcess:
             # Also where the client left: its answer would be taken for the next one's.
             if not answer.endswith(b"\n"):
                 self._end()
-        if was_idle and status not in (None, -signal.SIGALRM):
+        if was_idle and status not in (None, -signal.SIGPROF):
             # Somebody has ended it, perhaps before it had this text.
             return await self._ask(line)
         if not answer.endswith(b"\n"):
             _log.warning("markdown.given_up", size_bytes=len(line), exit_status=status)
             raise RequestError(
                 ErrorCode.INVALID_VALUE,
-                f"The text takes more than {_DEADLINE_S} s to render: show it as it is.",
+                f"The text takes more than {_DEADLINE_S} s of the processor to render: show it as "
+                "it is.",
                 param="blocks",
             )
         self._idle = asyncio.get_running_loop().call_later(_IDLE_S, self._end)

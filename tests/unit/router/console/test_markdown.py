@@ -32,11 +32,12 @@ def slow_lexer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Has the process render by a program in which one text never ends, within one call of re."""
     program = tmp_path_factory.mktemp("slow") / "markdown_slow.py"
     program.write_text(
-        "import re\n"
+        "import re, time\n"
         "from lmx.router.console import markdown_main\n"
         "tree = markdown_main.markdown_tree\n"
         "def slow(text):\n"
         f"    if text == {SLOW!r}: re.match('(a+)+b', 'a' * 64)\n"
+        "    if text == 'still': time.sleep(2)\n"
         "    return tree(text)\n"
         "markdown_main.markdown_tree = slow\n"
         "markdown_main.main(1)\n"
@@ -86,6 +87,13 @@ async def test_a_text_that_never_ends_costs_no_stream(slow_lexer: None) -> None:
         left.cancel()
         status, answer = await rig.post_json("/ui/markdown", blocks=["mine"])
         assert (status, answer) == (200, {"blocks": [[["p", {}, "mine"]]]})
+
+
+async def test_a_process_that_stands_still_is_waited_for(slow_lexer: None) -> None:
+    """For twice the time of the processor that a text may take."""
+    async with router_rig() as rig:
+        status, answer = await rig.post_json("/ui/markdown", blocks=["still"])
+        assert (status, answer) == (200, {"blocks": [[["p", {}, "still"]]]})
 
 
 async def test_a_process_that_is_idle_ends(monkeypatch: pytest.MonkeyPatch) -> None:
