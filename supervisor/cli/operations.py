@@ -307,7 +307,13 @@ def _poll_status(
     deadline_s = time.monotonic() + limit_s
     with ReconnectingClient(place, _AWAY_S, answered=True) as client:
         while time.monotonic() < deadline_s:
-            status = client.status()
+            try:
+                status = client.status()
+            except OperationError as error:
+                # One that is there and says nothing yet, as it is while it starts, has the time.
+                if error.code is not ErrorCode.SUPERVISOR_UNAVAILABLE:
+                    raise
+                status = None
             found = None if status is None else find(status)
             if found is not None:
                 return found

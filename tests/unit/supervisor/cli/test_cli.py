@@ -508,3 +508,26 @@ def test_config_show_shows_no_key(home: Home) -> None:
         done = run(*arguments)
         assert (done.exit_code, "security.api_keys" in done.output) == (4, True)
         assert "sk-" not in done.output
+
+
+def test_a_supervisor_that_says_nothing_while_it_starts_has_the_time_of_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = OperationError(ErrorCode.SUPERVISOR_UNAVAILABLE, "it did not answer")
+    gone = OperationError(ErrorCode.NOT_RUNNING, "it is not running")
+    says: list[OperationError | SystemStatus] = [silent, silent, reported_status(), gone]
+
+    def answer(_client: ReconnectingClient) -> SystemStatus:
+        said = says.pop(0)
+        if isinstance(said, OperationError):
+            raise said
+        return said
+
+    monkeypatch.setattr(ReconnectingClient, "status", answer)
+    monkeypatch.setattr(operations, "_POLL_S", 0.001)
+    home = Home(tmp_path)
+    assert operations._poll_status(home, lambda now: now, 90.0) == reported_status()
+    with pytest.raises(OperationError, match="not running"):
+        operations._poll_status(home, lambda now: now, 90.0)
+    says.extend([silent] * 100_000)
+    assert operations._poll_status(home, lambda now: now, 0.01) is None
