@@ -345,9 +345,11 @@ def _stop(_signal: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _stop_with_parent(parent_pid: int) -> None:
+    # A signal that this thread took would not wake the main one, which may wait in a read.
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
     while os.getppid() == parent_pid:
         time.sleep(PARENT_POLL_INTERVAL_S)
-    os.kill(os.getpid(), signal.SIGTERM)
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
