@@ -59,7 +59,7 @@ pytestmark = pytest.mark.process
 
 # Where `lmx` is found: the installed package, or the namespace link of a checkout.
 LMX_PARENT = Path(lmx.protocol.__path__[0]).parent.parent
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 BEAT_S = 0.1
 INSTANCE = "0000abcd"
 
