@@ -103,6 +103,25 @@ def test_nothing_is_overwritten_that_dataclasses_refuse_to() -> None:
         define()
 
 
+def test_what_is_wrong_with_the_order_of_fields_is_found_when_a_class_is_defined() -> None:
+    def define() -> None:
+        @dataclasses.dataclass
+        class Disordered:
+            name: str = "none"
+            number: int
+
+    with methods_at_first_use(), pytest.raises(TypeError, match="non-default argument 'number'"):
+        define()
+
+
+def test_no_method_is_made_for_a_docstring() -> None:
+    with methods_at_first_use():
+        _, derived = defined()
+        assert not inspect.isfunction(vars(derived)["__init__"])
+        assert derived.__doc__ == "Derived(number: int, name: Any = 2)"
+    assert vars(derived)["__doc__"] == "Derived(number: int, name: Any = 2)"
+
+
 def test_dataclasses_are_as_before_after_the_block() -> None:
     before = dict(vars(dataclasses))
     with pytest.raises(ValueError, match="x"), methods_at_first_use():

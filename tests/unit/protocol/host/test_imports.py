@@ -6,11 +6,14 @@ import sys
 from pathlib import Path
 
 PROGRAM = """
-import gc, sys
+import gc, sys, typing
 from lmx.protocol.host.imports import quick_imports
 with quick_imports():
     assert not gc.isenabled()
+    codes = [typing.ForwardRef("dict[str, int]").__forward_code__ for _ in range(2)]
+    assert codes[0] is codes[1] or sys.version_info >= (3, 14)
     from lmx.protocol.host.logs import configure_logs
+assert "compile" not in vars(typing)
 assert gc.isenabled() and gc.get_freeze_count() > 0
 print("rich" in sys.modules)
 configure_logs("worker")
