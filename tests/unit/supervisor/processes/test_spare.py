@@ -172,5 +172,6 @@ def test_one_that_ends_by_itself_is_counted(bench: Bench) -> None:
 async def test_it_is_gone_when_the_supervisor_closes(bench: Bench) -> None:
     child = bench.child
     await bench.spare.close()
-    assert child.wait(90) == -signal.SIGKILL
+    # It may have seen first that nobody has anything for it any more.
+    assert child.wait(90) in (0, -signal.SIGKILL)
     await bench.spare.close()

@@ -59,7 +59,8 @@ def test_the_next_program_understands_what_it_receives(tmp_path: Path) -> None:
 async def test_a_program_that_refuses_the_configuration_is_found_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lmx.supervisor.processes.handover._CHECK_S", 60.0)
+    monkeypatch.setattr("lmx.supervisor.processes.handover._CHECK_S", 300.0)
+    monkeypatch.setattr("lmx.supervisor.processes.handover._LONGEST_CHECK_S", 300.0)
     await invocation(tmp_path, "server: {port: 8123}").check_successor()
     with pytest.raises(OperationError, match=r"server\.port"):
         await invocation(tmp_path, "server: {port: nine}").check_successor()
@@ -67,7 +68,6 @@ async def test_a_program_that_refuses_the_configuration_is_found_out(
     monkeypatch.setattr("lmx.supervisor.processes.handover._CHECK_S", 0.01)
     with pytest.raises(OperationError, match="did not read the configuration"):
         await invocation(tmp_path, "server: {port: 8123}").check_successor()
-    monkeypatch.setattr("lmx.supervisor.processes.handover._LONGEST_CHECK_S", 90.0)
     monkeypatch.setattr(ProcessorWait, "more_s", lambda _: 1.0)
     await invocation(tmp_path, "server: {port: 8123}").check_successor()
 

@@ -52,7 +52,8 @@ class _Version(BaseHTTPRequestHandler):
         pass
 
 
-def test_another_lmx_is_named() -> None:
+def test_another_lmx_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lmx.supervisor.sockets.listening._ANSWER_S", 90.0)
     with HTTPServer(("127.0.0.1", 0), _Version) as other:
         answering = threading.Thread(target=other.handle_request)
         answering.start()

@@ -21,11 +21,18 @@ from lmx.supervisor.config.schema import Config
 from lmx.supervisor.memory.fetched import fetched_folder
 from lmx.supervisor.memory.measured import Measured
 from lmx.supervisor.memory.plan import estimate_memory, plan_of
+from lmx.supervisor.processes import preview
 from lmx.supervisor.state.home import Home
 from tests.support.fakes.fake_hub import Fault, fake_hub
 from tests.support.models.model_folders import plan_folder, read_folder, write_model, write_shard
 
 MIB = 1024**2
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub is asked by programs whose start alone may take a minute on a busy machine."""
+    monkeypatch.setattr(preview, "_LOOK_S", 600.0)
 
 
 def config_of(source: Path | str, budget: str = "4GiB", **model: Any) -> Config:
