@@ -104,14 +104,9 @@ def test_nothing_is_overwritten_that_dataclasses_refuse_to() -> None:
 
 
 def test_what_is_wrong_with_the_order_of_fields_is_found_when_a_class_is_defined() -> None:
-    def define() -> None:
-        @dataclasses.dataclass
-        class Disordered:
-            name: str = "none"
-            number: int
-
+    fields = [("name", str, dataclasses.field(default="none")), ("number", int)]
     with methods_at_first_use(), pytest.raises(TypeError, match="non-default argument 'number'"):
-        define()
+        dataclasses.make_dataclass("Disordered", fields)
 
 
 def test_no_method_is_made_for_a_docstring() -> None:
