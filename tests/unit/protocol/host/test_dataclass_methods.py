@@ -104,7 +104,7 @@ def test_nothing_is_overwritten_that_dataclasses_refuse_to() -> None:
 
 
 def test_what_is_wrong_with_the_order_of_fields_is_found_when_a_class_is_defined() -> None:
-    fields = [("name", str, dataclasses.field(default="none")), ("number", int)]
+    fields: Any = [("name", str, dataclasses.field(default="none")), ("number", int)]
     with methods_at_first_use(), pytest.raises(TypeError, match="non-default argument 'number'"):
         dataclasses.make_dataclass("Disordered", fields)
 
