@@ -63,12 +63,12 @@ run: $(SERVES) ## serve MODELS (default: a small demo model) on PORT
 	  LMX_MODELS='$(MODELS)' exec $(BIN)/lmx serve --port '$(PORT)'; \
 	else exec $(BIN)/lmx demo --port '$(PORT)'; fi
 
-# For two processors: two that compute, and five that mostly wait for processes. With four in all,
+# For two processors: two that compute, and four that mostly wait for processes. With four in all,
 # nobody computed in a quarter of the time. Each collects the tests of some folders, and takes half a
 # GB to 1.5 GB. Which those are, what goes together, and what runs at a time, is in
 # tests/support/rigs/file_queue.py. The tests start a thousand processes, which would each compile lmx
 # again: they write no compiled code.
-JOBS ?= 7
+JOBS ?= 6
 test: install ## run the tests, JOBS files at a time (soak tests are left out)
 	@$(BIN)/python -m compileall -q -j 0 protocol router supervisor worker tests/support
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -n $(JOBS) --dist loadfile --durations 25

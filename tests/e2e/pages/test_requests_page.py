@@ -187,7 +187,7 @@ async def test_a_request_under_way_is_a_bar_and_can_be_cancelled(
         assert row["why"] == "request_cancelled"
 
 
-BATCHES = """[...document.querySelectorAll(".batch")].map((row) => ({
+BATCHES = """[...document.querySelectorAll(".batch")].map((row) => ({ id: row.title,
   name: row.querySelector(".name").textContent, whose: row.querySelector(".whose").textContent,
   words: row.querySelector(".words").textContent, done: row.querySelector("progress").value,
   stops: !row.querySelector("button").hidden }))"""
@@ -206,15 +206,18 @@ async def test_a_batch_is_a_bar_and_can_be_cancelled(page: Page, scripted_server
         made = client.batches.create(
             input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
         )
-        found = f"({BATCHES}).find((row) => row.words.startsWith('in progress'))"
-        row = await until(page, found, "its bar")
+
+        def shown(begin: str) -> str:
+            # The server may have batches of other tests, too.
+            wanted = f"row.id === '{made.id}' && row.words.startsWith('{begin}')"
+            return f"({BATCHES}).find((row) => {wanted})"
+
+        row = await until(page, shown("in progress"), "its bar")
         assert row["name"] == "scripted" and row["stops"]
         assert row["whose"].startswith("/v1/chat/completions · ")
         assert row["words"] == "in progress · 0 of 30 lines"
-        await page.run(f"{at_('.batch button')}.click()")
-        row = await until(
-            page, f"({BATCHES}).find((row) => row.words.startsWith('cancelled'))", "its end"
-        )
+        await page.run(f"{at_(f'.batch[title={made.id}] button')}.click()")
+        row = await until(page, shown("cancelled"), "its end")
         assert (row["words"], row["stops"]) == ("cancelled · 30 of 30 lines, 30 failed", False)
         assert client.batches.retrieve(made.id).status == "cancelled"
     for words in ("batch.began", f"{made.id} is cancelled: 0 lines completed"):
