@@ -210,7 +210,7 @@ class WorkerLifecycle:
                 self._became_idle,
             )
         loaded = self._heartbeat.loaded(engine.facts, load_s)
-        # Who is told that it is ready finds that in its log.
+        # Whoever sees that it is ready finds this in its log.
         log.info("worker.loaded", load_s=round(load_s, 3), memory_bytes=loaded.memory_bytes)
         self._control.send(loaded)
 

@@ -94,7 +94,7 @@ def test_limits_stops_and_seeds(client: OpenAI) -> None:
 
 
 def test_two_streams_of_one_model_advance_together(client: OpenAI, server: Rig) -> None:
-    """The second one has its whole answer while the first one goes on."""
+    """The second one has its whole answer while the first one continues."""
     first_id, second_id = (f"together-{secrets.token_hex(8)}" for _ in range(2))
     with client.chat.completions.create(
         model="smollm2", messages=FRANCE, temperature=0, max_tokens=4000, stream=True,

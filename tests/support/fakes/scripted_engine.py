@@ -26,7 +26,7 @@ Options (``engine_options``), all optional:
     children          true: the load starts two processes that ignore SIGTERM and never end, one
                       of them in a session of its own
 
-A load lasts for as long as there is a file hold-MODEL beside the model.
+A load lasts for as long as there is a file hold-MODEL next to the model.
 
 The last message may be a JSON object, all of it optional:
     tokens            how many pieces the answer has; then it ends by itself; 10

@@ -129,7 +129,7 @@ async def test_nobody_is_answered_after_the_end() -> None:
 
 class Followers(Rig):
     """Handlers of which those that change what is served wait for a router. It has the snapshot of
-    a revision, and has said so when it is told."""
+    a revision, and has said so once it knows it."""
 
     epoch = "e"
 

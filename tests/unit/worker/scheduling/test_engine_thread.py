@@ -490,7 +490,7 @@ async def test_who_has_no_row_yet_is_not_blamed_for_a_broken_engine(start: Start
 
 
 async def begins_anew(recorder: Recorder) -> None:
-    """Wait until the time for which the engine has stood still has begun anew five times, as it
+    """Wait until the time for which the engine has stood still has begun again five times, as it
     does with each step and each chunk."""
     before_s, times = 0.0, 0
 
