@@ -48,18 +48,27 @@ export function forgetAdminKey() {
  *  @param {boolean} wrong Whether the one that was sent is not right.
  *  @returns {Promise<boolean>} whether there is one now that the server takes */
 export function askForAdminKey(wrong = false) {
-  asking ??= new Promise((/** @type {(is: boolean) => void} */ resolve) => {
-    const dialog = at("admin");
-    sayAdminFault(wrong ? "This admin key is not right." : "");
-    at("admin-key").value = "";
-    dialog.returnValue = "";
-    dialog.showModal();
-    at("admin-key").focus();
-    dialog.addEventListener("close", () => resolve(dialog.returnValue === "taken"), { once: true });
-  }).finally(() => {
-    asking = null;
+  const dialog = at("admin");
+  // A question that was closed lasts until the event of that comes: the next one does not wait for it.
+  if (asking !== null && dialog.open) return asking;
+  sayAdminFault(wrong ? "This admin key is not right." : "");
+  at("admin-key").value = "";
+  dialog.returnValue = "";
+  dialog.showModal();
+  at("admin-key").focus();
+  /** @type {Promise<boolean>} */
+  const question = new Promise((resolve) => {
+    const closed = () => {
+      // The event may be that of the question before.
+      if (dialog.open && asking === question) return;
+      dialog.removeEventListener("close", closed);
+      if (asking === question) asking = null;
+      resolve(dialog.returnValue === "taken");
+    };
+    dialog.addEventListener("close", closed);
   });
-  return asking;
+  asking = question;
+  return question;
 }
 
 /** Begins to listen to the dialog for the key. */
