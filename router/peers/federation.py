@@ -427,7 +427,9 @@ class Federation:
     def _one_may_return(self) -> bool:
         now_s = time.time()
         return any(
-            not link.answers and link.seen_at_s is not None and now_s - link.seen_at_s < _RETURN_S
+            not link.answers
+            and link.seen_at_s is not None
+            and 0 <= now_s - link.seen_at_s < _RETURN_S
             for link in self.links.values()
         )
 

@@ -727,7 +727,7 @@ async def test_a_request_waits_for_a_peer_that_was_there_a_moment_ago(
         await go.wait()
         return await really(link)
 
-    async with federation(("a", "b")) as rigs:
+    async with federation(("a", "b"), answer_s=2.0) as rigs:
         a, b = rigs["a"], rigs["b"]
         await with_remote(b, a)
         monkeypatch.setattr(PeerLink, "_asked", slow)
