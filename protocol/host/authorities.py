@@ -18,14 +18,22 @@ class Authorities:
     def __init__(self) -> None:
         self.context = ssl.create_default_context(capath=os.devnull)
         self.context.set_alpn_protocols(["http/1.1"])
-        self._loaded = False
+        self._load: asyncio.Future[None] | None = None
 
     async def load(self) -> None:
-        """Read the certificates, in a thread. It must be awaited before a connection. Raises
-        ``OSError`` if they can't be read."""
-        if not self._loaded:
-            await asyncio.to_thread(self.context.load_default_certs)
-            self._loaded = True
+        """Read the certificates, in a thread, once for all who wait: two threads that read into one
+        context end the process. It must be awaited before a connection. Raises ``OSError`` if they
+        can't be read; the next call tries again."""
+        load = self._load
+        if load is None:
+            loop = asyncio.get_running_loop()
+            load = self._load = loop.run_in_executor(None, self.context.load_default_certs)
+        try:
+            await asyncio.shield(load)
+        except OSError:
+            if self._load is load:
+                self._load = None
+            raise
 
 
 @contextmanager

@@ -142,7 +142,11 @@ class Federation:
 
     async def _ask(self, link: PeerLink) -> None:
         if link.ssl is True and link.peer.url.lower().startswith("https:"):
-            await self._authorities.load()
+            try:
+                await self._authorities.load()
+            except OSError:
+                link.lose("this machine can't read whom it trusts over TLS")
+                raise
         await link.run()
 
     async def close(self) -> None:

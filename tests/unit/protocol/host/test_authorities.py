@@ -1,10 +1,12 @@
 """Whom a process trusts over TLS, read when it is first needed."""
 
 import ast
+import asyncio
 import os
 import ssl
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import certifi
@@ -49,6 +51,48 @@ async def test_they_are_read_once_and_servers_are_checked(monkeypatch: pytest.Mo
     assert authorities.context.cert_store_stats()["x509"] == trusted
     assert authorities.context.check_hostname
     assert authorities.context.verify_mode is ssl.CERT_REQUIRED
+
+
+class SlowContext:
+    """Notes how many threads read at a time; the first one finds nothing to read."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.reading = self.most = self.reads = 0
+
+    def load_default_certs(self) -> None:
+        self.reading += 1
+        self.reads += 1
+        self.most = max(self.most, self.reading)
+        self.go.wait(60)
+        self.reading -= 1
+        if self.reads == 1:
+            raise OSError("no such file")
+
+
+async def test_one_thread_reads_for_all_who_wait() -> None:
+    """Two that read into one context end the process. Seen with sixty images in one request."""
+    authorities, context = Authorities(), SlowContext()
+    authorities.context = context  # type: ignore[assignment]
+
+    async def several() -> list[object]:
+        """What became of five calls, two of which nobody waits for any more."""
+        calls = [asyncio.create_task(authorities.load()) for _ in range(5)]
+        await asyncio.sleep(0)
+        for call in calls[:2]:
+            call.cancel()
+        await asyncio.wait(calls[:2])
+        calls.append(asyncio.create_task(authorities.load()))
+        await asyncio.sleep(0)
+        context.go.set()
+        ended = await asyncio.gather(*calls, return_exceptions=True)
+        context.go.clear()
+        return [type(one) for one in ended[2:]]
+
+    assert await several() == [OSError] * 4
+    assert await several() == [type(None)] * 4
+    await authorities.load()
+    assert (context.reads, context.most) == (2, 1)
 
 
 def test_every_connector_of_the_router_names_whom_it_trusts() -> None:

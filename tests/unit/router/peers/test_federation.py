@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 
 from lmx.protocol.errors import ErrorCode
+from lmx.protocol.host.authorities import Authorities
 from lmx.protocol.messages.control import Done, DrainMachine
 from lmx.protocol.messages.keys import ApiKey, KeyFamily, Keyring, KeyScope
 from lmx.protocol.messages.peers import Peer, PeerKind, PeerList
@@ -743,6 +744,23 @@ async def test_a_request_waits_for_a_peer_that_was_there_a_moment_ago(
         await until(lambda: not link.answers)
         status, found = await a.chat_json(model=REMOTE)
         assert (status, found["error"]["code"]) == (503, "peer_unavailable")
+
+
+async def test_nobody_waits_for_a_peer_whose_certificate_cannot_be_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def fails(_: Authorities) -> None:
+        raise OSError("no such file")
+
+    monkeypatch.setattr(Authorities, "load", fails)
+    async with federation(("a",)) as rigs:
+        a = rigs["a"]
+        a.router.peers.put(PeerList.of((Peer("far", "https://far.example:8000"),)))
+        (link,) = a.router.peers.links
+        await until(link.asked.is_set)
+        assert "whom it trusts" in str(link.problem)
+        status, found = await a.chat_json(model=REMOTE)
+        assert (status, found["error"]["code"]) == (404, "model_not_found")
 
 
 OWN = MachineState(
