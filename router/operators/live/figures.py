@@ -1,19 +1,15 @@
 """The topic ``figures``: how fast the models are, and how many requests they have."""
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 from typing import Final
 
 from lmx.protocol.messages.status import ModelStatus
+from lmx.protocol.token_rates import TokenRates
 from lmx.router.http.responses import Answer
 from lmx.router.metrics.requests import Ended
 from lmx.router.operators.live.feed import event_text
-
-_SPEED_S: Final = 4.0
-"""The speed is that of so many seconds: a worker reports once a second, and the router asks once a
-second, at other times."""
 
 _LAST_MINUTES_S: Final = 300.0
 
@@ -47,31 +43,9 @@ class LiveFigures(Answer):
     """The models that have a worker or a request; other ones have no figures."""
 
 
-class Speeds:
-    """How many tokens a second each worker makes, from its counter. Pure."""
-
-    def __init__(self) -> None:
-        self._counts: dict[str, deque[tuple[float, int]]] = {}
-
-    def take(self, models: Iterable[ModelStatus], now_s: float) -> dict[str, float]:
-        """Return the speeds by model, of those that have a worker."""
-        there = {model.instance: model for model in models if model.instance is not None}
-        counts = {instance: self._counts.get(instance, deque()) for instance in there}
-        self._counts = counts
-        speeds: dict[str, float] = {}
-        for instance, model in there.items():
-            known = counts[instance]
-            known.append((now_s, model.figures.tokens_total))
-            while len(known) > 2 and known[1][0] <= now_s - _SPEED_S:
-                known.popleft()
-            (first_s, first), (last_s, last) = known[0], known[-1]
-            speeds[model.model] = (last - first) / (last_s - first_s) if last_s > first_s else 0.0
-        return speeds
-
-
 def live_figures(
     models: Sequence[ModelStatus],
-    speeds: dict[str, float],
+    rates: TokenRates,
     latest: Callable[[str], Iterable[Ended]],
     waiting: Callable[[str], int],
     now_s: float,
@@ -88,7 +62,7 @@ def live_figures(
         prompt_tokens = sum(one.prompt_tokens for one in ended)
         cached_tokens = sum(one.cached_tokens for one in ended)
         found[model.model] = LiveModelFigures(
-            tokens_per_s=round(speeds.get(model.model, 0.0), 1),
+            tokens_per_s=round(rates.of(model.instance) or 0.0, 1),
             ttft_s=round(median(firsts_s), 4) if firsts_s else None,
             prefix_hit_share=round(cached_tokens / prompt_tokens, 4) if prompt_tokens else None,
             running=model.requests_active,
@@ -116,9 +90,8 @@ class FiguresTopic:
         self._models = models
         self._latest = latest
         self._waiting = waiting
-        self._speeds = Speeds()
+        self._rates = TokenRates()
         self._counted: Sequence[ModelStatus] | None = None
-        self._now: dict[str, float] = {}
         self._sent: LiveFigures | None = None
 
     async def look(self) -> bytes:
@@ -126,8 +99,8 @@ class FiguresTopic:
         models = self._models()
         if models is not self._counted:
             self._counted = models
-            self._now = self._speeds.take(models, time.monotonic())
-        found = live_figures(models, self._now, self._latest, self._waiting, time.time())
+            self._rates.take(models, time.monotonic())
+        found = live_figures(models, self._rates, self._latest, self._waiting, time.time())
         if self._sent is not None and {**found, "at_s": 0} == {**self._sent, "at_s": 0}:
             return b""
         self._sent = found

@@ -8,7 +8,7 @@ import termios
 import time
 import tty
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Final
@@ -22,43 +22,13 @@ from rich.text import Text
 from lmx.protocol.errors import OperationError
 from lmx.protocol.messages.control import Event
 from lmx.protocol.messages.status import ModelStatus, SupervisorStatus, SystemStatus
+from lmx.protocol.token_rates import TokenRates
 from lmx.supervisor.cli.views.events import EventCursor, event_words, one_line
 from lmx.supervisor.cli.views.progress import make_console
 from lmx.supervisor.cli.views.table import Column, model_columns, model_table
 from lmx.supervisor.cli.views.words import duration, memory_words, note_text, remarks, router_words
 from lmx.supervisor.decisions.ledger import format_bytes
 from lmx.supervisor.sockets.client import Place, ReconnectingClient
-
-_READINGS: Final = 4
-"""Totals come with heartbeats, as often as they are read here. The difference of two readings alone
-would sometimes be none, and sometimes that of two heartbeats."""
-
-
-class TokenRates:
-    """Rates over the last few readings. A new worker counts from 0 again, so that its rate begins
-    again."""
-
-    def __init__(self) -> None:
-        self._readings: dict[str, deque[tuple[float, int]]] = {}
-
-    def take(self, workers: Iterable[ModelStatus], now_s: float) -> None:
-        """Take the models' lines of one status."""
-        readings: dict[str, deque[tuple[float, int]]] = {}
-        for worker in workers:
-            if (instance := worker.instance) is not None:
-                kept = self._readings.get(instance, deque(maxlen=_READINGS))
-                kept.append((now_s, worker.figures.tokens_total))
-                readings[instance] = kept
-        self._readings = readings
-
-    def of(self, instance: str | None) -> float | None:
-        """Return a worker's tokens per second; None before there are two readings."""
-        kept = self._readings.get(instance) if instance is not None else None
-        if kept is None or len(kept) < 2:
-            return None
-        (first_s, first), (last_s, last) = kept[0], kept[-1]
-        return (last - first) / (last_s - first_s) if last_s > first_s else None
-
 
 _BAR_WIDTH: Final = 30
 _NOTE_WIDTH: Final = 24

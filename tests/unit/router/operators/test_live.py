@@ -15,11 +15,12 @@ from structlog.testing import capture_logs
 from lmx.protocol.host.log_files import worker_log
 from lmx.protocol.messages.control import Event, EventList, GetEvents
 from lmx.protocol.messages.status import GetStatus, Status, SystemStatus
+from lmx.protocol.token_rates import TokenRates
 from lmx.router.metrics.requests import Ended
 from lmx.router.operators.events import EventLine
 from lmx.router.operators.live import feed, status
 from lmx.router.operators.live.feed import LiveFeed, event_text
-from lmx.router.operators.live.figures import LiveFigures, Speeds, live_figures
+from lmx.router.operators.live.figures import LiveFigures, live_figures
 from lmx.router.operators.live.requests import LiveRequestsShown
 from lmx.router.operators.live.status import LiveStatus, StatusChanges
 from lmx.router.operators.live.stream import LIVE
@@ -130,20 +131,6 @@ def test_a_silent_supervisor_is_said_once_and_its_return_too() -> None:
 # Figures.
 
 
-def test_the_speed_is_that_of_the_last_seconds_and_begins_again_with_each_worker() -> None:
-    speeds = Speeds()
-
-    def speed(tokens: int, now_s: float, instance: str = "1") -> float:
-        line = status_line("a", instance=instance, tokens_total=tokens)
-        return speeds.take([line, cold_line("b")], now_s)["a"]
-
-    assert speed(1000, 0.0) == 0.0
-    assert [speed(1000 + 50 * now, float(now)) for now in range(1, 8)] == [50.0] * 7
-    assert [speed(1350, float(now)) for now in range(8, 12)] == [37.5, 25.0, 12.5, 0.0]
-    assert speed(20, 12.0, "2") == 0.0, "a counter of another worker"
-    assert speeds.take([], 13.0) == {}
-
-
 def test_figures_are_made_of_what_is_counted_already() -> None:
     ended = [
         Ended(100.0, 99.0, 1000, 1000),  # too long ago
@@ -153,15 +140,20 @@ def test_figures_are_made_of_what_is_counted_already() -> None:
         Ended(403.0, None, 0, 0),  # no answer
     ]
     lines = [
-        status_line("a", requests_active=3, requests_queued=1),
-        status_line("new"),
+        status_line("a", instance="1", requests_active=3, requests_queued=1),
+        status_line("new", instance="2"),
         cold_line("wanted"),
         cold_line("cold"),
     ]
+    rates = TokenRates()
+    for now_s in (0.0, 100.0):
+        rates.take(
+            [status_line("a", instance="1", tokens_total=round(12.34 * now_s)), *lines[1:]], now_s
+        )
     latest = {"a": ended}
     waiting = {"a": 1, "wanted": 2}
     found = live_figures(
-        lines, {"a": 12.34}, lambda name: latest.get(name, []), lambda name: waiting.get(name, 0),
+        lines, rates, lambda name: latest.get(name, []), lambda name: waiting.get(name, 0),
         500.0,
     )  # fmt: skip
     check_shape(LiveFigures, found)

@@ -1,4 +1,4 @@
-"""What people read: the status in words, the table at any width, frames of `top`, token rates."""
+"""What people read: the status in words, the table at any width, frames of `top`."""
 
 import io
 import json
@@ -15,10 +15,11 @@ from rich.console import Console
 from lmx.protocol.host.ordinal import ordinal
 from lmx.protocol.messages.control import Event
 from lmx.protocol.messages.status import ModelStatus, SystemStatus
+from lmx.protocol.token_rates import TokenRates
 from lmx.supervisor.cli.views.events import event_line
 from lmx.supervisor.cli.views.progress import LoadProgress, PlainConsole, print_welcome
 from lmx.supervisor.cli.views.status import print_status
-from lmx.supervisor.cli.views.top import TokenRates, top_frame
+from lmx.supervisor.cli.views.top import top_frame
 from lmx.supervisor.cli.views.words import doing, memory_words, remarks, router_words, trouble
 from tests.support.fakes.fake_supervisor import model_line, status
 
@@ -175,25 +176,6 @@ def test_a_frame_fits_the_terminal_and_has_the_latest_event(width: int, height: 
     if height > 10:
         assert "one two 100" in lines[-1]
     assert any("4.0 GiB of 8.0 GiB reserved" in line for line in lines)
-
-
-def test_rates_are_differences_and_start_over_with_a_new_worker() -> None:
-    rates = TokenRates()
-
-    def take(now_s: float, tokens: int, instance: str | None = "a-1") -> float | None:
-        rates.take([model_line("a", instance=instance, tokens_total=tokens)], now_s)
-        return rates.of(instance)
-
-    assert take(0.0, 100) is None
-    assert take(1.0, 150) == 50.0
-    assert take(3.0, 400) == 100.0
-    assert take(4.0, 0, "a-2") is None
-    assert take(5.0, 10, "a-2") == 10.0
-    assert rates.of("a-1") is None
-    for second in range(6, 20):
-        last = take(float(second), 10, "a-2")
-    assert last == 0.0
-    assert take(20.0, 0, None) is None
 
 
 def test_an_event_is_one_line() -> None:
