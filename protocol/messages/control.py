@@ -245,6 +245,8 @@ class RouterBeat:
     """The epoch of the snapshot in which it looks up models. Empty before the first one."""
     revision: int = 0
     """The revision of that snapshot."""
+    peers: str = ""
+    """The digest of the list of peers that it asks."""
     batches: int = 0
     """The number of batches that have not ended, where this router works on them."""
     batch_lines: int = 0

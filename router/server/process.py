@@ -339,6 +339,7 @@ class Router:
             keyring=self.keys.ring.digest,
             epoch="" if known is None else known.snapshot.epoch,
             revision=0 if known is None else known.snapshot.revision,
+            peers=self.peers.digest,
         )
 
     def _keys_changed(self, ring: Keyring) -> None:

@@ -287,6 +287,8 @@ class SupervisorLink:
                 self._keys.put(ring)
             case PeerList() as peers:
                 self._put_peers(peers)
+                # A supervisor waits until it is in effect.
+                self.notify(measure())
             case other:
                 raise ProtocolError(f"unexpected {type(other).__name__} on events")
 

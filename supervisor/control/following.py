@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from lmx.protocol.messages.control import DrainMachine, ReloadConfig
 from lmx.protocol.messages.inventory import AddModel, DeleteModel, RemoveModel
+from lmx.protocol.messages.peers import PeerList, PutPeer, RemovePeer
 from lmx.supervisor.control.handlers import Handler
 from lmx.supervisor.core.core import Core
 from lmx.supervisor.router.guard import RouterGuard
@@ -18,9 +19,11 @@ _FOLLOW_S: Final = 5.0
 
 _POLL_S: Final = 0.01
 
-_CHANGES: Final = frozenset({AddModel, RemoveModel, DeleteModel, ReloadConfig, DrainMachine})
-"""The questions after which other names of models are known, or the machine takes requests or
-refuses them."""
+_CHANGES: Final = frozenset(
+    {AddModel, RemoveModel, DeleteModel, ReloadConfig, DrainMachine, PutPeer, RemovePeer}
+)
+"""The questions after which other names of models are known, other peers are asked, or the machine
+takes requests or refuses them."""
 
 
 async def followed(publish: Callable[[], None], in_effect: Callable[[], bool]) -> bool:
@@ -36,12 +39,13 @@ async def followed(publish: Callable[[], None], in_effect: Callable[[], bool]) -
 
 
 @dataclass(eq=False, repr=False)
-class SnapshotFollowers:
-    """Has changes of what is served be answered once the routers know them. ``publish`` sends a
-    message to all routers."""
+class RouterFollowers:
+    """Has changes of what is served be answered once the routers know them. ``peers`` returns the
+    list of peers in effect, ``publish`` sends a message to all routers."""
 
     _core: Core
     _guard: RouterGuard
+    _peers: Callable[[], PeerList]
     _publish: Callable[[Any], None]
 
     def awaited(self, handlers: Mapping[type, Handler]) -> dict[type, Handler]:
@@ -60,12 +64,25 @@ class SnapshotFollowers:
 
     async def _after(self, found: Any) -> Any:
         reply = await found if isinstance(found, Coroutine) else found
+        await self.in_effect()
+        return reply
+
+    async def in_effect(self) -> None:
+        """Wait until the routers have what is served and the list of peers in effect, or for as
+        long as they may take."""
         self._core.flush(time.monotonic())
         epoch, revision = self._core.epoch, self._core.revision
-        if not self._guard.has_snapshot(epoch, revision):
-            await followed(
-                # A router that has it already answers a second one with a beat.
-                lambda: self._publish(self._core.snapshot(time.monotonic())),
-                lambda: self._guard.has_snapshot(epoch, revision),
+
+        def known() -> bool:
+            # The list may change again meanwhile, and routers then have the later one.
+            return self._guard.has_snapshot(epoch, revision) and self._guard.has_peers(
+                self._peers().digest
             )
-        return reply
+
+        def publish() -> None:
+            # A router that has them already answers with a beat.
+            self._publish(self._core.snapshot(time.monotonic()))
+            self._publish(self._peers())
+
+        if not known():
+            await followed(publish, known)

@@ -5,7 +5,7 @@ import ipaddress
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -124,7 +124,8 @@ class _Other:
 class PairingCommands:
     """The owner of the code that is shown: there is one at a time, and it is kept nowhere.
     ``certificate`` is the file of what this machine shows to its peers; ``note`` is called with the
-    name of what was done and a sentence."""
+    name of what was done and a sentence; ``in_effect`` waits until the routers ask the peers in
+    effect."""
 
     def __init__(
         self,
@@ -133,6 +134,7 @@ class PairingCommands:
         machine: Callable[[], Machine],
         certificate: Path,
         note: Callable[[str, str], None],
+        in_effect: Callable[[], Awaitable[None]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._keys = keys
@@ -140,6 +142,7 @@ class PairingCommands:
         self._machine = machine
         self._certificate = certificate
         self._note = note
+        self._in_effect = in_effect
         self._clock = clock
         self._offer: Offer | None = None
         self.handlers: dict[type, Handler] = {
@@ -246,6 +249,7 @@ class PairingCommands:
             except OperationError:
                 await self._keys.revoke(key_name(other.name))
                 raise
+            await self._in_effect()
         content = {"key": made.secret, "url": url, "certificate": own.certificate}
         sealed = secret.seal("shower", content)
         detail = f"paired with {other.name} ({peer.url})"
@@ -271,5 +275,6 @@ class PairingCommands:
                     self._peers.remove(peer.name)
                 except OperationError:
                     break  # It is of the configuration, where it is changed.
+                await self._in_effect()
                 self._note("peer.removed", f"{peer.name} has ended the pairing")
         return done

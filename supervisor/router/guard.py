@@ -168,9 +168,14 @@ class RouterGuard:
     def has_snapshot(self, epoch: str, revision: int) -> bool:
         """Return whether every router that takes requests looks up models in this snapshot or a
         later one, as it has said."""
-        serving = () if self.process is None else (self.process,)
-        beats = [one.beat for one in (*serving, *self._routers.retiring) if not one.beat.retired]
-        return all(beat.epoch == epoch and beat.revision >= revision for beat in beats)
+        return all(
+            beat.epoch == epoch and beat.revision >= revision for beat in self._beats_of_takers()
+        )
+
+    def has_peers(self, digest: str) -> bool:
+        """Return whether every router that takes requests asks this list of peers, as it has
+        said."""
+        return all(beat.peers == digest for beat in self._beats_of_takers())
 
     @property
     def port(self) -> int | None:
@@ -211,6 +216,11 @@ class RouterGuard:
             restarts=self._routers.restarts,
             retiring=len(self._routers.retiring),
         )
+
+    def _beats_of_takers(self) -> list[RouterBeat]:
+        """Return the last beats of the routers that take requests."""
+        serving = () if self.process is None else (self.process,)
+        return [one.beat for one in (*serving, *self._routers.retiring) if not one.beat.retired]
 
     def _step(self, event: Any, now_s: float) -> None:
         before, timing = self._routers, self._settings.current.timing

@@ -20,8 +20,8 @@ from lmx.protocol.states import WorkerState
 from lmx.protocol.wire.endpoints import new_epoch
 from lmx.supervisor.config.schema import Config, LogConfig
 from lmx.supervisor.config.settings import Change, Settings
-from lmx.supervisor.control.following import SnapshotFollowers
-from lmx.supervisor.control.handlers import Handlers
+from lmx.supervisor.control.following import RouterFollowers
+from lmx.supervisor.control.handlers import Handler, Handlers
 from lmx.supervisor.control.inventory import added_handlers, disk_handlers
 from lmx.supervisor.control.keys import KeyCommands
 from lmx.supervisor.control.loading import Loading
@@ -257,7 +257,7 @@ def wire(
     models = ModelCommands(core, loading, planning)
     handlers.add(models.handlers)
     handlers.add_waiter(Acquire, models.acquire)
-    followers = SnapshotFollowers(core, guard, workers.publish)
+    followers = RouterFollowers(core, guard, lambda: peers.list, workers.publish)
     handlers.add(followers.awaited(added_handlers(added)))
     deletion = Deletion(core, added, downloads, home, events)
     handlers.add(followers.awaited(disk_handlers(downloads, deletion)))
@@ -271,15 +271,15 @@ def wire(
         lambda: _machine(settings.current, guard),
         home.certificate,
         lambda name, detail: events.note(name, None, detail),
+        followers.in_effect,
     )
     handlers.add(pairing.handlers)
-    handlers.add(
-        {
-            GetPeers: lambda _question, _now_s: peers.list,
-            PutPeer: lambda question, _now_s: peers.put(question.peer),
-            RemovePeer: lambda question, _now_s: peers.remove(question.name),
-        }
-    )
+    peer_handlers: dict[type, Handler] = {
+        GetPeers: lambda _question, _now_s: peers.list,
+        PutPeer: lambda question, _now_s: peers.put(question.peer),
+        RemovePeer: lambda question, _now_s: peers.remove(question.name),
+    }
+    handlers.add(followers.awaited(peer_handlers))
     commands = ServiceCommands(service, core, guard, events, reloader, invocation)
     handlers.add(followers.awaited(commands.handlers))
     adoption = Adoption(

@@ -363,7 +363,7 @@ SAMPLES: Final[tuple[Any, ...]] = (
     # Router to supervisor, and back.
     RouterHello(4243, "0000cafe", 8000),
     RouterBeat(
-        4243, 5, 99, 60_000_000, 3, True, "0123456789abcdef", "e90c4a11", 12, batches=2,
+        4243, 5, 99, 60_000_000, 3, True, "0123456789abcdef", "e90c4a11", 12, "5d1f", batches=2,
         batch_lines=70_000,
     ),
     BatchChanged("batch_0123", "completed", "org/tiny", 50_000, 49_000, 1_000),

@@ -5,6 +5,7 @@ from typing import Any
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.control import Denied, ReloadConfig, Reloaded, RouterBeat
+from lmx.protocol.messages.peers import Peer, PeerKind, PeerList
 from lmx.protocol.messages.status import GetStatus, Status
 from lmx.protocol.wire.codec import encode
 from tests.support.fakes.admin_lines import reported_status
@@ -87,3 +88,8 @@ async def test_a_snapshot_that_comes_again_is_answered_by_a_beat_that_names_it()
         await until(lambda: len(rig.asked(RouterBeat)) > beats)
         beat = rig.asked(RouterBeat)[-1]
         assert (beat.epoch, beat.revision) == (supervisor.epoch, supervisor.revision)
+        # So is a list of peers.
+        peers = PeerList.of((Peer("other", "http://127.0.0.1:9", PeerKind.OPENAI),))
+        assert beat.peers != peers.digest
+        await supervisor.publish_raw(encode(peers))
+        await until(lambda: rig.asked(RouterBeat)[-1].peers == peers.digest)

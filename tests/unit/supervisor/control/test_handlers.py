@@ -11,8 +11,9 @@ from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages import control
 from lmx.protocol.messages.counts import ReportCounts
 from lmx.protocol.messages.inventory import AddModel
+from lmx.protocol.messages.peers import Peer, PeerList, PutPeer, RemovePeer
 from lmx.supervisor.control import following
-from lmx.supervisor.control.following import SnapshotFollowers
+from lmx.supervisor.control.following import RouterFollowers
 from lmx.supervisor.control.handlers import Handlers
 from lmx.supervisor.control.inventory import added_handlers, disk_handlers
 from lmx.supervisor.control.models import ModelCommands
@@ -129,7 +130,7 @@ async def test_nobody_is_answered_after_the_end() -> None:
 
 class Followers(Rig):
     """Handlers of which those that change what is served wait for a router. It has the snapshot of
-    a revision, and has said so once it knows it."""
+    a revision and a list of peers, and has said so once it knows them."""
 
     epoch = "e"
 
@@ -137,8 +138,9 @@ class Followers(Rig):
         super().__init__()
         self.revision = self.has = 1
         self.published: list[Any] = []
+        self.peers = self.has_list = PeerList.of(())
         own: Any = self
-        self.followers = SnapshotFollowers(own, own, self.published.append)
+        self.followers = RouterFollowers(own, own, lambda: self.peers, self.published.append)
 
     def flush(self, _now_s: float) -> None:
         self.revision += 1
@@ -148,6 +150,9 @@ class Followers(Rig):
 
     def has_snapshot(self, epoch: str, revision: int) -> bool:
         return epoch == self.epoch and self.has >= revision
+
+    def has_peers(self, digest: str) -> bool:
+        return digest == self.has_list.digest
 
 
 async def test_a_change_of_what_is_served_is_answered_once_the_router_knows_it() -> None:
@@ -170,12 +175,36 @@ async def test_a_change_of_what_is_served_is_answered_once_the_router_knows_it()
         before = len(rig.replies)
         await rig.ask(question)
         # It was published once more, for a router that has it already.
-        assert (len(rig.replies), rig.published[-1]) == (before, rig.revision)
+        assert (len(rig.replies), rig.published[-2]) == (before, rig.revision)
         rig.has = rig.revision
         async with asyncio.timeout(90):
             while len(rig.replies) == before:
                 await asyncio.sleep(0.01)
         assert rig.replies[-1][1] == expected
+
+
+async def test_a_change_of_the_peers_is_answered_once_the_router_has_the_list() -> None:
+    rig, peer = Followers(), Peer("studio", "http://127.0.0.1:9")
+    rig.has = 1_000
+
+    def put(question: PutPeer, _now_s: float) -> control.Done:
+        rig.peers = PeerList.of((question.peer,))
+        return control.Done("stored")
+
+    def remove(*_: Any) -> control.Done:
+        rig.peers = PeerList.of(())
+        return control.Done("removed")
+
+    rig.handlers.add(rig.followers.awaited({PutPeer: put, RemovePeer: remove}))
+    for question, expected in ((PutPeer(peer), "stored"), (RemovePeer("studio"), "removed")):
+        before = len(rig.replies)
+        await rig.ask(question)
+        assert (len(rig.replies), rig.published[-1]) == (before, rig.peers)
+        rig.has_list = rig.peers
+        async with asyncio.timeout(90):
+            while len(rig.replies) == before:
+                await asyncio.sleep(0.01)
+        assert rig.replies[-1][1] == control.Done(expected)
 
 
 async def test_a_router_that_hangs_does_not_keep_a_change_from_its_answer(

@@ -43,6 +43,10 @@ class Studio:
 
     def __init__(self, folder: Path, *configured: Peer) -> None:
         self.now_s = 0.0
+        self.followed: list[int] = []
+        """How many peers there were each time that it waited for the routers."""
+        self.follows = asyncio.Event()
+        self.follows.set()
         self.noted: list[str] = []
         self.keys = Keys(KeyFile(folder / "keys.json"), tuple, lambda: False, lambda name, _: None)
         self.peers = Peers(folder / "peers.json", lambda: configured, lambda _: None)
@@ -50,11 +54,15 @@ class Studio:
         self.commands = PairingCommands(
             KeyCommands(self.keys, guard, lambda _: None), self.peers,
             lambda: Machine("studio", "0.0.0.0", 8000), folder / "certificate.pem",
-            lambda name, _: self.noted.append(name), lambda: self.now_s,
+            lambda name, _: self.noted.append(name), self.in_effect, lambda: self.now_s,
         )  # fmt: skip
 
     def has_keyring(self, digest: str) -> bool:
         return True
+
+    async def in_effect(self) -> None:
+        self.followed.append(len(self.peers.list.peers))
+        await self.follows.wait()
 
     async def ask(self, question: Any) -> Any:
         reply = self.commands.handlers[type(question)](question, self.now_s)
@@ -147,6 +155,23 @@ async def test_whoever_asks_in_the_midst_sees_no_end_before_the_end(tmp_path: Pa
     assert voids, "there was a moment in which it was taken"
     assert set(seen) == {OfferState.OPEN}
     assert await studio.state(offer) is OfferState.PAIRED
+
+
+async def test_it_is_paired_and_left_once_the_routers_have_the_list(tmp_path: Path) -> None:
+    studio = Studio(tmp_path)
+    offer = await studio.offer()
+    _, proof = await studio.exchange(offer.code, LAPTOP)
+    for question, peers in ((proof, 1), (ForgetPeer("peer-laptop"), 0)):
+        studio.follows.clear()
+        asked = asyncio.create_task(studio.ask(question))
+        async with asyncio.timeout(90):
+            while not studio.followed or studio.followed[-1] != peers:
+                await asyncio.sleep(0)
+        assert not asked.done()
+        assert await studio.state(offer) is (OfferState.OPEN if peers else OfferState.PAIRED)
+        studio.follows.set()
+        await asked
+        assert await studio.state(offer) is OfferState.PAIRED
 
 
 async def test_a_machine_that_is_paired_again_has_another_key(tmp_path: Path) -> None:

@@ -193,6 +193,25 @@ def test_a_snapshot_is_known_once_every_router_that_takes_requests_has_said_so(
     assert known()
 
 
+def test_a_list_of_peers_is_known_once_every_router_that_takes_requests_has_said_so(
+    guard: RouterGuard,
+) -> None:
+    assert guard.has_peers("d"), "there is no router"
+    guard.start(0.0)
+    for digest in ("", "c", "d"):
+        guard.beat(control.RouterBeat(101, 0, 0, 1, peers=digest), 0.0)
+        assert guard.has_peers("d") is (digest == "d")
+    guard.replace(0.0)
+    guard.hello(102, 1, 0.0)
+    assert not guard.has_peers("d")
+    guard.beat(control.RouterBeat(102, 0, 0, 1, peers="d"), 0.0)
+    assert guard.has_peers("d")
+    # The one before it takes requests until it has retired.
+    for retired in (False, True):
+        guard.beat(control.RouterBeat(101, 0, 0, 1, retired=retired, peers="c"), 0.0)
+        assert guard.has_peers("d") is retired
+
+
 def test_its_status_counts_who_waits_in_all_routers(
     guard: RouterGuard, actions: FakeRouters
 ) -> None:
