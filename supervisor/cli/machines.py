@@ -82,13 +82,14 @@ def at_machine(name: str) -> tuple[Place, str]:
         with ControlClient(here) as client:
             if any(one.model == name for one in client.status().workers):
                 return here, name
-            found = _peer(client, machine)
+            found = named_peer(client, machine)
     except OperationError:
         return here, name  # No supervisor answers: the command says so, or does without.
     return (here, name) if found is None else (Remote.of(found, given_key()), model)
 
 
-def _peer(client: ControlClient, name: str) -> Peer | None:
+def named_peer(client: ControlClient, name: str) -> Peer | None:
+    """Return the peer of a name, None if there is none. Raises :class:`OperationError`."""
     from lmx.protocol.messages.peers import GetPeers
 
     return next((one for one in client.ask(GetPeers()).peers if one.name == name), None)
@@ -106,7 +107,7 @@ def drain_machine(name: str, *, drained: bool) -> None:
         if isinstance(there, Remote):
             raise click.UsageError("give --url, or the name of a machine")
         with ControlClient(there) as client:
-            found = _peer(client, name)
+            found = named_peer(client, name)
         if found is None:
             raise OperationError(
                 ErrorCode.NOT_FOUND, f"no peer is named {name!r}: see `lmx peers list`"

@@ -148,6 +148,7 @@ def _exchange(
     """Take the code. Return the other machine, and whether it can reach this one."""
     from lmx.protocol.messages.pairing import IssuePeerKey
     from lmx.protocol.messages.peers import FINGERPRINT, PutPeer
+    from lmx.supervisor.cli.machines import named_peer
     from lmx.supervisor.keys.keys import new_secret
     from lmx.supervisor.pairing.certificate import pinned
     from lmx.supervisor.pairing.exchange import Said, Secret, WrongCodeError, draw
@@ -169,6 +170,11 @@ def _exchange(
             ErrorCode.INVALID_VALUE,
             f"both machines are called {own.name}: set server.name on one of them",
         )
+    earlier = named_peer(client, said.machine)
+    if earlier is not None:
+        # What keeps a peer of this name from being stored is found before the other machine has
+        # changed anything, so that an earlier pairing stays as it is.
+        client.ask(PutPeer(earlier))
     own_key, peer = new_secret(), None
     try:
         secret = Secret(part, said.shower_public, said, code)
@@ -294,12 +300,13 @@ def remove(name: str) -> None:
     nothing any more, until it removes it too.
     """
     from lmx.protocol.messages.keys import RevokeKey
-    from lmx.protocol.messages.peers import GetPeers, RemovePeer
+    from lmx.protocol.messages.peers import RemovePeer
+    from lmx.supervisor.cli.machines import named_peer
     from lmx.supervisor.control.pairing import key_name
     from lmx.supervisor.sockets.client import ControlClient
 
     with ControlClient(home()) as client:
-        peer = next((one for one in client.ask(GetPeers()).peers if one.name == name), None)
+        peer = named_peer(client, name)
         # This comes first: a peer of the configuration is refused before anything has changed.
         done = client.ask(RemovePeer(name))
         with contextlib.suppress(OperationError):  # There may be none.

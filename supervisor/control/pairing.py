@@ -241,14 +241,19 @@ class PairingCommands:
             )
         url = peer_url(other.host, other.port, remote)
         own = await self._certified()
-        made = await self._keys.put_peer_key(key_name(other.name), None)
         peer = pinned(other.name, url or "", other.key, other.certificate)
+        # What is refused here leaves an earlier pairing with the machine as it is. The peer comes
+        # before the key, because nobody can give back a key's former secret.
+        stored = self._peers.stored
         if url is not None:
-            try:
-                self._peers.put(peer)
-            except OperationError:
-                await self._keys.revoke(key_name(other.name))
-                raise
+            self._peers.put(peer)
+        try:
+            made = await self._keys.put_peer_key(key_name(other.name), None)
+        except OperationError:
+            # It is refused at once, so that nobody has stored another peer meanwhile.
+            self._peers.put_back(stored)
+            raise
+        if url is not None:
             await self._in_effect()
         content = {"key": made.secret, "url": url, "certificate": own.certificate}
         sealed = secret.seal("shower", content)

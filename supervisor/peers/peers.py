@@ -1,6 +1,7 @@
 """The owner of the stored peers, and of the list that routers get: the configured ones, then the
 stored ones."""
 
+import contextlib
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -69,6 +70,22 @@ class Peers:
             )
         self._save(left)
         return Done(f"{name} is no peer any more")
+
+    @property
+    def stored(self) -> tuple[Peer, ...]:
+        """The stored peers, for :meth:`put_back`."""
+        return self._stored
+
+    def put_back(self, stored: tuple[Peer, ...]) -> None:
+        """Undo a change: these are the stored peers. It is undone also if the file can't be
+        written."""
+        if stored == self._stored:
+            return
+        with contextlib.suppress(OperationError):
+            self._save(stored)
+            return
+        self._stored = stored
+        self._changed(self.list)
 
     def _refuse_configured(self, name: str) -> None:
         if any(peer.name == name for peer in self._configured()):

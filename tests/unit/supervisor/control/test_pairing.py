@@ -1,6 +1,7 @@
 """A machine that shows a code, as others find it: everything but a right code is refused."""
 
 import asyncio
+from base64 import b64decode, b64encode
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,8 @@ from lmx.protocol.messages.pairing import (
     PairWelcome,
     WithdrawOffer,
 )
-from lmx.protocol.messages.peers import Peer, PeerKind
+from lmx.protocol.messages.peers import GetPeers, Peer, PeerKind, PutPeer
+from lmx.supervisor.cli import pairing as cli_pairing
 from lmx.supervisor.control.keys import KeyCommands
 from lmx.supervisor.control.pairing import PairingCommands
 from lmx.supervisor.keys.file import KeyFile
@@ -33,6 +35,7 @@ from lmx.supervisor.pairing.certificate import own_fingerprint
 from lmx.supervisor.pairing.exchange import Said, Secret, draw
 from lmx.supervisor.pairing.offer import MOST_TRIES
 from lmx.supervisor.peers.peers import Peers
+from lmx.supervisor.sockets.http_client import Remote
 
 KEY = "sk-lmx-that-the-laptop-has-made"
 LAPTOP = {"name": "laptop", "host": "0.0.0.0", "port": 8123, "key": KEY}
@@ -172,6 +175,84 @@ async def test_it_is_paired_and_left_once_the_routers_have_the_list(tmp_path: Pa
         studio.follows.set()
         await asked
         assert await studio.state(offer) is OfferState.PAIRED
+
+
+async def test_a_pairing_that_fails_here_leaves_an_earlier_one_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OperationError(ErrorCode.INTERNAL, "the disk is full")
+
+    studio = Studio(tmp_path)
+    _, proof = await studio.exchange((await studio.offer()).code, LAPTOP)
+    await studio.ask(proof)
+    before = studio.peers.list, studio.keys.ring
+    for owner, name in ((studio.peers, "put"), (studio.keys, "rotate")):
+        _, proof = await studio.exchange((await studio.offer()).code, {**LAPTOP, "key": KEY[::-1]})
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, refuse)
+            assert (await studio.refused(proof)).message == "the disk is full"
+        assert (studio.peers.list, studio.keys.ring) == before
+    kept = Peers(tmp_path / "peers.json", tuple, lambda _: None)
+    assert kept.list == before[0]
+
+
+class Laptop:
+    """The command line of the machine that takes a code, and what it asks of both machines."""
+
+    def __init__(self, studio: Studio, folder: Path) -> None:
+        self.peers = Peers(folder / "laptop.json", tuple, lambda _: None)
+        self.full = False
+        self.remote = Remote("http://192.168.1.5:8000", "")
+        self._studio = studio
+        self._loop = asyncio.get_running_loop()
+
+    def ask(self, question: Any) -> Any:
+        match question:
+            case GetPeers():
+                return self.peers.list
+            case PutPeer() if self.full:
+                raise OperationError(ErrorCode.INTERNAL, "the disk is full")
+            case PutPeer(peer):
+                return self.peers.put(peer)
+        return Done("the key is in effect")
+
+    def call(self, _method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        if path == "/pair/hello":
+            question = PairHello(*(b64decode(body[name]) for name in ("public", "nonce")))
+            found = self._on_loop(question)
+            public, nonce = b64encode(found.public).decode(), b64encode(found.nonce).decode()
+            return {
+                "exchange_id": found.exchange_id, "machine": found.machine,
+                "public": public, "nonce": nonce,
+            }  # fmt: skip
+        proof, sealed = (b64decode(body[name]) for name in ("proof", "sealed"))
+        found = self._on_loop(PairProof(body["exchange_id"], proof, sealed, "192.168.1.7"))
+        proof, sealed = b64encode(found.proof).decode(), b64encode(found.sealed).decode()
+        return {"proof": proof, "sealed": sealed}
+
+    def _on_loop(self, question: Any) -> Any:
+        asked = self._studio.ask(question)
+        return asyncio.run_coroutine_threadsafe(asked, self._loop).result(90)
+
+    async def pair(self, code: str) -> None:
+        own: Any = self
+        machine = Machine("laptop", "0.0.0.0", 8123)
+        await asyncio.to_thread(cli_pairing._exchange, own, own, machine, code)
+
+
+async def test_a_pairing_that_fails_on_the_other_machine_leaves_an_earlier_one_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    studio, left = Studio(tmp_path), []
+    monkeypatch.setattr(cli_pairing, "_leave", left.append)
+    laptop = Laptop(studio, tmp_path)
+    await laptop.pair((await studio.offer()).code)
+    before = studio.peers.list, studio.keys.ring, laptop.peers.list
+    laptop.full = True
+    with pytest.raises(OperationError, match="disk is full"):
+        await laptop.pair((await studio.offer()).code)
+    assert (studio.peers.list, studio.keys.ring, laptop.peers.list, left) == (*before, [])
 
 
 async def test_a_machine_that_is_paired_again_has_another_key(tmp_path: Path) -> None:
