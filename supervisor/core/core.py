@@ -389,7 +389,7 @@ class Core:
         """Publish a snapshot if it has changed, and save what operators drained. This is called
         after each event."""
         self.after_event()
-        self._public.flush(self.snapshot(now_s))
+        self._public.flush(self._snapshot(now_s, waits=False), lambda: self.snapshot(now_s))
         holds = self._holds()
         if holds != self._kept_holds:
             self._kept_holds = holds
@@ -397,11 +397,7 @@ class Core:
 
     def snapshot(self, now_s: float) -> Snapshot:
         """Return the public state, with the revision of the last :meth:`flush`."""
-        return self._public.snapshot(
-            self._configured(), self._settings.current, self.ledger.free_bytes, now_s,
-            budget_bytes=self.ledger.budget_bytes, stopping=self.stopping, drained=self.drained,
-            no_loads=self._placer.hindrance or self._store.hindrance,
-        )  # fmt: skip
+        return self._snapshot(now_s, waits=True)
 
     def status(self, now_s: float) -> tuple[ModelStatus, ...]:
         """Return every model as ``lmx status`` shows it."""
@@ -413,6 +409,13 @@ class Core:
         )
 
     # Within.
+
+    def _snapshot(self, now_s: float, *, waits: bool) -> Snapshot:
+        return self._public.snapshot(
+            self._configured(), self._settings.current, self.ledger.free_bytes, now_s,
+            budget_bytes=self.ledger.budget_bytes, stopping=self.stopping, drained=self.drained,
+            no_loads=self._placer.hindrance or self._store.hindrance, waits=waits,
+        )  # fmt: skip
 
     def _take(self, model_id: str, event: object, now_s: float) -> None:
         self._store.step(model_id, event, now_s)

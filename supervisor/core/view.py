@@ -1,7 +1,7 @@
 """What others see of the models: the snapshots for routers, a whole numbered one for each change,
 and the models' part of the status."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -19,8 +19,8 @@ from lmx.supervisor.decisions.ledger import Ledger
 from lmx.supervisor.memory.plan import MemoryPlan
 
 
-def model_view(slot: Slot, position: int | None, started_s: int, now_s: float) -> ModelView:
-    """Return a slot as routers see it.
+def model_view(slot: Slot, position: int | None, started_s: int, now_s: float | None) -> ModelView:
+    """Return a slot as routers see it, without how long to wait if ``now_s`` is None.
 
     A model whose files are not known yet counts as old as the supervisor, ``started_s``.
     ``memory_bytes`` is what the worker measured when it became ready, and not the figure of each
@@ -39,7 +39,7 @@ def model_view(slot: Slot, position: int | None, started_s: int, now_s: float) -
         template=worker.template if worker and worker.capabilities else slot.past.template,
         created_s=slot.files.facts.created_s or started_s,
         disk_bytes=slot.files.facts.disk_bytes or 0,
-        retry_after_s=ready_in_s(slot, position, now_s),
+        retry_after_s=None if now_s is None else ready_in_s(slot, position, now_s),
         max_waiting=slot.model.max_rows + slot.model.max_queue,
         max_queue_s=slot.model.max_queue_s,
         max_rows=slot.model.max_rows,
@@ -180,14 +180,15 @@ second."""
 
 
 class PublicState:
-    """Knows what was published last, so that only facts that changed are published again."""
+    """Knows what was published last, so that only facts that changed are published again. How long
+    to wait is no fact: it changes with time."""
 
     def __init__(self, actions: Actions, epoch: str) -> None:
         self.revision = 0
         self._actions = actions
         self._epoch = epoch
         self._started_s = int(actions.wall_s())
-        self._published: tuple[Any, ...] | None = None
+        self._published: tuple[Snapshot, int] | None = None
 
     def snapshot(
         self,
@@ -200,12 +201,15 @@ class PublicState:
         stopping: bool,
         drained: bool,
         no_loads: str | None,
+        waits: bool = True,
     ) -> Snapshot:
-        """Return the slots as routers see them."""
+        """Return the slots as routers see them, without how long to wait unless ``waits``."""
         places = positions(slots, now_s)
         views: list[ModelView] = []
         for slot in slots:
-            view = model_view(slot, places.get(slot.model.id), self._started_s, now_s)
+            view = model_view(
+                slot, places.get(slot.model.id), self._started_s, now_s if waits else None
+            )
             views += (view, *adapter_views(slot, view))
         return Snapshot(
             self._epoch, self.revision, config.default_model_id, tuple(views), stopping,
@@ -213,23 +217,17 @@ class PublicState:
             no_loads=no_loads, drained=drained, budget_bytes=budget_bytes,
         )  # fmt: skip
 
-    def flush(self, snapshot: Snapshot) -> None:
-        """Publish a snapshot if it says something new. How long to wait does not count as new."""
-        facts = (
-            snapshot.stopping,
-            snapshot.drained,
-            snapshot.budget_bytes,
-            snapshot.no_loads,
-            snapshot.default_model,
-            snapshot.routes,
-            snapshot.patterns,
-            snapshot.free_bytes // _FREE_STEP_BYTES,
-            *(replace(view, retry_after_s=None) for view in snapshot.models),
+    def flush(self, facts: Snapshot, snapshot: Callable[[], Snapshot]) -> None:
+        """Publish what ``snapshot`` returns if its facts are others than those published last.
+        ``facts`` is the same without how long to wait."""
+        found = (
+            replace(facts, revision=0, free_bytes=0),
+            facts.free_bytes // _FREE_STEP_BYTES,
         )
-        if facts != self._published:
-            self._published = facts
+        if found != self._published:
+            self._published = found
             self.revision += 1
-            self._actions.publish(replace(snapshot, revision=self.revision))
+            self._actions.publish(replace(snapshot(), revision=self.revision))
 
 
 def _routes(config: Config) -> tuple[Route, ...]:

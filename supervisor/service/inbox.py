@@ -1,9 +1,10 @@
 """Sorts the messages that arrive on the control socket: facts of workers, heartbeats of routers,
 and questions."""
 
+import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lmx.protocol.messages import control
@@ -37,9 +38,11 @@ class Inbox:
     _computing_watts: Callable[[float], float | None]
     """What :class:`lmx.protocol.messages.control.BeatSeen` tells workers."""
     _want_followers: Callable[[WantFollowers], None]
+    _flush_due: asyncio.Handle | None = field(default=None, init=False)
 
     def take(self, identity: bytes, message: Any, correlation: int) -> None:
-        """Handle one message completely."""
+        """Handle one message completely. What has changed is published at once, but after beats
+        once for all those that have come by then."""
         now_s = time.monotonic()
         match message:
             case control.WorkerHello():
@@ -47,6 +50,8 @@ class Inbox:
                     self._core.worker_reported(message.instance, message, now_s)
             case control.WorkerBeat():
                 self._worker_beat(identity, message, now_s)
+                self._flush_soon()
+                return
             case (
                 control.LoadAdvanced()
                 | control.Loaded()
@@ -65,13 +70,26 @@ class Inbox:
                 self._guard.beat(message, now_s)
                 seen = replace(self._seen(), keyring=self._keyring(), peers=self._peers())
                 self._send(identity, seen if known else self._identify())
+                self._flush_soon()
+                return
             case control.BatchChanged():
                 self._note_batch(message)
             case control.Withdraw(model_id):
                 self._core.withdraw(model_id, identity, now_s)
             case _:
                 self._handlers.answer(Requester(identity, correlation), message, now_s)
-        self._core.flush(now_s)
+        self._flush()
+
+    def _flush_soon(self) -> None:
+        # The loop calls this after it has read from every connection from which something has come.
+        if self._flush_due is None:
+            self._flush_due = asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        if self._flush_due is not None:
+            self._flush_due.cancel()
+            self._flush_due = None
+        self._core.flush(time.monotonic())
 
     def _note_batch(self, batch: control.BatchChanged) -> None:
         if batch.status == "in_progress":
