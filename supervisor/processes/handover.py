@@ -34,7 +34,8 @@ class Handover:
     listen_fd: int | None = None
     """The descriptor of the listening socket; None if only the router has it."""
     down: tuple[str, ...] = ()
-    """Models that nobody wants just now. They are not preloaded as they are at a start."""
+    """Models that nobody wants just now, also those whose workers are about to end. They are not
+    preloaded as they are at a start."""
     held: tuple[str, ...] = ()
     """Models that an operator drained, and ``*`` if the machine was."""
 
@@ -58,9 +59,17 @@ def leave(core: Core, lock_fd: int, listener: socket.socket | None) -> Handover:
     return Handover(
         lock_fd,
         None if listener is None else os.dup(listener.fileno()),
-        tuple(s.model.id for s in slots if not (s.life.wanted or s.life.held) and s.worker is None),
+        tuple(s.model.id for s in slots if not (s.life.wanted or s.life.held)),
         tuple(s.model.id for s in slots if s.life.held) + ((MACHINE,) if core.drained else ()),
     )
+
+
+def unload_leaving(handover: Handover, core: Core, now_s: float) -> None:
+    """Let the workers end that were about to end, once they are adopted. Otherwise they would be
+    started again."""
+    for name in handover.down:
+        if name in core.slots and core.slots[name].worker is not None:
+            core.operator.take(name, events.Unloaded(), now_s)
 
 
 def resume(handover: Handover, core: Core, now_s: float) -> None:

@@ -24,7 +24,7 @@ from lmx.supervisor.control.status import (
 from lmx.supervisor.memory.system import read_memory
 from lmx.supervisor.processes.descendants import marked
 from lmx.supervisor.processes.exit_watch import reap_children
-from lmx.supervisor.processes.handover import Handover, Invocation, leave, resume
+from lmx.supervisor.processes.handover import Handover, Invocation, leave, resume, unload_leaving
 from lmx.supervisor.router.guard import RouterGuard
 from lmx.supervisor.service.clock import tick_forever
 from lmx.supervisor.service.launch import left_launch, taken_over
@@ -225,7 +225,10 @@ async def _come_up(parts: Parts, handover: Handover | None) -> None:
     Raises :class:`lmx.protocol.errors.OperationError` when the port is taken.
     """
     core, adoption, server = parts.core, parts.adoption, parts.settings.current.server
-    adoption.take_over(server.host, server.port, time.monotonic())
+    now_s = time.monotonic()
+    adoption.take_over(server.host, server.port, now_s)
+    if handover is not None:
+        unload_leaving(handover, core, now_s)
     # Workers whose record was never written are made known by their next heartbeat.
     for _ in range(_ATTEMPTS):
         if not adoption.unknown_instances():

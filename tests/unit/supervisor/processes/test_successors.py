@@ -16,13 +16,14 @@ import pytest
 from lmx.protocol.errors import OperationError
 from lmx.protocol.host.processor_wait import ProcessorWait
 from lmx.protocol.messages import control
+from lmx.protocol.messages.control import Drain
 from lmx.supervisor.cli.main import main, up
 from lmx.supervisor.config.schema import Config, ServerConfig, TimingConfig
 from lmx.supervisor.config.shutdown_timeout import stop_bound_s
 from lmx.supervisor.control.handlers import Handlers
 from lmx.supervisor.control.service import ServiceCommands
 from lmx.supervisor.processes.exit_watch import ExitWatch
-from lmx.supervisor.processes.handover import Handover, Invocation, resume
+from lmx.supervisor.processes.handover import Handover, Invocation, leave, resume, unload_leaving
 from lmx.supervisor.sockets import listening
 from lmx.supervisor.state.process_records import Records, RouterRecord, SupervisorLock
 from tests.support.rigs.core_rig import REQUESTER, CoreRig
@@ -77,6 +78,25 @@ def test_what_was_on_its_way_continues_pinned_models_first() -> None:
     resume(Handover(7, down=("c",), held=("d", "gone", "*")), rig.core, 1.0)
     assert rig.core.drained
     assert [rig.state(name) for name in "abcd"] == ["cold", "starting", "cold", "held"]
+
+
+@pytest.mark.parametrize("unloaded", [True, False])
+def test_a_model_that_was_unloaded_in_the_midst_of_a_handover_stays_down(unloaded: bool) -> None:
+    """The handover waits for the ends of fetches, and commands come meanwhile."""
+    before = CoreRig({"a": 100})
+    before.up("a")
+    if unloaded:
+        before.operate(control.UnloadModel("a"))
+    worker = before.worker("a")
+    handover = leave(before.core, 7, None)
+    after = CoreRig({"a": 100}, models={"a": {"preload": True}})
+    assert after.core.adopt(worker.instance, "a", worker.pid, 100, 0.0)
+    unload_leaving(handover, after.core, 0.0)
+    resume(handover, after.core, 0.0)
+    assert (Drain(if_idle=False) in after.sent("a")) is unloaded
+    after.exits("a")
+    # One that nobody has unloaded is started again.
+    assert after.state("a") == ("cold" if unloaded else "backoff")
 
 
 class Restarting:
