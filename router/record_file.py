@@ -143,12 +143,13 @@ class RecordFile(ABC, Generic[_Batch]):
         found = asyncio.wrap_future(future)
         try:
             steps, waits = self._steps, 0
-            while not found.done():
+            # The future of the thread is done before the loop has seen so.
+            while not future.done():
                 if waits == _WAITS:
                     raise self._unavailable(f"the disk took more than {_STEP_DEADLINE_S:g} s")
                 await asyncio.wait({found}, timeout=_STEP_DEADLINE_S / _WAITS)
                 steps, waits = self._steps, waits + 1 if steps == self._steps else 0
-            return found.result()
+            return found.result() if found.done() else future.result()
         except (sqlite3.Error, OSError) as error:
             raise self._unavailable(str(error)) from error
         finally:

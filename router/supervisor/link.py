@@ -35,6 +35,16 @@ RECONNECT_S = 2.0
 takes."""
 
 
+_PARTS: Final = 10
+"""The parts in which the time for a reply is waited: one is all that a router loses that stood
+still itself, as a process that is stopped does."""
+
+_LOOKS: Final = 3
+_LOOK_S: Final = 0.02
+"""After its time a reply is looked for so often: where the router stood still until then, it may
+wait in the socket."""
+
+
 def unavailable(message: str) -> UnavailableError:
     """Return the error for a request that needs a supervisor while none is running."""
     return UnavailableError(ErrorCode.SUPERVISOR_UNAVAILABLE, message, retry_after_s=RECONNECT_S)
@@ -61,10 +71,13 @@ class Questions:
         try:
             if not self._send(encode(question, correlation)):
                 raise unavailable("lmx's supervisor can't be reached.")
-            async with asyncio.timeout(deadline_s):
-                reply = await future
-        except TimeoutError:
-            raise unavailable("lmx's supervisor did not answer in time.") from None
+            for wait_s in (*(deadline_s / _PARTS,) * _PARTS, *(_LOOK_S,) * _LOOKS):
+                await asyncio.wait({future}, timeout=wait_s)
+                if future.done():
+                    break
+            else:
+                raise unavailable("lmx's supervisor did not answer in time.")
+            reply = future.result()
         finally:
             del self._open[correlation]
         if isinstance(reply, Denied):

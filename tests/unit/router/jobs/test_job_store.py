@@ -363,6 +363,21 @@ async def test_readers_wait_for_their_turn_and_not_for_longer(
         over.set()
 
 
+async def test_what_the_thread_has_read_already_is_the_answer_whatever_the_deadline(
+    store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A router that stood still may find both at once."""
+
+    def wrap(found: Any) -> asyncio.Future[Any]:
+        found.exception(90)
+        return asyncio.wrap_future(found)
+
+    monkeypatch.setattr(record_file, "_WAITS", 0)
+    own = SimpleNamespace(wait=asyncio.wait, wrap_future=wrap)
+    monkeypatch.setattr(record_file, "asyncio", own)
+    assert await store._read(lambda _: "read") == "read"
+
+
 async def test_one_owner_s_records_push_out_no_other_s(tmp_path: Path) -> None:
     limit_bytes = 4 * 1024**2
     picture = ResponseRow(os.urandom(500_000), b"{}")

@@ -1,13 +1,19 @@
 """What operators use: the global limit, the admin key, the reload."""
 
 import asyncio
+import socket
+import time
 from typing import Any
 
-from lmx.protocol.errors import ErrorCode
+import pytest
+
+from lmx.protocol.errors import ErrorCode, UnavailableError
 from lmx.protocol.messages.control import Denied, ReloadConfig, Reloaded, RouterBeat
 from lmx.protocol.messages.peers import Peer, PeerKind, PeerList
 from lmx.protocol.messages.status import GetStatus, Status
-from lmx.protocol.wire.codec import encode
+from lmx.protocol.wire.codec import decode, encode
+from lmx.router.supervisor import link
+from lmx.router.supervisor.link import Questions
 from tests.support.fakes.admin_lines import reported_status
 from tests.support.fakes.fake_peers import plays, until
 from tests.support.rigs.router_rig import Rig, router_rig
@@ -77,6 +83,36 @@ async def test_a_reload_without_a_supervisor_is_503(rig: Rig) -> None:
     await rig.supervisor.stop()
     status, body = await ask(rig, "POST", RELOAD, KEY)
     assert (status, body["error"]["code"]) == (503, "supervisor_unavailable")
+
+
+@pytest.mark.parametrize("parts", [1, link._PARTS])
+async def test_a_reply_that_has_come_is_taken_by_a_router_that_stood_still_past_the_deadline(
+    parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "_PARTS", parts)
+    loop, sent = asyncio.get_running_loop(), []
+    ours, theirs = socket.socketpair()
+
+    def send(payload: bytes) -> bool:
+        sent.append(decode(payload))
+        return True
+
+    def read() -> None:
+        # The reply is there only some rounds of the loop later, as with a socket of ZeroMQ.
+        reply = int(ours.recv(1))
+        loop.call_soon(loop.call_soon, questions.answered, sent[0].correlation, reply)
+
+    questions = Questions(send)
+    with ours, theirs:
+        loop.add_reader(ours, read)
+        asked = asyncio.create_task(questions.ask(GetStatus(), 0.05))
+        await until(lambda: bool(sent))
+        theirs.send(b"7")
+        time.sleep(0.3)
+        assert await asked == 7
+        loop.remove_reader(ours)
+    with pytest.raises(UnavailableError, match="did not answer in time"):
+        await questions.ask(GetStatus(), 0.05)
 
 
 async def test_a_snapshot_that_comes_again_is_answered_by_a_beat_that_names_it() -> None:
