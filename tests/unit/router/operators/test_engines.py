@@ -85,7 +85,10 @@ async def test_what_is_only_added_is_there_when_the_answer_comes(
         assert not adding.done()
         await rig.publish(ready(MODEL, INSTANCE), cold("llama-7b", added=True))
         assert (await adding)[0] == 201
-        assert (await rig.admin("DELETE", "/engines/llama-7b"))[0] != 404
+        removing = asyncio.create_task(rig.admin("DELETE", "/engines/llama-7b"))
+        await until(lambda: rig.supervisor.count(RemoveModel))
+        await rig.publish(ready(MODEL, INSTANCE))
+        assert (await removing)[0] == 200
 
 
 async def test_the_same_again_is_the_same() -> None:
