@@ -28,14 +28,17 @@ async def federation(
     machines: Sequence[str],
     scripts: Mapping[str, Callable[[FakeStream], Any]] | None = None,
     answer_s: float = 60.0,
+    quiet_s: float = 90.0,
     **spec: Any,
 ) -> AsyncIterator[dict[str, Rig]]:
     """Routers by the names of their machines, each with ``MODEL`` in one worker. All of them are
     peers of each other, know so, and ask each other ten times a second. A peer that takes longer
-    than ``answer_s`` counts as lost: so long that a busy machine loses none by chance."""
+    than ``answer_s`` counts as lost, and a stream is opened, with a ping, when no peer has answered
+    for ``quiet_s``: both so long that neither happens by chance on a busy machine."""
     async with contextlib.AsyncExitStack() as opened:
         opened.enter_context(mock.patch("lmx.router.peers.link.POLL_S", 0.1))
         opened.enter_context(mock.patch("lmx.router.peers.link._ANSWER_S", answer_s))
+        opened.enter_context(mock.patch("lmx.router.peers.federation._QUIET_S", quiet_s))
         rigs: dict[str, Rig] = {}
         for name in machines:
             keys = (

@@ -326,13 +326,10 @@ async def test_a_stream_that_breaks_off_ends_with_a_coded_error() -> None:
         assert a.router.metrics.read().models[MODEL].errors == {"peer_lost": 3}
 
 
-async def test_pings_go_to_a_client_while_machines_are_asked_and_the_last_may_be_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("lmx.router.peers.federation._QUIET_S", 0.1)
+async def test_pings_go_to_a_client_while_machines_are_asked_and_the_last_may_be_its_own() -> None:
     go = asyncio.Event()
     scripts = {"b": refuses(ErrorCode.QUEUE_FULL, "not now", go)}
-    async with federation(("a", "b"), scripts, ping_interval_s=0.1) as rigs:
+    async with federation(("a", "b"), scripts, quiet_s=0.1, ping_interval_s=0.1) as rigs:
         a, b = rigs["a"], rigs["b"]
         # The peer has it loaded, this machine has it loaded too, and is busy.
         await a.publish(ready(MODEL, INSTANCE, created_s=1, max_rows=1))
