@@ -23,6 +23,7 @@ from lmx.protocol.host.log_files import rotated
 from lmx.protocol.host.quarantine_file import clear_for_file
 
 _CHECK_S: Final = 0.5
+_REST_S: Final = 2.0
 _CHUNK_BYTES: Final = 1024 * 1024
 _FULL_SHARE: Final = 0.875
 """A file counts as full at this share of its limit, so that there is room for what is written until
@@ -71,23 +72,25 @@ def keep_to(path: Path, limit: LogLimit) -> bool:
     return True
 
 
-def keep_forever(keep: Callable[[], object], name: str) -> None:
-    """Call ``keep`` twice a second, in a thread that ends with the process. A failure is
-    logged once, and again only after ``keep`` has worked."""
+def keep_forever(keep: Callable[[], bool], name: str) -> None:
+    """Call ``keep`` twice a second, in a thread that ends with the process, and every two seconds
+    while it returns False: nothing was written. A failure is logged once, and again only after
+    ``keep`` has worked."""
     keep_up_in_thread(lambda: _keep_forever(keep), name).start()
 
 
-def _keep_forever(keep: Callable[[], object]) -> None:
+def _keep_forever(keep: Callable[[], bool], sleep: Callable[[float], None] = time.sleep) -> None:
     # These signals are for the main thread. One that this thread took, while another program is
     # put in the place of this one, would be lost.
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
-    failed = False
+    failed, written = False, True
     while True:
-        time.sleep(_CHECK_S)
+        sleep(_CHECK_S if written else _REST_S)
         try:
-            keep()
+            written = keep()
             failed = False
         except OSError as error:
+            written = True
             if not failed:
                 log.warning("a log file was not kept to its limit: %s", error)
             failed = True

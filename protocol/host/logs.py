@@ -141,6 +141,7 @@ class LogFile:
     def __init__(self, path: Path, max_bytes: int, keep: int) -> None:
         self.limit = LogLimit(max_bytes, keep)
         self._path = path
+        self._seen = (0, 0)
 
     def attach(self) -> None:
         """Point descriptors 1 and 2 at the file, to append to it. Makes its folder if needed. Where
@@ -167,6 +168,11 @@ class LogFile:
         again."""
         keep_forever(self._keep_once, "log limit")
 
-    def _keep_once(self) -> None:
+    def _keep_once(self) -> bool:
+        """Return whether anything was written since the last time. The supervisor looks at this
+        file twice a second all the same."""
         if not keep_to(self._path, self.limit):
             self._attach()
+        found, before = self._path.stat(), self._seen
+        self._seen = found.st_size, found.st_mtime_ns
+        return self._seen != before

@@ -124,14 +124,15 @@ class _Logs:
         self._limit.max_bytes, self._limit.keep = int(config.max_bytes), config.keep
         configure_logs("supervisor", config.level, copy_to=self._copy, changeable=True)
 
-    def _keep_once(self) -> None:
-        """Keep each log file to its limit. A failure with one file does not stop the others. Raises
+    def _keep_once(self) -> bool:
+        """Keep each log file to its limit, and return that it is to be done again soon: any process
+        may begin to write. A failure with one file does not stop the others. Raises
         the first ``OSError``."""
         failed: OSError | None = None
         try:
             paths = [path for path in self._folder.iterdir() if path.name.endswith(".log")]
         except FileNotFoundError:
-            return
+            return True
         for path in paths:
             try:
                 keep_to(path, self._limit)
@@ -139,6 +140,7 @@ class _Logs:
                 failed = failed or error
         if failed is not None:
             raise failed
+        return True
 
 
 async def _serve(service: Service, more: Sequence[str], *, narrate: bool) -> Handover | None:

@@ -1,9 +1,11 @@
 """Log files keep to their size, whoever writes, and however much at once."""
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 from lmx.protocol.host import log_limit
 from lmx.protocol.host.log_files import rotated
 from lmx.protocol.host.log_limit import LogLimit, keep_to
+from lmx.protocol.host.logs import LogFile
 from lmx.router.operators.logs import Place, more_lines
 
 LIMIT = LogLimit(10_000, 2)
@@ -143,6 +146,40 @@ def test_native_prints_and_forked_children_keep_to_the_limit(tmp_path: Path) -> 
     sizes = {each.name: each.stat().st_size for each in tmp_path.iterdir()}
     assert set(sizes) == {"a.log", "a.log.1", "a.log.2"}
     assert max(sizes.values()) <= 1_000_000
+
+
+def test_a_log_to_which_nothing_is_written_is_looked_at_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits_s: list[float] = []
+    written = ("a line\n", "", "", "x" * 2_000_000, "", "", "another\n", None, "")
+    path, told = tmp_path / "a.log", iter(written)
+    log = LogFile(path, 1_000_000, 2)
+    path.touch()
+    monkeypatch.setattr(log, "_attach", path.touch)
+
+    def sleep(wait_s: float) -> None:
+        waits_s.append(wait_s)
+        text = next(told, 0)
+        if text == 0:
+            raise StopIteration
+        if text is None:
+            path.unlink()
+            return
+        with path.open("a") as file:
+            file.write(str(text))
+
+    def keep() -> None:
+        # The thread blocks signals for itself.
+        with contextlib.suppress(StopIteration):
+            log_limit._keep_forever(log._keep_once, sleep)
+
+    thread = threading.Thread(target=keep)
+    thread.start()
+    thread.join(90)
+    soon, rest = log_limit._CHECK_S, log_limit._REST_S
+    assert waits_s == [soon, soon, rest, rest, soon, rest, rest, soon, soon, rest]
+    assert soon < rest
 
 
 def test_a_limit_is_kept_to_several_times_a_second(tmp_path: Path) -> None:
