@@ -11,7 +11,7 @@ from lmx.protocol.errors import ErrorCode, UnavailableError
 from lmx.protocol.messages.control import Denied, ReloadConfig, Reloaded, RouterBeat
 from lmx.protocol.messages.peers import Peer, PeerKind, PeerList
 from lmx.protocol.messages.status import GetStatus, Status
-from lmx.protocol.wire.codec import decode, encode
+from lmx.protocol.wire.codec import Envelope, decode, encode
 from lmx.router.supervisor import link
 from lmx.router.supervisor.link import Questions
 from tests.support.fakes.admin_lines import reported_status
@@ -90,7 +90,8 @@ async def test_a_reply_that_has_come_is_taken_by_a_router_that_stood_still_past_
     parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link, "_PARTS", parts)
-    loop, sent = asyncio.get_running_loop(), []
+    loop = asyncio.get_running_loop()
+    sent: list[Envelope] = []
     ours, theirs = socket.socketpair()
 
     def send(payload: bytes) -> bool:

@@ -228,8 +228,7 @@ class Laptop:
             }  # fmt: skip
         proof, sealed = (b64decode(body[name]) for name in ("proof", "sealed"))
         found = self._on_loop(PairProof(body["exchange_id"], proof, sealed, "192.168.1.7"))
-        proof, sealed = b64encode(found.proof).decode(), b64encode(found.sealed).decode()
-        return {"proof": proof, "sealed": sealed}
+        return {name: b64encode(getattr(found, name)).decode() for name in ("proof", "sealed")}
 
     def _on_loop(self, question: Any) -> Any:
         asked = self._studio.ask(question)
@@ -244,7 +243,8 @@ class Laptop:
 async def test_a_pairing_that_fails_on_the_other_machine_leaves_an_earlier_one_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    studio, left = Studio(tmp_path), []
+    studio = Studio(tmp_path)
+    left: list[Peer] = []
     monkeypatch.setattr(cli_pairing, "_leave", left.append)
     laptop = Laptop(studio, tmp_path)
     await laptop.pair((await studio.offer()).code)
