@@ -21,7 +21,8 @@ from rich.text import Text
 
 from lmx.protocol.messages.control import EventList, GetEvents, KillModel
 from lmx.protocol.messages.status import GetStatus, Status
-from lmx.supervisor.cli.views.top import TokenRates, top_frame
+from lmx.protocol.token_rates import TokenRates
+from lmx.supervisor.cli.views.top import top_frame
 from tests.support.rigs.rig import PATIENT, Rig, Stream, ask, http, rig
 
 PICTURE: Final = Path(__file__).resolve().parents[1] / "start" / "picture.svg"
