@@ -92,9 +92,12 @@ class Generator(Protocol):
         """Begin a row. It may end by itself after ``max_tokens`` tokens, for no other reason.
         Engine thread."""
 
-    def step(self) -> StepOutput:
+    def step(self, interrupted: Callable[[], bool] = lambda: False) -> StepOutput:
         """Advance every decoding row by one token or more, and prefill by at most one chunk. Engine
         thread.
+
+        ``interrupted`` returns whether somebody waits for the end of the step. An engine that can
+        pause in the middle of its work does so, and continues in a later step.
 
         Rows of the background (:attr:`SequenceRequest.background`) stand still while there is any
         other row, and keep what they have.

@@ -6,7 +6,7 @@ All of MLX runs on the engine thread, in mlx-vlm's generation stream.
 import gc
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -222,10 +222,10 @@ class MlxGenerator:
         if self._ranks is not None:
             self._ranks.admit(row)
 
-    def step(self) -> StepOutput:
+    def step(self, interrupted: Callable[[], bool] = lambda: False) -> StepOutput:
         self._order(RankCall.STEP)
         with mx.stream(generation_stream):
-            return self._rows.step()
+            return self._rows.step(interrupted)
 
     def remove(self, sequence_id: int) -> None:
         self._order(RankCall.REMOVE, sequence_id)

@@ -7,7 +7,7 @@ the engine decides nothing about order.
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
@@ -482,11 +482,14 @@ class Batch:
         else:
             running.media = MediaState.HERE
 
-    def step(self, generator: Generator) -> StepOutput:
-        """Advance every row; return the engine's output."""
+    def step(
+        self, generator: Generator, interrupted: Callable[[], bool] = lambda: False
+    ) -> StepOutput:
+        """Advance every row; return the engine's output. ``interrupted`` is for
+        :meth:`lmx.worker.engine.interfaces.Generator.step`."""
         began_s = time.monotonic()
         held = self._has_foreground_rows
-        result = generator.step()
+        result = generator.step(interrupted)
         reader = None if result.read is None else self._request_of.get(result.read)
         is_background = not held if reader is None else _is_background(reader.request)
         self._shares[is_background].add(time.monotonic() - began_s, result.read)

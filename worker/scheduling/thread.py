@@ -351,7 +351,7 @@ class EngineThread:
 
     def _step(self, generator: Generator, resident: Resident) -> None:
         self._computing_since_s = began_s = time.monotonic()
-        result = self._batch.step(generator)
+        result = self._batch.step(generator, lambda: not self._inbox.empty())
         now = time.monotonic()
         self._count_computed(began_s, now)
         self.steps += 1

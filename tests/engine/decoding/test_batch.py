@@ -21,7 +21,7 @@ from lmx.worker.mlx import engine as mlx_batch
 from lmx.worker.mlx.batching import batch_engine
 from lmx.worker.mlx.decoding.batch_mode import can_batch
 from lmx.worker.mlx.decoding.pace import LEAST_TOKENS
-from lmx.worker.mlx.decoding.prefill import PromptPrefill
+from lmx.worker.mlx.decoding.prefill import PrefillChunk, PromptPrefill
 from lmx.worker.mlx.model.forward import Forward
 from lmx.worker.mlx.prefix import cache
 from lmx.worker.mlx.prefix.store import PrefixStore
@@ -187,13 +187,13 @@ def test_no_token_waits_for_the_next_prompts_chunk(
     """What is drawn when a chunk begins was given out before."""
     expected = tiny.alone("a", GREEDY, 100)
     rows = tiny.generator._rows  # type: ignore[attr-defined]
-    advance, waiting = PromptPrefill.advance, []
+    begin, waiting = PromptPrefill.begin, []
 
-    def watched(prefill: PromptPrefill, *given: Any) -> int:
+    def watched(prefill: PromptPrefill, *given: Any) -> PrefillChunk:
         waiting.append(rows._buckets.ahead)
-        return advance(prefill, *given)
+        return begin(prefill, *given)
 
-    monkeypatch.setattr(PromptPrefill, "advance", watched)
+    monkeypatch.setattr(PromptPrefill, "begin", watched)
     row = tiny.admit("a", GREEDY, 100)
     for prompt in ("x" * 150, "y" * 50, "z" * 150):
         tiny.step()

@@ -13,7 +13,7 @@ from lmx.protocol.messages.data import BACKGROUND_PRIORITY
 from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
 from lmx.worker.mlx.batching import buckets
 from lmx.worker.mlx.decoding.decode import DecodeBatch, DecodeStep
-from lmx.worker.mlx.decoding.prefill import PromptPrefill
+from lmx.worker.mlx.decoding.prefill import PrefillChunk, PromptPrefill
 from lmx.worker.scheduling import length_buckets
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.rigs.engine_rig import GREEDY, HOT, EngineRunner, spec_of
@@ -204,7 +204,7 @@ def test_short_rows_wait_for_one_step_of_others_and_read_nothing_of_theirs(
     runner.until(lambda: runner.tokens[long])
     done: list[str] = []
     padding: list[int] = []
-    step, advance = DecodeBatch.step, PromptPrefill.advance
+    step, begin = DecodeBatch.step, PromptPrefill.begin
 
     def stepped(self: DecodeBatch, **more: Any) -> DecodeStep:
         longest = max(len(row.cached) for row in self.rows)
@@ -214,12 +214,12 @@ def test_short_rows_wait_for_one_step_of_others_and_read_nothing_of_theirs(
             padding.append(self.prompt_cache[0].size() - longest)
         return step(self, **more)
 
-    def advanced(self: PromptPrefill, *arguments: Any) -> int:
+    def begun(self: PromptPrefill, *arguments: Any) -> PrefillChunk:
         done.append("chunk")
-        return advance(self, *arguments)
+        return begin(self, *arguments)
 
     monkeypatch.setattr(DecodeBatch, "step", stepped)
-    monkeypatch.setattr(PromptPrefill, "advance", advanced)
+    monkeypatch.setattr(PromptPrefill, "begin", begun)
     lasting = runner.admit(list(range(1, 19)), GREEDY, 1000)
     others = [runner.admit(list(range(2, 2 + tokens)), GREEDY, 2 * tokens) for tokens in (12, 15)]
     for row in (*others, runner.admit(list(range(1, 200)), GREEDY, 3)):

@@ -27,7 +27,7 @@ from lmx.worker.engine.values import (
     StepOutput,
     TokenScores,
 )
-from lmx.worker.mlx.decoding.prefill import PromptPrefill
+from lmx.worker.mlx.decoding.prefill import PrefillChunk, PromptPrefill
 from lmx.worker.scheduling import length_buckets
 from tests.support.models.text_models import make_text_model
 from tests.support.models.tiny_models import CONFIGS as TINY
@@ -163,6 +163,8 @@ class RandomRun:
         self.read: dict[int, PrefillFinished] = {}
         """How those began that were preempted after that."""
         self.random = random.Random(seed)
+        self.interruptions = random.Random(seed)
+        """Between which layers chunks pause: that changes nothing of what is done else."""
         self.asked: dict[int, Asked] = {}
         self.removed: set[int] = set()
         self.prefill_tokens = 0
@@ -236,7 +238,7 @@ class RandomRun:
         assert not rows._speculation or not rows._speculation._rows
 
     def _step(self) -> StepOutput:
-        made = self.runner.step()
+        made = self.runner.step(lambda: self.interruptions.random() < 0.4)
         self.prefill_tokens += made.prefill_tokens
         reported = [sequence_id for sequence_id, *_ in [*made.tokens, *made.started, *made.failed]]
         assert not self.removed.intersection(reported)
@@ -330,15 +332,15 @@ def assert_near(some: Sequence[TokenScores], others: Sequence[TokenScores]) -> N
 @pytest.fixture(autouse=True)
 def faults_and_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts that can't be read, and buckets of rows that differ by little."""
-    advance = PromptPrefill.advance
+    begin = PromptPrefill.begin
 
-    def advance_or_raise(self: PromptPrefill, most_tokens: int, stops: Sequence[int]) -> int:
+    def begin_or_raise(self: PromptPrefill, most_tokens: int, stops: Sequence[int]) -> PrefillChunk:
         asked = self.row.prompt[: len(self.row.prompt) - self.row.generated_tokens]
         if BAD in asked[self.done_tokens : self.done_tokens + most_tokens]:
             raise RuntimeError("a bad prompt")
-        return advance(self, most_tokens, stops)
+        return begin(self, most_tokens, stops)
 
-    monkeypatch.setattr(PromptPrefill, "advance", advance_or_raise)
+    monkeypatch.setattr(PromptPrefill, "begin", begin_or_raise)
     monkeypatch.setattr(length_buckets, "_MAX_MORE_TOKENS", 32)
 
 

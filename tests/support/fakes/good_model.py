@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
@@ -158,7 +158,7 @@ class GoodModel(ScriptedEngine):
     def remove(self, sequence_id: int) -> None:
         self._good.pop(sequence_id, None)
 
-    def step(self) -> StepOutput:
+    def step(self, interrupted: Callable[[], bool] = lambda: False) -> StepOutput:
         tokens: list[GeneratedToken] = []
         failed: list[tuple[int, Exception]] = []
         fresh = [row.request for row in self._good.values() if not row.made]

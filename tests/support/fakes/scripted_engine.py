@@ -70,7 +70,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -337,7 +337,7 @@ class ScriptedEngine:
             made=row.generated_tokens,
         )
 
-    def step(self) -> StepOutput:
+    def step(self, interrupted: Callable[[], bool] = lambda: False) -> StepOutput:
         self.calls["step"] += 1
         decoding = {
             sequence_id: row

@@ -7,7 +7,7 @@ tool that is not offered, is a request beside the conversation: for its title, o
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -84,10 +84,10 @@ class AgentModel(GoodModel):
         tokens = [*self._tokenizer.encode(text, add_special_tokens=False), _END]
         return ConstraintMaker(lambda: _Paced(tokens, maker() if maker else None, pace_s))
 
-    def step(self) -> StepOutput:
+    def step(self, interrupted: Callable[[], bool] = lambda: False) -> StepOutput:
         scripts = [row.script for row in self._good.values()]
         time.sleep(max((one.pace_s for one in scripts if isinstance(one, _Paced)), default=0.0))
-        return super().step()
+        return super().step(interrupted)
 
     def _text(self, source: ConstraintSource) -> tuple[str, float]:
         asked = self._asked

@@ -171,9 +171,9 @@ class EngineRunner:
         self.live[sequence_id] = max_tokens
         return sequence_id
 
-    def step(self) -> StepOutput:
+    def step(self, interrupted: Callable[[], bool] = lambda: False) -> StepOutput:
         """EOS is a token like any other here."""
-        return self._take(self.generator.step())
+        return self._take(self.generator.step(interrupted))
 
     def flush(self) -> StepOutput:
         return self._take(self.generator.flush())

@@ -7,7 +7,7 @@ prompt.
 
 import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import mlx.core as mx
@@ -26,7 +26,7 @@ from lmx.worker.mlx.batching.prefill_queue import PrefillQueue, Prompt
 from lmx.worker.mlx.decoding.batch_mode import BatchMode
 from lmx.worker.mlx.decoding.beam import BeamGroup
 from lmx.worker.mlx.decoding.decode import DecodeBatch, DecodeStep, Joining
-from lmx.worker.mlx.decoding.pace import PrefillPace
+from lmx.worker.mlx.decoding.pace import PrefillPace, pauses
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
 from lmx.worker.mlx.decoding.rollback import Blocks
 from lmx.worker.mlx.decoding.sequence import DecodeSequence
@@ -116,8 +116,9 @@ class BatchEngine:
         self._enter(row)
         self._prompts.add(row)
 
-    def step(self) -> StepOutput:
-        """Advance everything that decodes, or read a chunk of a prompt."""
+    def step(self, interrupted: Callable[[], bool] = lambda: False) -> StepOutput:
+        """Advance everything that decodes, or read a chunk of a prompt. The chunk pauses between
+        two layers if it is ``interrupted``."""
         made = StepOutput()
         self._buckets.held = self._has_foreground
         if self._buckets.held:
@@ -134,7 +135,7 @@ class BatchEngine:
             self._add_step(self._buckets.flush(), made)
         elif work is Work.READ:
             assert prompt is not None
-            self._read(prompt, decoding, made)
+            self._read(prompt, decoding, made, interrupted)
         else:
             self._advance(made, alone=work is Work.STEP, longer=work is Work.STEP_LONGER)
         self._shortest = standing.after(work)
@@ -165,6 +166,7 @@ class BatchEngine:
         if (prompt := self._prompts.remove(sequence_id)) is not None:
             self._forget(sequence_id)
             if prompt.prefill is not None:
+                prompt.prefill.complete()
                 self._keep_prompt(prompt.prefill)
                 mx.clear_cache()
             return prompt.row.generated
@@ -278,11 +280,14 @@ class BatchEngine:
             return True
         return self._prefixes.fetch(prompt.tokens, row.cache_salt, self._atomic(prompt))
 
-    def _read(self, prompt: Prompt, decoding: bool, made: StepOutput) -> None:
-        """Read the next chunk of a row's prompt, and let the row join when its prompt is
-        finished."""
+    def _read(
+        self, prompt: Prompt, decoding: bool, made: StepOutput, interrupted: Callable[[], bool]
+    ) -> None:
+        """Read the next chunk of a row's prompt, or continue with it, and let the row join when its
+        prompt is finished."""
         row = prompt.row
         made.read = row.sequence_id
+        began_s = time.perf_counter()
         try:
             if prompt.prefill is None:
                 prompt.prefill = self._begin_prefill(prompt, decoding)
@@ -290,8 +295,8 @@ class BatchEngine:
             if self._encode(prefill, decoding, made):
                 self._prompts.read()
                 return
-            self._advance_prefill(prefill, self._prompts.stops(prompt), decoding, made)
-            self._prompts.read()
+            self._advance_prefill(prompt, prefill, decoding, made, interrupted)
+            self._prompts.read(row.sequence_id, time.perf_counter() - began_s)
             if not prefill.ready:
                 return
             logits = self._finish_prefill(prefill, made)
@@ -355,7 +360,7 @@ class BatchEngine:
         """Continue to encode the next picture, sound or video that the prompt's next chunk needs,
         and return whether that was this step's work. One that was encoded before needs no step."""
         media = prefill.media
-        if media is None:
+        if media is None or prefill.chunk is not None:
             return False
         begin, row = prefill.done_tokens, prefill.row
         end = len(row.prompt)
@@ -385,17 +390,47 @@ class BatchEngine:
         return False
 
     def _advance_prefill(
-        self, prefill: PromptPrefill, stops: Sequence[int], decoding: bool, made: StepOutput
+        self,
+        prompt: Prompt,
+        prefill: PromptPrefill,
+        decoding: bool,
+        made: StepOutput,
+        interrupted: Callable[[], bool],
     ) -> None:
         if prefill.ready:
             return
-        depth_tokens, yields = prefill.done_tokens, self._yields(prefill.row)
-        chunk_tokens = self._pace.chunk(depth_tokens, decoding=decoding, yields=yields)
+        stops, yields = self._prompts.stops(prompt), self._yields(prompt.row)
         began_s = time.perf_counter()
-        done_tokens = prefill.advance(chunk_tokens, stops)
-        took_s = time.perf_counter() - began_s
-        self._pace.prefilled(done_tokens, took_s, depth_tokens, decoding=decoding, yields=yields)
-        made.prefill_tokens += done_tokens
+        chunk = prefill.chunk
+        if chunk is None:
+            most_tokens = self._pace.chunk(prefill.done_tokens, decoding=decoding, yields=yields)
+            chunk = prefill.begin(most_tokens, stops)
+            chunk.decoding, chunk.yields = decoding, yields
+        limit_s = self._pace.budget_s(decoding, yields=yields)
+        if limit_s >= self._pace.budget_s(chunk.decoding, yields=chunk.yields):
+            # Its length was chosen for that: if it takes longer, the next one is shorter.
+            limit_s = float("inf")
+        owed_s, before = prompt.owed_s, chunk.done_tokens
+
+        def paused(spent_s: float, next_s: float) -> bool:
+            awaited = self._prompts.is_passed or interrupted()
+            return pauses(spent_s, next_s, limit_s, owed_s, awaited)
+
+        # All ranks would have to pause at the same layer.
+        is_done = self._ranks is not None or chunk.compute(paused)
+        if is_done:
+            prefill.complete()
+        chunk.took_s += time.perf_counter() - began_s
+        made.prefill_tokens += (chunk.tokens if is_done else chunk.done_tokens) - before
+        if not is_done:
+            return
+        self._pace.prefilled(
+            chunk.tokens,
+            chunk.took_s,
+            chunk.end - chunk.tokens,
+            decoding=chunk.decoding,
+            yields=chunk.yields,
+        )
         if prefill.done_tokens in stops:
             self._keep_prompt(prefill)
 

@@ -3,7 +3,8 @@
 The prompts of the lowest priority value come first, and of these the one with the least left to
 read, so that a short request does not wait for a long one. So that none starves, every fourth chunk
 is for the prompt that has waited longest: a prompt of any length and priority gets at least a
-quarter of the reading when it is the oldest.
+quarter of the reading when it is the oldest. A chunk may pause for a more urgent prompt: then the
+quarter is one of the time.
 
 A prompt with the same beginning as an earlier one waits until that one has read the shared part,
 and then finds it in the prefix cache. Until then the earlier one is as urgent as the one that waits
@@ -52,6 +53,8 @@ class Prompt:
     """After how many tokens its cache is to be kept."""
     reread: RereadPrompt | None = None
     """Why much of it is computed although it had been before."""
+    owed_s: float = 0.0
+    """For how long it must be read before its chunk pauses for another prompt."""
 
     @property
     def done_tokens(self) -> int:
@@ -99,6 +102,9 @@ class PrefillQueue:
         self._found = found
         self._prompts: dict[int, Prompt] = {}
         self._turn = 0
+        self.is_passed = False
+        """Whether another prompt is more urgent than the one that :meth:`next` returned last, which
+        has its turn because it is the oldest."""
         # The results of `found` until the next chunk, by row.
         self._found_tokens: dict[int, int | None] = {}
         self._may_begin: set[int] = set()
@@ -174,9 +180,6 @@ class PrefillQueue:
             ready[sequence_id] = prompt
         if not ready:
             return None
-        is_oldest_turn = self._turn % _OLDEST_EVERY == _OLDEST_EVERY - 1
-        if is_oldest_turn and not held:
-            return next(iter(ready.values()))
         urgency = urgencies(
             {
                 sequence_id: Standing(
@@ -195,12 +198,19 @@ class PrefillQueue:
             }
         if not ready:
             return None
-        if is_oldest_turn:
-            return next(iter(ready.values()))
-        return ready[min(ready, key=urgency.__getitem__)]
+        most_urgent = ready[min(ready, key=urgency.__getitem__)]
+        oldest = next(iter(ready.values()))
+        is_oldest_turn = self._turn % _OLDEST_EVERY == _OLDEST_EVERY - 1
+        self.is_passed = is_oldest_turn and oldest is not most_urgent
+        return oldest if is_oldest_turn else most_urgent
 
-    def read(self) -> None:
-        """Note that a chunk was read."""
+    def read(self, sequence_id: int | None = None, took_s: float = 0.0) -> None:
+        """Note that a chunk of a prompt was read, or a part of one, which took so long."""
+        for place, (other_id, prompt) in enumerate(self._prompts.items()):
+            if other_id == sequence_id:
+                prompt.owed_s = max(0.0, prompt.owed_s - took_s)
+            elif place == 0:
+                prompt.owed_s += took_s / (_OLDEST_EVERY - 1)
         self._turn += 1
         self._waiting = None
         self._found_tokens.clear()

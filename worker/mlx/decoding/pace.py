@@ -1,4 +1,5 @@
-"""Decides how many prompt tokens are processed between two tokens of the rows that decode. Pure."""
+"""Decides how many prompt tokens are processed between two tokens of the rows that decode, and when
+a chunk pauses between two layers. Pure."""
 
 from statistics import median_low
 from typing import Final
@@ -41,6 +42,29 @@ _GROWTH: Final = 2.0
 # Attention costs as much as all the rest at about this depth in a model of 0.1 billion
 # parameters, later in larger ones.
 _DEPTH_TOKENS: Final = 4096
+
+
+_LAYERS_S: Final = 0.02
+"""For about so long layers are computed until somebody is looked for who waits: on a GPU, which
+waits for the host meanwhile, as rarely as that."""
+
+
+def layers_at_once(count: int, took_s: float) -> int:
+    """Return how many layers to compute next, after ``count`` that took ``took_s``."""
+    fitting = count * _LAYERS_S / took_s if took_s > 0 else 2 * count
+    return int(max(1, min(fitting, 2 * count)))
+
+
+def pauses(spent_s: float, next_s: float, limit_s: float, owed_s: float, awaited: bool) -> bool:
+    """Return whether a chunk pauses before its next layers, which seem to take ``next_s``.
+
+    ``spent_s`` is how long this step has computed, and ``limit_s`` how long it may. ``awaited``:
+    somebody waits for its end. ``owed_s`` is for how long that is ignored, so that a prompt does
+    not starve while others come again and again.
+    """
+    if awaited and spent_s >= owed_s:
+        return True
+    return spent_s + next_s > limit_s
 
 
 class PrefillPace:

@@ -1,10 +1,15 @@
 """One prompt in prefill: processed in chunks, between those of other prompts, then ready to decode.
 
+MLX computes nothing before it is evaluated. So a chunk is recorded whole, and then computed layer
+by layer: it can pause between any two layers, and what is recorded does not change meanwhile.
+
 Written for mlx-vlm 0.7.10: which arguments of a prompt run along its tokens, and where a model
 keeps its rope deltas, is read from private functions of ``mlx_vlm.generate.ar``.
 """
 
-from collections.abc import Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import mlx.core as mx
@@ -18,6 +23,7 @@ from mlx_vlm.generate.ar import (
 from mlx_vlm.generate.common import _chunked_prefill_enabled
 
 from lmx.worker.engine.values import SequenceRequest, TokenScores
+from lmx.worker.mlx.decoding.pace import layers_at_once
 from lmx.worker.mlx.decoding.prefill_media import PrefillMedia
 from lmx.worker.mlx.media.spans import media_of
 from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states, trim_windows
@@ -26,6 +32,53 @@ from lmx.worker.mlx.sampling.sampler import prompt_scores
 
 # Logits of a scored prompt that are in memory at once: 128 MB in float32.
 _SCORED_LOGITS: Final = 1 << 25
+
+
+class PrefillChunk:
+    """The tokens of a prompt that are on their way through the layers. Engine thread."""
+
+    def __init__(self, end: int, tokens: int, layers: Sequence[Any], logits: mx.array) -> None:
+        """``layers`` are what each layer's cache holds after the chunk, not evaluated."""
+        self.end = end
+        """How many tokens of the prompt are done when it is."""
+        self.tokens = tokens
+        """How many tokens it has."""
+        self.logits = logits
+        self.decoding = False
+        """Whether rows decoded when its length was chosen."""
+        self.yields = False
+        """Whether its length was chosen as that of the background's chunks is."""
+        self.took_s = 0.0
+        """How long the steps took in which it was computed."""
+        self._left = deque(layers)
+        self._layers = len(layers)
+        self._at_once = 1
+
+    @property
+    def done_tokens(self) -> int:
+        """The part of the work that is done, as a number of tokens."""
+        if not self._left:
+            return self.tokens
+        return self.tokens * (self._layers - len(self._left)) // self._layers
+
+    def compute(self, pauses: Callable[[float, float], bool]) -> bool:
+        """Compute the next layers, one or more; return whether all are done.
+
+        ``pauses`` is asked between layers: it takes how long this call has computed, and how long
+        the next layers seem to take. Blocks until the work is done.
+        """
+        began_s = last_s = time.perf_counter()
+        while self._left:
+            # What was computed is not referenced any more: the next chunk writes to it in place.
+            count = min(self._at_once, len(self._left))
+            mx.eval([self._left.popleft() for _ in range(count)])
+            now_s = time.perf_counter()
+            self._at_once = layers_at_once(count, now_s - last_s)
+            next_s = (now_s - last_s) * self._at_once / count
+            last_s = now_s
+            if self._left and pauses(now_s - began_s, next_s):
+                return False
+        return True
 
 
 class PromptPrefill:
@@ -46,10 +99,12 @@ class PromptPrefill:
     ) -> None:
         self.row = row
         self.prompt_cache = prompt_cache
-        """Holds the first ``done_tokens`` tokens."""
+        """Holds the first ``done_tokens`` tokens, if no chunk is being computed."""
         self.cached_tokens = cached_tokens
         """How many of them were found, and not computed."""
         self.done_tokens = cached_tokens
+        self.chunk: PrefillChunk | None = None
+        """What is being computed. ``prompt_cache`` knows already that it will hold it."""
         self.scores: list[TokenScores] = []
         self._observed_tokens = observed_tokens
         self._observed: list[mx.array] = []
@@ -102,12 +157,30 @@ class PromptPrefill:
         return max(0, len(self.row.prompt) - 1 - self.done_tokens)
 
     def advance(self, most_tokens: int, stops: Sequence[int]) -> int:
-        """Process the next chunk, and return how many tokens it had.
+        """Process the next chunk, and return how many tokens it had. It ends as :meth:`begin` says.
 
-        It ends at the next ``done_tokens`` of ``stops`` if it reaches one. Blocks until the work is
-        done: a chunk that is only begun would add to a later one, and no other work could come
-        between.
+        Blocks until the work is done: a chunk that is only begun would add to a later one, and no
+        other work could come between.
         """
+        tokens = self.begin(most_tokens, stops).tokens
+        self.complete()
+        return tokens
+
+    def complete(self) -> None:
+        """Compute the rest of the chunk that is begun, if there is one."""
+        chunk = self.chunk
+        if chunk is None:
+            return
+        if self.row.prompt_logprobs is not None:
+            self._score(chunk.logits, chunk.end - chunk.tokens, chunk.end)
+        mx.eval(cache_states(self.prompt_cache), self._observed)
+        self.done_tokens = chunk.end
+        self.chunk = None
+
+    def begin(self, most_tokens: int, stops: Sequence[int]) -> PrefillChunk:
+        """Begin the next chunk: :meth:`PrefillChunk.compute` computes it, then :meth:`complete`
+        ends it. It ends at the next ``done_tokens`` of ``stops`` if it reaches one."""
+        assert self.chunk is None
         begin = self.done_tokens
         end = min(begin + most_tokens, len(self.row.prompt) - 1)
         if self.row.prompt_logprobs is not None:
@@ -118,11 +191,9 @@ class PromptPrefill:
         elif self.media is not None:
             end = self.media.atomic_end(begin, end)
         logits = self._run(begin, end, {"n_to_process": end - begin})
-        if self.row.prompt_logprobs is not None:
-            self._score(logits, begin, end)
-        mx.eval(cache_states(self.prompt_cache), self._observed)
-        self.done_tokens = end
-        return end - begin
+        layers = cache_states(self.prompt_cache)
+        self.chunk = PrefillChunk(end, end - begin, layers, logits)
+        return self.chunk
 
     def finish(self) -> mx.array:
         """Process the rest, and return the logits [1, vocabulary] of the first token to make; not
