@@ -1,5 +1,6 @@
 """Which prompt is read next, and which one waits for another."""
 
+import math
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
@@ -350,3 +351,37 @@ def test_of_the_background_only_the_part_is_read_for_which_another_prompt_waits(
         prompt = queue.next(lambda _: True, held=True)
         assert prompt is not None and prompt.row.sequence_id == 3
         queue.read()
+
+
+def test_the_oldest_is_passed_in_its_own_turn_and_no_other_prompt_is() -> None:
+    queue = queue_of([1] * 900, [2] * 50)
+    found = []
+    for _ in range(8):
+        found.append((chosen(queue), queue.is_passed))
+        queue.read()
+    assert found == [(2, False)] * 3 + [(1, True)] + [(2, False)] * 3 + [(1, True)]
+    queue.remove(2)
+    queue._turn = 3
+    assert (chosen(queue), queue.is_passed) == (1, False), "nobody is there to pass it"
+
+
+@given(st.lists(st.floats(0.001, 1.0), min_size=4, max_size=60), st.floats(0.001, 0.05))
+def test_the_oldest_has_a_quarter_of_the_time_though_its_chunk_always_pauses(
+    others_s: list[float], layer_s: float
+) -> None:
+    """A more urgent prompt always waits. It is read for what it is owed, but by whole layers."""
+    queue = queue_of([1] * 900, *([number + 2] * 50 for number in range(len(others_s))))
+    oldest = queue._prompts[1]
+    read(oldest, 10)
+    spent_s = {True: 0.0, False: 0.0}
+    while len(queue._prompts) > 1:
+        sequence_id = chosen(queue)
+        if sequence_id == 1:
+            took_s = layer_s * max(1, math.ceil(oldest.owed_s / layer_s))
+        else:
+            took_s = others_s[sequence_id - 2]
+            queue.remove(sequence_id)
+        queue.read(sequence_id, took_s)
+        spent_s[sequence_id == 1] += took_s
+    assert spent_s[True] + oldest.owed_s >= spent_s[False] / 3 - 1e-6
+    assert oldest.owed_s <= 3 * max(others_s) / 3 + 1e-6, "it is paid at each of its turns"

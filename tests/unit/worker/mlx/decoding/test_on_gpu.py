@@ -137,6 +137,7 @@ class Read:
 
     ready = True
     media = None
+    chunk = None
     prompt_cache: Sequence[Any] = ()
     cached_tokens = 0
 
@@ -160,7 +161,7 @@ def test_a_join_takes_no_buffers_from_the_rows_that_decode(
     row_set._prompts.add(SequenceRequest(7, [1, 2], 1, SequenceSampling(0.0)))
     prompt = row_set._prompts._prompts[7]
     prompt.prefill = Read()  # type: ignore[assignment]
-    row_set._read(prompt, decoding, StepOutput())
+    row_set._read(prompt, decoding, StepOutput(), lambda: False)
     assert joined == [7]
     assert len(cleared) == (0 if on_gpu and decoding else 1)
 

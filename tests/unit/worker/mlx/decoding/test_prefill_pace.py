@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmx.worker.mlx.decoding.pace import LEAST_TOKENS, MOST_TOKENS, PrefillPace
+from lmx.worker.mlx.decoding.pace import (
+    LEAST_TOKENS,
+    MOST_TOKENS,
+    PrefillPace,
+    layers_at_once,
+    pauses,
+)
 
 
 class Machine:
@@ -216,3 +222,33 @@ def test_a_step_that_took_less_than_decoding_before_makes_no_chunk_free() -> Non
         pace.prefilled(pace.chunk(0, decoding=True), 0.4, 0, decoding=True)
     # So far a chunk's time was the same whatever its size; a token's must have been something.
     assert pace.chunk(0, decoding=True) < MOST_TOKENS
+
+
+@pytest.mark.parametrize(
+    ("spent_s", "limit_s", "owed_s", "awaited", "expected"),
+    [
+        (0.1, 9.0, 0.0, False, False),  # Nobody waits.
+        (0.1, 9.0, 0.0, True, True),
+        (0.1, 9.0, 0.2, True, False),  # Others were read for longer than it.
+        (0.2, 9.0, 0.2, True, True),
+        (0.1, 0.2, 0.0, False, False),  # The next layers fit exactly.
+        (0.1, 0.19, 0.0, False, True),
+        (0.1, 0.19, 9.0, False, True),  # Rows that decode wait no longer for that.
+        (9.0, float("inf"), 0.0, False, False),
+    ],
+)
+def test_a_chunk_pauses_when_somebody_waits_or_its_time_is_over(
+    spent_s: float, limit_s: float, owed_s: float, awaited: bool, expected: bool
+) -> None:
+    assert pauses(spent_s, 0.1, limit_s, owed_s, awaited) is expected
+
+
+@given(st.integers(1, 100), st.floats(0, 100))
+def test_the_next_layers_take_a_fiftieth_of_a_second_or_are_a_single_one(
+    count: int, took_s: float
+) -> None:
+    found = layers_at_once(count, took_s)
+    assert 1 <= found <= 2 * count
+    assert found == 1 or found * took_s / count <= 0.0201
+    if took_s == 0:
+        assert found == 2 * count
