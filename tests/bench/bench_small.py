@@ -1,11 +1,14 @@
 """Small requests while a long prompt is read: how long they wait for their first token.
 
 ``make bench-small`` measures in turns how long small requests wait alone, and while prompts of
-30,000 tokens are read one after the other, on the tiny model over HTTP. ``AGAINST=FOLDER``, another
-checkout, is measured in turns with it.
+30,000 tokens are read one after the other, on the tiny model over HTTP; and in the engine alone, by
+its processor time, which other programs change little. ``AGAINST=FOLDER``, another checkout, is
+measured in turns with it.
 """
 
 import asyncio
+import inspect
+import itertools
 import json
 import random
 import statistics
@@ -14,7 +17,8 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+from unittest import mock
 
 import aiohttp
 
@@ -28,48 +32,141 @@ SMALL_TOKENS: Final = 60
 LONG_TOKENS: Final = 30_000
 CONTEXT_TOKENS: Final = 65_536
 PAUSE_S: Final = 0.1
+ENGINE_TOKENS: Final = 4_000
+ENGINE_ROUNDS: Final = 2
+_LAYERS: Final = {"llama": 3, "wide": 12}
+"""The models that the engine is measured with, and how many layers they have."""
 _ALONE: Final = "alone"
 _MEANWHILE: Final = "while a long prompt is read"
+_READING: Final = "reading"
 
 
 def main() -> None:
     """Print percentiles of the time to the first token, and their ratios."""
-    if measured_one(lambda: asyncio.run(_measure())):
+    if measured_one(_measure_both):
         return
-    for checkout, rows in _rows(asked()).items():
+    for checkout, tables in _tables(asked()).items():
         print(f"\n{checkout}")
-        for row in rows:
-            print("  ".join(cell.ljust(30) for cell in row))
+        for row in itertools.chain(*tables):
+            print("  ".join(cell.ljust(40) for cell in row))
 
 
 def measure(_: Path) -> Section:
     """Measure this checkout."""
-    (rows,) = _rows([ROOT]).values()
+    (tables,) = _tables([ROOT]).values()
     return Section(
         "Small requests during a long prompt",
         f"Time to the first token of requests of {SMALL_TOKENS} tokens, one after the other, on "
         f"the tiny model over HTTP: alone, and while prompts of {LONG_TOKENS} tokens are read "
         "(`make bench-small`; `AGAINST=` another checkout measures both in turns).",
-        rows,
+        tables[0],
     )
 
 
-def _rows(checkouts: Sequence[Path]) -> dict[Path, list[list[str]]]:
+def measure_engine(_: Path) -> Section:
+    """Measure this checkout's engine."""
+    (tables,) = _tables([ROOT]).values()
+    return Section(
+        "Small requests during a long prompt, in the engine",
+        f"Processor time of the engine from when a request of {SMALL_TOKENS} tokens comes until "
+        f"its first token: alone, and while a prompt of {ENGINE_TOKENS} tokens is read, of which "
+        "the chunks take a second when nobody is there (`make bench-small`).",
+        tables[1],
+    )
+
+
+def _tables(checkouts: Sequence[Path]) -> dict[Path, list[list[list[str]]]]:
     found = {}
     for checkout, turns in in_turns(__file__, checkouts, TURNS).items():
-        cuts = {
-            name: statistics.quantiles(
-                [one for turn in turns for one in turn[name]], n=100, method="inclusive"
-            )
-            for name in (_ALONE, _MEANWHILE)
-        }
-        found[checkout] = [["", "p50, ms", "p95, ms"]]
-        for name, values in cuts.items():
-            cells = [f"{1000 * values[place]:.1f}" for place in (49, 94)]
-            found[checkout].append([name, *cells])
-        ratios = [f"{cuts[_MEANWHILE][place] / cuts[_ALONE][place]:.2f}" for place in (49, 94)]
-        found[checkout].append(["ratio", *ratios])
+        http, engine = [[turn[kind] for turn in turns] for kind in ("http", "engine")]
+        found[checkout] = [_table(http, [""]), _engine_table(engine)]
     return found
+
+
+def _engine_table(turns: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    rows = [["", "p50, ms", "p95, ms"]]
+    for model, layers in _LAYERS.items():
+        _, *lines = _table([turn[model] for turn in turns], [f"{layers} layers, "])
+        reading = statistics.median(turn[model][_READING][0] for turn in turns)
+        rows += [*lines, [f"{layers} layers, the prompt alone, s", f"{reading:.2f}", ""]]
+    return rows
+
+
+def _table(turns: Sequence[Mapping[str, Any]], before: Sequence[str]) -> list[list[str]]:
+    cuts = {
+        name: statistics.quantiles(
+            [one for turn in turns for one in turn[name]], n=100, method="inclusive"
+        )
+        for name in (_ALONE, _MEANWHILE)
+    }
+    rows = [["", "p50, ms", "p95, ms"]]
+    for name, values in cuts.items():
+        cells = [f"{1000 * values[place]:.1f}" for place in (49, 94)]
+        rows.append([f"{before[0]}{name}", *cells])
+    ratios = [f"{cuts[_MEANWHILE][place] / cuts[_ALONE][place]:.2f}" for place in (49, 94)]
+    return [*rows, [f"{before[0]}ratio", *ratios]]
+
+
+def _measure_both() -> Mapping[str, Any]:
+    return {"engine": _measure_engine(), "http": asyncio.run(_measure())}
+
+
+def _measure_engine() -> Mapping[str, Any]:
+    """Everything that looks at a clock in the engine sees the processor time: the length of chunks
+    is then that of a machine on which nothing else runs."""
+    from tests.support.models.tiny_models import make_tiny_model
+    from tests.support.rigs.engine_rig import EngineRunner, spec_of
+
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for kind in _LAYERS:
+            model = make_tiny_model(Path(folder) / kind, kind, CONTEXT_TOKENS)
+            with mock.patch.object(time, "perf_counter", time.process_time):
+                runner = EngineRunner(spec_of(model, max_decode_stall_s=0.3))
+                found[kind] = _engine_rounds(runner, random.Random(1))
+    return found
+
+
+def _engine_rounds(runner: Any, chance: random.Random) -> Mapping[str, list[float]]:
+    def prompt(tokens: int) -> list[int]:
+        return [chance.randrange(1, 200) for _ in range(tokens)]
+
+    took: dict[str, list[float]] = {_ALONE: [], _MEANWHILE: [], _READING: []}
+    runner.alone(prompt(ENGINE_TOKENS // 2), max_tokens=2)  # The length of chunks is learned.
+    for _ in range(ENGINE_ROUNDS):
+        began_s = time.process_time()
+        runner.alone(prompt(ENGINE_TOKENS), max_tokens=1)
+        took[_READING].append(time.process_time() - began_s)
+        for _ in range(REQUESTS):
+            took[_ALONE].append(_engine_first_token_s(runner, prompt(SMALL_TOKENS), 0.0))
+        long = runner.admit(prompt(ENGINE_TOKENS), max_tokens=2)
+        while long not in runner.started:
+            after_s = chance.uniform(0.0, 1.0)
+            took[_MEANWHILE].append(
+                _engine_first_token_s(runner, prompt(SMALL_TOKENS), time.process_time() + after_s)
+            )
+        runner.finish()
+    return took
+
+
+def _engine_first_token_s(runner: Any, prompt: Sequence[int], comes_s: float) -> float:
+    """Return how long a request waits for its first token that comes at a time, whatever is done
+    then."""
+
+    def has_come() -> bool:
+        return time.process_time() >= comes_s
+
+    # Checkouts from before chunks paused are not asked.
+    pauses = "interrupted" in inspect.signature(runner.generator.step).parameters
+    while not has_come() and runner.live:
+        runner._take(runner.generator.step(*([has_come] if pauses else [])))
+    comes_s = min(comes_s, time.process_time()) if comes_s else time.process_time()
+    small = runner.admit(prompt, max_tokens=2)
+    while not runner.tokens[small]:
+        runner.step()
+    first_s = time.process_time() - comes_s
+    runner.finish_row(small)
+    return first_s
 
 
 async def _measure() -> Mapping[str, list[float]]:

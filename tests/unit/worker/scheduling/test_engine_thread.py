@@ -847,3 +847,31 @@ async def test_a_row_without_memory_fails_alone_and_says_so(start: Start) -> Non
     assert bad.code is ErrorCode.INSUFFICIENT_MEMORY
     recorder.engine.detokenizer = detokenizer
     assert isinstance(await recorder.end(recorder.submit(tokens=1)), RequestFinished)
+
+
+async def test_a_step_sees_that_somebody_waits_for_its_end(start: Start) -> None:
+    """It can pause then: a request that has come, or a cancellation, is handled before the next."""
+    recorder = await start()
+    engine, seen = recorder.engine, []
+    plain = engine.step
+
+    def step(interrupted: Callable[[], bool]) -> Any:
+        until_s = time.monotonic() + DEADLINE_S
+        seen.append(interrupted())
+        while not interrupted() and time.monotonic() < until_s:
+            time.sleep(0.001)
+        seen.append(interrupted())
+        return plain()
+
+    engine.step = step  # type: ignore[assignment]
+    row = recorder.submit(tokens=100)
+    await recorder.until(lambda: seen)
+    assert seen == [False], "it is in the middle of a step"
+    recorder.submit(tokens=100)
+    await recorder.until(lambda: len(seen) == 3)
+    assert seen == [False, True, False]
+    assert recorder.thread.rows == 2
+    recorder.thread.cancel(row)
+    await recorder.until(lambda: len(seen) == 5)
+    assert seen[3:] == [True, False]
+    assert recorder.thread.rows == 1
