@@ -863,7 +863,7 @@ async def test_a_step_sees_that_somebody_waits_for_its_end(start: Start) -> None
         seen.append(interrupted())
         return plain()
 
-    engine.step = step  # type: ignore[assignment]
+    engine.step = step
     row = recorder.submit(tokens=100)
     await recorder.until(lambda: seen)
     assert seen == [False], "it is in the middle of a step"
