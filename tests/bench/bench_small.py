@@ -79,20 +79,20 @@ def _tables(checkouts: Sequence[Path]) -> dict[Path, list[list[list[str]]]]:
     found = {}
     for checkout, turns in in_turns(__file__, checkouts, TURNS).items():
         http, engine = [[turn[kind] for turn in turns] for kind in ("http", "engine")]
-        found[checkout] = [_table(http, [""]), _engine_table(engine)]
+        found[checkout] = [_table(http, ""), _engine_table(engine)]
     return found
 
 
 def _engine_table(turns: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     rows = [["", "p50, ms", "p95, ms"]]
     for model, layers in _LAYERS.items():
-        _, *lines = _table([turn[model] for turn in turns], [f"{layers} layers, "])
+        _, *lines = _table([turn[model] for turn in turns], f"{layers} layers, ")
         reading = statistics.median(turn[model][_READING][0] for turn in turns)
         rows += [*lines, [f"{layers} layers, the prompt alone, s", f"{reading:.2f}", ""]]
     return rows
 
 
-def _table(turns: Sequence[Mapping[str, Any]], before: Sequence[str]) -> list[list[str]]:
+def _table(turns: Sequence[Mapping[str, Any]], before: str) -> list[list[str]]:
     cuts = {
         name: statistics.quantiles(
             [one for turn in turns for one in turn[name]], n=100, method="inclusive"
@@ -102,9 +102,9 @@ def _table(turns: Sequence[Mapping[str, Any]], before: Sequence[str]) -> list[li
     rows = [["", "p50, ms", "p95, ms"]]
     for name, values in cuts.items():
         cells = [f"{1000 * values[place]:.1f}" for place in (49, 94)]
-        rows.append([f"{before[0]}{name}", *cells])
+        rows.append([f"{before}{name}", *cells])
     ratios = [f"{cuts[_MEANWHILE][place] / cuts[_ALONE][place]:.2f}" for place in (49, 94)]
-    return [*rows, [f"{before[0]}ratio", *ratios]]
+    return [*rows, [f"{before}ratio", *ratios]]
 
 
 def _measure_both() -> Mapping[str, Any]:
