@@ -87,7 +87,7 @@ def _engine_table(turns: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     rows = [["", "p50, ms", "p95, ms"]]
     for model, layers in _LAYERS.items():
         _, *lines = _table([turn[model] for turn in turns], f"{layers} layers, ")
-        reading = statistics.median(turn[model][_READING][0] for turn in turns)
+        reading = statistics.median(one for turn in turns for one in turn[model][_READING])
         rows += [*lines, [f"{layers} layers, the prompt alone, s", f"{reading:.2f}", ""]]
     return rows
 
