@@ -248,7 +248,7 @@ class Admission(RuleBasedStateMachine):
     def step(self, output: StepOutput) -> None:
         for sequence_id, _, _ in output.tokens:
             self.engine.made[sequence_id] += 1
-        self.engine.step = lambda: output  # type: ignore[method-assign]
+        self.engine.step = lambda *_: output  # type: ignore[method-assign]
         self.batch.step(self.engine)
 
     def admit(self) -> None:
