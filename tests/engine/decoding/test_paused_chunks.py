@@ -13,7 +13,8 @@ from mlx.utils import tree_flatten
 from lmx.protocol.messages.specs import PrefixCacheSpec
 from lmx.worker.engine.values import SequenceRequest
 from lmx.worker.mlx.decoding import prefill as prefills
-from lmx.worker.mlx.decoding.prefill import PromptPrefill
+from lmx.worker.mlx.decoding.pace import layers_at_once
+from lmx.worker.mlx.decoding.prefill import PrefillChunk, PromptPrefill
 from lmx.worker.mlx.model.forward import cache_states
 from tests.support.models.text_models import make_text_model
 from tests.support.models.tiny_models import CACHING_CONFIGS, CONFIGS, make_tiny_model
@@ -71,6 +72,26 @@ def pause(runner: EngineRunner, **more: Any) -> int:
     chunk = prefill_of(runner, row).chunk
     assert chunk is not None and 0 < chunk.done_tokens < chunk.tokens
     return row
+
+
+def test_what_comes_before_the_first_layer_says_nothing_of_the_layers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is quick: two layers at once would be all of a small model."""
+    now_s, computed = 0.0, []
+
+    def evaluate(layers: list[float]) -> None:
+        nonlocal now_s
+        now_s += sum(layers)
+        computed.append(layers)
+
+    monkeypatch.setattr(prefills, "layers_at_once", layers_at_once)
+    monkeypatch.setattr(prefills.time, "perf_counter", lambda: now_s)
+    monkeypatch.setattr(mx, "eval", evaluate)
+    chunk = PrefillChunk(9, 9, [0.001, 0.3, 0.3, 0.001, 0.001, 0.001], mx.array(0))
+    assert chunk.compute(lambda _spent_s, _next_s: False)
+    assert computed == [[0.001], [0.3], [0.3], [0.001], [0.001, 0.001]]
+    assert chunk.layer_s == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize("kind", MODELS)

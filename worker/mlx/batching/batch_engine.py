@@ -296,7 +296,9 @@ class BatchEngine:
                 self._prompts.read()
                 return
             self._advance_prefill(prompt, prefill, decoding, made, interrupted)
-            self._prompts.read(row.sequence_id, time.perf_counter() - began_s)
+            # On each rank it would be another time, and they have to choose the same prompts.
+            took_s = 0.0 if self._ranks is not None else time.perf_counter() - began_s
+            self._prompts.read(row.sequence_id, took_s)
             if not prefill.ready:
                 return
             logits = self._finish_prefill(prefill, made)
@@ -430,6 +432,7 @@ class BatchEngine:
             chunk.end - chunk.tokens,
             decoding=chunk.decoding,
             yields=chunk.yields,
+            layer_s=chunk.layer_s,
         )
         if prefill.done_tokens in stops:
             self._keep_prompt(prefill)

@@ -4,7 +4,7 @@ The prompts of the lowest priority value come first, and of these the one with t
 read, so that a short request does not wait for a long one. So that none starves, every fourth chunk
 is for the prompt that has waited longest: a prompt of any length and priority gets at least a
 quarter of the reading when it is the oldest. A chunk may pause for a more urgent prompt: then the
-quarter is one of the time.
+quarter is one of the time, and turns are left out for what the oldest was read beyond that.
 
 A prompt with the same beginning as an earlier one waits until that one has read the shared part,
 and then finds it in the prefix cache. Until then the earlier one is as urgent as the one that waits
@@ -54,7 +54,8 @@ class Prompt:
     reread: RereadPrompt | None = None
     """Why much of it is computed although it had been before."""
     owed_s: float = 0.0
-    """For how long it must be read before its chunk pauses for another prompt."""
+    """For how long it must be read before its chunk pauses for another prompt. Negative: in its
+    turns as the oldest it was read for so long beyond its share."""
 
     @property
     def done_tokens(self) -> int:
@@ -105,6 +106,8 @@ class PrefillQueue:
         self.is_passed = False
         """Whether another prompt is more urgent than the one that :meth:`next` returned last, which
         has its turn because it is the oldest."""
+        self._oldest: int | None = None
+        """The row of the oldest prompt that could be read when :meth:`next` was called last."""
         # The results of `found` until the next chunk, by row.
         self._found_tokens: dict[int, int | None] = {}
         self._may_begin: set[int] = set()
@@ -199,18 +202,18 @@ class PrefillQueue:
         if not ready:
             return None
         most_urgent = ready[min(ready, key=urgency.__getitem__)]
-        oldest = next(iter(ready.values()))
-        is_oldest_turn = self._turn % _OLDEST_EVERY == _OLDEST_EVERY - 1
-        self.is_passed = is_oldest_turn and oldest is not most_urgent
-        return oldest if is_oldest_turn else most_urgent
+        self._oldest, oldest = next(iter(ready.items()))
+        is_turn = self._turn % _OLDEST_EVERY == _OLDEST_EVERY - 1 and oldest.owed_s >= 0
+        self.is_passed = is_turn and oldest is not most_urgent
+        return oldest if is_turn else most_urgent
 
     def read(self, sequence_id: int | None = None, took_s: float = 0.0) -> None:
         """Note that a chunk of a prompt was read, or a part of one, which took so long."""
-        for place, (other_id, prompt) in enumerate(self._prompts.items()):
-            if other_id == sequence_id:
-                prompt.owed_s = max(0.0, prompt.owed_s - took_s)
-            elif place == 0:
-                prompt.owed_s += took_s / (_OLDEST_EVERY - 1)
+        oldest = None if self._oldest is None else self._prompts.get(self._oldest)
+        if oldest is not None:
+            oldest.owed_s = _owed_s(
+                oldest.owed_s, took_s, is_own=sequence_id == self._oldest, is_passed=self.is_passed
+            )
         self._turn += 1
         self._waiting = None
         self._found_tokens.clear()
@@ -287,6 +290,17 @@ class PrefillQueue:
         if sequence_id not in self._found_tokens:
             self._found_tokens[sequence_id] = self._found(prompt)
         return self._found_tokens[sequence_id]
+
+
+def _owed_s(owed_s: float, took_s: float, *, is_own: bool, is_passed: bool) -> float:
+    """Return for how long the oldest prompt must be read, after something was read for ``took_s``:
+    it (``is_own``) or another one. ``is_passed``: a more urgent one waited meanwhile."""
+    if not is_own:
+        return owed_s + took_s / (_OLDEST_EVERY - 1)
+    if is_passed:
+        return owed_s - took_s
+    # Nobody waited for it, so it pays what it is owed, and no more.
+    return owed_s if owed_s <= 0 else max(0.0, owed_s - took_s)
 
 
 def _are_alike(one: SequenceRequest, other: SequenceRequest) -> bool:

@@ -27,6 +27,8 @@ _NOTED: Final = 0.3
 _REMEMBERED: Final = 0.9
 # The next decode step is estimated from this many of the last ones.
 _DECODES: Final = 3
+# As is what a layer takes of the next chunk: one that was late says little.
+_CHUNKS: Final = 3
 # What can't be interrupted should fit more than once, because it may take longer than expected.
 _PART_SHARE: Final = 0.25
 _LEAST_PART_S: Final = 0.005
@@ -82,6 +84,8 @@ class PrefillPace:
         """How many times as long as expected the streams have waited for the late ones of the last
         chunks."""
         self._last_decodes_s: list[float] = []
+        self._last_shares: list[float] = []
+        """How much of the last chunks' time their longest layer took."""
         self._suggested = _FIRST_TOKENS
         self._measured_tokens = 0
         self._token_s = 0.0
@@ -109,9 +113,11 @@ class PrefillPace:
         *,
         decoding: bool,
         yields: bool = False,
+        layer_s: float = 0.0,
     ) -> None:
         """Note that a chunk of ``tokens`` after ``depth_tokens`` took ``took_s``. ``decoding`` and
-        ``yields`` are those with which it was chosen."""
+        ``yields`` are those with which it was chosen. ``layer_s`` is what its longest layer took; 0
+        if it could not pause."""
         # The rest of a prompt says little of a full chunk: what any chunk costs weighs too much.
         if 2 * tokens < self._suggested and took_s <= self.budget_s(decoding, yields=yields):
             return
@@ -122,6 +128,8 @@ class PrefillPace:
         self._measured_tokens = tokens
         self._token_s = took_s / tokens
         self._depth_tokens = depth_tokens
+        if took_s > 0:
+            self._last_shares = [*self._last_shares[1 - _CHUNKS :], layer_s / took_s]
 
     @property
     def part_s(self) -> float:
@@ -134,9 +142,13 @@ class PrefillPace:
         somebody may come soon who is to wait for it as little as can be."""
         if yields:
             return self.part_s
+        stall_s = max(0.0, self._stall_s - self._decode_s)
         if decoding:
-            return max(0.0, self._stall_s - self._decode_s)
-        return max(self._idle_chunk_s, self._stall_s)
+            return stall_s
+        # A chunk pauses between two layers for rows that come meanwhile. They then wait for one.
+        share = median_low(self._last_shares or [0.0])
+        pausing_s = stall_s / share if share > 0 else self._idle_chunk_s
+        return max(min(self._idle_chunk_s, pausing_s), self._stall_s)
 
     @property
     def _decode_s(self) -> float:

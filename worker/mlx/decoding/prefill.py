@@ -50,6 +50,8 @@ class PrefillChunk:
         """Whether its length was chosen as that of the background's chunks is."""
         self.took_s = 0.0
         """How long the steps took in which it was computed."""
+        self.layer_s = 0.0
+        """How long the longest of its layers took."""
         self._left = deque(layers)
         self._layers = len(layers)
         self._at_once = 1
@@ -73,7 +75,10 @@ class PrefillChunk:
             count = min(self._at_once, len(self._left))
             mx.eval([self._left.popleft() for _ in range(count)])
             now_s = time.perf_counter()
-            self._at_once = layers_at_once(count, now_s - last_s)
+            if len(self._left) + count < self._layers:
+                # The first cache needs what is before the first layer, which says nothing of one.
+                self._at_once = layers_at_once(count, now_s - last_s)
+            self.layer_s = max(self.layer_s, (now_s - last_s) / count)
             next_s = (now_s - last_s) * self._at_once / count
             last_s = now_s
             if self._left and pauses(now_s - began_s, next_s):

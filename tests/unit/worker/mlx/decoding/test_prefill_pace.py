@@ -252,3 +252,26 @@ def test_the_next_layers_take_a_fiftieth_of_a_second_or_are_a_single_one(
     assert found == 1 or found * took_s / count <= 0.0201
     if took_s == 0:
         assert found == 2 * count
+
+
+def test_a_chunk_that_nobody_waits_for_is_so_short_that_a_layer_of_it_fits_between_two_tokens() -> (
+    None
+):
+    pace = PrefillPace(0.3)
+    assert pace.budget_s(False) == 1.0
+    pace.prefilled(16, 1.0, 0, decoding=False, layer_s=0.5)
+    assert 0.5 * pace.budget_s(False) == pytest.approx(pace.budget_s(True))
+    pace.decoded(0.05)
+    assert 0.5 * pace.budget_s(False) == pytest.approx(pace.budget_s(True))
+    for _ in range(2):
+        pace.prefilled(16, 1.0, 0, decoding=False, layer_s=0.05)
+    assert pace.budget_s(False) == 1.0
+    pace.prefilled(16, 1.0, 0, decoding=False, layer_s=0.9)
+    assert pace.budget_s(False) == 1.0, "one late layer says little"
+    for _ in range(2):
+        pace.prefilled(16, 1.0, 0, decoding=False, layer_s=1.0)
+    one_layer_s = pace.budget_s(False)
+    assert pace.budget_s(True) < one_layer_s < 0.3
+    for _ in range(2):
+        pace.prefilled(16, 1.0, 0, decoding=False)
+    assert pace.budget_s(False) == 1.0, "what can't pause is as long as ever"
