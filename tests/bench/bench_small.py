@@ -32,12 +32,12 @@ SMALL_TOKENS: Final = 60
 LONG_TOKENS: Final = 30_000
 CONTEXT_TOKENS: Final = 65_536
 PAUSE_S: Final = 0.1
-ENGINE_TOKENS: Final = 4_000
-ENGINE_ROUNDS: Final = 2
-_LAYERS: Final = {"llama": 3, "wide": 12}
-"""The models that the engine is measured with, and how many layers they have."""
+ENGINE_ROUNDS: Final = 4
+_ENGINE_TOKENS: Final = {3: 4_000, 12: 1_500}
+"""How long the prompts are that the engine reads, some four seconds, by the model's layers."""
 _ALONE: Final = "alone"
 _MEANWHILE: Final = "while a long prompt is read"
+_NEXT: Final = "the next tokens meanwhile"
 _READING: Final = "reading"
 
 
@@ -69,8 +69,8 @@ def measure_engine(_: Path) -> Section:
     return Section(
         "Small requests during a long prompt, in the engine",
         f"Processor time of the engine from when a request of {SMALL_TOKENS} tokens comes until "
-        f"its first token: alone, and while a prompt of {ENGINE_TOKENS} tokens is read, of which "
-        "the chunks take a second when nobody is there (`make bench-small`).",
+        "its first token, on tiny models: alone, and while a prompt is read that takes about four "
+        "seconds (`make bench-small`; `AGAINST=` another checkout measures both in turns).",
         tables[1],
     )
 
@@ -85,26 +85,39 @@ def _tables(checkouts: Sequence[Path]) -> dict[Path, list[list[list[str]]]]:
 
 def _engine_table(turns: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     rows = [["", "p50, ms", "p95, ms"]]
-    for model, layers in _LAYERS.items():
-        _, *lines = _table([turn[model] for turn in turns], f"{layers} layers, ")
-        reading = statistics.median(one for turn in turns for one in turn[model][_READING])
-        rows += [*lines, [f"{layers} layers, the prompt alone, s", f"{reading:.2f}", ""]]
+    for layers in _ENGINE_TOKENS:
+        # Its keys were those of JSON.
+        measured = [turn[str(layers)] for turn in turns]
+        before = f"{layers} layers, "
+        _, *lines = _table(measured, before)
+        reading = statistics.median(one for turn in measured for one in turn[_READING])
+        rows += [
+            *lines,
+            _row(f"{before}{_NEXT}", _cuts(measured, _NEXT)),
+            [f"{before}the prompt alone, s", f"{reading:.2f}", ""],
+        ]
     return rows
 
 
 def _table(turns: Sequence[Mapping[str, Any]], before: str) -> list[list[str]]:
-    cuts = {
-        name: statistics.quantiles(
-            [one for turn in turns for one in turn[name]], n=100, method="inclusive"
-        )
-        for name in (_ALONE, _MEANWHILE)
-    }
-    rows = [["", "p50, ms", "p95, ms"]]
-    for name, values in cuts.items():
-        cells = [f"{1000 * values[place]:.1f}" for place in (49, 94)]
-        rows.append([f"{before}{name}", *cells])
-    ratios = [f"{cuts[_MEANWHILE][place] / cuts[_ALONE][place]:.2f}" for place in (49, 94)]
-    return [*rows, [f"{before}ratio", *ratios]]
+    alone, meanwhile = (_cuts(turns, name) for name in (_ALONE, _MEANWHILE))
+    ratios = [f"{late / soon:.2f}" for late, soon in zip(meanwhile, alone, strict=True)]
+    return [
+        ["", "p50, ms", "p95, ms"],
+        _row(f"{before}{_ALONE}", alone),
+        _row(f"{before}{_MEANWHILE}", meanwhile),
+        [f"{before}ratio", *ratios],
+    ]
+
+
+def _cuts(turns: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    found = [one for turn in turns for one in turn[name]]
+    cuts = statistics.quantiles(found, n=100, method="inclusive")
+    return [cuts[49], cuts[94]]
+
+
+def _row(name: str, cuts_s: Sequence[float]) -> list[str]:
+    return [name, *(f"{1000 * cut_s:.1f}" for cut_s in cuts_s)]
 
 
 def _measure_both() -> Mapping[str, Any]:
@@ -114,43 +127,45 @@ def _measure_both() -> Mapping[str, Any]:
 def _measure_engine() -> Mapping[str, Any]:
     """Everything that looks at a clock in the engine sees the processor time: the length of chunks
     is then that of a machine on which nothing else runs."""
-    from tests.support.models.tiny_models import make_tiny_model
+    from tests.support.models.tiny_models import CONFIGS, make_tiny_model
     from tests.support.rigs.engine_rig import EngineRunner, spec_of
 
     found = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for kind in _LAYERS:
+    for layers, tokens in _ENGINE_TOKENS.items():
+        kind = f"llama-{layers}"
+        config = CONFIGS["llama"] | {"num_hidden_layers": layers}
+        with tempfile.TemporaryDirectory() as folder, mock.patch.dict(CONFIGS, {kind: config}):
             model = make_tiny_model(Path(folder) / kind, kind, CONTEXT_TOKENS)
             with mock.patch.object(time, "perf_counter", time.process_time):
                 runner = EngineRunner(spec_of(model, max_decode_stall_s=0.3))
-                found[kind] = _engine_rounds(runner, random.Random(1))
+                found[str(layers)] = _engine_rounds(runner, tokens, random.Random(1))
     return found
 
 
-def _engine_rounds(runner: Any, chance: random.Random) -> Mapping[str, list[float]]:
+def _engine_rounds(runner: Any, tokens: int, chance: random.Random) -> Mapping[str, list[float]]:
     def prompt(tokens: int) -> list[int]:
         return [chance.randrange(1, 200) for _ in range(tokens)]
 
-    took: dict[str, list[float]] = {_ALONE: [], _MEANWHILE: [], _READING: []}
-    runner.alone(prompt(ENGINE_TOKENS // 2), max_tokens=2)  # The length of chunks is learned.
+    took: dict[str, list[float]] = {_ALONE: [], _MEANWHILE: [], _NEXT: [], _READING: []}
+    runner.alone(prompt(tokens // 2), max_tokens=2)  # The length of chunks is learned.
     for _ in range(ENGINE_ROUNDS):
         began_s = time.process_time()
-        runner.alone(prompt(ENGINE_TOKENS), max_tokens=1)
+        runner.alone(prompt(tokens), max_tokens=1)
         took[_READING].append(time.process_time() - began_s)
-        for _ in range(REQUESTS):
-            took[_ALONE].append(_engine_first_token_s(runner, prompt(SMALL_TOKENS), 0.0))
-        long = runner.admit(prompt(ENGINE_TOKENS), max_tokens=2)
+        for _ in range(REQUESTS // 2):
+            took[_ALONE].append(_engine_gaps_s(runner, prompt(SMALL_TOKENS), 0.0)[0])
+        long = runner.admit(prompt(tokens), max_tokens=2)
         while long not in runner.started:
-            after_s = chance.uniform(0.0, 1.0)
-            took[_MEANWHILE].append(
-                _engine_first_token_s(runner, prompt(SMALL_TOKENS), time.process_time() + after_s)
-            )
+            comes_s = time.process_time() + chance.uniform(0.0, 1.0)
+            first_s, *gaps_s = _engine_gaps_s(runner, prompt(SMALL_TOKENS), comes_s)
+            took[_MEANWHILE].append(first_s)
+            took[_NEXT] += gaps_s
         runner.finish()
     return took
 
 
-def _engine_first_token_s(runner: Any, prompt: Sequence[int], comes_s: float) -> float:
-    """Return how long a request waits for its first token that comes at a time, whatever is done
+def _engine_gaps_s(runner: Any, prompt: Sequence[int], comes_s: float) -> list[float]:
+    """Return how long a request waits for each of its tokens that comes at a time, whatever is done
     then."""
 
     def has_come() -> bool:
@@ -160,13 +175,15 @@ def _engine_first_token_s(runner: Any, prompt: Sequence[int], comes_s: float) ->
     pauses = "interrupted" in inspect.signature(runner.generator.step).parameters
     while not has_come() and runner.live:
         runner._take(runner.generator.step(*([has_come] if pauses else [])))
-    comes_s = min(comes_s, time.process_time()) if comes_s else time.process_time()
-    small = runner.admit(prompt, max_tokens=2)
-    while not runner.tokens[small]:
+    last_s = min(comes_s or float("inf"), time.process_time())
+    small, gaps_s = runner.admit(prompt, max_tokens=4), []
+    while small in runner.live:
         runner.step()
-    first_s = time.process_time() - comes_s
-    runner.finish_row(small)
-    return first_s
+        if len(runner.tokens[small]) > len(gaps_s):
+            now_s = time.process_time()
+            gaps_s.append(now_s - last_s)
+            last_s = now_s
+    return gaps_s
 
 
 async def _measure() -> Mapping[str, list[float]]:

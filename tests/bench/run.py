@@ -1,7 +1,7 @@
 """Run the benchmarks and write docs/benchmarks.md: ``make bench``.
 
 Names as arguments run a part, without writing: throughput, tiny, host, prefix, prefix-files,
-stall, stall-media, small, sampling, lanes, mixed, relay, start, idle.
+stall, stall-media, small, small-engine, sampling, lanes, mixed, relay, start, idle.
 """
 
 import subprocess
@@ -36,6 +36,7 @@ BENCHES = {
     "stall": bench_stall.measure,
     "stall-media": bench_stall.measure_media,
     "small": bench_small.measure,
+    "small-engine": bench_small.measure_engine,
     "sampling": bench_sampling.measure,
     "lanes": bench_lanes.measure,
     "mixed": bench_mixed.measure,
