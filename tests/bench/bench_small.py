@@ -176,7 +176,8 @@ def _engine_gaps_s(runner: Any, prompt: Sequence[int], comes_s: float) -> list[f
     while not has_come() and runner.live:
         runner._take(runner.generator.step(*([has_come] if pauses else [])))
     last_s = min(comes_s or float("inf"), time.process_time())
-    small, gaps_s = runner.admit(prompt, max_tokens=4), []
+    gaps_s: list[float] = []
+    small = runner.admit(prompt, max_tokens=4)
     while small in runner.live:
         runner.step()
         if len(runner.tokens[small]) > len(gaps_s):

@@ -1,6 +1,7 @@
 """Chunks of prompts that pause between two layers: others come between, and nothing changes."""
 
 import random
+import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -86,7 +87,7 @@ def test_what_comes_before_the_first_layer_says_nothing_of_the_layers(
         computed.append(layers)
 
     monkeypatch.setattr(prefills, "layers_at_once", layers_at_once)
-    monkeypatch.setattr(prefills.time, "perf_counter", lambda: now_s)
+    monkeypatch.setattr(time, "perf_counter", lambda: now_s)
     monkeypatch.setattr(mx, "eval", evaluate)
     chunk = PrefillChunk(9, 9, [0.001, 0.3, 0.3, 0.001, 0.001, 0.001], mx.array(0))
     assert chunk.compute(lambda _spent_s, _next_s: False)
