@@ -29,6 +29,10 @@ from lmx.worker.mlx.prefix.tree import common_tokens
 _OLDEST_EVERY: Final = 4
 """One of this many chunks is for the oldest prompt."""
 
+_MOST_AHEAD_S: Final = 1.0
+"""No more than this counts of what the oldest was read beyond its share: a machine that stood still
+takes no turns from it for long."""
+
 _LEAST_SHARED_TOKENS: Final = 64
 """Waiting for another prompt is not worth it if they share fewer tokens than this."""
 
@@ -298,7 +302,7 @@ def _owed_s(owed_s: float, took_s: float, *, is_own: bool, is_passed: bool) -> f
     if not is_own:
         return owed_s + took_s / (_OLDEST_EVERY - 1)
     if is_passed:
-        return owed_s - took_s
+        return max(owed_s - took_s, -_MOST_AHEAD_S)
     # Nobody waited for it, so it pays what it is owed, and no more.
     return owed_s if owed_s <= 0 else max(0.0, owed_s - took_s)
 

@@ -366,7 +366,7 @@ def test_the_oldest_is_passed_in_its_own_turn_and_no_other_prompt_is() -> None:
     assert (chosen(queue), queue.is_passed) == (1, False), "nobody is there to pass it"
 
 
-@given(st.lists(st.floats(0.001, 1.0), min_size=4, max_size=60), st.floats(0.001, 2.0))
+@given(st.lists(st.floats(0.001, 1.0), min_size=4, max_size=60), st.floats(0.001, 0.9))
 def test_the_oldest_has_a_quarter_of_the_time_and_what_it_has_beyond_that_counts(
     others_s: list[float], layer_s: float
 ) -> None:
@@ -401,6 +401,14 @@ def test_the_oldest_has_no_turn_until_others_had_their_share_of_what_it_had_too_
         order.append(chosen(queue))
         queue.read(order[-1], 0.1)
     assert order == [2] * 7 + [1] + [2] * 3 + [1] + [2] * 3 + [1] + [2] * 3 + [1]
+
+
+def test_a_machine_that_stood_still_takes_no_turns_from_the_oldest_for_long() -> None:
+    queue = queue_of([1] * 900, [2] * 50)
+    queue._turn = 3
+    assert chosen(queue) == 1
+    queue.read(1, 100.0)
+    assert queue._prompts[1].owed_s == -1.0
 
 
 def test_what_the_oldest_is_read_while_nobody_waits_counts_against_nobody() -> None:
