@@ -17,7 +17,7 @@ from mlx_vlm.utils import load_model
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
-from lmx.worker.engine.values import SequenceSampling
+from lmx.worker.engine.values import SequenceSampling, StepOutput
 from lmx.worker.mlx.model.hidden import HiddenTap, last_norm, layer_modules
 from tests.support.models.tiny_drafters import (
     add_heads,
@@ -62,8 +62,8 @@ class Run(EngineRunner):
             rows: Any = self.generator
             rows._rows._speculation._clock = lambda: 0.0
 
-    def step(self) -> Any:
-        output = super().step()
+    def step(self, interrupted: Callable[[], bool] = lambda: False) -> StepOutput:
+        output = super().step(interrupted)
         self.shared += len(output.drafts) > 1
         for drafts in output.drafts:
             self.drafted += drafts.drafted_tokens
