@@ -87,7 +87,10 @@ def test_rows_that_join_and_leave_are_what_they_are_alone(runner: EngineRunner) 
         for _ in range(number + 1):
             runner.step()
         if number == 2:
-            assert BatchQuantizedCache in caches(runner)
+            # How many steps a prompt takes depends on how quick the machine is.
+            while BatchQuantizedCache not in caches(runner):
+                assert len(runner.tokens[leaving]) < 400, "no row has joined it"
+                runner.step()
             runner.remove(leaving)
     runner.finish_row(rows[0])
     runner.finish()
