@@ -9,11 +9,9 @@ counted in the metrics.
 
 import asyncio
 from collections import Counter
-from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
-from aiohttp.typedefs import Handler
 
 from lmx.protocol.web_origins import is_loopback
 from lmx.router.byte_budget import ByteBudget
@@ -65,8 +63,7 @@ def make_app(services: Services, tracer: "Tracer | None" = None) -> web.Applicat
     app[REQUEST_SERVER] = server
     app[SERVE] = server.serve_in_process
     app[SOCKETS] = Counter()
-    table = _route_table()
-    app[ENDPOINTS] = table.endpoints
+    app[ENDPOINTS] = {}
     app[LARGE_BODIES] = asyncio.Lock()
     app[BODY_BUDGET] = ByteBudget(
         max(MOST_BYTES, 2 * spec.body_limit_bytes), "bodies of requests that are being sent"
@@ -81,38 +78,22 @@ def make_app(services: Services, tracer: "Tracer | None" = None) -> web.Applicat
     app.on_response_prepare.append(add_headers)
     # This comes last, so that it sees every header.
     app.on_response_prepare.append(cors.on_prepare)
-    for resource in table.paths.resources():
-        app.router.register_resource(resource)
+    for endpoint in ROUTES:
+        _add(app, endpoint)
     return app
 
 
-class _RouteTable:
-    """The endpoints by their handlers, and the paths under which they are served."""
-
-    def __init__(self) -> None:
-        self.endpoints: dict[Handler, Endpoint] = {}
-        self.paths = web.UrlDispatcher()
-        for endpoint in ROUTES:
-            self._add(endpoint)
-
-    def _add(self, endpoint: Endpoint) -> None:
-        known = self.endpoints.setdefault(endpoint.handler, endpoint)
-        assert known.access is endpoint.access, f"{endpoint.path} and {known.path} differ in access"
-        # A proxy that keeps strangers from the operators' paths need not know of other spellings.
-        spelled = () if endpoint.access.for_operators else path_aliases(endpoint.path)
-        for path in (endpoint.path, *spelled):
-            if endpoint.method == "GET":
-                # HEAD is added too, except for a stream, whose length is only known at its end.
-                self.paths.add_get(path, endpoint.handler, allow_head=not endpoint.streams)
-            else:
-                self.paths.add_route(endpoint.method, path, endpoint.handler)
-
-
-@cache
-def _route_table() -> _RouteTable:
-    """Return the table, which is made once and never changed: all applications of a process share
-    it, as those of the tests. Its 450 paths take 12 ms of the processor to add."""
-    return _RouteTable()
+def _add(app: web.Application, endpoint: Endpoint) -> None:
+    known = app[ENDPOINTS].setdefault(endpoint.handler, endpoint)
+    assert known.access is endpoint.access, f"{endpoint.path} and {known.path} differ in access"
+    # A proxy that keeps strangers from the operators' paths need not know of other spellings.
+    spelled = () if endpoint.access.for_operators else path_aliases(endpoint.path)
+    for path in (endpoint.path, *spelled):
+        if endpoint.method == "GET":
+            # HEAD is added too, except for a stream, whose length is only known at its end.
+            app.router.add_get(path, endpoint.handler, allow_head=not endpoint.streams)
+        else:
+            app.router.add_route(endpoint.method, path, endpoint.handler)
 
 
 _VERSION: Final = "/v1"
