@@ -61,6 +61,7 @@ FIELDS_OF_THEIR_OWN = {
     "NamePattern.pattern": "of the configuration, which bounds it",
     "PlanLoad.folder": "a path on this machine",
     "BeatSeen.peers": "a digest",
+    "RouterBeat.peers": "a digest",
     "PairingOffer.code": "made by lmx",
     "PairProof.remote": "an address, from the kernel",
     "RouterStatus.announced_url": "made by lmx",
