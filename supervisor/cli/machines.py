@@ -89,7 +89,7 @@ def at_machine(name: str) -> tuple[Place, str]:
 
 
 def named_peer(client: ControlClient, name: str) -> Peer | None:
-    """Return the peer of a name, None if there is none. Raises :class:`OperationError`."""
+    """Return the peer of a name, None if no peer has it. Raises :class:`OperationError`."""
     from lmx.protocol.messages.peers import GetPeers
 
     return next((one for one in client.ask(GetPeers()).peers if one.name == name), None)

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
@@ -53,26 +54,31 @@ def main() -> None:
 
 def measure(_: Path) -> Section:
     """Measure this checkout."""
-    (tables,) = _tables([ROOT]).values()
     return Section(
         "Small requests during a long prompt",
         f"Time to the first token of requests of {SMALL_TOKENS} tokens, one after the other, on "
         f"the tiny model over HTTP: alone, and while prompts of {LONG_TOKENS} tokens are read "
         "(`make bench-small`; `AGAINST=` another checkout measures both in turns).",
-        tables[0],
+        _own_tables()[0],
     )
 
 
 def measure_engine(_: Path) -> Section:
     """Measure this checkout's engine."""
-    (tables,) = _tables([ROOT]).values()
     return Section(
         "Small requests during a long prompt, in the engine",
         f"Processor time of the engine from when a request of {SMALL_TOKENS} tokens comes until "
         "its first token, on tiny models: alone, and while a prompt is read that takes about four "
         "seconds (`make bench-small`; `AGAINST=` another checkout measures both in turns).",
-        tables[1],
+        _own_tables()[1],
     )
+
+
+@cache
+def _own_tables() -> list[list[list[str]]]:
+    """Return this checkout's tables, over HTTP and of the engine, which one run measures."""
+    (tables,) = _tables([ROOT]).values()
+    return tables
 
 
 def _tables(checkouts: Sequence[Path]) -> dict[Path, list[list[list[str]]]]:
