@@ -44,6 +44,7 @@ from lmx.worker.mlx.decoding.speculation import Speculation
 from lmx.worker.mlx.decoding.speculation_gate import why_off
 from lmx.worker.mlx.decoding.trials import Trials
 from lmx.worker.mlx.device.cpu import tables
+from lmx.worker.mlx.device.gpu import on_gpu
 from lmx.worker.mlx.device.metal_memory import release_memory, wire_weights
 from lmx.worker.mlx.drafting.load import FoundDrafter, find_drafter, make_drafter
 from lmx.worker.mlx.media.encoding import FeatureCache
@@ -149,12 +150,12 @@ class MlxGenerator:
         if ranks is None or loaded.group is None:
             sampler = BatchSampler()
             blocks = known or probe_multi_token(forward, drafts=spec.speculation is not None)
-            pace = PrefillPace(spec.max_decode_stall_s, on_gpu=mx.metal.is_available())
+            pace = PrefillPace(spec.max_decode_stall_s, on_gpu=on_gpu())
         else:
             sampler = RankedSampler(ranks, loaded.group)
             # What a constraint forces is known to rank 0 alone.
             blocks = Blocks(right=False)
-            pace = RankedPace(ranks, spec.max_decode_stall_s, on_gpu=mx.metal.is_available())
+            pace = RankedPace(ranks, spec.max_decode_stall_s, on_gpu=on_gpu())
         quantization = forward.kv_quantization
         mode = _batch_mode(forward, facts) if known is None else BatchMode.BATCHED
         self._speculation = _make_speculation(spec, loaded, sampler, blocks, mode)
@@ -444,8 +445,7 @@ def _media_prompts(loaded: LoadedModel) -> MediaPrompts | None:
 
 def _warm_up(rows: BatchEngine, facts: ModelFacts) -> None:
     warm_up_draws(facts.vocabulary_size)
-    on_gpu = mx.metal.is_available()
-    most_tokens = _GPU_WARM_UP_PROMPT_TOKENS if on_gpu else _WARM_UP_PROMPT_TOKENS
+    most_tokens = _GPU_WARM_UP_PROMPT_TOKENS if on_gpu() else _WARM_UP_PROMPT_TOKENS
     prompt_tokens = min(most_tokens, facts.context_tokens // 2)
     prompt = [min(facts.eos_token_ids, default=0)] * max(1, prompt_tokens)
     rows.admit(SequenceRequest(0, prompt, _WARM_UP_TOKENS, SequenceSampling(1.0, 0.9)))

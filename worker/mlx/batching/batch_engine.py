@@ -31,6 +31,7 @@ from lmx.worker.mlx.decoding.prefill import PromptPrefill
 from lmx.worker.mlx.decoding.rollback import Blocks
 from lmx.worker.mlx.decoding.sequence import DecodeSequence
 from lmx.worker.mlx.decoding.speculation import Speculation
+from lmx.worker.mlx.device.gpu import on_gpu
 from lmx.worker.mlx.media.encoding import FeatureCache
 from lmx.worker.mlx.media.spans import media_of
 from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states
@@ -320,7 +321,7 @@ class BatchEngine:
         for duplicate, prompt_cache in zip(duplicates, caches, strict=True):
             made.prefill_tokens += 1
             self._join(duplicate, prefill, len(row.prompt) - 1, prompt_cache, logits, made)
-        if not (decoding and mx.metal.is_available()):
+        if not (decoding and on_gpu()):
             # On Metal the rows that decode would have to allocate their buffers again.
             mx.clear_cache()
 

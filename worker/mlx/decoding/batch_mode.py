@@ -13,6 +13,7 @@ import structlog
 
 from lmx.worker.engine.values import SequenceRequest, SequenceSampling
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
+from lmx.worker.mlx.device.gpu import on_gpu
 from lmx.worker.mlx.model.batch_slots import join
 from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states, logit_difference
 from lmx.worker.scheduling.engine_errors import is_device_failure
@@ -66,11 +67,10 @@ def can_batch(forward: Forward) -> bool:
         reason = f"longer rows of {model_type} are wrong together"
         log.warning("batching.probe_failed", reason=reason)
         return False
-    on_gpu = mx.metal.is_available()
-    tolerance = _GPU_TOLERANCE if on_gpu else _TOLERANCE
+    tolerance = _GPU_TOLERANCE if on_gpu() else _TOLERANCE
     try:
         # A GPU's rounding may change much for one pair of prompts, and a fault does for each.
-        tried = [_off(forward, shift) for shift in (_SHIFTS if on_gpu else _SHIFTS[:1])]
+        tried = [_off(forward, shift) for shift in (_SHIFTS if on_gpu() else _SHIFTS[:1])]
     except _Unfit as error:
         log.warning("batching.probe_failed", reason=str(error))
         return False

@@ -29,6 +29,7 @@ from lmx.worker.mlx.decoding.rollback import (
 )
 from lmx.worker.mlx.decoding.sequence import DecodeSequence
 from lmx.worker.mlx.decoding.verify import Drafts, draw, score, score_known
+from lmx.worker.mlx.device.gpu import on_gpu
 from lmx.worker.mlx.model import batch_slots
 from lmx.worker.mlx.model.batch_slots import can_be_single, single_row
 from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states
@@ -102,7 +103,7 @@ class DecodeBatch:
         self._rope_deltas: mx.array | None = None
         self._steps = 0
         self._eval_interval = _get_batch_cache_eval_interval()
-        if self._eval_interval and mx.metal.is_available():
+        if self._eval_interval and on_gpu():
             self._eval_interval = max(self._eval_interval, _METAL_EVAL_STEPS)
 
     def join(self, joining: Joining) -> Sequence[tuple[int, Exception]]:
@@ -312,7 +313,7 @@ class DecodeBatch:
             return
         keep = batch_slots.kept_places(len(self.rows), gone)
         if not keep:
-            if self._next is not None and mx.metal.is_available():
+            if self._next is not None and on_gpu():
                 # The GPU still computes it: its buffer must not go to another array meanwhile.
                 mx.eval(self._next)
             self.rows, self._sequence_ids = [], []

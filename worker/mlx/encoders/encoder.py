@@ -18,6 +18,7 @@ from lmx.protocol.messages.tasks import TaskReply
 from lmx.protocol.states import LoadPhase
 from lmx.worker.engine.interfaces import LoadReporter
 from lmx.worker.engine.values import ModelFacts
+from lmx.worker.mlx.device.gpu import on_gpu
 from lmx.worker.mlx.device.metal_memory import release_memory, wire_weights
 from lmx.worker.mlx.encoders.folder import EncoderSettings, read_encoder_settings
 from lmx.worker.mlx.model.folder import effective_context, read_folder
@@ -68,7 +69,7 @@ def load_encoder(spec: WorkerSpec, advanced: LoadReporter, read_model: ReadModel
         AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False),
         settings,
         ModelFacts(context_tokens, frozenset(), int(model.config.vocab_size)),
-        METAL_PIECE_TOKENS if mx.metal.is_available() else CPU_PIECE_TOKENS,
+        METAL_PIECE_TOKENS if on_gpu() else CPU_PIECE_TOKENS,
     )
 
 

@@ -20,6 +20,7 @@ from lmx.worker.engine.values import ModelFacts
 from lmx.worker.formats.families.table import parser_for
 from lmx.worker.formats.reasoning import find_markers
 from lmx.worker.mlx.adapters.attach import Adapters, attach_adapters
+from lmx.worker.mlx.device.gpu import on_gpu
 from lmx.worker.mlx.memory.estimate import buffers_bytes, estimate
 from lmx.worker.mlx.model.folder import effective_context, read_folder
 from lmx.worker.mlx.model.forward import Forward
@@ -61,7 +62,7 @@ def evaluate(model: Any) -> None:
 def _cache_limit_bytes(
     weights_bytes: int, folder: Path, config: CheckpointConfig, kind: ModelKind
 ) -> int:
-    if mx.metal.is_available():
+    if on_gpu():
         return estimate(folder, config, kind).buffers_bytes
     return buffers_bytes(weights_bytes)
 
@@ -80,7 +81,7 @@ def _groups(weights: list[mx.array]) -> Iterator[list[mx.array]]:
 
 
 def _warn_if_slow(weights: list[mx.array]) -> None:
-    if mx.metal.is_available():
+    if on_gpu():
         return
     slow = sorted(
         {str(array.dtype) for array in weights} & {"mlx.core.float16", "mlx.core.bfloat16"}

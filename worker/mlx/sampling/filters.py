@@ -18,6 +18,7 @@ from typing import Final, NamedTuple, TypeVar, cast
 import mlx.core as mx
 
 from lmx.worker.engine.values import SequenceSampling
+from lmx.worker.mlx.device.gpu import on_gpu
 
 LANES: Final = 128
 """Long rows are padded to a multiple of this, and summed in that many lanes at once: five times
@@ -161,7 +162,7 @@ def _above_min_p(weights: mx.array, min_p: mx.array | None) -> mx.array:
 def _fused(function: _Arrays) -> _Arrays:
     """Return the function compiled where the device is a GPU: there each operation costs a launch,
     and those of top_p alone are 374. On a CPU they cost less than a compiler takes."""
-    return cast("_Arrays", mx.compile(function)) if mx.metal.is_available() else function
+    return cast("_Arrays", mx.compile(function)) if on_gpu() else function
 
 
 @_fused

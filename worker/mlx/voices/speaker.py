@@ -19,6 +19,7 @@ from lmx.worker.engine.interfaces import Engine, LoadReporter
 from lmx.worker.engine.values import ModelFacts, TaskPlan, wrong_kind
 from lmx.worker.media.values import Media
 from lmx.worker.mlx.device.cpu_convolutions import use_matrix_products
+from lmx.worker.mlx.device.gpu import on_gpu
 from lmx.worker.mlx.device.metal_memory import wire_weights
 from lmx.worker.mlx.encoders.encoder import EncoderMemory
 from lmx.worker.mlx.model.folder import read_folder
@@ -122,7 +123,7 @@ def _load(
         for file in sorted(folder.glob("*.safetensors")):
             content: Any = mx.load(str(file))
             weights |= content
-        if not mx.metal.is_available():
+        if not on_gpu():
             weights = {name: _computable(value) for name, value in weights.items()}
         match family:
             case "kokoro":

@@ -1,5 +1,6 @@
 """What is otherwise where a GPU computes: how rows are tried together, how large the first prompt
-is, how often buffers are given back. MLX says that there is Metal, and records what it is asked."""
+is, how often buffers are given back. MLX says that it computes on one, and records what it is
+asked."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -18,7 +19,8 @@ from lmx.worker.mlx.decoding.pace import LEAST_TOKENS, MOST_TOKENS, PrefillPace
 
 @pytest.fixture(params=[True, False], ids=["gpu", "cpu"])
 def on_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    monkeypatch.setattr(mx.metal, "is_available", lambda: request.param)
+    device = mx.Device(mx.gpu if request.param else mx.cpu)
+    monkeypatch.setattr(mx, "default_device", lambda: device)
     return bool(request.param)
 
 
