@@ -16,7 +16,7 @@ CODE := protocol router supervisor worker tests deploy docs
 PACKAGES := $(foreach name,protocol router supervisor worker,-p lmx.$(name))
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-quick conformance models-page reference fuzz walk chaos stalls soak kill-rounds kill-ranks kill-peers kill-batches agents installs clients lm-eval bench bench-memory bench-relay bench-console bench-mixed bench-batch bench-small bench-lanes bench-host bench-speculation bench-parse bench-start bench-idle bench-hop bench-ranks bench-federation bench-peers docs fmt lint types resolve imports check release clean
+.PHONY: help install run test test-quick conformance models-page reference fuzz walk chaos stalls soak kill-rounds kill-ranks kill-peers kill-batches agents installs clients lm-eval bench bench-memory bench-relay bench-console bench-mixed bench-batch bench-small bench-lanes bench-host bench-speculation bench-parse bench-start bench-idle bench-hop bench-ranks bench-device bench-federation bench-peers docs fmt lint types resolve imports check release clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -175,6 +175,9 @@ bench-hop: install ## what it costs that a peer answers: milliseconds and proces
 
 bench-ranks: install ## a model in one process, and divided among two ranks of this machine: tensor and pipeline, in turns
 	@$(BIN)/python -m tests.bench.bench_ranks
+
+bench-device: install ## compare lmx with mlx_lm.server on a GPU, and write docs/benchmarks-gpu.md (minutes)
+	@$(BIN)/python -m tests.bench.bench_device 1b $(or $(OUT),build/bench-device)
 
 bench-federation: install ## simulate 2 to 200 machines, and write the table of docs/scaling.md
 	@$(BIN)/python -m tests.bench.bench_federation --write

@@ -1,9 +1,9 @@
 """On which device the tests of the engine compute, and how exact they are there.
 
-They compute on the CPU. With ``LMX_TEST_DEVICE=gpu`` they compute on the GPU of a Mac, which adds
-numbers up in another order for another number of rows: figures are compared less exactly then, and
-a test that compares tokens of rows alone and in company may find others. Only that is tolerated: a
-test that fails in any other way fails.
+They compute on the CPU. With ``LMX_TEST_DEVICE=gpu`` they compute on a GPU, which adds numbers up
+in another order for another number of rows: figures are compared less exactly then, and a test that
+compares tokens of rows alone and in company may find others. Only that is tolerated: a test that
+fails in any other way fails.
 """
 
 import os
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-ON_GPU: Final = sys.platform == "darwin" and os.environ.get("LMX_TEST_DEVICE", "cpu") == "gpu"
+ON_GPU: Final = os.environ.get("LMX_TEST_DEVICE", "cpu") == "gpu"
 
 _GPU_LEAST: Final = 1e-3
 """What is tolerated of float32 on a GPU, for numbers around 1. Nobody has measured it."""
@@ -21,8 +21,8 @@ _COMPARING: Final = frozenset({"adapters", "decoding", "drafting", "media", "pre
 
 
 def choose_device() -> None:
-    """Choose the device on a Mac. Elsewhere it is MLX's own."""
-    if sys.platform != "darwin":
+    """Choose the device where there may be a GPU: on a Mac, or where one is asked for."""
+    if sys.platform != "darwin" and not ON_GPU:
         return
     # Rounding to 19 bits in products of float32.
     os.environ.setdefault("MLX_ENABLE_TF32", "0")

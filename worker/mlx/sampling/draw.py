@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from lmx.worker.engine.values import SequenceSampling
-from lmx.worker.mlx.device.gpu import on_gpu
 from lmx.worker.mlx.sampling.filters import (
     LANES,
     Filters,
@@ -188,7 +187,7 @@ def warm_up_draws(vocabulary: int) -> None:
     started; the first requests must not wait for that.
     """
     ways = [SequenceSampling(1.0), SequenceSampling(1.0, top_k=1)]
-    if on_gpu():
+    if mx.metal.is_available():
         ways += [SequenceSampling(1.0, top_p=0.9), SequenceSampling(1.0, typical_p=0.9)]
     for sampling in ways:
         for rows in (1, 2):

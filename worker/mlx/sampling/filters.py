@@ -18,7 +18,6 @@ from typing import Final, NamedTuple, TypeVar, cast
 import mlx.core as mx
 
 from lmx.worker.engine.values import SequenceSampling
-from lmx.worker.mlx.device.gpu import on_gpu
 
 LANES: Final = 128
 """Long rows are padded to a multiple of this, and summed in that many lanes at once: five times
@@ -160,9 +159,10 @@ def _above_min_p(weights: mx.array, min_p: mx.array | None) -> mx.array:
 
 
 def _fused(function: _Arrays) -> _Arrays:
-    """Return the function compiled where the device is a GPU: there each operation costs a launch,
-    and those of top_p alone are 374. On a CPU they cost less than a compiler takes."""
-    return cast("_Arrays", mx.compile(function)) if on_gpu() else function
+    """Return the function compiled for Metal: there each operation costs a launch, and those of
+    top_p alone are 374. On a CPU they cost less than a compiler takes, and for CUDA mlx compiles
+    each of its dozens of kernels anew, for seconds."""
+    return cast("_Arrays", mx.compile(function)) if mx.metal.is_available() else function
 
 
 @_fused

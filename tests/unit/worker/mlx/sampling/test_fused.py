@@ -16,11 +16,10 @@ TOP_P = SequenceSampling(1.0, top_p=0.9)
 TYPICAL = SequenceSampling(1.0, typical_p=0.9, top_p=0.9)
 
 
-def module(monkeypatch: pytest.MonkeyPatch, gpu: bool) -> ModuleType:
-    """The filters as a machine with or without a GPU imports them."""
-    device = mx.Device(mx.gpu if gpu else mx.cpu)
-    monkeypatch.setattr(mx, "default_device", lambda: device)
-    spec = importlib.util.spec_from_file_location(f"filters_{gpu}", filters.__file__)
+def module(monkeypatch: pytest.MonkeyPatch, metal: bool) -> ModuleType:
+    """The filters as a machine with or without Metal imports them."""
+    monkeypatch.setattr(mx.metal, "is_available", lambda: metal)
+    spec = importlib.util.spec_from_file_location(f"filters_{metal}", filters.__file__)
     assert spec is not None and spec.loader is not None
     found = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, found)
@@ -41,7 +40,7 @@ def test_the_filters_are_fused_for_a_gpu_and_left_alone_on_a_cpu(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sampling: SequenceSampling
 ) -> None:
     fused, plain = (
-        operations(module(monkeypatch, gpu), sampling, tmp_path) for gpu in (True, False)
+        operations(module(monkeypatch, metal), sampling, tmp_path) for metal in (True, False)
     )
     assert plain > 200
     assert fused < plain / 2
