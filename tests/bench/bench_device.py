@@ -93,7 +93,8 @@ def _page(kept: Path) -> str:
         parts.append(
             f"## {shape.upper()}, {bits} bits\n\n{(kept / 'device').read_text()}; "
             f"{machine['system']} {machine['architecture']}, {machine['cores']} cores; "
-            f"{found['rounds']['done']} rounds of {found['seconds'] / found['rounds']['planned']:g} s for each server.\n\n"
+            f"{found['rounds']['done']} rounds of "
+            f"{found['seconds'] / found['rounds']['planned']:g} s for each server.\n\n"
             "| | server | failed | tokens/s | first token | next token | processor, ms a token |\n"
             "|---|---|---|---|---|---|---|\n" + "".join(map(_row, found["phases"]))
         )
