@@ -147,7 +147,7 @@ def _exchange(
 ) -> tuple[Peer, bool]:
     """Take the code. Return the other machine, and whether it can reach this one."""
     from lmx.protocol.messages.pairing import IssuePeerKey
-    from lmx.protocol.messages.peers import FINGERPRINT, PutPeer
+    from lmx.protocol.messages.peers import FINGERPRINT, PutPeer, RemovePeer
     from lmx.supervisor.cli.machines import named_peer
     from lmx.supervisor.keys.keys import new_secret
     from lmx.supervisor.pairing.certificate import pinned
@@ -175,7 +175,7 @@ def _exchange(
         # What keeps a peer of this name from being stored is found before the other machine has
         # changed anything, so that an earlier pairing stays as it is.
         client.ask(PutPeer(earlier))
-    own_key, peer = new_secret(), None
+    own_key, peer, is_stored = new_secret(), None, False
     try:
         secret = Secret(part, said.shower_public, said, code)
         content = {
@@ -203,12 +203,16 @@ def _exchange(
             )
         peer = pinned(said.machine, http.remote.url, str(sealed["key"]), certificate)
         client.ask(PutPeer(peer))
+        is_stored = True
         # The key is in effect from here on: a wrong code leaves an earlier pairing as it is.
         if sealed["url"] is not None:
             client.ask(IssuePeerKey(said.machine, own_key))
     except BaseException as error:
         if peer is not None:
             _leave(peer)
+        if is_stored:
+            # The other machine takes this machine's key no more, and neither would an earlier one.
+            client.ask(RemovePeer(said.machine))
         if isinstance(error, WrongCodeError):
             raise OperationError(
                 ErrorCode.PERMISSION_DENIED,

@@ -15,6 +15,7 @@ from lmx.protocol.messages.keys import KeyScope
 from lmx.protocol.messages.pairing import (
     ForgetPeer,
     GetOffer,
+    IssuePeerKey,
     Machine,
     OfferPairing,
     OfferState,
@@ -25,7 +26,7 @@ from lmx.protocol.messages.pairing import (
     PairWelcome,
     WithdrawOffer,
 )
-from lmx.protocol.messages.peers import GetPeers, Peer, PeerKind, PutPeer
+from lmx.protocol.messages.peers import GetPeers, Peer, PeerKind, PutPeer, RemovePeer
 from lmx.supervisor.cli import pairing as cli_pairing
 from lmx.supervisor.control.keys import KeyCommands
 from lmx.supervisor.control.pairing import PairingCommands
@@ -203,6 +204,7 @@ class Laptop:
     def __init__(self, studio: Studio, folder: Path) -> None:
         self.peers = Peers(folder / "laptop.json", tuple, lambda _: None)
         self.full = False
+        self.keyless = False
         self.remote = Remote("http://192.168.1.5:8000", "")
         self._studio = studio
         self._loop = asyncio.get_running_loop()
@@ -215,6 +217,10 @@ class Laptop:
                 raise OperationError(ErrorCode.INTERNAL, "the disk is full")
             case PutPeer(peer):
                 return self.peers.put(peer)
+            case RemovePeer(name):
+                return self.peers.remove(name)
+            case IssuePeerKey() if self.keyless:
+                raise OperationError(ErrorCode.INTERNAL, "no key")
         return Done("the key is in effect")
 
     def call(self, _method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -253,6 +259,19 @@ async def test_a_pairing_that_fails_on_the_other_machine_leaves_an_earlier_one_a
     with pytest.raises(OperationError, match="disk is full"):
         await laptop.pair((await studio.offer()).code)
     assert (studio.peers.list, studio.keys.ring, laptop.peers.list, left) == (*before, [])
+
+
+async def test_a_peer_whose_key_can_not_be_stored_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    studio, left = Studio(tmp_path), []
+    monkeypatch.setattr(cli_pairing, "_leave", left.append)
+    laptop = Laptop(studio, tmp_path)
+    laptop.keyless = True
+    with pytest.raises(OperationError, match="no key"):
+        await laptop.pair((await studio.offer()).code)
+    assert [peer.name for peer in left] == ["studio"]
+    assert not laptop.peers.list.peers
 
 
 async def test_a_machine_that_is_paired_again_has_another_key(tmp_path: Path) -> None:
