@@ -264,7 +264,8 @@ async def test_a_pairing_that_fails_on_the_other_machine_leaves_an_earlier_one_a
 async def test_a_peer_whose_key_can_not_be_stored_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    studio, left = Studio(tmp_path), []
+    studio = Studio(tmp_path)
+    left: list[Peer] = []
     monkeypatch.setattr(cli_pairing, "_leave", left.append)
     laptop = Laptop(studio, tmp_path)
     laptop.keyless = True

@@ -1,6 +1,7 @@
 """For how long one waits for what another process does."""
 
 import asyncio
+import time
 
 import pytest
 
@@ -33,3 +34,15 @@ async def test_time_in_which_it_waits_for_a_processor_does_not_count(
 async def test_what_is_done_is_seen_at_once() -> None:
     work = asyncio.ensure_future(asyncio.sleep(0))
     assert await patience.done_within(work, 90.0, 90.0, 1)
+
+
+async def test_time_in_which_this_process_stands_still_does_not_count() -> None:
+    loop = asyncio.get_running_loop()
+    work: asyncio.Future[None] = loop.create_future()
+
+    def stand_still() -> None:
+        time.sleep(1.0)
+        loop.call_later(0.1, work.set_result, None)
+
+    loop.call_later(0.1, stand_still)
+    assert await patience.done_within(work, 0.8, 0.8, 1)
