@@ -9,12 +9,12 @@ from typing import Any, Final
 from lmx.protocol.host.processor_wait import ProcessorWait, observe
 
 _LOOK_S: Final = 1.0
+_STOOD_STILL_S: Final = 0.25
 
 
 async def done_within(work: asyncio.Future[Any], limit_s: float, most_s: float, pid: int) -> bool:
     """Return whether ``work`` is done within ``limit_s``, in which the process ``pid`` and those
-    that it has started could run, and within ``most_s`` by the clock. Time in which this process
-    stands still does not count: what was done meanwhile is seen first. If not, it continues."""
+    that it has started could run, and within ``most_s`` by the clock. If not, it continues."""
     began_s = time.monotonic()
     deadline_s, last_s = began_s + limit_s, began_s + most_s
     wait = ProcessorWait(pid, partial(observe, descendants=True))
@@ -22,9 +22,12 @@ async def done_within(work: asyncio.Future[Any], limit_s: float, most_s: float, 
         now_s = time.monotonic()
         look_s = now_s + max(0.0, min(deadline_s - now_s, last_s - now_s, _LOOK_S))
         await asyncio.wait([work], timeout=look_s - now_s)
-        late_s = max(0.0, time.monotonic() - look_s)
-        deadline_s += wait.more_s() + late_s
-        last_s += late_s
+        deadline_s += wait.more_s()
+        if time.monotonic() - look_s > _STOOD_STILL_S:
+            # What was done while this process stood still comes in now.
+            deadline_s, last_s = (
+                max(end_s, time.monotonic() + _LOOK_S) for end_s in (deadline_s, last_s)
+            )
         if min(deadline_s, last_s) <= time.monotonic():
             break
     return work.done()
