@@ -60,6 +60,7 @@ from lmx.router.peers.relay import (
     Letter,
     NothingCameError,
     may_go_elsewhere,
+    not_begun,
     note_kept,
     opened,
     passed_on,
@@ -378,20 +379,24 @@ class Federation:
         events: EventStream,
         form: AnswerForm,
     ) -> Any:
-        """Return what ``work`` returns. Meanwhile a client that waits for a stream gets pings; one
-        that does not stream waits that long at most."""
+        """Return what ``work`` returns. Meanwhile a client that waits for a stream gets pings.
+        Raises :class:`GenerationError` when an answer without a stream is too late, and
+        :class:`NothingCameError` when a machine has begun no stream for as long."""
         task = asyncio.ensure_future(work)
         most_s = _LONGEST_SOUND_S if endpoint.tag == AUDIO else self._spec.sync_timeout_s
-        limit_s = request[CONTEXT].started_at_s + most_s
+        streams = form is AnswerForm.EVENTS
+        limit_s = (time.monotonic() if streams else request[CONTEXT].started_at_s) + most_s
         wait_s = _QUIET_S
         try:
             while True:
-                if form is not AnswerForm.EVENTS:
-                    wait_s = max(0.0, limit_s - time.monotonic())
+                left_s = max(0.0, limit_s - time.monotonic())
+                wait_s = min(wait_s, left_s) if streams else left_s
                 if (await asyncio.wait({task}, timeout=wait_s))[0]:
                     return task.result()
-                if form is not AnswerForm.EVENTS:
+                if not streams:
                     raise too_late(most_s)
+                if not left_s:
+                    raise NothingCameError(not_begun(most_s))
                 wait_s = self._spec.ping_interval_s
                 if not events.is_open:
                     await events.open()

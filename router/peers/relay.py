@@ -426,6 +426,14 @@ def _usage(payload: bytes) -> dict[str, Any]:
     return read_record(orjson.dumps(counts))
 
 
+def not_begun(seconds: float) -> GenerationError:
+    """Return the error for a stream that a machine has not begun in time."""
+    return GenerationError(
+        ErrorCode.DEADLINE_EXCEEDED,
+        f"The machine that was asked has sent nothing for {seconds:g} s (server.sync_timeout_s).",
+    )
+
+
 def too_late(seconds: float) -> GenerationError:
     """Return the error for an answer that takes longer than a client may wait."""
     return GenerationError(

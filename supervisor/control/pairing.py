@@ -278,8 +278,12 @@ class PairingCommands:
             if key_name(peer.name) == name:
                 try:
                     self._peers.remove(peer.name)
-                except OperationError:
-                    break  # It is of the configuration, where it is changed.
+                except OperationError as error:
+                    if error.code is ErrorCode.UNSUPPORTED_VALUE:
+                        break  # It is of the configuration, where it is changed.
+                    # The disk takes no write. The key is revoked, and the peer is no use any more.
+                    stored = self._peers.stored
+                    self._peers.put_back(tuple(one for one in stored if one.name != peer.name))
                 await self._in_effect()
                 self._note("peer.removed", f"{peer.name} has ended the pairing")
         return done

@@ -46,8 +46,9 @@ class Shutdown:
         # There is no router any more, so new connections must be refused at once and not wait in
         # the backlog.
         _try(self._guard.close)
-        self._core.stop_workers(time.monotonic(), at_once=self._at_once)
-        if self._at_once:
+        hurried = self._at_once
+        self._core.stop_workers(time.monotonic(), at_once=hurried)
+        if hurried:
             self._guard.stop(time.monotonic(), 0.0)
         try:
             await self._close_fetches()
@@ -55,7 +56,6 @@ class Shutdown:
             log.exception(
                 "fetches.not_closed"
             )  # the processes that are left are ended all the same
-        hurried = self._at_once
         await self._until(lambda: not self._processes_left() or self._at_once != hurried)
         if self._processes_left():
             self._core.stop_workers(time.monotonic(), at_once=True)

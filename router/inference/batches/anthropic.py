@@ -196,8 +196,11 @@ def _check(requests: Sequence[MessageBatchLine]) -> None:
                 f"is that of an earlier request, and must be unique: {short(one.custom_id)}.",
             )
         known.add(one.custom_id)
-        if one.params.get("stream"):
-            raise invalid(f"requests[{place}].params.stream", "is not supported in a batch.")
+        for name in ("stream", "background"):
+            if one.params.get(name):
+                raise invalid(f"requests[{place}].params.{name}", "is not supported in a batch.")
+        if not isinstance(one.params.get("model"), str | None):
+            raise invalid(f"requests[{place}].params.model", "must be a string.")
 
 
 def _lines(requests: Sequence[MessageBatchLine]) -> Iterator[bytes]:
@@ -233,6 +236,8 @@ def _shown(request: web.Request, row: BatchRow) -> MessageBatch:
         status is BatchStatus.FINALIZING and row.end == BatchStatus.CANCELLED
     )
     left = row.left if over else 0
+    # Of a batch that failed, none was answered.
+    errored = left if status is BatchStatus.FAILED else 0
     expired = left if status is BatchStatus.EXPIRED else 0
     results = f"{request.url.origin()}/v1/messages/batches/{row.id}/results"
     return MessageBatch(
@@ -242,8 +247,8 @@ def _shown(request: web.Request, row: BatchRow) -> MessageBatch:
         request_counts=MessageCounts(
             processing=0 if over else row.total,
             succeeded=row.completed if over else 0,
-            errored=row.failed if over else 0,
-            canceled=left - expired,
+            errored=row.failed + errored if over else 0,
+            canceled=left - expired - errored,
             expired=expired,
         ),
         created_at=utc_text(row.created_s),

@@ -316,6 +316,10 @@ class BatchRunner:
             _log.error("batches.input_lost", batch=row.id)
             await self._change(row, BatchStatus.CANCELLING, "cancelling_s", "cancelled")
             return
+        except OSError as error:
+            # It is opened again when the records are next read; the others are answered meanwhile.
+            _log.warning("batches.delayed", batch=row.id, reason=str(error))
+            return
         self._batches[row.id] = _Batch(row, descriptor)
 
     def _drop(self, batch_id: str) -> None:
