@@ -14,6 +14,7 @@ from mlx.utils import tree_flatten
 from lmx.protocol.messages.specs import PrefixCacheSpec
 from lmx.worker.engine.values import SequenceRequest
 from lmx.worker.mlx.batching import prefill_queue
+from lmx.worker.mlx.decoding import pace
 from lmx.worker.mlx.decoding import prefill as prefills
 from lmx.worker.mlx.decoding.pace import layers_at_once
 from lmx.worker.mlx.decoding.prefill import PrefillChunk, PromptPrefill
@@ -224,6 +225,37 @@ def test_a_row_is_preempted_in_a_pause_and_keeps_the_chunk(runner: EngineRunner)
     runner.finish_row(long)
     assert runner.tokens[long] == expected
     assert runner.started[long].cached_tokens >= chunk.end
+
+
+def test_a_row_whose_chunk_can_not_be_completed_is_preempted_all_the_same(
+    runner: EngineRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory is short then, and no other row is concerned."""
+
+    def fail(_: PromptPrefill) -> None:
+        raise RuntimeError("no buffer of this size")
+
+    expected = [runner.alone(prompt, HOT, 12, cache_salt="alone") for prompt in (LONG, SMALL[0])]
+    long = pause(runner)
+    small = runner.admit(SMALL[0], HOT, 12)
+    with monkeypatch.context() as patch:
+        patch.setattr(PromptPrefill, "complete", fail)
+        assert runner.generator.preempt(long) == []
+    runner.finish_row(small)
+    runner.generator.admit(runner.requests[long])
+    runner.finish_row(long)
+    assert [runner.tokens[row] for row in (long, small)] == expected
+
+
+def test_a_prompt_that_comes_in_a_pause_finds_what_it_waited_for(
+    runner: EngineRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both begin with 300 tokens, and the chunk that pauses has more."""
+    monkeypatch.setattr(pace.PrefillPace, "chunk", lambda *_, **__: 500)
+    pause(runner)
+    other = runner.admit([*LONG[:300], 7, 7, 7], HOT, 2)
+    runner.finish()
+    assert runner.started[other].cached_tokens >= 250
 
 
 def test_memory_runs_short_in_a_pause(runner: EngineRunner) -> None:

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 import mlx.core as mx
 import numpy as np
+import structlog
 
 from lmx.worker.engine.interfaces import Ranks
 from lmx.worker.engine.values import (
@@ -39,6 +40,9 @@ from lmx.worker.mlx.prefix.cache import AtomicSpans, PrefixCache
 from lmx.worker.mlx.prefix.reread import RecentPrompts
 from lmx.worker.mlx.prefix.tree import Tokens
 from lmx.worker.mlx.sampling.sampler import BatchSampler
+from lmx.worker.scheduling.engine_errors import is_device_failure
+
+log = structlog.get_logger()
 
 # A row waits no longer than this for a prefix from disk.
 _FETCH_WAIT_S: Final = 2.0
@@ -167,8 +171,7 @@ class BatchEngine:
         if (prompt := self._prompts.remove(sequence_id)) is not None:
             self._forget(sequence_id)
             if prompt.prefill is not None:
-                prompt.prefill.complete()
-                self._keep_prompt(prompt.prefill)
+                self._keep_begun(prompt.prefill)
                 mx.clear_cache()
             return prompt.row.generated
         here = self._buckets.find(sequence_id)
@@ -178,6 +181,17 @@ class BatchEngine:
         self._end([sequence_id], keep=True)
         self.shrink()
         return made
+
+    def _keep_begun(self, prefill: PromptPrefill) -> None:
+        """Keep what a preempted row has read. If the rest of its chunk can't be computed, nothing
+        is kept: it fails, if it must, when it is read again."""
+        try:
+            prefill.complete()
+            self._keep_prompt(prefill)
+        except Exception as error:
+            if self._ranks is not None or is_device_failure(error):
+                raise
+            log.warning("prompt.not_kept", sequence=prefill.row.sequence_id, reason=str(error))
 
     def shrink(self) -> None:
         """Free the memory that is reserved for rows that may come."""
@@ -293,14 +307,13 @@ class BatchEngine:
             if prompt.prefill is None:
                 prompt.prefill = self._begin_prefill(prompt, decoding)
             prefill = prompt.prefill
-            if self._encode(prefill, decoding, made):
-                self._prompts.read()
-                return
-            self._advance_prefill(prompt, prefill, decoding, made, interrupted)
+            encodes = self._encode(prompt, prefill, decoding, made, interrupted)
+            if not encodes:
+                self._advance_prefill(prompt, prefill, decoding, made, interrupted)
             # On each rank it would be another time, and they have to choose the same prompts.
             took_s = 0.0 if self._ranks is not None else time.perf_counter() - began_s
             self._prompts.read(row.sequence_id, took_s)
-            if not prefill.ready:
+            if encodes or not prefill.ready:
                 return
             logits = self._finish_prefill(prefill, made)
         except Exception as error:  # Such as for a buffer that is too large for the device.
@@ -359,7 +372,14 @@ class BatchEngine:
             kept = self._prefixes.kept(prompt.tokens, row.cache_salt, self._atomic(prompt))
         return overlap.explained(kept, scored=row.prompt_logprobs is not None)
 
-    def _encode(self, prefill: PromptPrefill, decoding: bool, made: StepOutput) -> bool:
+    def _encode(
+        self,
+        prompt: Prompt,
+        prefill: PromptPrefill,
+        decoding: bool,
+        made: StepOutput,
+        interrupted: Callable[[], bool],
+    ) -> bool:
         """Continue to encode the next picture, sound or video that the prompt's next chunk needs,
         and return whether that was this step's work. One that was encoded before needs no step."""
         media = prefill.media
@@ -384,7 +404,10 @@ class BatchEngine:
                 media.encoding = forward.encode(span, self._pace.part_s)
                 return True
             before = encoding.done_share
-            if encoding.advance(self._pace.budget_s(decoding, yields=self._yields(row))):
+            budget_s = self._pace.budget_s(decoding, yields=self._yields(row))
+            if self._prompts.is_passed or interrupted():
+                budget_s = min(budget_s, max(self._pace.part_s, self._owed_s(prompt)))
+            if encoding.advance(budget_s):
                 self._features.put(span.digest, row.cache_salt, encoding.features)
                 media.put(span, encoding.features)
             tokens = len(span.places)
@@ -413,7 +436,7 @@ class BatchEngine:
         if limit_s >= self._pace.budget_s(chunk.decoding, yields=chunk.yields):
             # Its length was chosen for that: if it takes longer, the next one is shorter.
             limit_s = float("inf")
-        owed_s, before = prompt.owed_s, chunk.done_tokens
+        owed_s, before = self._owed_s(prompt), chunk.done_tokens
 
         def paused(spent_s: float, next_s: float) -> bool:
             awaited = self._prompts.is_passed or interrupted()
@@ -435,8 +458,14 @@ class BatchEngine:
             yields=chunk.yields,
             layer_s=chunk.layer_s,
         )
-        if prefill.done_tokens in stops:
+        # One that came in a pause shares perhaps less than the chunk, which is cut for it later.
+        if any(chunk.end - chunk.tokens < stop <= chunk.end for stop in stops):
             self._keep_prompt(prefill)
+
+    def _owed_s(self, prompt: Prompt) -> float:
+        """Return for how long a prompt is read though somebody waits. What prompts of the
+        background owe each other is nothing to somebody who comes."""
+        return 0.0 if prompt.row.background and not self._prompts.is_passed else prompt.owed_s
 
     def _yields(self, row: SequenceRequest) -> bool:
         """Return whether a row's prompt is read in small chunks, because somebody may come. If
