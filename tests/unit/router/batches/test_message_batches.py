@@ -144,6 +144,8 @@ async def test_it_is_cancelled_before_its_requests_are_known(
         ([], "requests"),
         ([one("a"), one("a")], r"requests\[1\].custom_id"),
         ([one("a", stream=True)], r"requests\[0\].params.stream"),
+        ([one("a", background=True)], r"requests\[0\].params.background"),
+        ([one("a"), one("b", model=5)], r"requests\[1\].params.model"),
         ([one("a b")], r"requests\[0\].custom_id"),
         ([one("a"), one("b", junk=2**70)], r"requests\[1\].params"),
         ([one("x" * 65)], r"requests\[0\].custom_id"),

@@ -348,6 +348,23 @@ async def test_pings_go_to_a_client_while_machines_are_asked_and_the_last_may_be
         assert len(b.worker.streams) == 1
 
 
+async def test_a_machine_that_begins_no_stream_is_given_up_in_the_end() -> None:
+    async def says_nothing(_: FakeStream) -> None:
+        await asyncio.Event().wait()
+
+    async with federation(
+        ("a", "b"), {"b": says_nothing}, quiet_s=0.1, ping_interval_s=0.1, sync_timeout_s=0.5
+    ) as rigs:
+        a, b = rigs["a"], rigs["b"]
+        await a.publish(ready(MODEL, INSTANCE, created_s=1, max_rows=1))
+        await with_model_running(a)
+        await asked(a)
+        async with asyncio.timeout(90), a.chat(stream=True) as response:
+            text = await response.text()
+        assert "data: [DONE]" in text
+        assert len(b.worker.streams) == 1
+
+
 async def with_model_running(rig: Rig) -> None:
     """Have one request under way that never ends, and later ones answered."""
 

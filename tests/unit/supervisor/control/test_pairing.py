@@ -139,6 +139,21 @@ async def test_a_right_code_gives_each_side_a_key(tmp_path: Path) -> None:
     assert (await studio.refused(ForgetPeer("laptop"))).code is ErrorCode.NOT_FOUND
 
 
+async def test_a_peer_that_gives_its_key_up_is_forgotten_though_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OperationError(ErrorCode.INTERNAL, "the disk is full")
+
+    studio = Studio(tmp_path)
+    _, proof = await studio.exchange((await studio.offer()).code, LAPTOP)
+    await studio.ask(proof)
+    monkeypatch.setattr(studio.peers, "_save", refuse)
+    assert isinstance(await studio.ask(ForgetPeer("peer-laptop")), Done)
+    assert not studio.peers.list.peers
+    assert studio.noted[-1] == "peer.removed"
+
+
 async def test_whoever_asks_in_the_midst_sees_no_end_before_the_end(tmp_path: Path) -> None:
     studio = Studio(tmp_path)
     offer = await studio.offer()

@@ -51,3 +51,26 @@ async def test_workers_end_though_every_step_fails() -> None:
         shutdown.exited()
         await ending
     assert {pid for pid, _ in rig.actions.signals} == {1001, 1002}
+
+
+async def test_to_be_hurried_counts_while_fetches_are_closed() -> None:
+    rig = CoreRig({"a": 100})
+    rig.up("a")
+    guard: Any = _Guard()
+    seen: list[bool] = []
+
+    def stop_workers(_now_s: float, *, at_once: bool) -> None:
+        seen.append(at_once)
+
+    rig.core.stop_workers = stop_workers  # type: ignore[method-assign]
+
+    async def close_fetches() -> None:
+        shutdown.hurry()
+
+    shutdown = Shutdown(rig.core, guard, close_fetches)
+    ending = asyncio.create_task(shutdown.run(1.0))
+    async with asyncio.timeout(90):
+        while len(seen) < 2:
+            await asyncio.sleep(0.01)
+    assert seen == [False, True]
+    ending.cancel()
