@@ -59,7 +59,8 @@ async def test_to_be_hurried_counts_while_fetches_are_closed() -> None:
     guard: Any = _Guard()
     seen: list[bool] = []
 
-    def stop_workers(_now_s: float, *, at_once: bool) -> None:
+    def stop_workers(now_s: float, *, at_once: bool) -> None:
+        assert now_s > 0
         seen.append(at_once)
 
     rig.core.stop_workers = stop_workers  # type: ignore[method-assign]
