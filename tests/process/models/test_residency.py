@@ -150,6 +150,7 @@ class TestPinned:
         # Whoever had to wait for its answer would do so for longer than the client waits.
         server = {"load_wait_s": 600}
         with rig({"models": models, "memory": memory, "server": server}) as lmx:
+            await asyncio.to_thread(lmx.wait_state, "held", "ready")
             async with http() as session:
                 await answered(session, lmx.url, "kept")
                 await asyncio.to_thread(lmx.ask, PinModel("kept", True))
