@@ -20,14 +20,13 @@ async def done_within(work: asyncio.Future[Any], limit_s: float, most_s: float, 
     wait = ProcessorWait(pid, partial(observe, descendants=True))
     while not work.done():
         now_s = time.monotonic()
-        look_s = now_s + max(0.0, min(deadline_s - now_s, last_s - now_s, _LOOK_S))
+        look_s = max(now_s, min(deadline_s, last_s, now_s + _LOOK_S))
         await asyncio.wait([work], timeout=look_s - now_s)
         deadline_s += wait.more_s()
-        if time.monotonic() - look_s > _STOOD_STILL_S:
+        now_s = time.monotonic()
+        if now_s - look_s > _STOOD_STILL_S:
             # What was done while this process stood still comes in now.
-            deadline_s, last_s = (
-                max(end_s, time.monotonic() + _LOOK_S) for end_s in (deadline_s, last_s)
-            )
-        if min(deadline_s, last_s) <= time.monotonic():
+            deadline_s, last_s = max(deadline_s, now_s + _LOOK_S), max(last_s, now_s + _LOOK_S)
+        if min(deadline_s, last_s) <= now_s:
             break
     return work.done()

@@ -32,8 +32,8 @@ def write_page(sections: Sequence[Section], model: str) -> None:
         f"Machine: {platform.system()} {platform.machine()}, {os.cpu_count()} cores; "
         f"mlx {version('mlx')}, mlx-vlm {version('mlx-vlm')}{blas}; model: {model}.",
         "",
-        "Beside other servers: [benchmarks-peers.md](benchmarks-peers.md), by `make bench-peers`; "
-        "on a GPU: [benchmarks-gpu.md](benchmarks-gpu.md), by `make bench-device`. "
+        "Compared with other servers: [benchmarks-peers.md](benchmarks-peers.md), by `make "
+        "bench-peers`; on a GPU: [benchmarks-gpu.md](benchmarks-gpu.md), by `make bench-device`. "
         "Of your own machine and models: `lmx bench` ([measuring.md](measuring.md)).",
     ]
     for section in sections:

@@ -335,7 +335,7 @@ class BatchEngine:
             made.prefill_tokens += 1
             self._join(duplicate, prefill, len(row.prompt) - 1, prompt_cache, logits, made)
         if not (decoding and on_gpu()):
-            # On Metal the rows that decode would have to allocate their buffers again.
+            # On a GPU the rows that decode would have to allocate their buffers again.
             mx.clear_cache()
 
     def _begin_prefill(self, prompt: Prompt, decoding: bool) -> PromptPrefill:

@@ -35,7 +35,7 @@ from lmx.worker.mlx.model.batch_slots import can_be_single, single_row
 from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states
 from lmx.worker.mlx.sampling.sampler import BatchSampler, PendingScores
 
-_METAL_EVAL_STEPS: Final = 512
+_GPU_EVAL_STEPS: Final = 512
 """On Metal each clearing costs the buffers of the next step, some hundreds; mlx-lm clears as often
 as this."""
 
@@ -104,7 +104,7 @@ class DecodeBatch:
         self._steps = 0
         self._eval_interval = _get_batch_cache_eval_interval()
         if self._eval_interval and on_gpu():
-            self._eval_interval = max(self._eval_interval, _METAL_EVAL_STEPS)
+            self._eval_interval = max(self._eval_interval, _GPU_EVAL_STEPS)
 
     def join(self, joining: Joining) -> Sequence[tuple[int, Exception]]:
         """Add a row. If its logits are given, draw its first token, which the next step returns.

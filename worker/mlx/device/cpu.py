@@ -21,6 +21,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from lmx.worker.mlx.device.gpu import on_gpu
+
 _MOST_TABLES: Final = 8
 """Some models have layers of two kinds, each with positions of its own; and there may be
 buckets."""
@@ -38,7 +40,7 @@ _mlx_rope = mx.fast.rope
 
 def use_few_operations() -> None:
     """Have all models of this process computed so from now on. Does nothing on a GPU."""
-    if mx.default_device() == mx.Device(mx.cpu):
+    if not on_gpu():
         mx.fast.rms_norm, mx.fast.rope = rms_norm, rope
 
 

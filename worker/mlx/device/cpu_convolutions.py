@@ -9,13 +9,15 @@ from typing import Any
 
 import mlx.core as mx
 
+from lmx.worker.mlx.device.gpu import on_gpu
+
 _mlx_conv1d = mx.conv1d
 _mlx_conv_transpose1d = mx.conv_transpose1d
 
 
 def use_matrix_products() -> None:
     """Have all models of this process computed so from now on. Does nothing on a GPU."""
-    if mx.default_device() == mx.Device(mx.cpu):
+    if not on_gpu():
         mx.conv1d, mx.conv_transpose1d = conv1d, conv_transpose1d
 
 

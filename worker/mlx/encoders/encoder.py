@@ -27,7 +27,7 @@ from lmx.worker.mlx.model.load import read_weights
 from lmx.worker.mlx.model.token_text import TokenTask, TokenTasks
 
 CPU_PIECE_TOKENS: Final = 256
-METAL_PIECE_TOKENS: Final = 8192
+GPU_PIECE_TOKENS: Final = 8192
 """The most tokens of one forward pass, padding included: about a second of a small model's time, in
 which no other piece is computed. Measured with MiniLM and the reference BLAS on one core: 180
 tokens a second."""
@@ -69,7 +69,7 @@ def load_encoder(spec: WorkerSpec, advanced: LoadReporter, read_model: ReadModel
         AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False),
         settings,
         ModelFacts(context_tokens, frozenset(), int(model.config.vocab_size)),
-        METAL_PIECE_TOKENS if on_gpu() else CPU_PIECE_TOKENS,
+        GPU_PIECE_TOKENS if on_gpu() else CPU_PIECE_TOKENS,
     )
 
 

@@ -23,6 +23,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 from mlx_vlm.models import base
 
+from lmx.worker.mlx.device.gpu import on_gpu
 from lmx.worker.mlx.media.cost import ComputingCost
 
 _FIRST_CPU_S: Final = 1e-9
@@ -66,7 +67,7 @@ class Slicer:
     def __init__(self, encoders: Sequence[Any], small: Sequence[Any]) -> None:
         """``encoders`` are all modules of the vision and audio encoders, and ``small`` those of
         them that hold none of the blocks that stand one behind the other."""
-        gpu = mx.default_device() == mx.Device(mx.gpu)
+        gpu = on_gpu()
         self._cost = ComputingCost(_FIRST_GPU_S if gpu else _FIRST_CPU_S)
         self._patches = list(self._found_patches(encoders, small))
         self._known_by_rows: dict[Any, bool] = {}

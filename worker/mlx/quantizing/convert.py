@@ -18,6 +18,7 @@ from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.host.regular_file import parse_json, read_regular
 from lmx.protocol.models.checkpoint import CONFIG_LIMIT_BYTES, INDEX_NAME, read_checkpoint_config
 from lmx.protocol.states import QuantizedBits
+from lmx.worker.mlx.device.gpu import on_gpu
 from lmx.worker.mlx.model.library import open_checkpoint
 from lmx.worker.mlx.model.patches.mlx_lm import classes_of
 from lmx.worker.mlx.model.readable import FolderChanges, readable
@@ -68,7 +69,7 @@ def quantize_folder(
 
 
 def _set_types(model: Any) -> None:
-    kind = mx.float32 if mx.default_device() == mx.Device(mx.cpu) else mx.bfloat16
+    kind = mx.bfloat16 if on_gpu() else mx.float32
     castable = getattr(model, "cast_predicate", lambda _: True)
 
     def cast(name: str, array: mx.array) -> mx.array:

@@ -12,6 +12,7 @@ from mlx_lm.utils import dequantize_model as dequantize_text
 from mlx_vlm.quant_utils import dequantize_model
 
 from lmx.protocol.models.checkpoint import read_checkpoint_config
+from lmx.worker.mlx.device.gpu import on_gpu
 from lmx.worker.mlx.model.library import open_checkpoint
 from lmx.worker.mlx.quantizing.passage import PASSAGE
 
@@ -34,7 +35,7 @@ def perplexity(folder: Path, advanced: Callable[[float], None]) -> tuple[float, 
     checkpoint = open_checkpoint(folder, config)
     most = min(MOST_TOKENS, config.context_tokens or MOST_TOKENS)
     ids = checkpoint.tokenizer.encode(PASSAGE)[:most]
-    if mx.default_device() == mx.Device(mx.cpu):
+    if not on_gpu():
         _in_float32(checkpoint.model, text=checkpoint.library == "mlx-lm")
     _release_layers(getattr(checkpoint.forward.language_model, "layers", None), advanced)
     tokens = mx.array([ids])

@@ -161,7 +161,7 @@ def _above_min_p(weights: mx.array, min_p: mx.array | None) -> mx.array:
 def _fused(function: _Arrays) -> _Arrays:
     """Return the function compiled for Metal: there each operation costs a launch, and those of
     top_p alone are 374. On a CPU they cost less than a compiler takes, and for CUDA mlx compiles
-    each of its dozens of kernels anew, for seconds."""
+    its dozens of kernels for more than two minutes."""
     return cast("_Arrays", mx.compile(function)) if mx.metal.is_available() else function
 
 
