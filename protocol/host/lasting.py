@@ -5,6 +5,7 @@ Work whose end must end the process, or that is waited for by who began it, does
 """
 
 import asyncio
+import contextvars
 import logging
 import threading
 import time
@@ -54,6 +55,34 @@ def keep_up_in_thread(work: Callable[[], None], name: str) -> threading.Thread:
     """Do what :func:`keep_up` does, in a thread that ends with the process. The thread is not
     started yet."""
     return threading.Thread(target=_kept_up_here, args=(work, name), name=name, daemon=True)
+
+
+async def in_daemon_thread(function: Callable[..., _T], *arguments: Any) -> _T:
+    """Return what ``function`` returns, or raise what it raises, from a thread of its own that does
+    not keep the program from ending. :func:`asyncio.to_thread` is for what takes moments: the loop
+    waits for its threads at its end, so a machine that does not answer would keep it."""
+    loop = asyncio.get_running_loop()
+    ended = loop.create_future()
+    context = contextvars.copy_context()
+
+    def settle(put: Callable[[Any], None], what: Any) -> None:
+        # The caller may have been cancelled.
+        if not ended.done():
+            put(what)
+
+    def run() -> None:
+        put, what = ended.set_result, None
+        try:
+            what = context.run(function, *arguments)
+        except Exception as error:
+            put, what = ended.set_exception, error
+        try:
+            loop.call_soon_threadsafe(settle, put, what)
+        except RuntimeError:
+            log.debug("nobody waits for %s any more: the loop is closed", function)
+
+    threading.Thread(target=run, name=function.__name__, daemon=True).start()
+    return await ended
 
 
 async def _kept_up(work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:

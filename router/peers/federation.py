@@ -315,8 +315,8 @@ class Federation:
                     events = EventStream(request, self._spec.stall_timeout_s, media_type)
                 ended = rank.name.lower()
                 try:
-                    response = await live.interruptible(
-                        passed_on(request, answer, letter, events, self._spec.worker_silence_s)
+                    response = await passed_on(
+                        request, live, answer, letter, events, self._spec.worker_silence_s
                     )
                 except LmxError as error:
                     if form is not AnswerForm.FILE or not events.is_open:

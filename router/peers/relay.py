@@ -29,6 +29,7 @@ from lmx.router.http.outcome import (
 )
 from lmx.router.http.responses import json_text
 from lmx.router.http.sse import EventStream
+from lmx.router.jobs.live import LiveRequest
 from lmx.router.peers.answer_form import JSON, AnswerForm
 from lmx.router.peers.cutters import EventCutter, FileCutter
 from lmx.router.peers.forms import Form
@@ -286,10 +287,16 @@ def _nonsense(link: PeerLink) -> LmxError:
 
 
 async def passed_on(
-    request: web.Request, answer: Answer, letter: Letter, events: EventStream, silence_s: float
+    request: web.Request,
+    live: LiveRequest,
+    answer: Answer,
+    letter: Letter,
+    events: EventStream,
+    silence_s: float,
 ) -> web.StreamResponse:
     """Send a peer's answer to the client, and note the request's figures. A peer that counts as
-    lost and sends no whole event for ``silence_s`` is given up. Closes the peer's response.
+    lost and sends no whole event for ``silence_s`` is given up. Closes the peer's response. If
+    ``live`` is cancelled, its error is raised between two events.
 
     Raises an error in the middle of a file, in which it can't be said: its connection is to break,
     so that nobody takes it for whole."""
@@ -319,9 +326,9 @@ async def passed_on(
     )
     try:
         if letter.form is AnswerForm.FILE:
-            record = await _file_sent(answer, events, silence_s)
+            record = await _file_sent(answer, live, events, silence_s)
         else:
-            record = await _streamed(answer, events, silence_s, counted)
+            record = await _streamed(answer, live, events, silence_s, counted)
     except GenerationError as lost:
         if lost.code is not ErrorCode.PEER_LOST or letter.form is AnswerForm.FILE:
             raise
@@ -339,7 +346,11 @@ async def passed_on(
 
 
 async def _streamed(
-    answer: Answer, events: EventStream, silence_s: float, counted: Counter[str]
+    answer: Answer,
+    live: LiveRequest,
+    events: EventStream,
+    silence_s: float,
+    counted: Counter[str],
 ) -> bytes:
     """Send a stream's whole events as they come, and return the record behind them, empty if there
     is none. Each event counts as a token until then. Raises PEER_LOST if the stream breaks off, and
@@ -356,14 +367,16 @@ async def _streamed(
             since_s = time.monotonic()
         if cutter.held_bytes > _MOST_EVENT_BYTES:
             raise _nonsense(answer.link)
-        chunk = await _next(answer, silence_s, since_s)
+        chunk = await live.interruptible(_next(answer, silence_s, since_s))
     if rest := cutter.rest:
         # Some servers end their last event with the stream.
         await events.send(rest + end)
     return cutter.record
 
 
-async def _file_sent(answer: Answer, events: EventStream, silence_s: float) -> bytes:
+async def _file_sent(
+    answer: Answer, live: LiveRequest, events: EventStream, silence_s: float
+) -> bytes:
     """Send a file as it comes, and return the record behind it. Raises as :func:`_streamed`."""
     cutter = FileCutter()
     await events.open()
@@ -371,7 +384,8 @@ async def _file_sent(answer: Answer, events: EventStream, silence_s: float) -> b
     while chunk:
         if part := cutter.cut(chunk):
             await events.send(part)
-        chunk = await _next(answer, silence_s, time.monotonic(), _FILE_SILENCE_S)
+        following = _next(answer, silence_s, time.monotonic(), _FILE_SILENCE_S)
+        chunk = await live.interruptible(following)
     rest, record = cutter.end()
     if not record:
         raise _lost(answer.link)

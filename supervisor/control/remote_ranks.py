@@ -7,7 +7,7 @@ from typing import Any, Final
 import structlog
 
 from lmx.protocol.errors import ErrorCode, LmxError, OperationError
-from lmx.protocol.host.lasting import begin
+from lmx.protocol.host.lasting import begin, in_daemon_thread
 from lmx.protocol.messages.peers import Peer, PeerKind, PeerList
 from lmx.protocol.messages.ranks import (
     FollowersRefused,
@@ -143,7 +143,7 @@ class RemoteRanks:
         # Known before it is asked: the answer may be lost, and the rank run.
         asked.append(peer)
         try:
-            found = await asyncio.to_thread(_call, peer, "POST", _PATH, body, _START_S)
+            found = await in_daemon_thread(_call, peer, "POST", _PATH, body, _START_S)
             return RemoteFollower(str(found["public_key"]), int(found["pid"]))
         except UNREADABLE as error:
             raise OperationError(
@@ -154,7 +154,7 @@ class RemoteRanks:
 
     async def _end(self, peer: Peer, group: str) -> None:
         try:
-            await asyncio.to_thread(_call, peer, "DELETE", f"{_PATH}/{group}", None, _END_S)
+            await in_daemon_thread(_call, peer, "DELETE", f"{_PATH}/{group}", None, _END_S)
         except LmxError as error:
             log.info("rank.not_ended", peer=peer.name, reason=error.message)
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import structlog
 
+from lmx.protocol.host.lasting import in_daemon_thread
 from lmx.protocol.messages.control import Acquire
 from lmx.protocol.messages.counts import ReportCounts
 from lmx.protocol.messages.pairing import Machine
@@ -249,7 +250,7 @@ def wire(
     planning = Planning(
         core,
         inspect,
-        Previews(lambda question: asyncio.to_thread(preview_now, home, question)),
+        Previews(lambda question: in_daemon_thread(preview_now, home, question)),
         workers.estimate,
         time.monotonic,
     )

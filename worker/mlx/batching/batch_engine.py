@@ -431,7 +431,7 @@ class BatchEngine:
         if chunk is None:
             most_tokens = self._pace.chunk(prefill.done_tokens, decoding=decoding, yields=yields)
             chunk = prefill.begin(most_tokens, stops)
-            chunk.decoding, chunk.yields = decoding, yields
+            chunk.most_tokens, chunk.decoding, chunk.yields = most_tokens, decoding, yields
         limit_s = self._pace.budget_s(decoding, yields=yields)
         if limit_s >= self._pace.budget_s(chunk.decoding, yields=chunk.yields):
             # Its length was chosen for that: if it takes longer, the next one is shorter.
@@ -456,6 +456,7 @@ class BatchEngine:
             chunk.end - chunk.tokens,
             decoding=chunk.decoding,
             yields=chunk.yields,
+            most_tokens=chunk.most_tokens,
             layer_s=chunk.layer_s,
         )
         # One that came in a pause shares perhaps less than the chunk, which is cut for it later.

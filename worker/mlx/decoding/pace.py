@@ -86,7 +86,6 @@ class PrefillPace:
         self._last_decodes_s: list[float] = []
         self._last_shares: list[float] = []
         """How much of the last chunks' time their longest layer took."""
-        self._suggested = _FIRST_TOKENS
         self._measured_tokens = 0
         self._token_s = 0.0
         self._depth_tokens = 0
@@ -98,8 +97,14 @@ class PrefillPace:
         The number is at least LEAST_TOKENS, at most MOST_TOKENS, and never more than twice the
         largest that was tried, unless that is less than a GPU needs to be busy.
         """
-        self._suggested = self._choose(depth_tokens, decoding, yields)
-        return self._suggested
+        if self._measured_tokens == 0:
+            return _FIRST_TOKENS
+        token_s = self._takes_s(1, depth_tokens)
+        budget_s = self.budget_s(decoding, yields=yields)
+        fitting = budget_s / token_s if token_s > 0 else MOST_TOKENS
+        most = min(MOST_TOKENS, _GROWTH * self._measured_tokens)
+        least = LEAST_TOKENS if decoding or yields else self._idle_least_tokens
+        return int(max(least, min(fitting, most)))
 
     def decoded(self, took_s: float) -> None:
         """Note that a step which only advanced the decoding rows took ``took_s``."""
@@ -113,13 +118,15 @@ class PrefillPace:
         *,
         decoding: bool,
         yields: bool = False,
+        most_tokens: int = 0,
         layer_s: float = 0.0,
     ) -> None:
         """Note that a chunk of ``tokens`` after ``depth_tokens`` took ``took_s``. ``decoding`` and
-        ``yields`` are those with which it was chosen. ``layer_s`` is what its longest layer took; 0
-        if it could not pause."""
+        ``yields`` are those with which :meth:`chunk` was asked, and ``most_tokens`` is what it
+        returned, of which the end of a prompt may leave less. ``layer_s`` is what the longest layer
+        took; 0 if the chunk could not pause."""
         # The rest of a prompt says little of a full chunk: what any chunk costs weighs too much.
-        if 2 * tokens < self._suggested and took_s <= self.budget_s(decoding, yields=yields):
+        if 2 * tokens < most_tokens and took_s <= self.budget_s(decoding, yields=yields):
             return
         if decoding and self._measured_tokens:
             self._compare(
@@ -169,13 +176,3 @@ class PrefillPace:
     def _takes_s(self, tokens: int, depth_tokens: int) -> float:
         deeper = (depth_tokens + _DEPTH_TOKENS) / (self._depth_tokens + _DEPTH_TOKENS)
         return tokens * self._token_s * max(1.0, deeper)
-
-    def _choose(self, depth_tokens: int, decoding: bool, yields: bool) -> int:
-        if self._measured_tokens == 0:
-            return _FIRST_TOKENS
-        token_s = self._takes_s(1, depth_tokens)
-        budget_s = self.budget_s(decoding, yields=yields)
-        fitting = budget_s / token_s if token_s > 0 else MOST_TOKENS
-        most = min(MOST_TOKENS, _GROWTH * self._measured_tokens)
-        least = LEAST_TOKENS if decoding or yields else self._idle_least_tokens
-        return int(max(least, min(fitting, most)))

@@ -44,6 +44,8 @@ class PrefillChunk:
         self.tokens = tokens
         """How many tokens it has."""
         self.logits = logits
+        self.most_tokens = tokens
+        """How many tokens it was allowed."""
         self.decoding = False
         """Whether rows decoded when its length was chosen."""
         self.yields = False

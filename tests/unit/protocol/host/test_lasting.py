@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lmx.protocol.host import lasting
-from lmx.protocol.host.lasting import Pauses, begin, keep_up, keep_up_in_thread
+from lmx.protocol.host.lasting import Pauses, begin, in_daemon_thread, keep_up, keep_up_in_thread
 from lmx.protocol.messages.control import Event, EventList
 from lmx.router.supervisor import event_feed
 from lmx.router.supervisor.event_feed import EventFeed
@@ -25,6 +25,7 @@ DEADLINE_S = 90.0
 
 OWNED = {
     "protocol/host/lasting.py begin": "the owner itself",
+    "protocol/host/lasting.py in_daemon_thread": "who called it gets its end",
     "protocol/host/lasting.py keep_up_in_thread": "the owner itself",
     "router/inference/batches/runner.py _begin": "it logs its failure, and is done again",
     "router/inference/batches/runner.py _start": "its end is noted with its line",
@@ -189,3 +190,31 @@ def test_supervisor_shows_what_it_could_not_end(
 
     asyncio.run(run())
     assert "the end of what a worker of a left failed" in caplog.text
+
+
+def test_a_thread_that_lasts_keeps_no_loop_from_ending() -> None:
+    class OddError(Exception):
+        pass
+
+    release, left = threading.Event(), threading.Event()
+
+    def fails() -> None:
+        raise OddError
+
+    def lasts() -> None:
+        assert release.wait(DEADLINE_S)
+        left.set()
+
+    async def main() -> None:
+        assert await in_daemon_thread(divmod, 7, 2) == (3, 1)
+        with pytest.raises(OddError):
+            await in_daemon_thread(fails)
+        lasting = asyncio.ensure_future(in_daemon_thread(lasts))
+        await asyncio.sleep(0)
+        await asyncio.get_running_loop().shutdown_default_executor()
+        lasting.cancel()
+
+    asyncio.run(main())
+    assert not left.is_set()
+    release.set()
+    assert left.wait(DEADLINE_S)

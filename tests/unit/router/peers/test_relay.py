@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmx.protocol.errors import ErrorCode, GenerationError, UnavailableError
+from lmx.protocol.errors import ErrorCode, GenerationError, LmxError, UnavailableError
 from lmx.protocol.messages.peers import PeerKind
 from lmx.router.byte_budget import ByteBudget
 from lmx.router.http.outcome import RECORD
+from lmx.router.jobs.live import LiveRequest, RequestKind
 from lmx.router.peers import relay
 from lmx.router.peers.cutters import EventCutter, FileCutter
 
@@ -66,6 +67,11 @@ def test_an_event_that_comes_in_drops_costs_what_it_has() -> None:
     assert time.process_time() - began_s < 20.0, "it took a third of a second"
 
 
+def live_request() -> LiveRequest:
+    context: Any = SimpleNamespace(key=None, started_at_s=time.monotonic())
+    return LiveRequest("fwd-1", context, RequestKind.CHAT, "chat", "10.0.0.1", "alpha")
+
+
 def answer_of(*chunks: bytes) -> Any:
     """An answer whose last chunk comes again and again."""
     left = list(chunks)
@@ -92,10 +98,34 @@ async def test_bytes_without_a_whole_event_are_silence(monkeypatch: pytest.Monke
     counted = Counter[str]()
     async with asyncio.timeout(90):
         with pytest.raises(GenerationError, match="was lost in the middle") as lost:
-            await relay._streamed(answer_of(b"data: 2\n", b"\n", b"x"), events, 30.0, counted)
+            answer = answer_of(b"data: 2\n", b"\n", b"x")
+            await relay._streamed(answer, live_request(), events, 30.0, counted)
     assert lost.value.code is ErrorCode.PEER_LOST
     assert sent == [b"data: 1\n\n", b"data: 2\n\n"]
     assert counted["completion_tokens"] == 2
+
+
+async def test_a_forwarded_stream_is_cancelled_between_two_events() -> None:
+    live = live_request()
+    sent: list[bytes] = []
+
+    async def send(part: bytes) -> None:
+        """A client that reads slowly: an event is sent in parts."""
+        sent.append(part[:4])
+        if len(sent) == 3:
+            live.cancel()
+        await asyncio.sleep(0.01)
+        sent.append(part[4:])
+
+    events: Any = SimpleNamespace(
+        family=SimpleNamespace(ping=b": ping\n\n"), is_open=True, keeps_up=False, send=send
+    )
+    async with asyncio.timeout(90):
+        with pytest.raises(LmxError) as cancelled:
+            answer = answer_of(b"data: 2\n\n")
+            await relay._streamed(answer, live, events, 30.0, Counter())
+    assert cancelled.value.code is ErrorCode.REQUEST_CANCELLED
+    assert b"".join(sent) == b"data: 1\n\ndata: 2\n\n"
 
 
 async def test_answers_of_peers_are_bounded_together() -> None:

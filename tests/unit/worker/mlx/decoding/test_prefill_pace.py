@@ -35,9 +35,10 @@ def prefill(
     decoding = decode_s > 0
     done, steps = cached, []
     while done < prompt:
-        tokens = min(pace.chunk(done, decoding=decoding), prompt - done)
+        most_tokens = pace.chunk(done, decoding=decoding)
+        tokens = min(most_tokens, prompt - done)
         took_s = machine.takes_s(tokens, done)
-        pace.prefilled(tokens, took_s, done, decoding=decoding)
+        pace.prefilled(tokens, took_s, done, decoding=decoding, most_tokens=most_tokens)
         steps.append((tokens, took_s + decode_s))
         done += tokens
     return steps
@@ -112,6 +113,17 @@ def test_a_machine_that_slept_is_soon_trusted_again() -> None:
         tokens = pace.chunk(0, decoding=True)
         pace.prefilled(tokens, machine.takes_s(tokens, 0), 0, decoding=True)
     assert pace.chunk(0, decoding=True) == pytest.approx(before, rel=0.05)
+
+
+def test_the_end_of_a_prompt_is_judged_by_what_it_was_allowed() -> None:
+    """Though another prompt's chunk was chosen and read while it paused."""
+    pace, machine = PrefillPace(1.0), Machine(0.05, 0.001, 1e9)
+    prefill(pace, machine, 40_000, 0)
+    before = pace.chunk(0, decoding=False)
+    assert before > 500
+    pace.chunk(0, decoding=False, yields=True)
+    pace.prefilled(20, machine.takes_s(20, 0), 0, decoding=False, most_tokens=before)
+    assert pace.chunk(0, decoding=False) == before
 
 
 def test_late_chunks_make_the_next_ones_smaller() -> None:
