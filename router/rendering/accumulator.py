@@ -1,10 +1,12 @@
 """Collects the parts of a request's answers until they are whole. Pure."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import jiter
+import orjson
 
 from lmx.protocol.messages.data import Delta, TokenLogprob
 from lmx.protocol.states import DeltaKind
@@ -14,6 +16,12 @@ _CONTENT: Final = DeltaKind.CONTENT
 _PROMPT: Final = DeltaKind.PROMPT
 _REASONING: Final = DeltaKind.REASONING
 _CALL: Final = DeltaKind.TOOL_CALL
+
+_ESCAPE: Final = re.compile(
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    r"|(?P<half>\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\."
+)
+"""An escape of JSON: a character of two halves, one half alone, or any other."""
 
 _FOLD_DELTAS: Final = 512
 """After this many deltas they are joined: a delta takes three times the memory of its text."""
@@ -189,9 +197,23 @@ class Accumulator:
 
 
 def arguments_object(arguments: str) -> dict[str, Any]:
-    """Return a call's arguments; of an answer that was cut off, as much as is there."""
+    """Return a call's arguments, for ``orjson.dumps``; of an answer that was cut off, as much as is
+    there. Half of a character becomes the replacement character."""
+    whole = _ESCAPE.sub(lambda found: r"\ufffd" if found["half"] else found[0], arguments)
     try:
-        value = jiter.from_json(arguments.encode(), partial_mode=True)
+        value = jiter.from_json(whole.encode(), partial_mode=True)
     except ValueError:
         return {}
-    return value if isinstance(value, dict) else {}
+    return _dumpable(value) if isinstance(value, dict) else {}
+
+
+def _dumpable(value: Any) -> Any:
+    """orjson takes integers of 64 bits only: larger ones are kept as text."""
+    match value:
+        case dict():
+            return {name: _dumpable(part) for name, part in value.items()}
+        case list():
+            return [_dumpable(part) for part in value]
+        case int() if not -(2**63) <= value < 2**64:
+            return orjson.Fragment(str(value))
+    return value

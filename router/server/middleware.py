@@ -154,7 +154,10 @@ class RequestServer:
 
     async def serve_in_process(self, request: web.Request) -> None:
         """Serve a request in process that has a connection, as any other."""
-        await self._serve(request, request.match_info.handler)
+        response = await self._serve(request, request.match_info.handler)
+        if not response.prepared:
+            # A refusal, which aiohttp sends where there is a connection.
+            await send_response(request, response, self.spec.stall_timeout_s)
 
     async def answer_in_background(
         self, request: web.Request, key: ApiKey | None

@@ -52,8 +52,9 @@ def inspect_files(slot: Slot, actions: Actions) -> Slot:
 
 
 def take(slot: Slot, found: Inspection, actions: Actions) -> Slot:
-    """Return the slot with what the model's files say."""
-    kind = slot.model.kind or found.kind
+    """Return the slot with what the model's files say. Where they can't be read now, the kind of
+    the model is what it was."""
+    kind = slot.model.kind or found.kind or (slot.files.kind if found.by_host else None)
     files = replace(slot.files, inspection=found, kind=kind, facts=found.facts)
     return plan_again(slot.with_files(files), actions)
 

@@ -14,7 +14,7 @@ from typing import Any, assert_never
 
 import structlog
 
-from lmx.protocol.errors import ErrorCode, LmxError, UnavailableError
+from lmx.protocol.errors import ErrorCode, LmxError, OperationError, UnavailableError
 from lmx.protocol.messages import control
 from lmx.protocol.messages.status import LastExit
 from lmx.protocol.states import ExitCause, SlotState, WorkerState
@@ -154,7 +154,13 @@ class SlotStore:
         """Reserve the bytes of a queued model and start its worker. There must be room."""
         slot = self.slots[model_id]
         path, kind, plan = slot.files.path, slot.files.kind, slot.plan
-        assert path is not None and kind is not None and plan is not None
+        assert path is not None and plan is not None
+        if kind is None:
+            # Its files have changed while it waited for memory.
+            reason = f"the files of {model_id} are not those of a model any more"
+            error = OperationError(ErrorCode.MODEL_SOURCE_INVALID, reason)
+            self.step(model_id, events.NotStarted(error), now_s)
+            return
         instance = self._actions.instance_for(slot.model)
         start = WorkerStart(instance, slot.model, path, kind, plan, slot.adapter_specs)
         try:

@@ -160,8 +160,13 @@ def _ready(worker: Worker, event: control.Loaded | control.WorkerHello, now_s: f
 
 
 def _hello_again(worker: Worker, event: control.WorkerHello, now_s: float) -> _Result:
-    """Take a repeated hello: the worker did not get the Welcome. The state never goes back."""
-    effects = (SendWelcome(),) if event.state is WorkerState.STARTING else ()
+    """Take a repeated hello: the worker did not get the Welcome, or is connected only now and has
+    got no request to drain. The state never goes back."""
+    effects: tuple[Effect, ...] = ()
+    if event.state is WorkerState.STARTING:
+        effects = (SendWelcome(),)
+    elif worker.state is _S.DRAINING and event.state is WorkerState.READY:
+        effects = (SendDrain(worker.polite),)
     return _with(worker, beat_at_s=now_s), effects
 
 
@@ -223,6 +228,16 @@ def _ready_beat(worker: Worker, event: control.WorkerBeat, now_s: float) -> _Res
             cause=ExitCause.UNLOADED,
             detail="no supervisor answered it for too long: it ends after its requests",
         )
+    return after, effects
+
+
+def _draining_beat(worker: Worker, event: control.WorkerBeat, now_s: float) -> _Result:
+    """Take a heartbeat of a DRAINING worker. One that is idle twice has drained: what it said of
+    that was lost with the supervisor before this one."""
+    was_idle = worker.reported_state is _S.DRAINING and not worker.busy
+    after, effects = _working_beat(worker, event, now_s)
+    if was_idle and after.reported_state is _S.DRAINING and not (after.busy or effects):
+        return _drained(after, event, now_s)
     return after, effects
 
 
@@ -439,7 +454,7 @@ _TABLE: Final[dict[tuple[WorkerState, type], _Handler]] = {
     (_S.READY, DrainRequested): _drain,
     (_S.READY, Tick): _tick_ready,
     (_S.DRAINING, control.WorkerHello): _hello_again,
-    (_S.DRAINING, control.WorkerBeat): _working_beat,
+    (_S.DRAINING, control.WorkerBeat): _draining_beat,
     (_S.DRAINING, control.DrainRefused): _drain_refused,
     (_S.DRAINING, control.Drained): _drained,
     (_S.DRAINING, DrainRequested): _drain_again,

@@ -108,7 +108,8 @@ class _Part:
         while piece := self._file.read(_READ_BYTES):
             self._hash.update(piece)
             self.size_bytes += len(piece)
-        advanced(self.size_bytes)
+            # It may take longer than a fetch may be silent.
+            advanced(len(piece))
         if self.size_bytes > file.size_bytes:
             self.restart()
 

@@ -180,6 +180,9 @@ class MemoryPlan:
     """As in :class:`Estimate`."""
     decoder_bytes: int = 0
     """As in :class:`Estimate`. It is no part of what workers are measured at."""
+    budget_bytes: int = 0
+    """The budget, if the estimate fits it; else 0. A context is as long as the estimate allows: if
+    a little more is measured, there is less left for the work, and the model stays."""
 
     @property
     def working_bytes(self) -> int:
@@ -206,7 +209,8 @@ class MemoryPlan:
         measured figure in place of the estimate, and room for the work."""
         if self.set_bytes is not None:
             return max(self.set_bytes, static_bytes)
-        return max(static_bytes + self.working_bytes, self.peak_bytes + self.decoder_bytes)
+        wanted = max(static_bytes + self.working_bytes, self.peak_bytes + self.decoder_bytes)
+        return min(wanted, self.budget_bytes) if static_bytes <= self.budget_bytes else wanted
 
 
 def plan_memory(
@@ -232,7 +236,10 @@ def plan_memory(
     plan = plan_of(model, kind, files, draft, estimated, measured)
     # A single worker that once grew beyond all bounds must not keep its model unloaded for ever.
     most_bytes = max(0, budget_bytes - plan.decoder_bytes)
-    return estimated, replace(plan, peak_bytes=min(plan.peak_bytes, most_bytes))
+    plan = replace(plan, peak_bytes=min(plan.peak_bytes, most_bytes))
+    if estimated.total_bytes > budget_bytes:
+        return estimated, plan
+    return estimated, replace(plan, budget_bytes=budget_bytes)
 
 
 def plan_of(

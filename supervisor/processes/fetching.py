@@ -81,7 +81,9 @@ class FetchProgram:
                     await asyncio.wait_for(process.wait(), _TERM_GRACE_S)
                 except TimeoutError:
                     process.kill()
-                    await process.wait()
+                    # A disk that is gone can keep it: then it is left to itself.
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(process.wait(), _TERM_GRACE_S)
         return outcome or self._no_outcome(source, process.returncode)
 
     def _stalled(self, source: str) -> LmxError:

@@ -20,7 +20,12 @@ from lmx.router.http.responses import Answer, json_text, json_value
 from lmx.router.inference.responses.background import follow_events
 from lmx.router.jobs.live import LiveState, cancel_job
 from lmx.router.jobs.records import JobState, StoredResponse, Turn
-from lmx.router.rendering.responses.items import IN_PROGRESS, listed_items, response_of_item
+from lmx.router.rendering.responses.items import (
+    COMPLETED,
+    IN_PROGRESS,
+    listed_items,
+    response_of_item,
+)
 from lmx.router.rendering.responses.state import CANCELLED, FAILED, QUEUED, error_object
 from lmx.router.schema.requests.responses.items import Item, ItemReference, checked_items
 from lmx.router.schema.requests.responses.responses import InputItemsQuery, RetrieveQuery
@@ -300,6 +305,9 @@ async def _shown(request: web.Request, stored: StoredResponse) -> bytes:
             response["error"] = error_object(
                 error.get("code", ""), error.get("message", ""), row.http_status or 500
             )
+        case JobState.COMPLETED:
+            # It could not be written whole while the disk was full; its output may be there.
+            response["status"] = COMPLETED
         case _:
             response["status"] = _status_under_way(request, row.id)
     return orjson.dumps(response)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, Literal, NotRequired
 
-from lmx.protocol.errors import LmxError
+from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.messages.data import ChoiceEnded, Usage
 from lmx.protocol.states import FinishReason
 from lmx.router.http.errors import http_status, shown_message
@@ -159,9 +159,10 @@ def ended(
 
 
 def failed(error: LmxError) -> ResponseState:
-    """Return the state of a response that has failed."""
+    """Return the state of a response that has failed or was cancelled."""
     shown = error_object(error.code.value, shown_message(error), http_status(error.code))
-    return {**_state(FAILED), "error": shown}
+    status: Status = CANCELLED if error.code is ErrorCode.REQUEST_CANCELLED else FAILED
+    return {**_state(status), "error": shown}
 
 
 def error_object(code: str, message: str, status: int) -> ResponseFault:
@@ -169,7 +170,9 @@ def error_object(code: str, message: str, status: int) -> ResponseFault:
     if status == 429:
         return {"code": "rate_limit_exceeded", "message": message, "type": code}
     kind: Literal["invalid_prompt", "server_error"]
-    kind = "invalid_prompt" if status < 500 else "server_error"
+    # OpenAI has no code for what somebody else has cancelled.
+    is_prompt = status < 500 and code != ErrorCode.REQUEST_CANCELLED
+    kind = "invalid_prompt" if is_prompt else "server_error"
     return {"code": kind, "message": message, "type": code}
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import jiter
+import orjson
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from anthropic.types.shared import ErrorResponse
@@ -16,7 +17,7 @@ from pydantic import BaseModel, TypeAdapter
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
 from lmx.protocol.messages.data import ChoiceEnded, Delta
 from lmx.protocol.states import FinishReason
-from lmx.router.rendering.accumulator import AccumulatedChoice, Accumulator
+from lmx.router.rendering.accumulator import AccumulatedChoice, Accumulator, arguments_object
 from lmx.router.rendering.answer_format import Beginning, Generated
 from lmx.router.rendering.anthropic import AnthropicMessage, MessageAnswer, MessageEvent
 from lmx.router.rendering.envelope import Identity
@@ -217,3 +218,19 @@ def test_an_answer_that_has_not_ended_has_no_reason() -> None:
     made = answer.complete_answer(Generated(IDENTITY, Beginning(9), kept.choices, {}, None))
     assert made["stop_reason"] is None and made["usage"]["input_tokens"] == 9
     assert made["content"] == [{"type": "text", "text": "Hel"}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (r'{"a": 1, "b": "x\ud83dy"}', {"a": 1, "b": "x\ufffdy"}),
+        (r'{"b": "\ude00\ud83d", "c": [2', {"b": "\ufffd\ufffd", "c": [2]}),
+        (r'{"b": "\ud83d\ude00 \\ud83d"}', {"b": "\N{GRINNING FACE} \\ud83d"}),
+        ('{"n": [123456789012345678901234567890]}', {"n": [123456789012345678901234567890]}),
+        ('{"n": -9223372036854775809, "m": 1e999}', {"n": -9223372036854775809, "m": None}),
+    ],
+)
+def test_whatever_a_model_writes_arguments_are_kept(
+    arguments: str, wanted: dict[str, Any]
+) -> None:
+    assert json.loads(orjson.dumps(arguments_object(arguments))) == wanted

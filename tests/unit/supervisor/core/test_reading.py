@@ -1,5 +1,7 @@
 """Models whose files are still being read, and what follows once they have been."""
 
+import pytest
+
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages import control
 from lmx.protocol.states import ModelKind, SlotState, WorkerState
@@ -117,3 +119,22 @@ def test_an_adopted_worker_without_a_record_holds_what_its_start_would_once_it_w
     answer(rig, "a")
     assert rig.core.ledger.reserved_by("0badcafe") == 100
     assert rig.worker("a").state is WorkerState.STARTING
+
+
+@pytest.mark.parametrize("by_host", [True, False])
+def test_a_model_that_can_not_be_read_again_keeps_nobody_waiting(by_host: bool) -> None:
+    """It waited for memory, with a plan."""
+    rig = CoreRig({"a": 100, "b": 100, "full": 1000})
+    rig.up("full")
+    rig.beat("full", rows=1)
+    first, second = rig.ask("a"), rig.ask("b")
+    rig.at(1.0)
+    question = question_of(rig.slot("a").model, "/models/a")
+    found = Inspection(question, "/models/a", problem="it is not there", by_host=by_host)
+    rig.core.inspected("a", found, rig.now_s)
+    rig.exits("full", 1)
+    assert ("a" in rig.actions.spawned) is by_host
+    if not by_host:
+        assert rig.answer(first).code is ErrorCode.MODEL_SOURCE_INVALID
+    rig.bring_up("b")
+    assert isinstance(rig.answer(second), control.Acquired)

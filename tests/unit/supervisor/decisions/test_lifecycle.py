@@ -381,6 +381,23 @@ def test_one_that_never_got_the_order_to_drain_is_asked_again() -> None:
     assert worker.cause is ExitCause.EVICTED
 
 
+def test_a_drain_is_whole_though_its_messages_were_lost_with_a_supervisor() -> None:
+    worker, _ = step(ready(), DRAIN, 3.0)
+    worker, effects = step(worker, hello(WorkerState.READY), 3.1)
+    assert effects == (SendDrain(False),), "it was not connected before"
+    draining = replace(beat(rows=1), state=WorkerState.DRAINING)
+    for second in (4.0, 5.0):
+        worker, effects = step(worker, draining, second)
+        assert effects == ()
+    worker, effects = step(worker, hello(WorkerState.DRAINING), 5.5)
+    assert effects == ()
+    # Its last request may have ended this moment, and its message be under way.
+    worker, effects = step(worker, replace(draining, rows=0), 6.0)
+    assert (worker.state, effects) == (WorkerState.DRAINING, ())
+    worker, effects = step(worker, replace(draining, rows=0), 7.0)
+    assert (worker.state, effects) == (WorkerState.STOPPING, (SendSignal(signal.SIGTERM),))
+
+
 def test_an_operator_gives_an_eviction_a_deadline() -> None:
     worker, _ = step(ready(), DrainRequested(False, ExitCause.EVICTED, "room"), 3.0)
     worker, effects = step(worker, DRAIN, 6.0)

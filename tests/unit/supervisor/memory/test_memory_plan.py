@@ -338,3 +338,20 @@ def test_what_was_measured_takes_the_place_of_the_estimate(tmp_path: Path) -> No
     assert plan(folder, measured=measured, concurrency=2).peak_bytes == 0, "other settings"
     write_model(tmp_path / "m", weights_bytes=5000)
     assert plan(folder, measured=measured).peak_bytes == 0, "another revision"
+
+
+def test_a_model_that_took_a_little_more_than_was_estimated_stays(tmp_path: Path) -> None:
+    """Its context is as long as the estimate allows, which leaves nothing of the budget."""
+    heads = {"num_attention_heads": 64, "head_dim": 128, "max_position_embeddings": 32_768}
+    folder = write_model(tmp_path / "m", **heads)
+    measured, budget_bytes = Measured.load(tmp_path / "measured.json"), 2 * GIB
+    first = plan(folder, budget_bytes=budget_bytes, measured=measured)
+    assert budget_bytes - 100 * MIB < first.reserve_bytes <= budget_bytes
+    more_bytes = first.static_bytes + 100 * MIB
+    assert first.corrected_bytes(more_bytes) == budget_bytes
+    measured.record(first.settings_key, more_bytes, 3 * GIB)
+    assert plan(folder, budget_bytes=budget_bytes, measured=measured).reserve_bytes == budget_bytes
+    # What does not even fit without work is refused.
+    assert first.corrected_bytes(3 * GIB) > budget_bytes
+    small = plan(folder, budget_bytes=100 * MIB)
+    assert small.reserve_bytes > 100 * MIB and small.corrected_bytes(50 * MIB) > 100 * MIB

@@ -183,11 +183,13 @@ def test_each_error_has_openai_s_form(code: ErrorCode) -> None:
         "sequence_number": 0,
     }  # fmt: skip
     shown = failed(error)["error"]
+    is_cancelled = code is ErrorCode.REQUEST_CANCELLED
+    assert failed(error)["status"] == ("cancelled" if is_cancelled else "failed")
     status = http_status(code)
     kind = (
         "rate_limit_exceeded"
         if status == 429
-        else ("invalid_prompt" if status < 500 else "server_error")
+        else ("invalid_prompt" if status < 500 and not is_cancelled else "server_error")
     )
     assert shown == {"code": kind, "message": "why", "type": code.value}
 
@@ -484,7 +486,24 @@ async def test_a_stream_in_the_background_that_is_refused_or_cancelled() -> None
         assert (await ask(rig, "POST", f"{live.id}/cancel"))[1]["status"] == "cancelled"
         last = (await stream)[-1]
         assert last["type"] == "response.failed"
+        assert last["response"]["status"] == "cancelled"
         assert last["response"]["error"]["type"] == "request_cancelled"
+
+
+async def test_a_response_whose_answer_could_not_be_kept_is_over(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory for what can't be written is bounded: the record says how it ended."""
+    put = JobStore.put
+
+    def put_without_a_result(store: JobStore, row: JobRow) -> None:
+        row.result = None
+        put(store, row)
+
+    monkeypatch.setattr(JobStore, "put", put_without_a_result)
+    _, made = await post(rig)
+    status, kept = await ask(rig, "GET", made["id"])
+    assert (status, kept["status"], text_of(kept)) == (200, "completed", WHOLE)
 
 
 @pytest.mark.parametrize("method", ["POST", "DELETE"])

@@ -185,6 +185,16 @@ async def test_messages_that_are_refused_leave_the_connection_open(rig: Rig) -> 
         assert (await events(socket))[-1]["type"] == "response.failed"
 
 
+async def test_what_the_server_refuses_is_an_event() -> None:
+    async with router_rig(max_requests=1) as rig, connected(rig) as socket:
+        with rig.router.traffic.count():
+            await say(socket)
+            (event,) = await events(socket)
+            assert (event["status"], event["error"]["code"]) == (429, "queue_full")
+        await say(socket)
+        assert (await events(socket))[-1]["type"] == "response.completed"
+
+
 async def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(websocket, "_MOST_OF_ONE", 1)
     held = asyncio.Event()
