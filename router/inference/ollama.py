@@ -11,7 +11,7 @@ from aiohttp import web
 from lmx.protocol.messages.data import Generate, Infill
 from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.messages.tasks import Embed
-from lmx.protocol.states import ModelKind
+from lmx.protocol.states import ModelKind, SlotState
 from lmx.router.http.access import own_request
 from lmx.router.http.bodies.json_body import next_step, read_object
 from lmx.router.http.outcome import CONTEXT, note_ignored
@@ -143,9 +143,19 @@ async def _answer(
         stream=stream,
         turns=turns,
     )
+    if loaded == "unload" and models[0].slot is not SlotState.OCCUPIED:
+        # Otherwise it would be loaded first, and others evicted for it.
+        return partial(_unloaded, form, stream=stream)
     kind = RequestKind.CHAT if chat else RequestKind.COMPLETION
     plan = Plan(models, generation(services, generate, sources), form, kind, "ollama-")
     return partial(answer, request, plan, stream=stream)
+
+
+async def _unloaded(form: OllamaAnswer, *, stream: bool) -> web.StreamResponse:
+    answer = orjson.dumps(form.unloaded(int(time.time())))
+    if not stream:
+        return json_text(answer)
+    return web.Response(body=answer + b"\n", content_type="application/x-ndjson")
 
 
 async def _embedded(request: web.Request, name: str, embed: Embed) -> Computed | None:

@@ -155,6 +155,13 @@ class OllamaAnswer:
         end = {**head, **self._text_fields("")}
         return OllamaWriter(head, end, chat=self._chat, loaded=self._loaded, turns=self._turns)
 
+    def unloaded(self, created_s: int) -> dict[str, Any]:
+        """Return the answer to the wish to unload a model that is not loaded."""
+        identity = Identity("", created_s, "", "")
+        return {
+            **self._head(identity), **self._text_fields(""), "done": True, "done_reason": "unload"
+        }  # fmt: skip
+
     def complete_answer(self, made: Generated) -> dict[str, Any]:
         """Return the whole answer, or the part that exists until now, which is not done."""
         choice, ending = made.choices[0], made.ending

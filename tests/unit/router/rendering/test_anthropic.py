@@ -230,7 +230,5 @@ def test_an_answer_that_has_not_ended_has_no_reason() -> None:
         ('{"n": -9223372036854775809, "m": 1e999}', {"n": -9223372036854775809, "m": None}),
     ],
 )
-def test_whatever_a_model_writes_arguments_are_kept(
-    arguments: str, wanted: dict[str, Any]
-) -> None:
+def test_whatever_a_model_writes_arguments_are_kept(arguments: str, wanted: dict[str, Any]) -> None:
     assert json.loads(orjson.dumps(arguments_object(arguments))) == wanted

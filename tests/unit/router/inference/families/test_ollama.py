@@ -25,7 +25,7 @@ from lmx.router.schema.requests.ollama.embed import parse_ollama_embed, parse_ol
 from tests.support.clients.answer_check import check_shape
 from tests.support.clients.sdk_types import left_out
 from tests.support.fakes.admin_lines import reported_status, status_line
-from tests.support.fakes.fake_peers import FakeStream, ends, fails, plays, ready
+from tests.support.fakes.fake_peers import FakeStream, cold, ends, fails, plays, ready
 from tests.support.rigs.router_rig import INSTANCE, MODEL, TEXTS, Rig, router_rig
 
 HI = {"role": "user", "content": "hi"}
@@ -259,6 +259,16 @@ async def test_nothing_to_answer_loads_and_unloads(rig: Rig) -> None:
         assert (status, answer["done"], answer["done_reason"]) == (200, True, reason)
         assert rig.worker.streams[-1].request.max_tokens == 0
         assert rig.worker.streams[-1].request.keep_alive_s == keep
+
+
+async def test_what_is_not_loaded_is_not_loaded_to_be_unloaded(rig: Rig) -> None:
+    await rig.publish(ready(MODEL, INSTANCE, kind=ModelKind.CHAT), cold("b", kind=ModelKind.CHAT))
+    for stream in (False, True):
+        body = {"model": "b", "keep_alive": 0, "stream": stream}
+        async with rig.http.post(f"{rig.url}/api/generate", json=body) as response:
+            answer = json.loads(await response.read())
+        known(ollama.GenerateResponse, answer)
+        assert (response.status, answer["response"], answer["done_reason"]) == (200, "", "unload")
 
 
 async def test_errors_are_ollama_s(rig: Rig) -> None:
