@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 import structlog
 
 from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.host.lasting import in_daemon_thread
 from lmx.protocol.host.same_model import digest, versions
 from lmx.protocol.messages.control import Done
 from lmx.protocol.messages.ranks import (
@@ -52,6 +53,9 @@ _BEGIN_S: Final = 30.0
 
 _LEAVE_S: Final = 20.0 if sys.platform == "darwin" else 3.0
 """How long one that is to end may take: on a Mac it gives memory of the GPU back."""
+
+_CLOSE_S: Final = 5.0
+"""How long all of them may take when the supervisor ends or is replaced: routers wait for it."""
 
 _READ_S: Final = 20.0
 _READ_BYTES: Final = 4096
@@ -104,6 +108,7 @@ class LentRanks:
         self._knows = knows
         self._reading: list[_Reading] = []
         self._lent: dict[str, _Lent] = {}
+        self._all_gone = asyncio.Event()
         self.handlers: dict[type, Callable[[Any, float], Any]] = {
             StartRank: lambda asked, _now_s: self._start(asked),
             EndRanks: lambda asked, _now_s: self._end(asked),
@@ -124,9 +129,17 @@ class LentRanks:
             for one in self._lent.values()
         )
 
-    def close(self) -> None:
-        """End all of them: whoever comes after this supervisor knows nothing of them."""
+    async def close(self) -> None:
+        """End all of them: whoever comes after this supervisor knows nothing of them. As anywhere,
+        they have time to give memory of the GPU back."""
         for one in self._lent.values():
+            if not one.leaving:
+                self._leave(one, "lmx ends here")
+        self._all_gone.clear()
+        if self._lent:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._all_gone.wait(), _CLOSE_S)
+        for one in list(self._lent.values()):
             signal_group(one.pid, signal.SIGKILL)
 
     async def _start(self, asked: StartRank) -> RankStarted:
@@ -136,7 +149,7 @@ class LentRanks:
         reading = _Reading(asked)
         self._reading.append(reading)
         try:
-            found = await asyncio.wait_for(asyncio.to_thread(_identity, path), _READ_S)
+            found = await asyncio.wait_for(in_daemon_thread(_identity, path), _READ_S)
         except (OSError, TimeoutError) as error:
             why = error or "it takes too long"
             raise _refused(f"the model's files can't be read here ({why})") from error
@@ -285,6 +298,8 @@ class LentRanks:
 
     def _exited(self, instance: str, status: int | None) -> None:
         one = self._lent.pop(instance)
+        if not self._lent:
+            self._all_gone.set()
         if one.timer is not None:
             one.timer.cancel()
         asyncio.get_running_loop().remove_reader(one.lease.fileno())

@@ -156,7 +156,7 @@ class Parts:
         self.energy.close()
         self.announcer.close()
         self.handlers.close()
-        self.lent.close()
+        await self.lent.close()
         self.processes.inspections.close()
         self.guard.close()
         await self.processes.spare.close()

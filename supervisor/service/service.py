@@ -179,6 +179,7 @@ class Service:
             if done == {asked[1]}:
                 return await self._hand_over(parts)
             await parts.shutdown.run(parts.settings.current.timing.shutdown_grace_s)
+            await parts.lent.close()
             await parts.processes.spare.close()
             await parts.processes.descendants.end_all()
             parts.launches.forget()

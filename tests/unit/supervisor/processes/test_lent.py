@@ -243,3 +243,19 @@ def test_the_hash_of_a_model_notices_a_few_other_weights(machine: Machine) -> No
     assert after != before
     (machine.folder / "config.json").write_text('{"a": 1}')
     assert same_model.digest(machine.folder) != after
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_when_lmx_ends_a_rank_has_time_to_end_by_itself(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    monkeypatch.setattr(lent, "_CLOSE_S", 90.0 if ends else 0.1)
+    await machine.lend()
+    closing = asyncio.ensure_future(machine.ranks.close())
+    assert await asyncio.to_thread(os.read, machine.lease, 1) == b""
+    if ends:
+        assert not closing.done()
+        machine.exited(4242, 0)
+    await asyncio.wait_for(closing, 90)
+    assert machine.killed == ([] if ends else [4242])
+    assert not machine.ranks.status
