@@ -48,6 +48,8 @@ _LONGEST_SLOW_S: Final = 4.0
 
 _MOST_READERS: Final = 32
 """This counts readers that not even SIGKILL ends, as on a network mount that is gone."""
+_MOST_OF_ONE: Final = 4
+"""So many of them may have been asked the same: the others are for models on other disks."""
 
 _IDLE_S: Final = 60.0
 _LINE_LIMIT_BYTES: Final = 8 * 1024**2
@@ -85,7 +87,8 @@ class Inspector:
         self._turn = asyncio.Lock()
         self._idle: list[asyncio.subprocess.Process] = []
         self._busy: set[asyncio.subprocess.Process] = set()
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._leaving: dict[asyncio.Task[None], str] = {}
+        """Readers that were killed, and what each was asked."""
         self._closing = False
         self._retirement: asyncio.TimerHandle | None = None
 
@@ -152,17 +155,20 @@ class Inspector:
     async def _ask_one(self, question: dict[str, Any], answer_s: float | None) -> dict[str, Any]:
         limit_s = self._answer_s if answer_s is None else answer_s
         soon_s = min(_SLOW_S, limit_s)
+        asked = json.dumps(question)
+        if list(self._leaving.values()).count(asked) >= _MOST_OF_ONE:
+            raise _NoReaderError("earlier reads of it still hang: is its disk gone?")
         await self._turn.acquire()
         try:
             if self._closing:
                 raise InspectionError("lmx is shutting down")
             reader = await self._reader()
             self._busy.add(reader)
-            asking = asyncio.get_running_loop().create_task(self._exchange(reader, question))
+            asking = asyncio.get_running_loop().create_task(self._exchange(reader, asked))
             try:
                 await done_within(asking, soon_s, _LONGEST_SLOW_S, reader.pid)
             except asyncio.CancelledError:
-                self._done_with(reader, asking)
+                self._done_with(reader, asking, asked)
                 raise
         finally:
             # A reader that is slow, or hangs, must not keep others waiting.
@@ -171,7 +177,7 @@ class Inspector:
             most_s = _LONGEST_S if answer_s is None else _LONGEST_SOON_S
             await done_within(asking, limit_s - soon_s, most_s - soon_s, reader.pid)
         finally:
-            self._done_with(reader, asking)
+            self._done_with(reader, asking, asked)
         if asking.cancelled() or not asking.done():
             why = f"no answer within {limit_s:g} s: is its disk there?"
             raise _ReaderLostError(why, by_host=True)
@@ -181,19 +187,22 @@ class Inspector:
         return answer
 
     def _done_with(
-        self, reader: asyncio.subprocess.Process, asking: asyncio.Task[dict[str, Any]]
+        self, reader: asyncio.subprocess.Process, asking: asyncio.Task[dict[str, Any]], asked: str
     ) -> None:
         answered = asking.done() and not asking.cancelled() and asking.exception() is None
         asking.cancel()
         self._busy.discard(reader)
-        self._put_back(reader, answered=answered)
+        if answered and not self._closing and reader.returncode is None and not self._idle:
+            self._idle.append(reader)
+            self._retire_later()
+            return
+        _kill(reader)
+        self._leave(reader, asked)
 
-    async def _exchange(
-        self, reader: asyncio.subprocess.Process, question: dict[str, Any]
-    ) -> dict[str, Any]:
+    async def _exchange(self, reader: asyncio.subprocess.Process, asked: str) -> dict[str, Any]:
         assert reader.stdin is not None and reader.stdout is not None
         try:
-            reader.stdin.write(json.dumps(question).encode() + b"\n")
+            reader.stdin.write(asked.encode() + b"\n")
             await reader.stdin.drain()
             line = await reader.stdout.readline()
         except (OSError, ValueError) as error:
@@ -227,20 +236,12 @@ class Inspector:
         except OSError as error:
             raise _NoReaderError(f"can't start its reader: {error.strerror or error}") from error
 
-    def _put_back(self, reader: asyncio.subprocess.Process, *, answered: bool) -> None:
-        if answered and not self._closing and reader.returncode is None and not self._idle:
-            self._idle.append(reader)
-            self._retire_later()
-            return
-        _kill(reader)
-        self._leave(reader)
-
-    def _leave(self, reader: asyncio.subprocess.Process) -> None:
+    def _leave(self, reader: asyncio.subprocess.Process, asked: str = "") -> None:
         """End a reader without waiting for it. One that hangs in a disk access ends when that
         does."""
         task = begin(_gone(reader), "the end of a reader")
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
+        self._leaving[task] = asked
+        task.add_done_callback(self._leaving.pop)
 
     def _retire_later(self) -> None:
         if self._retirement is not None:

@@ -121,6 +121,27 @@ async def test_one_that_hangs_keeps_no_other_waiting(
             assert "can't be read" in ((await task).problem or "")
 
 
+async def test_a_disk_that_is_gone_takes_no_reader_from_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its readers end by nothing."""
+    inspector = Inspector(Home(tmp_path), 0.01)
+    gone, folder = str(write_model(tmp_path / "gone")), str(write_model(tmp_path / "m"))
+    with monkeypatch.context() as patched:
+        script(tmp_path, patched, "exec sleep 600")
+        stuck: list[asyncio.subprocess.Process] = []
+        patched.setattr(inspector_module, "_kill", stuck.append)
+        for _ in range(3):
+            found = await inspector.inspect(Question(gone, gone))
+        assert "earlier reads of it still hang" in (found.problem or "") and found.by_host
+        assert len(stuck) == 4
+    monkeypatch.setattr(ProcessorWait, "more_s", lambda _: 60.0)
+    assert (await inspector.inspect(Question(folder, folder))).problem is None
+    for reader in stuck:
+        reader.kill()
+    await inspector.wait_closed()
+
+
 async def test_one_reader_answers_all_who_ask_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,7 +151,7 @@ async def test_one_reader_answers_all_who_ask_at_a_time(
     folders = [str(write_model(tmp_path / name)) for name in "abcde"]
     found = await asyncio.gather(*(inspector.inspect(Question(one, one)) for one in folders))
     assert [one.path for one in found] == folders
-    assert (len(inspector._idle), inspector._leaving) == (1, set())
+    assert (len(inspector._idle), inspector._leaving) == (1, {})
     await inspector.wait_closed()
 
 
