@@ -62,7 +62,7 @@ async def in_daemon_thread(function: Callable[..., _T], *arguments: Any) -> _T:
     not keep the program from ending. :func:`asyncio.to_thread` is for what takes moments: the loop
     waits for its threads at its end, so a machine that does not answer would keep it."""
     loop = asyncio.get_running_loop()
-    ended = loop.create_future()
+    ended: asyncio.Future[_T] = loop.create_future()
     context = contextvars.copy_context()
 
     def settle(put: Callable[[Any], None], what: Any) -> None:
@@ -71,13 +71,13 @@ async def in_daemon_thread(function: Callable[..., _T], *arguments: Any) -> _T:
             put(what)
 
     def run() -> None:
-        put, what = ended.set_result, None
+        found: tuple[Callable[[Any], None], Any]
         try:
-            what = context.run(function, *arguments)
+            found = ended.set_result, context.run(function, *arguments)
         except Exception as error:
-            put, what = ended.set_exception, error
+            found = ended.set_exception, error
         try:
-            loop.call_soon_threadsafe(settle, put, what)
+            loop.call_soon_threadsafe(settle, *found)
         except RuntimeError:
             log.debug("nobody waits for %s any more: the loop is closed", function)
 

@@ -1,13 +1,15 @@
 """What lmx takes of the processor while nobody asks it anything.
 
-One tiny model is loaded and has answered once, with the deadlines that users have. ``make
-bench-idle`` measures this checkout for a minute; ``AGAINST=FOLDER``, another checkout with a
-``.venv`` of its own, in turns with it.
+A tiny model, and then a dozen of them, are loaded and have each answered once, with the deadlines
+that users have. ``make bench-idle`` measures this checkout for some minutes; ``AGAINST=FOLDER``,
+another checkout with a ``.venv`` of its own, in turns with it.
 """
 
+import json
 import tempfile
 import time
 import urllib.request
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -18,10 +20,11 @@ from tests.bench.rigs.report import Section
 TURNS = 3
 SETTLED_S = 12.0
 DURATION_S = 30.0
+MODELS = 12
 _TEXT = (
-    "One model is loaded and nobody asks: processor time in a second, of all processes, and how "
-    f"often each is woken. Medians of {TURNS} turns of {DURATION_S:g} s (`make bench-idle`; "
-    "`AGAINST=` another checkout measures both in turns)."
+    f"One model, or {MODELS}, are loaded and nobody asks: processor time in a second, of all "
+    f"processes, and how often they are woken. Medians of {TURNS} turns of {DURATION_S:g} s "
+    "(`make bench-idle`; `AGAINST=` another checkout measures both in turns)."
 )
 
 
@@ -45,35 +48,48 @@ def _measure() -> dict[str, float]:
     from tests.support.models.tiny_models import make_tiny_model
     from tests.support.rigs.rig import DEFAULTS, rig
 
+    names = [f"m{number}" for number in range(MODELS)]
     with tempfile.TemporaryDirectory() as folder:
         model = make_tiny_model(Path(folder) / "tiny", "llama")
-        config = {"models": [{"id": "m", "source": str(model)}], "timing": DEFAULTS}
-        with rig(config) as lmx:
-            lmx.wait_state("m", "ready")
-            body = b'{"model": "m", "prompt": "a", "max_tokens": 4}'
-            kind = {"Content-Type": "application/json"}
-            asked = urllib.request.Request(f"{lmx.url}/completions", body, kind)
-            urllib.request.urlopen(asked, timeout=90).read()
-            processes = {
-                name: psutil.Process(pid)
-                for name, module in (
-                    ("supervisor", "lmx.supervisor"),
-                    ("router", "lmx.router"),
-                    ("worker", "lmx.worker"),
+        models = [{"id": each, "source": str(model), "preload": each == "m0"} for each in names]
+        found: dict[str, float] = {}
+        with rig({"models": models, "timing": DEFAULTS}) as lmx:
+            lmx.wait_state("m0", "ready")
+            for count, begin in ((1, 0), (MODELS, 1)):
+                for each in names[begin:count]:
+                    _answer(lmx.url, each)
+                workers = [lmx.worker(each)["pid"] for each in names[:count]]
+                used = _while_nobody_asks(
+                    {
+                        "supervisor": [lmx.running("lmx.supervisor")[0].pid],
+                        "router": [lmx.running("lmx.router")[0].pid],
+                        "workers": workers,
+                    }
                 )
-                for pid in (lmx.running(module)[0].pid,)
-            }
-            time.sleep(SETTLED_S)
-            before = {name: _used(process) for name, process in processes.items()}
-            began_s = time.monotonic()
-            time.sleep(DURATION_S)
-            after = {name: _used(process) for name, process in processes.items()}
-            lasted_s = time.monotonic() - began_s
+                found |= {f"{count}: {name}": value for name, value in used.items()}
+    return found
+
+
+def _answer(url: str, model: str) -> None:
+    body = json.dumps({"model": model, "prompt": "a", "max_tokens": 4}).encode()
+    asked = urllib.request.Request(f"{url}/completions", body, {"Content-Type": "application/json"})
+    urllib.request.urlopen(asked, timeout=300).read()
+
+
+def _while_nobody_asks(pids: Mapping[str, Sequence[int]]) -> dict[str, float]:
+    processes = {name: [psutil.Process(pid) for pid in each] for name, each in pids.items()}
+    time.sleep(SETTLED_S)
+    before = {name: [*map(_used, each)] for name, each in processes.items()}
+    began_s = time.monotonic()
+    time.sleep(DURATION_S)
+    after = {name: [*map(_used, each)] for name, each in processes.items()}
+    lasted_s = time.monotonic() - began_s
     found = {"all, ms/s": 0.0}
     for name in processes:
-        used_s, woken = (now - then for now, then in zip(after[name], before[name], strict=True))
+        pairs = list(zip(after[name], before[name], strict=True))
+        used_s = sum(now[0] - then[0] for now, then in pairs)
         found[f"{name}, ms/s"] = 1000 * used_s / lasted_s
-        found[f"{name}, wake-ups/s"] = woken / lasted_s
+        found[f"{name}, wake-ups/s"] = sum(now[1] - then[1] for now, then in pairs) / lasted_s
         found["all, ms/s"] += 1000 * used_s / lasted_s
     return found
 
