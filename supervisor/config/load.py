@@ -40,6 +40,15 @@ _NOT_SETTINGS: Final = frozenset(
 class _UniqueKeyLoader(yaml.SafeLoader):
     """Refuses a key that stands twice: the first would be lost without a word."""
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Return a node's value. Raises ``yaml.YAMLError``, also for what looks like a date or a
+        number and can't be one."""
+        try:
+            return super().construct_object(node, deep)
+        except ValueError as error:
+            reason = f"a value is invalid ({error}); a text that looks like this needs quotes"
+            raise yaml.MarkedYAMLError(problem=reason, problem_mark=node.start_mark) from error
+
 
 def _unique_mapping(loader: _UniqueKeyLoader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: set[Any] = set()
@@ -121,7 +130,7 @@ def configured_models(path: Path | None, environment: Mapping[str, str]) -> list
     if text:
         try:
             models = _models_from_variable(text)
-        except (SourceError, yaml.YAMLError) as error:
+        except (ValueError, yaml.YAMLError) as error:
             raise OperationError(ErrorCode.CONFIG_INVALID, f"LMX_MODELS: {error}") from error
     if not isinstance(models, list):
         return []
@@ -287,7 +296,7 @@ def _apply_variables(
             try:
                 values["models"] = _models_from_variable(text)
                 applied["models",] = name
-            except (SourceError, yaml.YAMLError) as error:
+            except (ValueError, yaml.YAMLError) as error:
                 problems.append(f"LMX_MODELS: {error}")
             continue
         key = names.get(name)
@@ -305,7 +314,7 @@ def _apply_variables(
         try:
             # In YAML a text that begins with a star is an alias, and here nothing can be aliased.
             target[key[-1]] = text if text.startswith("*") else yaml.safe_load(text)
-        except yaml.YAMLError:
+        except (ValueError, yaml.YAMLError):
             given = "what it is set to" if is_secret(key) else repr(text)
             problems.append(f"{name}: {given} is not a value")
     return applied

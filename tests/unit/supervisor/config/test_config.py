@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages.keys import ApiKey, RateLimits
 from lmx.protocol.models.keep_alive import keep_alive_text, parse_keep_alive
-from lmx.supervisor.config.load import config_notices, load_config, variable_names
+from lmx.supervisor.config.load import (
+    config_notices,
+    configured_models,
+    load_config,
+    variable_names,
+)
 from lmx.supervisor.config.media import ModelMediaConfig
 from lmx.supervisor.config.model import ModelConfig, PrefixCacheConfig, SpeculationConfig
 from lmx.supervisor.config.schema import Config, GroupConfig
@@ -188,6 +193,9 @@ def load(text: str, tmp_path: Path, **variables: str) -> Config:
         ("1: 2", ["the key 1 is not a word", "line 1"]),
         ("[a]: 2", ["is not a word"]),
         ("a: [", ["not YAML"]),
+        # What looks like a date or a number, and can't be one.
+        ("server:\n  name: 2025-02-30", ["not YAML", "day is out of range", "quotes", "line 2"]),
+        ("server: {name: 0b_}", ["not YAML", "invalid literal for int", "line 1"]),
         ("- 1", ["models:", "a list"]),
     ],
 )
@@ -204,9 +212,20 @@ def test_each_mistake_names_key_value_and_what_is_allowed(
 
 def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(OperationError) as caught:
-        load("server: {port: x}\nlogs: {keep: 0}", tmp_path, LMX_SERVER_PROT="1")
-    for word in ("server.port", "logs.keep", "LMX_SERVER_PROT"):
+        load(
+            "server: {port: x}\nlogs: {keep: 0}",
+            tmp_path,
+            LMX_SERVER_PROT="1",
+            LMX_SERVER_NAME="2025-02-30",
+            LMX_MODELS="[{id: a, source: /x, size: 2025-02-30}]",
+        )
+    for word in (
+        "server.port", "logs.keep", "LMX_SERVER_PROT", "LMX_SERVER_NAME: '2025-02-30'",
+        "LMX_MODELS: day is out of range",
+    ):  # fmt: skip
         assert word in caught.value.message
+    with pytest.raises(OperationError, match="LMX_MODELS: day is out of range"):
+        configured_models(None, {"LMX_MODELS": "[{id: a, size: 2025-02-30}]"})
 
 
 def test_variables_go_over_the_file(tmp_path: Path) -> None:
