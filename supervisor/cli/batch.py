@@ -30,6 +30,8 @@ _ENDED: Final = ("completed", "failed", "expired", "cancelled")
 _LIMIT_S: Final = 900.0
 _POLL_S: Final = 1.0
 _MOST_ERRORS: Final = 10
+_PAGE: Final = 100
+"""The most that one answer lists."""
 
 
 @click.group("batch")
@@ -63,6 +65,9 @@ def run(file: Path, output: Path | None, detach: bool) -> None:
     /v1/chat/completions) and body. Ctrl-C ends this command and not the batch: `lmx batch results`
     fetches its results later. Exit code 1: the batch did not complete, or some of its lines failed.
     """
+    target = output or file.with_name(f"{file.stem}.results.jsonl")
+    if not target.absolute().parent.is_dir():
+        raise click.UsageError(f"{target}: there is no folder {target.absolute().parent}")
     api = _api()
     endpoint = _endpoint_of(file)
     sent = api.upload("/v1/files", {"purpose": "batch"}, file)
@@ -73,7 +78,6 @@ def run(file: Path, output: Path | None, detach: bool) -> None:
         return
     click.echo(f"{made['id']}: `lmx batch results {made['id']}` if this command is ended", err=True)
     done = _wait(api, made)
-    target = output or file.with_name(f"{file.stem}.results.jsonl")
     if done["output_file_id"] or done["error_file_id"]:
         with _replaced(target) as written:
             _write_results(api, done, written)
@@ -86,7 +90,14 @@ def run(file: Path, output: Path | None, detach: bool) -> None:
 @command
 def list_batches(as_json: bool) -> None:
     """List the batches, the newest first: how far each is."""
-    found = _api().call("GET", "/v1/batches", query={"limit": 100})["data"]
+    api = _api()
+    found: list[Any] = []
+    has_more = True
+    while has_more:
+        after = found[-1]["id"] if found else None
+        page = api.call("GET", "/v1/batches", query={"limit": _PAGE, "after": after})
+        found += page["data"]
+        has_more = page["has_more"] and bool(page["data"])
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return

@@ -6,7 +6,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+from click.testing import CliRunner
+
 from lmx.protocol.messages.keys import ApiKey
+from lmx.supervisor.cli import batch
 from tests.support.fakes.fake_peers import FakeStream, until
 from tests.support.rigs.router_rig import MODEL, TEXTS, Rig, router_rig
 
@@ -59,11 +63,37 @@ async def test_a_batch_from_the_command_line(tmp_path: Path) -> None:
         code, _, messages = await lmx(rig, "run", str(file))
         assert code == 1
         assert "line 2: This line is not parseable as valid JSON. (invalid_json_line)" in messages
+        missing = str(tmp_path / "missing" / "out")
+        code, _, messages = await lmx(rig, "run", str(file), "-o", missing)
+        assert code == 2 and f"there is no folder {tmp_path}/missing" in messages
+        assert len((await lmx(rig, "list"))[1].splitlines()) == 3, "it was not sent"
         file.write_text("{}")
         code, _, messages = await lmx(rig, "run", str(file))
         assert code == 1 and "is no request of a batch" in messages
         code, _, messages = await lmx(rig, "list", key="sk-lmx-wrong-one-of-this-test")
         assert code == 1 and "LMX_API_KEY" in messages
+
+
+def test_all_batches_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = {"completed": 0, "failed": 0, "total": 0}
+    ids = [f"batch_{number}" for number in range(250)]
+    asked: list[str | None] = []
+
+    class Api:
+        def call(self, _method: str, _path: str, *, query: dict[str, Any]) -> Any:
+            after, limit = query["after"], query["limit"]
+            asked.append(after)
+            begin = 0 if after is None else ids.index(after) + 1
+            page = ids[begin : begin + limit]
+            data = [{"id": one, "status": "completed", "request_counts": counts} for one in page]
+            return {"data": data, "has_more": begin + limit < len(ids)}
+
+    monkeypatch.setattr(batch, "_api", Api)
+    done = CliRunner().invoke(batch.list_batches)
+    assert [line.split()[0] for line in done.output.splitlines()] == ids
+    assert asked == [None, "batch_99", "batch_199"]
+    done = CliRunner().invoke(batch.list_batches, ["--json"])
+    assert [one["id"] for one in json.loads(done.output)] == ids
 
 
 async def test_a_batch_that_is_left_alone(tmp_path: Path) -> None:
