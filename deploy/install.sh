@@ -50,7 +50,13 @@ find_python() {
 }
 
 make_environment() {
-  [ -x "$folder/env/bin/python" ] && return
+  if [ -x "$folder/env/bin/python" ]; then
+    # uv makes environments without pip, and may be gone since.
+    [ -n "$uv" ] || "$folder/env/bin/python" -m pip --version >/dev/null 2>&1 ||
+      "$folder/env/bin/python" -m ensurepip >/dev/null ||
+      fail "$folder/env was made by uv, which is not on your PATH any more, and has no pip: put uv on your PATH"
+    return
+  fi
   mkdir -p "$folder"
   if [ -n "$uv" ]; then
     "$uv" venv --quiet --python "${python:-3.13}" "$folder/env"
