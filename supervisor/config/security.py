@@ -58,9 +58,9 @@ class SecurityConfig(Section):
     """The keys that open lmx. Each has at least 16 characters, ASCII and without spaces."""
 
     api_keys: Annotated[tuple[ApiKeyConfig, ...], Needs.ROUTER] = ()
-    """A request to a model needs one of these keys. Where there are none, no request needs any. A
-    key may have a name and limits of its own: `{key: KEY, name: ci, limits: {requests_per_minute:
-    60}}`."""
+    """A request to a model needs one of these keys, or one of `lmx key add`. Where there is no key,
+    no request needs any. A key may have a name and limits of its own: `{key: KEY, name: ci, limits:
+    {requests_per_minute: 60}}`."""
     admin_key: Annotated[Key | None, Needs.ROUTER] = Field(None, examples=["KEY"])
     """It opens the routes for operators. Without it the key in `$LMX_HOME/admin.key` does."""
     metrics_key: Annotated[Key | None, Needs.ROUTER] = Field(None, examples=["KEY"])
