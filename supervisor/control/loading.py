@@ -10,6 +10,7 @@ from lmx.protocol.errors import ErrorCode, LmxError, RequestError, UnavailableEr
 from lmx.protocol.messages import control
 from lmx.protocol.messages.inventory import AddModel
 from lmx.protocol.states import SlotState, WorkerState
+from lmx.supervisor.config.known_models import repository_of
 from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.config.sources import HubSource, SourceError, parse_source
 from lmx.supervisor.core.core import Core
@@ -82,10 +83,11 @@ class Loading:
         try:
             return self._core.slot(name)
         except LmxError:
-            if not await self._is_downloaded(name):
+            repository = repository_of(name)
+            if not await self._is_downloaded(repository):
                 raise
-        await self._added.add(AddModel(name, name))
-        return self._core.slot(name)
+        await self._added.add(AddModel(repository, repository))
+        return self._core.slot(repository)
 
     async def _is_downloaded(self, name: str) -> bool:
         try:

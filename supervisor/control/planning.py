@@ -117,12 +117,8 @@ class Planning:
         name = question.model_id
         try:
             return self._core.slot(name).model
-        except LmxError:
-            repository = repository_of(name)
-        try:
-            # A short name's repository may be served under a name of its own.
-            return self._core.slot(repository).model
         except LmxError as unknown:
+            repository = repository_of(name)
             if question.folder is not None:
                 return ModelConfig(id=repository, source=question.folder)
             try:

@@ -20,6 +20,7 @@ from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.messages.snapshot import Snapshot
 from lmx.protocol.messages.status import ModelStatus, ReturnedMemory
 from lmx.protocol.states import DOWN, ExitCause, LoadPhase, MemoryPressure, SlotState
+from lmx.supervisor.config.known_models import repository_of
 from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.config.settings import Change, Settings
 from lmx.supervisor.config.sources import HubSource, parse_source
@@ -88,9 +89,9 @@ class Core:
         return self._store.slots
 
     def slot(self, name: str) -> Slot:
-        """Return the slot of a model id, an alias, an adapter or a repository. Raises
-        :class:`LmxError` (model_not_found)."""
-        model_id = self._names.get(name)
+        """Return the slot of a model id, an alias, an adapter, a repository or a short name of one.
+        Raises :class:`LmxError` (model_not_found)."""
+        model_id = self._names.get(name) or self._names.get(repository_of(name))
         if model_id is None:
             raise LmxError(
                 ErrorCode.MODEL_NOT_FOUND,

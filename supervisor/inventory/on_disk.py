@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages.inventory import AvailableModel
+from lmx.supervisor.config.known_models import repository_of
 from lmx.supervisor.config.model import ModelConfig
 from lmx.supervisor.config.sources import (
     FolderSource,
@@ -104,7 +105,7 @@ def plan_deletion(
     """
     if isinstance(target, str):
         for repo in repos:
-            if repo.repo_id == target:
+            if repo.repo_id in (target, repository_of(target)):
                 return _of_repo(repo, repo.snapshots)
         for made in conversions:
             if made.path.name == target:

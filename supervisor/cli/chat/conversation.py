@@ -120,11 +120,13 @@ def _texts(content: str | Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield part["text"] if part["type"] == "text" else f"*({part['type'].replace('_', ' ')})*"
 
 
-def typed_text(text: str) -> str:
-    """Return a text as it was typed, where Python has taken bytes of UTF-8 for another encoding.
-    Raises :class:`OperationError` (invalid_value) if it is no UTF-8."""
+def typed_text(text: str | bytes) -> str:
+    """Return a text as it was typed, where Python has taken bytes of UTF-8 for another encoding, or
+    the text that bytes are. Raises :class:`OperationError` (invalid_value) if it is no UTF-8."""
     try:
-        return os.fsencode(text).decode("utf-8") if not text.isascii() else text
+        if isinstance(text, str) and text.isascii():
+            return text
+        return os.fsencode(text).decode("utf-8")
     except UnicodeError as error:
         raise OperationError(
             ErrorCode.INVALID_VALUE,

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 import click
 from click.core import ParameterSource
@@ -54,7 +54,7 @@ def chat(
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal may have another encoding
     if not sys.stdin.isatty():
-        piped = typed_text(sys.stdin.read()).strip()
+        piped = _all_of(sys.stdin).strip()
         prompt = "\n\n".join(text for text in (prompt, piped) if text)
         if not prompt:
             raise OperationError(ErrorCode.MISSING_PARAMETER, "nothing was asked: stdin is empty")
@@ -72,6 +72,13 @@ def chat(
         return
     home = place if isinstance(place, Home) else Home.from_environment(os.environ)
     _talk(home.state / "chat_history", client, conversation)
+
+
+def _all_of(stdin: TextIO) -> str:
+    """Return all that is piped in, which is UTF-8 whatever encoding the locale has. Raises
+    :class:`OperationError`."""
+    content = stdin.buffer.read()
+    return typed_text(content.replace(b"\r\n", b"\n").replace(b"\r", b"\n"))
 
 
 def _served(place: Place, client: ChatClient, model: str) -> str:
@@ -119,6 +126,8 @@ def choose(client: ChatClient, model: str | None) -> str:
     named. Raises :class:`OperationError` (model_not_found)."""
     if model is not None:
         name = repository_of(model)
+        if name != model and _is_listed(client, model):
+            name = model
         try:
             client.model(name)
         except OperationError as error:
@@ -134,6 +143,10 @@ def choose(client: ChatClient, model: str | None) -> str:
         )
     ready = [each for each in chats if each["state"] == ModelState.READY]
     return str((ready or chats)[0]["id"])
+
+
+def _is_listed(client: ChatClient, name: str) -> bool:
+    return any(name in (each["id"], *each["aliases"]) for each in client.models())
 
 
 def _print_answer(client: ChatClient, conversation: Conversation, prompt: str) -> None:

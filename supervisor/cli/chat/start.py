@@ -33,11 +33,12 @@ def refuse_unknown(config: Config, model: str | None, *, fetch: bool) -> None:
                 "no model is served yet: `lmx run qwen3-8b` downloads one and talks with it",
             )
         return
-    name = repository_of(model)
     known = {
         name for each in config.models for name in (*each.names, each.source.partition("@")[0])
     }
-    if name in known or name in (*ROUTE_NAMES, *config.routing.routes) or config.routing.patterns:
+    known |= {*ROUTE_NAMES, *config.routing.routes}
+    name = repository_of(model)
+    if known & {model, name} or config.routing.patterns:
         return
     if not (fetch and "/" in name):
         error = no_such_model(model, [each.id for each in config.models])

@@ -87,6 +87,7 @@ def launch(
             f"{program.title} is not installed (no `{program.command}` on PATH): "
             f"`{program.install}` installs it",
         )
+    from lmx.supervisor.cli.chat.session import choose as chosen_name
     from lmx.supervisor.cli.chat.session import connect
     from lmx.supervisor.cli.chat.start import start_for
 
@@ -99,7 +100,8 @@ def launch(
     if model is None:
         chosen = choose(program, client.models(), client.default_model(), longest_context)
     else:
-        chosen = named(program, model, client.model(model), longest_context)
+        name_there = chosen_name(client, model)
+        chosen = named(program, name_there, client.model(name_there), longest_context)
     for warning in chosen.warnings:
         click.echo(f"lmx: {warning}", err=True)
     own: Mapping[str, Any] = {}

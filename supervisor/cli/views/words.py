@@ -1,13 +1,17 @@
 """The status of models in words for a person: what `status`, `top` and progress say. Pure."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.host.ordinal import ordinal
 from lmx.protocol.messages.status import ModelStatus, RouterStatus, SupervisorStatus
 from lmx.protocol.states import ExitCause, LoadPhase, MediaKind, MemoryPressure, ModelState
+from lmx.supervisor.config.known_models import repository_of
 from lmx.supervisor.decisions.ledger import format_bytes
+
+if TYPE_CHECKING:
+    from lmx.supervisor.config.model import ModelConfig  # commands would wait for pydantic
 
 COLOURS: Final[dict[ModelState, str]] = {
     ModelState.READY: "green",
@@ -56,7 +60,7 @@ _GAVE_WAY: Final = (ExitCause.EVICTED, ExitCause.EXPIRED)
 
 
 def find_model(models: Sequence[ModelStatus], name: str) -> ModelStatus:
-    """Return a model's part of the status by id, alias, adapter or repository.
+    """Return a model's part of the status by id, alias, adapter, repository or short name.
 
     Raises :class:`OperationError` (model_not_found), naming the models there are.
     """
@@ -64,9 +68,21 @@ def find_model(models: Sequence[ModelStatus], name: str) -> ModelStatus:
         if name in (model.model, *model.aliases, *(one.id for one in model.adapters)):
             return model
     for model in models:
-        if name == model.source.partition("@")[0]:
+        if model.source.partition("@")[0] in (name, repository_of(name)):
             return model
     raise no_such_model(name, [model.model for model in models])
+
+
+def find_configured(models: "Sequence[ModelConfig]", name: str) -> "ModelConfig":
+    """Return a model of a configuration by id, alias, adapter, repository or short name. Raises as
+    :func:`find_model` does."""
+    for model in models:
+        if name in model.names:
+            return model
+    for model in models:
+        if model.source.partition("@")[0] in (name, repository_of(name)):
+            return model
+    raise no_such_model(name, [model.id for model in models])
 
 
 def no_such_model(name: str, model_ids: Sequence[str]) -> OperationError:

@@ -226,6 +226,19 @@ def test_an_unknown_model_is_named_with_the_known_ones(rig: CoreRig) -> None:
     assert caught.value.code is ErrorCode.MODEL_NOT_FOUND
 
 
+def test_a_short_name_is_the_model_of_its_repository() -> None:
+    repository = "mlx-community/Qwen3-8B-4bit"
+    rig = CoreRig({"a": 100, "b": 100}, models={"b": {"source": repository}})
+    assert rig.core.slot("qwen3-8b").model.id == rig.core.slot(repository).model.id == "b"
+    rig = CoreRig({"qwen3-8b": 100, "b": 100}, models={"b": {"source": repository}})
+    assert rig.core.slot("qwen3-8b").model.id == "qwen3-8b", "a model's own name comes first"
+    # What is in the hub's cache is added under the repository's name.
+    rig = CoreRig({"a": 100})
+    rig.in_cache.add(repository)
+    rig.operate(control.LoadModel("qwen3-8b", None))
+    assert rig.slot(repository).model.source == repository
+
+
 def test_a_snapshot_is_published_for_each_change_and_only_then(rig: CoreRig) -> None:
     core = rig.core
     core.flush(0.0)

@@ -86,6 +86,8 @@ def test_what_goes_with_a_model() -> None:
     assert gone_with("org/half") == DeletionPlan("org/half", (), (HALF.path,))
     assert gone_with(served("x", str(FILE))) == DeletionPlan(folders=(MADE.path,), files=(FILE,))
     assert gone_with("m-int4") == DeletionPlan(folders=(MADE.path,), files=(FILE,))
+    short = CachedRepo("mlx-community/Qwen3-8B-4bit", ROOT, 100, 5.0, (MAIN,))
+    assert plan_deletion("qwen3-8b", [short], []).repo_id == short.repo_id
     inside = served("x", str(MAIN.path / "m.gguf"))
     assert gone_with(inside).commits == (MAIN.commit,)
 

@@ -1,6 +1,7 @@
 """A conversation: lines become messages, commands do what they say, answers come as they are."""
 
 import base64
+import io
 import json
 import os
 import threading
@@ -11,11 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.supervisor.cli.chat import session
 from lmx.supervisor.cli.chat.client import ChatClient, Piece, PieceKind
 from lmx.supervisor.cli.chat.conversation import Conversation, Lines, command_of, shown
-from lmx.supervisor.cli.chat.session import _history, audio_part, image_part
+from lmx.supervisor.cli.chat.session import _all_of, _history, audio_part, choose, image_part
+from lmx.supervisor.cli.chat.start import refuse_unknown
+from lmx.supervisor.cli.main import main
+from lmx.supervisor.config.known_models import KNOWN_MODELS
+from lmx.supervisor.config.schema import Config
 from lmx.supervisor.sockets.http_client import Remote
 
 
@@ -223,3 +230,52 @@ def test_nobody_there() -> None:
     with pytest.raises(OperationError, match="no lmx can be reached") as caught:
         list(ChatClient(Remote("http://127.0.0.1:1")).answer("m", []))
     assert caught.value.code is ErrorCode.NOT_RUNNING
+
+
+def test_what_is_piped_in_is_utf_8_in_every_locale() -> None:
+    def piped(content: bytes) -> str:
+        return _all_of(io.TextIOWrapper(io.BytesIO(content), "ascii", "strict"))
+
+    assert piped("grün\r\nund\rrot\n".encode()) == "grün\nund\nrot\n"
+    with pytest.raises(OperationError, match="the text is not UTF-8") as caught:
+        piped("grün".encode("latin-1"))
+    assert caught.value.code is ErrorCode.INVALID_VALUE
+
+
+def test_a_short_name_is_that_of_a_repository_unless_a_model_has_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Listed(ChatClient):
+        def __init__(self, *names: str) -> None:
+            super().__init__(Remote("http://127.0.0.1:1"))
+            self.names = names
+
+        def models(self) -> list[dict[str, Any]]:
+            facts = {
+                "kind": "chat", "state": "cold", "context_length": 131_072,
+                "capabilities": ["tools"], "modalities": ["text"],
+            }  # fmt: skip
+            return [{"id": name, "aliases": [f"{name}-alias"], **facts} for name in self.names]
+
+        def model(self, name: str) -> Any:
+            for each in self.models():
+                if name in (each["id"], *each["aliases"]):
+                    return each
+            raise OperationError(ErrorCode.MODEL_NOT_FOUND, "no such model")
+
+    repository = KNOWN_MODELS["qwen3-8b"]
+    assert choose(Listed("a", repository), "Qwen3-8B") == repository
+    assert choose(Listed(repository, "qwen3-8b"), "qwen3-8b") == "qwen3-8b"
+    assert choose(Listed("a"), "a-alias") == "a-alias"
+    with pytest.raises(OperationError, match="no model is named 'qwen3-8b'; known: a"):
+        choose(Listed("a"), "qwen3-8b")
+    # Programs are started with that name.
+    monkeypatch.setenv("LMX_HOME", str(tmp_path))
+    monkeypatch.setattr(session, "connect", lambda _place: Listed(repository))
+    done = CliRunner().invoke(main, ["launch", "codex", "--model", "qwen3-8b", "--print"])
+    assert (done.exit_code, repository in done.output) == (0, True), done.output
+    # An lmx that is yet to be started is asked for the same names.
+    config = Config.model_validate({"models": [{"id": "qwen3-8b", "source": "/mine"}]})
+    refuse_unknown(config, "qwen3-8b", fetch=False)
+    with pytest.raises(OperationError, match="no model is named 'qwen3-4b'"):
+        refuse_unknown(config, "qwen3-4b", fetch=False)
