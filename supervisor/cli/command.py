@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import click
 from click.core import ParameterSource
 
-from lmx.protocol.errors import ErrorCode, LmxError
+from lmx.protocol.errors import ErrorCode, LmxError, OperationError
 from lmx.protocol.host.imports import import_structlog, quick_imports
 from lmx.protocol.host.log_files import append_to
-from lmx.supervisor.cli.service.units import LABEL
+from lmx.supervisor.cli.service.units import LABEL, LABEL_OF_HOMEBREW
 from lmx.supervisor.sockets.http_client import Remote
 from lmx.supervisor.state.home import Home
 
@@ -55,6 +55,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     def wrapped(*args: Any, **kwargs: Any) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         import_structlog()  # most commands do, and with rich it takes twice as long
+        if sys.stdin is None:  # whoever started the command closed it
+            sys.stdin = open(os.devnull)  # noqa: PTH123, SIM115  for as long as the process
         try:
             function(*args, **kwargs)
         except LmxError as error:
@@ -99,7 +101,7 @@ def for_launchd(status: Exit, environment: Mapping[str, str]) -> tuple[Exit, flo
     for which it should not: with a supervisor that runs already it must look done, and a
     configuration is not corrected within seconds.
     """
-    if environment.get("XPC_SERVICE_NAME") != LABEL:
+    if environment.get("XPC_SERVICE_NAME") not in (LABEL, LABEL_OF_HOMEBREW):
         return status, 0.0
     if status is Exit.ALREADY_RUNNING:
         return Exit.OK, 0.0
@@ -126,12 +128,21 @@ KEY_VARIABLE: Final = "LMX_API_KEY"
 
 def remote_place(context: click.Context | None = None) -> Remote | None:
     """Return the lmx at ``--url`` or ``LMX_URL``; None if the command is about this machine's.
-    Raises :class:`OperationError` (config_invalid) for an address that can't be one."""
+    Raises as :func:`given_remote` does."""
     context = context or click.get_current_context(silent=True)
     if context is None or context.command.hidden:  # lmx itself runs the hidden commands
         return None
     url = context.find_root().params.get("url")
-    return None if not url else Remote.parse(url, given_key())
+    return None if not url else given_remote(url)
+
+
+def given_remote(address: str) -> Remote:
+    """Return the server at an address that was given to the command, with the key that was given.
+    Raises :class:`click.UsageError` if it can't be one."""
+    try:
+        return Remote.parse(address, given_key())
+    except OperationError as error:
+        raise click.UsageError(error.message) from error
 
 
 def given_key(source: ParameterSource | None = None) -> str | None:
@@ -237,6 +248,15 @@ def read_config(chosen: Path | None) -> Found:
     path = config_path(chosen)
     config = load_config(path, os.environ, keys_kept=home().has_keys)
     return Found(config, path, from_words(path, os.environ))
+
+
+def served_config(chosen: Path | None = None) -> Config:
+    """Return the configuration of :func:`read_config` with the models that were added. Raises what
+    that raises."""
+    from lmx.supervisor.inventory.added import with_added
+    from lmx.supervisor.inventory.added_file import AddedFile
+
+    return with_added(read_config(chosen).config, AddedFile(home().added_models).read())
 
 
 def admin_key(here: Home) -> str:

@@ -8,7 +8,7 @@ from typing import Final
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-from lmx.supervisor.cli.command import command, remote_place
+from lmx.supervisor.cli.command import command, remote_place, served_config
 
 _ANSWER_S: Final = 1.0
 """A person who has pressed the tab key waits no longer."""
@@ -46,12 +46,7 @@ def model_names(context: click.Context) -> list[str]:
         with open_client(place, _ANSWER_S) as client:
             workers = client.status().workers
         return [name for one in workers for name in (one.model, *one.aliases)]
-    from lmx.supervisor.cli.command import read_config
-    from lmx.supervisor.inventory.added import with_added
-    from lmx.supervisor.inventory.added_file import AddedFile
-
-    served = with_added(read_config(None).config, AddedFile(home.added_models).read())
-    return [name for model in served.models for name in model.names]
+    return [name for model in served_config().models for name in model.names]
 
 
 def short_names(_context: click.Context) -> Iterable[str]:

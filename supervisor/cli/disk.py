@@ -59,6 +59,8 @@ def download(
         )
     if bits is not None and repository is None:
         raise click.UsageError("--bits needs a model")
+    if filename is not None and repository is None:
+        raise click.UsageError("--file needs a model")
     if search is not None:
         here = place()
         if not isinstance(here, Home):

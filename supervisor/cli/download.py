@@ -269,11 +269,11 @@ def search_models(home: Home, words: str) -> None:
         )
     budget = budget_of(read_config(None).config)
     columns = (
-        Column("MODEL", tuple(each.repo_id for each in found), right=False),
+        Column("MODEL", tuple(each.repo_id for each in found), right=False, folds=True),
         Column("WEIGHTS", tuple(_size(each.size_bytes) for each in found)),
         Column("FITS", tuple(_may_fit(each.size_bytes, budget) for each in found)),
-        Column("DOWNLOADS", tuple(f"{each.downloads:,}" for each in found)),
-        Column("GATED", tuple("yes" if each.gated else "" for each in found), right=False),
+        Column("DOWNLOADS", tuple(f"{each.downloads:,}" for each in found), leave=1),
+        Column("GATED", tuple("yes" if each.gated else "" for each in found), leave=2, right=False),
     )
     console = make_console()
     console.print(model_table(columns, console.width))
@@ -355,10 +355,10 @@ def show_available(place: Place, as_json: bool) -> None:
         return
     rows = [row for row, _ in with_kinds]
     columns = (
-        Column("MODEL", tuple(row.name for row in rows), right=False),
-        Column("KIND", tuple(kind for _, kind in with_kinds), right=False),
+        Column("MODEL", tuple(row.name for row in rows), right=False, folds=True),
+        Column("KIND", tuple(kind for _, kind in with_kinds), leave=2, right=False),
         Column("SIZE", tuple(row.size for row in rows)),
-        Column("SERVED AS", tuple(row.served_as for row in rows), right=False),
+        Column("SERVED AS", tuple(row.served_as for row in rows), leave=1, right=False),
     )
     console = make_console()
     console.print(model_table(columns, console.width))

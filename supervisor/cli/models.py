@@ -12,8 +12,8 @@ from lmx.supervisor.cli.command import (
     home,
     json_option,
     place,
-    read_config,
     remote_place,
+    served_config,
 )
 from lmx.supervisor.cli.completion import MODEL, MODEL_OR_SHORT_NAME, SHORT_NAME
 
@@ -225,12 +225,8 @@ def estimate(model: str, filename: str | None, config: Path | None, as_json: boo
         print_plan(remote, model, as_json)
         return
     from lmx.supervisor.cli.views.estimate import print_estimate
-    from lmx.supervisor.inventory.added import with_added
-    from lmx.supervisor.inventory.added_file import AddedFile
 
-    found = read_config(config).config
-    served = with_added(found, AddedFile(home().added_models).read())
-    print_estimate(served, home(), model, as_json, filename)
+    print_estimate(served_config(config), home(), model, as_json, filename)
 
 
 @click.command("fit")
@@ -252,9 +248,5 @@ def fit(models: tuple[str, ...], config: Path | None, as_json: bool) -> None:
       lmx fit chat agent --json
     """
     from lmx.supervisor.cli.views.fit import print_fit
-    from lmx.supervisor.inventory.added import with_added
-    from lmx.supervisor.inventory.added_file import AddedFile
 
-    found = read_config(config).config
-    served = with_added(found, AddedFile(home().added_models).read())
-    print_fit(served, home(), models, as_json)
+    print_fit(served_config(config), home(), models, as_json)

@@ -10,8 +10,8 @@ from lmx.supervisor.cli.command import (
     home,
     json_option,
     place,
-    read_config,
     remote_place,
+    served_config,
 )
 from lmx.supervisor.cli.completion import MODEL
 from lmx.supervisor.cli.views.json_output import json_text
@@ -61,11 +61,10 @@ def show(model: str, as_json: bool) -> None:
 
     from lmx.supervisor.cli.views.model import model_lines
     from lmx.supervisor.cli.views.words import find_model
-    from lmx.supervisor.config.known_models import repository_of
     from lmx.supervisor.sockets.client import open_client
 
     with open_client(place()) as client:
-        found = find_model(client.status().workers, repository_of(model))
+        found = find_model(client.status().workers, model)
     if as_json:
         from lmx.protocol.wire.codec import to_map
 
@@ -163,14 +162,10 @@ def _worker_log(here: Home, model: str) -> Path:
     path = here.worker_log(model)
     if path.exists():
         return path
-    from lmx.supervisor.cli.views.words import find_model, no_such_model
+    from lmx.supervisor.cli.views.words import find_configured, find_model
     from lmx.supervisor.sockets.client import ControlClient, supervisor_runs
 
     if supervisor_runs(here):
         with ControlClient(here) as client:
             return here.worker_log(find_model(client.status().workers, model).model)
-    models = read_config(None).config.models
-    for found in models:
-        if model in found.names:
-            return here.worker_log(found.id)
-    raise no_such_model(model, [found.id for found in models])
+    return here.worker_log(find_configured(served_config().models, model).id)

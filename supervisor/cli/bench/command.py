@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.supervisor.cli.bench.scenarios import (
     QUICK,
     SCENARIOS,
@@ -18,7 +17,7 @@ from lmx.supervisor.cli.bench.scenarios import (
     Sizes,
     phases_of,
 )
-from lmx.supervisor.cli.command import command, given_key, place
+from lmx.supervisor.cli.command import command, given_remote, place
 
 if TYPE_CHECKING:
     from lmx.supervisor.cli.bench.rounds import Measured
@@ -139,9 +138,8 @@ def bench(
 
 
 def _remotes(servers: Sequence[str]) -> list[tuple[str, Remote]]:
-    """Return the servers by their labels. Raises :class:`OperationError`."""
-    from lmx.supervisor.sockets.http_client import Remote
-
+    """Return the servers by their labels. Raises :class:`click.UsageError`, and
+    :class:`OperationError` if this machine's is meant and can't be asked."""
     if not servers:
         from lmx.supervisor.cli.chat.session import connect
 
@@ -152,10 +150,8 @@ def _remotes(servers: Sequence[str]) -> list[tuple[str, Remote]]:
         is_named = bool(equals) and "/" not in before
         label = before if is_named else _letters(number)
         if not label or label in dict(found):
-            raise OperationError(
-                ErrorCode.CONFIG_INVALID, f"the name in {text!r} is empty, or another server has it"
-            )
-        found.append((label, Remote.parse(after if is_named else text, given_key())))
+            raise click.UsageError(f"the name in {text!r} is empty, or another server has it")
+        found.append((label, given_remote(after if is_named else text)))
     return found
 
 

@@ -66,7 +66,7 @@ def print_estimate(
     if judged.unfetched:
         console.print(
             "not counted, because they were not fetched yet, and the hub does not say how large "
-            f"they are: the adapters {', '.join(judged.unfetched)}"
+            f"they are: the adapters {escape(', '.join(judged.unfetched))}"
         )
 
 
@@ -121,11 +121,11 @@ def show(
     table.add_column(justify="right")
     table.add_column(style="dim")
     for line in lines_of(model, estimate):
-        table.add_row(line.name, format_bytes(line.size_bytes), line.reason)
+        table.add_row(line.name, format_bytes(line.size_bytes), escape(line.reason))
     table.add_section()
     ranks = ""
     if model.hosts:
-        ranks = f"one of {model.ranks} ranks; as much on each of {', '.join(model.hosts)}"
+        ranks = f"one of {model.ranks} ranks; as much on each of {escape(', '.join(model.hosts))}"
     elif estimate.ranks > 1:
         ranks = f"{estimate.ranks} ranks, {format_bytes(estimate.rank_bytes)} each"
     table.add_row("estimated", format_bytes(estimate.total_bytes), ranks)
@@ -149,7 +149,7 @@ def show(
     over = format_bytes(plan.reserve_bytes - budget)
     console.print(f"[red]does not fit[/] the budget of {format_bytes(budget)}: {over} too much")
     for hint in hints(model, estimate, plan, budget):
-        console.print(f"  {hint}")
+        console.print(f"  {escape(hint)}")
 
 
 def named_model(config: Config, name: str) -> ModelConfig:

@@ -8,8 +8,9 @@ from typing import Final
 
 from lmx.protocol.messages import control
 from lmx.protocol.messages.control import Event, EventList, event_object
+from lmx.supervisor.cli.command import served_config
 from lmx.supervisor.cli.views.json_output import json_text
-from lmx.supervisor.cli.views.words import find_model
+from lmx.supervisor.cli.views.words import find_configured, find_model
 from lmx.supervisor.sockets.client import Place, ReconnectingClient, supervisor_runs
 from lmx.supervisor.state.event_file import EventFile
 from lmx.supervisor.state.home import Home
@@ -33,7 +34,7 @@ def show_events(
     if isinstance(place, Home):
         kept = EventFile(place.events).read()
         if not follow and kept and not supervisor_runs(place):
-            write(deque(_of_model(kept, model), maxlen=count))
+            write(deque(_of_model(kept, _id_of(model, kept)), maxlen=count))
             return
     with ReconnectingClient(place) as client:
         if not isinstance(place, Home):
@@ -54,6 +55,14 @@ def show_events(
         while follow:
             time.sleep(_POLL_S)
             write(wanted())
+
+
+def _id_of(model: str | None, kept: Sequence[tuple[str, Event]]) -> str | None:
+    """Return a model's id where no lmx runs: that of a model that has events, also if it was
+    removed since, else of one that lmx would serve. Raises :class:`OperationError`."""
+    if model is None or any(event.model_id == model for _, event in kept):
+        return model
+    return find_configured(served_config().models, model).id
 
 
 def _earlier(client: ReconnectingClient) -> Sequence[tuple[str, Event]]:

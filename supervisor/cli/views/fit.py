@@ -1,6 +1,5 @@
 """``lmx fit``: the settings with which several models stay loaded at a time."""
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -13,7 +12,10 @@ from lmx.supervisor.cli.views.estimate import named_model
 from lmx.supervisor.cli.views.json_output import json_text
 from lmx.supervisor.cli.views.progress import make_console
 from lmx.supervisor.cli.views.prospect import Judgement, budget_of, prospect
+from lmx.supervisor.config.known_models import repository_of
+from lmx.supervisor.config.model import AddedModelConfig
 from lmx.supervisor.config.schema import Config, ModelConfig
+from lmx.supervisor.config.sources import default_model_id, parse_source
 from lmx.supervisor.decisions.ledger import format_bytes
 from lmx.supervisor.memory.fit import Ladder, Rung, Share, fit, ladder
 from lmx.supervisor.memory.inspection import Inspection
@@ -48,7 +50,9 @@ def print_fit(config: Config, home: Home, names: tuple[str, ...], as_json: bool)
         return
     _show(found, budget)
     changed = [
-        {**_entry(config, name, models[name]), **keys} for name, keys in changes.items() if keys
+        {**_entry(config, name, models[name], ladders[name][0].share), **keys}
+        for name, keys in changes.items()
+        if keys
     ]
     if not changed:
         click.echo("They fit as they are.")
@@ -57,11 +61,17 @@ def print_fit(config: Config, home: Home, names: tuple[str, ...], as_json: bool)
     click.echo(yaml.safe_dump({"models": changed}, sort_keys=False).rstrip())
 
 
-def _entry(config: Config, name: str, model: ModelConfig) -> dict[str, str]:
-    """Return how a model stands in the configuration, or would."""
-    if model in config.models:
+def _entry(config: Config, name: str, model: ModelConfig, own: Share) -> dict[str, Any]:
+    """Return how a model stands in lmx.yaml, or would."""
+    if model not in config.models:
+        is_short = repository_of(name) != name
+        named = name.lower() if is_short else default_model_id(parse_source(model.source))
+        return {"id": named, "source": model.source}
+    if not isinstance(model, AddedModelConfig):
         return {"id": model.id}
-    return {"id": Path(name).stem, "source": model.source}
+    # lmx.yaml goes before what was added, also with its context.
+    context = {} if model.context_length is None else {"context_length": own.context_tokens}
+    return {"id": model.id, "source": model.source, **context}
 
 
 def _ladder(config: Config, home: Home, model: ModelConfig, budget: int, models: int) -> Ladder:

@@ -28,7 +28,8 @@ def print_status(console: Console, status: SystemStatus) -> None:
         f"lmx {supervisor.version}  up {duration(supervisor.uptime_s)}"
     )
     console.print(
-        f"router      {router.state}  pid {router.pid}  {router.url or ''}  {router_words(router)}"
+        f"router      {router.state}  pid {router.pid}  {escape(router.url or '')}  "
+        f"{router_words(router)}"
     )
     if router.batches:
         console.print(f"batches     {router.batches} under way, {router.batch_lines:,} lines left")

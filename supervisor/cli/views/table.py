@@ -24,6 +24,8 @@ class Column:
     column always stays."""
     right: bool = True
     style: tuple[str, ...] = ()
+    folds: bool = False
+    """Whether a cell may take several lines, if the width is too small without other columns."""
     cut_to: int | None = None
     """If set, the column gets the width that is left, but at least this many characters."""
 
@@ -68,8 +70,8 @@ def model_table(columns: Sequence[Column], width: int) -> Table:
         table.add_column(
             column.heading,
             justify="right" if column.right else "left",
-            no_wrap=True,
-            overflow="ellipsis",
+            no_wrap=not column.folds,
+            overflow="fold" if column.folds else "ellipsis",
         )
     left = width - sum(column.width for column in shown if column.cut_to is None)
     for row in range(max((len(column.cells) for column in shown), default=0)):

@@ -158,7 +158,7 @@ def test_keys_and_addresses_that_are_wrong(there: Elsewhere) -> None:
     done = there.run("status", "--url", "http://127.0.0.1:1")
     assert (done.exit_code, "stands before the command" in done.output) == (2, True)
     done = there.run("--url", "ftp://x", "status")
-    assert (done.exit_code, "is not the address of an lmx" in done.output) == (4, True)
+    assert (done.exit_code, "is not the address of an lmx" in done.output) == (2, True)
 
 
 def test_events_are_followed_over_a_new_supervisor(there: Elsewhere, lmx: Rig) -> None:

@@ -12,17 +12,22 @@ from unittest import mock
 
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages import control, inventory
 from lmx.protocol.messages.control import Event
 from lmx.protocol.messages.status import GetStatus, Status, SystemStatus
-from lmx.supervisor.cli import machines, operations
+from lmx.supervisor.cli import command as commands
+from lmx.supervisor.cli import download, machines, operations
 from lmx.supervisor.cli.main import main
 from lmx.supervisor.cli.serving import background
 from lmx.supervisor.cli.views.events import EventCursor
 from lmx.supervisor.config import extras
+from lmx.supervisor.config.model import AddedModelConfig
+from lmx.supervisor.inventory.added_file import AddedFile
 from lmx.supervisor.sockets.client import ReconnectingClient
+from lmx.supervisor.state.event_file import EventFile
 from lmx.supervisor.state.home import Home
 from tests.support.fakes.admin_lines import reported_status
 from tests.support.fakes.fake_supervisor import fake_supervisor, model_line, status
@@ -78,6 +83,47 @@ def test_every_command_says_that_lmx_does_not_run(home: Home) -> None:
     ):  # fmt: skip
         done = run(*arguments)
         assert (done.exit_code, "lmx is not running" in done.output) == (3, True), arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--url", "ftp://x", "status"], "is not the address of an lmx"),
+        (["bench", "ftp://x"], "is not the address of an lmx"),
+        (["bench", "a=http://x", "a=http://y"], "another server has it"),
+        (["pull", "--search", "qwen", "--file", "x.gguf"], "--file needs a model"),
+        (["pull", "--cancel", "dl_1", "--file", "x.gguf"], "--file needs a model"),
+    ],
+)
+def test_wrong_arguments_are_wrong_usage(home: Home, arguments: list[str], said: str) -> None:
+    done = run(*arguments)
+    assert (done.exit_code, said in done.output) == (2, True), done.output
+
+
+def test_a_stdin_that_is_closed_is_an_empty_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+
+    @commands.command
+    def reads() -> None:
+        with sys.stdin as stdin:
+            assert (stdin.isatty(), stdin.read()) == (False, "")
+
+    reads()
+
+
+def test_a_model_is_found_by_its_short_name(home: Home) -> None:
+    source = "mlx-community/Qwen3-8B-4bit"
+    pulled = model_line(source, "drained", source=source)
+    answers = {
+        control.ResetModel: lambda question: control.Done(f"reset {question.model_id}"),
+        GetStatus: statuses(status(model_line("b"), pulled)),
+    }
+    with fake_supervisor(home, answers):
+        assert run("undrain", "Qwen3-8B").output.startswith(f"{source} takes requests again")
+        assert run("show", "qwen3-8b").output.startswith(source)
+    own = model_line("qwen3-8b", source="/mine")
+    with fake_supervisor(home, {GetStatus: statuses(status(pulled, own))}):
+        assert "/mine" in run("show", "qwen3-8b").output
 
 
 def test_restart_wants_one_thing(home: Home) -> None:
@@ -379,6 +425,29 @@ def test_top_without_a_terminal_prints_one_frame(home: Home) -> None:
         assert word in done.output
 
 
+def test_models_are_listed_whole_in_a_narrow_terminal(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "mlx-community/Qwen3-Coder-30B-A3B-Instruct-4bit"
+    found = inventory.Available((inventory.AvailableModel(name, "/x", 17 * 2**30, 1e9, name),))
+    answers = {inventory.GetAvailable: lambda _: found, GetStatus: statuses(status())}
+    monkeypatch.setattr(download, "_with_kinds", lambda _place, rows, _kinds: [(rows[0], "chat")])
+    lines: dict[int, list[list[str]]] = {}
+    with fake_supervisor(home, answers):
+        for width in (160, 80, 40):
+            monkeypatch.setattr(
+                download, "make_console", lambda width=width: Console(width=width, soft_wrap=True)
+            )
+            lines[width] = [line.split() for line in run("list").output.splitlines()]
+    assert lines[160] == [
+        ["MODEL", "KIND", "SIZE", "SERVED", "AS"], [name, "chat", "17.0", "GiB", name],
+    ]  # fmt: skip
+    assert lines[80] == [["MODEL", "KIND", "SIZE"], [name, "chat", "17.0", "GiB"]]
+    (first, *size), *folded = lines[40][1:]
+    assert (lines[40][0], size) == (["MODEL", "SIZE"], ["17.0", "GiB"])
+    assert first + "".join(rest for (rest,) in folded) == name
+
+
 def test_nothing_to_list_is_said_and_what_to_do(home: Home) -> None:
     answers = {
         inventory.GetDownloads: lambda _: inventory.Downloads(()),
@@ -422,6 +491,23 @@ def test_events_of_one_model_the_last_of_them(home: Home) -> None:
         assert run("events", "-n", "0").output == ""
         done = run("events", "nobody")
         assert (done.exit_code, "known: a, b" in done.output) == (1, True)
+
+
+def test_events_of_a_model_where_no_lmx_runs(home: Home) -> None:
+    home.prepare()
+    kept = Event(1, 1e9, "worker.ready", "gone", "event 1", {})
+    for event in (kept, replace(kept, seq=2, model_id="new")):
+        EventFile(home.events).keep("e0", event)
+    AddedFile(home.added_models).save({"new": AddedModelConfig(id="new", source="org/new")})
+    home.default_config.write_text("models: [{id: a, source: /x, aliases: [al]}]")
+    assert "event 1" in run("events", "gone").output, "it was removed since"
+    assert "event 1" in run("events", "org/new").output
+    assert (run("events", "al").output, run("events", "al").exit_code) == ("", 0)
+    done = run("events", "nobody")
+    assert (done.exit_code, "known: a, new" in done.output) == (1, True)
+    # Logs are found by the same names.
+    home.worker_log("new").write_text("a line\n")
+    assert run("logs", "org/new").output == "a line\n"
 
 
 def test_events_are_read_on_after_a_supervisor_that_counts_from_zero(home: Home) -> None:

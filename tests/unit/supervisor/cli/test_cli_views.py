@@ -124,6 +124,12 @@ def test_what_was_remarked_at_the_load_has_a_line_of_its_own() -> None:
     assert lines[-1] == "a  config.json sets x."
 
 
+def test_an_address_in_brackets_is_no_markup() -> None:
+    found = status()
+    found = replace(found, router=replace(found.router, url="http://[fd12::1]:8000"))
+    assert any("http://[fd12::1]:8000" in line for line in rendered(found, 120))
+
+
 def busy() -> SystemStatus:
     return status(
         model_line("org/a-model-of-some-length", requests_active=31, pinned=True),

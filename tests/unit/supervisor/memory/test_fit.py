@@ -8,8 +8,11 @@ import pytest
 import yaml
 
 from lmx.protocol.errors import OperationError
-from lmx.supervisor.cli.views.fit import print_fit
+from lmx.supervisor.cli.views.estimate import named_model
+from lmx.supervisor.cli.views.fit import _entry, print_fit
+from lmx.supervisor.config.model import AddedModelConfig
 from lmx.supervisor.config.schema import Config
+from lmx.supervisor.inventory.added import with_added
 from lmx.supervisor.memory.fit import Rung, Share, fit, ladder
 from lmx.supervisor.state.home import Home
 from tests.support.models.model_folders import write_model
@@ -90,3 +93,42 @@ def test_what_is_printed_is_a_configuration_that_fits(
         print_fit(config_of(tmp_path, "1MiB"), home, ("a", "b"), False)
     with pytest.raises(OperationError, match="named twice"):
         print_fit(config_of(tmp_path, "64GiB"), home, ("a", "a"), False)
+
+
+def test_the_lines_for_models_that_the_file_does_not_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one that was added it has no source, and of one that is not served no name."""
+    folders = [write_model(tmp_path / name, **LARGER) for name in ("a", "Qwen2.5-7B-4bit", "c")]
+    config = config_of(tmp_path, "1400MiB").model_copy(update={"models": ()})
+    added = {
+        name: AddedModelConfig(id=name, source=str(folder), **own)
+        for name, folder, own in (
+            ("org/added", folders[0], {}),
+            ("long", folders[2], {"context_length": 200_000, "context_at_most": True}),
+        )
+    }
+    monkeypatch.chdir(folders[1])
+    print_fit(with_added(config, added), Home(tmp_path / "home"), ("org/added", "long", "."), False)
+    lines = yaml.safe_load(capsys.readouterr().out.partition("In lmx.yaml:")[2])["models"]
+    assert [(one["id"], one["source"]) for one in lines] == [
+        ("org/added", str(folders[0])), ("long", str(folders[2])),
+        ("qwen2.5-7b-4bit", str(folders[1])),
+    ]  # fmt: skip
+    assert lines[1]["context_length"] <= 131_072, "as long as it can be"
+    assert Config.model_validate({"models": lines}).models[0].id == "org/added"
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "model_id"),
+    [
+        ("qwen3-0.6b", "mlx-community/Qwen3-0.6B-4bit", "qwen3-0.6b"),
+        ("Llama3.2-1B", "mlx-community/Llama-3.2-1B-Instruct-4bit", "llama3.2-1b"),
+        ("mlx-community/Qwen2.5-7B-4bit",) * 3,
+    ],
+)
+def test_what_is_not_served_gets_the_name_that_it_would_have(
+    name: str, source: str, model_id: str
+) -> None:
+    entry = _entry(Config(), name, named_model(Config(), name), OWN)
+    assert entry == {"id": model_id, "source": source}

@@ -8,11 +8,13 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from rich.console import Console
 
 from lmx.protocol.errors import ErrorCode, LmxError, OperationError
 from lmx.protocol.models.decode_limits import AT_REST_BYTES, DecodeLimits
 from lmx.protocol.models.kind import read_kind
 from lmx.protocol.states import ModelKind
+from lmx.supervisor.cli import download
 from lmx.supervisor.cli.download import search_models
 from lmx.supervisor.cli.views import prospect
 from lmx.supervisor.cli.views.estimate import print_estimate
@@ -275,6 +277,19 @@ def test_models_are_found_on_the_hub(
         head, row, *_ = capsys.readouterr().out.splitlines()
         assert head.split() == ["MODEL", "WEIGHTS", "FITS", "DOWNLOADS", "GATED"]
         assert row.split() == ["org/Qwen3-Coder-4bit", "5", "KiB", "yes", "1,000"]
+        # In a narrow terminal columns are left out, and a long name takes several lines.
+        long = f"org/{'a-long-name-' * 5}coder"
+        hub.add(long, {})
+        for width in (80, 60):
+            monkeypatch.setattr(
+                download, "make_console", lambda width=width: Console(width=width, soft_wrap=True)
+            )
+            search_models(Home(tmp_path), "coder")
+            head, *rows, _ = capsys.readouterr().out.splitlines()
+            assert head.split() == ["MODEL", "WEIGHTS", "FITS"]
+            names = "".join(row.partition(" ")[0] for row in rows)
+            assert names == f"org/Qwen3-Coder-4bit{long}"
+            assert sum("5 KiB" in row and "yes" in row for row in rows) == 2
         with pytest.raises(LmxError, match="has no model in MLX form with 'zzz'"):
             search_models(Home(tmp_path), "zzz")
         hub.faults["api"] = Fault(503)
