@@ -23,22 +23,26 @@ def request(model: str, tokens: int) -> dict[str, object]:
     return ask(model, COUNT, temperature=0, max_tokens=tokens, ignore_eos=True)
 
 
-async def alone(server: Rig, model: str, tokens: int) -> str:
-    """Return what a model answers when nothing else happens."""
-    async with http() as session:
-        stream = Stream(session, server.url, request(model, tokens))
-        await stream.ended(300)
-        return stream.text
+@pytest.fixture(scope="module")
+def whole(server: Rig) -> str:
+    """What SmolLM2 answers when nothing else happens. It lasts for seconds: the other model is
+    killed meanwhile."""
+
+    async def alone() -> str:
+        async with http() as session:
+            stream = Stream(session, server.url, request("smollm2", 120))
+            await stream.ended(300)
+            return stream.text
+
+    return asyncio.run(alone())
 
 
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGKILL, "worker_crashed"), (signal.SIGSTOP, "worker_hung")]
 )
 async def test_one_model_dies_while_both_stream(
-    server: Rig, number: signal.Signals, code: str
+    server: Rig, whole: str, number: signal.Signals, code: str
 ) -> None:
-    # It lasts for seconds: the other one is killed meanwhile.
-    whole = await alone(server, "smollm2", 120)
     before = {
         name: server.wait_state(name, "ready", deadline_s=300) for name in ("smollm2", "tiny")
     }
