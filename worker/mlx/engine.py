@@ -68,7 +68,7 @@ _WARM_UP_PROMPT_TOKENS: Final = 64
 _GPU_WARM_UP_PROMPT_TOKENS: Final = 512
 _WARM_UP_TOKENS: Final = 3
 
-_COMPUTES: Final = "3"
+_COMPUTES: Final = "4"
 """Raise it whenever lmx's own corrections of a library's class change what a model computes:
 prefixes on the disk that were computed otherwise are not continued then."""
 

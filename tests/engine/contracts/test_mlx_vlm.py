@@ -6,6 +6,10 @@ import mlx.core as mx
 import pytest
 from mlx_vlm.generate.ar import _extend_cache
 from mlx_vlm.models.cache import BatchKVCache, KVCache
+from mlx_vlm.models.cohere_compass import language as cohere_compass
+from mlx_vlm.models.glm4v import glm4v
+from mlx_vlm.models.glm4v_moe import glm4v_moe
+from mlx_vlm.models.glm_ocr import glm_ocr
 from mlx_vlm.models.paddleocr_vl import paddleocr_vl
 
 from tests.support.references.private_parts import FIELDS, said
@@ -22,7 +26,7 @@ def filled(tokens: int) -> KVCache:
 
 
 def test_two_rows_in_one_cache_end_together_and_begin_behind_their_padding() -> None:
-    (name, file, use), _ = FIELDS[LIBRARY]
+    (name, file, use), *_ = FIELDS[LIBRARY]
     (joined,) = _extend_cache([filled(5)], [filled(2)])
     words = said(LIBRARY, f"BatchKVCache.{name}", (file,), use)
     assert type(joined) is BatchKVCache, f"{words}it is a {type(joined).__name__}"
@@ -43,8 +47,16 @@ def test_a_plain_cache_is_its_keys_its_values_and_its_length() -> None:
     assert keys[0, 0, :, 0].tolist() == [0, 1, 2, 0], f"{words}its fields are no longer all of it"
 
 
-def test_a_paddleocr_vl_forgets_where_a_text_is_in_its_field() -> None:
-    _, (name, file, use) = FIELDS[LIBRARY]
-    source = inspect.getsource(paddleocr_vl.Model.get_input_embeddings)
-    words = said(LIBRARY, f"LanguageModel.{name}", (file,), use)
-    assert f"self.language_model.{name} = None" in source, f"{words}it is another field"
+def test_what_a_class_knows_of_positions_is_in_its_fields() -> None:
+    _, deltas, positions = FIELDS[LIBRARY]
+    for text, (name, file, use), module in (
+        ("self.language_model.{} = None", deltas, paddleocr_vl),
+        ("self.language_model.{} = rope_deltas", deltas, glm4v),
+        ("self.language_model.{} = rope_deltas", deltas, glm4v_moe),
+        ("self.language_model.{} = rope_deltas", deltas, glm_ocr),
+        ("self.language_model.{} = position_ids", positions, glm_ocr),
+        ("self.{} = rope_deltas", deltas, cohere_compass),
+    ):
+        source = inspect.getsource(module)
+        words = said(LIBRARY, f"LanguageModel.{name}", (file,), use)
+        assert text.format(name) in source, f"{words}it is another field in {module.__name__}"

@@ -1,15 +1,23 @@
 """Rows with pictures in the engine: what is looked at, when, and what of it is used again."""
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from lmx.protocol.messages.specs import PrefixCacheSpec
-from lmx.worker.engine.values import SequenceSampling
+from lmx.worker.engine.values import SequenceRequest, SequenceSampling
+from lmx.worker.mlx.decoding.prefill import PromptPrefill
 from lmx.worker.mlx.media.spans import MediaSpans
+from lmx.worker.mlx.model.batch_slots import join
+from lmx.worker.mlx.model.forward import Forward, cache_states
+from lmx.worker.mlx.model.library import open_checkpoint
 from tests.support.models.media_models import make_media_model
+from tests.support.models.vlm_models import make_vlm_model
+from tests.support.rigs.conformance import without_processors
 from tests.support.rigs.engine_rig import spec_of
 from tests.support.rigs.media_check import picture
 from tests.support.rigs.seeing_rig import Seeing
@@ -135,3 +143,74 @@ def test_a_row_that_was_preempted_answers_as_it_would_have(engine: Seeing, is_ke
     assert engine.encoded == looked_at + (0 if is_kept else 1)
     with pytest.raises(ValueError, match="something else"):
         prompt.media.restore(engine.prompt(WHAT, picture(18)).media)  # type: ignore[arg-type]
+
+
+TEXT = [place * 37 % 240 + 1 for place in range(30)]
+AFTER_TEXT = 9
+COUNTED = -12
+"""The rope delta of a picture of 16 tokens in a square, which takes four positions."""
+
+
+def look(forward: Forward) -> None:
+    """Embed a picture as it is encoded, alone with its own tokens."""
+    config = forward.model.config
+    start = getattr(config, "vision_start_token_id", config.image_token_id - 1)
+    tokens = mx.array([[start, *[config.image_token_id] * 16]])
+    features = mx.zeros((16, config.text_config.hidden_size))
+    seen = {"image_grid_thw": mx.array([[1, 8, 8]]), "cached_image_features": features}
+    forward.embed(tokens, pixel_values=mx.zeros((1,)), **seen)
+
+
+def begin(forward: Forward, tokens: list[int]) -> PromptPrefill:
+    row = SequenceRequest(0, tokens, 1, SequenceSampling(0.0))
+    return PromptPrefill(forward, row, forward.new_cache(), 0)
+
+
+def after(forward: Forward, cache: list[Any], deltas: mx.array | None) -> mx.array:
+    logits = forward.decode(mx.array([[AFTER_TEXT]]), copy.deepcopy(cache), deltas)[0, -1]
+    mx.eval(logits)
+    return logits
+
+
+@pytest.mark.parametrize(
+    "model_type", ["cohere_compass", "glm4v", "glm4v_moe", "glm_ocr", "paddleocr_vl", "qwen2_vl"]
+)
+def test_positions_of_a_text_are_its_own(tmp_path: Path, model_type: str) -> None:
+    """Pictures of other prompts are encoded between its chunks, and rows with pictures decode."""
+    with without_processors():
+        forward = Forward(open_checkpoint(make_vlm_model(tmp_path, model_type)).model)
+    mx.eval(forward.model.parameters())
+    alone = begin(forward, TEXT)
+    right = alone.finish()
+    mx.eval(right, cache_states(alone.prompt_cache))
+    decoded = after(forward, alone.prompt_cache, alone.rope_deltas())
+
+    both = join(*(copy.deepcopy(alone.prompt_cache) for _ in range(2)))
+    deltas = mx.array([[COUNTED], [2 * COUNTED]])
+
+    def interrupt() -> None:
+        look(forward)
+        mx.eval(forward.decode(mx.array([[1], [2]]), both, deltas))
+
+    begun = begin(forward, TEXT)
+    for _ in range(2):
+        interrupt()
+        begun.advance(10, ())
+    interrupt()
+    logits = begun.finish()
+    mx.eval(logits, cache_states(begun.prompt_cache))
+    assert mx.allclose(logits, right, atol=1e-4), "in chunks"
+    interrupt()
+    own_deltas = begun.rope_deltas()
+    assert own_deltas is None or own_deltas.tolist() == [[0]]
+    interrupt()
+    assert mx.allclose(after(forward, begun.prompt_cache, own_deltas), decoded, atol=1e-4)
+    # A row with a picture decodes alone, and a text is read before it.
+    token, cache = mx.array([[AFTER_TEXT]]), copy.deepcopy(begun.prompt_cache)
+    first = mx.zeros((1, 1) if model_type == "cohere_compass" else (3, 1, 1), mx.int32)
+    place = {"position_ids": first + len(TEXT) + COUNTED}
+    placed = forward.prompt(token, cache, place)[0, -1]
+    assert not mx.allclose(placed, decoded, atol=1e-3)
+    begin(forward, TEXT * 2).advance(40, ())
+    found = after(forward, begun.prompt_cache, mx.array([[COUNTED]]))
+    assert mx.allclose(found, placed, atol=1e-4), "alone"

@@ -201,9 +201,18 @@ PARTS: dict[str, Sequence[Part]] = {
             (VLM_PATCHES,),
             "letting a text without pictures pass over these layers: lmx replaces it",
             ("self", "hidden_states", "cross_attention_states")),
+        *(
+            Part(
+                f"mlx_vlm.models.{name}.{name}:Model.get_input_embeddings",
+                (VLM_PATCHES,),
+                "letting the positions of a text count on",
+                ("self",),
+            )
+            for name in ("cohere_compass", "glm4v", "glm4v_moe", "glm_ocr", "paddleocr_vl")
+        ),
         Part(
-            "mlx_vlm.models.paddleocr_vl.paddleocr_vl:Model.get_input_embeddings", (VLM_PATCHES,),
-            "letting the positions of a text count on", ("self",)),
+            "mlx_vlm.models.glm_ocr.language:LanguageModel.__call__", (VLM_PATCHES,),
+            "computing the positions of a row from its rope deltas", ("self", "inputs")),
         Part(
             "mlx_vlm.models.qwen3_vl.qwen3_vl:Model._merge_deepstack_features", (ENCODING,),
             "telling the classes whose eyes return features for deep layers too"),
@@ -398,7 +407,8 @@ FIELDS: dict[str, Sequence[tuple[str, str, str]]] = {
         ("_positional_embedding", SPEECH, "where a window's parts are in time")),
     "mlx-vlm": (
         ("_idx", STATE, "where a row's tokens end in the cache of a batch"),
-        ("_rope_deltas", VLM_PATCHES, "letting the positions of a text count on"))}
+        ("_rope_deltas", VLM_PATCHES, "letting the positions of a text count on"),
+        ("_position_ids", VLM_PATCHES, "computing the positions of a row from its rope deltas"))}
 # fmt: on
 """Private fields of a library's objects, the file that reads them, and what for. They exist only in
 instances: a test of their own makes one."""

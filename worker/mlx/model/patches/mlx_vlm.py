@@ -104,25 +104,44 @@ def _pass_over(layer: Any, hidden_states: mx.array, **seen: Any) -> mx.array:
     return hidden_states
 
 
-def _patch_paddleocr_vl(model: Any) -> None:
-    """PaddleOCR-VL: whenever a text is embedded, the class forgets what it knows of its positions,
-    and lets the next chunk of the text begin at the first one."""
+def _count_positions_anew(model: Any) -> None:
+    """Classes that keep rope deltas from one call to the next. In Cohere Compass and the kinds of
+    GLM-4V and GLM-OCR, they are those of the picture or the rows that were computed last, and the
+    next chunk of any text gets its positions by them. PaddleOCR-VL forgets them, and lets the next
+    chunk begin at the first position. lmx passes on the positions of a prompt with pictures, and
+    the rope deltas of the rows that decode: what is kept is only used for text."""
     plain = type(model)
 
     def embed(patched: Any, *args: Any, **kwargs: Any) -> Any:
         found = plain.get_input_embeddings(patched, *args, **kwargs)
-        if patched.language_model._rope_deltas is None:
-            patched.language_model._rope_deltas = mx.zeros((1, 1), mx.int32)
+        patched.language_model._rope_deltas = mx.zeros((1, 1), mx.int32)
         return found
 
     replace_methods(model, get_input_embeddings=embed)
 
 
+def _patch_glm_ocr(model: Any) -> None:
+    """GLM-OCR: in addition, it keeps the positions of the prompt that it computed last, and a row
+    that decodes alone gets these as long as it is shorter, whatever its rope deltas are."""
+    _count_positions_anew(model)
+    plain = type(model.language_model)
+
+    def call(patched: Any, *args: Any, **kwargs: Any) -> Any:
+        patched._position_ids = None
+        return plain.__call__(patched, *args, **kwargs)
+
+    replace_methods(model.language_model, __call__=call)
+
+
 _PATCHES: Final[Mapping[str, Callable[[Any], None]]] = {
+    "cohere_compass": _count_positions_anew,
     "gemma3n": _patch_gemma3n,
+    "glm4v": _count_positions_anew,
+    "glm4v_moe": _count_positions_anew,
+    "glm_ocr": _patch_glm_ocr,
     "hy_v4": _patch_hy_v4,
     "mllama": _patch_mllama,
-    "paddleocr_vl": _patch_paddleocr_vl,
+    "paddleocr_vl": _count_positions_anew,
     "qwen3_omni_moe": patch_qwen3_omni,
 }
 """By the package of a model's class."""
