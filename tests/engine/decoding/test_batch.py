@@ -487,6 +487,41 @@ def test_a_cancelled_rows_work_is_there_for_its_next_turn(tiny_dir: Path) -> Non
         assert answer == Plain(tiny_dir).likeliest([*history, 7, 8, 9], answer)
 
 
+@pytest.mark.parametrize(
+    ("reason", "ends"),
+    [
+        ("[malloc] Unable to allocate 9 bytes.", False),
+        ("[METAL] Command buffer execution failed: Innocent Victim", True),
+    ],
+)
+def test_a_row_whose_work_cannot_be_kept_continues(
+    tiny_dir: Path, monkeypatch: pytest.MonkeyPatch, reason: str, ends: bool
+) -> None:
+    """Neither its prompt nor its answer is kept. A device that has failed is another matter."""
+    runner = EngineRunner(spec_of(tiny_dir, prefix_cache=PrefixCacheSpec(64 << 20)))
+    expected = runner.alone("b" * 40, GREEDY, 20, cache_salt="alone")
+
+    def full(*_: Any) -> None:
+        raise RuntimeError(reason)
+
+    beside = runner.admit("elsewhere" * 4, GREEDY, 40)
+    runner.until(lambda: runner.tokens[beside])
+    monkeypatch.setattr(PrefixStore, "add", full)
+    row = runner.admit("b" * 40, GREEDY, 20)
+    if ends:
+        runner.until(lambda: row in runner.failed)
+        with pytest.raises(RuntimeError, match="METAL"):
+            runner.finish()
+        return
+    with capture_logs() as logs:
+        runner.finish()
+    assert not runner.failed
+    assert runner.tokens[row] == expected
+    assert [line["event"] for line in logs].count("prefix_cache.not_stored") == 3
+    monkeypatch.undo()
+    assert runner.alone("b" * 40, GREEDY, 20) == expected
+
+
 def test_rows_that_decode_wait_for_no_disk(
     tiny_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from tests.support.fakes.reported_caches import (
     PLAIN,
     ToldModel,
     find,
+    held_by,
     keep,
     on_disk,
     prompt,
@@ -199,8 +200,48 @@ def test_a_disk_that_fails_is_done_without(folder: Path, monkeypatch: pytest.Mon
     assert find(cache, prompt(1, 500)) == 499
     keep(cache, PLAIN, prompt(2, 900))  # There is no file that it could come back from.
     assert find(cache, prompt(1, 500)) == 0
+    assert cache.bytes_held() == 900 * BYTES_A_TOKEN, "what has no file takes no memory any more"
     settle(cache)
     assert list(folder.glob("*/*.part")) == []
+
+
+def test_what_the_disk_has_given_up_takes_no_memory_once_it_leaves_that_too(folder: Path) -> None:
+    spec = on_disk(folder, 1000 * BYTES_A_TOKEN, 500 * BYTES_A_TOKEN)
+    cache = PrefixCache(PLAIN.make_cache, spec, "n")
+    for seed in range(6):
+        keep(cache, PLAIN, prompt(seed, 300))
+        settle(cache)
+        assert find(cache, prompt(seed, 300)) == 299
+        assert cache.bytes_held() == min(seed + 1, 3) * 300 * BYTES_A_TOKEN
+    assert [find(cache, prompt(seed, 300)) for seed in (3, 4, 5)] == [299] * 3
+
+
+def test_what_no_memory_is_left_for_is_forgotten(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = PrefixCache(PLAIN.make_cache, on_disk(folder), "n")
+    keep(cache, PLAIN, prompt(1, 100))
+    cache.close()
+    again, kept = (
+        PrefixCache(PLAIN.make_cache, on_disk(folder), "n"),
+        held_by(PLAIN, prompt(2, 900)),
+    )
+
+    def full(*_: Any) -> None:
+        raise RuntimeError("[malloc] Unable to allocate 9 bytes.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("lmx.worker.mlx.prefix.store.arrays_of", full)
+        assert find(again, prompt(1, 100)) == 0
+        patched.setattr(mx, "eval", full)
+        with pytest.raises(RuntimeError, match="allocate"):
+            again.store(prompt(2, 900), kept, "")
+    assert again.bytes_held() == 0
+    for seed, length in ((1, 100), (2, 900)):
+        assert again.found(prompt(seed, length), "") == 0
+        keep(again, PLAIN, prompt(seed, length))
+        assert find(again, prompt(seed, length)) == length - 1
+    assert again.bytes_held() == 1000 * BYTES_A_TOKEN
 
 
 @pytest.mark.parametrize("model", [PLAIN, MIXED], ids=["plain", "mixed"])

@@ -564,9 +564,23 @@ class BatchEngine:
     def _keep_prompt(self, prefill: PromptPrefill) -> Tokens:
         """Keep what was computed of a prompt, and return the tokens of that."""
         keys = np.asarray(prefill.keys, np.int32)
-        if self._prefixes is not None:
-            self._prefixes.store(keys, prefill.prompt_cache, prefill.row.cache_salt)
+        self._store(keys, prefill.prompt_cache, prefill.row.cache_salt)
         return keys
+
+    def _store(
+        self, keys: Tokens, prompt_cache: PromptCache, salt: str, place: int | None = None
+    ) -> None:
+        """Keep what a row's cache holds. It is not needed: if that fails, such as for memory that
+        is short, no row fails."""
+        if self._prefixes is None:
+            return
+        try:
+            self._prefixes.store(keys, prompt_cache, salt, place)
+        except Exception as error:
+            # Each rank must keep the same. What was computed on a device that failed is wrong.
+            if self._ranks is not None or is_device_failure(error):
+                raise
+            log.warning("prefix_cache.not_stored", tokens=len(keys), reason=str(error))
 
     def _end(self, sequence_ids: Sequence[int], *, keep: bool) -> None:
         """Remove decoding rows. With ``keep``, their caches are stored for the next turn."""
@@ -579,8 +593,7 @@ class BatchEngine:
                 continue
             row = here.row
             keys = np.asarray(row.keys, np.int32)
-            if self._prefixes is not None:
-                self._prefixes.store(keys, here.prompt_cache, row.salt, here.place)
+            self._store(keys, here.prompt_cache, row.salt, here.place)
             self._recent.note(keys, len(row.tokens) - row.generated_tokens, row.salt)
         self._buckets.leave(sequence_ids)
 

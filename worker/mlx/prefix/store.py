@@ -13,6 +13,7 @@ from lmx.worker.mlx.prefix.disk import Finished, Outcome, PrefixDisk
 from lmx.worker.mlx.prefix.file import SegmentRecord
 from lmx.worker.mlx.prefix.state import CacheLayout, arrays_of, describe, expose
 from lmx.worker.mlx.prefix.tree import Hit, PrefixTree, Segment, Tokens
+from lmx.worker.scheduling.engine_errors import is_device_failure
 
 log = structlog.get_logger()
 
@@ -45,7 +46,9 @@ class PrefixStore:
         self._limit_bytes = spec.memory_bytes
         self._held_bytes = 0
         self._reading: set[bytes] = set()
-        # Segments that were given up, but are still being written.
+        # Segments whose write is queued or has begun.
+        self._writing: set[bytes] = set()
+        # Those of them that were given up, but are still being written.
         self._leaving: dict[bytes, int] = {}
         self._disk = self._open_disk(spec, namespace)
 
@@ -66,7 +69,8 @@ class PrefixStore:
         keep: Collection[Segment],
     ) -> list[Segment]:
         """Add segments, each as the child of the one before, and evaluate them; return those for
-        which the budget has capacity besides ``keep``."""
+        which the budget has capacity besides ``keep``. If they can't be evaluated, none is kept,
+        and the error is raised."""
         added: list[Segment] = []
         for start, tokens, payload in captured:
             if not self.evict_for(payload.nbytes, [*keep, *added]):
@@ -75,7 +79,12 @@ class PrefixStore:
             self._hold(parent, payload)
             added.append(parent)
         # They are evaluated now: a lazy graph would hold the live cache.
-        mx.eval([list(payload_of(segment).arrays.values()) for segment in added])
+        try:
+            mx.eval([list(payload_of(segment).arrays.values()) for segment in added])
+        except Exception:
+            for segment in reversed(added):
+                self._forget(segment)
+            raise
         for segment in added:
             self._write(segment)
         return added
@@ -127,6 +136,8 @@ class PrefixStore:
                     self._forget(segment)
             if finished.outcome is Outcome.LOST:
                 self._reading.discard(finished.segment_id)
+            elif finished.outcome is not Outcome.READ:
+                self._writing.discard(finished.segment_id)
 
     def close(self, timeout_s: float) -> None:
         """Wait up to ``timeout_s`` until everything has been written."""
@@ -190,7 +201,7 @@ class PrefixStore:
             self._held_bytes += segment.nbytes
 
     def _write(self, segment: Segment) -> None:
-        if self._disk is None or segment.on_disk:
+        if self._disk is None or segment.on_disk or segment.segment_id in self._writing:
             return
         assert segment.parent is not None
         payload = payload_of(segment)
@@ -202,6 +213,7 @@ class PrefixStore:
             describe(payload.arrays),
             payload.structure,
         )
+        self._writing.add(segment.segment_id)
         self._disk.write(record, data, held)
 
     def _give_up(self, segment: Segment) -> None:
@@ -209,17 +221,26 @@ class PrefixStore:
         self._held_bytes -= segment.nbytes
         if segment.on_disk:
             return
-        if self._disk is None or self._disk.cancel(segment.segment_id):
-            self._forget(segment)
-        else:
+        if self._disk is not None and self._disk.cancel(segment.segment_id):
+            self._writing.discard(segment.segment_id)
+        if segment.segment_id in self._writing:
             self._leaving[segment.segment_id] = segment.nbytes
+        else:
+            self._forget(segment)
 
     def _load(self, segment: Segment, read: Finished, keep: Collection[Segment]) -> None:
         assert read.record is not None
         if not self._layout.fits(read.record):
             self._forget(segment)
         elif segment.payload is None and self.evict_for(segment.nbytes, keep):
-            arrays = arrays_of(read.record.tensors, read.data)
+            try:
+                arrays = arrays_of(read.record.tensors, read.data)
+            except Exception as error:  # Such as for memory that is short.
+                if is_device_failure(error):
+                    raise
+                log.warning("prefix_cache.not_loaded", reason=str(error))
+                self._forget(segment)
+                return
             self._hold(segment, Payload(arrays, read.record.structure))
 
     def _forget(self, segment: Segment) -> None:
