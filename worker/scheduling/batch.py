@@ -283,10 +283,10 @@ class Batch:
     requests take turns, and each owner's requests are served in the order of arrival. A request's
     rows are admitted in order, and no request passes the one whose turn it is, however small it is.
     A request that was preempted comes back before others of its priority value begin, unless its
-    media have to be encoded again: while they are, others begin. Requests of the background begin
-    while there is no other, and stand still in the engine as soon as one comes. If it needs their
-    place or their memory, as many as it takes give their rows back, and come back when no other is
-    left.
+    media have to be encoded again: while they are, others begin, also of the background. Otherwise
+    requests of the background begin while there is no other, and stand still in the engine as soon
+    as one comes. If it needs their place or their memory, as many as it takes give their rows back,
+    and come back when no other is left.
 
     ``outputs`` collects final output; the caller takes it. Every request that was added gets
     exactly one end in it, unless the engine breaks. An exception of the engine that concerns one
@@ -435,8 +435,13 @@ class Batch:
                 self._fail(generator, running, error)
 
     def _has_foreground(self) -> bool:
-        """Return whether a request runs, or waits, that does not belong to the background."""
-        return len(self._running) > len(self._background) or (
+        """Return whether a request that does not belong to the background runs, or waits for
+        anything but its media."""
+        without_media = sum(
+            one.media is MediaState.WANTED and not _is_background(one.request)
+            for one in self._unfilled
+        )
+        return len(self._running) - without_media > len(self._background) or (
             bool(self._waiting) and not _is_background(self._waiting.peek())
         )
 

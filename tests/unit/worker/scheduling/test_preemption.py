@@ -158,6 +158,37 @@ def test_who_comes_back_waits_for_its_media_and_nobody_else_does() -> None:
     rig.batch.restore(rig.engine, job, picture())
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_while_somebody_waits_for_media_the_background_runs(begun: bool) -> None:
+    """Also with what had begun before: else there would be work, and nobody to do it."""
+    rig, media = Rig(), picture()
+    line = rig.add(priority=BACKGROUND_PRIORITY)
+    rig.step(3 if begun else 0)
+    rig.add(max_tokens=20)
+    job = rig.add(media=media)
+    late = rig.add(priority=BACKGROUND_PRIORITY)
+    rig.step(8)
+    while MediaReleased(job) not in rig.media:
+        rig.step()
+    rig.set_memory_pressure()
+    if begun:  # The least urgent one leaves first.
+        rig.set_memory_pressure()
+    rig.batch.paused = False
+    while MediaWanted(job) not in rig.media:
+        rig.step()
+    rig.step(200)
+    assert [rig.texts[one, 0] for one in (line, late)] == [TEXT] * 2
+    assert (rig.batch.busy, rig.batch.wants_media) == (False, True)
+    last = rig.add(priority=BACKGROUND_PRIORITY)
+    rig.step(12)
+    rig.batch.restore(rig.engine, job, picture())
+    stood = rig.texts[last, 0]
+    rig.step(5)
+    assert rig.texts[last, 0] == stood and job not in rig.ends
+    rig.step(200)
+    assert [rig.texts[one, 0] for one in (job, last)] == [TEXT] * 2
+
+
 def test_who_waits_for_its_media_can_be_cancelled_or_wait_too_long() -> None:
     for cancels in (False, True):
         rig = Rig()
