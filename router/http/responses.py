@@ -4,7 +4,7 @@ It also holds the base class of those answers and the units of their sizes.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import orjson
 from aiohttp import web
@@ -20,6 +20,23 @@ from lmx.router.event_loop import yield_to_loop
 class Answer(TypedDict):
     """An object in an answer, described where it is built. Tests see to it that an answer has these
     fields and no other; the documentation announces that more may be added."""
+
+
+class PageEnds(Answer):
+    """Where a page of a list begins and ends."""
+
+    first_id: str | None
+    """The id of the page's first one; null if there is none."""
+    last_id: str | None
+    has_more: bool
+    """Whether there are more after this page, or before it where the page before an id was
+    requested."""
+
+
+class ListPage(PageEnds):
+    """A page of a list, as OpenAI's API shows it."""
+
+    object: Literal["list"]
 
 
 _GIB: Final = 1024**3
@@ -55,6 +72,12 @@ def in_pieces(whole: bytes) -> Iterator[memoryview]:
     view = memoryview(whole)
     for begin in range(0, len(view), _PIECE_BYTES):
         yield view[begin : begin + _PIECE_BYTES]
+
+
+def page_ends(ids: Sequence[str], *, has_more: bool) -> PageEnds:
+    """Return where a page with these ids begins and ends."""
+    first_id, last_id = (ids[0], ids[-1]) if ids else (None, None)
+    return {"first_id": first_id, "last_id": last_id, "has_more": has_more}
 
 
 def json_pieces(pieces: Sequence[bytes]) -> web.Response:

@@ -14,7 +14,7 @@ from lmx.router.files.tables import FileRow, Page
 from lmx.router.http.bodies.form import Upload, read_form
 from lmx.router.http.endpoint import is_of_anthropic
 from lmx.router.http.outcome import CONTEXT
-from lmx.router.http.responses import Answer, json_value
+from lmx.router.http.responses import Answer, ListPage, json_value, page_ends
 from lmx.router.inference.named_files import FILE_ID, missing_file, named_file
 from lmx.router.rendering.envelope import utc_text
 from lmx.router.schema.requests.files import (
@@ -53,14 +53,10 @@ class FileObject(Answer):
     status_details: None
 
 
-class FileList(Answer):
+class FileList(ListPage):
     """A page of files."""
 
-    object: Literal["list"]
     data: list[FileObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class DeletedFile(Answer):
@@ -142,13 +138,11 @@ async def list_files(request: web.Request) -> web.Response:
         raise invalid("after", f"is not the id of one of the files: {short(query.after)}.")
     rows, has_more = page
     return json_value(
-        FileList(
-            object="list",
-            data=[file_object(row) for row in rows],
-            first_id=rows[0].id if rows else None,
-            last_id=rows[-1].id if rows else None,
-            has_more=has_more,
-        )
+        {
+            "object": "list",
+            "data": [file_object(row) for row in rows],
+            **page_ends([row.id for row in rows], has_more=has_more),
+        }
     )
 
 

@@ -13,7 +13,7 @@ from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.states import MediaKind, ModelKind, ModelState
 from lmx.router.http.endpoint import ANTHROPIC_VERSION, is_of_anthropic
 from lmx.router.http.outcome import CONTEXT
-from lmx.router.http.responses import Answer, add_vary, json_value
+from lmx.router.http.responses import Answer, PageEnds, add_vary, json_value, page_ends
 from lmx.router.rendering.envelope import utc_text
 from lmx.router.schema.requests.operators import ModelsQuery
 from lmx.router.schema.validation import invalid, short, validated
@@ -189,15 +189,10 @@ class AnthropicModel(Answer):
     """The same: prompt and answer share the context."""
 
 
-class AnthropicModelList(Answer):
+class AnthropicModelList(PageEnds):
     """GET /v1/models for Anthropic's clients: every model that answers messages, loaded or not."""
 
     data: list[AnthropicModel]
-    has_more: bool
-    """Whether there are more after this page, or before it where `before_id` was requested."""
-    first_id: str | None
-    """The id of the page's first one; null if there is none."""
-    last_id: str | None
     """The id of the page's last one; null if there is none."""
 
 
@@ -396,12 +391,7 @@ def anthropic_list(models: Sequence[ModelView], query: ModelsQuery) -> Anthropic
         has_more = end - begin > limit
         begin = max(begin, end - limit)
     page = listed[begin:end]
-    return AnthropicModelList(
-        data=page,
-        has_more=has_more,
-        first_id=page[0]["id"] if page else None,
-        last_id=page[-1]["id"] if page else None,
-    )
+    return {"data": page, **page_ends(ids[begin:end], has_more=has_more)}
 
 
 def _place(ids: Sequence[str], wanted: str, param: str) -> int:

@@ -15,7 +15,7 @@ from aiohttp import web
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
 from lmx.router.http.bodies.capture import CAPTURES
 from lmx.router.http.outcome import CONTEXT
-from lmx.router.http.responses import Answer, json_value
+from lmx.router.http.responses import Answer, ListPage, json_value, page_ends
 from lmx.router.jobs.live import LiveRequest, LiveState, RequestShown, cancel_job
 from lmx.router.jobs.records import JobRow, JobState, Wanted
 from lmx.router.rendering.envelope import GenerationUsage, Timings
@@ -76,14 +76,10 @@ class JobWithResult(Job):
     without usage and timings."""
 
 
-class JobList(Answer):
+class JobList(ListPage):
     """A page of jobs, the newest first."""
 
-    object: Literal["list"]
     data: list[Job]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class CancelledJob(JobWithResult):
@@ -150,9 +146,7 @@ async def list_jobs(request: web.Request) -> web.Response:
         {
             "object": "list",
             "data": [_job(services, row) for row in rows],
-            "first_id": rows[0].id if rows else None,
-            "last_id": rows[-1].id if rows else None,
-            "has_more": has_more,
+            **page_ends([row.id for row in rows], has_more=has_more),
         }
     )
 

@@ -333,7 +333,7 @@ def _responses() -> Iterator[Endpoint]:
     yield Endpoint("POST", f"{path}/{{id}}/cancel", stored.cancel_response, use, tag,
         "Cancel a response", answer=ResponseObject, errors=(ErrorCode.JOB_RUNS_ELSEWHERE, *missing))
     yield Endpoint("GET", f"{path}/{{id}}/input_items", stored.input_items, use, tag,
-        "List the items of a response's input", query=InputItemsQuery, answer=stored.InputItemList,
+        "List the items of a response's input", query=InputItemsQuery, answer=stored.ItemList,
         errors=missing)
 
 
@@ -342,7 +342,7 @@ def _conversations() -> Iterator[Endpoint]:
     use, tag, path = Access.INFERENCE, "Conversations", "/v1/conversations"
     one, item = f"{path}/{{id}}", f"{path}/{{id}}/items/{{item_id}}"
     broken, missing = ErrorCode.JOBS_UNAVAILABLE, ErrorCode.NOT_FOUND
-    made, items = conversations.ConversationObject, conversations.ConversationItemList
+    made, items = conversations.ConversationObject, stored.ItemList
     yield Endpoint("POST", path, conversations.create_conversation, use, tag, "Make a conversation",
         request=ConversationRequest, answer=made, works=False, errors=(broken, missing))
     yield Endpoint("GET", one, conversations.get_conversation, use, tag, "Show a conversation",

@@ -8,7 +8,7 @@ import re
 import secrets
 import time
 from collections.abc import Sequence
-from typing import Any, Final, Literal, NoReturn
+from typing import Final, Literal, NoReturn
 
 import orjson
 from aiohttp import web
@@ -17,7 +17,7 @@ from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.router.http.bodies.json_body import next_step, parse_stored, read_object
 from lmx.router.http.bodies.limits import MAX_VALUES
 from lmx.router.http.outcome import CONTEXT
-from lmx.router.http.responses import Answer, json_text, json_value
+from lmx.router.http.responses import Answer, json_text, json_value, page_ends
 from lmx.router.inference.responses.stored import checked_in_steps, with_referenced
 from lmx.router.jobs import conversations
 from lmx.router.jobs.conversations import ConversationRow, ItemPage, Piece, Room
@@ -62,17 +62,6 @@ class DeletedConversation(Answer):
     id: str
     object: Literal["conversation.deleted"]
     deleted: Literal[True]
-
-
-class ConversationItemList(Answer):
-    """Items of a conversation, page by page."""
-
-    object: Literal["list"]
-    data: list[dict[str, Any]]
-    """The items, each with its type and an id."""
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 async def create_conversation(request: web.Request) -> web.Response:
@@ -297,8 +286,6 @@ def _listed(pieces: Sequence[Piece], *, has_more: bool) -> web.Response:
         {
             "object": "list",
             "data": [orjson.Fragment(item) for _, item in pieces],
-            "first_id": pieces[0][0] if pieces else None,
-            "last_id": pieces[-1][0] if pieces else None,
-            "has_more": has_more,
+            **page_ends([item_id for item_id, _ in pieces], has_more=has_more),
         }
     )

@@ -16,7 +16,7 @@ from lmx.router.event_loop import yield_to_loop
 from lmx.router.http.bodies.json_body import parse_stored
 from lmx.router.http.bodies.limits import MAX_NUMBERS, MAX_VALUES
 from lmx.router.http.outcome import CONTEXT
-from lmx.router.http.responses import Answer, json_text, json_value
+from lmx.router.http.responses import Answer, ListPage, json_text, json_value, page_ends
 from lmx.router.inference.responses.background import follow_events
 from lmx.router.jobs.live import LiveState, cancel_job
 from lmx.router.jobs.records import JobState, StoredResponse, Turn
@@ -49,15 +49,11 @@ class DeletedResponse(Answer):
     deleted: Literal[True]
 
 
-class InputItemList(Answer):
-    """The items of a response's input, page by page."""
+class ItemList(ListPage):
+    """The items of a response's input or of a conversation, page by page."""
 
-    object: Literal["list"]
     data: list[dict[str, Any]]
     """The items as they were sent, each with its type and an id."""
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 async def get_response(request: web.Request) -> web.StreamResponse:
@@ -128,9 +124,7 @@ async def input_items(request: web.Request) -> web.Response:
         {
             "object": "list",
             "data": page,
-            "first_id": page[0]["id"] if page else None,
-            "last_id": page[-1]["id"] if page else None,
-            "has_more": begin + query.limit < len(listed),
+            **page_ends([item["id"] for item in page], has_more=begin + query.limit < len(listed)),
         }
     )
 

@@ -18,7 +18,7 @@ from lmx.protocol.states import DeltaKind, FinishReason
 from lmx.router.http.api_family import OPENAI, RESPONSES
 from lmx.router.http.bodies import limits
 from lmx.router.http.errors import http_status
-from lmx.router.inference.responses.stored import InputItemList
+from lmx.router.inference.responses.stored import ItemList
 from lmx.router.jobs import records
 from lmx.router.jobs import store as file
 from lmx.router.jobs.live import LiveRequest
@@ -241,7 +241,7 @@ async def test_a_conversation_that_is_kept(rig: Rig) -> None:
     assert rig.worker.streams[-1].request.messages == tuple(conversation)
     assert (await ask(rig, "GET", first["id"]))[1] == first
     status, listed = await ask(rig, "GET", f"{second['id']}/input_items?order=asc&limit=2")
-    check_shape(InputItemList, listed)
+    check_shape(ItemList, listed)
     assert [item["role"] for item in listed["data"]] == ["user", "assistant"]
     assert listed["has_more"] and listed["data"][1] == first["output"][0]
     after = f"{second['id']}/input_items?order=asc&after={listed['last_id']}"
