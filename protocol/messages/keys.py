@@ -202,10 +202,12 @@ class LocalKey:
 
 @dataclass(frozen=True, slots=True)
 class DayUse:
-    """What a key has used on a day, as its budget counts it."""
+    """What a key has used on a day, as its budget counts it: without requests that ended with an
+    error."""
 
     requests: int
     tokens: int
+    """Of prompts and answers together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,12 +219,13 @@ class KeyView(KeySettings):
     configured: bool = False
     """Whether it is of the configuration, and is changed there alone."""
     created_at_s: float | None = None
+    """In Unix time."""
     former_until_s: float | None = None
-    """Until when its former secret is valid, too; None if none is."""
+    """Until when its former secret is valid, too, in Unix time; None if none is."""
     key_id: str = ""
     """What its usage goes by."""
     used_today: DayUse | None = None
-    """None where only the supervisor was asked: routers know it."""
+    """None where only the supervisor was asked (routers know it), and where it can't be read."""
 
 
 @message

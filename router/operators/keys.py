@@ -1,6 +1,8 @@
 """The routes of keys: list, add, rotate and revoke them. A secret is in the answer that makes it,
 and nowhere else."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Final
 
 import structlog
@@ -11,10 +13,9 @@ from lmx.protocol.messages.control import Done
 from lmx.protocol.messages.keys import (
     AddKey,
     DayBudget,
-    KeyFamily,
+    DayUse,
     KeyList,
     KeyMade,
-    KeyScope,
     KeyView,
     ListKeys,
     RateLimits,
@@ -36,60 +37,11 @@ KEY_ERRORS: Final = (ErrorCode.NOT_FOUND, ErrorCode.KEY_CONFIGURED)
 """The errors of a change of a key."""
 
 
-class KeyLimits(Answer):
-    """A key's own limits of requests. Null: none."""
-
-    requests_per_minute: int | None
-    tokens_per_minute: int | None
-    concurrent_requests: int | None
-
-
-class KeyBudget(Answer):
-    """What a key may use on one day of lmx's clock. Null: any number."""
-
-    requests: int | None
-    tokens: int | None
-
-
-class KeyUsed(Answer):
-    """What a key has used today, as its budget counts it: without requests that ended with an
-    error."""
-
-    requests: int
-    tokens: int
-    """Of prompts and answers together."""
-
-
-class KeyAnswer(Answer):
-    """A key, without its secret."""
-
-    name: str
-    configured: bool
-    """Whether it is of the configuration, and is changed there alone."""
-    scopes: list[KeyScope]
-    models: list[str]
-    """Patterns of the ids of the models that it opens. Empty: all models."""
-    families: list[KeyFamily]
-    """The APIs that it opens. Empty: all of them."""
-    limits: KeyLimits | None
-    """Null: the limits of every key."""
-    budget: KeyBudget | None
-    priority: int | None
-    created_at_s: float | None
-    """In Unix time, as the next two."""
-    expires_at_s: float | None
-    former_until_s: float | None
-    """Until when its former secret is valid, too."""
-    key_id: str
-    """What its rows in GET /admin/usage have."""
-    used_today: KeyUsed | None
-    """Null in the answer of a change, and where the usage can't be read."""
-
-
-class KeyMadeAnswer(KeyAnswer):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyMadeAnswer(KeyView):
     """A key whose secret was made just now."""
 
-    secret: str
+    secret: str = field(repr=False)
     """It is shown here alone."""
     note: str
     """What is not yet as it should be. Empty if all is well."""
@@ -98,7 +50,7 @@ class KeyMadeAnswer(KeyAnswer):
 class KeysAnswer(Answer):
     """The answer of GET /admin/keys."""
 
-    keys: list[KeyAnswer]
+    keys: Sequence[KeyView]
     """Those of the configuration, then the others by name."""
 
 
@@ -118,8 +70,9 @@ async def list_keys(request: web.Request) -> web.Response:
         used = await services.usage.today()
     except LmxError as error:
         _log.warning("keys.usage_unread", error=error.message)
-        return json_value(KeysAnswer(keys=[key_answer(key) for key in found.keys]))
-    keys = [key_answer(key, used.get(key.key_id, Usage())) for key in found.keys]
+        return json_value(KeysAnswer(keys=found.keys))
+    uses = ((key, used.get(key.key_id, Usage())) for key in found.keys)
+    keys = [replace(key, used_today=DayUse(answered(use), tokens(use))) for key, use in uses]
     return json_value(KeysAnswer(keys=keys))
 
 
@@ -163,32 +116,5 @@ async def revoke_key(request: web.Request) -> web.Response:
 
 
 def _made(made: KeyMade) -> KeyMadeAnswer:
-    return {**key_answer(made.key), "secret": made.secret, "note": made.note}
-
-
-def key_answer(key: KeyView, used: Usage | None = None) -> KeyAnswer:
-    """Return a key as the routes show it. ``used`` is its usage of today."""
-    limits, budget = key.limits, key.budget
-    return KeyAnswer(
-        name=key.name,
-        configured=key.configured,
-        scopes=list(key.scopes),
-        models=list(key.models),
-        families=list(key.families),
-        limits=None
-        if limits is None
-        else KeyLimits(
-            requests_per_minute=limits.requests_per_minute,
-            tokens_per_minute=limits.tokens_per_minute,
-            concurrent_requests=limits.concurrent_requests,
-        ),
-        budget=None
-        if budget is None
-        else KeyBudget(requests=budget.requests, tokens=budget.tokens),
-        priority=key.priority,
-        created_at_s=key.created_at_s,
-        expires_at_s=key.expires_at_s,
-        former_until_s=key.former_until_s,
-        key_id=key.key_id,
-        used_today=None if used is None else KeyUsed(requests=answered(used), tokens=tokens(used)),
-    )
+    key = {each.name: getattr(made.key, each.name) for each in fields(KeyView)}
+    return KeyMadeAnswer(**key, secret=made.secret, note=made.note)

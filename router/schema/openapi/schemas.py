@@ -61,6 +61,9 @@ class _Generator(GenerateJsonSchema):
 
     def dataclass_schema(self, schema: core_schema.DataclassSchema) -> JsonSchemaValue:
         made = super().dataclass_schema(schema)
+        # Only answers have dataclasses. They are written with all fields, and may gain others.
+        made["required"] = list(made["properties"])
+        made.pop("additionalProperties", None)
         return _explained(made, schema["cls"], {name: name for name in made["properties"]})
 
 

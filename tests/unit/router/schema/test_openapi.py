@@ -119,6 +119,14 @@ def test_a_stream_is_beside_the_whole_answer(document: dict[str, Any]) -> None:
     assert content["text/event-stream"]["x-event-data"]["$ref"].endswith("/TextCompletionChunk")
 
 
+def test_an_answer_of_a_dataclass_has_all_its_fields_and_may_gain_others(
+    document: dict[str, Any],
+) -> None:
+    key = document["components"]["schemas"]["KeyView"]
+    assert key["required"] == list(key["properties"])
+    assert "additionalProperties" not in key
+
+
 def test_every_field_of_a_request_is_explained(document: dict[str, Any]) -> None:
     schemas = document["components"]["schemas"]
     left: list[Any] = [
