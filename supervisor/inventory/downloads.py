@@ -14,8 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import structlog
-
 from lmx.protocol.errors import ErrorCode, LmxError, OperationError, UnavailableError
 from lmx.protocol.host.lasting import begin
 from lmx.protocol.messages.inventory import Downloads as DownloadList
@@ -56,8 +54,6 @@ def bytes_per_s(samples: deque[tuple[float, int]], now_s: float) -> float:
     took_s = max(now_s, samples[-1][0]) - since_s
     return (samples[-1][1] - before_bytes) / took_s if took_s > 0 else 0.0
 
-
-log = structlog.get_logger()
 
 AT_ONCE: Final = 4
 MOST_UNFINISHED: Final = 64

@@ -5,8 +5,6 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
-import structlog
-
 from lmx.protocol.errors import OperationError
 from lmx.protocol.messages.control import Done
 from lmx.protocol.messages.keys import (
@@ -32,8 +30,6 @@ _LOCAL_NAME: Final = "this machine"
 
 _PREFIX: Final = "sk-lmx-"
 """Some programs want a key that begins with ``sk-``, and searches for lost secrets find it."""
-
-log = structlog.get_logger()
 
 
 def new_secret() -> str:

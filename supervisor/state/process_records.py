@@ -19,14 +19,12 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import psutil
-import structlog
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.host.quarantine_file import quarantine_file
 from lmx.supervisor.state.disk_retry import Change, change_once
 from lmx.supervisor.state.state_file import StateFile, discard_notice
 
-log = structlog.get_logger()
 _Record = TypeVar("_Record")
 
 _ACQUIRE_S: Final = 0.5
