@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import date, datetime, timedelta
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 from lmx.protocol.messages.keys import ApiKey
 from lmx.router.http.responses import Answer
@@ -373,13 +373,7 @@ def used_today(connection: sqlite3.Connection, now_s: float) -> dict[str, Usage]
 
 def sums_of(used: Usage) -> UsageSums:
     """Return a usage as answers show it."""
-    return {
-        "requests": used.requests,
-        "errors": used.errors,
-        "prompt_tokens": used.prompt_tokens,
-        "cached_tokens": used.cached_tokens,
-        "completion_tokens": used.completion_tokens,
-    }
+    return cast("UsageSums", {name: getattr(used, name) for name in _USED})
 
 
 class FiguresPoint(Answer):
