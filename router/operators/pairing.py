@@ -9,7 +9,7 @@ from aiohttp import web
 
 from lmx.protocol.errors import ErrorCode, RequestError, UnavailableError
 from lmx.protocol.messages.control import Done
-from lmx.protocol.messages.keys import KeyScope
+from lmx.protocol.messages.keys import ApiKey, KeyScope
 from lmx.protocol.messages.pairing import (
     ForgetPeer,
     PairAccepted,
@@ -115,13 +115,20 @@ async def pair_proof(request: web.Request) -> web.Response:
 async def forget_peer(request: web.Request) -> web.Response:
     """End the pairing with the machine whose key this is: the key opens nothing any more, and
     nothing is sent there."""
+    key = peer_key(request, "Only a peer's own key ends its pairing.")
+    done: Done = await command(request.app[SERVICES].supervisor, ForgetPeer(key.name))
+    return json_value(PeerForgotten(success=True, message=done.message))
+
+
+def peer_key(request: web.Request, refusal: str) -> ApiKey:
+    """Return the key of the paired machine that asks. Raises :class:`RequestError` with the
+    sentence ``refusal`` if the request has another key, or none."""
     services = request.app[SERVICES]
     local = is_loopback(services.spec.host)
     key = opening_key(request, Access.PEER, None, services.keys.ring, local=local)
     if key is None or KeyScope.PEER not in key.scopes:
-        raise RequestError(ErrorCode.PERMISSION_DENIED, "Only a peer's own key ends its pairing.")
-    done: Done = await command(services.supervisor, ForgetPeer(key.name))
-    return json_value(PeerForgotten(success=True, message=done.message))
+        raise RequestError(ErrorCode.PERMISSION_DENIED, refusal)
+    return key
 
 
 def _bytes(text: str, param: str) -> bytes:

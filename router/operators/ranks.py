@@ -6,14 +6,11 @@ from aiohttp import web
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.control import Done
-from lmx.protocol.messages.keys import KeyScope
-from lmx.protocol.messages.ranks import EndRanks, Meeting, RankStarted, StartRank
-from lmx.protocol.models.ranks import Parallel
-from lmx.protocol.web_origins import is_loopback
-from lmx.router.http.access import opening_key
+from lmx.protocol.messages.ranks import EndRanks, RankStarted, StartRank
+from lmx.protocol.wire.codec import from_map
 from lmx.router.http.bodies.json_body import read_object
-from lmx.router.http.endpoint import Access
 from lmx.router.http.responses import Answer, json_value
+from lmx.router.operators.pairing import peer_key
 from lmx.router.schema.requests.ranks import RankRequest
 from lmx.router.schema.validation import validated
 from lmx.router.services import SERVICES
@@ -57,25 +54,8 @@ async def start_rank(request: web.Request) -> web.Response:
             "way, without a proxy in between",
             param="meeting.endpoint",
         )
-    question = StartRank(
-        owner,
-        wanted.group,
-        wanted.model,
-        wanted.rank,
-        wanted.count,
-        Parallel(wanted.parallel),
-        Meeting(meeting.endpoint, meeting.server_key, meeting.address),
-        wanted.digest,
-        wanted.versions,
-        wanted.reserve_bytes,
-        wanted.memory_limit_bytes,
-        wanted.prefix_cache_bytes,
-        wanted.context_length,
-        wanted.kv_bits,
-        wanted.max_decode_stall_s,
-        wanted.beat_interval_s,
-        wanted.silence_s,
-    )
+    values = {**wanted.model_dump(), "owner": owner, "model_id": wanted.model}
+    question = from_map(StartRank, values, "rank")
     supervisor = request.app[SERVICES].supervisor
     found = await ask(supervisor, question, RankStarted, _START_S)
     return json_value(RankStartedAnswer(public_key=found.public_key, pid=found.pid))
@@ -90,13 +70,7 @@ async def end_ranks(request: web.Request) -> web.Response:
 
 def machine_key(request: web.Request, model_id: str | None = None) -> str:
     """Return the name of the machine's key, which must be for the model too."""
-    services = request.app[SERVICES]
-    local = is_loopback(services.spec.host)
-    key = opening_key(request, Access.PEER, None, services.keys.ring, local=local)
-    if key is None or KeyScope.PEER not in key.scopes:
-        raise RequestError(
-            ErrorCode.PERMISSION_DENIED, "Only a paired machine's own key starts and ends ranks."
-        )
+    key = peer_key(request, "Only a paired machine's own key starts and ends ranks.")
     if model_id is not None and not key.allows(model_id):
         raise RequestError(
             ErrorCode.PERMISSION_DENIED,
