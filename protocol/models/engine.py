@@ -27,33 +27,28 @@ PREPARE: Final = "prepare"
 def engine_function(engine: str) -> Callable[..., Any]:
     """Import an engine's module and return the function that loads a model. This may take seconds.
 
-    Raises :class:`OperationError` when there is no such module or function.
+    This and the functions below raise :class:`OperationError` when there is no such module or
+    function.
     """
-    module_name, _, function_name = engine.partition(":")
-    return _function(engine, module_name, function_name)
+    return _function(engine, engine.partition(":")[2])
 
 
 def estimate_function(engine: str) -> Estimate:
-    """Import an engine's module and return the function that estimates a model's memory.
-
-    Raises :class:`OperationError` when there is no such module, or it has no such function.
-    """
-    return _function(engine, engine.partition(":")[0], ESTIMATE)
+    """Import an engine's module and return the function that estimates a model's memory."""
+    return _function(engine, ESTIMATE)
 
 
 def prepare_function(engine: str) -> Callable[[MemoryWiring], None]:
     """Import an engine's module and return the function that imports all that its models need. The
     one argument is what a process has for good once that is imported. It is only needed of the
-    engine that spare workers have.
-
-    Raises :class:`OperationError` when there is no such module, or it has no such function.
-    """
-    return _function(engine, engine.partition(":")[0], PREPARE)
+    engine that spare workers have."""
+    return _function(engine, PREPARE)
 
 
-def _function(engine: str, module_name: str, name: str) -> Callable[..., Any]:
+def _function(engine: str, name: str) -> Callable[..., Any]:
     try:
-        function: Callable[..., Any] = getattr(importlib.import_module(module_name), name)
+        module = importlib.import_module(engine.partition(":")[0])
+        function: Callable[..., Any] = getattr(module, name)
     except (ImportError, AttributeError, ValueError) as error:
         raise OperationError(
             ErrorCode.CONFIG_INVALID, f"The engine {engine!r} can't be imported: {error}"

@@ -5,7 +5,7 @@ import time
 from lmx.protocol.errors import LmxError
 from lmx.router.http.responses import Answer
 from lmx.router.operators.batches import BatchShown, batches_shown
-from lmx.router.operators.live.feed import event_text
+from lmx.router.operators.live.feed import Topic, event_text
 from lmx.router.services import Services
 
 
@@ -17,7 +17,7 @@ class LiveBatches(Answer):
     """Those under way, and then the last ones that have ended, as GET /admin/batches has them."""
 
 
-class BatchesTopic:
+class BatchesTopic(Topic):
     """Reads the records, once for all readers."""
 
     def __init__(self, services: Services) -> None:
@@ -25,7 +25,6 @@ class BatchesTopic:
         self._sent: list[BatchShown] | None = None
 
     async def look(self) -> bytes:
-        """See :class:`Topic`."""
         try:
             shown = await batches_shown(self._services)
         except LmxError:
@@ -36,10 +35,6 @@ class BatchesTopic:
         return self.whole()
 
     def whole(self) -> bytes:
-        """See :class:`Topic`."""
         if self._sent is None:
             return b""
         return event_text("batches", LiveBatches(at_s=round(time.time(), 3), batches=self._sent))
-
-    async def close(self) -> None:
-        """See :class:`Topic`."""

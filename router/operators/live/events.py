@@ -6,14 +6,14 @@ from typing import Final
 
 from lmx.protocol.errors import LmxError
 from lmx.protocol.messages.control import event_object
-from lmx.router.operators.live.feed import event_text
+from lmx.router.operators.live.feed import Topic, event_text
 from lmx.router.supervisor.event_feed import EventFeed, Listener
 
 _LATEST: Final = 200
 """So many events does a new reader get first."""
 
 
-class EventTopic:
+class EventTopic(Topic):
     """Listens to the feed of events as one of its listeners."""
 
     def __init__(self, feed: EventFeed) -> None:
@@ -23,7 +23,6 @@ class EventTopic:
         self._latest: deque[bytes] = deque(maxlen=_LATEST)
 
     async def look(self) -> bytes:
-        """See :class:`Topic`."""
         if self._listener is None:
             try:
                 listening = self._feed.listen()
@@ -36,9 +35,7 @@ class EventTopic:
         return b"".join(texts)
 
     def whole(self) -> bytes:
-        """See :class:`Topic`."""
         return b"".join(self._latest)
 
     async def close(self) -> None:
-        """See :class:`Topic`."""
         await self._listening.aclose()

@@ -7,10 +7,11 @@ them; one that has fallen behind all of them begins again with the whole values.
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import orjson
 import structlog
@@ -33,17 +34,19 @@ _WHOLE_S: Final = 1.0
 """How long the whole values are given to others who begin."""
 
 
-class Topic(Protocol):
+class Topic(ABC):
     """One kind of messages in the stream. An object lives for as long as somebody reads."""
 
+    @abstractmethod
     async def look(self) -> bytes:
         """Return what is new since the last call, as whole events of :func:`event_text`; nothing if
         nothing is. It must not raise because the supervisor does not answer."""
 
+    @abstractmethod
     def whole(self) -> bytes:
         """Return all that a new reader must know, up to the last :meth:`look`."""
 
-    async def close(self) -> None:
+    async def close(self) -> None:  # noqa: B027 -- most topics hold nothing
         """Give up what it holds: nobody reads any more."""
 
 

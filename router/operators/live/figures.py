@@ -9,7 +9,7 @@ from lmx.protocol.messages.status import ModelStatus
 from lmx.protocol.token_rates import TokenRates
 from lmx.router.http.responses import Answer
 from lmx.router.metrics.requests import Ended
-from lmx.router.operators.live.feed import event_text
+from lmx.router.operators.live.feed import Topic, event_text
 
 _LAST_MINUTES_S: Final = 300.0
 
@@ -77,7 +77,7 @@ def live_figures(
     )
 
 
-class FiguresTopic:
+class FiguresTopic(Topic):
     """Makes figures of the models that ``models`` returns; the others are those of
     :func:`live_figures`."""
 
@@ -95,7 +95,6 @@ class FiguresTopic:
         self._sent: LiveFigures | None = None
 
     async def look(self) -> bytes:
-        """See :class:`Topic`."""
         models = self._models()
         if models is not self._counted:
             self._counted = models
@@ -107,8 +106,4 @@ class FiguresTopic:
         return event_text("figures", found)
 
     def whole(self) -> bytes:
-        """See :class:`Topic`."""
         return b"" if self._sent is None else event_text("figures", self._sent)
-
-    async def close(self) -> None:
-        """See :class:`Topic`."""

@@ -9,7 +9,7 @@ import orjson
 from lmx.router.event_loop import yield_to_loop
 from lmx.router.http.responses import Answer
 from lmx.router.jobs.live import MOST_ENDED, LiveRequest, LiveRequests, LiveState, RequestShown
-from lmx.router.operators.live.feed import event_text
+from lmx.router.operators.live.feed import Topic, event_text
 
 _STEP: Final = 200
 """So many requests are looked at in one step, which takes some milliseconds if all have changed."""
@@ -35,7 +35,7 @@ class LiveRequestsShown(Answer):
     this or an earlier event says."""
 
 
-class RequestsTopic:
+class RequestsTopic(Topic):
     """Encodes each request once for all readers, and again when it has changed."""
 
     def __init__(self, requests: LiveRequests) -> None:
@@ -47,7 +47,6 @@ class RequestsTopic:
         self._ended_total = 0
 
     async def look(self) -> bytes:
-        """See :class:`Topic`."""
         changed = []
         for number, live in enumerate(self._requests.all, 1):
             known, now = self._live.get(live.id), _version(self._requests, live)
@@ -69,11 +68,7 @@ class RequestsTopic:
         return _text(changed, ended, whole=False) if changed or ended else b""
 
     def whole(self) -> bytes:
-        """See :class:`Topic`."""
         return _text([text for _, text in self._live.values()], list(self._ended), whole=True)
-
-    async def close(self) -> None:
-        """See :class:`Topic`."""
 
 
 def _version(requests: LiveRequests, live: LiveRequest) -> object:

@@ -16,7 +16,7 @@ from lmx.protocol.messages.status import (
 )
 from lmx.protocol.wire.codec import to_map
 from lmx.router.http.responses import Answer
-from lmx.router.operators.live.feed import event_text
+from lmx.router.operators.live.feed import Topic, event_text
 from lmx.router.supervisor.directory import Directory
 from lmx.router.supervisor.link import SupervisorLink
 from lmx.router.supervisor.queries import live_status
@@ -195,7 +195,7 @@ _MODELS_A_SECOND: Final = 100
 often, unless its snapshot says that something other than a figure has changed."""
 
 
-class StatusTopic:
+class StatusTopic(Topic):
     """Asks the supervisor once for all readers."""
 
     def __init__(self, supervisor: SupervisorLink) -> None:
@@ -210,7 +210,6 @@ class StatusTopic:
         return self._changes.models
 
     async def look(self) -> bytes:
-        """See :class:`Topic`."""
         directory, now_s = self._supervisor.latest, time.monotonic()
         if self._supervisor.alive and directory is self._directory and now_s < self._due_s:
             return b""
@@ -224,11 +223,7 @@ class StatusTopic:
         return _text(self._changes.take(status, time.time()))
 
     def whole(self) -> bytes:
-        """See :class:`Topic`."""
         return _text(self._changes.whole())
-
-    async def close(self) -> None:
-        """See :class:`Topic`."""
 
 
 def _text(message: LiveStatus | None) -> bytes:
