@@ -15,6 +15,7 @@ import structlog
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.inventory import AddModel, DownloadView, StartDownload
 from lmx.protocol.states import DownloadStatus, QuantizedBits
+from lmx.protocol.wire.codec import from_map
 from lmx.supervisor.config.sources import (
     FolderSource,
     GgufSource,
@@ -105,12 +106,9 @@ class Download:
 
     def view(self, speed_bytes_per_s: float) -> DownloadView:
         """Return the download as clients see it."""
-        return DownloadView(
-            self.download_id, self.repo_id, self.revision, self.filename, self.status,
-            self.total_bytes, self.downloaded_bytes, speed_bytes_per_s, self.started_s,
-            self.ended_s, self.model_id, self.error_code, self.error, self.param,
-            self.retry_after_s, self.bits, self.note,
-        )  # fmt: skip
+        shared = {field.name for field in fields(DownloadView)} - {"speed_bytes_per_s"}
+        values = {name: getattr(self, name) for name in shared}
+        return DownloadView(**values, speed_bytes_per_s=speed_bytes_per_s)
 
 
 def new_download_id() -> str:
@@ -129,20 +127,6 @@ def trimmed(downloads: Iterable[Download]) -> list[Download]:
             continue
         kept.append(download)
     return kept
-
-
-_TEXT: Final = (str, type(None))
-_NUMBER: Final = (int, float, type(None))
-_KINDS: Final[dict[str, tuple[type, ...]]] = {
-    **dict.fromkeys(("download_id", "repo_id"), (str,)),
-    **dict.fromkeys(("revision", "filename", "model_id", "error", "param", "path", "note"), _TEXT),
-    **dict.fromkeys(("started_s",), (int, float)),
-    **dict.fromkeys(("ended_s", "retry_after_s"), _NUMBER),
-    **dict.fromkeys(("total_bytes",), (int, type(None))),
-    **dict.fromkeys(("downloaded_bytes",), (int,)),
-    **dict.fromkeys(("goes_on",), (bool,)),
-}
-"""The types that the fields of a record may have."""
 
 
 class DownloadFile:
@@ -192,19 +176,7 @@ class DownloadFile:
 def _downloads(values: Any) -> list[Download]:
     if not isinstance(values, list):
         raise TypeError("it is no list")
-    return [_download(each) for each in values]
-
-
-def _download(values: dict[str, Any]) -> Download:
-    known = {field.name for field in fields(Download)}
-    download = Download(**{key: value for key, value in values.items() if key in known})
-    download.status = DownloadStatus(download.status)
-    download.error_code = None if download.error_code is None else ErrorCode(download.error_code)
-    download.bits = None if download.bits is None else QuantizedBits(download.bits)
-    for name, kinds in _KINDS.items():
-        if not isinstance(getattr(download, name), kinds):
-            raise TypeError(f"{name} is of another type")
-    return download
+    return [from_map(Download, each, "download") for each in values]
 
 
 def requested_download(question: StartDownload) -> Download:

@@ -10,7 +10,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import structlog
 
-from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.errors import ErrorCode, OperationError, ProtocolError
 from lmx.protocol.host.quarantine_file import quarantine_file
 from lmx.protocol.host.regular_file import TooLargeError, parse_json, read_regular
 from lmx.supervisor.state.atomic_write import atomic_write
@@ -19,6 +19,8 @@ log = structlog.get_logger()
 
 _MOST_BYTES: Final = 64 * 1024**2
 _NO_FAULT_OF_THE_FILE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO})
+_DAMAGE: Final = (ProtocolError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
+"""What reading a value of another form may raise."""
 
 _T = TypeVar("_T")
 
@@ -121,7 +123,7 @@ class StateFile(Generic[_T]):
             raise _UnreadableError("is empty")
         try:
             return self._parse(parse_json(content))
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        except _DAMAGE as error:
             raise _UnreadableError(f"is damaged ({type(error).__name__}: {error})") from error
 
     def _report(self, text: str) -> None:
