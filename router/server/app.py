@@ -43,21 +43,8 @@ def make_app(services: Services, tracer: "Tracer | None" = None) -> web.Applicat
     """Return the application. The sizes of bodies are limited where they are read, and not here."""
     spec = services.spec
     cors = Cors(spec.cors_origins, {endpoint.method for endpoint in ROUTES})
-    server = RequestServer(
-        spec,
-        HostCheck(spec),
-        cors,
-        services.traffic,
-        services.limiter,
-        services.counts,
-        services.metrics,
-        services.hang_notice,
-        services.keys,
-        DayBudgets(services.usage),
-        services.peers,
-        is_loopback(spec.host),
-        tracer,
-    )
+    hosts, budgets = HostCheck(spec), DayBudgets(services.usage)
+    server = RequestServer(services, hosts, cors, budgets, is_loopback(spec.host), tracer)
     app = web.Application(middlewares=[server.middleware])
     app[SERVICES] = services
     app[REQUEST_SERVER] = server

@@ -15,7 +15,6 @@ from aiohttp.typedefs import Handler, Middleware
 
 from lmx.protocol.errors import ErrorCode, GenerationError, LmxError, RequestError, UnavailableError
 from lmx.protocol.messages.keys import ApiKey, KeyScope
-from lmx.protocol.messages.specs import RouterSpec
 from lmx.protocol.wire.endpoints import accept_request_id
 from lmx.router.http.access import PERMIT, Permit, check_access
 from lmx.router.http.allowed_hosts import HostCheck
@@ -23,7 +22,6 @@ from lmx.router.http.api_family import ErrorContext
 from lmx.router.http.cors import ORIGIN, Cors, is_preflight
 from lmx.router.http.endpoint import ANTHROPIC_VERSION, Access, endpoint_of, error_family_of
 from lmx.router.http.errors import http_error, internal_error
-from lmx.router.http.keys import Keys
 from lmx.router.http.outcome import (
     CLIENT_LEFT,
     CONTEXT,
@@ -37,18 +35,14 @@ from lmx.router.http.outcome import (
     outcome_of,
     outcome_record,
 )
-from lmx.router.http.rate_limits import ADMISSION, RateLimiter
+from lmx.router.http.rate_limits import ADMISSION
 from lmx.router.http.responses import add_vary, json_text
-from lmx.router.http.traffic import Traffic
 from lmx.router.inference.batches.attempts import PASSING
-from lmx.router.jobs.hang_notice import HangNotice
 from lmx.router.jobs.live import LIVE_REQUEST
-from lmx.router.metrics.requests import RequestMetrics
-from lmx.router.metrics.shared_counts import SharedCounts
 from lmx.router.peers.forwarded import FORWARDED_HEADER, read_headers
-from lmx.router.peers.peers import Peers
 from lmx.router.record_file import READER
 from lmx.router.server.sending import send_response
+from lmx.router.services import Services
 from lmx.router.supervisor.directory import refuse_drained
 from lmx.router.usage.budgets import DayBudgets
 
@@ -83,17 +77,10 @@ class RequestServer:
     """Serves each request: it checks who sends it, lets the handler answer, writes the answer, and
     records what became of it."""
 
-    spec: RouterSpec
+    services: Services
     hosts: HostCheck
     cors: Cors
-    traffic: Traffic
-    limiter: RateLimiter
-    counts: SharedCounts
-    metrics: RequestMetrics
-    hang_notice: HangNotice
-    keys: Keys
     budgets: DayBudgets
-    peers: Peers
     local: bool
     """Whether only this machine can send requests."""
     tracer: "Tracer | None" = None
@@ -114,8 +101,8 @@ class RequestServer:
         request[CONTEXT] = RequestContext(request_id, time.monotonic())
         status, error = _CLIENT_LEFT_STATUS, None
         if request.transport is not None:
-            self.traffic.used_connections.add(request.transport)
-        self.hang_notice.begin(request)
+            self.services.traffic.used_connections.add(request.transport)
+        self.services.hang_notice.begin(request)
         span, bound = None, {"request_id": request_id}
         if self.tracer is not None and (span := self._span(request, self.tracer)) is not None:
             bound["trace_id"] = self.tracer.trace_id(span)
@@ -131,11 +118,11 @@ class RequestServer:
                 endpoint = endpoint_of(request)
                 quiet = endpoint is not None and endpoint.quiet
                 # Polls of the health don't count as served requests.
-                with nullcontext() if quiet else self.traffic.count():
+                with nullcontext() if quiet else self.services.traffic.count():
                     response, error = await self._answer(request, handler)
                     status = response.status
                     try:
-                        await send_response(request, response, self.spec.stall_timeout_s)
+                        await send_response(request, response, self.services.spec.stall_timeout_s)
                     except GenerationError as stalled:
                         error = stalled.code.value
                     return response
@@ -144,7 +131,7 @@ class RequestServer:
                 error, status = error or CLIENT_LEFT, _CLIENT_LEFT_STATUS
                 raise
             finally:
-                self.hang_notice.end(request)
+                self.services.hang_notice.end(request)
                 try:
                     self._record(request, status, error, span)
                 except Exception:  # The answer was sent: it is right whatever is counted.
@@ -157,7 +144,7 @@ class RequestServer:
         response = await self._serve(request, request.match_info.handler)
         if not response.prepared:
             # A refusal, which aiohttp sends where there is a connection.
-            await send_response(request, response, self.spec.stall_timeout_s)
+            await send_response(request, response, self.services.spec.stall_timeout_s)
 
     async def answer_in_background(
         self, request: web.Request, key: ApiKey | None
@@ -174,15 +161,15 @@ class RequestServer:
             owner=owner,
             requester=owner or "",
             key=None if key is None else key.name or None,
-            apart=self.keys.ring.several and not self.spec.share_prefix_cache,
+            apart=self.services.keys.ring.several and not self.services.spec.share_prefix_cache,
             grant=key,
             background=True,
-            show_reread=self.spec.show_rereads,
+            show_reread=self.services.spec.show_rereads,
         )
         budgeted = None
         with (
             structlog.contextvars.bound_contextvars(request_id=context.request_id),
-            self.traffic.count(),
+            self.services.traffic.count(),
         ):
             try:
                 error: LmxError | None = None
@@ -218,13 +205,14 @@ class RequestServer:
             return _refuse(request, stranger)
         if ORIGIN in request and is_preflight(request):
             return _Answer(self.cors.preflight(request))
-        if self.traffic.closed:
+        if self.services.traffic.closed:
             return _refuse(request, _SHUTTING_DOWN)
         quiet = endpoint is not None and endpoint.quiet
         # Operators must get through while the server is at its limit.
         admin = endpoint is not None and endpoint.access.for_operators
-        if self.traffic.under_way >= self.spec.max_requests and not quiet and not admin:
-            return _refuse(request, _too_many(self.spec.max_requests))
+        limit = self.services.spec.max_requests
+        if self.services.traffic.under_way >= limit and not quiet and not admin:
+            return _refuse(request, _too_many(limit))
         return None
 
     async def _answer(self, request: web.Request, handler: Handler) -> _Answer:
@@ -232,8 +220,8 @@ class RequestServer:
         try:
             if endpoint is None:
                 return _Answer(await handler(request))
-            ring = self.keys.ring
-            shows_prompts = endpoint.shows_rereads and self.spec.show_rereads
+            ring = self.services.keys.ring
+            shows_prompts = endpoint.shows_rereads and self.services.spec.show_rereads
             access = Access.ADMIN if shows_prompts else endpoint.access
             key = check_access(
                 request,
@@ -249,9 +237,9 @@ class RequestServer:
                 requester=(request.remote or "") if key is None else key.owner,
                 key=None if key is None else key.name or None,
                 priority=None if key is None else key.priority,
-                apart=ring.several and not self.spec.share_prefix_cache,
+                apart=ring.several and not self.services.spec.share_prefix_cache,
                 grant=key,
-                show_reread=self.spec.show_rereads,
+                show_reread=self.services.spec.show_rereads,
                 forwarded=_forwarded(request, key),
             )
             # Requests for models have limits of their own. A connection's requests share a context.
@@ -259,7 +247,7 @@ class RequestServer:
             if not endpoint.is_inference:
                 if endpoint.streams:
                     request[PERMIT] = Permit(
-                        request, access, endpoint.key_family, self.keys, local=self.local
+                        request, access, endpoint.key_family, self.services.keys, local=self.local
                     )
                 return _Answer(await handler(request))
             return _Answer(await self._within_limits(request, handler))
@@ -285,11 +273,11 @@ class RequestServer:
             await self.budgets.begin(key)
             request[_BUDGETED] = key
         handler = self._on_the_best_machine(request, handler)
-        admission = self.limiter.open(request[CONTEXT].requester, time.monotonic())
+        admission = self.services.limiter.open(request[CONTEXT].requester, time.monotonic())
         if admission is None:
             return await handler(request)
         request[ADMISSION] = admission
-        await self.counts.settled()
+        await self.services.counts.settled()
         admission.begin(time.monotonic())
         try:
             return await handler(request)
@@ -299,8 +287,8 @@ class RequestServer:
 
     def _on_the_best_machine(self, request: web.Request, handler: Handler) -> Handler:
         """Return what answers a request: its handler, unless other machines may answer it."""
-        federation, endpoint = self.peers.federation, endpoint_of(request)
-        directory = self.peers.directory
+        federation, endpoint = self.services.peers.federation, endpoint_of(request)
+        directory = self.services.peers.directory
         if (
             federation is None
             or directory is None
@@ -340,7 +328,7 @@ class RequestServer:
             **log_fields(context, outcome),
         )
         if not preflight:
-            self.metrics.request_ended(
+            self.services.metrics.request_ended(
                 outcome,
                 endpoint,
                 status,
