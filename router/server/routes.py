@@ -51,6 +51,7 @@ from lmx.router.operators import (
 from lmx.router.operators import ollama as ollama_models
 from lmx.router.operators.live import stream as live
 from lmx.router.peers.machine import MachineState
+from lmx.router.rendering import transcripts
 from lmx.router.rendering.anthropic import AnthropicMessage, MessageEvent
 from lmx.router.rendering.chat import ChatCompletion, ChatCompletionChunk
 from lmx.router.rendering.infill import InfillAnswer
@@ -59,34 +60,16 @@ from lmx.router.rendering.responses.compaction import CompactedResponse
 from lmx.router.rendering.responses.events import ResponseStreamEvent
 from lmx.router.rendering.responses.state import ResponseObject
 from lmx.router.rendering.text import TextCompletion, TextCompletionChunk
-from lmx.router.rendering.transcripts import (
-    TranscriptDelta,
-    TranscriptDone,
-    Transcription,
-    VerboseTranscription,
-)
 from lmx.router.schema.openapi.document import openapi_document
+from lmx.router.schema.requests import audio as audio_requests
+from lmx.router.schema.requests import batches as batch_requests
+from lmx.router.schema.requests import conversations as conversation_requests
+from lmx.router.schema.requests import operators as requests
+from lmx.router.schema.requests import tasks as task_requests
 from lmx.router.schema.requests.anthropic.messages import CountTokensRequest, MessagesRequest
-from lmx.router.schema.requests.audio import (
-    SpeechRequest,
-    TranscriptionRequest,
-    TranslationRequest,
-)
-from lmx.router.schema.requests.batches import (
-    BatchesQuery,
-    BatchRequest,
-    MessageBatchesQuery,
-    MessageBatchRequest,
-)
 from lmx.router.schema.requests.chat import ChatRequest
 from lmx.router.schema.requests.completions import CompletionRequest
 from lmx.router.schema.requests.console import MarkdownRequest
-from lmx.router.schema.requests.conversations import (
-    ConversationItemsQuery,
-    ConversationItemsRequest,
-    ConversationRequest,
-    ConversationUpdate,
-)
 from lmx.router.schema.requests.files import FileRequest, FilesQuery
 from lmx.router.schema.requests.infill import InfillRequest
 from lmx.router.schema.requests.keys import KeyRequest, RotateRequest
@@ -94,44 +77,10 @@ from lmx.router.schema.requests.ollama.chat import OllamaChatRequest
 from lmx.router.schema.requests.ollama.common import OllamaPullRequest, OllamaShowRequest
 from lmx.router.schema.requests.ollama.embed import OllamaEmbeddingsRequest, OllamaEmbedRequest
 from lmx.router.schema.requests.ollama.generate import OllamaGenerateRequest
-from lmx.router.schema.requests.operators import (
-    DeleteQuery,
-    DownloadRequest,
-    DrainRequest,
-    EngineRequest,
-    EventsQuery,
-    FiguresQuery,
-    JobsQuery,
-    LiveQuery,
-    LoadRequest,
-    LogsQuery,
-    ModelRequest,
-    ModelsQuery,
-    OwnUsageQuery,
-    PeerQuery,
-    PinRequest,
-    PlanQuery,
-    RequestsQuery,
-    UnloadRequest,
-    UsageQuery,
-)
 from lmx.router.schema.requests.pairing import PairHelloRequest, PairProofRequest
 from lmx.router.schema.requests.ranks import RankRequest
+from lmx.router.schema.requests.responses import responses as response_requests
 from lmx.router.schema.requests.responses.compaction import CompactRequest
-from lmx.router.schema.requests.responses.responses import (
-    InputItemsQuery,
-    InputTokensRequest,
-    ResponsesRequest,
-    RetrieveQuery,
-)
-from lmx.router.schema.requests.tasks import (
-    DetokenizeRequest,
-    EmbeddingRequest,
-    RerankRequest,
-    ScoreRequest,
-    TokenizeRequest,
-    TokenizerInfoQuery,
-)
 from lmx.router.usage.tables import FiguresAnswer, UsageAnswer
 
 # The rows of a table: the formatter would give each argument a line.
@@ -155,34 +104,35 @@ def _administration() -> Iterator[Endpoint]:
     yield Endpoint("GET", "/admin/models", status.admin_models, see, tag,
         "Show all models, loaded or not", answer=status.ModelsAnswer)
     yield Endpoint("POST", "/admin/models/load", models.load_model, use, tag,
-        "Load a model, and wait", request=LoadRequest,
+        "Load a model, and wait", request=requests.LoadRequest,
         answer=models.LoadAnswer | models.CommandAnswer,
         errors=models.LOAD_ERRORS)
     yield Endpoint("POST", "/admin/models/unload", models.unload_model, use, tag,
-        "Unload a model, and wait", request=UnloadRequest,
+        "Unload a model, and wait", request=requests.UnloadRequest,
         answer=models.UnloadAnswer | models.CommandAnswer,
         errors=(ErrorCode.MODEL_NOT_FOUND, ErrorCode.MODEL_NOT_LOADED))
     yield Endpoint("POST", "/admin/models/restart", models.restart_model, use, tag,
-        "End a model's process after its requests, and load it again", request=ModelRequest,
-        answer=models.CommandAnswer, errors=models.LOAD_ERRORS)
+        "End a model's process after its requests, and load it again",
+        request=requests.ModelRequest, answer=models.CommandAnswer, errors=models.LOAD_ERRORS)
     yield Endpoint("POST", "/admin/models/reset", models.reset_model, use, tag,
-        "Forget a model's failures", request=ModelRequest, answer=models.CommandAnswer,
+        "Forget a model's failures", request=requests.ModelRequest, answer=models.CommandAnswer,
         errors=(ErrorCode.MODEL_NOT_FOUND, ErrorCode.MODEL_UNLOADED))
     yield Endpoint("POST", "/admin/models/drain", models.drain_model, use, tag,
-        "Unload a model after its requests, and hold it unloaded", request=ModelRequest,
+        "Unload a model after its requests, and hold it unloaded", request=requests.ModelRequest,
         answer=models.CommandAnswer, errors=(ErrorCode.MODEL_NOT_FOUND, ErrorCode.MODEL_UNLOADED))
     yield Endpoint("POST", "/admin/models/pin", models.pin_model, use, tag,
-        "Pin a model, or unpin it", request=PinRequest, answer=models.CommandAnswer,
+        "Pin a model, or unpin it", request=requests.PinRequest, answer=models.CommandAnswer,
         errors=(ErrorCode.MODEL_NOT_FOUND, ErrorCode.MODEL_UNLOADED))
     yield Endpoint("GET", "/admin/models/plan", plan.plan_load, see, tag,
-        "Show what a load would need, and what would follow", query=PlanQuery,
+        "Show what a load would need, and what would follow", query=requests.PlanQuery,
         answer=plan.PlanAnswer,
         errors=(ErrorCode.MODEL_NOT_FOUND, ErrorCode.MODEL_SOURCE_INVALID, ErrorCode.QUEUE_FULL))
     # Quiet: each peer asks every second.
     yield Endpoint("GET", "/admin/peer", peers.own_state, Access.PEER, "Peers",
-        "Show how this machine is, to its peers", query=PeerQuery, answer=MachineState, quiet=True)
+        "Show how this machine is, to its peers", query=requests.PeerQuery, answer=MachineState,
+        quiet=True)
     yield Endpoint("POST", "/admin/drain", peers.drain_machine, use, "Peers",
-        "Let no model of this machine take requests", request=DrainRequest,
+        "Let no model of this machine take requests", request=requests.DrainRequest,
         answer=peers.DrainAnswer)
     yield Endpoint("GET", "/admin/peers", peers.list_peers, see, "Peers",
         "List the machines that answer for this one", answer=peers.PeersAnswer, quiet=True)
@@ -195,8 +145,8 @@ def _files() -> Iterator[Endpoint]:
     yield Endpoint("GET", "/admin/models/available", downloads.available_models, see, tag,
         "List the models on this machine's disk", answer=list[downloads.AvailableAnswer])
     yield Endpoint("POST", path, downloads.start_download, use, tag,
-        "Download a model from the hub", request=DownloadRequest, answer=downloads.DownloadAnswer,
-        errors=downloads.DOWNLOAD_ERRORS)
+        "Download a model from the hub", request=requests.DownloadRequest,
+        answer=downloads.DownloadAnswer, errors=downloads.DOWNLOAD_ERRORS)
     yield Endpoint("GET", path, downloads.list_downloads, see, tag, "List the downloads",
         answer=downloads.DownloadsAnswer)
     yield Endpoint("GET", f"{path}/{{download_id}}", downloads.get_download, see, tag,
@@ -208,7 +158,7 @@ def _files() -> Iterator[Endpoint]:
         "Cancel a download", answer=downloads.DownloadAnswer)
     # This comes after the one above, because its path also matches that one's.
     yield Endpoint("DELETE", "/admin/models/{id:.+}", models.delete_model, use, tag,
-        "Delete a model's files", query=DeleteQuery, answer=models.DeleteAnswer,
+        "Delete a model's files", query=requests.DeleteQuery, answer=models.DeleteAnswer,
         errors=(ErrorCode.MODEL_NOT_FOUND, ErrorCode.MODEL_LOADED, ErrorCode.NOT_DELETABLE))
 
 
@@ -219,7 +169,7 @@ def _engines() -> Iterator[Endpoint]:
     yield Endpoint("GET", "/engines", engines.list_engines, see, tag, "List the engines",
         answer=engines.EnginesAnswer)
     yield Endpoint("POST", "/engines", engines.add_engine, use, tag, "Add a model, and load it",
-        request=EngineRequest, answer=engines.EngineAnswer, status=201,
+        request=requests.EngineRequest, answer=engines.EngineAnswer, status=201,
         errors=(ErrorCode.MODEL_EXISTS, *models.LOAD_ERRORS))
     yield Endpoint("GET", "/engines/{id:.+}/status", engines.engine_status, see, tag,
         "Show an engine", answer=engines.EngineStatusAnswer, errors=missing)
@@ -242,9 +192,9 @@ def _inference() -> Iterator[Endpoint]:
             "Complete one or more prompts", request=CompletionRequest, answer=TextCompletion,
             streams=True, event=TextCompletionChunk)
         yield Endpoint("POST", f"{prefix}/embeddings", embeddings.embeddings, use, "Embeddings",
-            "Embed texts", request=EmbeddingRequest, answer=embeddings.EmbeddingList)
+            "Embed texts", request=task_requests.EmbeddingRequest, answer=embeddings.EmbeddingList)
         yield Endpoint("GET", f"{prefix}/models", catalog.list_models, use, "Models",
-            "List the models", query=ModelsQuery,
+            "List the models", query=requests.ModelsQuery,
             answer=catalog.ModelList | catalog.AnthropicModelList, shared=True)
         yield Endpoint("GET", f"{prefix}/models/{{id:.+}}", catalog.get_model, use, "Models",
             "Show one model", answer=catalog.ModelObject | catalog.AnthropicModel, shared=True)
@@ -252,20 +202,22 @@ def _inference() -> Iterator[Endpoint]:
         "Fill a gap in a text, by llama.cpp's API", request=InfillRequest, answer=InfillAnswer,
         streams=True, event=InfillAnswer)
     yield Endpoint("GET", "/v1/usage", own_usage.own_usage, use, "Keys",
-        "Show what the key has used, and may use", query=OwnUsageQuery, answer=own_usage.OwnUsage,
-        errors=(ErrorCode.USAGE_UNAVAILABLE,), shared=True, quiet=True)
+        "Show what the key has used, and may use", query=requests.OwnUsageQuery,
+        answer=own_usage.OwnUsage, errors=(ErrorCode.USAGE_UNAVAILABLE,), shared=True, quiet=True)
     yield Endpoint("GET", "/v1/chat/models", catalog.list_chat_models, use, "Models",
         "List the models that chat", answer=list[catalog.CapabilityModelSpec])
     yield Endpoint("GET", "/api/v0/models", catalog.list_lm_studio_models, use, "Models",
         "List the models, by LM Studio's API", answer=catalog.LmStudioModelList)
     yield Endpoint("POST", "/v1/audio/transcriptions", audio.transcriptions, use, "Audio",
-        "Transcribe speech", form=TranscriptionRequest, answer=Transcription | VerboseTranscription,
-        also=("text/plain",), streams=True, event=TranscriptDelta | TranscriptDone)
+        "Transcribe speech", form=audio_requests.TranscriptionRequest,
+        answer=transcripts.Transcription | transcripts.VerboseTranscription,
+        also=("text/plain",), streams=True,
+        event=transcripts.TranscriptDelta | transcripts.TranscriptDone)
     yield Endpoint("POST", "/v1/audio/translations", audio.translations, use, "Audio",
-        "Transcribe speech into English", form=TranslationRequest,
-        answer=Transcription | VerboseTranscription, also=("text/plain",))
+        "Transcribe speech into English", form=audio_requests.TranslationRequest,
+        answer=transcripts.Transcription | transcripts.VerboseTranscription, also=("text/plain",))
     yield Endpoint("POST", "/v1/audio/speech", speech.speech, use, "Audio", "Read a text aloud",
-        request=SpeechRequest, also=tuple(speech.MEDIA_TYPES.values()), streams=True,
+        request=audio_requests.SpeechRequest, also=tuple(speech.MEDIA_TYPES.values()), streams=True,
         event=speech.SpeechDelta | speech.SpeechDone)
     yield Endpoint("GET", "/v1/audio/voices", speech.voices, use, "Audio",
         "List the voices of all models", answer=speech.VoiceList)
@@ -273,19 +225,20 @@ def _inference() -> Iterator[Endpoint]:
         "Not supported: a 404", errors=(ErrorCode.NOT_FOUND,))
     for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
         yield Endpoint("POST", path, scoring.rerank, use, "Rerank", "Sort documents by a query",
-            request=RerankRequest, answer=scoring.Ranking)
+            request=task_requests.RerankRequest, answer=scoring.Ranking)
     for path in ("/score", "/v1/score"):
         yield Endpoint("POST", path, scoring.score, use, "Rerank", "Score pairs of texts",
-            request=ScoreRequest, answer=scoring.ScoreList)
+            request=task_requests.ScoreRequest, answer=scoring.ScoreList)
     yield Endpoint("GET", "/tokenizer_info", tokenize.tokenizer_info, use, "Tokens",
-        "Show a model's tokenizer", query=TokenizerInfoQuery, answer=dict[str, Any],
+        "Show a model's tokenizer", query=task_requests.TokenizerInfoQuery, answer=dict[str, Any],
         asks_worker=True,
         errors=(ErrorCode.MODEL_NOT_FOUND, ErrorCode.MODEL_LOADING, ErrorCode.MODEL_LOAD_FAILED,
             ErrorCode.QUEUE_FULL, ErrorCode.WORKER_CRASHED, ErrorCode.WORKER_LOST))
     yield Endpoint("POST", "/tokenize", tokenize.tokenize, use, "Tokens", "Turn text into tokens",
-        request=TokenizeRequest, answer=tokenize.Tokens)
+        request=task_requests.TokenizeRequest, answer=tokenize.Tokens)
     yield Endpoint("POST", "/detokenize", tokenize.detokenize, use, "Tokens",
-        "Turn tokens into text", request=DetokenizeRequest, answer=tokenize.TokensText)
+        "Turn tokens into text", request=task_requests.DetokenizeRequest,
+        answer=tokenize.TokensText)
 
 
 _CHAINED: Final = (ErrorCode.PREVIOUS_RESPONSE_NOT_FOUND, ErrorCode.JOBS_UNAVAILABLE)
@@ -310,7 +263,8 @@ def _responses() -> Iterator[Endpoint]:
     use, tag, path = Access.INFERENCE, "Responses", "/v1/responses"
     missing = (ErrorCode.JOBS_UNAVAILABLE, ErrorCode.REQUEST_TOO_LARGE)
     yield Endpoint("POST", path, creation.responses, use, tag,
-        "Answer a conversation, by OpenAI's Responses API", request=ResponsesRequest,
+        "Answer a conversation, by OpenAI's Responses API",
+        request=response_requests.ResponsesRequest,
         answer=ResponseObject, streams=True, event=ResponseStreamEvent,
         errors=(*_CHAINED, ErrorCode.NOT_FOUND), family=RESPONSES)
     # Quiet: what is counted are the responses that come over it.
@@ -319,13 +273,14 @@ def _responses() -> Iterator[Endpoint]:
         status=101, errors=(ErrorCode.METHOD_NOT_ALLOWED, ErrorCode.QUEUE_FULL), family=RESPONSES,
         quiet=True)
     yield Endpoint("POST", f"{path}/input_tokens", creation.input_tokens, use, tag,
-        "Count the tokens of a response's prompt", request=InputTokensRequest,
+        "Count the tokens of a response's prompt", request=response_requests.InputTokensRequest,
         answer=creation.InputTokenCount, errors=(*_CHAINED, ErrorCode.NOT_FOUND))
     yield Endpoint("POST", f"{path}/compact", compaction.compact, use, tag,
         "Make a conversation shorter", request=CompactRequest, answer=CompactedResponse,
         errors=(*_CHAINED, ErrorCode.NOT_FOUND), family=RESPONSES, here_only=True)
     yield Endpoint("GET", f"{path}/{{id}}", stored.get_response, use, tag,
-        "Show a response that is kept", query=RetrieveQuery, answer=ResponseObject, streams=True,
+        "Show a response that is kept", query=response_requests.RetrieveQuery,
+        answer=ResponseObject, streams=True,
         event=ResponseStreamEvent, errors=missing, family=RESPONSES)
     yield Endpoint("DELETE", f"{path}/{{id}}", stored.delete_response, use, tag,
         "Remove a response", answer=stored.DeletedResponse,
@@ -333,8 +288,8 @@ def _responses() -> Iterator[Endpoint]:
     yield Endpoint("POST", f"{path}/{{id}}/cancel", stored.cancel_response, use, tag,
         "Cancel a response", answer=ResponseObject, errors=(ErrorCode.JOB_RUNS_ELSEWHERE, *missing))
     yield Endpoint("GET", f"{path}/{{id}}/input_items", stored.input_items, use, tag,
-        "List the items of a response's input", query=InputItemsQuery, answer=stored.ItemList,
-        errors=missing)
+        "List the items of a response's input", query=response_requests.InputItemsQuery,
+        answer=stored.ItemList, errors=missing)
 
 
 def _conversations() -> Iterator[Endpoint]:
@@ -344,20 +299,21 @@ def _conversations() -> Iterator[Endpoint]:
     broken, missing = ErrorCode.JOBS_UNAVAILABLE, ErrorCode.NOT_FOUND
     made, items = conversations.ConversationObject, stored.ItemList
     yield Endpoint("POST", path, conversations.create_conversation, use, tag, "Make a conversation",
-        request=ConversationRequest, answer=made, works=False, errors=(broken, missing))
+        request=conversation_requests.ConversationRequest, answer=made, works=False,
+        errors=(broken, missing))
     yield Endpoint("GET", one, conversations.get_conversation, use, tag, "Show a conversation",
         answer=made, errors=(broken, missing))
     yield Endpoint("POST", one, conversations.update_conversation, use, tag,
-        "Give a conversation other metadata", request=ConversationUpdate, answer=made, works=False,
-        errors=(broken, missing))
+        "Give a conversation other metadata", request=conversation_requests.ConversationUpdate,
+        answer=made, works=False, errors=(broken, missing))
     yield Endpoint("DELETE", one, conversations.delete_conversation, use, tag,
         "Remove a conversation", answer=conversations.DeletedConversation, errors=(broken, missing))
     yield Endpoint("POST", f"{one}/items", conversations.add_items, use, tag,
-        "Add items to a conversation", request=ConversationItemsRequest, answer=items, works=False,
-        errors=(broken, missing))
+        "Add items to a conversation", request=conversation_requests.ConversationItemsRequest,
+        answer=items, works=False, errors=(broken, missing))
     yield Endpoint("GET", f"{one}/items", conversations.list_items, use, tag,
-        "List the items of a conversation", query=ConversationItemsQuery, answer=items,
-        errors=(broken, missing))
+        "List the items of a conversation", query=conversation_requests.ConversationItemsQuery,
+        answer=items, errors=(broken, missing))
     yield Endpoint("GET", item, conversations.get_item, use, tag, "Show an item of a conversation",
         answer=dict[str, Any], errors=(broken, missing))
     yield Endpoint("DELETE", item, conversations.delete_item, use, tag,
@@ -387,10 +343,10 @@ def _batches() -> Iterator[Endpoint]:
     broken = ErrorCode.FILES_UNAVAILABLE
     yield Endpoint("POST", path, batches.create_batch, use, tag,
         "Have the requests in a file answered when nobody else wants the model",
-        request=BatchRequest, answer=batches.BatchObject, works=False,
+        request=batch_requests.BatchRequest, answer=batches.BatchObject, works=False,
         errors=(broken, ErrorCode.NOT_FOUND))
     yield Endpoint("GET", path, batches.list_batches, use, tag, "List the batches",
-        query=BatchesQuery, answer=batches.BatchList, errors=(broken,))
+        query=batch_requests.BatchesQuery, answer=batches.BatchList, errors=(broken,))
     yield Endpoint("GET", f"{path}/{{id}}", batches.get_batch, use, tag, "Show a batch",
         answer=batches.BatchObject, errors=(broken,))
     yield Endpoint("POST", f"{path}/{{id}}/cancel", batches.cancel_batch, use, tag,
@@ -402,10 +358,10 @@ def _message_batches() -> Iterator[Endpoint]:
     broken = ErrorCode.FILES_UNAVAILABLE
     yield Endpoint("POST", path, message_batches.create_message_batch, use, tag,
         "Have requests answered when nobody else wants the model, by Anthropic's API",
-        request=MessageBatchRequest, answer=message_batches.MessageBatch, works=False,
-        errors=(broken, ErrorCode.INSUFFICIENT_DISK), family=ANTHROPIC)
+        request=batch_requests.MessageBatchRequest, answer=message_batches.MessageBatch,
+        works=False, errors=(broken, ErrorCode.INSUFFICIENT_DISK), family=ANTHROPIC)
     yield Endpoint("GET", path, message_batches.list_message_batches, use, tag,
-        "List the batches, by Anthropic's API", query=MessageBatchesQuery,
+        "List the batches, by Anthropic's API", query=batch_requests.MessageBatchesQuery,
         answer=message_batches.MessageBatchList, errors=(broken,), family=ANTHROPIC)
     yield Endpoint("GET", f"{path}/{{id}}", message_batches.get_message_batch, use, tag,
         "Show a batch, by Anthropic's API", answer=message_batches.MessageBatch, errors=(broken,),
@@ -466,7 +422,7 @@ def _ollama() -> Iterator[Endpoint]:
 def _jobs() -> Iterator[Endpoint]:
     use, tag = Access.INFERENCE, "Jobs"
     yield Endpoint("GET", "/v1/jobs", jobs.list_jobs, use, tag,
-        "List generations, under way and ended", query=JobsQuery, answer=jobs.JobList,
+        "List generations, under way and ended", query=requests.JobsQuery, answer=jobs.JobList,
         errors=(ErrorCode.JOBS_UNAVAILABLE,))
     yield Endpoint("GET", "/v1/jobs/{id}", jobs.get_job, use, tag, "Show one, with its result",
         answer=jobs.JobWithResult, errors=(ErrorCode.NOT_FOUND, ErrorCode.JOBS_UNAVAILABLE))
@@ -476,7 +432,7 @@ def _jobs() -> Iterator[Endpoint]:
         errors=(ErrorCode.NOT_FOUND, ErrorCode.JOB_RUNS_ELSEWHERE, ErrorCode.JOBS_UNAVAILABLE))
     use, tag = Access.ADMIN, "Administration"
     yield Endpoint("GET", "/admin/requests", jobs.list_requests, Access.OPERATOR, tag,
-        "List the requests under way, and the last that have ended", query=RequestsQuery,
+        "List the requests under way, and the last that have ended", query=requests.RequestsQuery,
         answer=jobs.RequestList, shows_rereads=True)
     yield Endpoint("POST", "/admin/requests/{id}/cancel", jobs.cancel_request, use, tag,
         "Cancel a request that is under way", answer=jobs.RequestList,
@@ -546,10 +502,10 @@ def _watching() -> Iterator[Endpoint]:
     yield Endpoint("GET", "/admin/metrics/json", metrics.admin_metrics_json, Access.METRICS,
         "Metrics", "For dashboards", answer=metrics.MetricsAnswer, quiet=True)
     yield Endpoint("GET", "/admin/usage", usage.usage, see, tag,
-        "Show what was used, by day, model and key", query=UsageQuery, answer=UsageAnswer,
+        "Show what was used, by day, model and key", query=requests.UsageQuery, answer=UsageAnswer,
         errors=(ErrorCode.USAGE_UNAVAILABLE,), quiet=True)
     yield Endpoint("GET", "/admin/usage/figures", usage.figures, see, tag,
-        "Show the figures of the last hours", query=FiguresQuery, answer=FiguresAnswer,
+        "Show the figures of the last hours", query=requests.FiguresQuery, answer=FiguresAnswer,
         errors=(ErrorCode.USAGE_UNAVAILABLE,), quiet=True)
     yield Endpoint("GET", "/admin/workers", workers.list_workers, see, tag,
         "List the models' processes", answer=workers.WorkersAnswer)
@@ -558,13 +514,13 @@ def _watching() -> Iterator[Endpoint]:
         errors=(ErrorCode.MODEL_NOT_FOUND, ErrorCode.MODEL_NOT_LOADED))
     # Quiet: a follower must not hold up the end of a router.
     yield Endpoint("GET", "/admin/logs/{model:.+}", logs.stream_log, see, tag, "Follow a log",
-        query=LogsQuery, streams=True, event=logs.LogLine, errors=(ErrorCode.MODEL_NOT_FOUND,),
-        quiet=True)
+        query=requests.LogsQuery, streams=True, event=logs.LogLine,
+        errors=(ErrorCode.MODEL_NOT_FOUND,), quiet=True)
     yield Endpoint("GET", "/admin/events", events.stream_events, see, tag, "Follow what happens",
-        query=EventsQuery, streams=True, event=events.EventLine,
+        query=requests.EventsQuery, streams=True, event=events.EventLine,
         errors=(ErrorCode.MODEL_NOT_FOUND,), quiet=True)
     yield Endpoint("GET", "/admin/live", live.stream_live, see, tag,
-        "Follow all that changes, for a console", query=LiveQuery, streams=True,
+        "Follow all that changes, for a console", query=requests.LiveQuery, streams=True,
         event=live.LiveEvent, errors=(ErrorCode.MODEL_NOT_FOUND,), quiet=True,
         shows_rereads=True)
 
