@@ -200,10 +200,12 @@ class StartRank:
 @message
 @dataclass(frozen=True, slots=True)
 class RankStarted:
-    """Reply to StartRank."""
+    """Reply to StartRank: the rank was started."""
 
     public_key: str
+    """The rank's own public key (CURVE, in Z85), by which rank 0 knows it."""
     pid: int
+    """The id of its process there."""
 
 
 @message

@@ -22,6 +22,13 @@ class Answer(TypedDict):
     fields and no other; the documentation announces that more may be added."""
 
 
+class Succeeded(Answer):
+    """The answer of a command that is done."""
+
+    success: bool
+    message: str
+
+
 class PageEnds(Answer):
     """Where a page of a list begins and ends."""
 
@@ -72,6 +79,11 @@ def in_pieces(whole: bytes) -> Iterator[memoryview]:
     view = memoryview(whole)
     for begin in range(0, len(view), _PIECE_BYTES):
         yield view[begin : begin + _PIECE_BYTES]
+
+
+def succeeded(message: str) -> web.Response:
+    """Return the answer of a command that is done, with a sentence for people."""
+    return json_value(Succeeded(success=True, message=message))
 
 
 def page_ends(ids: Sequence[str], *, has_more: bool) -> PageEnds:

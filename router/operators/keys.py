@@ -23,7 +23,7 @@ from lmx.protocol.messages.keys import (
     RotateKey,
 )
 from lmx.router.http.bodies.json_body import read_object
-from lmx.router.http.responses import Answer, json_value
+from lmx.router.http.responses import Answer, json_value, succeeded
 from lmx.router.schema.requests.keys import KeyRequest, RotateRequest
 from lmx.router.schema.validation import validated
 from lmx.router.services import SERVICES
@@ -52,13 +52,6 @@ class KeysAnswer(Answer):
 
     keys: Sequence[KeyView]
     """Those of the configuration, then the others by name."""
-
-
-class KeyRevoked(Answer):
-    """The answer of DELETE /admin/keys/{name}."""
-
-    success: bool
-    message: str
 
 
 async def list_keys(request: web.Request) -> web.Response:
@@ -112,7 +105,7 @@ async def revoke_key(request: web.Request) -> web.Response:
     they would."""
     supervisor = request.app[SERVICES].supervisor
     done: Done = await command(supervisor, RevokeKey(request.match_info["name"]))
-    return json_value(KeyRevoked(success=True, message=done.message))
+    return succeeded(done.message)
 
 
 def _made(made: KeyMade) -> KeyMadeAnswer:

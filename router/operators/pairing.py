@@ -21,7 +21,7 @@ from lmx.protocol.web_origins import is_loopback
 from lmx.router.http.access import opening_key
 from lmx.router.http.bodies.json_body import read_object
 from lmx.router.http.endpoint import Access
-from lmx.router.http.responses import Answer, json_value
+from lmx.router.http.responses import Answer, json_value, succeeded
 from lmx.router.schema.requests.pairing import PairHelloRequest, PairProofRequest
 from lmx.router.schema.validation import validated
 from lmx.router.services import SERVICES
@@ -73,13 +73,6 @@ class PairAcceptedAnswer(Answer):
     """The key for the other machine, which only that one can read."""
 
 
-class PeerForgotten(Answer):
-    """The answer of DELETE /pair."""
-
-    success: bool
-    message: str
-
-
 async def pair_hello(request: web.Request) -> web.Response:
     """Begin an exchange, while a code is shown on this machine."""
     wanted = validated(PairHelloRequest, await read_object(request, _BODY_BYTES))
@@ -117,7 +110,7 @@ async def forget_peer(request: web.Request) -> web.Response:
     nothing is sent there."""
     key = peer_key(request, "Only a peer's own key ends its pairing.")
     done: Done = await command(request.app[SERVICES].supervisor, ForgetPeer(key.name))
-    return json_value(PeerForgotten(success=True, message=done.message))
+    return succeeded(done.message)
 
 
 def peer_key(request: web.Request, refusal: str) -> ApiKey:

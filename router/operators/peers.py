@@ -6,7 +6,7 @@ from aiohttp import web
 from lmx.protocol.messages.control import Done, DrainMachine
 from lmx.protocol.messages.peers import PeerKind
 from lmx.router.http.bodies.json_body import read_object
-from lmx.router.http.responses import Answer, json_value
+from lmx.router.http.responses import Answer, json_value, succeeded
 from lmx.router.peers.machine import MachineState, written
 from lmx.router.schema.requests.operators import DrainRequest, PeerQuery
 from lmx.router.schema.validation import validated
@@ -70,13 +70,6 @@ async def own_state(request: web.Request) -> web.Response:
     return json_value(written(state, query.known))
 
 
-class DrainAnswer(Answer):
-    """The answer of POST /admin/drain."""
-
-    success: bool
-    message: str
-
-
 async def drain_machine(request: web.Request) -> web.Response:
     """Let no model of this machine take requests, or let them again. What is under way continues,
     and nothing is unloaded. Requests are answered by peers where one has the model."""
@@ -85,7 +78,7 @@ async def drain_machine(request: web.Request) -> web.Response:
     wanted = validated(DrainRequest, body)
     done: Done = await command(services.supervisor, DrainMachine(wanted.drained))
     await seen_in_snapshot(services.supervisor, lambda now: now.snapshot.drained == wanted.drained)
-    return json_value(DrainAnswer(success=True, message=done.message))
+    return succeeded(done.message)
 
 
 async def list_peers(request: web.Request) -> web.Response:

@@ -4,7 +4,7 @@ from typing import Final
 
 from aiohttp import web
 
-from lmx.protocol.messages.control import LoadPlan, PlanLoad
+from lmx.protocol.messages.control import LoadPlan, PlanLine, PlanLoad
 from lmx.protocol.states import LoadOutcome
 from lmx.router.http.responses import Answer, json_value
 from lmx.router.schema.requests.operators import PlanQuery
@@ -16,21 +16,12 @@ _DEADLINE_S: Final = 75.0
 """The hub has a minute to say how large a repository is."""
 
 
-class PlanPart(Answer):
-    """A part of the memory of a load."""
-
-    name: str
-    size_bytes: int
-    reason: str
-    """How the figure comes about."""
-
-
 class PlanAnswer(Answer):
     """The answer of GET /admin/models/plan."""
 
     model: str
     """The model's id, or the repository of one that is not served."""
-    lines: list[PlanPart]
+    lines: list[PlanLine]
     """The parts of the estimate. Of a repository that is not on this machine they come from the
     heads of its files on the hub."""
     need_bytes: int
@@ -69,10 +60,7 @@ async def plan_load(request: web.Request) -> web.Response:
     return json_value(
         PlanAnswer(
             model=found.model_id,
-            lines=[
-                PlanPart(name=line.name, size_bytes=line.size_bytes, reason=line.reason)
-                for line in found.lines
-            ],
+            lines=list(found.lines),
             need_bytes=found.need_bytes,
             download_bytes=found.download_bytes,
             budget_bytes=found.budget_bytes,

@@ -9,7 +9,7 @@ from lmx.protocol.messages.control import Done
 from lmx.protocol.messages.ranks import EndRanks, RankStarted, StartRank
 from lmx.protocol.wire.codec import from_map
 from lmx.router.http.bodies.json_body import read_object
-from lmx.router.http.responses import Answer, json_value
+from lmx.router.http.responses import json_value, succeeded
 from lmx.router.operators.pairing import peer_key
 from lmx.router.schema.requests.ranks import RankRequest
 from lmx.router.schema.validation import validated
@@ -21,22 +21,6 @@ RANK_ERRORS: Final = (ErrorCode.MODEL_LOAD_FAILED, ErrorCode.INSUFFICIENT_MEMORY
 
 _BODY_BYTES: Final = 16 * 1024
 _START_S: Final = 60.0
-
-
-class RankStartedAnswer(Answer):
-    """The answer of POST /admin/ranks."""
-
-    public_key: str
-    """The rank's own public key (CURVE, in Z85), by which rank 0 knows it."""
-    pid: int
-    """Its process here."""
-
-
-class RanksEnded(Answer):
-    """The answer of DELETE /admin/ranks/{group}."""
-
-    success: bool
-    message: str
 
 
 async def start_rank(request: web.Request) -> web.Response:
@@ -58,14 +42,14 @@ async def start_rank(request: web.Request) -> web.Response:
     question = from_map(StartRank, values, "rank")
     supervisor = request.app[SERVICES].supervisor
     found = await ask(supervisor, question, RankStarted, _START_S)
-    return json_value(RankStartedAnswer(public_key=found.public_key, pid=found.pid))
+    return json_value(found)
 
 
 async def end_ranks(request: web.Request) -> web.Response:
     """End the ranks of a group that the machine which asks has started."""
     question = EndRanks(machine_key(request), request.match_info["group"])
     done: Done = await command(request.app[SERVICES].supervisor, question)
-    return json_value(RanksEnded(success=True, message=done.message))
+    return succeeded(done.message)
 
 
 def machine_key(request: web.Request, model_id: str | None = None) -> str:

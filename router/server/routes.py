@@ -4,9 +4,11 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from lmx.protocol.errors import ErrorCode
+from lmx.protocol.messages.ranks import RankStarted
 from lmx.router.console import api_page, files, front, markdown
 from lmx.router.http.api_family import ANTHROPIC, OLLAMA, RESPONSES
 from lmx.router.http.endpoint import Access, Endpoint
+from lmx.router.http.responses import Succeeded
 from lmx.router.inference import (
     audio,
     chat,
@@ -133,7 +135,7 @@ def _administration() -> Iterator[Endpoint]:
         quiet=True)
     yield Endpoint("POST", "/admin/drain", peers.drain_machine, use, "Peers",
         "Let no model of this machine take requests", request=requests.DrainRequest,
-        answer=peers.DrainAnswer)
+        answer=Succeeded)
     yield Endpoint("GET", "/admin/peers", peers.list_peers, see, "Peers",
         "List the machines that answer for this one", answer=peers.PeersAnswer, quiet=True)
     yield from _files()
@@ -535,7 +537,7 @@ def _keys() -> Iterator[Endpoint]:
         "Give a key another secret", request=RotateRequest, answer=keys.KeyMadeAnswer,
         errors=keys.KEY_ERRORS)
     yield Endpoint("DELETE", f"{path}/{{name}}", keys.revoke_key, use, tag, "Revoke a key",
-        answer=keys.KeyRevoked, errors=keys.KEY_ERRORS)
+        answer=Succeeded, errors=keys.KEY_ERRORS)
 
 
 def _pairing() -> Iterator[Endpoint]:
@@ -548,13 +550,13 @@ def _pairing() -> Iterator[Endpoint]:
         request=PairProofRequest, answer=pairing.PairAcceptedAnswer,
         errors=(*pairing.PAIR_ERRORS, ErrorCode.PERMISSION_DENIED))
     yield Endpoint("DELETE", "/pair", pairing.forget_peer, Access.PEER, tag,
-        "End the pairing with the machine that asks", answer=pairing.PeerForgotten,
+        "End the pairing with the machine that asks", answer=Succeeded,
         errors=(ErrorCode.NOT_FOUND,))
     yield Endpoint("POST", "/admin/ranks", ranks.start_rank, Access.PEER, tag,
         "Run one rank of a model of the machine that asks", request=RankRequest,
-        answer=ranks.RankStartedAnswer, errors=ranks.RANK_ERRORS)
+        answer=RankStarted, errors=ranks.RANK_ERRORS)
     yield Endpoint("DELETE", "/admin/ranks/{group}", ranks.end_ranks, Access.PEER, tag,
-        "End the ranks that the machine has started", answer=ranks.RanksEnded)
+        "End the ranks that the machine has started", answer=Succeeded)
     yield Endpoint("POST", "/admin/ranks/probe", rank_probe.probe_way, Access.PEER, tag,
         "Measure the way between the machine that asks and this one",
         answer=rank_probe.RankProbeAnswer, errors=(ErrorCode.RATE_LIMIT_EXCEEDED,))

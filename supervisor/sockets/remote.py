@@ -15,7 +15,7 @@ from urllib.parse import quote
 from lmx.protocol.errors import ErrorCode, OperationError, ProtocolError
 from lmx.protocol.messages import control, inventory, keys
 from lmx.protocol.messages.status import GetStatus, Status, SystemStatus
-from lmx.protocol.states import DownloadStatus, LoadOutcome, QuantizedBits
+from lmx.protocol.states import DownloadStatus, QuantizedBits
 from lmx.protocol.wire.codec import from_map, to_map
 from lmx.supervisor.sockets.http_client import UNREADABLE, HttpClient, Remote
 
@@ -144,20 +144,8 @@ def _reload(api: _Api, _: control.ReloadConfig) -> control.Reloaded:
 def _plan(api: _Api, question: control.PlanLoad) -> control.LoadPlan:
     query = {"model": question.model_id, "context_length": question.context_length}
     answer = api.call("GET", "/admin/models/plan", query=query)
-    return control.LoadPlan(
-        model_id=answer["model"],
-        lines=tuple(control.PlanLine(**line) for line in answer["lines"]),
-        need_bytes=answer["need_bytes"],
-        outcome=LoadOutcome(answer["outcome"]),
-        detail=answer["message"],
-        budget_bytes=answer["budget_bytes"],
-        free_bytes=answer["free_bytes"],
-        evicts=tuple(answer["evicts"]),
-        download_bytes=answer["download_bytes"],
-        context_length=answer["context_length"],
-        longest_context=answer["longest_context"],
-        longest_context_now=answer["longest_context_now"],
-    )
+    values = {**answer, "model_id": answer["model"], "detail": answer["message"]}
+    return from_map(control.LoadPlan, values, "plan")
 
 
 _DOWNLOADS: Final = "/admin/models/download"
