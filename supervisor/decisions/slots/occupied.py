@@ -8,6 +8,7 @@ from lmx.protocol.states import ExitCause, SlotState, WorkerState
 from lmx.supervisor.decisions import lifecycle, restart
 from lmx.supervisor.decisions.lifecycle import LifecycleError
 from lmx.supervisor.decisions.slots import events
+from lmx.supervisor.decisions.slots import transitions as to
 from lmx.supervisor.decisions.slots.effects import (
     Gone,
     Note,
@@ -17,22 +18,7 @@ from lmx.supervisor.decisions.slots.effects import (
     WorkerStuck,
 )
 from lmx.supervisor.decisions.slots.life import Intent, Rules, SlotLife
-from lmx.supervisor.decisions.slots.transitions import (
-    Effects,
-    Result,
-    answer_all,
-    begin,
-    changed,
-    deny_all,
-    enter,
-    failed_error,
-    intended,
-    lapse,
-    never,
-    quarantine,
-    stop_fetch,
-    unloaded_error,
-)
+from lmx.supervisor.decisions.slots.transitions import Effects, Result
 from lmx.supervisor.decisions.worker import (
     BecameReady,
     DrainRequested,
@@ -58,8 +44,10 @@ _MADE_ROOM: Final = (ExitCause.EVICTED, ExitCause.EXPIRED)
 
 def adopt(life: SlotLife, event: events.Adopted, _rules: Rules, now_s: float) -> Result:
     """The worker of an earlier supervisor is taken over. A model that is held has none."""
-    effects = stop_fetch(life)
-    after = enter(life, SlotState.OCCUPIED, worker=event.worker, intent=intended(life, Intent.UP))
+    effects = to.stop_fetch(life)
+    after = to.enter(
+        life, SlotState.OCCUPIED, worker=event.worker, intent=to.intended(life, Intent.UP)
+    )
     if life.intent is not Intent.HELD:
         return after, effects
     detail = "an operator drained the model, before this supervisor took over"
@@ -71,8 +59,8 @@ def evict(life: SlotLife, event: events.Evicted, rules: Rules, now_s: float) -> 
     """The worker must give its memory back, and nobody wants the model until somebody asks again.
     Only a worker that takes requests is evicted."""
     if life.ready_worker is None:
-        return never(life, event, rules, now_s)
-    after = changed(life, intent=intended(life, Intent.DOWN), evicted_for=event.for_model)
+        return to.never(life, event, rules, now_s)
+    after = to.changed(life, intent=to.intended(life, Intent.DOWN), evicted_for=event.for_model)
     return drain(after, event.cause, event.detail, now_s, if_idle=event.if_idle)
 
 
@@ -91,7 +79,7 @@ def worker_reported(life: SlotLife, event: Any, _rules: Rules, now_s: float) -> 
 def tick_occupied(life: SlotLife, event: Tick, _rules: Rules, now_s: float) -> Result:
     """Check the deadlines of the worker and of the requests that wait."""
     after, effects = step_worker(life, event, now_s)
-    after, late = lapse(after, now_s)
+    after, late = to.lapse(after, now_s)
     return after, (*effects, *late)
 
 
@@ -105,7 +93,7 @@ def step_worker(life: SlotLife, event: Any, now_s: float) -> Result:
     """Take any event of the slot's worker except its end."""
     before = _occupant(life)
     worker, effects = lifecycle.step(before, event, now_s)
-    life = changed(life, worker=worker)
+    life = to.changed(life, worker=worker)
     out: Effects = ()
     for effect in effects:
         match effect:
@@ -116,7 +104,7 @@ def step_worker(life: SlotLife, event: Any, now_s: float) -> Result:
                 out = (*out, *more)
             case Stuck():
                 detail = "not even SIGKILL ends it: its memory stays taken until it does"
-                life = changed(life, problem=failed_error(detail))
+                life = to.changed(life, problem=to.failed_error(detail))
                 out = (*out, WorkerStuck(worker, detail))
             case Ended():
                 raise LifecycleError(f"the worker of {life.model_id} ended without its exit")
@@ -132,7 +120,7 @@ def step_worker(life: SlotLife, event: Any, now_s: float) -> Result:
 
 def _became_ready(life: SlotLife, worker: Worker, memory_bytes: int, now_s: float) -> Result:
     load_s = None if life.spawned_at_s is None else now_s - life.spawned_at_s
-    after, answer = answer_all(changed(life, ready_at_s=now_s, problem=None), worker)
+    after, answer = to.answer_all(to.changed(life, ready_at_s=now_s, problem=None), worker)
     return after, (WorkerReady(worker, memory_bytes, load_s), *answer)
 
 
@@ -143,8 +131,8 @@ def _stays(life: SlotLife, before: Worker, worker: Worker) -> Result:
         waits_on = "" if life.evicted_for is None else f": {life.evicted_for} waits on"
         data = {"for_model": life.evicted_for}
         effects = (Note("model.stays", f"it was busy{waits_on}", data),)
-    after = changed(life, intent=intended(life, Intent.UP), evicted_for=None)
-    after, answer = answer_all(after, worker)
+    after = to.changed(life, intent=to.intended(life, Intent.UP), evicted_for=None)
+    after, answer = to.answer_all(after, worker)
     return after, (*effects, *answer)
 
 
@@ -169,11 +157,11 @@ def exited(life: SlotLife, event: events.Exited, rules: Rules, now_s: float) -> 
         restarts=again and cause not in _MADE_ROOM,
         decision=type(decision).__name__,
     )
-    problem = None if cause in _ASKED_FOR else failed_error(detail)
-    after = enter(life, SlotState.COLD, failures=failures, problem=problem)
+    problem = None if cause in _ASKED_FOR else to.failed_error(detail)
+    after = to.enter(life, SlotState.COLD, failures=failures, problem=problem)
     denied: Effects = ()
     if cause in (ExitCause.LOAD_FAILED, ExitCause.HOST):
-        after, denied = deny_all(after, failed_error(detail))
+        after, denied = to.deny_all(after, to.failed_error(detail))
     after, effects = _after_exit(after, decision, worker, rules, now_s)
     if life.intent is Intent.REMOVED:
         effects = (*effects, Gone())
@@ -184,18 +172,18 @@ def _after_exit(
     life: SlotLife, decision: restart.Decision, worker: Worker, rules: Rules, now_s: float
 ) -> Result:
     if life.intent is Intent.HELD:
-        return enter(life, SlotState.HELD), ()
+        return to.enter(life, SlotState.HELD), ()
     match decision:
         case restart.StartAgain(wait_s):
             if wait_s <= 0:
-                return begin(life, rules)
+                return to.begin(life, rules)
             note = Note(
                 "model.backoff", f"starts again in {wait_s:.1f} s", {"wait_s": round(wait_s, 3)}
             )
-            return enter(life, SlotState.BACKOFF, retry_at_s=now_s + wait_s), (note,)
+            return to.enter(life, SlotState.BACKOFF, retry_at_s=now_s + wait_s), (note,)
         case restart.StayDown():
-            return deny_all(life, unloaded_error(worker.detail))
+            return to.deny_all(life, to.unloaded_error(worker.detail))
         case restart.Quarantine():
-            return quarantine(life, decision, worker.detail, rules, permanent=worker.permanent)
+            return to.quarantine(life, decision, worker.detail, rules, permanent=worker.permanent)
         case _:
             assert_never(decision)

@@ -8,25 +8,12 @@ from lmx.protocol.errors import ErrorCode, LmxError, UnavailableError
 from lmx.protocol.states import ExitCause, SlotState
 from lmx.supervisor.decisions.restart import FailureRecord
 from lmx.supervisor.decisions.slots import events
+from lmx.supervisor.decisions.slots import transitions as to
 from lmx.supervisor.decisions.slots.demand import MAX_WAITERS
 from lmx.supervisor.decisions.slots.effects import Answer, Deny, Gone, Note
 from lmx.supervisor.decisions.slots.life import Intent, Rules, SlotLife
 from lmx.supervisor.decisions.slots.occupied import drain, step_worker
-from lmx.supervisor.decisions.slots.transitions import (
-    Result,
-    begin,
-    changed,
-    deny_all,
-    drained_error,
-    enter,
-    files_leaving_error,
-    intended,
-    never,
-    operator_intended,
-    park,
-    quarantined_error,
-    unloaded_error,
-)
+from lmx.supervisor.decisions.slots.transitions import Result
 from lmx.supervisor.decisions.worker import KillRequested, StopRequested
 
 # Requests.
@@ -38,13 +25,13 @@ def ask(life: SlotLife, event: events.Requested, rules: Rules, _now_s: float) ->
     if error is not None:
         return life, (Deny((event.waiter,), error),)
     demand = life.demand.with_waiter(event.waiter)
-    return changed(life, demand=demand, intent=intended(life, Intent.UP)), ()
+    return to.changed(life, demand=demand, intent=to.intended(life, Intent.UP)), ()
 
 
 def ask_cold(life: SlotLife, event: events.Requested, rules: Rules, now_s: float) -> Result:
     """The request makes the model start."""
     after, effects = ask(life, event, rules, now_s)
-    return (after, effects) if effects else begin(after, rules)
+    return (after, effects) if effects else to.begin(after, rules)
 
 
 def ask_occupied(life: SlotLife, event: events.Requested, rules: Rules, now_s: float) -> Result:
@@ -55,14 +42,14 @@ def ask_occupied(life: SlotLife, event: events.Requested, rules: Rules, now_s: f
     if life.held:
         return ask_held(life, event, rules, now_s)
     if life.removed:
-        error = unloaded_error(f"{life.model_id} is no longer configured")
+        error = to.unloaded_error(f"{life.model_id} is no longer configured")
         return life, (Deny((event.waiter,), error),)
     return ask(life, event, rules, now_s)
 
 
 def ask_held(life: SlotLife, event: events.Requested, _rules: Rules, _now_s: float) -> Result:
     """A model that an operator drained takes no request."""
-    return life, (Deny((event.waiter,), drained_error(life.model_id)),)
+    return life, (Deny((event.waiter,), to.drained_error(life.model_id)),)
 
 
 def ask_quarantined(
@@ -70,14 +57,14 @@ def ask_quarantined(
 ) -> Result:
     """A request does not start a model in quarantine."""
     problem = life.problem.message if life.problem else ""
-    return life, (Deny((event.waiter,), quarantined_error(life.model_id, problem)),)
+    return life, (Deny((event.waiter,), to.quarantined_error(life.model_id, problem)),)
 
 
 def _refusal(life: SlotLife, rules: Rules) -> LmxError | None:
     if rules.stopping:
         return UnavailableError(ErrorCode.SHUTTING_DOWN, "lmx is shutting down")
     if life.files_leaving:
-        return files_leaving_error(life.model_id)
+        return to.files_leaving_error(life.model_id)
     if life.demand.is_full:
         return UnavailableError(
             ErrorCode.QUEUE_FULL,
@@ -93,36 +80,36 @@ def files_leaving(
     """Nothing is begun with files that are being deleted. Whoever deletes them has seen to it that
     nothing uses them now."""
     problem = life.problem
-    if problem is not None and problem.message == files_leaving_error(life.model_id).message:
+    if problem is not None and problem.message == to.files_leaving_error(life.model_id).message:
         problem = None
-    return changed(life, files_leaving=event.leaving, problem=problem), ()
+    return to.changed(life, files_leaving=event.leaving, problem=problem), ()
 
 
 def withdraw(life: SlotLife, event: events.Withdrawn, _rules: Rules, _now_s: float) -> Result:
     """What has begun continues, although the requests have left."""
-    return changed(life, demand=life.demand.without(event.identity)), ()
+    return to.changed(life, demand=life.demand.without(event.identity)), ()
 
 
 def withdraw_queued(life: SlotLife, event: events.Withdrawn, _rules: Rules, now_s: float) -> Result:
     """No model is evicted for a model that nobody waits for any more."""
     demand = life.demand.without(event.identity)
-    after = changed(life, demand=demand)
+    after = to.changed(life, demand=demand)
     if demand == life.demand or demand.requested_at_s(now_s) is not None:
         return after, ()
     detail = "the requests that waited for it have left: its next one loads it"
-    cold = enter(after, SlotState.COLD, intent=intended(life, Intent.DOWN), problem=None)
+    cold = to.enter(after, SlotState.COLD, intent=to.intended(life, Intent.DOWN), problem=None)
     return cold, (Note("model.stays_cold", detail),)
 
 
 def _park(life: SlotLife, error: LmxError, state: SlotState, intent: Intent) -> Result:
-    after, denied = deny_all(life, error)
-    after, effects = park(after, state, intent=intent)
+    after, denied = to.deny_all(life, error)
+    after, effects = to.park(after, state, intent=intent)
     return after, (*denied, *effects)
 
 
 def _end(life: SlotLife, error: LmxError, intent: Intent, detail: str, now_s: float) -> Result:
-    after, denied = deny_all(life, error)
-    after, effects = drain(changed(after, intent=intent), ExitCause.UNLOADED, detail, now_s)
+    after, denied = to.deny_all(life, error)
+    after, effects = drain(to.changed(after, intent=intent), ExitCause.UNLOADED, detail, now_s)
     return after, (*denied, *effects)
 
 
@@ -132,16 +119,16 @@ def _end(life: SlotLife, error: LmxError, intent: Intent, detail: str, now_s: fl
 def order(life: SlotLife, _event: Any, rules: Rules, now_s: float) -> Result:
     """The model starts now, whatever kept it down."""
     demand = replace(life.demand, ordered_at_s=now_s)
-    intent = operator_intended(life, Intent.UP)
-    after = enter(life, SlotState.COLD, intent=intent, demand=demand, failures=FailureRecord())
-    return begin(after, rules)
+    intent = to.operator_intended(life, Intent.UP)
+    after = to.enter(life, SlotState.COLD, intent=intent, demand=demand, failures=FailureRecord())
+    return to.begin(after, rules)
 
 
 def order_coming(life: SlotLife, _event: Any, _rules: Rules, now_s: float) -> Result:
     """The model continues, and its failures are forgotten."""
     demand = replace(life.demand, ordered_at_s=now_s)
-    intent = operator_intended(life, Intent.UP)
-    return changed(life, intent=intent, demand=demand, failures=FailureRecord()), ()
+    intent = to.operator_intended(life, Intent.UP)
+    return to.changed(life, intent=intent, demand=demand, failures=FailureRecord()), ()
 
 
 def order_again(life: SlotLife, event: events.ReloadOrdered, rules: Rules, now_s: float) -> Result:
@@ -156,8 +143,8 @@ def order_another(
     demand = replace(life.demand, ordered_at_s=now_s)
     # Lost memory does not keep an operator's worker from starting.
     failures = replace(life.failures, losses=0)
-    intent = operator_intended(life, Intent.UP)
-    after = changed(life, intent=intent, demand=demand, failures=failures)
+    intent = to.operator_intended(life, Intent.UP)
+    after = to.changed(life, intent=intent, demand=demand, failures=failures)
     return drain(after, ExitCause.UNLOADED, event.detail, now_s)
 
 
@@ -166,19 +153,19 @@ _UNLOADED: Final = "an operator unloaded the model"
 
 def unload(life: SlotLife, _event: Any, _rules: Rules, _now_s: float) -> Result:
     """The model is not on its way any more."""
-    return _park(life, unloaded_error(_UNLOADED), SlotState.COLD, intended(life, Intent.DOWN))
+    return _park(life, to.unloaded_error(_UNLOADED), SlotState.COLD, to.intended(life, Intent.DOWN))
 
 
 def unload_occupied(life: SlotLife, _event: Any, _rules: Rules, now_s: float) -> Result:
     """The worker ends after its streams."""
-    error = unloaded_error(_UNLOADED)
-    return _end(life, error, intended(life, Intent.DOWN), _UNLOADED, now_s)
+    error = to.unloaded_error(_UNLOADED)
+    return _end(life, error, to.intended(life, Intent.DOWN), _UNLOADED, now_s)
 
 
 def unload_down(life: SlotLife, _event: Any, _rules: Rules, _now_s: float) -> Result:
     """The model is down already, and only ``load``, ``restart`` and ``reset`` forget its
     failures."""
-    return deny_all(life, unloaded_error(_UNLOADED))
+    return to.deny_all(life, to.unloaded_error(_UNLOADED))
 
 
 _HELD: Final = Note("model.drained", "by an operator")
@@ -186,14 +173,14 @@ _HELD: Final = Note("model.drained", "by an operator")
 
 def hold(life: SlotLife, _event: Any, _rules: Rules, _now_s: float) -> Result:
     """The model takes no request from here on."""
-    error, intent = drained_error(life.model_id), operator_intended(life, Intent.HELD)
+    error, intent = to.drained_error(life.model_id), to.operator_intended(life, Intent.HELD)
     after, effects = _park(life, error, SlotState.HELD, intent)
     return after, (_HELD, *effects)
 
 
 def hold_occupied(life: SlotLife, _event: Any, _rules: Rules, now_s: float) -> Result:
     """The worker ends after its streams, and then the model stays down."""
-    error, intent = drained_error(life.model_id), operator_intended(life, Intent.HELD)
+    error, intent = to.drained_error(life.model_id), to.operator_intended(life, Intent.HELD)
     after, effects = _end(life, error, intent, "an operator drained the model", now_s)
     return after, (_HELD, *effects)
 
@@ -203,9 +190,9 @@ def reset(life: SlotLife, _event: Any, rules: Rules, now_s: float) -> Result:
     is not tried again."""
     note = Note("model.reset", f"it was {life.state}")
     asked = life.demand.requested_at_s(now_s) is not None
-    intent = operator_intended(life, Intent.UP if asked else Intent.DOWN)
-    after = enter(life, SlotState.COLD, intent=intent, failures=FailureRecord(), problem=None)
-    after, effects = begin(after, rules) if after.wanted else (after, ())
+    intent = to.operator_intended(life, Intent.UP if asked else Intent.DOWN)
+    after = to.enter(life, SlotState.COLD, intent=intent, failures=FailureRecord(), problem=None)
+    after, effects = to.begin(after, rules) if after.wanted else (after, ())
     return after, (note, *effects)
 
 
@@ -214,7 +201,7 @@ def reset_coming(life: SlotLife, _event: Any, _rules: Rules, _now_s: float) -> R
     longer."""
     state = life.worker.state if life.worker else life.state
     intent = Intent.DOWN if life.intent is Intent.HELD else life.intent
-    after = changed(life, intent=intent, failures=FailureRecord())
+    after = to.changed(life, intent=intent, failures=FailureRecord())
     return after, (Note("model.reset", f"it was {state}"),)
 
 
@@ -223,13 +210,13 @@ _SHUTTING_DOWN: Final = "lmx is shutting down"
 
 def shut_down(life: SlotLife, _event: Any, _rules: Rules, _now_s: float) -> Result:
     """Nobody waits any more."""
-    after = changed(life, intent=intended(life, Intent.DOWN))
-    return deny_all(after, UnavailableError(ErrorCode.SHUTTING_DOWN, _SHUTTING_DOWN))
+    after = to.changed(life, intent=to.intended(life, Intent.DOWN))
+    return to.deny_all(after, UnavailableError(ErrorCode.SHUTTING_DOWN, _SHUTTING_DOWN))
 
 
 def shut_down_coming(life: SlotLife, event: Any, rules: Rules, now_s: float) -> Result:
     """The model is not on its way any more."""
-    after, effects = park(life, SlotState.COLD)
+    after, effects = to.park(life, SlotState.COLD)
     after, denied = shut_down(after, event, rules, now_s)
     return after, (*effects, *denied)
 
@@ -250,45 +237,45 @@ def shut_down_occupied(
 def preload(life: SlotLife, event: events.Preloaded, rules: Rules, now_s: float) -> Result:
     """The model starts, although nobody waits for it."""
     after, _ = want(life, event, rules, now_s)
-    return begin(after, rules)
+    return to.begin(after, rules)
 
 
 def want(life: SlotLife, _event: Any, _rules: Rules, _now_s: float) -> Result:
     """The model continues, or comes back."""
-    return changed(life, intent=intended(life, Intent.UP)), ()
+    return to.changed(life, intent=to.intended(life, Intent.UP)), ()
 
 
 def reconfigure(life: SlotLife, _event: Any, rules: Rules, _now_s: float) -> Result:
     """The failures and the plan belong to the old configuration, and are dropped."""
-    after, effects = park(life, SlotState.COLD, failures=FailureRecord())
-    after, begun = begin(after, rules) if after.wanted else (after, ())
+    after, effects = to.park(life, SlotState.COLD, failures=FailureRecord())
+    after, begun = to.begin(after, rules) if after.wanted else (after, ())
     return after, (*effects, *begun)
 
 
 def reconfigure_occupied(life: SlotLife, _event: Any, _rules: Rules, now_s: float) -> Result:
     """The worker ends after its streams, and the next one has the new configuration."""
-    after = changed(life, failures=FailureRecord())
+    after = to.changed(life, failures=FailureRecord())
     return drain(after, ExitCause.UNLOADED, "its configuration has changed", now_s)
 
 
 def reconfigure_held(life: SlotLife, _event: Any, _rules: Rules, _now_s: float) -> Result:
     """The model stays held, because an operator's word overrides the configuration."""
-    return changed(life, failures=FailureRecord()), ()
+    return to.changed(life, failures=FailureRecord()), ()
 
 
 def remove(life: SlotLife, event: events.Removed, _rules: Rules, _now_s: float) -> Result:
     """The slot is removed at once."""
-    after, effects = _park(life, unloaded_error(event.detail), SlotState.COLD, Intent.REMOVED)
+    after, effects = _park(life, to.unloaded_error(event.detail), SlotState.COLD, Intent.REMOVED)
     return after, (*effects, Gone())
 
 
 def remove_occupied(life: SlotLife, event: events.Removed, _rules: Rules, now_s: float) -> Result:
     """The worker ends after its streams, and then the slot is removed."""
-    return _end(life, unloaded_error(event.detail), Intent.REMOVED, event.detail, now_s)
+    return _end(life, to.unloaded_error(event.detail), Intent.REMOVED, event.detail, now_s)
 
 
 def restore(life: SlotLife, event: events.Restored, rules: Rules, now_s: float) -> Result:
     """The slot of a removed model stays, although its worker still ends."""
     if life.intent is not Intent.REMOVED:
-        return never(life, event, rules, now_s)
-    return changed(life, intent=Intent.UP if event.preload else Intent.DOWN), ()
+        return to.never(life, event, rules, now_s)
+    return to.changed(life, intent=Intent.UP if event.preload else Intent.DOWN), ()
