@@ -11,20 +11,6 @@ import structlog
 
 from lmx.protocol.errors import ErrorCode
 from lmx.router.jobs import records
-from lmx.router.jobs.records import (
-    END_LOST,
-    ROUTER_ENDED,
-    SCHEMA_VERSION,
-    JobRow,
-    StoredResponse,
-    Turn,
-    Wanted,
-    create,
-    create_responses,
-    fault_of,
-    is_alive,
-    own_process,
-)
 from lmx.router.record_file import RecordFile, RecordKind, open_file
 
 _GATHER_S: Final = 0.1
@@ -46,13 +32,13 @@ _KIND: Final = RecordKind(
     "jobs",
     "job records",
     ErrorCode.JOBS_UNAVAILABLE,
-    SCHEMA_VERSION,
-    create,
-    fault_of,
-    create_responses,
+    records.SCHEMA_VERSION,
+    records.create,
+    records.fault_of,
+    records.create_responses,
 )
 
-_Rows = dict[str, JobRow | None]
+_Rows = dict[str, records.JobRow | None]
 _T = TypeVar("_T")
 
 _log = structlog.get_logger()
@@ -76,7 +62,7 @@ class JobStore(RecordFile[_Rows]):
         self.dropped = 0
         self.token = secrets.token_hex(4)
         """Marks this store's records among those of others, in other processes or in this one."""
-        self._router = own_process()
+        self._router = records.own_process()
         self._max_age_s = max_age_s
         self._max_count = max_count
         self._max_bytes = max_bytes
@@ -84,7 +70,7 @@ class JobStore(RecordFile[_Rows]):
         self._rows: _Rows = {}
         self._rows_bytes = 0
 
-    def put(self, row: JobRow) -> None:
+    def put(self, row: records.JobRow) -> None:
         """Write a record in place of the one with the same id."""
         row.router_pid, row.router_created_s = self._router
         row.router_token = self.token
@@ -104,17 +90,17 @@ class JobStore(RecordFile[_Rows]):
         with self._changed:
             self._enqueue(job_id, None)
 
-    async def get(self, job_id: str, owner: str | None) -> JobRow | None:
+    async def get(self, job_id: str, owner: str | None) -> records.JobRow | None:
         """Return a record with its result. Raises JOBS_UNAVAILABLE, as the other reads do."""
         return await self._read(lambda connection: records.get(connection, job_id, owner))
 
-    async def response(self, response_id: str, owner: str | None) -> StoredResponse | None:
+    async def response(self, response_id: str, owner: str | None) -> records.StoredResponse | None:
         """Return a response with its result."""
         return await self._read(lambda connection: records.response(connection, response_id, owner))
 
     async def turns(
         self, response_id: str, owner: str | None, most: int, max_bytes: int
-    ) -> list[Turn]:
+    ) -> list[records.Turn]:
         """Return a response and those that it continues, the newest first: up to ``most``, and up
         to the first one that is not there. Raises ``OverflowError`` if they have more than
         ``max_bytes``."""
@@ -122,7 +108,7 @@ class JobStore(RecordFile[_Rows]):
             lambda connection: records.turns(connection, response_id, owner, most, max_bytes)
         )
 
-    async def listed(self, wanted: Wanted) -> tuple[list[JobRow], bool] | None:
+    async def listed(self, wanted: records.Wanted) -> tuple[list[records.JobRow], bool] | None:
         """Return records and whether more follow; None if the record ``wanted.after`` does not
         exist."""
         return await self._read(lambda connection: records.listed(connection, wanted))
@@ -151,11 +137,11 @@ class JobStore(RecordFile[_Rows]):
         lost = own.difference(live())
         await self._read(lambda connection: self._sweep(connection, lost))
 
-    def is_own(self, row: JobRow) -> bool:
+    def is_own(self, row: records.JobRow) -> bool:
         """Return whether this store was the last to write a record."""
         return row.router_token == self.token
 
-    def _enqueue(self, job_id: str, row: JobRow | None) -> None:
+    def _enqueue(self, job_id: str, row: records.JobRow | None) -> None:
         """Queue a record to be written, or removed; the caller holds the condition."""
         if job_id not in self._rows and len(self._rows) >= _ROWS_LIMIT:
             self._drop(1)
@@ -213,14 +199,14 @@ class JobStore(RecordFile[_Rows]):
 
     def _before_read(self, connection: sqlite3.Connection) -> None:
         marked = records.interrupt_of_dead(
-            connection, self.token, is_alive, ROUTER_ENDED, time.time()
+            connection, self.token, records.is_alive, records.ROUTER_ENDED, time.time()
         )
         if marked:
             _log.warning("jobs.interrupted", jobs=marked)
 
     def _sweep(self, connection: sqlite3.Connection, lost: Collection[str]) -> None:
         now_s = time.time()
-        records.interrupt_lost(connection, lost, END_LOST, now_s)
+        records.interrupt_lost(connection, lost, records.END_LOST, now_s)
         gone = records.forget_old(connection, now_s - self._max_age_s, self._max_count)
         self._bound(connection)
         if lost or gone:
@@ -232,7 +218,7 @@ class JobStore(RecordFile[_Rows]):
         self.dropped += count
 
 
-def _size_bytes(row: JobRow | None) -> int:
+def _size_bytes(row: records.JobRow | None) -> int:
     if row is None:
         return 0
     stored = row.response

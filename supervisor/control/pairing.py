@@ -12,23 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.messages import pairing as messages
 from lmx.protocol.messages.control import Done
-from lmx.protocol.messages.pairing import (
-    ForgetPeer,
-    GetMachine,
-    GetOffer,
-    IssuePeerKey,
-    Machine,
-    OfferPairing,
-    OfferState,
-    OfferView,
-    PairAccepted,
-    PairHello,
-    PairingOffer,
-    PairProof,
-    PairWelcome,
-    WithdrawOffer,
-)
 from lmx.protocol.messages.peers import FINGERPRINT
 from lmx.protocol.web_origins import is_loopback
 from lmx.supervisor.control.handlers import Handler
@@ -131,7 +116,7 @@ class PairingCommands:
         self,
         keys: KeyCommands,
         peers: Peers,
-        machine: Callable[[], Machine],
+        machine: Callable[[], messages.Machine],
         certificate: Path,
         note: Callable[[str, str], None],
         in_effect: Callable[[], Awaitable[None]],
@@ -146,19 +131,19 @@ class PairingCommands:
         self._clock = clock
         self._offer: Offer | None = None
         self.handlers: dict[type, Handler] = {
-            GetMachine: lambda _question, _now_s: self._certified(),
-            OfferPairing: lambda _question, now_s: self._begin(now_s),
-            GetOffer: lambda question, now_s: self._view(question, now_s),
-            WithdrawOffer: lambda question, _now_s: self._withdraw(question),
-            PairHello: lambda question, _now_s: self._hello(question),
-            PairProof: lambda question, _now_s: self._proof(question),
-            IssuePeerKey: lambda question, _now_s: keys.put_peer_key(
+            messages.GetMachine: lambda _question, _now_s: self._certified(),
+            messages.OfferPairing: lambda _question, now_s: self._begin(now_s),
+            messages.GetOffer: lambda question, now_s: self._view(question, now_s),
+            messages.WithdrawOffer: lambda question, _now_s: self._withdraw(question),
+            messages.PairHello: lambda question, _now_s: self._hello(question),
+            messages.PairProof: lambda question, _now_s: self._proof(question),
+            messages.IssuePeerKey: lambda question, _now_s: keys.put_peer_key(
                 key_name(question.machine), question.secret
             ),
-            ForgetPeer: lambda question, _now_s: self._forget(question),
+            messages.ForgetPeer: lambda question, _now_s: self._forget(question),
         }
 
-    async def _certified(self) -> Machine:
+    async def _certified(self) -> messages.Machine:
         try:
             found = await asyncio.to_thread(own_fingerprint, self._certificate)
         except OSError as error:
@@ -167,21 +152,23 @@ class PairingCommands:
             ) from error
         return replace(self._machine(), certificate=found)
 
-    def _begin(self, now_s: float) -> PairingOffer:
+    def _begin(self, now_s: float) -> messages.PairingOffer:
         if self._offer is not None:
-            self._offer.end(OfferState.VOID, "another code has replaced it")
+            self._offer.end(messages.OfferState.VOID, "another code has replaced it")
         code = new_code()
         self._offer = Offer(secrets.token_hex(8), code, now_s + LIFE_S)
-        return PairingOffer(self._offer.offer_id, code, self._machine(), LIFE_S)
+        return messages.PairingOffer(self._offer.offer_id, code, self._machine(), LIFE_S)
 
-    def _view(self, question: GetOffer, now_s: float) -> OfferView:
+    def _view(self, question: messages.GetOffer, now_s: float) -> messages.OfferView:
         if self._offer is None or self._offer.offer_id != question.offer_id:
-            return OfferView(OfferState.VOID, "another code has replaced it, or lmx was restarted")
+            return messages.OfferView(
+                messages.OfferState.VOID, "another code has replaced it, or lmx was restarted"
+            )
         return self._offer.view(now_s)
 
-    def _withdraw(self, question: WithdrawOffer) -> Done:
+    def _withdraw(self, question: messages.WithdrawOffer) -> Done:
         if self._offer is not None and self._offer.offer_id == question.offer_id:
-            self._offer.end(OfferState.VOID, "it was withdrawn")
+            self._offer.end(messages.OfferState.VOID, "it was withdrawn")
         return Done("the code is void")
 
     def _open_offer(self) -> Offer:
@@ -193,7 +180,7 @@ class PairingCommands:
             )
         return offer
 
-    async def _hello(self, question: PairHello) -> PairWelcome:
+    async def _hello(self, question: messages.PairHello) -> messages.PairWelcome:
         self._open_offer()
         if (len(question.public), len(question.nonce)) != (PUBLIC_BYTES, NONCE_BYTES):
             raise OperationError(ErrorCode.INVALID_VALUE, "the key or the nonce has another length")
@@ -207,9 +194,9 @@ class PairingCommands:
             own.nonce,
         )
         self._open_offer().begin(own, said, self._clock())
-        return PairWelcome(said.exchange_id, said.machine, own.public, own.nonce)
+        return messages.PairWelcome(said.exchange_id, said.machine, own.public, own.nonce)
 
-    async def _proof(self, question: PairProof) -> PairAccepted:
+    async def _proof(self, question: messages.PairProof) -> messages.PairAccepted:
         if len(question.proof) != PROOF_BYTES or len(question.sealed) > MOST_SEALED_BYTES:
             raise OperationError(ErrorCode.INVALID_VALUE, "the proof has another length")
         offer = self._open_offer()
@@ -227,13 +214,15 @@ class PairingCommands:
             accepted, detail = await self._pair(_Other.of(found), question.remote, secret)
         except BaseException as error:
             words = error.message if isinstance(error, OperationError) else "an internal error"
-            offer.settle(OfferState.FAILED, words)
+            offer.settle(messages.OfferState.FAILED, words)
             raise
-        offer.settle(OfferState.PAIRED, detail)
+        offer.settle(messages.OfferState.PAIRED, detail)
         self._note("peer.paired", detail)
         return accepted
 
-    async def _pair(self, other: _Other, remote: str, secret: Secret) -> tuple[PairAccepted, str]:
+    async def _pair(
+        self, other: _Other, remote: str, secret: Secret
+    ) -> tuple[messages.PairAccepted, str]:
         if other.name == self._machine().name:
             raise OperationError(
                 ErrorCode.INVALID_VALUE,
@@ -265,9 +254,9 @@ class PairingCommands:
                 f"{other.name} is paired and uses this machine, which can't reach it: it listens "
                 f"on {other.host}"
             )
-        return PairAccepted(secret.proof("shower"), sealed), detail
+        return messages.PairAccepted(secret.proof("shower"), sealed), detail
 
-    async def _forget(self, question: ForgetPeer) -> Done:
+    async def _forget(self, question: messages.ForgetPeer) -> Done:
         name = question.key_name
         if not name.startswith(_KEY):
             raise OperationError(

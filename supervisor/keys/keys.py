@@ -6,20 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from lmx.protocol.errors import OperationError
+from lmx.protocol.messages import keys as messages
 from lmx.protocol.messages.control import Done
-from lmx.protocol.messages.keys import (
-    LOCAL_OWNER,
-    AddKey,
-    ApiKey,
-    KeyList,
-    KeyMade,
-    Keyring,
-    KeyScope,
-    LocalKey,
-    RevokeKey,
-    RotateKey,
-    secret_digest,
-)
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.keys.changes import added, revoked, rotated, view
 from lmx.supervisor.keys.file import KeyFile, StoredKeys
@@ -48,7 +36,7 @@ class Keys:
     def __init__(
         self,
         file: KeyFile,
-        configured: Callable[[], tuple[ApiKey, ...]],
+        configured: Callable[[], tuple[messages.ApiKey, ...]],
         closed: Callable[[], bool],
         note: Callable[[str, str], None],
     ) -> None:
@@ -57,41 +45,41 @@ class Keys:
         self._closed = closed
         self._note = note
         self._stored = file.load()
-        self._local: tuple[ApiKey, str] | None = None
+        self._local: tuple[messages.ApiKey, str] | None = None
         """The key of this machine's own commands and its secret, once one was requested. It is in
         no file and no list, and ends with this process."""
 
     @property
-    def ring(self) -> Keyring:
+    def ring(self) -> messages.Keyring:
         """What routers must know."""
         keys = (*self._configured(), *self._stored.keys)
         required = self._closed() or self._stored.lost
         if self._local is not None and (required or _has_for_models(keys)):
             keys = (*keys, self._local[0])
-        return Keyring.of(keys, required=required)
+        return messages.Keyring.of(keys, required=required)
 
-    def local(self) -> LocalKey:
+    def local(self) -> messages.LocalKey:
         """Return the secret with which this machine's own commands ask models."""
         if not (self.ring.required or _has_for_models(self.ring.keys)):
-            return LocalKey("")
+            return messages.LocalKey("")
         if self._local is None:
             secret = new_secret()
-            key = ApiKey(
-                digest=secret_digest(secret),
-                owner=LOCAL_OWNER,
+            key = messages.ApiKey(
+                digest=messages.secret_digest(secret),
+                owner=messages.LOCAL_OWNER,
                 name=_LOCAL_NAME,
                 created_at_s=time.time(),
             )
             self._local = key, secret
-        return LocalKey(self._local[1])
+        return messages.LocalKey(self._local[1])
 
-    def list(self) -> KeyList:
+    def list(self) -> messages.KeyList:
         """Return all keys."""
         now_s = time.time()
         keys = (*self._configured(), *self._stored.keys)
-        return KeyList(tuple(view(key, now_s) for key in keys))
+        return messages.KeyList(tuple(view(key, now_s) for key in keys))
 
-    def add(self, wanted: AddKey, secret: str | None = None) -> KeyMade:
+    def add(self, wanted: messages.AddKey, secret: str | None = None) -> messages.KeyMade:
         """Make a key, of a secret that is given or drawn. Raises :class:`OperationError`, as the
         next two do."""
         secret, now_s = secret or new_secret(), time.time()
@@ -99,9 +87,9 @@ class Keys:
         stored, key = added(self._stored, self._configured(), wanted, secret, owner, now_s)
         self._put(stored)
         self._note("key.added", f"the key {key.name} was made ({', '.join(key.scopes)})")
-        return KeyMade(view(key, now_s), secret)
+        return messages.KeyMade(view(key, now_s), secret)
 
-    def rotate(self, wanted: RotateKey, secret: str | None = None) -> KeyMade:
+    def rotate(self, wanted: messages.RotateKey, secret: str | None = None) -> messages.KeyMade:
         """Give a key another secret, which is given or drawn."""
         secret, now_s = secret or new_secret(), time.time()
         stored, key = rotated(
@@ -109,9 +97,9 @@ class Keys:
         )
         self._put(stored)
         self._note("key.rotated", f"the key {key.name} has another secret")
-        return KeyMade(view(key, now_s), secret)
+        return messages.KeyMade(view(key, now_s), secret)
 
-    def revoke(self, wanted: RevokeKey) -> Done:
+    def revoke(self, wanted: messages.RevokeKey) -> Done:
         """Remove a key. It is removed also if the file can't be written."""
         stored = revoked(self._stored, self._configured(), wanted.name)
         for_models = _has_for_models(set(self._stored.keys) - set(stored.keys))
@@ -144,5 +132,5 @@ class Keys:
         return "; no key for requests to models is left, so that they need none now"
 
 
-def _has_for_models(keys: Iterable[ApiKey]) -> bool:
-    return any(KeyScope.INFERENCE in key.scopes for key in keys)
+def _has_for_models(keys: Iterable[messages.ApiKey]) -> bool:
+    return any(messages.KeyScope.INFERENCE in key.scopes for key in keys)

@@ -18,19 +18,7 @@ import structlog
 from lmx.protocol.errors import ErrorCode, LmxError, OperationError, ProtocolError
 from lmx.protocol.host.processor_wait import ProcessorWait
 from lmx.protocol.host.same_model import digest, versions
-from lmx.protocol.messages.ranks import (
-    FollowerSpec,
-    FollowersRefused,
-    FollowersStarted,
-    Meeting,
-    RankAdmit,
-    RankBeat,
-    RankFailed,
-    RankOrder,
-    RankRing,
-    RankSettled,
-    WantFollowers,
-)
+from lmx.protocol.messages import ranks as messages
 from lmx.protocol.messages.specs import RanksSpec, WorkerSpec
 from lmx.protocol.messages.status import RankFigures
 from lmx.protocol.states import RankCall
@@ -60,7 +48,7 @@ class _Follower:
     """None: it is on another machine, whose supervisor has started it."""
     machine: str = ""
     incoming: Incoming = field(default_factory=Incoming)
-    beat: RankBeat | None = None
+    beat: messages.RankBeat | None = None
     wait: ProcessorWait | None = None
     """What it has waited for a processor since it is late."""
 
@@ -93,14 +81,14 @@ class Leader:
         self,
         spec: WorkerSpec,
         lost: Callable[[LmxError], None],
-        want: Callable[[WantFollowers], None] | None = None,
+        want: Callable[[messages.WantFollowers], None] | None = None,
     ) -> None:
         """Starts nothing. ``spec`` has ranks."""
         assert spec.ranks is not None
         self._want = want
         self._door: FollowerDoor | None = None
         self._address = LOOPBACK
-        self._answer: FollowersStarted | FollowersRefused | None = None
+        self._answer: messages.FollowersStarted | messages.FollowersRefused | None = None
         self.spec: RanksSpec = spec.ranks
         self._worker = spec
         self._lost = lost
@@ -125,7 +113,7 @@ class Leader:
                 self._followers.append(self._start(rank))
         self._watch.start()
 
-    def answered(self, answer: FollowersStarted | FollowersRefused) -> None:
+    def answered(self, answer: messages.FollowersStarted | messages.FollowersRefused) -> None:
         """Take what the supervisor says about the followers on other machines. From any thread."""
         with self._meeting:
             self._answer = answer
@@ -150,15 +138,17 @@ class Leader:
                     f"{each.name} has no IPv4 address by which ranks can reach it: {each.host} "
                     f"({error.strerror or error})",
                 ) from error
-            meetings.append(Meeting(door.listen(self._address), door.public_key, theirs))
+            meetings.append(messages.Meeting(door.listen(self._address), door.public_key, theirs))
         found = digest(Path(self._worker.model_path))
-        self._want(WantFollowers(self._worker.instance, found, versions(), tuple(meetings)))
+        self._want(
+            messages.WantFollowers(self._worker.instance, found, versions(), tuple(meetings))
+        )
         with self._meeting:
             self._meeting.wait_for(lambda: self._answer is not None, _STARTED_ELSEWHERE_S)
         match self._answer:
-            case FollowersStarted(followers):
+            case messages.FollowersStarted(followers):
                 pass
-            case FollowersRefused(code, message):
+            case messages.FollowersRefused(code, message):
                 raise OperationError(code, message)
             case None:
                 raise OperationError(
@@ -188,7 +178,7 @@ class Leader:
             )
         log.info("rank.started", rank=rank, rank_pid=process.pid)
         follower = _Follower(rank, process.pid, ours, time.monotonic(), process)
-        send(ours, FollowerSpec(self._worker, rank))
+        send(ours, messages.FollowerSpec(self._worker, rank))
         return follower
 
     def meet(self) -> dict[str, str]:
@@ -200,14 +190,14 @@ class Leader:
             theirs = [follower.beat.ring_address for follower in self._followers if follower.beat]
         # The last rank connects to this one.
         addresses = (free_address(self._address), *theirs)
-        ring = RankRing(addresses, self.spec.rdma_devices)
+        ring = messages.RankRing(addresses, self.spec.rdma_devices)
         self._send_all(ring)
         return ring_environment(self._worker, ring, self.rank)
 
     def admit(self, row: SequenceRequest) -> None:
         """Have the followers admit a row."""
         self._send_all(
-            RankAdmit(
+            messages.RankAdmit(
                 row.sequence_id,
                 tuple(row.prompt),
                 row.max_tokens,
@@ -223,16 +213,16 @@ class Leader:
         """Have the followers do a call that this rank does too."""
         if call is RankCall.LEAVE:
             self._ending = True
-        self._send_all(RankOrder(call, sequence_id))
+        self._send_all(messages.RankOrder(call, sequence_id))
 
     def settle(self, what: str, numbers: Sequence[int]) -> Sequence[int]:
         """Let this rank's numbers be those of all."""
-        self._send_all(RankSettled(what, tuple(numbers)))
+        self._send_all(messages.RankSettled(what, tuple(numbers)))
         return numbers
 
     def check(self, what: str, numbers: Sequence[int]) -> None:
         """Have the followers compare their numbers with these: one with others ends."""
-        self._send_all(RankSettled(what, tuple(numbers)))
+        self._send_all(messages.RankSettled(what, tuple(numbers)))
 
     def close(self, timeout_s: float) -> None:
         """End all followers, those that have not left within ``timeout_s`` by force."""
@@ -310,11 +300,11 @@ class Leader:
         try:
             for message in follower.incoming.take(part):
                 match message:
-                    case RankBeat():
+                    case messages.RankBeat():
                         with self._meeting:
                             follower.beat = message
                             self._meeting.notify_all()
-                    case RankFailed(code, text):
+                    case messages.RankFailed(code, text):
                         return OperationError(code, f"{self._name(follower)}: {text}")
         except ProtocolError as error:
             return OperationError(ErrorCode.WORKER_CRASHED, f"{self._name(follower)}: {error}")
