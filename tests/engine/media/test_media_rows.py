@@ -1,6 +1,7 @@
 """Rows with pictures in the engine: what is looked at, when, and what of it is used again."""
 
 import copy
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,32 @@ def test_encoding_takes_steps_of_its_own(engine: Seeing) -> None:
     assert steps >= 6
     assert encoded == prompt.media.image_tokens
     engine.finish()
+
+
+def test_what_is_read_was_encoded_whenever_the_length_of_chunks_changes(
+    engine: Seeing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time during which somebody else is expected ends between the two."""
+    generator: Any = engine.generator
+    rows = generator._rows
+    prompt = engine.prompt(WHAT, picture(19), before="A text that takes more than one chunk.")
+    alone = engine.ask(prompt, 6, cache_salt="alone")
+    engine.finish()
+    expected = itertools.cycle((True, False))
+    monkeypatch.setattr(rows, "_yields", lambda _: next(expected))
+    monkeypatch.setattr(rows._pace, "chunk", lambda *_, yields, **__: 8 if yields else 1000)
+    row = engine.ask(prompt, 6, cache_salt="changes")
+    engine.finish()
+    assert row not in engine.failed and engine.tokens[row] == engine.tokens[alone]
+
+
+def test_what_was_not_encoded_is_not_passed_over(engine: Seeing) -> None:
+    prompt = engine.prompt(WHAT, picture(20))
+    row = SequenceRequest(0, prompt.tokens, 1, SequenceSampling(0.0), media=prompt.media)
+    generator: Any = engine.generator
+    forward = generator._rows._forward
+    with pytest.raises(RuntimeError, match="encoded"):
+        PromptPrefill(forward, row, forward.new_cache(), 0).advance(1000, ())
 
 
 def test_answers_to_one_prompt_share_what_was_seen(engine: Seeing) -> None:

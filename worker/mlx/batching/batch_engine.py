@@ -303,13 +303,15 @@ class BatchEngine:
         row = prompt.row
         made.read = row.sequence_id
         began_s = time.perf_counter()
+        # Once, so that the chunk that is read is the one whose pictures are encoded.
+        yields = self._yields(row)
         try:
             if prompt.prefill is None:
                 prompt.prefill = self._begin_prefill(prompt, decoding)
             prefill = prompt.prefill
-            encodes = self._encode(prompt, prefill, decoding, made, interrupted)
+            encodes = self._encode(prompt, prefill, decoding, yields, made, interrupted)
             if not encodes:
-                self._advance_prefill(prompt, prefill, decoding, made, interrupted)
+                self._advance_prefill(prompt, prefill, decoding, yields, made, interrupted)
             # On each rank it would be another time, and they have to choose the same prompts.
             took_s = 0.0 if self._ranks is not None else time.perf_counter() - began_s
             self._prompts.read(row.sequence_id, took_s)
@@ -377,6 +379,7 @@ class BatchEngine:
         prompt: Prompt,
         prefill: PromptPrefill,
         decoding: bool,
+        yields: bool,
         made: StepOutput,
         interrupted: Callable[[], bool],
     ) -> bool:
@@ -388,7 +391,6 @@ class BatchEngine:
         begin, row = prefill.done_tokens, prefill.row
         end = len(row.prompt)
         if not prefill.ready:
-            yields = self._yields(row)
             chunk_end = begin + self._pace.chunk(begin, decoding=decoding, yields=yields)
             end = min(end, max(chunk_end, prefill.atomic_tokens))
         assert self._features is not None
@@ -404,7 +406,7 @@ class BatchEngine:
                 media.encoding = forward.encode(span, self._pace.part_s)
                 return True
             before = encoding.done_share
-            budget_s = self._pace.budget_s(decoding, yields=self._yields(row))
+            budget_s = self._pace.budget_s(decoding, yields=yields)
             if self._prompts.is_passed or interrupted():
                 budget_s = min(budget_s, max(self._pace.part_s, self._owed_s(prompt)))
             if encoding.advance(budget_s):
@@ -420,12 +422,13 @@ class BatchEngine:
         prompt: Prompt,
         prefill: PromptPrefill,
         decoding: bool,
+        yields: bool,
         made: StepOutput,
         interrupted: Callable[[], bool],
     ) -> None:
         if prefill.ready:
             return
-        stops, yields = self._prompts.stops(prompt), self._yields(prompt.row)
+        stops = self._prompts.stops(prompt)
         began_s = time.perf_counter()
         chunk = prefill.chunk
         if chunk is None:

@@ -59,8 +59,10 @@ class PrefillMedia:
         return end
 
     def arguments(self, begin: int, end: int) -> dict[str, Any]:
-        """Return the arguments for the forward pass of a chunk. The features of its spans must be
-        here; those before it are given up."""
+        """Return the arguments for the forward pass of a chunk. Those of spans before it are given
+        up. Raises ``RuntimeError`` if features of its own spans are not here."""
+        if self.missing(begin, end) is not None:
+            raise RuntimeError(f"what is at the tokens {begin} to {end} has not been encoded")
         for number in list(self._features):
             if self._media.spans[number].end <= begin:
                 del self._features[number]
