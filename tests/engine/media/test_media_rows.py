@@ -178,14 +178,15 @@ COUNTED = -12
 """The rope delta of a picture of 16 tokens in a square, which takes four positions."""
 
 
-def look(forward: Forward) -> None:
-    """Embed a picture as it is encoded, alone with its own tokens."""
+def look(forward: Forward) -> tuple[mx.array, dict[str, Any]]:
+    """Embed a picture as it is encoded, alone with its own tokens; return these and the arguments
+    for a forward pass over them."""
     config = forward.model.config
     start = getattr(config, "vision_start_token_id", config.image_token_id - 1)
     tokens = mx.array([[start, *[config.image_token_id] * 16]])
     features = mx.zeros((16, config.text_config.hidden_size))
     seen = {"image_grid_thw": mx.array([[1, 8, 8]]), "cached_image_features": features}
-    forward.embed(tokens, pixel_values=mx.zeros((1,)), **seen)
+    return tokens, forward.embed(tokens, pixel_values=mx.zeros((1,)), **seen)
 
 
 def begin(forward: Forward, tokens: list[int]) -> PromptPrefill:
@@ -241,3 +242,10 @@ def test_positions_of_a_text_are_its_own(tmp_path: Path, model_type: str) -> Non
     begin(forward, TEXT * 2).advance(40, ())
     found = after(forward, begun.prompt_cache, mx.array([[COUNTED]]))
     assert mx.allclose(found, placed, atol=1e-4), "alone"
+    # The class's own positions of a whole prompt are right.
+    tokens, arguments = look(forward)
+    whole = forward.prompt(tokens, forward.new_cache(), arguments)
+    grid = {"image_grid_thw": mx.array([[1, 8, 8]])}
+    arguments["position_ids"] = forward.language_model.get_rope_index(tokens, **grid)[0]
+    placed = forward.prompt(tokens, forward.new_cache(), arguments)
+    assert mx.allclose(whole, placed, atol=1e-4), "at once"

@@ -121,14 +121,16 @@ def _count_positions_anew(model: Any) -> None:
 
 
 def _patch_glm_ocr(model: Any) -> None:
-    """GLM-OCR: in addition, it keeps the positions of the prompt that it computed last, and a row
-    that decodes alone gets these as long as it is shorter, whatever its rope deltas are."""
+    """GLM-OCR: in addition, it keeps the positions of the prompt that it embedded or computed last,
+    and a row that decodes alone gets these as long as it is shorter, whatever its rope deltas
+    are."""
     _count_positions_anew(model)
     plain = type(model.language_model)
 
-    def call(patched: Any, *args: Any, **kwargs: Any) -> Any:
-        patched._position_ids = None
-        return plain.__call__(patched, *args, **kwargs)
+    def call(patched: Any, inputs: mx.array, inputs_embeds: Any = None, **kwargs: Any) -> Any:
+        if inputs_embeds is None:  # It decodes. A prompt was embedded just before.
+            patched._position_ids = None
+        return plain.__call__(patched, inputs, inputs_embeds, **kwargs)
 
     replace_methods(model.language_model, __call__=call)
 
