@@ -1,6 +1,7 @@
 """Separates one answer's text into content, reasoning and tool calls as it arrives."""
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
@@ -18,7 +19,15 @@ __all__ = ["OutputParser", "Part"]
 log = structlog.get_logger()
 
 _BREAKS: Final = "\r\n"
+_PROSE: Final = re.compile(
+    r"""[`'"]?[\s.,;:!?)]*(?:[`*(]|[^\W\d_]+[,.;:]?\s+[^\W\d_]+[\s,.;:!?)`'"])"""
+)
+"""What follows a marker where no call does: a closing backtick, or two words. Names have no spaces
+in them."""
+_LINE_CHARACTERS: Final = 2_000
+"""As much of a thought's last line is looked at for quotes."""
 _QUOTES: Final = ("`", '"', "'")
+_APOSTROPHE: Final = re.compile(r"(?<=\w)'(?=\w)")
 
 
 class OutputParser:
@@ -237,8 +246,8 @@ class OutputParser:
             if marker is None:
                 break
             if marker == markers.end:
-                quote = trial.text[-1:] if trial is not None else thought.last
-                if quote in _QUOTES and (yield from self._feed.char()) == quote:
+                quote = thought.open_quote(trial.text if trial is not None else "")
+                if quote and (yield from self._feed.char()) == quote:
                     emit(marker)
                     continue
                 if trial is not None:
@@ -285,7 +294,13 @@ class OutputParser:
             self._space = ""
         self._calls_end()
         # The reader may have continued behind an end marker, in what looked like a string.
-        if not whole and feed.ended and not (form.end and form.end in rest):
+        cut_off = not whole and feed.ended and not (form.end and form.end in rest)
+        said = rest[len(form.start) :]
+        if cut_off and _PROSE.match(said) and not said.lstrip().startswith(tuple(sink.names)):
+            # The answer is about the marker.
+            feed.unread(len(said))
+            self._write(form.start)
+        elif cut_off:
             # A limit or a stop string has cut the text off: the text of a call is no content.
             log.debug("tool_call.cut_off", characters=len(rest))
             while (yield from feed.until((form.start,), lambda text: None)) is not None:
@@ -339,11 +354,19 @@ class _Thought:
         self._emit = emit
         self._held = ""
         self._blank = True
-        self.last = ""
-        """The last character."""
+        self._line = ""
+
+    def open_quote(self, more: str) -> str:
+        """Return the quote that the thought ends with, if it opens what is quoted; else "". It is a
+        closing one if the line has another before it. ``more`` follows what was added."""
+        line = (self._line + more).rpartition("\n")[2]
+        quote = line[-1:]
+        if quote not in _QUOTES or line.endswith("```"):
+            return ""
+        return quote if _APOSTROPHE.sub("", line).count(quote) % 2 else ""
 
     def add(self, text: str) -> None:
-        self.last = text[-1:] or self.last
+        self._line = (self._line + text).rpartition("\n")[2][-_LINE_CHARACTERS:]
         text = text.lstrip(_BREAKS) if self._blank else self._held + text
         self._blank = self._blank and not text
         body = text.rstrip(_BREAKS)

@@ -86,8 +86,8 @@ WRITERS: dict[str, Callable[[Calls], str]] = {
     "seed_oss": writers.seed_oss,
     "step3": writers.step3,
 }
-# Whose parser removes white space around a text, so that it can't be a part of it.
-STRIPPED = {"glm47", "longcat", "minimax_m2", "step3"}
+# Whose parser takes line breaks on both sides of a text for a frame.
+FRAMED = {"glm47", "longcat", "minimax_m2", "step3"}
 ONE = {"harmony", "glm4", "llama3_json"}
 
 SAVE = closed(
@@ -132,10 +132,10 @@ def meant(family: str, calls: Calls) -> Calls:
     """Return the calls as the family can say them."""
 
     def said(text: str) -> str:
-        if family == "seed_oss":
-            # Its models put long texts on lines of their own.
+        # Models of Seed put long texts on lines of their own.
+        if family == "seed_oss" or (family in FRAMED and text.startswith("\n")):
             return text.removeprefix("\n").removesuffix("\n")
-        return text.strip() if family in STRIPPED else text
+        return text
 
     return [
         (name, {key: said(one) if type(one) is str else one for key, one in args.items()})

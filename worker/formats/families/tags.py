@@ -11,7 +11,7 @@ from lmx.worker.formats.forms.tags import XmlForm, tagged_call, xml_calls
 
 
 def _named_tags(
-    function: str, parameter: str, end: str, *, strip: bool, typed: bool = False
+    function: str, parameter: str, end: str, *, framed: bool, typed: bool = False
 ) -> XmlForm:
     """Return the form in which functions and parameters are tags with a name: ``<invoke name=``."""
     return XmlForm(
@@ -22,14 +22,14 @@ def _named_tags(
         key_end=(">",),
         parameter_end=f"</{parameter}>",
         function_end=f"</{function}>",
-        strip=strip,
+        framed=framed,
         typed=typed,
     )
 
 
 # Muse ("ATEM"): ``<atem:invoke>`` with a tag for each argument.
 _ATEM_FORM: Final = _named_tags(
-    "atem:invoke", "atem:parameter", "</atem:function_calls>", strip=False
+    "atem:invoke", "atem:parameter", "</atem:function_calls>", framed=False
 )
 _ATEM: Final = Family(
     name="atem",
@@ -45,7 +45,7 @@ _ATEM: Final = Family(
 # other's marker of a section too. Source: the encoding that DeepSeek publishes with V3.2, which has
 # no chat template of its own, and V4's template.
 _V32_FORM: Final = _named_tags(
-    "｜DSML｜invoke", "｜DSML｜parameter", "</｜DSML｜function_calls>", strip=False, typed=True
+    "｜DSML｜invoke", "｜DSML｜parameter", "</｜DSML｜function_calls>", framed=False, typed=True
 )
 _V4_FORM: Final = replace(_V32_FORM, end="</｜DSML｜tool_calls>")
 _V32_CALLS: Final = xml_calls("<｜DSML｜function_calls>", _V32_FORM, ("｜DSML｜",))
@@ -85,7 +85,7 @@ def _keys_and_values(name: str, prefix: str) -> Family:
         key_end=(key_end, value),
         parameter_end=value_end,
         function_end="",
-        strip=True,
+        framed=True,
     )
     argument = form.argument(f"{key}{{}}{key_end}\n{value}", f"{value_end}\n", any_json=True)
     return Family(
@@ -112,7 +112,7 @@ _MINICPM5: Final = Family(
 )
 
 # MiniMax M2: ``<invoke name="..."><parameter name="...">``, several calls in one marker.
-_MINIMAX_M2_FORM: Final = _named_tags("invoke", "parameter", "</minimax:tool_call>", strip=True)
+_MINIMAX_M2_FORM: Final = _named_tags("invoke", "parameter", "</minimax:tool_call>", framed=True)
 _MINIMAX_M2: Final = Family(
     name="minimax_m2",
     calls=xml_calls("<minimax:tool_call>", _MINIMAX_M2_FORM),
@@ -147,7 +147,7 @@ _QWEN_FORM: Final = XmlForm(
     key_end=(">",),
     parameter_end="</parameter>",
     function_end="</function>",
-    strip=False,
+    framed=False,
 )
 QWEN3_CODER: Final = Family(
     name="qwen3_coder",
@@ -180,7 +180,7 @@ _SEED_OSS: Final = Family(
 
 # Step 3: tags in a section of calls. Source: the parsers that servers have for it.
 _STEP_FORM: Final = replace(
-    _named_tags("steptml:invoke", "steptml:parameter", "<｜tool_calls_end｜>", strip=True),
+    _named_tags("steptml:invoke", "steptml:parameter", "<｜tool_calls_end｜>", framed=True),
     function="<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name=",
     function_end="</steptml:invoke><｜tool_call_end｜>",
 )

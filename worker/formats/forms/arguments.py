@@ -92,8 +92,8 @@ class TagForm:
     """The text after a value."""
     closing: str
     """The text at which the parser ends a value, if one of ``following`` comes next."""
-    strips: bool
-    """Whether the parser removes white space around a value."""
+    framed: bool
+    """Whether the parser takes line breaks on both sides of a value for a frame."""
     any_json: bool
     """Whether every value but a string is read as JSON; otherwise only a plain type is."""
     open_json: str | None = None
@@ -193,7 +193,7 @@ def text_value(
             return None
         return f"{rules.terminal(' | '.join(map(quoted, choices)))} {text(form.close)}"
     least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-    if least and form.strips:
+    if least and form.framed:
         return None
     end = escaped(form.closing)
     if form.following:
@@ -216,10 +216,7 @@ def text_value(
 
 def _sayable(choices: Any, form: TagForm) -> bool:
     return isinstance(choices, list) and all(
-        isinstance(one, str)
-        and form.closing not in one
-        and (one == one.strip() if form.strips else one == one.strip("\n"))
-        and one
+        isinstance(one, str) and form.closing not in one and one == one.strip("\n") and one
         for one in choices
     )
 

@@ -230,7 +230,7 @@ def _object(rules: Rules, schema: Schema, form: BraceForm, text: _Text) -> str |
 
 
 def _value(rules: Rules, schema: Schema, form: BraceForm, text: _Text) -> str | None:
-    string = TagForm("", form.quote, form.quote, strips=False, any_json=True)
+    string = TagForm("", form.quote, form.quote, framed=False, any_json=True)
     if schema.get("type") == "string":
         body = text_value(rules, schema, string, text)
         if body is not None:

@@ -146,7 +146,10 @@ def _string(feed: TextFeed, quote: str, emit: Callable[[str], Any]) -> Steps[boo
 def _emit(text: str, sink: PartSink) -> bool:
     code, names = _with_identifiers(text, sink)
     try:
-        found = list(_calls(code, names))
+        try:
+            found = list(_calls(code, names))
+        except SyntaxError:
+            found = list(_calls(_with_breaks_escaped(code), names))
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return False  # The last two are what Python's parser raises for deep nesting.
     if not found or any(name not in sink.names for name, _ in found):
@@ -160,6 +163,20 @@ def _emit(text: str, sink: PartSink) -> bool:
 _STRINGS: Final = (
     r"""'{3}(?:\\.|[^\\])*?'{3}|"{3}(?:\\.|[^\\])*?"{3}|'(?:\\.|[^'\\\n])*'|"(?:\\.|[^"\\\n])*\""""
 )
+
+
+_LONG_STRINGS: Final = _STRINGS.replace(r"\n", "")
+"""The same, and those with line breaks between single quotes, as models write code."""
+
+
+def _with_breaks_escaped(code: str) -> str:
+    def escaped(found: re.Match[str]) -> str:
+        text = found[0]
+        if text[:3] in ("'''", '"""'):
+            return text
+        return text.replace("\r", "\\r").replace("\n", "\\n")
+
+    return re.sub(_LONG_STRINGS, escaped, code, flags=re.S)
 
 
 def _with_identifiers(text: str, sink: PartSink) -> tuple[str, Mapping[str, str]]:

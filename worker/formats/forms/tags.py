@@ -42,9 +42,9 @@ class XmlForm:
     parameter_end: str
     function_end: str
     """The text that ends a call. If it is "", the call ends with ``end``."""
-    strip: bool
-    """Whether white space around a value doesn't belong to it; otherwise only one line break on
-    either side doesn't."""
+    framed: bool
+    """Whether a value is text as it stands, unless it is framed: a line break before it doesn't
+    belong to it, and then one behind it doesn't either. Otherwise one on either side never does."""
     typed: bool = False
     """Whether each parameter's name is followed by its type, text (``string="true"``) or JSON."""
 
@@ -62,7 +62,7 @@ class XmlForm:
         self, open: str, close: str, *, any_json: bool = False, open_json: str | None = None
     ) -> TagForm:
         """Return how an argument is enforced so that it is read back in this form."""
-        return TagForm(open, close, self.parameter_end, self.strip, any_json, open_json, self.tags)
+        return TagForm(open, close, self.parameter_end, self.framed, any_json, open_json, self.tags)
 
     def call(
         self,
@@ -275,6 +275,8 @@ class _Value:
         self._form = form
         self._separator = separator
         self._opened = False
+        # Whether a line break at the end doesn't belong to the value.
+        self._cuts_end = True
         self._held = ""
         typed = _TYPED.fullmatch(key) if form.typed else None
         self._key = typed[1] if typed else _unquoted(key)
@@ -294,12 +296,13 @@ class _Value:
             self._held = ""
             return
         if not self._opened:
-            begins = self._held.strip() if self._form.strip else self._held.removeprefix("\n")
+            begins = self._held.removeprefix("\n")
             if not begins or (self._nullable and "null".startswith(begins.strip())):
                 return
-            self._held = self._held.lstrip() if self._form.strip else begins
+            self._cuts_end = not self._form.framed or begins != self._held
+            self._held = begins
             self._open()
-        kept = self._held.rstrip() if self._form.strip else self._held.removesuffix("\n")
+        kept = self._held.removesuffix("\n") if self._cuts_end else self._held
         self._sink.arguments(json_text(kept)[1:-1])
         self._held = self._held[len(kept) :]
 
@@ -321,7 +324,7 @@ class _Value:
             return literal(text, self._types) or json_text(text)
         if self._nullable and text == "null":
             return text
-        return json_text(text if self._form.strip else self._held.strip("\n"))
+        return json_text(self._held.strip("\n"))
 
 
 def literal(text: str, types: frozenset[str] = frozenset()) -> str | None:

@@ -476,3 +476,27 @@ def test_calls_at_the_end_of_a_thought_without_an_end(
         assert parsed.content == ""
     thought = text.removeprefix("<think>").removesuffix("</think>")
     assert parse(text, open_calls=False).reasoning == thought
+
+
+@pytest.mark.parametrize(
+    ("thought", "answer"),
+    [
+        ("I mean `x`", "`x` is it."),
+        ('I answer "Paris"', '"Paris" is the capital.'),
+        ("```python\nx\n```", "```python\nx\n```"),
+        ("It's 'a', isn't it? So 'a'", "'a' it is."),
+    ],
+)
+def test_a_quote_that_is_closed_keeps_no_thought_open(thought: str, answer: str) -> None:
+    text = f"<think>{thought}</think>{answer}"
+    for cuts in ([], list(range(1, len(text)))):
+        parsed = parse(text, "json_tools", cuts=cuts)
+        assert (parsed.reasoning, parsed.content) == (thought, answer)
+
+
+@pytest.mark.parametrize(
+    "thought", ["the `</think>` of it", "'a' and then '</think>' and it's well", 'x "</think>".']
+)
+def test_a_marker_in_quotes_is_a_part_of_the_thought(thought: str) -> None:
+    parsed = parse(f"<think>{thought}</think>So.", "json_tools")
+    assert (parsed.reasoning, parsed.content) == (thought, "So.")

@@ -53,6 +53,46 @@ def test_calls_with_text_around(name: str, write: Callable[[Calls], str]) -> Non
         assert (whole.calls, whole.content) == (parsed.calls, parsed.content)
 
 
+@pytest.mark.parametrize("name", ["glm47", "longcat", "minimax_m2", "step3"])
+def test_white_space_of_a_text_is_a_part_of_it(name: str) -> None:
+    """What is to be replaced in a file must be found there."""
+    write = next(write for family, write in WRITERS if family == name)
+    for value in ("    return x\n", " a", "a \t", "a\n\n", "  "):
+        text = write([("save", {"path": "x", "text": value})])
+        for cuts in ([], list(range(1, len(text)))):
+            parsed = parse(text, name, tools=TOOLS, cuts=cuts)
+            assert parsed.objects == [("save", {"path": "x", "text": value})], value
+    # A model may put it on lines of its own.
+    text = write([("save", {"path": "\nx\n", "text": "\n  y\n\n"})])
+    assert parse(text, name, tools=TOOLS).objects == [("save", {"path": "x", "text": "  y\n"})]
+
+
+@pytest.mark.parametrize("name", dict(WRITERS))
+def test_an_answer_about_the_marker_of_calls_is_whole(name: str) -> None:
+    for form in call_forms(family_of(name)):
+        # Without an end, whatever follows it is its name.
+        if not form.end or form.start in ("[", "{"):
+            continue
+        for answer in (
+            f"You begin a call with `{form.start}` and then the name. All of this is said.",
+            f'{{"text": "the tag {form.start} begins a call", "ok": true}}',
+            f"First comes {form.start}, and then a name.",
+        ):
+            for cuts in ([], list(range(1, len(answer)))):
+                parsed = parse(answer, name, tools=TOOLS, cuts=cuts)
+                assert (parsed.content, parsed.calls) == (answer, []), form
+
+
+@pytest.mark.parametrize("name", ["pythonic", "llama4", "olmo3"])
+def test_python_with_line_breaks_in_strings(name: str) -> None:
+    write = dict(WRITERS)[name]
+    given = {"path": "it's", "text": 'def f():\n\treturn "1"\r\n'}
+    text = write([("save", given)])
+    assert "\\n" in text
+    broken = text.replace("\\n", "\n").replace("\\r", "\r")
+    assert parse(broken, name, tools=TOOLS).objects == [("save", given)]
+
+
 @families
 def test_text_after_a_call(name: str, write: Callable[[Calls], str]) -> None:
     parsed = parse(write([NOW]) + "\n\nDone", name, tools=TOOLS)
