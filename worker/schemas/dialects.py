@@ -7,6 +7,7 @@ the fault.
 import itertools
 import math
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -396,7 +397,7 @@ def ecma(pattern: str) -> str:
         was_class = inside and atom in _CLASSES
         begins, ends = not (first or was_class or ends), False
         if atom.startswith("\\u"):
-            atom = re.escape(bytes.fromhex(atom.replace("\\u", "")).decode("utf-16-be", "replace"))
+            atom = _character(atom)
         elif atom in _ASCII:
             atom = _ASCII[atom] if inside else f"[{_ASCII[atom]}]"
         elif atom in _NOT_ASCII and not inside:
@@ -409,7 +410,21 @@ def ecma(pattern: str) -> str:
     return "".join(made)
 
 
+def _character(escape: str) -> str:
+    """Return the expression for the character of one or two ``\\u`` escapes. What is no such escape
+    stays as it is, and so no engine accepts it."""
+    if escape.startswith("\\u{"):
+        number = int(escape[3:-1], 16)
+        if number > sys.maxunicode:
+            return escape
+        code_units = chr(number).encode("utf-16-be", "surrogatepass")
+    else:
+        code_units = bytes.fromhex(escape.replace("\\u", ""))
+    return re.escape(code_units.decode("utf-16-be", "replace")) or escape
+
+
 _ATOM: Final = re.compile(
+    r"\\u\{[0-9a-fA-F]+\}|"
     r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|[\s\S]"
 )
 _ASCII: Final = {r"\d": "0-9", r"\w": "A-Za-z0-9_"}

@@ -158,6 +158,12 @@ def test_what_is_no_schema_is_said_with_its_place(schema: dict[str, Any], said: 
         (r"a\/b\\d", r"a/b\\d"),
         (r"\uD83C\uDF89?", "\N{PARTY POPPER}?"),
         (r"[\u0041-\u005A]", "[A-Z]"),
+        (
+            r"^[\u{4e00}-\u{9FFF}]+\u{2D}[\u{2d}\u{1F389}]$",
+            "^[一-\u9fff]+\\-[\\-\N{PARTY POPPER}]$",
+        ),
+        (r"\u{0}a\u{000000062}", "\0ab"),
+        (r"\u{110000}\u{}\u12", r"\u{110000}\u{}\u12"),
         ("[[a&&b~~]&[^-~]", r"[\[a\&\&b\~\~]&[^\-\~]"),
         ("", ""),
         ("[+--][--a][a-c--z][---]", r"[+-\-][\--a][a-c\--z][\--\-]"),
