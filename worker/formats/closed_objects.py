@@ -37,10 +37,7 @@ def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
     An object that several schemas describe together (``allOf`` and the like) stays as it is:
     closing one of them would forbid members that the others require. Raises ``RecursionError``.
     """
-    joined: set[str] = set()
-    while found := _joined(schema, "#", joined) - joined:
-        joined |= found
-    result: dict[str, Any] = _close(schema, "#", True, joined)
+    result: dict[str, Any] = _close(schema, "#", True, _joined(schema))
     return result
 
 
@@ -58,24 +55,46 @@ def _close(schema: Any, pointer: str, alone: bool, joined: set[str]) -> Any:
             holder = holder[key]
         holder[keys[-1]] = _close(part, _pointer(pointer, keys), part_alone, joined)
     names_members = isinstance(schema.get("properties"), dict)
-    described = _described_again(schema) or _asks_for_others(schema)
-    if alone and names_members and not _OPENED & schema.keys() and not described:
-        result["additionalProperties"] = False
+    if alone and names_members and not _OPENED & schema.keys():
+        # This looks into the schemas for the same value, of which none is alone.
+        if not (_described_again(schema) or _asks_for_others(schema)):
+            result["additionalProperties"] = False
     return result
 
 
-def _joined(schema: Any, pointer: str, known: set[str], alone: bool = True) -> set[str]:
-    """Return the references to schemas that hold together with another one for the same value."""
+def _joined(schema: Mapping[str, Any]) -> set[str]:
+    """Return the pointers to schemas that hold together with another one for the same value."""
+    following: dict[str, list[str]] = {}
+    waiting = list(_references(schema, "#", following))
+    joined: set[str] = set()
+    while waiting:
+        pointer = waiting.pop()
+        if pointer not in joined:
+            joined.add(pointer)
+            waiting += following.get(pointer, ())
+    return joined
+
+
+def _references(schema: Any, pointer: str, following: dict[str, list[str]]) -> Iterator[str]:
+    """Yield the pointers to schemas that hold together with another one wherever they are used. Add
+    to ``following``, by the pointer to a schema, those that do if it does itself."""
     if not isinstance(schema, dict):
-        return set()
-    alone = alone and pointer not in known
-    found = set()
-    reference = schema.get("$ref")
-    if isinstance(reference, str) and not (alone and _sides(schema) == 1):
-        found.add(reference)
-    for keys, part, part_alone in _places(schema, alone):
-        found |= _joined(part, _pointer(pointer, keys), known, part_alone)
-    return found
+        return
+    only = _sides(schema) == 1
+    same: list[str] = []
+    if isinstance(reference := schema.get("$ref"), str):
+        same.append(reference)
+    for keys, part, alone in _places(schema, True):
+        at = _pointer(pointer, keys)
+        if keys[0] in _IN_PLACE:
+            same.append(at)
+        elif not alone:
+            yield at
+        yield from _references(part, at, following)
+    if only:
+        following[pointer] = same
+    else:
+        yield from same
 
 
 def _places(schema: Mapping[str, Any], alone: bool) -> Iterator[_Place]:

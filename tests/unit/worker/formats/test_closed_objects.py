@@ -88,3 +88,25 @@ def test_what_is_open_on_purpose_or_described_twice_stays(name: str) -> None:
 def test_what_is_used_alone_and_together_stays_open() -> None:
     schema = with_defs({"properties": {"x": REF, "y": {"allOf": [REF, B]}}}, one=A)
     assert closed(schema) == {**schema, "additionalProperties": False}
+
+
+class _Counted(dict[str, Any]):
+    """A schema that counts how often it is looked at."""
+
+    looks = 0
+
+    def get(self, *key: Any) -> Any:
+        self.looks += 1
+        return super().get(*key)
+
+
+def test_a_schema_is_looked_at_as_often_however_many_references_lead_to_it() -> None:
+    def looks(length: int) -> int:
+        last = _Counted(A)
+        chain = {str(at): {"$ref": f"#/$defs/{at + 1}"} for at in range(length)}
+        both = {"allOf": [{"$ref": "#/$defs/0"}, B]}
+        schema = with_defs({"properties": {"x": both}}, **chain, **{str(length): last})
+        assert closed(schema) == shut(schema)
+        return last.looks
+
+    assert looks(100) == looks(5)
