@@ -18,7 +18,7 @@ from lmx.router.files.store import Upload, input_name
 from lmx.router.files.tables import Page
 from lmx.router.http.bodies.json_body import next_step, read_object
 from lmx.router.http.outcome import CONTEXT, note_ignored
-from lmx.router.http.responses import Answer, json_value
+from lmx.router.http.responses import Answer, PageEnds, json_value, page_ends
 from lmx.router.inference.batches.lines import ANTHROPIC_ENDPOINT
 from lmx.router.inference.batches.openai import (
     WINDOW_S,
@@ -70,13 +70,10 @@ class MessageBatch(Answer):
     """Where the results are, once it has ended."""
 
 
-class MessageBatchList(Answer):
+class MessageBatchList(PageEnds):
     """A page of batches, the newest first."""
 
     data: list[MessageBatch]
-    has_more: bool
-    first_id: str | None
-    last_id: str | None
 
 
 class DeletedMessageBatch(Answer):
@@ -135,12 +132,10 @@ async def list_message_batches(request: web.Request) -> web.Response:
         raise invalid(name, f"is not the id of one of the batches: {short(after)}.")
     rows, has_more = found
     return json_value(
-        MessageBatchList(
-            data=[_shown(request, row) for row in rows],
-            has_more=has_more,
-            first_id=rows[0].id if rows else None,
-            last_id=rows[-1].id if rows else None,
-        )
+        {
+            "data": [_shown(request, row) for row in rows],
+            **page_ends([row.id for row in rows], has_more=has_more),
+        }
     )
 
 

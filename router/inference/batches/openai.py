@@ -18,7 +18,7 @@ from lmx.router.files.store import FileStore, check_cancelling, input_name
 from lmx.router.files.tables import FileRow, Page
 from lmx.router.http.bodies.json_body import read_object
 from lmx.router.http.outcome import CONTEXT, note_ignored
-from lmx.router.http.responses import Answer, json_value
+from lmx.router.http.responses import Answer, ListPage, json_value, page_ends
 from lmx.router.inference.batches.lines import MOST_INPUT_BYTES
 from lmx.router.inference.batches.validation import linked
 from lmx.router.inference.named_files import missing_file, named_file
@@ -110,14 +110,10 @@ class BatchObject(Answer):
     metadata: dict[str, str] | None
 
 
-class BatchList(Answer):
+class BatchList(ListPage):
     """A page of batches, the newest first."""
 
-    object: Literal["list"]
     data: list[BatchObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 async def create_batch(request: web.Request) -> web.Response:
@@ -168,13 +164,11 @@ async def list_batches(request: web.Request) -> web.Response:
         raise invalid("after", f"is not the id of one of the batches: {short(query.after)}.")
     rows, has_more = found
     return json_value(
-        BatchList(
-            object="list",
-            data=[batch_object(row) for row in rows],
-            first_id=rows[0].id if rows else None,
-            last_id=rows[-1].id if rows else None,
-            has_more=has_more,
-        )
+        {
+            "object": "list",
+            "data": [batch_object(row) for row in rows],
+            **page_ends([row.id for row in rows], has_more=has_more),
+        }
     )
 
 
