@@ -12,7 +12,6 @@ from lmx.protocol.host.memory import mac_footprint
 from lmx.protocol.messages.control import Loaded, RefusedAdapter, WorkerBeat, WorkerHello
 from lmx.protocol.messages.specs import WorkerSpec
 from lmx.protocol.messages.status import RankFigures, WorkerFigures
-from lmx.protocol.messages.template import UNKNOWN_TEMPLATE
 from lmx.protocol.states import MediaKind, WorkerState
 from lmx.worker.engine.values import ModelFacts, capabilities
 from lmx.worker.media.decoder import MediaDecoder
@@ -64,19 +63,6 @@ def _resident_bytes() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def _refused_adapters(facts: ModelFacts) -> tuple[RefusedAdapter, ...]:
-    return tuple(
-        RefusedAdapter(adapter_id, problem)
-        for adapter_id, problem in facts.adapters.items()
-        if problem is not None
-    )
-
-
-def _media(facts: ModelFacts) -> tuple[MediaKind, ...]:
-    kinds = facts.media.kinds if facts.media else frozenset()
-    return tuple(kind for kind in MediaKind if kind in kinds)
-
-
 class Followers(Protocol):
     """The further processes of a divided model."""
 
@@ -105,39 +91,41 @@ class Heartbeat:
         self._idle_clock = idle_clock
         self._decoder = decoder
         self._ranks = ranks
-        self._facts: ModelFacts | None = None
+        self._loaded: Loaded | None = None
 
     def loaded(self, facts: ModelFacts, load_s: float) -> Loaded:
         """Return the news that the model is loaded, and remember it for every later Hello."""
-        self._facts = facts
-        return Loaded(
+        adapters = facts.adapters.items()
+        kinds = facts.media.kinds if facts.media else frozenset()
+        self._loaded = Loaded(
             self._spec.instance,
             self._memory_bytes,
             facts.context_tokens,
             load_s,
             capabilities(facts),
-            _refused_adapters(facts),
-            _media(facts),
+            tuple(RefusedAdapter(its_id, why) for its_id, why in adapters if why is not None),
+            tuple(kind for kind in MediaKind if kind in kinds),
             facts.template,
             facts.remarks,
         )
+        return self._loaded
 
     def hello(self, state: WorkerState) -> WorkerHello:
         """Return the worker's identity and its state."""
-        facts = self._facts
+        loaded = self._loaded or Loaded(self._spec.instance, 0, 0, 0.0)
         return WorkerHello(
             self._spec.instance,
             self._spec.model_id,
             os.getpid(),
             state,
-            self._memory_bytes if facts else 0,
-            facts.context_tokens if facts else 0,
-            capabilities(facts) if facts else (),
+            self._memory_bytes if self._loaded else 0,
+            loaded.context_length,
+            loaded.capabilities,
             self._spec.kind,
-            _refused_adapters(facts) if facts else (),
-            _media(facts) if facts else (),
-            facts.template if facts else UNKNOWN_TEMPLATE,
-            facts.remarks if facts else (),
+            loaded.refused_adapters,
+            loaded.media,
+            loaded.template,
+            loaded.remarks,
         )
 
     def beat(self, state: WorkerState) -> WorkerBeat:
