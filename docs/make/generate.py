@@ -45,7 +45,7 @@ from lmx.router.schema.openapi.document import describe_api
 from lmx.router.schema.openapi.schemas import field_docstrings
 from lmx.router.server.routes import ROUTES
 from lmx.supervisor.config.load import variable_names
-from lmx.supervisor.config.needs import IN_WORDS, needs_of
+from lmx.supervisor.config.needs import Needs, needs_of
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.config.values import DURATION_PATTERN, Section
 
@@ -71,6 +71,17 @@ _PACKAGE_LIST: Final = re.compile(r"(^packages = \[\n).*?^\]", re.DOTALL | re.MU
 _PURE_LIST: Final = re.compile(
     r'(^id = "pure"$.*?^source_modules = \[\n).*?^\]', re.DOTALL | re.MULTILINE
 )
+IN_WORDS: Final = {
+    Needs.NOTHING: "takes effect at once",
+    Needs.NEXT_WORKER: "takes effect when a worker starts",
+    Needs.WORKER: "the model is reloaded once its streams have ended",
+    Needs.ROUTER: "the router is replaced once its streams have ended",
+    Needs.ADDRESS: "the router is replaced by one that listens there, after its streams",
+    Needs.ROUTER_AND_NEXT_WORKER: "the router is replaced, after its streams; workers have it from "
+    "their next start",
+}
+"""What a change of a key needs, in words."""
+
 _UNBOUNDED: Final = 2**31 - 1
 """A bound as large as this is there for machines: no person comes near it."""
 

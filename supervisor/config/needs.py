@@ -6,7 +6,6 @@ It is declared in the annotation of each key: ``Annotated[int, Needs.ROUTER]``. 
 from collections.abc import Mapping
 from enum import Flag, auto
 from functools import cache
-from typing import Final
 
 from pydantic import BaseModel
 
@@ -27,18 +26,6 @@ class Needs(Flag):
     """As ROUTER, on another listening socket."""
     ROUTER_AND_NEXT_WORKER = ROUTER | NEXT_WORKER
     """The router is replaced; workers that are started from now on have it too."""
-
-
-IN_WORDS: Final = {
-    Needs.NOTHING: "takes effect at once",
-    Needs.NEXT_WORKER: "takes effect when a worker starts",
-    Needs.WORKER: "the model is reloaded once its streams have ended",
-    Needs.ROUTER: "the router is replaced once its streams have ended",
-    Needs.ADDRESS: "the router is replaced by one that listens there, after its streams",
-    Needs.ROUTER_AND_NEXT_WORKER: "the router is replaced, after its streams; workers have it from "
-    "their next start",
-}
-"""The words for documents."""
 
 
 @cache

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from docs.make.generate import IN_WORDS
 from lmx.supervisor.config.diff import ModelChanges, changed_values, compare
-from lmx.supervisor.config.needs import IN_WORDS, Needs, needs_of
+from lmx.supervisor.config.needs import Needs, needs_of
 from lmx.supervisor.config.schema import Config, ModelConfig
 from lmx.supervisor.config.values import Section
 
