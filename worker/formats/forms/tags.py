@@ -223,8 +223,15 @@ def _read_value(
     feed: TextFeed, value: _Value, form: XmlForm, parameters: Collection[str]
 ) -> Steps[bool]:
     """Read up to and including the tag that ends a value; return whether there is one. The same tag
-    in the value's text is followed by other text than one that ends a value is."""
-    while (yield from feed.until((form.parameter_end,), value.add, whole=False)):
+    in the value's text is followed by other text than one that ends a value is. A model may forget
+    it before those with which the answer ends."""
+    ends = [tag for tag in (form.parameter_end, form.function_end) if tag]
+    while tag := (yield from feed.until(ends, value.add, whole=False)):
+        if tag == form.function_end:
+            if (yield from _answer_ends(feed, form)):
+                return True
+            value.add(tag)
+            continue
         if (yield from _words_follow(feed, form, parameters)):
             return True
         space = yield from feed.skip()
@@ -240,6 +247,20 @@ def _read_value(
                 return True
         value.add(form.parameter_end + space)
     return False
+
+
+def _answer_ends(feed: TextFeed, form: XmlForm) -> Steps[bool]:
+    """Return whether the text ends behind the end of the call, of which the first tag was read. It
+    is put back then."""
+    feed.mark(len(form.function_end))
+    yield from feed.skip()
+    closed = yield from feed.starts((form.end,))
+    yield from feed.skip()
+    ends = closed is not None and (yield from feed.char()) == ""
+    feed.rewind()
+    if not ends:
+        feed.read(len(form.function_end))
+    return ends
 
 
 def _words_follow(feed: TextFeed, form: XmlForm, parameters: Collection[str]) -> Steps[bool]:

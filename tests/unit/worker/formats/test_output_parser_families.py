@@ -83,6 +83,13 @@ def test_an_answer_about_the_marker_of_calls_is_whole(name: str) -> None:
                 assert (parsed.content, parsed.calls) == (answer, []), form
 
 
+def test_a_text_whose_end_was_forgotten_ends_with_the_call() -> None:
+    answer = "<tool_call>\n<function=save>\n<parameter=text>\nx</function>\n</tool_call>"
+    for cuts in ([], list(range(1, len(answer)))):
+        parsed = parse(answer, "qwen3_coder", tools=TOOLS, cuts=cuts)
+        assert (parsed.content, parsed.objects) == ("", [("save", {"text": "x"})])
+
+
 @pytest.mark.parametrize("name", ["pythonic", "llama4", "olmo3"])
 def test_python_with_line_breaks_in_strings(name: str) -> None:
     write = dict(WRITERS)[name]
