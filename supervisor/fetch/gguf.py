@@ -365,11 +365,11 @@ def _known_facts(source: Path, models_dir: Path, path_hash: str) -> GgufFacts | 
 
 
 def _stamp_of(source: Path, facts: GgufFacts, form: Form) -> dict[str, Any]:
-    status = source.stat()
+    parts = [part.stat() for part in parts_of(source)]
     return {
         "source": str(source),
-        "source_bytes": sum(part.stat().st_size for part in parts_of(source)),
-        "source_mtime_ns": status.st_mtime_ns,
+        "source_bytes": sum(part.st_size for part in parts),
+        "source_mtime_ns": sum(part.st_mtime_ns for part in parts),
         "weight_count": facts.weight_count,
         "is_quantised": facts.is_quantised,
         "form": form,

@@ -408,7 +408,9 @@ def _make_trials(worker: WorkerSpec, loaded: LoadedModel) -> Trials | None:
     than its files: adapters, code that comes with it, or the ranks among which it is divided."""
     if worker.adapters or loaded.allow_code or worker.ranks is not None:
         return None
-    device = json.dumps(mx.device_info(), sort_keys=True, default=str)
+    # With CUDA it also says how much memory is free at the moment.
+    lasting = {name: what for name, what in mx.device_info().items() if name != "free_memory"}
+    device = json.dumps(lasting, sort_keys=True, default=str)
     versions = [
         *_versions(worker, loaded),
         _TRIES,

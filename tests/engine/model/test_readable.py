@@ -1,7 +1,10 @@
 """Folders as other tools write them, against the same weights in the libraries' own form."""
 
 import json
+import os
 import shutil
+import subprocess
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -130,6 +133,22 @@ def test_a_byte_order_mark_is_read_over(bases: Callable[[str], Path], tmp_path: 
     file = folder / "config.json"
     file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
     assert np.array_equal(logits(folder), logits(bases("llama")))
+
+
+def test_what_a_killed_worker_left_is_removed(
+    bases: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    ended = subprocess.Popen(["true"])
+    ended.wait(60)
+    left, used = (tmp_path / f"lmx-folder-{pid}-x" for pid in (ended.pid, os.getppid()))
+    for folder in (left, used):
+        folder.mkdir()
+        (folder / "weights").symlink_to(bases("llama") / "config.json")
+    open_checkpoint(bases("llama"), changes=FolderChanges("{{ messages }}"))
+    assert (left.exists(), used.exists()) == (False, True)
+    assert len([*tmp_path.glob(f"lmx-folder-{os.getpid()}-*")]) == 1
+    assert (bases("llama") / "config.json").exists()
 
 
 def test_templates_and_the_tokenizer_s_values_can_be_replaced(

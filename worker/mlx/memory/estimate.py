@@ -143,10 +143,13 @@ def estimate(
 def _speech(
     config: CheckpointConfig, weights: Weights, kind: ModelKind, platform: str
 ) -> MemoryModel:
-    weights_bytes = speech_weights_bytes(
-        config, weights.total_bytes, weights.element_bytes, platform
-    )
     transcribes = kind is ModelKind.TRANSCRIPTION
+    weights_bytes = weights.total_bytes
+    # A voice computes with its own type on a GPU.
+    if transcribes or platform != "darwin":
+        weights_bytes = speech_weights_bytes(
+            config, weights.total_bytes, weights.element_bytes, platform
+        )
     work = speech_activations(config, platform) if transcribes else voice_activations(config)
     return MemoryModel(
         weights_bytes=weights_bytes,

@@ -8,6 +8,7 @@ weights are read when they are first used.
 
 import atexit
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Collection, Mapping
@@ -16,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import psutil
 import structlog
 from mlx_lm.utils import MODEL_REMAPPING
 
@@ -45,6 +47,8 @@ _ROPE_KEYS: Final = (
     "rotary_emb_base",
     "rotary_pct",
 )
+_PREFIX: Final = "lmx-folder-"
+"""The process's number follows it."""
 _TEMPLATE_FILES: Final = ("chat_template.jinja", "chat_template.json")
 
 
@@ -182,7 +186,12 @@ def _template(given: str) -> str:
 
 
 def _linked(folder: Path, left_out: Collection[str], written: Mapping[str, Any]) -> Path:
-    made = Path(tempfile.mkdtemp(prefix="lmx-folder-"))
+    # A worker that is killed, or ends at once, leaves its own.
+    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        pid = left.name.removeprefix(_PREFIX).partition("-")[0]
+        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(left, ignore_errors=True)
+    made = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
     atexit.register(shutil.rmtree, made, ignore_errors=True)
     for entry in folder.iterdir():
         if entry.name not in left_out and entry.name not in written:

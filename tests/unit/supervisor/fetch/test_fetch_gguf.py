@@ -1,6 +1,7 @@
 """The import of GGUF files, with the conversion itself replaced."""
 
 import json
+import os
 import shutil
 import struct
 import threading
@@ -285,6 +286,10 @@ def test_the_parts_of_a_file_are_taken_together(tmp_path: Path) -> None:
     made = run(paths[1], tmp_path / "models", convert)
     assert run(paths[0], tmp_path / "models", convert) == made
     assert len(convert.forms) == 1
+    # Another file in the place of a later part, as large as it was.
+    os.utime(paths[1], ns=(0, paths[1].stat().st_mtime_ns + 1))
+    run(paths[0], tmp_path / "models", convert)
+    assert len(convert.forms) == 2
 
 
 def test_a_part_that_is_missing_is_named(tmp_path: Path) -> None:
