@@ -54,11 +54,14 @@ def _close(schema: Any, pointer: str, alone: bool, joined: set[str]) -> Any:
             holder[key] = held.copy()
             holder = holder[key]
         holder[keys[-1]] = _close(part, _pointer(pointer, keys), part_alone, joined)
-    names_members = isinstance(schema.get("properties"), dict)
-    if alone and names_members and not _OPENED & schema.keys():
-        # This looks into the schemas for the same value, of which none is alone.
-        if not (_described_again(schema) or _asks_for_others(schema)):
-            result["additionalProperties"] = False
+    if (
+        alone
+        and isinstance(schema.get("properties"), dict)
+        and not _OPENED & schema.keys()
+        # These look into the schemas for the same value, of which none is alone.
+        and not (_described_again(schema) or _asks_for_others(schema))
+    ):
+        result["additionalProperties"] = False
     return result
 
 
