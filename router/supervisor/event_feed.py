@@ -114,17 +114,21 @@ class EventFeed:
                 continue
 
     async def _ask(self) -> None:
-        question = GetEvents(self._seq, _KEPT, earlier=not self._asked)
+        known, seq = self._epoch, self._seq
+        question = GetEvents(seq, _KEPT, earlier=not self._asked)
         answer = await ask(self._supervisor, question, EventList, _DEADLINE_S)
-        if self._epoch not in (None, answer.epoch):
+        if known not in (None, answer.epoch):
             # Another supervisor counts from 1 again: the question was about the other's numbers.
-            self._epoch, self._seq = None, 0
-            await self._ask()
-            return
-        if not self._asked:  # two listeners may have asked at once
-            for earlier in answer.earlier:
-                for event in earlier.events:
-                    self._add(earlier.epoch, event)
+            question = GetEvents(0, _KEPT, earlier=True)
+            answer = await ask(self._supervisor, question, EventList, _DEADLINE_S)
+        # Two listeners may have asked at once.
+        if self._epoch == known != answer.epoch:
+            epochs = [life.epoch for life in answer.earlier]
+            for life in answer.earlier[epochs.index(known) if known in epochs else 0 :]:
+                for event in life.events:
+                    if life.epoch != known or event.seq > seq:
+                        self._add(life.epoch, event)
+            self._seq = 0
         self._asked, self._epoch = True, answer.epoch
         for event in answer.events:
             if event.seq > self._seq:

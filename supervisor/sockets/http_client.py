@@ -180,7 +180,7 @@ class HttpClient:
             try:
                 connection.connect()
                 self._check_certificate(connection)
-            except OSError as error:
+            except (OSError, UnicodeError) as error:
                 raise self._unreachable(error) from error
             connection.request(method, target, data, sent)
             answer = connection.getresponse()
@@ -222,14 +222,18 @@ class HttpClient:
                 "machines were paired: nothing was sent",
             )
 
-    def _unreachable(self, error: OSError) -> OperationError:
-        reason = error.strerror or str(error)
-        if isinstance(error, socket.gaierror):
+    def _unreachable(self, error: OSError | UnicodeError) -> OperationError:
+        reason = str(error)
+        if isinstance(error, UnicodeError):
+            reason = "a machine can't have that name"
+        elif isinstance(error, socket.gaierror):
             reason = "no machine has that name"
         elif isinstance(error, TimeoutError):
             reason = "it does not answer in time"
         elif isinstance(error, ssl.SSLError):
             reason = f"{error.reason or error}"
+        elif error.strerror:
+            reason = error.strerror
         return OperationError(
             ErrorCode.NOT_RUNNING, f"no lmx can be reached at {self.remote.url}: {reason}"
         )

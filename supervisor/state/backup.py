@@ -308,7 +308,7 @@ def _exchange(home: Path, staging: Path, kept: Path) -> None:
         for name in FILES:
             if (staging / name).exists():
                 _move(staging / name, home / name, moved)
-    except OSError:
+    except BaseException:  # Ctrl-C too.
         for before, after in reversed(moved):
             after.rename(before)
         _remove(kept)

@@ -19,7 +19,7 @@ from lmx.protocol.token_rates import TokenRates
 from lmx.router.metrics.requests import Ended
 from lmx.router.operators.events import EventLine
 from lmx.router.operators.live import feed, status
-from lmx.router.operators.live.feed import LiveFeed, event_text
+from lmx.router.operators.live.feed import LiveFeed, Topic, event_text
 from lmx.router.operators.live.figures import LiveFigures, live_figures
 from lmx.router.operators.live.requests import LiveRequestsShown
 from lmx.router.operators.live.status import LiveStatus, StatusChanges
@@ -172,7 +172,7 @@ def test_figures_are_made_of_what_is_counted_already() -> None:
 # Who gets it.
 
 
-class Numbers:
+class Numbers(Topic):
     """A topic with the number of its looks."""
 
     def __init__(self) -> None:

@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from lmx.protocol.messages.status import GetStatus, Status
 from lmx.router.operators.events import EventLine
 from lmx.router.operators.logs import CHUNK_BYTES, LogLine, Place, last_lines, log_path, more_lines
 from lmx.router.operators.workers import WorkersAnswer
+from lmx.router.supervisor import event_feed
 from lmx.router.supervisor.directory import Directory
 from tests.support.clients.answer_check import check_shape
 from tests.support.fakes.admin_lines import last_exit, reported_status, status_line
@@ -414,3 +416,33 @@ async def test_a_stream_has_no_head(rig: Rig) -> None:
             assert (response.status, response.headers["Allow"]) == (405, "GET")
     async with rig.http.head(f"{rig.url}/admin/metrics", headers=KEY) as response:
         assert response.status == 200
+
+
+async def test_the_last_events_of_a_supervisor_that_ended_are_followed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def happened(*numbers: int) -> tuple[Event, ...]:
+        return tuple(Event(one, 0.0, f"event.{one}", None, "", {}) for one in numbers)
+
+    answers = {
+        False: EventList("two", 1, happened(1)),
+        True: EventList("one", 2, happened(1, 2)),
+    }
+
+    async def answered(_link: Any, question: GetEvents, *_: Any) -> EventList:
+        found = answers[question.earlier]
+        newer = tuple(event for event in found.events if event.seq > question.after_seq)
+        return replace(found, events=newer)
+
+    monkeypatch.setattr(event_feed, "ask", answered)
+    supervisor: Any = None
+    feed = event_feed.EventFeed(supervisor)
+    async with feed.listen():
+        answers[True] = EventList(
+            "two", 1, happened(1),
+            (EarlierEvents("zero", happened(1)), EarlierEvents("one", happened(1, 2, 3))),
+        )  # fmt: skip
+        await feed._ask()
+        assert [(one.epoch, one.event.seq) for one in feed.after(0)] == [
+            ("one", 1), ("one", 2), ("one", 3), ("two", 1)
+        ]  # fmt: skip

@@ -278,8 +278,9 @@ def test_damaged_bytes_are_refused_in_words_or_change_nothing_that_counts(
     assert "refused" in outcomes
 
 
-def test_a_disk_that_fails_half_way_leaves_what_was_there(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("failure", [OSError("the disk failed"), KeyboardInterrupt()])
+def test_what_fails_half_way_leaves_what_was_there(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: BaseException
 ) -> None:
     home = Home(tmp_path / "home")
     home.default_config.write_text("# newer\n")
@@ -290,11 +291,11 @@ def test_a_disk_that_fails_half_way_leaves_what_was_there(
         nonlocal count
         count += 1
         if count == len(FILES) + 3:
-            raise OSError("the disk failed")
+            raise failure
         move(one, other, moved)
 
     monkeypatch.setattr(backup, "_move", failing)
-    with pytest.raises(OSError, match="the disk failed"):
+    with pytest.raises(type(failure)):
         restore_backup(home, whole, NOW_S)
     assert contents(home) == before
     assert not list(home.path.glob("*restore-*"))

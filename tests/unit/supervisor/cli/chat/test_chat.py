@@ -227,9 +227,10 @@ def test_an_lmx_that_was_restarted_is_found_again() -> None:
 
 
 def test_nobody_there() -> None:
-    with pytest.raises(OperationError, match="no lmx can be reached") as caught:
-        list(ChatClient(Remote("http://127.0.0.1:1")).answer("m", []))
-    assert caught.value.code is ErrorCode.NOT_RUNNING
+    for url in ("http://127.0.0.1:1", "http://studio..local:8000", f"http://{'x' * 64}.local"):
+        with pytest.raises(OperationError, match="no lmx can be reached") as caught:
+            list(ChatClient(Remote(url)).answer("m", []))
+        assert caught.value.code is ErrorCode.NOT_RUNNING
 
 
 def test_what_is_piped_in_is_utf_8_in_every_locale() -> None:
