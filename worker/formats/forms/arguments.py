@@ -21,6 +21,7 @@ Schema = Mapping[str, Any]
 ANNOTATIONS: Final = frozenset(
     {"description", "title", "$comment", "default", "examples", "deprecated", "readOnly"}
 )
+_REFERENCE: Final = re.compile(r'"\$(?:ref|dynamicRef|recursiveRef)"')
 _DEFINITIONS: Final = frozenset({"$defs", "definitions"})
 _MEMBERS: Final = frozenset({"properties", "required", "additionalProperties"})
 _OBJECT: Final = ANNOTATIONS | _DEFINITIONS | _MEMBERS | {"type", "$schema"}
@@ -30,6 +31,9 @@ NARROWING: Final = (ANNOTATIONS | _DEFINITIONS | _MEMBERS).union(
     ("type", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
     ("minLength", "maxLength", "pattern", "format", "items", "minItems", "maxItems"),
 )
+# What arguments refer to is in the grammar of each, and its text takes 0.3 s for a million
+# characters.
+_MAX_SHARED_CHARS: Final = 1_000_000
 # Without an exponent: a family's parser takes 1e999 for infinity.
 PLAIN_NUMBER: Final = "/-?(0|[1-9][0-9]{0,14})(\\.[0-9]{1,15})?/"
 
@@ -58,19 +62,31 @@ def members(parameters: Schema) -> list[Member] | None:
     if not properties.keys() >= set(required):
         return None
     shared = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
+    if shared and len(json.dumps(shared)) * _references(properties) > _MAX_SHARED_CHARS:
+        return None
     found = []
     for name, schema in properties.items():
         if not isinstance(schema, dict) or shared.keys() & schema.keys():
             return None
-        found.append(Member(name, {**schema, **shared}, name in required))
+        whole = {**schema, **shared} if shared and _references(schema) else schema
+        found.append(Member(name, whole, name in required))
     return found
+
+
+def _references(schema: Schema) -> int:
+    """Return how many references a schema has at most."""
+    return len(_REFERENCE.findall(json.dumps(schema)))
 
 
 def argument_types(parameters: Mapping[str, Any], key: str) -> frozenset[str]:
     """Return the types that a schema allows an argument; none if all, or if it can't be read."""
     schema = parameters["properties"].get(key)
+    if not isinstance(schema, dict):
+        return frozenset()
+    if not _references(schema):
+        return _types(schema)
     shared = {name: parameters[name] for name in ("$defs", "definitions") if name in parameters}
-    return _types({**shared, **schema}) if isinstance(schema, dict) else frozenset()
+    return _types({**shared, **schema})
 
 
 def _types(schema: Schema) -> frozenset[str]:

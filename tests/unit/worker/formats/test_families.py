@@ -108,3 +108,21 @@ def test_a_family_of_which_nothing_is_known_has_calls_in_json() -> None:
     assert "only calls in JSON are read" in family_of("odd").remark
     text = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     assert parse(text, "odd", tools=TOOLS).objects == [("now", {})]
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
+def test_definitions_are_written_for_the_arguments_that_refer_to_them(family: Family) -> None:
+    def written(count: int, values: int, **reference: str) -> str:
+        schema = {
+            "type": "object",
+            "properties": {f"a{at}": {"type": "integer", **reference} for at in range(count)},
+            "$defs": {"whole": {"type": "integer", "enum": [*range(values)]}},
+            "additionalProperties": False,
+        }
+        tools = [Tool("save", schema)]
+        return str(tools_grammar(tools, family, False, SpecialTokens({}))["lark_grammar"])
+
+    assert written(20, 1).count('"whole"') <= 1
+    assert '"whole"' in written(2, 1, **{"$ref": "#/$defs/whole"})
+    # Very many copies would take long: the arguments are one object in JSON instead.
+    assert written(400, 1000, **{"$ref": "#/$defs/whole"}).count('"whole"') <= 1
