@@ -280,20 +280,24 @@ class ConstraintCompiler:
         enforced are an error if a call is required or the function is strict; otherwise any object
         is allowed. Adds to ``checks``."""
         tools = []
+        chars = 0
         remarks = [self._family.remark] if self._family.remark else []
         for index, tool in use.callable():
             function = tool["function"]
             strict = required or bool(function.get("strict"))
             param = f"tools[{index}].function.parameters"
             parameters, form = self._parameters(function.get("parameters"), param, strict)
+            chars += len(json.dumps(parameters))
+            if chars > MAX_SCHEMA_CHARS:
+                reason = f"their schemas have more than {MAX_SCHEMA_CHARS} characters together"
+                raise invalid("tools", reason)
+            if time.thread_time() > self._until_s:
+                raise invalid("tools", TOO_COMPLEX)
             tools.append(Tool(function["name"], parameters))
             if form is not None:
                 remarks += [f"{param}: {one}" for one in form.remarks]
                 if form.check is not None:
                     checks[function["name"]] = form.check
-        if sum(len(json.dumps(tool.parameters)) for tool in tools) > MAX_SCHEMA_CHARS:
-            reason = f"their schemas have more than {MAX_SCHEMA_CHARS} characters together"
-            raise invalid("tools", reason)
         if not tools:
             raise RequestError(
                 ErrorCode.INVALID_VALUE,

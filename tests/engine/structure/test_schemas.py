@@ -14,7 +14,7 @@ from lmx.protocol.messages.data import Structure, Thinking, ToolUse
 from lmx.protocol.states import StructureKind, ToolChoice
 from lmx.worker.constraints import compiler as module
 from lmx.worker.constraints.compiler import ConstraintCompiler
-from lmx.worker.constraints.probe import verdict
+from lmx.worker.constraints.probe import Verdict, verdict
 from lmx.worker.engine.values import ConstraintMaker, ConstraintSource
 from tests.support.models.tiny_models import make_tokenizer
 from tests.support.references.grammar_walk import allowed_tokens, walk
@@ -332,6 +332,34 @@ def test_the_forms_of_one_request_have_one_time(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(RequestError, match="too complex"):
         compiled({"type": "object", "properties": properties})
     assert len(set(judged)) == len(judged) > first
+
+
+@pytest.mark.parametrize(
+    ("size", "max_s", "said", "most"),
+    [(20_000, 1e9, "characters together", 4), (10, -1.0, "too complex", 1)],
+)
+def test_no_tool_is_read_after_there_were_too_many(
+    monkeypatch: pytest.MonkeyPatch, size: int, max_s: float, said: str, most: int
+) -> None:
+    looked_at: list[Any] = []
+
+    def counted(schema: Any) -> Any:
+        looked_at.append(schema)
+        return whole(schema)
+
+    whole = module.closed
+    monkeypatch.setattr(module, "closed", counted)
+    # The clock of a verdict plays no part here.
+    monkeypatch.setattr(module, "verdict", lambda *_, **__: Verdict(None))
+    monkeypatch.setattr(module, "_MAX_S", max_s)
+    functions = [
+        {"name": f"f{n}", "parameters": closed(**{"x" * size: INTEGER}), "strict": n == 9}
+        for n in range(10)
+    ]
+    tools = tuple({"type": "function", "function": function} for function in functions)
+    with pytest.raises(RequestError, match=said):
+        COMPILER.compile(ConstraintSource(None, ToolUse(tools, ToolChoice.AUTO), Thinking(), False))
+    assert len(looked_at) <= most
 
 
 def test_what_llguidance_refuses_is_refused_in_words_with_its_place() -> None:
