@@ -9,10 +9,11 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 from lmx.worker.formats.family import Rules
-from lmx.worker.schemas.dialects import TYPES, SchemaFault, standalone
+from lmx.worker.schemas.dialects import TYPES, SchemaFault, Standalone, standalone
 from lmx.worker.schemas.disjoint import Lookup, types_of
 from lmx.worker.schemas.grammar import escaped, guided, quoted
 
@@ -78,23 +79,57 @@ def _references(schema: Schema) -> int:
     return len(_REFERENCE.findall(json.dumps(schema)))
 
 
-def argument_types(parameters: Mapping[str, Any], key: str) -> frozenset[str]:
-    """Return the types that a schema allows an argument; none if all, or if it can't be read."""
-    schema = parameters["properties"].get(key)
-    if not isinstance(schema, dict):
-        return frozenset()
-    if not _references(schema):
-        return _types(schema)
-    shared = {name: parameters[name] for name in ("$defs", "definitions") if name in parameters}
-    return _types({**shared, **schema})
+class ArgumentTypes:
+    """The types that a tool's schema allows its arguments. They are looked up once for each, and
+    the definitions that the arguments share are read once for all."""
+
+    def __init__(self, parameters: Mapping[str, Any]) -> None:
+        self._parameters = parameters
+        self._known: dict[str, frozenset[str]] = {}
+
+    def of(self, key: str) -> frozenset[str]:
+        """Return the types of an argument; none if all are allowed, or if they can't be read."""
+        schema = self._parameters["properties"].get(key)
+        if not isinstance(schema, dict):
+            return frozenset()
+        if key not in self._known:
+            self._known[key] = self._read(key, schema)
+        return self._known[key]
+
+    def _read(self, key: str, schema: Schema) -> frozenset[str]:
+        if not _references(schema):
+            return _types(schema)
+        if (source := self._referring) is not None:
+            return _some(types_of(source.schema["properties"][key], Lookup(source)))
+        return _types({**self._shared, **schema})
+
+    @property
+    def _shared(self) -> dict[str, Any]:
+        return {key: self._parameters[key] for key in _DEFINITIONS if key in self._parameters}
+
+    @cached_property
+    def _referring(self) -> Standalone | None:
+        """The arguments that refer to other schemas; None if one of them can't be read."""
+        properties = {
+            key: schema
+            for key, schema in self._parameters["properties"].items()
+            if isinstance(schema, dict) and _references(schema)
+        }
+        try:
+            return standalone({**self._shared, "properties": properties})
+        except SchemaFault:
+            return None
 
 
 def _types(schema: Schema) -> frozenset[str]:
     try:
         source = standalone(schema)
-        types = types_of(source.schema, Lookup(source))
     except SchemaFault:
         return frozenset()
+    return _some(types_of(source.schema, Lookup(source)))
+
+
+def _some(types: frozenset[str]) -> frozenset[str]:
     return frozenset() if types >= TYPES - {"integer"} else types
 
 

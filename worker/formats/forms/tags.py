@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Final
 
 from lmx.worker.formats.family import CallForm, CallWriter, Rules, SpecialTokens, Tool
-from lmx.worker.formats.forms.arguments import TagForm, argument_types, tagged_arguments
+from lmx.worker.formats.forms.arguments import ArgumentTypes, TagForm, tagged_arguments
 from lmx.worker.formats.forms.json import json_text, read_arguments, read_json_calls, value_of
 from lmx.worker.schemas.disjoint import type_of
 from lmx.worker.text.feed import PartSink, Steps, TextFeed, discard
@@ -196,6 +196,7 @@ def _read_name(feed: TextFeed, form: XmlForm, names: Collection[str]) -> Steps[s
 def _read_parameters(feed: TextFeed, sink: PartSink, form: XmlForm, name: str) -> Steps[str | None]:
     """Read to the end of the call; return the text that ended it, None if nothing did."""
     separator = ""
+    types = ArgumentTypes(sink.parameters(name))
     while True:
         # Models write a word between the parameters now and then.
         key: list[str] = []
@@ -212,7 +213,7 @@ def _read_parameters(feed: TextFeed, sink: PartSink, form: XmlForm, name: str) -
             emit = discard
         # The name may have another tag before it than its own.
         written = "".join(key).rpartition(">")[2] if form.key_close else "".join(key)
-        value = _Value(sink, form, name, written.strip(), separator)
+        value = _Value(sink, form, types, written.strip(), separator)
         if not (yield from _read_value(feed, value, form, sink.parameters(name)["properties"])):
             return None
         value.close()
@@ -291,7 +292,9 @@ def _unquoted(name: str) -> str:
 class _Value:
     """One parameter, from its text to JSON."""
 
-    def __init__(self, sink: PartSink, form: XmlForm, name: str, key: str, separator: str) -> None:
+    def __init__(
+        self, sink: PartSink, form: XmlForm, types: ArgumentTypes, key: str, separator: str
+    ) -> None:
         self._sink = sink
         self._form = form
         self._separator = separator
@@ -301,7 +304,7 @@ class _Value:
         self._held = ""
         typed = _TYPED.fullmatch(key) if form.typed else None
         self._key = typed[1] if typed else _unquoted(key)
-        self._types = frozenset() if typed else argument_types(sink.parameters(name), self._key)
+        self._types = frozenset() if typed else types.of(self._key)
         self._streams = typed[2] == "true" if typed else "string" in self._types
         self._nullable = "null" in self._types
         if form.typed and self._streams:

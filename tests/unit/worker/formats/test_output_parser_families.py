@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmx.worker.formats.families.table import call_forms, family_of, parser_for
+from lmx.worker.formats.forms import arguments as module
 from lmx.worker.formats.parser import OutputParser
+from lmx.worker.schemas.dialects import standalone
 from tests.support.fakes.call_writers import (
     BARE_WRITERS,
     FORMS,
@@ -200,6 +202,32 @@ def test_a_family_s_marks_are_text_inside_an_argument(
             continue  # mlx-vlm's parser reads it, and ends a call at the first of them.
         assert parsed.objects == [("save", {"text": said, "path": "p"})], mark
         assert parsed.content == ""
+
+
+@pytest.mark.parametrize(("fault", "most"), [({}, 1), ({"e": {"$ref": "#/$defs/gone"}}, 5)])
+def test_what_parameters_refer_to_is_read_once(
+    monkeypatch: pytest.MonkeyPatch, fault: dict[str, Any], most: int
+) -> None:
+    read: list[Any] = []
+
+    def counted(schema: Any) -> Any:
+        read.append(schema)
+        return standalone(schema)
+
+    monkeypatch.setattr(module, "standalone", counted)
+    number, text = {"$ref": "#/$defs/number"}, {"$ref": "#/$defs/text"}
+    schema = {
+        "type": "object",
+        "properties": {"a": number, "b": text, "c": text, "d": number, **fault},
+        "$defs": {"number": {"type": "integer"}, "text": {"type": "string"}},
+    }
+    tools = [{"type": "function", "function": {"name": "save", "parameters": schema}}]
+    values = "".join(f"<parameter={key}>\n{at}\n</parameter>\n" for at, key in enumerate("abcdab"))
+    call = f"<tool_call>\n<function=save>\n{values}</function>\n</tool_call>"
+    parsed = parse(call, "qwen3_coder", tools=tools)
+    [(_, written)] = parsed.calls
+    assert written == '{"a": 0, "b": "1", "c": "2", "d": 3, "a": 4, "b": "5"}'
+    assert len(read) == most
 
 
 def test_a_parameter_that_is_not_of_its_type_stays_text() -> None:
