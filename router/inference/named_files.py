@@ -94,7 +94,7 @@ async def with_files(
             parts.append({"type": found.kind.value, "media": len(media)})
             media.append(found)
             continue
-        most_text_bytes -= len(found)
+        most_text_bytes -= len(found.encode())
         if most_text_bytes < 0:
             raise _too_much_text(source.param, services.spec.body_limit_bytes)
         parts.append({"type": "text", "text": found})

@@ -63,6 +63,9 @@ async def probe_way(request: web.Request) -> web.Response:
         raise RequestError(
             ErrorCode.UNSUPPORTED_VALUE, f"No port can be opened for it here ({error})."
         ) from error
+    except BaseException:  # Who asked has left.
+        busy.release()
+        raise
 
     async def close() -> None:
         try:

@@ -237,7 +237,10 @@ class Federation:
             _log.info("peer.next", machine=machine, reason=error.message)
             # Others may answer by now.
             directory = self._own.directory(directory, request[CONTEXT].grant)
-            found = self._targets_now(request, endpoint, body, directory)
+            try:
+                found = self._targets_now(request, endpoint, body, directory)
+            except LmxError:  # None is left.
+                return await self._failed(request, events, first)
         if first is None:
             if found.own or not found.remote:
                 return await self._here(request, handler, found, ())

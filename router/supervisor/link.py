@@ -338,6 +338,7 @@ class SupervisorLink:
             self._keyring_task = begin(self._ask_keyring(), "the question for the keys")
 
     async def _ask_keyring(self) -> None:
+        before = self._keys.ring
         try:
             reply = await self._questions.ask(GetKeyring(), _SNAPSHOT_DEADLINE_S)
         except LmxError as error:
@@ -345,7 +346,9 @@ class SupervisorLink:
             _log.warning("keyring.unanswered", error=error.message)
             return
         if isinstance(reply, Keyring):
-            self._keys.put(reply)
+            # One that was published meanwhile is newer, or the next BeatSeen asks again.
+            if self._keys.ring is before:
+                self._keys.put(reply)
         else:
             _log.warning("keyring.refused", reply=type(reply).__name__)
 

@@ -14,6 +14,7 @@ from lmx.protocol.errors import (
     GenerationError,
     LmxError,
     ProtocolError,
+    RequestError,
     UnavailableError,
 )
 from lmx.protocol.messages.data import (
@@ -36,7 +37,7 @@ from lmx.protocol.messages.tasks import (
     TokenizerDescribed,
     Vectors,
 )
-from lmx.protocol.wire.codec import decode, encode
+from lmx.protocol.wire.codec import MAX_MESSAGE_BYTES, decode, encode
 from lmx.protocol.wire.sockets import Role, open_socket, send_nowait
 from lmx.router.http.errors import rejection
 from lmx.router.workers.stream import CREDIT_DELTAS, WorkerStream
@@ -284,7 +285,15 @@ class WorkerLink:
                 )
 
     def _ask(self, request: Any, blobs: Sequence[bytes] = ()) -> None:
-        if not send_nowait(self._socket, encode(request), *blobs):
+        payload = encode(request)
+        if len(payload) > MAX_MESSAGE_BYTES:
+            # The worker would drop the connection, and all streams with it.
+            raise RequestError(
+                ErrorCode.REQUEST_TOO_LARGE,
+                f"The request has {len(payload)} bytes with all that it refers to, more than the "
+                f"{MAX_MESSAGE_BYTES} that a model can get at once: send less text.",
+            )
+        if not send_nowait(self._socket, payload, *blobs):
             raise UnavailableError(
                 ErrorCode.MODEL_UNLOADED,
                 "The model's worker can't be reached: it is being replaced.",

@@ -129,7 +129,8 @@ async def _value(
 ) -> FormField:
     is_file = part.filename is not None
     most_bytes = limit_bytes if is_file else _MOST_FIELD_BYTES
-    name = str(part.name)
+    # What is no UTF-8 can't be said in an error.
+    name = str(part.name).encode("utf-8", "replace").decode()
     if part.headers.get(hdrs.CONTENT_TRANSFER_ENCODING, "binary").lower() not in (
         "binary",
         "8bit",

@@ -10,7 +10,7 @@ import fcntl
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -361,14 +361,26 @@ class BatchRunner:
             lines = batch.suspects if alone else batch.ready
             if batch.row.owner in self._full or not lines or (alone and batch.running):
                 continue
-            line = lines[0]
-            if not await self._is_free(line.model):
+            line = lines[0] if alone else await self._free_line(lines)
+            if line is None or (alone and not await self._is_free(line.model)):
                 continue
             # Both may have changed while this waited.
             if self._is_somebody_served:
                 return None
-            if lines[0] is line:
-                return batch, lines.popleft(), alone
+            if line in lines:
+                lines.remove(line)
+                return batch, line, alone
+        return None
+
+    async def _free_line(self, lines: Collection[LineRow]) -> LineRow | None:
+        """Return the first line whose model may begin one now. Others may have to wait for hours,
+        for a model that an operator has drained."""
+        first: dict[str, LineRow] = {}
+        for line in lines:
+            first.setdefault(line.model, line)
+        for line in first.values():
+            if await self._is_free(line.model):
+                return line
         return None
 
     @property
@@ -376,15 +388,20 @@ class BatchRunner:
         return any(True for _ in self._services.live.in_foreground)
 
     def _in_turn(self) -> Iterator[_Batch]:
-        """Yield the oldest batch of each owner, each time with another one first."""
+        """Yield the oldest batch of each owner, each time with another one first; then the others,
+        which continue while nothing of the oldest can."""
         oldest: dict[str | None, _Batch] = {}
+        others: list[_Batch] = []
         for batch in self._batches.values():
-            if batch.row.status == BatchStatus.IN_PROGRESS:
-                oldest.setdefault(batch.row.owner, batch)
+            if batch.row.status != BatchStatus.IN_PROGRESS:
+                continue
+            if oldest.setdefault(batch.row.owner, batch) is not batch:
+                others.append(batch)
         batches = list(oldest.values())
         self._turn += 1
         for number in range(len(batches)):
             yield batches[(self._turn + number) % len(batches)]
+        yield from others
 
     async def _fetch(self, batch: _Batch) -> None:
         """Know lines ahead; finish a batch that has none left."""

@@ -21,7 +21,7 @@ from lmx.protocol.messages.data import BACKGROUND_PRIORITY
 from lmx.protocol.messages.keys import ApiKey, Keyring
 from lmx.protocol.messages.specs import FilesSpec
 from lmx.protocol.messages.tasks import Embed, TaskFinished, Vectors
-from lmx.protocol.states import LoadOutcome, ModelKind
+from lmx.protocol.states import LoadOutcome, ModelKind, SlotState
 from lmx.router import record_file
 from lmx.router.files import batch_tables
 from lmx.router.files.batch_tables import BatchRow, LineRow, Result
@@ -305,6 +305,21 @@ async def test_a_person_comes_first() -> None:
         await waiting[0].finish("x")
         assert (await person)[0] == 200
         assert (await ended(client, batch)).status == "completed"
+
+
+async def test_a_model_that_is_drained_keeps_no_other_waiting() -> None:
+    async with router_rig(api_keys=KEYS[:1]) as rig, sdk(rig) as client:
+        drained = cold("drained", SlotState.HELD, kind=ModelKind.CHAT)
+        await rig.publish(ready(MODEL, INSTANCE), drained)
+        waits = line("waits")
+        waits["body"]["model"] = "drained"
+        first = await begun(client, jsonl(waits, line("a")))
+        await until(lambda: len(rig.worker.streams) == 1)
+        second = await ended(client, await begun(client, jsonl(line("b"))))
+        assert second.status == "completed"
+        assert (await client.batches.retrieve(first.id)).status == "in_progress"
+        await rig.publish(ready(MODEL, INSTANCE), ready("drained", INSTANCE))
+        assert (await ended(client, first)).status == "completed"
 
 
 async def test_cancelling() -> None:

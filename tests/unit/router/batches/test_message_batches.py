@@ -72,7 +72,9 @@ async def test_the_library_s_own_calls() -> None:
         assert first.message.content[0].to_dict()["text"] == "".join(TEXTS)
         assert bad.type == "errored" and bad.error.error.type == "invalid_request_error"
         assert gone.type == "errored" and gone.error.error.type == "not_found_error"
-        async with rig.http.get(str(done.results_url), headers={"X-Api-Key": ONE}) as response:
+        async with rig.http.get(
+            f"{rig.url}{done.results_url}", headers={"X-Api-Key": ONE}
+        ) as response:
             for line in (await response.text()).splitlines():
                 MessageBatchIndividualResponse.model_validate_json(line)
 

@@ -18,9 +18,18 @@ from lmx.protocol.messages.snapshot import GetSnapshot
 from lmx.protocol.states import ExitCause
 from lmx.protocol.wire.codec import encode
 from lmx.router.server.process import Router
+from lmx.router.workers import link
 from lmx.router.workers.link import WorkerLink
 from lmx.router.workers.stream import CREDIT_DELTAS
-from tests.support.fakes.fake_peers import FakeStream, FakeSupervisor, cold, plays, ready, until
+from tests.support.fakes.fake_peers import (
+    FakeStream,
+    FakeSupervisor,
+    cold,
+    ends,
+    plays,
+    ready,
+    until,
+)
 from tests.support.rigs.router_rig import (
     INSTANCE,
     MODEL,
@@ -67,6 +76,23 @@ async def test_a_client_that_leaves_cancels_its_generation(stream: bool, script:
         await until(lambda: fake.cancelled)
         assert rig.router.workers.open_streams == 0
         await until(lambda: rig.router.traffic.under_way == 0)
+
+
+async def test_what_is_too_large_for_a_worker_cuts_nobody_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A worker drops the connection from which it gets more."""
+    monkeypatch.setattr(link, "MAX_MESSAGE_BYTES", 5_000)
+    go_on = asyncio.Event()
+    async with router_rig(plays("so far", go_on, ends("."))) as rig:
+        other = asyncio.create_task(rig.chat_events())
+        await rig.worker.stream()
+        status, refused = await rig.chat_json(messages=[{"role": "user", "content": "x" * 5_000}])
+        assert (status, refused["error"]["code"]) == (413, "request_too_large")
+        go_on.set()
+        assert joined_text(await other) == "so far."
+        assert len(rig.worker.streams) == 1
+        assert rig.router.workers.open_streams == 0
 
 
 async def test_a_stream_that_ended_well_is_not_cancelled(rig: Rig) -> None:
