@@ -48,10 +48,10 @@ def _close(schema: Any, pointer: str, alone: bool, joined: set[str]) -> Any:
     result = dict(schema)
     for keys, part, part_alone in _places(schema, alone):
         holder = result
-        # Schemas are copied on the way down, because the caller still uses its own.
+        # Each is copied once on the way down, because the caller still uses its own.
         for key in keys[:-1]:
-            held = holder[key]
-            holder[key] = held.copy()
+            if holder[key] is schema[key]:
+                holder[key] = holder[key].copy()
             holder = holder[key]
         holder[keys[-1]] = _close(part, _pointer(pointer, keys), part_alone, joined)
     if (

@@ -16,6 +16,7 @@ from lmx.worker.constraints import compiler as module
 from lmx.worker.constraints.compiler import ConstraintCompiler
 from lmx.worker.constraints.probe import Verdict, verdict
 from lmx.worker.engine.values import ConstraintMaker, ConstraintSource
+from lmx.worker.formats import closed_objects
 from tests.support.models.tiny_models import make_tokenizer
 from tests.support.references.grammar_walk import allowed_tokens, walk
 from tests.support.references.schema_cases import HOSTILE, SCHEMAS, VALUES
@@ -345,9 +346,8 @@ def test_no_tool_is_read_after_there_were_too_many(
 
     def counted(schema: Any) -> Any:
         looked_at.append(schema)
-        return whole(schema)
+        return closed_objects.closed(schema)
 
-    whole = module.closed
     monkeypatch.setattr(module, "closed", counted)
     # The clock of a verdict plays no part here.
     monkeypatch.setattr(module, "verdict", lambda *_, **__: Verdict(None))
