@@ -31,6 +31,11 @@ export function stop(id) {
   for (const run of running.values()) if (run.conversationId === id) run.abort.abort();
 }
 
+/** Stops all that streams. */
+export function stopAll() {
+  for (const run of running.values()) run.abort.abort();
+}
+
 /** Lets a turn's model answer the turns before it, into it. Never throws: what goes wrong stands in
  *  the turn.
  *  @param {Conversation} conversation

@@ -96,6 +96,7 @@ export async function refreshModels(wasGiven = false) {
       needsKey(wasGiven);
     } else {
       banner.textContent = error.message;
+      if (error.code === "no_answer" || error.status >= 500) lookAgain();
     }
     return false;
   } finally {
@@ -113,5 +114,10 @@ function showState() {
   const taken = model?.modalities ?? [];
   offer(other ? taken.filter((/** @type {string} */ kind) => other.modalities.includes(kind)) : taken);
   clearTimeout(again);
-  if (PASSING.includes(state) && !document.hidden) again = setTimeout(refreshModels, LOOK_AGAIN_MS);
+  if (PASSING.includes(state)) lookAgain();
+}
+
+function lookAgain() {
+  clearTimeout(again);
+  if (!document.hidden) again = setTimeout(refreshModels, LOOK_AGAIN_MS);
 }

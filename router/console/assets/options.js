@@ -1,6 +1,7 @@
 // @ts-check
 // The key of this browser, and whether it keeps conversations.
 
+import { stopAll } from "./answers.js";
 import { at, sure } from "./dom.js";
 import { faultOfKey, forgetKey, isRemembered, key, useKey } from "./key.js";
 import { refreshModels } from "./models.js";
@@ -36,12 +37,14 @@ export function listen(emptied, onTaken) {
       at("keep").checked = true;
       return;
     }
+    if (!wanted) stopAll();
     await setKeeps(wanted);
     if (many) emptied();
     showStorage();
   });
   at("delete-all").addEventListener("click", async () => {
     if (!(await sure("Delete all conversations?", "They can't be brought back.", "Delete all"))) return;
+    stopAll();
     await removeAll();
     emptied();
     showStorage();

@@ -15,6 +15,9 @@ const OPEN_MS = 3000;
 
 /** @type {Map<string, Conversation>} */
 const open = new Map();
+/** Those deleted in this tab: an answer that still streams into one must not bring it back.
+ *  @type {Set<string>} */
+const removed = new Set();
 /** @type {Promise<IDBDatabase | null> | null} */
 let opening = null;
 const channel = new BroadcastChannel("lmx");
@@ -123,9 +126,11 @@ export async function loadConversation(id) {
   return found;
 }
 
-/** Keeps a conversation as it is now, with what other tabs wrote into it. Throws where the browser has no room.
+/** Keeps a conversation as it is now, with what other tabs wrote into it; one that was deleted stays
+ *  deleted. Throws where the browser has no room.
  *  @param {Conversation} conversation */
 export async function saveConversation(conversation) {
+  if (removed.has(conversation.id)) return;
   open.set(conversation.id, conversation);
   await change(conversation.id, (heads, bodies) => {
     const before = bodies.get(conversation.id);
@@ -139,6 +144,7 @@ export async function saveConversation(conversation) {
 
 /** @param {string} id */
 export async function removeConversation(id) {
+  removed.add(id);
   open.delete(id);
   await change(id, (heads, bodies) => {
     heads.delete(id);
@@ -147,6 +153,7 @@ export async function removeConversation(id) {
 }
 
 export async function removeAll() {
+  for (const id of open.keys()) removed.add(id);
   open.clear();
   await change("", (heads, bodies) => {
     heads.clear();

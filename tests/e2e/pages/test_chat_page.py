@@ -231,8 +231,13 @@ async def test_conversations(page: Page, origin: str) -> None:
     await page.run(
         "window.sent = []; const send = window.fetch; window.fetch = (url, options) => {"
         " if (String(url).endsWith('completions')) sent.push(JSON.parse(options.body));"
+        " if (window.down && String(url).endsWith('models')) return Promise.reject(new Error());"
         " return send(url, options); }"
     )
+    await page.run("window.down = true; document.dispatchEvent(new Event('visibilitychange'))")
+    await until(page, f"!{at('health')}.hidden", "a server that does not answer")
+    await page.run("window.down = false")
+    await until(page, f"{at('health')}.hidden", "it answers again")
     await say(page, LONG)
     await until(page, f"({STATE}).text.length > 10", "a stream")
     await page.run(f"{at('new')}.click()")
@@ -304,6 +309,23 @@ async def test_conversations(page: Page, origin: str) -> None:
     await page.run(f"{at('sure-yes')}.click()")
     await until(page, f"{CONVERSATIONS}.length === 1", "the other one")
     assert (await page.run(STATE))["turns"] == 0
+
+    # One that is deleted while an answer streams into it stays deleted.
+    for everything in (False, True):
+        await say(page, LONG)
+        await until(page, f"({STATE}).text.length > 10", "a stream")
+        await until(page, f"Boolean({entry})", "its entry")
+        if everything:
+            await page.run(f"{at('open-options')}.click(); {at('delete-all')}.click()")
+        else:
+            await do("Delete")
+        await until(page, f"{at('sure')}.open", "a question first")
+        await page.run(f"{at('sure-yes')}.click()")
+        await until(page, f"({STATE}).turns === 0", "a new one")
+        await reopen(page, origin)
+        left = await until(page, f"{CONVERSATIONS}.length + 1", "the list")
+        assert left == (1 if everything else 2), everything
+    await asked(page, "Hello")
 
     await page.run(f"{at('open-options')}.click(); {at('keep')}.click()")
     await until(page, f"{at('sure')}.open", "a question first")
