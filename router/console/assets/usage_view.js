@@ -214,7 +214,15 @@ export function mount(root, console) {
   }
 
   async function loadHistory() {
-    const asked = `admin/usage/figures?hours=${hours}${model.value && model.value !== NO_MODEL ? `&model=${encodeURIComponent(model.value)}` : ""}`;
+    if (model.value === NO_MODEL) {
+      // The server has no figures of a model that it does not have.
+      const last_s = Date.now() / 1000;
+      asking = "";
+      history = { model: null, first_s: last_s - 3600 * hours, last_s, step_s: 60, points: [], models: history?.models ?? [] };
+      showHistory();
+      return;
+    }
+    const asked = `admin/usage/figures?hours=${hours}${model.value ? `&model=${encodeURIComponent(model.value)}` : ""}`;
     asking = asked;
     try {
       const found = await console.request(asked);

@@ -62,6 +62,7 @@ MANY = """(() => {
   const own = window.fetch;
   window.fetch = (address, options) => {
     const path = new URL(address).pathname;
+    if (path === "/admin/usage/figures") window.asked = (window.asked ?? 0) + 1;
     const answer = { "/admin/usage": usage, "/admin/usage/figures": figures }[path];
     if (!answer) return own(address, options);
     const fault = { message: "The usage records can't be read now.", code: "usage_unavailable" };
@@ -150,3 +151,11 @@ async def test_many_models_none_and_a_fault(page: Page, scripted_server: Rig) ->
         " one.click()"
     )
     await shown(page, "!now.faults.length && now.rows.length", "the usage again")
+    # No line is that of a model which the server does not have.
+    await page.run(
+        "(() => { const [model] = document.querySelectorAll('.heading select');"
+        " model.append(new Option('No such model')); model.value = 'No such model';"
+        " window.asked = 0; model.dispatchEvent(new Event('change')); })()"
+    )
+    found = await shown(page, "now.drawn.every((length) => length === 0)", "empty lines")
+    assert len(found["lines"]) == 5 and await page.run("window.asked") == 0
