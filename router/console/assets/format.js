@@ -37,12 +37,14 @@ export const rate = (tokens_per_s) =>
  *  @param {number | null | undefined} share */
 export const percent = (share) => (share === null || share === undefined ? "–" : `${Math.round(100 * share)} %`);
 
-/** Returns the time of day of a moment.
+/** Returns the time of day of a moment, with its date if that is not today. Both are local.
  *  @param {number} at_s Unix time. */
 export function clock(at_s) {
   const when = new Date(1000 * at_s);
   const time = when.toLocaleTimeString("en-GB");
-  return when.toDateString() === new Date().toDateString() ? time : `${when.toISOString().slice(0, 10)} ${time}`;
+  if (when.toDateString() === new Date().toDateString()) return time;
+  const [month, day] = [when.getMonth() + 1, when.getDate()].map((number) => String(number).padStart(2, "0"));
+  return `${when.getFullYear()}-${month}-${day} ${time}`;
 }
 
 /** Returns "1 model", "2 models".

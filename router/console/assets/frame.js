@@ -44,6 +44,7 @@ let unmount = null;
 let status = null;
 /** @type {any} */
 let figures = null;
+let connection = "closed";
 /** @type {number[]} */
 const rates = [];
 
@@ -135,9 +136,28 @@ function showNavigation() {
   }
 }
 
+/** Says where the page is, or why the figures that it shows are not current. */
+function showWhere() {
+  const problem = connection === "waiting" ? "reconnecting…" : (status?.problem ?? "");
+  document.body.classList.toggle("stale", Boolean(problem));
+  at("where").textContent = problem || `${location.host} · ${version}`;
+  // There may be too little room for all of it.
+  at("where").title = problem;
+}
+
+/** Shows nothing of the operator's: there is no key, or one that is refused. */
+function clearHeader() {
+  status = figures = null;
+  rates.length = 0;
+  at("budget").hidden = at("rate").hidden = true;
+  showWhere();
+  showNavigation();
+}
+
 /** @param {import("./live.js").Status} now */
 function showStatus(now) {
   status = now;
+  showWhere();
   const system = now.system;
   at("budget").hidden = !system;
   if (system) at("budget").replaceChildren(budgetBar(system.supervisor, now.models, shared.colour));
@@ -160,10 +180,11 @@ function showFigures(now) {
 
 /** @param {{state: string}} now */
 function showConnection(now) {
-  const lost = now.state === "waiting";
-  document.body.classList.toggle("stale", lost);
-  at("where").textContent = lost ? "reconnecting…" : `${location.host} · ${version}`;
-  if (now.state === "refused" && viewOf(location.hash).operator) {
+  connection = now.state;
+  showWhere();
+  if (now.state !== "refused") return;
+  if (!viewOf(location.hash).operator) clearHeader();
+  else {
     // Whoever gives no other key has none: the one that was refused would be refused again.
     askForAdminKey(Boolean(adminKey())).then((taken) => taken || forgetAdminKey());
   }
@@ -176,12 +197,7 @@ function keyChanged() {
   at("forget-admin-key").hidden = !has;
   shared.live.stop();
   if (has) shared.live.start();
-  else {
-    status = figures = null;
-    rates.length = 0;
-    at("budget").hidden = at("rate").hidden = true;
-    showNavigation();
-  }
+  else clearHeader();
   const view = viewOf(location.hash);
   if (!view.operator) return;
   unmount?.();
@@ -193,7 +209,6 @@ function keyChanged() {
 // --- Beginning ---------------------------------------------------------------------------------------
 
 function begin() {
-  at("where").textContent = `${location.host} · ${version}`;
   at("views").append(
     ...VIEWS.filter((view) => !view.unlisted).map((view) =>
       h(

@@ -9,6 +9,7 @@ import { budgetBar } from "./memory.js";
 /** @typedef {Record<string, any>} Value */
 
 const AGAIN_MS = 2000;
+const REFUSED = [401, 403];
 const LOADED = ["ready", "loading", "starting", "draining"];
 
 /** Begins to show the machines.
@@ -21,11 +22,17 @@ export function mount(root, console) {
   /** @type {Value | null} */
   let known = null;
   let ended = false;
+  let asking = false;
+  let failed = false;
   const list = h("div", { class: "page", "aria-live": "off" });
-  const own = h("section", { class: "card machine", "aria-label": "This machine", hidden: true });
-  const peers = h("div", { class: "page-peers" });
   const button = h("button", { type: "button", onclick: drain }, "Drain");
-  list.append(h("div", { class: "heading" }, h("h1", {}, "Machines")), own, peers);
+  const own = makeCard("This machine", button);
+  own.element.hidden = true;
+  /** @type {Map<string, ReturnType<typeof makeCard<HTMLAnchorElement>>>} */
+  const cards = new Map();
+  const none = h("p", { class: "soft", hidden: true }, 'This machine has no peers. "lmx pair" on one machine and "lmx pair CODE@HOST" on another one make them.');
+  const peers = h("div", { class: "page-peers" }, none);
+  list.append(h("div", { class: "heading" }, h("h1", {}, "Machines")), own.element, peers);
   root.append(list);
   console.style("machines.css");
 
@@ -48,11 +55,13 @@ export function mount(root, console) {
 
   function drawOwn() {
     const supervisor = status?.system?.supervisor;
-    own.hidden = !supervisor;
+    own.element.hidden = !supervisor;
     if (!status || !supervisor) return;
     button.textContent = isDrained() ? "Undrain" : "Drain";
-    own.replaceChildren(
-      title(known?.machine ?? "This machine", isDrained() ? "drained" : "this machine", isDrained(), button),
+    own.update(
+      known?.machine ?? "This machine",
+      isDrained() ? "drained" : "this machine",
+      isDrained(),
       budgetBar(supervisor, status.models, console.colour),
       models(status.models.map((/** @type {Value} */ one) => ({ id: one.model, state: one.state, running: one.requests_active, waiting: one.waiting + one.requests_queued }))),
     );
@@ -60,26 +69,42 @@ export function mount(root, console) {
 
   function drawPeers() {
     if (!known) return;
-    const none = h("p", { class: "soft" }, 'This machine has no peers. "lmx pair" on one machine and "lmx pair CODE@HOST" on another one make them.');
-    peers.replaceChildren(...(known.peers.length ? known.peers.map(peerCard) : [none]));
+    none.hidden = Boolean(known.peers.length);
+    const names = new Set(known.peers.map((/** @type {Value} */ peer) => peer.name));
+    for (const [name, card] of cards) {
+      if (names.has(name)) continue;
+      card.element.remove();
+      cards.delete(name);
+    }
+    known.peers.forEach((/** @type {Value} */ peer, /** @type {number} */ place) => {
+      const element = peerCard(peer);
+      if (peers.children[place] !== element) peers.insertBefore(element, peers.children[place]);
+    });
   }
 
-  /** @param {Value} peer */
+  /** Writes what is known of a peer into its card, which it returns.
+   *  @param {Value} peer */
   function peerCard(peer) {
     const state = !peer.answers ? peer.problem : peer.drained ? "drained" : "answers";
     // Its certificate is for lmx, and not for browsers: the same port has plain HTTP.
-    const link = peer.kind === "lmx" && /^https?:/.test(peer.url)
-      ? h("a", { href: `${peer.url.replace(/^https:/, peer.pinned ? "http:" : "https:")}/#/models`, rel: "noreferrer", target: "_blank" }, "Its console")
-      : null;
+    const linked = peer.kind === "lmx" && /^https?:/.test(peer.url);
+    const card = cards.get(peer.name) ?? makeCard(peer.name, h("a", { rel: "noreferrer", target: "_blank" }, "Its console"));
+    cards.set(peer.name, card);
+    if (!linked) card.action.remove();
+    else {
+      card.action.href = `${peer.url.replace(/^https:/, peer.pinned ? "http:" : "https:")}/#/models`;
+      if (!card.action.parentElement) card.title.append(card.action);
+    }
     const ended_ = Object.values(peer.forwarded).reduce((sum, /** @type {any} */ one) => sum + one, 0);
-    return h(
-      "section",
-      { class: "card machine", "aria-label": peer.name },
-      title(peer.name, state, !peer.answers || peer.drained, link),
-      peer.budget_bytes ? bar(peer) : null,
+    card.update(
+      peer.name,
+      state,
+      !peer.answers || peer.drained,
+      peer.budget_bytes ? bar(peer) : "",
       models(peer.models.map((/** @type {Value} */ one) => ({ id: one.id, state: one.state, running: Math.min(one.running, one.rows), waiting: Math.max(0, one.running - one.rows) }))),
       h("p", { class: "soft small" }, `Forwarded there: ${peer.running} under way, ${ended_} ended.`),
     );
+    return card.element;
   }
 
   /** @param {Value} peer */
@@ -113,24 +138,50 @@ export function mount(root, console) {
     return h("ul", { class: "loaded", role: "list" }, ...lines);
   }
 
-  /** @param {string} name
-   *  @param {string} state
-   *  @param {boolean} warns
-   *  @param {Node | null} action */
-  function title(name, state, warns, action) {
-    return h("div", { class: "machine-title" }, h("h2", {}, name), h("span", { class: warns ? "bad" : "good" }, state), h("span", { class: "space" }), action);
+  /** Makes a card once; its action stays when the rest is written again, so that it keeps the focus.
+   *  @template {HTMLElement} Action
+   *  @param {string} label
+   *  @param {Action} action */
+  function makeCard(label, action) {
+    const name = h("h2");
+    const state = h("span");
+    const title = h("div", { class: "machine-title" }, name, state, h("span", { class: "space" }), action);
+    const element = h("section", { class: "card machine", "aria-label": label }, title);
+    return {
+      element,
+      title,
+      action,
+      /** @param {string} machine
+       *  @param {string} is
+       *  @param {boolean} warns
+       *  @param {...(Node | string)} rest */
+      update(machine, is, warns, ...rest) {
+        name.textContent = machine;
+        state.className = warns ? "bad" : "good";
+        state.textContent = is;
+        while (title.nextSibling) title.nextSibling.remove();
+        element.append(...rest);
+      },
+    };
   }
 
   async function load() {
+    if (asking) return;
+    asking = true;
     try {
       const found = await console.request("admin/peers");
       if (ended) return;
       known = found;
+      failed = false;
       drawOwn();
       drawPeers();
-    } catch (error) {
-      if (!ended) console.fail(error);
-      stop();
+    } catch (/** @type {any} */ error) {
+      // A fault that lasts is said once.
+      if (!ended && !failed) console.fail(error);
+      failed = true;
+      if (REFUSED.includes(error.status)) stop();
+    } finally {
+      asking = false;
     }
   }
 

@@ -169,6 +169,8 @@ export function mount(root, console) {
       figures = value.models;
       schedule();
     }),
+    // What followed a download ended with the connection.
+    console.live.on("connection", ({ state }) => state === "open" && pulls.refresh()),
     console.live.on("event", (event) => event.name.startsWith("download.") && Date.now() / 1000 - event.at_s < 60 && pulls.refresh()),
   ];
   // Times run on without a message.

@@ -10,8 +10,11 @@ export function closePopups(inside) {
   for (const popup of document.querySelectorAll(".popup:not([hidden])")) {
     const menu = /** @type {HTMLElement} */ (popup.parentElement);
     if (inside && menu.contains(inside) && !popup.contains(inside)) continue;
+    const button = /** @type {HTMLElement | null} */ (menu.querySelector("[aria-expanded]"));
+    // What is hidden has no focus: it would begin again at the top of the page.
+    if (popup.contains(document.activeElement)) button?.focus();
     /** @type {HTMLElement} */ (popup).hidden = true;
-    menu.querySelector("[aria-expanded]")?.setAttribute("aria-expanded", "false");
+    button?.setAttribute("aria-expanded", "false");
   }
 }
 

@@ -202,6 +202,17 @@ async def test_an_operator_s_key_sees_all_and_changes_nothing(
     finally:
         assert lmx.cli("key", "revoke", "viewer").returncode == 0
     await until(browser, f"{at('admin')}.open", "a question for another key")
+    # Where no key is needed there is no question: what the header showed is gone.
+    second = lmx.cli("key", "add", "second", "--scope", "operator").stdout.strip()
+    try:
+        await show(browser, origin, "models", second)
+        await until(browser, f"{state('left')} === 'ready' && !{at('rate')}.hidden", "the header")
+        await browser.run("location.hash = '#/chat'")
+    finally:
+        assert lmx.cli("key", "revoke", "second").returncode == 0
+    await until(browser, f"{at('budget')}.hidden && {at('rate')}.hidden", "no figures")
+    assert await browser.run(f"{at('count-models')}.textContent") == ""
+    assert not await browser.run(f"{at('admin')}.open"), "no question in the chat"
 
 
 async def test_one_is_killed_and_the_other_stream_continues(page: Page, lmx: Rig) -> None:
@@ -349,21 +360,81 @@ PEERS = """(async () => {
     peer(HOSTILE),
     peer("far", { url: "javascript:alert(1)", answers: false, problem: "it is gone" }),
   ] };
+  let asked = 0;
+  let faults = 0;
+  const request = async () => {
+    asked += 1;
+    if (asked === 2) throw new Error("it fails once");
+    return known;
+  };
   const end = mount(root, {
-    request: async () => known, style() {}, announce() {}, fail() {}, colour: () => "c0",
+    request, style() {}, announce() {}, fail: () => { faults += 1; }, colour: () => "c0",
     live: { on: () => () => {} },
   });
   await new Promise((done) => setTimeout(done));
+  const focused = root.querySelector("a");
+  focused.focus();
+  known.peers[0].running = 2;
+  const deadline_ms = performance.now() + 60_000;
+  while (!root.innerText.includes("2 under way") && performance.now() < deadline_ms)
+    await new Promise((done) => setTimeout(done, 50));
   const cards = [...root.querySelectorAll(".machine:not([hidden])")];
   const found = {
     texts: cards.map((one) => one.innerText), images: root.querySelectorAll("img").length,
     links: [...root.querySelectorAll("a")].map((one) => one.href),
     bars: [...root.querySelectorAll(".memory")].map((one) => one.getAttribute("aria-label")),
+    faults, kept: document.activeElement === focused,
   };
   end();
   root.remove();
   return found;
 })()"""
+
+
+NO_SUPERVISOR = """(async () => {
+  const { shared } = await import("/ui/console.js");
+  const own = window.fetch;
+  const problem = "The supervisor does not answer.";
+  const status = { at_s: Date.now() / 1000, whole: false, problem, system: null, models: [] };
+  const sent = new TextEncoder().encode(`event: status\ndata: ${JSON.stringify(status)}\n\n`);
+  window.downloads = 0;
+  window.fetch = (address, options) => {
+    const { pathname } = new URL(address);
+    if (pathname.endsWith("admin/models/download")) window.downloads += 1;
+    if (!pathname.endsWith("admin/live")) return own(address, options);
+    const body = new ReadableStream({ start: (sender) => sender.enqueue(sent) });
+    return Promise.resolve(new Response(body));
+  };
+  window.answerAgain = () => {
+    window.fetch = own;
+    shared.live.logs("");
+  };
+  // The stream is opened again for another log.
+  shared.live.logs("router");
+})()"""
+
+
+async def test_figures_that_are_not_current_are_marked(page: Page) -> None:
+    """A supervisor that does not answer is said in the header, and not when it answers again."""
+    await page.run(NO_SUPERVISOR)
+    marked = "document.body.classList.contains('stale')"
+    said = f"{at('where')}.textContent === 'The supervisor does not answer.'"
+    await until(page, f"{said} && {marked}", "what is wrong")
+    assert await page.run(f"Boolean({row('left')})"), "what was known stays"
+    await until(page, "window.downloads > 0", "the downloads are followed again")
+    await page.run("answerAgain()")
+    await until(page, f"!({said}) && !{marked}", "it answers again")
+
+    # A menu that is closed by its key leaves the focus at its button.
+    await page.run(f"{at('operator')}.click()")
+    await page.run("document.dispatchEvent(new KeyboardEvent('keydown', { key: 'Escape' }))")
+    assert await page.run(f"{at('operator-menu')}.hidden")
+    assert await page.run(f"document.activeElement === {at('operator')}")
+
+    await page.ask("Emulation.setTimezoneOverride", timezoneId="Asia/Tokyo")
+    early = await page.run("import('/ui/format.js').then(({ clock }) => clock(20 * 3600))")
+    await page.ask("Emulation.setTimezoneOverride", timezoneId="")
+    assert early == "1970-01-02 05:00:00", "the date is local, as the time is"
 
 
 async def test_a_machine_is_drained_and_its_peers_are_shown(page: Page, lmx: Rig) -> None:
@@ -380,11 +451,13 @@ async def test_a_machine_is_drained_and_its_peers_are_shown(page: Page, lmx: Rig
     shown = await page.run(PEERS.replace("HOSTILE", json.dumps(HOSTILE)))
     first, second = shown["texts"]
     assert f"{HOSTILE}\nanswers" in first
-    assert "4 running, 1 waiting" in first and "1 under way, 3 ended" in first
+    assert "4 running, 1 waiting" in first and "2 under way, 3 ended" in first
     assert "it is gone" in second
     assert shown["images"] == 0
     assert shown["links"] == ["http://studio:8000/#/models"]
     assert shown["bars"] == ["3.0 GiB of 4.0 GiB reserved"] * 2
+    assert shown["faults"] == 1, "it asks again after a fault"
+    assert shown["kept"], "a later figure leaves the focus where it is"
 
 
 async def test_logs_and_events(page: Page, lmx: Rig) -> None:
