@@ -193,7 +193,6 @@ class AnthropicModelList(PageEnds):
     """GET /v1/models for Anthropic's clients: every model that answers messages, loaded or not."""
 
     data: list[AnthropicModel]
-    """The id of the page's last one; null if there is none."""
 
 
 class CapabilityModelSpec(Answer):

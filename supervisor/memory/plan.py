@@ -20,6 +20,8 @@ from lmx.supervisor.memory.inspection import MOST_BYTES, ModelFiles
 from lmx.supervisor.memory.measured import Measured
 
 _KEY_CHARACTERS: Final = 32
+_LITTLE: Final = 4
+"""What is measured above an estimate is little if it is one part in so many of the work."""
 
 
 def settings_key(
@@ -182,7 +184,7 @@ class MemoryPlan:
     """As in :class:`Estimate`. It is no part of what workers are measured at."""
     budget_bytes: int = 0
     """The budget, if the estimate fits it; else 0. A context is as long as the estimate allows: if
-    a little more is measured, there is less left for the work, and the model stays."""
+    a little more is measured, there is that much less for the work, and the model stays."""
 
     @property
     def working_bytes(self) -> int:
@@ -210,7 +212,9 @@ class MemoryPlan:
         if self.set_bytes is not None:
             return max(self.set_bytes, static_bytes)
         wanted = max(static_bytes + self.working_bytes, self.peak_bytes + self.decoder_bytes)
-        return min(wanted, self.budget_bytes) if static_bytes <= self.budget_bytes else wanted
+        excess_bytes = wanted - self.budget_bytes
+        little = excess_bytes <= self.working_bytes // _LITTLE
+        return self.budget_bytes if excess_bytes > 0 and little else wanted
 
 
 def plan_memory(

@@ -50,7 +50,7 @@ class FetchProgram:
     ) -> Path | LmxError:
         """Run the program to its end. Returns the path that it made, or the error. ``advanced`` is
         called with each line of progress. When this is cancelled, it ends the process and waits for
-        its exit.
+        its exit, unless not even SIGKILL ends it.
         """
         # Only the last fetches are of interest, and one fetch prints little.
         errors = open_log(self.log_path)

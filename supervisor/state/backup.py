@@ -310,14 +310,16 @@ def _exchange(home: Path, staging: Path, kept: Path) -> None:
                 _move(staging / name, home / name, moved)
     except BaseException:  # Ctrl-C too.
         for before, after in reversed(moved):
-            after.rename(before)
+            # The last one may not have been moved yet.
+            if os.path.lexists(after) and not os.path.lexists(before):
+                after.rename(before)
         _remove(kept)
         raise
 
 
 def _move(before: Path, after: Path, moved: list[tuple[Path, Path]]) -> None:
-    before.rename(after)
     moved.append((before, after))
+    before.rename(after)
 
 
 def _make(folder: Path, below: str) -> None:

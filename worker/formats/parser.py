@@ -20,7 +20,7 @@ log = structlog.get_logger()
 
 _BREAKS: Final = "\r\n"
 _PROSE: Final = re.compile(
-    r"""[`'"]?[\s.,;:!?)]*(?:[`*(]|[^\W\d_]+[,.;:]?\s+[^\W\d_]+[\s,.;:!?)`'"])"""
+    r"""(?!\s*```)[`'"]?[\s.,;:!?)]*(?:[`*(]|[^\W\d_]+[,.;:]?\s+[^\W\d_]+[\s,.;:!?)`'"])"""
 )
 """What follows a marker where no call does: a closing backtick, or two words. Names have no spaces
 in them."""
@@ -295,8 +295,9 @@ class OutputParser:
         self._calls_end()
         # The reader may have continued behind an end marker, in what looked like a string.
         cut_off = not whole and feed.ended and not (form.end and form.end in rest)
-        said = rest[len(form.start) :]
-        if cut_off and _PROSE.match(said) and not said.lstrip().startswith(tuple(sink.names)):
+        said = rest.removeprefix(form.start)
+        about_it = said != rest and _PROSE.match(said) is not None
+        if cut_off and about_it and not said.lstrip().startswith(tuple(sink.names)):
             # The answer is about the marker.
             feed.unread(len(said))
             self._write(form.start)
@@ -357,12 +358,18 @@ class _Thought:
         self._line = ""
 
     def open_quote(self, more: str) -> str:
-        """Return the quote that the thought ends with, if it opens what is quoted; else "". It is a
-        closing one if the line has another before it. ``more`` follows what was added."""
+        """Return the quote that the thought ends with, if it opens what is quoted; else "".
+
+        Behind a word it is a closing one if the line has another before it. ``more`` follows what
+        was added.
+        """
         line = (self._line + more).rpartition("\n")[2]
         quote = line[-1:]
         if quote not in _QUOTES or line.endswith("```"):
             return ""
+        before = line.rstrip(quote)[-1:]
+        if not before or before.isspace() or before in "([{":
+            return quote
         return quote if _APOSTROPHE.sub("", line).count(quote) % 2 else ""
 
     def add(self, text: str) -> None:

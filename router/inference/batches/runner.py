@@ -127,6 +127,8 @@ class BatchRunner:
         """Whether the records are to be read again at once."""
         self._read_at_s = float("-inf")
         self._may_load: dict[str, tuple[float, bool]] = {}
+        self._impossible: set[str] = set()
+        """Models that could not be loaded whatever was evicted."""
         self._full: frozenset[str | None] = frozenset()
         """The owners who have no room for more results."""
         self.unfinished = 0
@@ -353,16 +355,30 @@ class BatchRunner:
         """Return the line that begins next, and whether it runs alone."""
         if self._files.unwritten >= _AHEAD or self._is_somebody_served:
             return None
+        seen: set[str | None] = set()
+        stuck: set[str | None] = set()
         for batch in self._in_turn():
-            if batch.tried_alone or batch.not_before_s > time.monotonic():
+            owner = batch.row.owner
+            if owner in seen and owner not in stuck:
+                continue
+            seen.add(owner)
+            stuck.discard(owner)
+            of_owner = [one for one in self._batches.values() if one.row.owner == owner]
+            if any(one.tried_alone for one in of_owner) or batch.not_before_s > time.monotonic():
                 continue
             await self._fetch(batch)
             alone = bool(batch.suspects)
             lines = batch.suspects if alone else batch.ready
-            if batch.row.owner in self._full or not lines or (alone and batch.running):
+            if (
+                batch.row.owner in self._full
+                or not lines
+                or (alone and any(one.running for one in of_owner))
+            ):
                 continue
-            line = lines[0] if alone else await self._free_line(lines)
-            if line is None or (alone and not await self._is_free(line.model)):
+            line = await self._free_line(list(lines)[:1] if alone else lines)
+            if line is None:
+                if not alone and not batch.running and all(map(self._is_hopeless, lines)):
+                    stuck.add(owner)
                 continue
             # Both may have changed while this waited.
             if self._is_somebody_served:
@@ -373,23 +389,33 @@ class BatchRunner:
         return None
 
     async def _free_line(self, lines: Collection[LineRow]) -> LineRow | None:
-        """Return the first line whose model may begin one now. Others may have to wait for hours,
-        for a model that an operator has drained."""
+        """Return the first line if its model may begin one now, or the first one behind those whose
+        models can't be had: a model that only waits for memory is not kept from it by others."""
         first: dict[str, LineRow] = {}
         for line in lines:
             first.setdefault(line.model, line)
         for line in first.values():
             if await self._is_free(line.model):
                 return line
+            if not self._is_hopeless(line):
+                return None
         return None
+
+    def _is_hopeless(self, line: LineRow) -> bool:
+        """Return whether a line's model can't be had until somebody does something: it is drained
+        or quarantined, or memory would not do."""
+        directory = self._services.supervisor.latest
+        model = None if directory is None else self._view(directory, line.model)
+        if model is None:
+            return False
+        return not can_serve(model) or self._base_id(line.model) in self._impossible
 
     @property
     def _is_somebody_served(self) -> bool:
         return any(True for _ in self._services.live.in_foreground)
 
     def _in_turn(self) -> Iterator[_Batch]:
-        """Yield the oldest batch of each owner, each time with another one first; then the others,
-        which continue while nothing of the oldest can."""
+        """Yield the oldest batch of each owner, each time another one first; then the others."""
         oldest: dict[str | None, _Batch] = {}
         others: list[_Batch] = []
         for batch in self._batches.values():
@@ -457,9 +483,9 @@ class BatchRunner:
         in_use = set(self._running())
         since_s = self._services.live.last_used_s
         in_use |= {name for name, at_s in since_s.items() if now_s - at_s < _PERSONS_S}
-        allowed = plan.outcome in (
-            LoadOutcome.LOADED, LoadOutcome.STARTS, LoadOutcome.EVICTS,
-        ) and in_use.isdisjoint(plan.evicts)  # fmt: skip
+        possible = plan.outcome in (LoadOutcome.LOADED, LoadOutcome.STARTS, LoadOutcome.EVICTS)
+        (self._impossible.discard if possible else self._impossible.add)(model_id)
+        allowed = possible and in_use.isdisjoint(plan.evicts)
         if not allowed:
             _log.info("batches.model_waits", model=model_id, reason=plan.detail)
         self._may_load[model_id] = (now_s, allowed)

@@ -233,6 +233,7 @@ def test_what_no_memory_is_left_for_is_forgotten(
     with monkeypatch.context() as patched:
         patched.setattr("lmx.worker.mlx.prefix.store.arrays_of", full)
         assert find(again, prompt(1, 100)) == 0
+        settle(again)
         patched.setattr(mx, "eval", full)
         with pytest.raises(RuntimeError, match="allocate"):
             again.store(prompt(2, 900), kept, "")

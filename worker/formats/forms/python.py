@@ -144,12 +144,11 @@ def _string(feed: TextFeed, quote: str, emit: Callable[[str], Any]) -> Steps[boo
 
 
 def _emit(text: str, sink: PartSink) -> bool:
-    code, names = _with_identifiers(text, sink)
     try:
         try:
-            found = list(_calls(code, names))
+            found = list(_calls(*_with_identifiers(text, sink)))
         except SyntaxError:
-            found = list(_calls(_with_breaks_escaped(code), names))
+            found = list(_calls(*_with_identifiers(_with_breaks_escaped(text), sink)))
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return False  # The last two are what Python's parser raises for deep nesting.
     if not found or any(name not in sink.names for name, _ in found):
@@ -169,12 +168,23 @@ _LONG_STRINGS: Final = _STRINGS.replace(r"\n", "")
 """The same, and those with line breaks between single quotes, as models write code."""
 
 
+_BREAK_OR_ESCAPE: Final = re.compile(r"\\(?:\r\n|.)|\r|\n", re.S)
+
+
+def _escaped_break(found: re.Match[str]) -> str:
+    """Return a line break as an escape, one behind a backslash with the backslash."""
+    text = found[0]
+    if not text.endswith(("\r", "\n")):
+        return text
+    return text.replace("\\", "\\\\").replace("\r", "\\r").replace("\n", "\\n")
+
+
 def _with_breaks_escaped(code: str) -> str:
     def escaped(found: re.Match[str]) -> str:
         text = found[0]
         if text[:3] in ("'''", '"""'):
             return text
-        return text.replace("\r", "\\r").replace("\n", "\\n")
+        return _BREAK_OR_ESCAPE.sub(_escaped_break, text)
 
     return re.sub(_LONG_STRINGS, escaped, code, flags=re.S)
 

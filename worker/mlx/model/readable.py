@@ -189,7 +189,7 @@ def _linked(folder: Path, left_out: Collection[str], written: Mapping[str, Any])
     # A worker that is killed, or ends at once, leaves its own.
     for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         pid = left.name.removeprefix(_PREFIX).partition("-")[0]
-        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
+        if pid.isdecimal() and len(pid) < 10 and not psutil.pid_exists(int(pid)):
             shutil.rmtree(left, ignore_errors=True)
     made = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
     atexit.register(shutil.rmtree, made, ignore_errors=True)

@@ -250,9 +250,12 @@ async def test_when_lmx_ends_a_rank_has_time_to_end_by_itself(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, ends: bool
 ) -> None:
     monkeypatch.setattr(lent, "_CLOSE_S", 90.0 if ends else 0.1)
+    monkeypatch.setattr(lent, "_LEAVE_S", 300.0)
     await machine.lend()
+    lease = os.dup(machine.lease)
     closing = asyncio.ensure_future(machine.ranks.close())
-    assert await asyncio.to_thread(os.read, machine.lease, 1) == b""
+    assert await asyncio.to_thread(os.read, lease, 1) == b""
+    os.close(lease)
     if ends:
         assert not closing.done()
         machine.exited(4242, 0)

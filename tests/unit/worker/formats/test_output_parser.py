@@ -495,7 +495,15 @@ def test_a_quote_that_is_closed_keeps_no_thought_open(thought: str, answer: str)
 
 
 @pytest.mark.parametrize(
-    "thought", ["the `</think>` of it", "'a' and then '</think>' and it's well", 'x "</think>".']
+    "thought",
+    [
+        "The tag ``</think>`` ends it",
+        "The users' tag is '</think>' here",
+        'a 6" pipe and "</think>" too',
+        "the `</think>` of it",
+        "'a' and then '</think>' and it's well",
+        'x "</think>".',
+    ],
 )
 def test_a_marker_in_quotes_is_a_part_of_the_thought(thought: str) -> None:
     parsed = parse(f"<think>{thought}</think>So.", "json_tools")

@@ -100,6 +100,18 @@ def test_python_with_line_breaks_in_strings(name: str) -> None:
     assert "\\n" in text
     broken = text.replace("\\n", "\n").replace("\\r", "\r")
     assert parse(broken, name, tools=TOOLS).objects == [("save", given)]
+    # A backslash at the end of a line, and in a string the name of another argument that is none of
+    # Python's.
+    given = {"path": "docker \\\n -v\nhttps://x/?from=1", "from": "y"}
+    odd = [tool("save", path="string", **{"from": "string"})]
+    broken = write([("save", given)]).replace("\\\\", "\\").replace("\\n", "\n")
+    assert parse(broken, name, tools=odd).objects == [("save", given)]
+
+
+def test_a_fenced_call_that_is_cut_off_is_no_content() -> None:
+    text = '<tool_call>\n```json\n{"name": "save", "argu'
+    parsed = parse(text, "json_tools", tools=TOOLS)
+    assert (parsed.content, parsed.calls) == ("", [])
 
 
 @families
