@@ -13,6 +13,7 @@ from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.messages.tasks import Embed
 from lmx.protocol.states import ModelKind, SlotState
 from lmx.router.http.access import own_request
+from lmx.router.http.api_family import OLLAMA
 from lmx.router.http.bodies.json_body import next_step, read_object
 from lmx.router.http.outcome import CONTEXT, note_ignored
 from lmx.router.http.responses import Answer, json_pieces, json_text
@@ -155,7 +156,7 @@ async def _unloaded(form: OllamaAnswer, *, stream: bool) -> web.StreamResponse:
     answer = orjson.dumps(form.unloaded(int(time.time())))
     if not stream:
         return json_text(answer)
-    return web.Response(body=answer + b"\n", content_type="application/x-ndjson")
+    return web.Response(body=answer + b"\n", content_type=OLLAMA.stream_type)
 
 
 async def _embedded(request: web.Request, name: str, embed: Embed) -> Computed | None:

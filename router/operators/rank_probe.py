@@ -63,7 +63,7 @@ async def probe_way(request: web.Request) -> web.Response:
         raise RequestError(
             ErrorCode.UNSUPPORTED_VALUE, f"No port can be opened for it here ({error})."
         ) from error
-    except BaseException:  # Who asked has left.
+    except BaseException:  # The client has disconnected.
         busy.release()
         raise
 

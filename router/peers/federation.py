@@ -239,7 +239,7 @@ class Federation:
             directory = self._own.directory(directory, request[CONTEXT].grant)
             try:
                 found = self._targets_now(request, endpoint, body, directory)
-            except LmxError:  # None is left.
+            except LmxError:  # No other machine can answer.
                 return await self._failed(request, events, first)
         if first is None:
             if found.own or not found.remote:

@@ -151,16 +151,14 @@ class OllamaAnswer:
         self.retained_logprobs: Final = _retained_logprobs if logprobs and not stream else None
 
     def writer(self, identity: Identity, beginning: Beginning) -> OllamaWriter:
-        head = self._head(identity)
+        head = self._head(identity.created_s)
         end = {**head, **self._text_fields("")}
         return OllamaWriter(head, end, chat=self._chat, loaded=self._loaded, turns=self._turns)
 
     def unloaded(self, created_s: int) -> dict[str, Any]:
         """Return the answer to the wish to unload a model that is not loaded."""
-        identity = Identity("", created_s, "", "")
-        return {
-            **self._head(identity), **self._text_fields(""), "done": True, "done_reason": "unload"
-        }  # fmt: skip
+        end = {"done": True, "done_reason": "unload"}
+        return {**self._head(created_s), **self._text_fields(""), **end}
 
     def complete_answer(self, made: Generated) -> dict[str, Any]:
         """Return the whole answer, or the part that exists until now, which is not done."""
@@ -172,7 +170,7 @@ class OllamaAnswer:
             shown["thinking"] = thinking
         if choice.calls:
             shown["tool_calls"] = [_call(index, one) for index, one in choice.calls.items()]
-        answer = {**self._head(made.identity), **shown_text}
+        answer = {**self._head(made.identity.created_s), **shown_text}
         if self.retained_logprobs is not None:
             answer["logprobs"] = choice.logprobs
         if ending is None or 0 not in made.ends:
@@ -180,8 +178,8 @@ class OllamaAnswer:
         end = _end_object(made.ends[0], ending, self._loaded)
         return {**answer, **end, **_context(self._turns, text)}
 
-    def _head(self, identity: Identity) -> dict[str, Any]:
-        return {"model": self._name, "created_at": time_text(identity.created_s)}
+    def _head(self, created_s: int) -> dict[str, Any]:
+        return {"model": self._name, "created_at": time_text(created_s)}
 
     def _text_fields(self, text: str) -> dict[str, Any]:
         if self._chat:

@@ -124,10 +124,10 @@ class EventFeed:
         # Two listeners may have asked at once.
         if self._epoch == known != answer.epoch:
             epochs = [life.epoch for life in answer.earlier]
-            heard = {one.epoch for one in self._kept} - {known}
+            already = {one.epoch for one in self._kept} - {known}
             for life in answer.earlier[epochs.index(known) if known in epochs else 0 :]:
                 for event in life.events:
-                    if life.epoch not in heard and (life.epoch != known or event.seq > seq):
+                    if life.epoch not in already and (life.epoch != known or event.seq > seq):
                         self._add(life.epoch, event)
             self._seq = 0
         self._asked, self._epoch = True, answer.epoch

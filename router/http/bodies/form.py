@@ -129,7 +129,7 @@ async def _value(
 ) -> FormField:
     is_file = part.filename is not None
     most_bytes = limit_bytes if is_file else _MOST_FIELD_BYTES
-    # What is no UTF-8 can't be said in an error.
+    # The text of an error must be UTF-8.
     name = str(part.name).encode("utf-8", "replace").decode()
     if part.headers.get(hdrs.CONTENT_TRANSFER_ENCODING, "binary").lower() not in (
         "binary",

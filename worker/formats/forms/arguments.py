@@ -62,7 +62,7 @@ def members(parameters: Schema) -> list[Member] | None:
         return None
     if not properties.keys() >= set(required):
         return None
-    shared = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
+    shared = _shared(parameters)
     if shared and len(json.dumps(shared)) * _references(properties) > _MAX_SHARED_CHARS:
         return None
     found = []
@@ -72,6 +72,11 @@ def members(parameters: Schema) -> list[Member] | None:
         whole = {**schema, **shared} if shared and _references(schema) else schema
         found.append(Member(name, whole, name in required))
     return found
+
+
+def _shared(parameters: Schema) -> dict[str, Any]:
+    """Return the definitions that the arguments share."""
+    return {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
 
 
 def _references(schema: Schema) -> int:
@@ -101,11 +106,7 @@ class ArgumentTypes:
             return _types(schema)
         if (source := self._referring) is not None:
             return _some(types_of(source.schema["properties"][key], Lookup(source)))
-        return _types({**self._shared, **schema})
-
-    @property
-    def _shared(self) -> dict[str, Any]:
-        return {key: self._parameters[key] for key in _DEFINITIONS if key in self._parameters}
+        return _types({**_shared(self._parameters), **schema})
 
     @cached_property
     def _referring(self) -> Standalone | None:
@@ -116,7 +117,7 @@ class ArgumentTypes:
             if isinstance(schema, dict) and _references(schema)
         }
         try:
-            return standalone({**self._shared, "properties": properties})
+            return standalone({**_shared(self._parameters), "properties": properties})
         except SchemaFault:
             return None
 

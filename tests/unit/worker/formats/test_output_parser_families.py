@@ -100,8 +100,8 @@ def test_python_with_line_breaks_in_strings(name: str) -> None:
     assert "\\n" in text
     broken = text.replace("\\n", "\n").replace("\\r", "\r")
     assert parse(broken, name, tools=TOOLS).objects == [("save", given)]
-    # A backslash at the end of a line, and in a string the name of another argument that is none of
-    # Python's.
+    # A backslash at the end of a line, and in a string the name of another argument, which is a
+    # keyword of Python.
     given = {"path": "docker \\\n -v\nhttps://x/?from=1", "from": "y"}
     odd = [tool("save", path="string", **{"from": "string"})]
     broken = write([("save", given)]).replace("\\\\", "\\").replace("\\n", "\n")

@@ -104,7 +104,7 @@ def _pass_over(layer: Any, hidden_states: mx.array, **seen: Any) -> mx.array:
     return hidden_states
 
 
-def _count_positions_anew(model: Any) -> None:
+def _reset_rope_deltas(model: Any) -> None:
     """Classes that keep rope deltas from one call to the next. In Cohere Compass and the kinds of
     GLM-4V and GLM-OCR, they are those of the picture or the rows that were computed last, and the
     next chunk of any text gets its positions by them. PaddleOCR-VL forgets them, and lets the next
@@ -124,7 +124,7 @@ def _patch_glm_ocr(model: Any) -> None:
     """GLM-OCR: in addition, it keeps the positions of the prompt that it embedded or computed last,
     and a row that decodes alone gets these as long as it is shorter, whatever its rope deltas
     are."""
-    _count_positions_anew(model)
+    _reset_rope_deltas(model)
     plain = type(model.language_model)
 
     def call(patched: Any, inputs: mx.array, inputs_embeds: Any = None, **kwargs: Any) -> Any:
@@ -136,14 +136,14 @@ def _patch_glm_ocr(model: Any) -> None:
 
 
 _PATCHES: Final[Mapping[str, Callable[[Any], None]]] = {
-    "cohere_compass": _count_positions_anew,
+    "cohere_compass": _reset_rope_deltas,
     "gemma3n": _patch_gemma3n,
-    "glm4v": _count_positions_anew,
-    "glm4v_moe": _count_positions_anew,
+    "glm4v": _reset_rope_deltas,
+    "glm4v_moe": _reset_rope_deltas,
     "glm_ocr": _patch_glm_ocr,
     "hy_v4": _patch_hy_v4,
     "mllama": _patch_mllama,
-    "paddleocr_vl": _count_positions_anew,
+    "paddleocr_vl": _reset_rope_deltas,
     "qwen3_omni_moe": patch_qwen3_omni,
 }
 """By the package of a model's class."""
