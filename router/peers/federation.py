@@ -53,7 +53,7 @@ from lmx.router.peers.link import PeerLink, first_answers
 from lmx.router.peers.machine import OfferedModel
 from lmx.router.peers.named_files import named_parts
 from lmx.router.peers.own import OwnMachine, offered
-from lmx.router.peers.prefixes import BLOCK_BYTES, chain, longest
+from lmx.router.peers.prefixes import BLOCK_BYTES, beginning, chain, longest
 from lmx.router.peers.relay import (
     MOST_ANSWERS_BYTES,
     SMALL_ANSWER_BYTES,
@@ -167,13 +167,14 @@ class Federation:
         body = await read_object(request, self._spec.body_limit_bytes)
         request[READ] = body
         found = await self._targets(request, endpoint, body, directory)
-        hashes = cache(partial(self._hashes, request[CONTEXT], endpoint, body))
+        text = cache(partial(_hashed_text, endpoint, body))
+        hashes = cache(partial(self._hashes, request[CONTEXT], body.get("cache_salt"), text))
         if found.own_name is not None:
             request[READ] = {**body, "model": found.own_name}
         if not found.remote:
             own = hashes(found.own[0].model_id) if found.own else ()
             # Media may be megabytes of text, which nobody needs for as long as the answer takes.
-            del body, hashes
+            del body, hashes, text
             return await self._here(request, handler, found, own)
         with self._contents.share() as held:
             if parts := list(named_parts(body)):
@@ -503,23 +504,26 @@ class Federation:
     def _hashes(
         self,
         context: RequestContext,
-        endpoint: Endpoint,
-        body: Mapping[str, Any],
+        cache_salt: Any,
+        text: Callable[[], bytes],
         model_id: str,
     ) -> tuple[int, ...]:
         """Return the hashes of a request's text for a model, and for those who share prefixes."""
-        if endpoint.tag == AUDIO:
-            return ()  # Nothing of it is kept for another one.
         forwarded = context.forwarded
         if forwarded is not None:
             tag = forwarded.client if forwarded.apart else ""
         else:
             tag = client_tag(context) if context.apart else ""
-        return chain(f"{model_id}\0{tag}\0{body.get('cache_salt') or ''}", body)
+        return chain(f"{model_id}\0{tag}\0{cache_salt or ''}", text())
 
 
 Hashes = Callable[[str], tuple[int, ...]]
 """Returns the hashes of a request's text for a model."""
+
+
+def _hashed_text(endpoint: Endpoint, body: Mapping[str, Any]) -> bytes:
+    # Nothing of sounds is kept for another request.
+    return b"" if endpoint.tag == AUDIO else beginning(body)
 
 
 def _candidate(

@@ -13,7 +13,7 @@ from typing import Any, Final
 import orjson
 
 BLOCK_BYTES: Final = 512
-_MOST_BLOCKS: Final = 1024
+_MOST_BYTES: Final = 1024 * BLOCK_BYTES
 """What comes after them does not count: they are some 130,000 tokens."""
 
 _FIELDS: Final = ("tools", "functions", "system", "instructions", "messages", "input", "prompt")
@@ -23,25 +23,27 @@ _MOST_CONVERSATIONS: Final = 256
 _HASH_BYTES: Final = 8
 
 
-def chain(seed: str, body: Mapping[str, Any]) -> tuple[int, ...]:
+def chain(seed: str, text: bytes) -> tuple[int, ...]:
     """Return the hash of each whole block of a request's text, the first one first. ``seed`` tells
-    apart what is never shared: models, and clients that share no prefixes. The text of a
-    conversation that has grown begins with that of the conversation before."""
+    apart what is never shared: models, and clients that share no prefixes."""
     hashes: list[int] = []
     before = blake2b(seed.encode("utf-8", "surrogatepass"), digest_size=_HASH_BYTES).digest()
-    rest = b""
-    for piece in _pieces(body):
-        rest += piece
-        begin = 0
-        while len(rest) - begin >= BLOCK_BYTES:
-            block = rest[begin : begin + BLOCK_BYTES]
-            before = blake2b(before + block, digest_size=_HASH_BYTES).digest()
-            hashes.append(int.from_bytes(before, "big"))
-            begin += BLOCK_BYTES
-            if len(hashes) == _MOST_BLOCKS:
-                return tuple(hashes)
-        rest = rest[begin:]
+    for begin in range(0, len(text) - BLOCK_BYTES + 1, BLOCK_BYTES):
+        block = text[begin : begin + BLOCK_BYTES]
+        before = blake2b(before + block, digest_size=_HASH_BYTES).digest()
+        hashes.append(int.from_bytes(before, "big"))
     return tuple(hashes)
+
+
+def beginning(body: Mapping[str, Any]) -> bytes:
+    """Return the text of a request, as far as it counts. That of a conversation that has grown
+    begins with that of the conversation before."""
+    text = bytearray()
+    for piece in _pieces(body):
+        text += piece
+        if len(text) >= _MOST_BYTES:
+            break
+    return bytes(text[:_MOST_BYTES])
 
 
 def _pieces(body: Mapping[str, Any]) -> Iterator[bytes]:
@@ -51,7 +53,7 @@ def _pieces(body: Mapping[str, Any]) -> Iterator[bytes]:
             continue
         yield name.encode()
         for entry in value if isinstance(value, list) else (value,):
-            yield _text(_without_marks(entry))[: BLOCK_BYTES * _MOST_BLOCKS]
+            yield _text(_without_marks(entry))
 
 
 def _without_marks(entry: Any) -> Any:

@@ -105,6 +105,15 @@ class _Batch:
     tried_alone: bool = False
     """Whether what runs is a suspect."""
 
+    def pass_over(self) -> None:
+        """Know the lines of other models next. Those that were known are found again in the records
+        when all have been passed over: they have no results."""
+        assert self.cursor is not None, "lines were taken"
+        if self.ready[-1].model == self.cursor.model:
+            # The end of the model's lines: no name comes between the two.
+            self.cursor = self.cursor._replace(model=f"{self.cursor.model}\0", order=b"", number=0)
+        self.ready.clear()
+
     def interrupt(self) -> None:
         """Cancel what is being answered; it is answered later."""
         for task in self.running:
@@ -379,6 +388,7 @@ class BatchRunner:
             if line is None:
                 if not alone and not batch.running and all(map(self._is_hopeless, lines)):
                     stuck.add(owner)
+                    batch.pass_over()
                 continue
             # Both may have changed while this waited.
             if self._is_somebody_served:

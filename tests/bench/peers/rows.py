@@ -131,7 +131,7 @@ def _throughput(clients: int) -> Callable[[Server], Awaitable[dict[str, float]]]
             f"{what}, processor, ms a token": figures.cpu_ms_per_token.median,
         }
         if clients >= 32:
-            found["memory after 32 clients, MiB"] = (figures.memory_bytes or 0) / 2**20
+            found[f"memory after {what}, MiB"] = (figures.memory_bytes or 0) / 2**20
         return found
 
     return measured
@@ -290,6 +290,9 @@ ROWS: Final[Mapping[str, Row]] = {
     "1 client": Row(_throughput(1)),
     "8 clients": Row(_throughput(8)),
     "32 clients": Row(_throughput(32)),
+    "64 clients": Row(_throughput(64)),
+    "128 clients": Row(_throughput(128)),
+    "256 clients": Row(_throughput(256)),
     "prompt": Row(prompt),
     "agent": Row(agent),
     "agent with marker": Row(agent_with_marker),

@@ -311,9 +311,11 @@ async def test_a_model_that_is_drained_keeps_no_other_waiting() -> None:
     async with router_rig(api_keys=KEYS[:1]) as rig, sdk(rig) as client:
         drained = cold("drained", SlotState.HELD, kind=ModelKind.CHAT)
         await rig.publish(ready(MODEL, INSTANCE), drained)
-        waits = line("waits")
-        waits["body"]["model"] = "drained"
-        first = await begun(client, jsonl(waits, line("a")))
+        # More of them than are known ahead.
+        waiting = [line(f"waits {number}") for number in range(70)]
+        for one in waiting:
+            one["body"]["model"] = "drained"
+        first = await begun(client, jsonl(*waiting, line("a")))
         await until(lambda: len(rig.worker.streams) == 1)
         second = await ended(client, await begun(client, jsonl(line("b"))))
         assert second.status == "completed"

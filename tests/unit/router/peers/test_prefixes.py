@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmx.router.peers.prefixes import BLOCK_BYTES, PrefixBook, chain, longest
+from lmx.router.peers.prefixes import BLOCK_BYTES, PrefixBook, beginning, chain, longest
 
 
 def talk(*texts: str, **fields: Any) -> dict[str, Any]:
@@ -14,11 +14,15 @@ def talk(*texts: str, **fields: Any) -> dict[str, Any]:
     return {"model": "m", "messages": messages, **fields}
 
 
+def hashes(seed: str, body: dict[str, Any]) -> tuple[int, ...]:
+    return chain(seed, beginning(body))
+
+
 LONG = "word " * 2000
 
 
 def test_a_conversation_that_has_grown_is_found_to_its_last_block() -> None:
-    before, after = chain("s", talk(LONG, "a")), chain("s", talk(LONG, "a", "more " * 900))
+    before, after = hashes("s", talk(LONG, "a")), hashes("s", talk(LONG, "a", "more " * 900))
     assert after[: len(before)] == before
     book = PrefixBook()
     book.add(before, 0.0)
@@ -29,36 +33,36 @@ def test_a_conversation_that_has_grown_is_found_to_its_last_block() -> None:
 
 def test_what_begins_alike_is_found_to_two_thirds_at_least() -> None:
     book = PrefixBook()
-    first = chain("s", talk(LONG + "one " * 3000))
+    first = hashes("s", talk(LONG + "one " * 3000))
     book.add(first, 0.0)
-    other = chain("s", talk(LONG + "two " * 3000))
+    other = hashes("s", talk(LONG + "two " * 3000))
     common = len(LONG) // BLOCK_BYTES
     assert common * 2 // 3 <= longest(other, book.held) <= common + 1
 
 
 def test_what_is_not_shared_differs_from_its_first_block() -> None:
     body = talk(LONG)
-    assert not set(chain("model a", body)) & set(chain("model b", body))
-    assert not set(chain("s", talk(LONG, tools=[{"a": 1}]))) & set(chain("s", body))
+    assert not set(hashes("model a", body)) & set(hashes("model b", body))
+    assert not set(hashes("s", talk(LONG, tools=[{"a": 1}]))) & set(hashes("s", body))
 
 
 def test_the_marks_of_what_to_cache_change_nothing() -> None:
     def marked(**mark: Any) -> dict[str, Any]:
         return {"messages": [{"role": "user", "content": [{"type": "text", "text": LONG, **mark}]}]}
 
-    assert chain("s", marked()) == chain("s", marked(cache_control={"type": "ephemeral"}))
+    assert hashes("s", marked()) == hashes("s", marked(cache_control={"type": "ephemeral"}))
 
 
 def test_any_body_is_taken_and_no_more_than_so_much_is_read() -> None:
-    assert chain("s", {}) == ()
-    assert len(chain("s", {"messages": "x" * 3_000_000})) == 1024
+    assert hashes("s", {}) == ()
+    assert len(hashes("s", {"messages": "x" * 3_000_000})) == 1024
     for odd in (5, "x", None, [[[1]]], [{"content": {"a": 2**200}}], [{"content": [1, None]}]):
-        chain("s\ud800", {"messages": odd, "prompt": odd, "tools": odd})
+        hashes("s\ud800", {"messages": odd, "prompt": odd, "tools": odd})
 
 
 def test_the_oldest_conversations_are_forgotten() -> None:
     book = PrefixBook()
-    chains = [chain("s", talk(f"{number} {LONG}")) for number in range(300)]
+    chains = [hashes("s", talk(f"{number} {LONG}")) for number in range(300)]
     for number, one in enumerate(chains):
         book.add(one, float(number))
     assert longest(chains[0], book.held) == 0
@@ -69,7 +73,7 @@ def test_the_oldest_conversations_are_forgotten() -> None:
 
 @given(st.lists(st.text(max_size=2000), max_size=6), st.integers(0, 6))
 def test_a_beginning_is_never_taken_for_longer_than_it_is(texts: list[str], cut: int) -> None:
-    whole, part = chain("s", talk(*texts)), chain("s", talk(*texts[:cut], "something else"))
+    whole, part = hashes("s", talk(*texts)), hashes("s", talk(*texts[:cut], "something else"))
     book = PrefixBook()
     book.add(part, 0.0)
     found = longest(whole, book.held)
