@@ -299,7 +299,8 @@ class WorkerLink:
                 "The model's worker can't be reached: it is being replaced.",
                 retry_after_s=1.0,
             )
-        self._received = True
+        if not self.open_streams:
+            self._received = True  # Nothing was due before it.
 
     def _send(self, message: Any) -> None:
         if not send_nowait(self._socket, encode(message)):

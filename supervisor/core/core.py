@@ -269,6 +269,11 @@ class Core:
                 self._store.step(slot.model.id, event, now_s)
         self._placer.place(now_s)
 
+    @property
+    def no_loads(self) -> str | None:
+        """Why nothing at all can be started now, None if something can."""
+        return self._placer.hindrance or self._store.hindrance
+
     def set_pressure(self, level: MemoryPressure, now_s: float) -> None:
         """Take how near the machine is to running out of memory. While it is near, nothing is
         started, and idle models that are not pinned are evicted, one after the other."""
@@ -415,7 +420,7 @@ class Core:
         return self._public.snapshot(
             self._configured(), self._settings.current, self.ledger.free_bytes, now_s,
             budget_bytes=self.ledger.budget_bytes, stopping=self.stopping, drained=self.drained,
-            no_loads=self._placer.hindrance or self._store.hindrance, waits=waits,
+            no_loads=self.no_loads, waits=waits,
         )  # fmt: skip
 
     def _take(self, model_id: str, event: object, now_s: float) -> None:

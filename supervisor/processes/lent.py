@@ -177,6 +177,8 @@ class LentRanks:
         self._core.refuse_while_stopping()
         if self._core.drained:
             raise _refused("this machine is drained: `lmx undrain --machine`")
+        if self._core.no_loads is not None:
+            raise _refused(self._core.no_loads)
         if len(self._lent) + len(self._reading) >= MOST_LENT:
             raise _refused(f"this machine runs {MOST_LENT} ranks for others, as many as can be")
         if asked.name in {one.asked.name for one in self._lent.values()}:

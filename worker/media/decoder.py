@@ -39,9 +39,10 @@ _ALARM_GRACE_S: Final = 2.0
 _MAX_REASON: Final = 4096
 
 _INHERITED_VARIABLES: Final = (
-    *("DYLD_", "LANG", "LC_", "LD_", "LMX_HOME", "PATH", "PYTHON", "TMPDIR", "VIRTUAL_ENV"),
+    *("DYLD_", "LANG", "LC_", "LD_", "LMX_HOME", "LMX_PROCESS", "PATH", "PYTHON", "TMPDIR"),
+    "VIRTUAL_ENV",
 )
-"""How the variables begin that a Python program needs, and the one that shows whose process it is.
+"""How the variables begin that a Python program needs, and those that show whose process it is.
 The others, which may be secrets, stay where no file of a stranger is read."""
 
 

@@ -23,8 +23,9 @@ from lmx.worker.ranks.wire import READ_BYTES
 
 log = structlog.get_logger()
 
-_JOIN_S: Final = 60.0
-"""For how long both sides wait for the connection: the follower's process has to begin."""
+_JOIN_S: Final = 100.0
+"""For how long both sides wait for the connection: the follower's process has to begin, and rank 0
+lets nobody in before all machines have answered, which may take 80 s."""
 
 _LOOK_MS: Final = 250
 _BROKEN_S: Final = 1.0
@@ -44,6 +45,8 @@ def _pair(context: zmq.Context[Any], beat_s: float, silence_s: float) -> zmq.Soc
     """Return a socket that notices a machine which does not answer, without anybody's help."""
     found: zmq.Socket[bytes] = context.socket(zmq.PAIR)
     found.setsockopt(zmq.LINGER, _LINGER_MS)
+    # ZeroMQ itself would give a connection up after 30 s.
+    found.setsockopt(zmq.HANDSHAKE_IVL, int(_JOIN_S * 1000))
     found.setsockopt(zmq.HEARTBEAT_IVL, max(1, int(beat_s * 1000)))
     found.setsockopt(zmq.HEARTBEAT_TIMEOUT, max(1, int(silence_s * 1000)))
     found.setsockopt(zmq.SNDTIMEO, max(1, int(silence_s * 1000)))

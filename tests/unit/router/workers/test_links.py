@@ -207,12 +207,29 @@ async def test_silence_is_worker_lost_and_a_pulse_is_no_silence() -> None:
         assert joined_text(lines[:-1]) == "so far"
 
 
+async def test_requests_that_come_meanwhile_do_not_hide_a_silence() -> None:
+    async with router_rig(begin, worker_silence_s=1.5) as rig:
+        request = asyncio.create_task(rig.chat_events())
+        await rig.worker.stream()
+        rig.worker.pulses = False
+        rig.worker.script = never_answer
+        others = []
+        async with asyncio.timeout(90):
+            while not request.done():
+                others.append(asyncio.create_task(rig.chat_json()))
+                await asyncio.wait([request], timeout=0.3)
+        assert json.loads(request.result()[-1])["error"]["code"] == "worker_lost"
+        for other in others:
+            other.cancel()
+        await asyncio.wait(others)
+
+
 async def test_silence_without_open_streams_means_nothing() -> None:
-    async with router_rig(worker_silence_s=0.1) as rig:
+    async with router_rig(worker_silence_s=1.0) as rig:
         await rig.chat_json()
         rig.worker.pulses = False
         with structlog.testing.capture_logs() as logs:
-            await asyncio.sleep(0.4)  # the time itself is what is tested: four silences
+            await asyncio.sleep(1.5)  # the time itself is what is tested: more than a silence
             status, _ = await rig.chat_json()
         assert status == 200
         assert "worker.silent" not in [line["event"] for line in logs]

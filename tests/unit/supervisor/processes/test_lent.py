@@ -22,6 +22,7 @@ from lmx.protocol.messages.ranks import (
 )
 from lmx.protocol.models.default_engine import MLX_ENGINE
 from lmx.protocol.models.ranks import Parallel
+from lmx.protocol.states import MemoryPressure
 from lmx.supervisor.core.inspect_files import question_of
 from lmx.supervisor.memory.inspection import Inspection
 from lmx.supervisor.processes import lent
@@ -144,6 +145,14 @@ async def test_a_rank_has_memory_until_nothing_is_heard_of_it(machine: Machine) 
     assert machine.ranks.status == ()
     assert machine.rig.core.ledger.free_bytes == 1000
     await machine.lend(group="g3", silence_s=60.0)
+
+
+async def test_none_is_started_while_the_machine_is_short_of_memory(machine: Machine) -> None:
+    machine.rig.core.set_pressure(MemoryPressure.SOFT, 0.0)
+    with pytest.raises(LmxError, match="short of memory"):
+        await machine.lend()
+    machine.rig.core.set_pressure(MemoryPressure.NONE, 1.0)
+    await machine.lend(silence_s=60.0)
 
 
 async def test_a_rank_is_not_started_after_its_end(
