@@ -24,7 +24,11 @@ from lmx.worker.mlx.model.library import open_checkpoint
 from lmx.worker.mlx.model.load import load_model
 from lmx.worker.mlx.model.readable import FolderChanges
 from lmx.worker.templates import environment
-from tests.support.models.text_models import make_text_model, reference_logits
+from tests.support.models.text_models import (
+    make_text_model,
+    reference_logits,
+    save_with_8_bit_floats,
+)
 from tests.support.rigs.engine_rig import spec_of
 
 pytestmark = pytest.mark.engine
@@ -300,6 +304,33 @@ def test_gpt_oss_is_read_under_transformers_names(
             weights[f"{experts}down_proj{theirs}"] = down
     mx.save_safetensors(str(file), weights)
     assert np.abs(logits(folder) - logits(base)).max() < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["ministral3", "mistral3"])
+def test_ministral_3_is_read_from_8_bit_floats(
+    bases: Callable[[str], Path], tmp_path: Path, kind: str
+) -> None:
+    coded = changed(bases("ministral3"), tmp_path / "coded")
+    nested = "language_model." if kind == "mistral3" else ""
+    if nested:
+        config = json.loads((coded / "config.json").read_text())
+        (coded / "config.json").write_text(json.dumps({"model_type": kind, "text_config": config}))
+    weights = mx.load(str(coded / "model.safetensors"))
+    assert isinstance(weights, dict)
+    weights = {nested + name: value.astype(mx.bfloat16) for name, value in weights.items()}
+    plain = changed(coded, tmp_path / "plain")
+    rounded, codes = dict(weights), dict(weights)
+    for name in [key for key in weights if key.endswith("_proj.weight")]:
+        scale = mx.max(mx.abs(weights[name])).astype(mx.bfloat16) / 448
+        codes[name] = mx.to_fp8(weights[name] / scale)
+        codes[f"{name}_scale_inv"] = scale
+        codes[f"{name.removesuffix('weight')}activation_scale"] = scale
+        rounded[name] = mx.from_fp8(codes[name], mx.bfloat16) * scale
+    mx.save_safetensors(str(plain / "model.safetensors"), rounded)
+    save_with_8_bit_floats(coded / "model.safetensors", codes)
+    changed(coded, tmp_path / "fp8", quantization_config={"quant_method": "fp8"})
+    assert np.array_equal(logits(tmp_path / "fp8"), logits(plain))
+    assert open_checkpoint(tmp_path / "fp8").library == "mlx-lm"
 
 
 @pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])

@@ -416,6 +416,15 @@ def make_text_model(
     return folder
 
 
+def save_with_8_bit_floats(file: Path, weights: dict[str, mx.array]) -> None:
+    """Save weights of which those in bytes are the codes of 8-bit floats."""
+    mx.save_safetensors(str(file), weights, {"format": "pt"})
+    content = file.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = content[8 : 8 + length].replace(b'"U8"', b'"F8_E4M3"')
+    file.write_bytes(len(header).to_bytes(8, "little") + header + content[8 + length :])
+
+
 RIGHT_ONE_BY_ONE = frozenset({"phi3small"})
 RIGHT_AT_ONCE = frozenset({"plamo3"})
 """Types whose class in mlx-lm is wrong of a chunk, or of tokens that come after one."""

@@ -114,14 +114,17 @@ PARTS: dict[str, Sequence[Part]] = {
         )),
     "mlx-lm": (
         Part(
-            "mlx_lm.utils:_get_classes", (LM_PATCHES,), "the class of each type but gpt-oss",
-            ("config",)),
+            "mlx_lm.utils:_get_classes", (LM_PATCHES,),
+            "the class of each type but gpt-oss and the Mistrals 3", ("config",)),
         Part(
             "mlx_lm.models.ernie4_5_moe:Ernie4_5_MoeMLP.__call__", (LM_PATCHES,),
             "choosing experts as the weights say: lmx replaces it", ("self", "x")),
         Part(
             "mlx_lm.models.gpt_oss:Model.sanitize", (LM_PATCHES,),
             "reading weights under transformers' names", ("self", "weights")),
+        Part(
+            "mlx_lm.models.ministral3:Model.sanitize", (LM_PATCHES,),
+            "decoding 8-bit floats before their scales are applied", ("self", "weights")),
         Part(
             "mlx_lm.models.gemma2:TransformerBlock.__call__", (LM_PATCHES,),
             "giving each layer a mask of its own: so it is in all classes with windows in lmx",

@@ -11,11 +11,11 @@ from typing import Any, Final
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models import gpt_oss
+from mlx_lm.models import gpt_oss, ministral3, mistral3
 from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 from mlx_lm.models.rope_utils import YarnRoPE, initialize_rope
-from mlx_lm.utils import _get_classes
+from mlx_lm.utils import MODEL_REMAPPING, _get_classes
 
 from lmx.worker.mlx.memory.windows import window_layers
 from lmx.worker.mlx.module_calls import replace_methods
@@ -46,10 +46,44 @@ class _GptOss(gpt_oss.Model):  # type: ignore[misc]  # mlx-lm has no types.
         return renamed
 
 
+_SCALE: Final = "_scale_inv"
+
+
+class _Ministral3(ministral3.Model):  # type: ignore[misc]  # mlx-lm has no types.
+    """Ministral 3, whose class multiplies 8-bit floats as if their codes were their values."""
+
+    __module__ = ministral3.__name__
+
+    def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        for name, weight in [*weights.items()]:
+            if weight.dtype == mx.uint8 and (scale := weights.pop(name + _SCALE, None)) is not None:
+                weights[name] = (mx.from_fp8(weight, mx.bfloat16) * scale).astype(mx.bfloat16)
+        decoded: dict[str, mx.array] = super().sanitize(weights)
+        return decoded
+
+
+class _Mistral3(mistral3.Model):  # type: ignore[misc]  # mlx-lm has no types.
+    """Mistral 3, whose language model may be a Ministral 3."""
+
+    __module__ = mistral3.__name__
+
+    def __init__(self, args: mistral3.ModelArgs) -> None:
+        super().__init__(args)
+        if isinstance(self.language_model, ministral3.Model):
+            self.language_model.__class__ = _Ministral3
+
+
+_CLASSES: Final[Mapping[str, tuple[Any, Any]]] = {
+    "gpt_oss": (_GptOss, gpt_oss.ModelArgs),
+    "ministral3": (_Ministral3, ministral3.ModelArgs),
+    "mistral3": (_Mistral3, mistral3.ModelArgs),
+}
+
+
 def classes_of(config: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return the class of a model, and that of its arguments, as mlx-lm does."""
-    if config["model_type"] == "gpt_oss":
-        return _GptOss, gpt_oss.ModelArgs
+    if known := _CLASSES.get(MODEL_REMAPPING.get(config["model_type"], config["model_type"])):
+        return known
     model, arguments = _get_classes(config)
     return model, arguments
 
