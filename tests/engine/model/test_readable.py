@@ -13,11 +13,15 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.utils import tree_flatten
 from mlx_lm.chat_templates import deepseek_v32
 
 from lmx.protocol.errors import OperationError
 from lmx.protocol.host.regular_file import read_regular
 from lmx.protocol.models import checkpoint
+from lmx.protocol.models.checkpoint import read_checkpoint_config
+from lmx.protocol.states import ModelKind
+from lmx.worker.mlx.memory.estimate import read_weights
 from lmx.worker.mlx.model import readable
 from lmx.worker.mlx.model.inexact import INEXACT
 from lmx.worker.mlx.model.library import open_checkpoint
@@ -331,6 +335,33 @@ def test_ministral_3_is_read_from_8_bit_floats(
     changed(coded, tmp_path / "fp8", quantization_config={"quant_method": "fp8"})
     assert np.array_equal(logits(tmp_path / "fp8"), logits(plain))
     assert open_checkpoint(tmp_path / "fp8").library == "mlx-lm"
+
+
+@pytest.mark.parametrize(
+    ("kind", "block"),
+    [("ministral3", None), ("qwen2", 128), ("deepseek_v3", 128), ("glm_moe_dsa", 128),
+     ("mimo_v2_flash", 128), ("minimax_m2", 128), ("mistral4", 128)],
+)  # fmt: skip
+def test_8_bit_floats_take_what_is_estimated(
+    bases: Callable[[str], Path], tmp_path: Path, kind: str, block: int | None
+) -> None:
+    quantization = {"quant_method": "fp8", "weight_block_size": block and [block, block]}
+    folder = changed(bases(kind), tmp_path / "fp8", quantization_config=quantization)
+    file = folder / "model.safetensors"
+    weights = mx.load(str(file))
+    assert isinstance(weights, dict)
+    weights = {name: value.astype(mx.bfloat16) for name, value in weights.items()}
+    for name in [key for key in weights if key.endswith("_proj.weight")]:
+        if (weight := weights[name]).ndim == 2:
+            blocks = [-(-size // block) for size in weight.shape] if block else []
+            weights[name] = mx.to_fp8(weight)
+            weights[f"{name}_scale_inv"] = mx.ones(blocks)
+    save_with_8_bit_floats(file, weights)
+    loaded = [array for _, array in tree_flatten(open_checkpoint(folder).model.parameters())]
+    loaded_bytes = sum(array.nbytes for array in loaded)
+    estimated = read_weights(folder, ModelKind.CHAT, read_checkpoint_config(folder))
+    assert estimated.total_bytes == pytest.approx(loaded_bytes, rel=0.01)
+    assert any(array.dtype == mx.uint32 for array in loaded) == (kind == "qwen2")
 
 
 @pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])

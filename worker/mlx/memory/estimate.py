@@ -6,6 +6,7 @@ The constants are measured (``docs/memory.md``, written by ``make bench-memory``
 import re
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -29,6 +30,18 @@ _OF_LAYER: Final = re.compile(r"(^|\.)layers\.\d+\.")
 _FLOAT_BYTES: Final = {"F32": 4, "F16": 2, "BF16": 2}
 _DEFAULT_FLOAT_BYTES: Final = 2
 """Of a model that has none of these: 8-bit floats are computed with in 16 bits."""
+
+_SCALES: Final = ("_scale_inv", "_scale")
+"""What follows the name of 8-bit floats in that of their scales. Where these are floats of more
+bits, the libraries convert the weights when they load them."""
+
+_EXPANDING: Final = frozenset(
+    {
+        *("deepseek_v3", "deepseek_v32", "glm_moe_dsa", "joyai_llm_flash", "kimi_k2"),
+        *("mimo_v2_flash", "minimax", "minimax_m2", "mistral4"),
+    }
+)
+"""Types whose classes in mlx-lm, which are of text alone, make 16-bit floats of all 8-bit ones."""
 
 _PROCESS_BYTES: Final = {
     ModelKind.CHAT: 88 * _MIB,
@@ -105,7 +118,7 @@ def estimate(
     Raises :class:`OperationError` for weights that can't be read, and for a configuration that no
     model has.
     """
-    weights = read_weights(folder, kind)
+    weights = read_weights(folder, kind, config)
     if kind in (ModelKind.TRANSCRIPTION, ModelKind.SPEECH):
         return _speech(config, weights, kind, platform)
     try:
@@ -212,18 +225,43 @@ def _inner_size(config: CheckpointConfig) -> int:
     return max(routed, dense)
 
 
-def read_weights(folder: Path, kind: ModelKind) -> Weights:
+def read_weights(folder: Path, kind: ModelKind, config: CheckpointConfig) -> Weights:
     """Read the headers of all weights of a model folder. Raises as
     :func:`lmx.protocol.models.safetensors.read_tensors` does."""
+    tensors = [*read_tensors(folder, kind)]
+    floats = {tensor.name for tensor in tensors if tensor.dtype in _FLOAT_BYTES}
+    expands = not _stays_packed(config) or (
+        not {config.model_type, config.text_model_type}.isdisjoint(_EXPANDING)
+        and not any(of_media(tensor.name) for tensor in tensors)
+    )
     sizes: Counter[str] = Counter()
     media_bytes = layers_bytes = 0
-    for tensor in read_tensors(folder, kind):
-        sizes[tensor.dtype] += tensor.size_bytes
-        if of_media(tensor.name):
-            media_bytes += tensor.size_bytes
-        if _OF_LAYER.search(tensor.name):
-            layers_bytes += tensor.size_bytes
+    for tensor in tensors:
+        name, dtype, size_bytes = tensor
+        if dtype == "F8_E4M3" and any(f"{name}{end}" in floats for end in _SCALES):
+            if expands:
+                dtype, size_bytes = "BF16", 2 * size_bytes
+            else:
+                size_bytes += size_bytes // 32
+        sizes[dtype] += size_bytes
+        if of_media(name):
+            media_bytes += size_bytes
+        if _OF_LAYER.search(name):
+            layers_bytes += size_bytes
     return Weights(sizes.total(), _element_bytes(sizes), media_bytes, layers_bytes)
+
+
+def _stays_packed(config: CheckpointConfig) -> bool:
+    """Return whether mlx-vlm keeps a model's 8-bit floats as such, each 32 with a scale of their
+    own, instead of making 16-bit floats of them."""
+    found = config.whole.get("quantization_config") or config.text.get("quantization_config")
+    return (
+        isinstance(found, Mapping)
+        and found.get("quant_method") == "fp8"
+        and found.get("fmt", "e4m3") == "e4m3"
+        and found.get("weight_block_size") == [128, 128]
+        and found.get("store_dtype", "fp8") == "fp8"
+    )
 
 
 def _element_bytes(sizes: Counter[str]) -> int:

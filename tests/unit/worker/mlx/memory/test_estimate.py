@@ -17,7 +17,13 @@ from lmx.protocol.models.engine import estimate_function
 from lmx.protocol.models.memory import KvLayers, activation_bytes, kv_bytes
 from lmx.protocol.models.safetensors import file_tensors
 from lmx.protocol.states import ModelKind
-from lmx.worker.mlx.memory.estimate import activations, estimate, process_bytes, read_weights
+from lmx.worker.mlx.memory.estimate import (
+    Weights,
+    activations,
+    estimate,
+    process_bytes,
+    read_weights,
+)
 from lmx.worker.mlx.memory.kv import STEP_TOKENS, kv_layers
 from tests.support.models.model_folders import PLAIN, PLAIN_TOKEN_BYTES, write_model, write_shard
 from tests.support.rigs.budgets import examples
@@ -247,31 +253,82 @@ def test_nonsense_is_an_error_or_a_size(config: dict[str, Any], bits: int | None
         assert activation_bytes(activations(parsed, kind, 2), 1024, 2, found) >= 0
 
 
+def weights_in(folder: Path, kind: ModelKind = ModelKind.CHAT) -> Weights:
+    return read_weights(folder, kind, read_checkpoint_config(folder))
+
+
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+PACKED, EXPANDED, AS_IS = 33, 64, 32
+
+
+@pytest.mark.parametrize(
+    ("config", "scale", "grows"),
+    [
+        ({"quantization_config": BLOCKS}, ("_scale_inv", "BF16"), PACKED),
+        ({"quantization_config": BLOCKS | {"fmt": "e4m3", "store_dtype": "fp8"}},
+         ("_scale_inv", "F32"), PACKED),
+        ({"text_config": {"quantization_config": BLOCKS}}, ("_scale_inv", "F32"), PACKED),
+        ({"quantization_config": BLOCKS | {"fmt": "e5m2"}}, ("_scale_inv", "F32"), EXPANDED),
+        ({"model_type": "deepseek_v3", "quantization_config": BLOCKS},
+         ("_scale_inv", "F32"), EXPANDED),
+        ({"model_type": "mistral3", "text_config": {"model_type": "mistral4"},
+          "quantization_config": BLOCKS}, ("_scale_inv", "F32"), EXPANDED),
+        ({"model_type": "ministral3", "quantization_config": {"quant_method": "fp8"}},
+         ("_scale_inv", "BF16"), EXPANDED),
+        ({"quantization_config": {"quant_method": "compressed-tensors"}},
+         ("_scale", "BF16"), EXPANDED),
+        ({"quantization_config": {"quant_method": "modelopt"}}, ("_scale", "F32"), EXPANDED),
+        ({"quantization_config": {"quant_method": "mxfp8"}}, ("_scale_inv", "U8"), AS_IS),
+        ({"quantization_config": BLOCKS}, (".scale", "F32"), AS_IS),
+        ({"quantization_config": 7}, ("s", "F8_E8M0"), AS_IS),
+    ],
+)  # fmt: skip
+def test_8_bit_floats_are_as_large_as_they_are_loaded(
+    tmp_path: Path, config: dict[str, Any], scale: tuple[str, str], grows: int
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(PLAIN | config))
+    name, (end, dtype) = "model.layers.0.mlp.up_proj.weight", scale
+    write_shard(tmp_path / "a.safetensors", **{name: ("F8_E4M3", 32_000), name + end: (dtype, 8)})
+    found = weights_in(tmp_path)
+    assert found.total_bytes == found.layers_bytes == 1000 * grows + 8
+    assert found.media_bytes == 0
+
+
+def test_8_bit_floats_stay_packed_where_the_model_sees(tmp_path: Path) -> None:
+    config = {"model_type": "deepseek_v3", "quantization_config": BLOCKS}
+    (tmp_path / "config.json").write_text(json.dumps(PLAIN | config))
+    name = "vision_tower.layers.0.weight"
+    tensors = {name: ("F8_E4M3", 32_000), f"{name}_scale_inv": ("F32", 8)}
+    write_shard(tmp_path / "a.safetensors", **tensors)
+    found = weights_in(tmp_path)
+    assert found.total_bytes == found.media_bytes == 33_008
+
+
 def test_weights_and_their_type_come_from_headers(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(PLAIN))
     write_shard(tmp_path / "a.safetensors", w=("U32", 10**12), s=("BF16", 300), n=("F32", 40))
     write_shard(tmp_path / "b.safetensors", s=("BF16", 500))
-    found = read_weights(tmp_path, ModelKind.CHAT)
+    found = weights_in(tmp_path)
     assert found.total_bytes == 10**12 + 840
     assert found.element_bytes == 2, "of the scales, not of a few norms"
     assert found.media_bytes == 0
     write_shard(tmp_path / "c.safetensors", s=("F32", 900))
-    assert read_weights(tmp_path, ModelKind.CHAT).element_bytes == 4
+    assert weights_in(tmp_path).element_bytes == 4
 
 
 def test_the_weights_of_encoders_are_shown_apart(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(PLAIN))
     names = {"model.norm.weight": 100, "vision_tower.norm.weight": 30, "audio_tower.w": 7}
     write_shard(tmp_path / "a.safetensors", **{n: ("F32", size) for n, size in names.items()})
-    found = read_weights(tmp_path, ModelKind.CHAT)
+    found = weights_in(tmp_path)
     assert (found.total_bytes, found.media_bytes) == (137, 37)
 
 
 def test_encoders_have_weights_in_folders_below(tmp_path: Path) -> None:
     folder = write_model(tmp_path)
     write_model(folder / "2_Dense")
-    assert read_weights(folder, ModelKind.CHAT).total_bytes == 4000
-    assert read_weights(folder, ModelKind.EMBEDDING).total_bytes == 8000
+    assert weights_in(folder).total_bytes == 4000
+    assert weights_in(folder, ModelKind.EMBEDDING).total_bytes == 8000
 
 
 def test_activations_grow_with_what_makes_them() -> None:
