@@ -155,7 +155,7 @@ def up(
 
     for name in (URL_VARIABLE, KEY_VARIABLE):  # they are for clients, and not for what runs here
         os.environ.pop(name, None)
-    handover = None if lock_fd is None else Handover(lock_fd, listen_fd, down, held)
+    handover = None if lock_fd is None else Handover.of(lock_fd, listen_fd, down, held)
     successor = None if requester_id is None else Successor(requester_id, because)
     if not detached and handover is None:
         apply((), None, None, (), take_over, config)

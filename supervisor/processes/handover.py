@@ -5,12 +5,15 @@ supervisor was started: enough to read its configuration again, and to put anoth
 place that resumes where it stopped.
 """
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
+import math
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -18,11 +21,17 @@ from typing import Any, Final, NoReturn
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages.specs import RescueSpec
+from lmx.protocol.states import SlotState
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.core.core import MACHINE, Core
+from lmx.supervisor.core.slot import Slot
 from lmx.supervisor.decisions.slots import events
 from lmx.supervisor.processes.child import keys
 from lmx.supervisor.processes.patience import done_within
+
+_ORDERED: Final = "+"
+"""What begins the name of an ordered model among the values of ``--down``, and no model's name. A
+program that knows no orders takes it for a model that is not there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +47,24 @@ class Handover:
     preloaded as they are at a start."""
     held: tuple[str, ...] = ()
     """Models that an operator drained, and ``*`` if the machine was."""
+    ordered: tuple[tuple[str, int | None], ...] = ()
+    """Models that are on their way by an operator's order, or by another attempt after a failure,
+    each with the context that is set for it. The first one was ordered first, and those that only
+    are tried again come last."""
+
+    @classmethod
+    def of(
+        cls, lock_fd: int, listen_fd: int | None, down: Sequence[str], held: tuple[str, ...]
+    ) -> Handover:
+        """Return the handover that these options of ``lmx up`` stand for."""
+        orders = [name[len(_ORDERED) :].rpartition("=") for name in down if _is_order(name)]
+        return cls(
+            lock_fd,
+            listen_fd,
+            tuple(name for name in down if not _is_order(name)),
+            held,
+            tuple((name, int(tokens) if tokens else None) for name, _, tokens in orders),
+        )
 
     @property
     def options(self) -> list[str]:
@@ -49,19 +76,41 @@ class Handover:
             options += ["--down", name]
         for name in self.held:
             options += ["--held", name]
+        for name, tokens in self.ordered:
+            options += ["--down", f"{_ORDERED}{name}={tokens or ''}"]
         return options
+
+
+def _is_order(name: str) -> bool:
+    return name.startswith(_ORDERED)
 
 
 def leave(core: Core, lock_fd: int, listener: socket.socket | None) -> Handover:
     """Return what the next program continues with. The listening socket gets a descriptor of its
     own, which stays open when ``listener`` is closed."""
     slots = core.slots.values()
+    ordered = sorted(filter(_is_ordered, slots), key=_ordered_at_s)
     return Handover(
         lock_fd,
         None if listener is None else os.dup(listener.fileno()),
         tuple(s.model.id for s in slots if not (s.life.wanted or s.life.held)),
         tuple(s.model.id for s in slots if s.life.held) + ((MACHINE,) if core.drained else ()),
+        tuple((s.model.id, s.model.context_length) for s in ordered),
     )
+
+
+def _is_ordered(slot: Slot) -> bool:
+    """Return whether the model is on its way, and the next program would not know it. Requests ask
+    again by themselves."""
+    if slot.worker is not None or not slot.life.wanted:
+        return False
+    return slot.life.demand.ordered_at_s is not None or slot.state is SlotState.BACKOFF
+
+
+def _ordered_at_s(slot: Slot) -> float:
+    """Return since when an operator has waited; what only is tried again comes last."""
+    at_s = slot.life.demand.ordered_at_s
+    return math.inf if at_s is None else at_s
 
 
 def unload_leaving(handover: Handover, core: Core, now_s: float) -> None:
@@ -79,6 +128,15 @@ def resume(handover: Handover, core: Core, now_s: float) -> None:
     for name in handover.held:
         if name in core.slots and not core.slots[name].life.held:
             core.operator.take(name, events.Held(), now_s)
+    for name, tokens in handover.ordered:
+        slot = core.slots.get(name)
+        if slot is None or slot.worker is not None or slot.life.held:
+            continue
+        if tokens in (None, slot.model.context_length):
+            core.operator.load(name, now_s)
+        else:
+            model = slot.model.model_copy(update={"context_length": tokens})
+            core.operator.load_with(model, now_s)
     core.preload(now_s, but=handover.down)
 
 
@@ -145,7 +203,8 @@ class Invocation:
             kind = Guarded.SERVICE if self.detached else Guarded.FOREGROUND
         options = ["--guarded", kind.value, "--silence", f"{silence_s:g}"]
         command = [*_program(), "rescue", *self._config_option(absolute=True), *options]
-        return RescueSpec(tuple(command), silence_s, dict(keys(environment)))
+        hidden = {_sendable(name): _sendable(text) for name, text in keys(environment).items()}
+        return RescueSpec(tuple(command), silence_s, hidden)
 
     def _options(self) -> list[str]:
         detached = ["--detached"] if self.detached else []
@@ -195,6 +254,15 @@ class Invocation:
 
 def _program() -> list[str]:
     return [sys.executable, "-P", "-m", "lmx.supervisor"]
+
+
+def _sendable(text: str) -> str | bytes:
+    """Return the text of a variable; its bytes if they are not UTF-8, as a message's text is."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return os.fsencode(text)
+    return text
 
 
 async def _end(process: Any) -> None:

@@ -22,6 +22,7 @@ from lmx.protocol.messages.specs import (
 from lmx.protocol.models.ranks import Parallel
 from lmx.protocol.models.sampling import PARAMETERS
 from lmx.protocol.states import MemoryWiring, ModelKind
+from lmx.protocol.wire.codec import plain
 from lmx.supervisor.config.schema import Config, ModelConfig
 from lmx.supervisor.config.sources import folder_path
 from lmx.supervisor.core.actions import WorkerStart
@@ -209,7 +210,7 @@ def router_spec(
         tracing_endpoint=config.tracing.endpoint or "",
         machine=machine,
         peers=peers,
-        tracing_headers=next(filter(None, map(os.environ.get, COLLECTOR_HEADERS)), ""),
+        tracing_headers=plain(next(filter(None, map(os.environ.get, COLLECTOR_HEADERS)), "")),
     )
 
 

@@ -4,6 +4,8 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from lmx.protocol.messages.keys import ApiKey, Keyring
 from lmx.protocol.messages.peers import Peer, PeerList
 from lmx.protocol.messages.specs import (
@@ -18,9 +20,12 @@ from lmx.protocol.messages.specs import (
 )
 from lmx.protocol.models.ranks import Parallel
 from lmx.protocol.states import ModelKind
+from lmx.protocol.wire import codec
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.core.actions import WorkerStart
 from lmx.supervisor.memory.plan import MemoryPlan
+from lmx.supervisor.processes.child import COLLECTOR_HEADERS
+from lmx.supervisor.processes.handover import Invocation
 from lmx.supervisor.processes.specs import router_spec, worker_spec
 from lmx.supervisor.state.home import Home
 
@@ -132,6 +137,21 @@ def test_what_is_switched_off_is_not_in_the_spec() -> None:
     assert spec_of(ranks=2).speculation is None
     rows = {"max_rows": 4}
     assert spec_of(speculation=rows).speculation == SpeculationSpec(max_rows=4, auto=True)
+
+
+def test_variables_in_another_encoding_keep_no_router_from_starting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Messages are UTF-8, and what people have in their environment need not be."""
+    monkeypatch.setenv(COLLECTOR_HEADERS[0], "key=\udce4")
+    environment = {"DB_PASSWORD": "p\udce4ss", "\udce4_TOKEN": "t", "HOME": "/\udce4"}
+    rescue, home = Invocation(None, True, Config).rescue(1.0, environment), Home(Path("/home"))
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        spec = router_spec(Config(), home, "r", listener, "1", "k", Keyring(), PeerList(), rescue)
+    sent = codec.decode(codec.encode(spec)).message
+    assert sent.rescue.environment == {"DB_PASSWORD": b"p\xe4ss", b"\xe4_TOKEN": "t"}
+    assert sent.tracing_headers == "key=\\udce4"
 
 
 def test_the_admin_key_is_the_configurations_else_the_files() -> None:

@@ -28,7 +28,7 @@ from lmx.supervisor.sockets import listening
 from lmx.supervisor.state.process_records import Records, RouterRecord, SupervisorLock
 from tests.support.rigs.core_rig import REQUESTER, CoreRig
 
-HANDOVER = Handover(7, 8, ("a", "b/c"), ("d",))
+HANDOVER = Handover(7, 8, ("a", "b/c"), ("d",), (("e+=f", 8192), ("g", None)))
 
 
 def invocation(tmp_path: Path, text: str) -> Invocation:
@@ -52,9 +52,10 @@ def test_the_next_program_understands_what_it_receives(tmp_path: Path) -> None:
         "because": "",
         "lock_fd": 7,
         "listen_fd": 8,
-        "down": ("a", "b/c"),
+        "down": ("a", "b/c", "+e+=f=8192", "+g="),
         "held": ("d",),
     }
+    assert Handover.of(7, 8, reported["down"], reported["held"]) == HANDOVER
 
 
 async def test_a_program_that_refuses_the_configuration_is_found_out(
@@ -97,6 +98,52 @@ def test_a_model_that_was_unloaded_in_the_midst_of_a_handover_stays_down(unloade
     after.exits("a")
     # One that nobody has unloaded is started again.
     assert after.state("a") == ("cold" if unloaded else "backoff")
+
+
+def test_a_load_that_was_ordered_survives_a_handover() -> None:
+    """Whether it waits for memory, is being fetched, or is tried again after a failure."""
+    needs = {"big": 700, "waits": 400, "hub": 100, "fails": 100, "asked": 400, "none": 100}
+    quiet = {name: {"preload": False} for name in needs}
+    before = CoreRig(needs, models=quiet)
+    before.up("big")
+    before.beat("big", rows=1)
+    before.actions.remote.add("hub")
+    before.operate(control.LoadModel("waits", 4096))
+    before.at(1.0)
+    before.operate(control.LoadModel("hub"))
+    before.ask("asked")
+    before.actions.spawn_error = OSError(11, "no more processes")
+    before.operate(control.LoadModel("fails"))
+    states = ["queued", "fetching", "backoff", "queued"]
+    assert [before.state(name) for name in ("waits", "hub", "fails", "asked")] == states
+    handover = leave(before.core, 7, None)
+    assert handover.ordered == (("waits", 4096), ("hub", None), ("fails", None))
+    after = CoreRig(needs, models=quiet)
+    after.actions.remote.add("hub")
+    big = before.worker("big")
+    assert after.core.adopt(big.instance, "big", big.pid, 700, 0.0)
+    resume(handover, after.core, 0.0)
+    states = ["queued", "fetching", "starting", "cold", "cold"]
+    assert [after.state(name) for name in ("waits", "hub", "fails", "asked", "none")] == states
+    assert after.slot("waits").model.context_length == 4096
+    assert after.slot("waits").life.demand.ordered_at_s is not None
+
+
+def test_no_order_is_given_twice() -> None:
+    """A worker of an ordered model may be adopted, and a program that knows no orders leaves
+    them alone."""
+    rig = CoreRig({"x": 100, "held": 100})
+    rig.operate(control.DrainModel("held"))
+    assert rig.core.adopt("1", "x", 1, 100, 0.0)
+    resume(Handover(7, ordered=(("x", 4096), ("held", None), ("gone", None))), rig.core, 0.0)
+    assert rig.slot("x").model.context_length is None
+    assert rig.sent("x") == []
+    assert rig.state("held") == "held"
+    rig = CoreRig({"x": 100}, models={"x": {"preload": False}})
+    old = Handover(7, down=("+x=",))
+    unload_leaving(old, rig.core, 0.0)
+    resume(old, rig.core, 0.0)
+    assert rig.state("x") == "cold"
 
 
 class Restarting:
