@@ -74,7 +74,8 @@ class ServerConfig(Section):
     """The name of this machine among its peers. Without it its host name."""
     host: Annotated[str, Needs.ADDRESS] = Field("127.0.0.1", min_length=1)
     """The address that lmx listens on. One that others can reach needs a key: `lmx key add`, or
-    `security.api_keys`."""
+    `security.api_keys`. With the same port, `lmx stop` and `lmx start` change one address to all of
+    them (`0.0.0.0`, `::`) and back, and a reload refuses that."""
     port: Annotated[int, Needs.ADDRESS] = Field(8000, ge=0, le=65_535, strict=True)
     """The port that lmx listens on. 0 is any free one."""
     advertise: Annotated[bool, Needs.ROUTER] = False

@@ -336,6 +336,17 @@ def free_address(routers: Routers, _event: Any, timing: TimingConfig, now_s: flo
     return _retire(after, routers.serving, timing, now_s)
 
 
+def free_address_instead(
+    routers: Routers, event: Any, timing: TimingConfig, now_s: float
+) -> Result:
+    """The successor retires, which was to serve elsewhere, and the router that serves too."""
+    assert routers.successor is not None
+    after = replace(routers, successor=None)
+    after, effects = _retire(after, routers.successor, timing, now_s)
+    after, freed = free_address(after, event, timing, now_s)
+    return after, (*effects, *freed)
+
+
 def adopt(routers: Routers, event: Adopted, timing: TimingConfig, now_s: float) -> Result:
     """The router serves, unless it was being replaced."""
     if event.record.retiring:
@@ -498,7 +509,7 @@ COLUMNS: Final = (State.DOWN, State.SERVING, State.REPLACING, State.STOPPING)
 TABLE: Final[dict[type, tuple[Handler, Handler, Handler, Handler]]] = {
     Started: (serve, replace_serving, replace_serving, never),
     StartFailed: (try_later, never, never, never),
-    AddressNeeded: (start_now, free_address, never, never),
+    AddressNeeded: (start_now, free_address, free_address_instead, never),
     Adopted: (adopt, adopt_another, adopt_another, never),
     Hello: (late, greet, take_over, late),
     RouterBeat: (beat, beat, beat, beat),

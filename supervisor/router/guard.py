@@ -76,24 +76,27 @@ class RouterGuard:
             self.listener = listening.bind(self._settings.current.server, self._port)
         self._started(self._actions.spawn_router(self.listener), now_s)
 
-    def replace(self, now_s: float, listener: socket.socket | None = None) -> int | None:
+    def replace(
+        self, now_s: float, listener: socket.socket | None = None, *, here: bool = False
+    ) -> int | None:
         """Start another router, on ``listener`` if one is given. The new router takes over when it
         sends its RouterHello, and the old one finishes its requests. If the new one ends before,
-        the old one stays.
+        the old one stays. ``here`` means that the new one listens where the old one does, also if
+        an earlier change of the address has not been carried out yet.
 
         Returns the pid of the new router. Returns None when only the old router has the listening
         socket: then it frees the address first, and the next tick binds it again. Raises
         ``OSError`` when the process can't be started; nothing has changed then.
         """
-        source = listener or self._moved or self.listener
-        if source is None:
+        moved = listener or (None if here else self._moved)
+        source = moved or self.listener
+        record = None if source is None else self._actions.spawn_router(source)
+        if self._moved is not None and self._moved is not moved:
+            self._moved.close()
+        self._moved = moved
+        if record is None:
             self._step(deciding.AddressNeeded(), now_s)
             return None
-        record = self._actions.spawn_router(source)
-        if listener is not None:
-            if self._moved is not None:
-                self._moved.close()
-            self._moved = listener
         self._started(record, now_s)
         return record.pid
 
@@ -105,7 +108,7 @@ class RouterGuard:
             return
         listener = self._bind_elsewhere(change) if change.diff.moved else None
         try:
-            self.replace(now_s, listener)
+            self.replace(now_s, listener, here=change.diff.moved and listener is None)
         except OSError as error:
             if listener is not None:
                 listener.close()
@@ -259,14 +262,15 @@ class RouterGuard:
 
     def _bind_elsewhere(self, change: Change) -> socket.socket | None:
         """Return a socket on the new address, None if the router listens there already."""
-        server = change.new.server
-        port = 0 if self.process is None else self.process.port
-        if server.host == change.old.server.host and server.port in (0, port):
+        server, port = change.new.server, self.port or 0
+        host = (self.process and self.process.record.host) or change.old.server.host
+        if server.host == host and server.port in (0, port):
             return None
         try:
             return listening.bind(server, port)
         except OSError as error:
-            raise listening.cannot_listen(server, error) from error
+            own_host = host if server.port in (0, port) else None
+            raise listening.cannot_listen(server, error, own_host=own_host) from error
 
     def _take_moved(self) -> None:
         if self._moved is not None:

@@ -67,11 +67,19 @@ def lmx_answers(server: ServerConfig) -> bool:
         connection.close()
 
 
-def cannot_listen(server: ServerConfig, error: OSError, *, by_lmx: bool = False) -> OperationError:
-    """Return the error for an address that can't be bound, ``by_lmx`` if an lmx has it."""
+def cannot_listen(
+    server: ServerConfig, error: OSError, *, by_lmx: bool = False, own_host: str | None = None
+) -> OperationError:
+    """Return the error for an address that can't be bound, ``by_lmx`` if another lmx has it.
+    ``own_host`` is the host on which this lmx listens on the same port."""
     host, port = server.host, server.port
     other_port = "choose another one (--port, or server.port in lmx.yaml)"
     match error.errno:
+        case errno.EADDRINUSE if own_host is not None:
+            why = (
+                f"lmx itself has the port, on {own_host}. Run `lmx stop` and then `lmx start`, or "
+                f"{other_port}"
+            )
         case errno.EADDRINUSE:
             who, end = "another program", "End that program"
             if by_lmx:

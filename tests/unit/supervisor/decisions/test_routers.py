@@ -108,7 +108,7 @@ def test_whatever_happens_one_serves_or_is_planned_and_nobody_is_forgotten(
         elif kind == "end":
             alive.discard(pid)
             event = Exited(pid, -signal.SIGKILL)
-        elif kind == "free" and routers.state in (State.DOWN, State.SERVING):
+        elif kind == "free":
             event = AddressNeeded()
         routers, effects = step(routers, event, TIMING, now_s)
         if StartRouter() in effects:

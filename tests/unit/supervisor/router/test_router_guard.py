@@ -461,6 +461,55 @@ def test_another_address_is_bound_for_the_new_router(
     assert guard.successor.port == port
 
 
+def unused_port() -> int:
+    with bind(0) as unused:
+        return int(unused.getsockname()[1])
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_change_of_the_address_that_is_taken_back_leaves_the_router_where_it_is(
+    guard: RouterGuard, settings: Settings, ended: bool
+) -> None:
+    """Before the router on the other address serves, or after it has ended at its start."""
+    guard.start(0.0)
+    home = guard.status().port
+    change(settings, 1.0, server={**LOCAL, "port": unused_port()})
+    assert guard.successor is not None
+    if ended:
+        guard.exited(guard.successor.pid, 1.5)
+    change(settings, 2.0, server={**LOCAL, "port": home})
+    assert guard.successor is not None
+    assert guard.successor.port == home
+    guard.hello(102, 1, 2.5)  # the first successor may still send its own
+    guard.hello(103, guard.successor.port, 3.0)
+    assert (serving_pid(guard), guard.status().port) == (103, home)
+    assert guard.listener is not None
+    assert guard.listener.getsockname()[1] == home
+
+
+def test_a_change_that_is_taken_back_frees_the_address_of_an_adopted_router(
+    guard: RouterGuard, settings: Settings, actions: FakeRouters
+) -> None:
+    with bind(0) as theirs:
+        home = theirs.getsockname()[1]
+        guard.adopt(RouterRecord(7, "r7", "127.0.0.1", home), 0.0)
+        change(settings, 1.0, server={**LOCAL, "port": unused_port()})
+        change(settings, 2.0, server={**LOCAL, "port": home})
+        assert actions.signals == [(101, USR1), (7, USR1)]
+    guard.tick(2.1, 0.0)
+    assert (serving_pid(guard), guard.status().port) == (102, home)
+
+
+def test_the_host_alone_can_not_be_changed_to_all_addresses(
+    guard: RouterGuard, settings: Settings
+) -> None:
+    guard.start(0.0)
+    server = {"host": "0.0.0.0", "port": guard.status().port, "allow_lan_without_key": True}
+    with pytest.raises(OperationError, match="lmx itself has the port, on 127"):
+        change(settings, 1.0, server=server)
+    assert guard.successor is None
+
+
 def test_a_change_that_the_router_cannot_follow_is_not_in_effect(
     guard: RouterGuard, settings: Settings, actions: FakeRouters
 ) -> None:
