@@ -117,15 +117,17 @@ def _write(
             path = config if name == _CONFIG else home.path / name
             if path is None or not os.path.lexists(path):
                 continue
-            try:
-                if name == _DATABASE:
-                    with _copied_database(path, target) as copy, copy.open("rb") as database:
-                        sums[name] = _add(archive, name, database)
-                else:
-                    content = read_regular(path, most_bytes)
-                    sums[name] = _add(archive, name, BytesIO(content))
-            except (OSError, sqlite3.Error) as error:
-                notify(f"{path} can't be read, and is not part of the backup: {error}")
+            with contextlib.ExitStack() as opened:
+                try:
+                    if name == _DATABASE:
+                        copy = opened.enter_context(_copied_database(path, target))
+                        content: BinaryIO = opened.enter_context(copy.open("rb"))
+                    else:
+                        content = BytesIO(read_regular(path, most_bytes))
+                except (OSError, sqlite3.Error) as error:
+                    notify(f"{path} can't be read, and is not part of the backup: {error}")
+                    continue
+                sums[name] = _add(archive, name, content)
         if not sums:
             raise _refused(f"{home.path} has nothing that a backup would keep")
         about = {

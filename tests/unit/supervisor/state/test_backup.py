@@ -1,6 +1,7 @@
 """Backups: what is in them, who may read them, and what of a strange archive is refused."""
 
 import contextlib
+import errno
 import json
 import random
 import shutil
@@ -11,6 +12,7 @@ import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -135,6 +137,23 @@ def test_a_database_that_is_written_to_is_copied_whole(tmp_path: Path) -> None:
     with contextlib.closing(sqlite3.connect(tmp_path / "other/state/usage.sqlite")) as database:
         rows = [name for (name,) in database.execute("SELECT name FROM usage")]
     assert rows == ["state/usage.sqlite", "committed"]
+
+
+@pytest.mark.parametrize("name", ["lmx.yaml", "state/usage.sqlite"])
+def test_a_full_disk_leaves_no_half_of_a_backup(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, add = filled(tmp_path / "home"), backup._add
+
+    def full(archive: zipfile.ZipFile, its_name: str, content: Any) -> str:
+        if its_name == name:
+            raise OSError(errno.ENOSPC, "no space left")
+        return add(archive, its_name, content)
+
+    monkeypatch.setattr(backup, "_add", full)
+    with pytest.raises(OSError, match="no space left"):
+        written(home, tmp_path / "b.zip")
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
 
 
 def test_what_can_not_be_read_is_said(tmp_path: Path) -> None:
