@@ -31,8 +31,9 @@ class KeyFile:
         self._file = StateFile(path, _parse, notify)
 
     def load(self) -> StoredKeys:
-        """Return the keys, none if there is no file. A file that can't be read is set aside, people
-        are notified, and requests need a key until another one is made."""
+        """Return the keys, none if there is no file. If it can't be read, people are notified, and
+        requests need a key until another one is made. The file is set aside, unless it may be read
+        at the next start."""
         # A link to nowhere is a file here: something was there.
         there = self._path.exists() or self._path.is_symlink()
         found = self._file.load()
@@ -41,8 +42,9 @@ class KeyFile:
         if not there:
             return StoredKeys()
         lost = StoredKeys(lost=True)
-        with contextlib.suppress(OperationError):
-            self.save(lost)
+        if not self._file.unread:
+            with contextlib.suppress(OperationError):
+                self.save(lost)
         return lost
 
     def peek(self) -> StoredKeys:

@@ -40,20 +40,21 @@ class StateFile(Generic[_T]):
         self.path = path
         self._parse = parse
         self._notify = notify
-        self._unread = False
+        self.unread = False
+        """Whether the last :meth:`load` failed, and that was not the file's own fault."""
 
     def load(self) -> _T | None:
         """Return the value, or None.
 
         A file that can't be read is set aside, and people are notified. If the fault is not the
         file's own (the disk's, for example), it is set aside only when it is written again."""
-        self._unread = False
+        self.unread = False
         try:
             return self._read()
         except _UnreadableError as error:
             self.quarantine_file(str(error))
         except OSError as error:
-            self._unread = True
+            self.unread = True
             self._report(
                 f"{self.path} can't be read ({error.strerror or error}): lmx continues without it, "
                 "and sets it aside before it is written again"
@@ -82,7 +83,7 @@ class StateFile(Generic[_T]):
         """Write the file completely or not at all, and make its folder. Only the owner can read the
         file. Raises ``OSError``."""
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if self._unread:
+        if self.unread:
             self._keep_unread()
         atomic_write(self.path, json.dumps(values, indent=1, sort_keys=False))
 
@@ -102,7 +103,7 @@ class StateFile(Generic[_T]):
         if os.path.lexists(self.path):
             aside = quarantine_file(self.path)
             log.warning("state.unread_quarantined", path=str(self.path), aside=aside.name)
-        self._unread = False
+        self.unread = False
 
     def _read(self) -> _T | None:
         """Read the file. Raises :class:`_UnreadableError` if the file itself is at fault, else

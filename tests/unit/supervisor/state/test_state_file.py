@@ -14,8 +14,10 @@ import pytest
 
 from lmx.protocol.errors import OperationError
 from lmx.protocol.host.quarantine_file import clear_for_file, quarantine_file
+from lmx.protocol.messages.keys import ApiKey
 from lmx.supervisor.inventory.added_file import AddedFile
 from lmx.supervisor.inventory.download_records import DownloadFile
+from lmx.supervisor.keys.file import KeyFile, StoredKeys
 from lmx.supervisor.memory.measured import Measured
 from lmx.supervisor.state import process_records, state_file
 from lmx.supervisor.state.files import Holds, Pins, read_admin_key
@@ -163,6 +165,24 @@ def test_what_could_not_be_read_for_a_while_is_not_overwritten(
     assert Pins(path).load() == {"b": True}
     assert Pins(path.with_name("pins.json.damaged")).load() == {"a": True}
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_keys_that_could_not_be_read_for_a_while_are_there_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests need a key meanwhile, as if all of them had been lost."""
+
+    def failing(*_: object) -> bytes:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    path = tmp_path / "keys.json"
+    stored = StoredKeys((ApiKey.of_secret("k" * 16),))
+    KeyFile(path).save(stored)
+    with monkeypatch.context() as patch:
+        patch.setattr(state_file, "read_regular", failing)
+        assert KeyFile(path).load() == StoredKeys(lost=True)
+    assert KeyFile(path).load() == stored
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_what_is_good_of_the_added_models_stays(tmp_path: Path) -> None:
