@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import structlog
 
-from lmx.protocol.errors import ErrorCode, LmxError
+from lmx.protocol.errors import ErrorCode, LmxError, UnavailableError
 from lmx.protocol.messages.snapshot import Snapshot
 from lmx.protocol.messages.status import ModelStatus, ReturnedMemory
 from lmx.protocol.states import DOWN, ExitCause, LoadPhase, MemoryPressure, SlotState
@@ -301,13 +301,13 @@ class Core:
     def fetch_ended(
         self,
         model_id: str,
-        outcome: Path | LmxError,
+        outcome: Path | LmxError | OSError,
         now_s: float,
         unfetched: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Take the end of a fetch: the model's folder, or the error. ``unfetched`` says why
-        adapters could not be fetched, by their sources. The end of a fetch that was given up is
-        ignored."""
+        """Take the end of a fetch: the model's folder, or the error; an ``OSError`` if this machine
+        ran no fetch. ``unfetched`` says why adapters could not be fetched, by their sources. The
+        end of a fetch that was given up is ignored."""
         slot = self.slots.get(model_id)
         if slot is None or slot.state is not SlotState.FETCHING:
             return
@@ -316,6 +316,11 @@ class Core:
                 self._actions.note("adapter.not_fetched", model_id, why, source=source)
             self._store.put(slot.with_files(replace(slot.files, path=outcome, unfetched=unfetched)))
             self._take(model_id, events.Fetched(), now_s)
+        elif isinstance(outcome, OSError):
+            message = f"can't fetch {slot.model.source}: {outcome.strerror or outcome}"
+            error = UnavailableError(ErrorCode.DOWNLOAD_FAILED, message)
+            failed = events.FetchFailed(error, by_host=True, jitter=random.random())
+            self._take(model_id, failed, now_s)
         else:
             self._take(model_id, events.FetchFailed(outcome), now_s)
 

@@ -224,13 +224,13 @@ def _cancel(task: asyncio.Task[None]) -> None:
 class LoadFetches:
     """The fetches of models that will be loaded, each with its adapters. ``on_advance(model_id,
     phase, fraction)`` and ``on_end(model_id, path or error, unfetched)`` are called on the event
-    loop. ``unfetched`` says why adapters could not be fetched, by their sources: the model is
-    loaded without them."""
+    loop. The error is an ``OSError`` if this machine did not run the program. ``unfetched`` says
+    why adapters could not be fetched, by their sources: the model is loaded without them."""
 
     _program: FetchProgram
     _runs: FetchRuns
     _on_advance: Callable[[str, LoadPhase, float | None], None]
-    _on_end: Callable[[str, Path | LmxError, Mapping[str, str]], Awaitable[None]]
+    _on_end: Callable[[str, Path | LmxError | OSError, Mapping[str, str]], Awaitable[None]]
 
     def start(self, model: ModelConfig) -> None:
         """Begin to fetch a model. There is one fetch at a time for a model."""
@@ -253,8 +253,10 @@ class LoadFetches:
             await self._on_end(model.id, outcome, unfetched)
 
         async def broke(error: Exception) -> None:
-            message = f"the fetch broke: {error}"
-            await self._on_end(model.id, UnavailableError(ErrorCode.DOWNLOAD_FAILED, message), {})
+            if not isinstance(error, OSError):
+                message = f"the fetch broke: {error}"
+                error = UnavailableError(ErrorCode.DOWNLOAD_FAILED, message)
+            await self._on_end(model.id, error, {})
 
         self._runs.start(_key(model.id), Fetch(model.source, (), advanced, ended, broke))
 

@@ -63,10 +63,10 @@ class Reports:
         self._core.fetch_advanced(model_id, phase, fraction, time.monotonic())
 
     async def fetch_ended(
-        self, model_id: str, outcome: Path | LmxError, unfetched: Mapping[str, str]
+        self, model_id: str, outcome: Path | LmxError | OSError, unfetched: Mapping[str, str]
     ) -> None:
-        """A load's fetch has ended. The outcome is the model's folder, or the error. ``unfetched``
-        says why adapters could not be fetched, by their sources."""
+        """A load's fetch has ended. The outcome and ``unfetched`` are those of
+        :meth:`Core.fetch_ended`."""
         now_s = time.monotonic()
         slot = self._core.slots.get(model_id)
         source = None if slot is None else parse_source(slot.model.source)

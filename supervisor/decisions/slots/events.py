@@ -119,6 +119,10 @@ class FetchFailed:
     """The model's fetch has failed."""
 
     error: LmxError
+    by_host: bool = False
+    """As in :class:`NotStarted`."""
+    jitter: float = 1.0
+    """As in :class:`Exited`."""
 
 
 @dataclass(frozen=True, slots=True)

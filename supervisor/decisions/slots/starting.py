@@ -33,6 +33,8 @@ def fetched(life: SlotLife, _event: Any, rules: Rules, _now_s: float) -> Result:
 
 def fetch_failed(life: SlotLife, event: events.FetchFailed, rules: Rules, now_s: float) -> Result:
     """The model could not be fetched."""
+    if event.by_host:
+        return _try_later(life, event, rules, now_s)
     return _give_up(life, event.error, rules, now_s)
 
 
@@ -48,7 +50,9 @@ def not_started(life: SlotLife, event: events.NotStarted, rules: Rules, now_s: f
     return _give_up(life, event.error, rules, now_s)
 
 
-def _try_later(life: SlotLife, event: events.NotStarted, rules: Rules, now_s: float) -> Result:
+def _try_later(
+    life: SlotLife, event: events.NotStarted | events.FetchFailed, rules: Rules, now_s: float
+) -> Result:
     """The machine did not let the model start, which is no fault of the model's: whoever waits gets
     the reason, and it is tried again for as long as it is wanted."""
     failures, decision = restart.after_exit(

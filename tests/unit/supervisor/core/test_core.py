@@ -129,6 +129,22 @@ def test_a_fetch_comes_before_the_load(rig: CoreRig) -> None:
     assert rig.noted("model.not_started") == [("a", {"code": "download_failed"})]
 
 
+def test_a_fetch_that_the_machine_can_not_start_is_tried_again(rig: CoreRig) -> None:
+    """It is no fault of the model's, however often it happens."""
+    rig.actions.remote.add("a")
+    asked = rig.ask("a")
+    for number in range(20):
+        assert rig.state("a") == "fetching"
+        rig.actions.fetching.discard("a")
+        rig.core.fetch_ended("a", BlockingIOError(11, "no more processes"), rig.now_s)
+        assert rig.state("a") == "backoff"
+        if not number:
+            assert rig.answer(asked).message == "can't fetch /a: no more processes"
+        rig.at(rig.now_s + 60.0)
+    rig.core.fetch_ended("a", Path("/models/a"), rig.now_s)
+    assert rig.state("a") == "starting"
+
+
 def test_an_adopted_worker_is_neither_loaded_again_nor_counted_twice(rig: CoreRig) -> None:
     assert rig.core.adopt("0ld0", "a", 4242, 90, 0.0)
     assert not rig.core.adopt("0ld1", "a", 4243, 90, 0.0), "one worker for a model"

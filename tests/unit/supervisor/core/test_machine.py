@@ -165,12 +165,12 @@ class Supervised(RuleBasedStateMachine):
         if worker is not None:
             self.core.kill_for_memory(worker.instance, "it grew", self.rig.now_s)
 
-    @rule(succeeds=st.booleans())
-    def fetch_ends(self, succeeds: bool) -> None:
+    @rule(succeeds=st.booleans(), begun=st.booleans())
+    def fetch_ends(self, succeeds: bool, begun: bool) -> None:
         if "c" in self.actions.fetching:
             self.core.fetch_advanced("c", LoadPhase.DOWNLOAD, 0.5, self.rig.now_s)
             self.actions.fetching.discard("c")
-            outcome: Any = OperationError(ErrorCode.DOWNLOAD_FAILED, "x")
+            outcome: Any = OperationError(ErrorCode.DOWNLOAD_FAILED, "x") if begun else OSError()
             if succeeds:
                 outcome = self.actions.local_path(self.core.slots["a"].model)
             self.core.fetch_ended("c", outcome, self.rig.now_s)

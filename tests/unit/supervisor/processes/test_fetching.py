@@ -1,6 +1,7 @@
 """The fetch process as the supervisor sees it: what it says, and that it says anything at all."""
 
 import asyncio
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.processes.fetching import Fetch, FetchProgram, FetchRuns, LoadFetches
 
 MODEL = ModelConfig(id="m", source="owner/name")
+Found = tuple[str, Path | LmxError | OSError, dict[str, str]]
 
 
 async def outcome_of(
@@ -21,7 +23,7 @@ async def outcome_of(
     script: str,
     model: ModelConfig = MODEL,
     advanced: Callable[..., None] = lambda *_: None,
-) -> tuple[str, Path | LmxError, dict[str, str]]:
+) -> Found:
     """What comes of a fetch whose program is a shell script."""
     program = folder / "program"
     program.write_text(f"#!/bin/sh\n{script}\n")
@@ -36,7 +38,7 @@ async def outcome_of(
     runs = FetchRuns(fetching)
     LoadFetches(fetching, runs, advanced, take_end).start(model)
     try:
-        found: tuple[str, Path | LmxError, dict[str, str]] = await asyncio.wait_for(ended, 90)
+        found: Found = await asyncio.wait_for(ended, 90)
         return found
     finally:
         await runs.close()
@@ -69,6 +71,17 @@ async def test_an_end_without_a_word_is_reported(
     _, error, _ = await outcome_of(monkeypatch, tmp_path, "exit 3")
     assert isinstance(error, LmxError)
     assert "status 3" in error.message
+
+
+async def test_a_machine_without_a_process_for_it_is_no_failure_of_the_source(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def none_left(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "no more processes")
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", none_left)
+    _, error, _ = await outcome_of(monkeypatch, tmp_path, "exit 0")
+    assert isinstance(error, BlockingIOError)
 
 
 async def test_one_that_says_nothing_is_ended(

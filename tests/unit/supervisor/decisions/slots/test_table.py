@@ -69,6 +69,7 @@ EVENTS: list[Any] = [
     events.FetchAdvanced(LoadPhase.DOWNLOAD, 0.5),
     events.Fetched(),
     events.FetchFailed(FAILED),
+    events.FetchFailed(FAILED, by_host=True, jitter=0.5),
     events.Planned(100),
     events.NotStarted(FAILED),
     events.NotStarted(NO_ROOM),
