@@ -178,7 +178,7 @@ class RescueSpec:
     command: tuple[str, ...]
     silence_s: float
     """The router runs the command after this long without a message from a supervisor."""
-    environment: dict[str | bytes, Any] = field(default_factory=dict, repr=False)
+    environment: dict[Any, Any] = field(default_factory=dict, repr=False)
     """The variables that the router's own environment lacks; bytes where they are not UTF-8."""
 
 
