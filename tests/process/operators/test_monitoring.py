@@ -142,6 +142,13 @@ def test_the_alerts_name_only_what_is_measured(exposition: str) -> None:
         assert set(re.findall(r"\$labels\.(\w+)", texts)) <= labels, rule["alert"]
 
 
+def test_an_alert_of_several_events_allows_for_the_extrapolation() -> None:
+    # `increase` of two events is a little more than 2.
+    counting = [one["expr"] for one in rules() if "increase(" in one["expr"]]
+    assert len(counting) == 3
+    assert [expr for expr in counting if not re.search(r" > \d+\.5$", expr)] == []
+
+
 @pytest.mark.parametrize(
     ("query", "words"),
     [
