@@ -121,6 +121,9 @@ class Outcome:
     figures."""
     prefill_s: float | None = None
     decode_s: float | None = None
+    tokens_per_s: float | None = None
+    """How fast each of the answers came after its first token; None where a peer has computed
+    them."""
     ttft_s: float | None = None
     """The time from the beginning of the request to its first output."""
     gaps_s: Sequence[float] = ()

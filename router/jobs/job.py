@@ -22,7 +22,13 @@ from lmx.router.jobs.records import JobRow, JobState, ResponseRow
 from lmx.router.jobs.store import JobStore
 from lmx.router.rendering.accumulator import AccumulatedChoice, Accumulator
 from lmx.router.rendering.answer_format import AnswerFormat, Beginning, Ending, Generated
-from lmx.router.rendering.envelope import Identity, RouterTimings, timings_object, usage_object
+from lmx.router.rendering.envelope import (
+    Identity,
+    RouterTimings,
+    timings_object,
+    tokens_per_s,
+    usage_object,
+)
 from lmx.router.workers.dispatch import Generation
 from lmx.router.workers.prompt_group import PromptGroup
 from lmx.router.workers.stream import Batch
@@ -145,6 +151,7 @@ class Job:
         if ending is None:
             return known
         usage, timings = ending.finished.usage, ending.finished.timings
+        answers = ending.clocked.answers
         return replace(
             known,
             prompt_tokens=usage.prompt_tokens,
@@ -155,6 +162,7 @@ class Job:
             queue_s=timings.queue_s,
             prefill_s=timings.prefill_s,
             decode_s=timings.decode_s,
+            tokens_per_s=tokens_per_s(ending.finished, answers) / answers or None,
         )
 
     def empty_answer(self) -> Mapping[str, Any]:

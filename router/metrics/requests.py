@@ -163,7 +163,8 @@ class ModelTally:
     cached_tokens: int = 0
     completion_tokens: int = 0
     tokens_per_s: float | None = None
-    """The speed of the last answer, without its prompt."""
+    """The speed of the last answer after its first token; of several answers to one request that
+    of each. Answers of peers do not count."""
     used_at_s: float | None = None
     """When the last request ended, in Unix time."""
     latest: deque[Ended] = field(default_factory=lambda: deque(maxlen=_LATEST))
@@ -186,7 +187,7 @@ class ModelTally:
             self.prompt_tokens + other.prompt_tokens,
             self.cached_tokens + other.cached_tokens,
             self.completion_tokens + other.completion_tokens,
-            last.tokens_per_s,
+            last.tokens_per_s or self.tokens_per_s or other.tokens_per_s,
             last.used_at_s,
             deque(),
             {
@@ -333,8 +334,8 @@ class RequestMetrics:
         self.on_change()
 
     def last_tokens_per_s(self, model_id: str) -> float | None:
-        """Return the speed of the model's last whole answer, without its prompt; None before the
-        first one."""
+        """Return the speed of the model's last whole answer of this machine, without its prompt;
+        None before the first one."""
         return self._known(model_id).tokens_per_s
 
     def latest(self, model_id: str) -> Iterable[Ended]:
@@ -425,8 +426,8 @@ class RequestMetrics:
                 outcome.cached_tokens or 0,
             )
         )
-        if outcome.completion_tokens and outcome.decode_s:
-            tally.tokens_per_s = outcome.completion_tokens / outcome.decode_s
+        if outcome.tokens_per_s is not None:
+            tally.tokens_per_s = outcome.tokens_per_s
         tally.histograms[DURATION.name].add((duration_s,))
         tally.histograms[GAPS.name].add(outcome.gaps_s)
         for measure in MEASURES:

@@ -269,16 +269,18 @@ def usage_object(usage: data.Usage) -> GenerationUsage:
     }
 
 
-def timings_object(finished: Finished, clocked: RouterTimings) -> Timings:
-    """Return how long each part took, in seconds.
+def tokens_per_s(finished: Finished, answers: int) -> float:
+    """Return the tokens after each answer's first, over the time they took; 0 if there were none,
+    or if they took no time."""
+    later_tokens, decode_s = finished.usage.completion_tokens - answers, finished.timings.decode_s
+    return later_tokens / decode_s if later_tokens > 0 and decode_s > 0 else 0.0
 
-    ``tokens_per_s`` counts the tokens after each answer's first, over the time they took; it is 0
-    if there were none, or if they took no time. With speculation it also shows how many tokens were
-    drafted, and how many and what share of them were accepted.
-    """
+
+def timings_object(finished: Finished, clocked: RouterTimings) -> Timings:
+    """Return how long each part took, in seconds. With speculation it also shows how many tokens
+    were drafted, and how many and what share of them were accepted."""
     timings = finished.timings
-    later_tokens = finished.usage.completion_tokens - clocked.answers
-    rate = later_tokens / timings.decode_s if later_tokens > 0 and timings.decode_s > 0 else 0.0
+    rate = tokens_per_s(finished, clocked.answers)
     shown: Timings = {
         "total_s": round(clocked.total_s, 4),
         "queue_s": round(timings.queue_s, 4),

@@ -53,7 +53,7 @@ def test_all_that_is_counted_comes_back_as_it_was() -> None:
     for number in range(5):
         outcome = Outcome(
             model="big:1b", stream=True, prompt_tokens=9000, completion_tokens=20, decode_s=0.5,
-            ttft_s=0.3, gaps_s=[0.01, 99.0], finish_reason="stop",
+            tokens_per_s=40.0, ttft_s=0.3, gaps_s=[0.01, 99.0], finish_reason="stop",
         )  # fmt: skip
         metrics.request_ended(outcome, chat, 200, float(number))
     refused = Outcome(model="big:1b", error="queue_full")

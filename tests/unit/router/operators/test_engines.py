@@ -220,7 +220,7 @@ async def test_engines_are_listed() -> None:
     assert [one["status"] for one in body["engines"][2:]] == ["loading", "loading", "unloaded"]
 
 
-quick = plays(ends("a", tokens=21, timings=Timings(queue_s=0, prefill_s=0, decode_s=0.5)))
+quick = plays(ends("a", tokens=22, timings=Timings(queue_s=0, prefill_s=0, decode_s=0.5)))
 
 
 @pytest.mark.parametrize("path", ["org/tiny-model", "org%2Ftiny-model"])

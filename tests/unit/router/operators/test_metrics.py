@@ -7,12 +7,14 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import orjson
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.messages.control import Acquire
 from lmx.protocol.messages.counts import CountsKept, ReportCounts
+from lmx.protocol.messages.data import Timings
 from lmx.protocol.messages.inventory import Downloads, DownloadView, GetDownloads
 from lmx.protocol.messages.keys import ApiKey, KeyScope, RateLimits
 from lmx.protocol.messages.status import GetStatus, Status
@@ -32,9 +34,10 @@ from lmx.router.metrics.requests import (
 )
 from lmx.router.metrics.shared_counts import SharedCounts
 from lmx.router.operators.metrics import metrics as metrics_handler
+from lmx.router.peers.forwarded import read_record
 from lmx.router.schema.requests.chat import ChatRequest
 from tests.support.fakes.admin_lines import cold_line, reported_status, status_line
-from tests.support.fakes.fake_peers import FakeStream, cold, ready, until
+from tests.support.fakes.fake_peers import FakeStream, cold, ends, plays, ready, until
 from tests.support.references.metric_lint import problems
 from tests.support.rigs.router_rig import INSTANCE, MODEL, Rig, router_rig
 
@@ -285,11 +288,26 @@ def test_a_request_ends_well_or_with_one_error(
 def test_how_fast_the_last_answer_came() -> None:
     metrics = counting(MODEL)
     assert metrics.last_tokens_per_s(MODEL) is None
-    for tokens in (10, 30):
-        outcome = Outcome(model=MODEL, completion_tokens=tokens, decode_s=2.0)
-        metrics.request_ended(outcome, CHAT, 200, 1.0)
+    for speed in (10.0, 15.0):
+        metrics.request_ended(Outcome(model=MODEL, tokens_per_s=speed), CHAT, 200, 1.0)
     metrics.request_ended(Outcome(model=MODEL, error="queue_full"), CHAT, 429, 1.0)
+    # What a peer says of a request that was forwarded to it is not this machine's speed.
+    record = orjson.dumps({"completion_tokens": 300, "decode_s": 1.0, "tokens_per_s": 299.0})
+    forwarded = replace(Outcome(model=MODEL), **read_record(record))
+    assert forwarded.decode_s == 1.0
+    metrics.request_ended(forwarded, CHAT, 200, 1.0)
     assert metrics.last_tokens_per_s(MODEL) == 15.0
+
+
+@pytest.mark.parametrize(("answers", "tokens", "speed"), [(1, 11, 5.0), (8, 88, 5.0), (1, 1, None)])
+async def test_the_speed_is_that_of_each_answer_after_its_first_token(
+    answers: int, tokens: int, speed: float | None
+) -> None:
+    script = plays(ends("a", tokens=tokens, timings=Timings(queue_s=0, prefill_s=1, decode_s=2.0)))
+    async with router_rig(script) as rig:
+        assert (await rig.chat_json(n=answers))[0] == 200
+        await counted(rig, 1)
+        assert rig.router.metrics.last_tokens_per_s(MODEL) == speed
 
 
 def test_models_that_come_and_go_leave_nothing_behind() -> None:
