@@ -225,6 +225,8 @@ class Reading:
     kind."""
     keys: Mapping[str, KeyTally]
     """By the name of the key, ``OTHER`` or ``NONE``."""
+    forwarded: Mapping[tuple[str, str], int]
+    """The requests that were forwarded to peers, by the peer and what became of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,7 +273,8 @@ class RequestMetrics:
         self._models: dict[str, ModelTally] = {}
         self._http: Counter[tuple[str, str, str]] = Counter()
         self._limited: Counter[tuple[str, str]] = Counter()
-        self._earlier = Reading(Totals(), {}, {}, {}, {})
+        self._forwarded: Counter[tuple[str, str]] = Counter()
+        self._earlier = Reading(Totals(), {}, {}, {}, {}, {})
         self.changes = 0
         self.on_change: Callable[[], None] = lambda: None
 
@@ -310,6 +313,11 @@ class RequestMetrics:
         """Count a request that a limit has refused."""
         self._note_change()
         self._limited[scope, limit] += 1
+
+    def forwarded(self, peer: str, ended: str) -> None:
+        """Count a request that was forwarded to a peer and has ended, by what became of it."""
+        self._note_change()
+        self._forwarded[peer, ended] += 1
 
     def job_ended(
         self, outcome: Outcome, counted_prompt_tokens: int, key: ApiKey | None = None
@@ -350,6 +358,12 @@ class RequestMetrics:
         tally = self._known(model_id)
         return tally.requests, tally.used_at_s
 
+    def forwarded_to(self, peer: str) -> dict[str, int]:
+        """Return how many requests that were forwarded to a peer have ended, by what became of
+        them."""
+        both = self._forwarded + Counter(self._earlier.forwarded)
+        return {ended: count for (name, ended), count in both.items() if name == peer}
+
     def requests_of(self, model: ModelStatus) -> int:
         """Return how many requests a model has had. Its worker reports those since it was loaded
         with its beats, a second late; the router knows at once those that have ended since lmx was
@@ -372,12 +386,20 @@ class RequestMetrics:
             dict(self._http + Counter(self._earlier.http)),
             dict(self._limited + Counter(self._earlier.limited)),
             self._read_keys(),
+            dict(self._forwarded + Counter(self._earlier.forwarded)),
         )
 
     def tallies(self) -> tuple[Tally, ...]:
         """Return what this router has counted itself, so that it is kept when the router ends."""
         return tallies_of(
-            Reading(self._totals, self._models, self._http, self._limited, self._keys)
+            Reading(
+                self._totals,
+                self._models,
+                self._http,
+                self._limited,
+                self._keys,
+                self._forwarded,
+            )
         )
 
     def begin_with(self, earlier: Iterable[Tally]) -> None:
@@ -535,6 +557,10 @@ def tallies_of(reading: Reading) -> tuple[Tally, ...]:
     common = {name: float(value) for name, value in asdict(reading.totals).items() if value}
     common |= {f"http:{':'.join(key)}": float(count) for key, count in reading.http.items()}
     common |= {f"limited:{':'.join(key)}": float(count) for key, count in reading.limited.items()}
+    common |= {
+        f"forwarded:{ended}:{peer}": float(count)
+        for (peer, ended), count in reading.forwarded.items()
+    }
     for key, counted in reading.keys.items():
         common |= {
             f"key:{key}:{name}": float(value) for name, value in asdict(counted).items() if value
@@ -561,6 +587,7 @@ def reading_of(tallies: Iterable[Tally]) -> Reading:
     http: dict[tuple[str, str, str], int] = {}
     limited: dict[tuple[str, str], int] = {}
     keys: dict[str, KeyTally] = {}
+    forwarded: dict[tuple[str, str], int] = {}
     for tally in tallies:
         if tally.name:
             models[tally.name] = _read_model(tally)
@@ -573,10 +600,12 @@ def reading_of(tallies: Iterable[Tally]) -> Reading:
                     http[method, ":".join(route), status] = int(value)
                 case ["limited", scope, limit]:
                     limited[scope, limit] = int(value)
+                case ["forwarded", ended, *peer]:
+                    forwarded[":".join(peer), ended] = int(value)
                 case ["key", *key, field] if field in _OF_KEY:
                     counted = keys.setdefault(":".join(key), KeyTally())
                     setattr(counted, field, int(value))
-    return Reading(totals, models, http, limited, keys)
+    return Reading(totals, models, http, limited, keys, forwarded)
 
 
 def _read_model(stored: Tally) -> ModelTally:

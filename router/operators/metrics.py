@@ -97,6 +97,7 @@ async def _metrics(services: Services) -> web.Response:
     await services.counts.settled()
     directory = services.supervisor.latest
     models = () if directory is None else directory.bases
+    forwarded_to = services.metrics.forwarded_to
     scrape = Scrape(
         version=services.spec.version,
         status=None if status is None else status.status,
@@ -107,7 +108,7 @@ async def _metrics(services: Services) -> web.Response:
         batches=batches[0],
         batch_lines_left=batches[1],
         peers=[
-            PeerFigures(link.name, link.answers, link.running, link.forwarded_total.copy())
+            PeerFigures(link.name, link.answers, link.running, forwarded_to(link.name))
             for link in services.peers.links
         ],
     )

@@ -102,7 +102,7 @@ async def list_peers(request: web.Request) -> web.Response:
                 "budget_bytes": (state.budget_bytes or None) if state is not None else None,
                 "seen_at_s": link.seen_at_s,
                 "running": link.running,
-                "forwarded": dict(link.forwarded_total),
+                "forwarded": services.metrics.forwarded_to(link.name),
                 "models": [
                     {
                         "id": one.model_id,

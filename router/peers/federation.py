@@ -95,16 +95,25 @@ _log = structlog.get_logger()
 
 
 class Federation:
-    """Owns the links to all peers. Used from one event loop only; it begins when it is made."""
+    """Owns the links to all peers. Used from one event loop only; it begins when it is made.
+
+    ``count`` is called with the name of a peer for each request that was forwarded there and has
+    ended, and with what became of it."""
 
     def __init__(
-        self, spec: RouterSpec, own: OwnMachine, live: LiveRequests, give_contents: GiveContents
+        self,
+        spec: RouterSpec,
+        own: OwnMachine,
+        live: LiveRequests,
+        give_contents: GiveContents,
+        count: Callable[[str, str], None],
     ) -> None:
         self.links: dict[str, PeerLink] = {}
         self._spec = spec
         self._own = own
         self._live = live
         self._give_contents = give_contents
+        self._count = count
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._answers = ByteBudget(MOST_ANSWERS_BYTES, "answers of other machines")
         """The memory of those that are no streams: they are sent when all of them is there."""
@@ -334,7 +343,7 @@ class Federation:
                     ended = "lost"
                 return response
             finally:
-                link.forwarded_total[ended] += 1
+                self._count(link.name, ended)
 
     @contextmanager
     def _listed(

@@ -64,8 +64,6 @@ class PeerLink:
         self.lost.set()
         self.asked = asyncio.Event()
         """Set once it has answered, or is known not to: before that nobody knows what it has."""
-        self.forwarded_total: Counter[str] = Counter()
-        """Requests that were forwarded there and have ended, by what became of them."""
         self._own_name = own_name
         self._running: Counter[str] = Counter()
         self._running_then: Counter[str] = Counter()

@@ -152,5 +152,7 @@ class Peers:
                 lambda: Counter(live.model_id for live in self._live.all if live.machine is None),
                 self._metrics.last_tokens_per_s,
             )
-            self._federation = Federation(self._spec, self._own, self._live, self._give_contents)
+            self._federation = Federation(
+                self._spec, self._own, self._live, self._give_contents, self._metrics.forwarded
+            )
         return self._federation

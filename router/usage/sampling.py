@@ -36,15 +36,18 @@ class TokensSeen:
         self._seen: dict[str, int] | None = None
 
     def new(self, models: tuple[ModelStatus, ...]) -> dict[str, int]:
-        """Return how many each worker has generated since; a new worker counts from 0 again. What
-        there was before the first look is not new."""
+        """Return how many the worker of each model has generated since; a new worker counts from 0
+        again, as another instance. What there was before the first look is not new."""
         before = self._seen
-        self._seen = {one.model: one.figures.tokens_total for one in models}
+        self._seen = {
+            one.instance: one.figures.tokens_total for one in models if one.instance is not None
+        }
         if before is None:
             return {}
         return {
-            model: total - seen if total >= (seen := before.get(model, 0)) else total
-            for model, total in self._seen.items()
+            one.model: self._seen[one.instance] - before.get(one.instance, 0)
+            for one in models
+            if one.instance is not None
         }
 
 

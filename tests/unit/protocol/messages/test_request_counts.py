@@ -60,12 +60,17 @@ def test_all_that_is_counted_comes_back_as_it_was() -> None:
     metrics.request_ended(refused, chat, 429, 0.0)
     metrics.request_ended(Outcome(), None, 404, 0.0)
     metrics.rate_limited("key", "tokens")
+    metrics.forwarded("studio:2", "idle")
     own = metrics.read()
     after = RequestMetrics(lambda: ("big:1b", "other"))
     after.begin_with(added(metrics.tallies()))
     assert same(after.read(), own)
     assert after.used("big:1b") == metrics.used("big:1b")
     assert after.last_tokens_per_s("big:1b") == 40.0
+    for ended in ("idle", "lost"):
+        after.forwarded("studio:2", ended)
+    assert after.forwarded_to("studio:2") == {"idle": 2, "lost": 1}
+    assert after.forwarded_to("studio") == {}
     # And adds up with what is counted from then on.
     after.request_ended(refused, chat, 429, 0.0)
     assert after.read().models["big:1b"].errors["queue_full"] == 2

@@ -351,7 +351,8 @@ def test_figures_are_of_what_is_new_and_of_models_that_have_some() -> None:
     found = look(530, requests_active=2, requests_queued=3)
     expected = Minute(tokens=30, running=2, waiting=3, memory_bytes=300)
     assert found == {"": expected, MODEL: expected}
-    assert look(20)[MODEL].tokens == 20, "of a new worker"
+    for instance, tokens in (("second", 20), ("third", 30)):
+        assert look(tokens, instance=instance)[MODEL].tokens == tokens, "of a new worker"
 
 
 async def test_the_routes_show_requests_by_key_and_after_a_restart(tmp_path: Path) -> None:
