@@ -21,6 +21,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.router.http.bodies.form import Upload
 
 _GIVEN_LIMIT: Final = 60
 """How many characters of an offending value an error repeats."""
@@ -186,6 +187,8 @@ def short(value: object) -> str:
         return f"an array of {len(value)}"
     elif isinstance(value, dict):
         return f"an object of {len(value)}"
+    elif isinstance(value, Upload):
+        return "a file"
     elif isinstance(value, float) and math.isinf(value):
         return "a number that is too large"
     # orjson takes no integer beyond 64 bits.

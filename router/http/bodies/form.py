@@ -65,8 +65,8 @@ async def read_form(
     ``[]``. A form has one file at most if there is a ``sink``, which takes it: it may then take up
     to an hour, as long as more of it comes.
 
-    A file may have ``limit_bytes``. Raises :class:`RequestError`, and QUEUE_FULL while other bodies
-    take too much memory.
+    All files together may have ``limit_bytes``. Raises :class:`RequestError`, and QUEUE_FULL while
+    other bodies take too much memory.
     """
     if READ_FORM in request:
         found: dict[str, list[FormField]] = request.pop(READ_FORM)
@@ -104,10 +104,13 @@ async def _read(
     request: web.Request, limit_bytes: int, share: ByteShare, sink: FileSink | None
 ) -> dict[str, list[FormField]]:
     fields: dict[str, list[FormField]] = {}
-    files = 0
+    files = files_bytes = 0
     reader = await request.multipart()
     for _ in range(_MOST_PARTS + 1):
-        part = await reader.next()
+        try:
+            part = await reader.next()
+        except RuntimeError as error:
+            raise ValueError("a first field `_charset_` names no character set") from error
         if part is None:
             return fields
         if isinstance(part, MultipartReader) or not part.name:
@@ -117,20 +120,24 @@ async def _read(
             raise RequestError(
                 ErrorCode.INVALID_VALUE, "The form has several files: send one in each request."
             )
-        value = await _value(part, limit_bytes, share, sink)
-        fields.setdefault(part.name, []).append(value)
+        name = _utf8(part.name)
+        value = await _value(name, part, limit_bytes, share, sink)
+        if isinstance(value, Upload):
+            # A form that comes in chunks does not say its size.
+            files_bytes += len(value.content)
+            if files_bytes > limit_bytes:
+                raise _too_large("The form", limit_bytes)
+        fields.setdefault(name, []).append(value)
     raise RequestError(
         ErrorCode.INVALID_VALUE, f"A form may have at most {_MOST_PARTS} fields: send fewer."
     )
 
 
 async def _value(
-    part: BodyPartReader, limit_bytes: int, share: ByteShare, sink: FileSink | None
+    name: str, part: BodyPartReader, limit_bytes: int, share: ByteShare, sink: FileSink | None
 ) -> FormField:
     is_file = part.filename is not None
     most_bytes = limit_bytes if is_file else _MOST_FIELD_BYTES
-    # The text of an error must be UTF-8.
-    name = str(part.name).encode("utf-8", "replace").decode()
     if part.headers.get(hdrs.CONTENT_TRANSFER_ENCODING, "binary").lower() not in (
         "binary",
         "8bit",
@@ -154,13 +161,19 @@ async def _value(
         pieces.append(piece)
     content = b"".join(pieces)
     if is_file:
-        return Upload(content, str(part.filename))
+        return Upload(content, _utf8(str(part.filename)))
     try:
         return content.decode()
     except UnicodeDecodeError as error:
         raise RequestError(
             ErrorCode.INVALID_VALUE, f"`{name[:80]}` is not UTF-8.", param=name[:80]
         ) from error
+
+
+def _utf8(name: str) -> str:
+    """Return a name without the surrogates by which aiohttp keeps bytes that are no UTF-8: neither
+    an answer nor another form can carry them."""
+    return name.encode("utf-8", "replace").decode()
 
 
 async def _piece(part: BodyPartReader, *, in_time: bool) -> bytes:

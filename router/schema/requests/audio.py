@@ -1,5 +1,6 @@
 """The fields of the forms that are sent with speech, and of the body that asks for it."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
@@ -200,11 +201,13 @@ def _task(
 def _body(form: Mapping[str, Sequence[FormField]]) -> dict[str, Any]:
     """Return a form as the object that its fields describe. A field that is there twice is
     refused; one that is empty counts as absent."""
-    body: dict[str, Any] = {}
+    given: defaultdict[str, list[FormField]] = defaultdict(list)
     for full_name, values in form.items():
-        name = full_name.removesuffix("[]")
+        given[full_name.removesuffix("[]")] += values
+    body: dict[str, Any] = {}
+    for name, values in given.items():
         if name in _LISTS:
-            body.setdefault(name, []).extend(values)
+            body[name] = [value for value in values if value != ""] or None
         elif len(values) > 1:
             raise invalid(name[:80], f"is there {len(values)} times: send it once.")
         elif values[0] != "":

@@ -1,8 +1,9 @@
 """Speech to text over HTTP, with a worker that says what a test wants."""
 
 import asyncio
+import io
 import json
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ import pytest
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.data import Preparing, Refused
+from lmx.protocol.messages.specs import MediaLimits
 from lmx.protocol.messages.speech import SpokenSegment, SpokenWord, Transcribe, Transcript
 from lmx.protocol.messages.tasks import TaskFinished
 from lmx.protocol.states import ExitCause, MediaForm, MediaKind, ModelKind
@@ -201,10 +203,13 @@ async def _read(request: Any) -> bytes:
         ([("prompt", "x" * 9000)], "prompt", ErrorCode.INVALID_VALUE),
         ([("keep_alive", "soon")], "keep_alive", ErrorCode.INVALID_VALUE),
         ([("file", "no file")], "file", ErrorCode.INVALID_TYPE),
+        ([("prompt", io.BytesIO(b"Names."))], "prompt", ErrorCode.INVALID_TYPE),
+        ([("stream", io.BytesIO(b"true"))], "stream", ErrorCode.INVALID_TYPE),
+        ([("language", "en"), ("language[]", "de")], "language", ErrorCode.INVALID_VALUE),
     ],
 )  # fmt: skip
 async def test_what_a_field_can_not_be_is_refused_by_name(
-    rig: Rig, fields: list[tuple[str, str]], param: str, code: ErrorCode
+    rig: Rig, fields: list[tuple[str, Any]], param: str, code: ErrorCode
 ) -> None:
     await serve(rig)
     is_file = fields[0][0] == "file"
@@ -212,6 +217,13 @@ async def test_what_a_field_can_not_be_is_refused_by_name(
     assert status == 400, answer
     assert (answer["error"]["param"], answer["error"]["code"]) == (param, code)
     assert rig.worker.tasks == []
+
+
+async def test_a_field_that_is_empty_counts_as_absent(rig: Rig) -> None:
+    await serve(rig)
+    names = ("language", "prompt", "stream", "temperature", "timestamp_granularities[]")
+    status, answer, _ = await post(rig, *((name, "") for name in names))
+    assert (status, answer["text"]) == (200, TEXT), answer
 
 
 async def test_what_is_no_sound_is_refused_by_name(rig: Rig) -> None:
@@ -244,6 +256,24 @@ async def test_a_file_beyond_the_limit_is_refused_before_it_is_read(rig: Rig) ->
     status, answer, _ = await post(rig, file=WAV + bytes(limit_bytes))
     assert (status, answer["error"]["code"]) == (413, ErrorCode.REQUEST_TOO_LARGE)
     assert answer["error"]["param"] == "file"
+
+
+async def test_the_files_of_a_form_without_a_size_are_counted_together() -> None:
+    async with router_rig(media=MediaLimits(max_item_bytes=100_000)) as rig:
+        await serve(rig)
+
+        async def body() -> AsyncIterator[bytes]:
+            for name in ("file", "other"):
+                head = f'Content-Disposition: form-data; name="{name}"; filename="f"'
+                yield b"--B\r\n" + head.encode() + b"\r\n\r\n" + WAV + bytes(60_000) + b"\r\n"
+            yield b"--B--\r\n"
+
+        headers = {"Content-Type": "multipart/form-data; boundary=B"}
+        url = f"{rig.url}/v1/audio/transcriptions"
+        async with rig.http.post(url, data=body(), headers=headers) as response:
+            answer = await response.json()
+            assert (response.status, answer["error"]["code"]) == (413, "request_too_large"), answer
+        assert rig.worker.tasks == []
 
 
 async def test_what_changes_nothing_is_named(rig: Rig) -> None:
@@ -320,3 +350,22 @@ async def test_a_form_whose_parts_have_no_proper_heads_is_refused(name: str) -> 
     ):
         assert response.status == 400
         assert (await response.json())["error"]["code"] == "invalid_json"
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "code"),
+    [
+        (b"_charset_", 1, "invalid_json"),
+        (b"M\xfcller", 1, "missing_required_parameter"),
+        (b"M\xfcller", 2, "invalid_value"),
+    ],
+)
+async def test_no_name_of_a_field_breaks_the_answer(
+    rig: Rig, name: bytes, count: int, code: str
+) -> None:
+    part = b'--B\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n' % (name, b"v" * 40)
+    headers = {"Content-Type": "multipart/form-data; boundary=B"}
+    url = f"{rig.url}/v1/audio/transcriptions"
+    async with rig.http.post(url, data=part * count + b"--B--\r\n", headers=headers) as response:
+        assert response.status == 400
+        assert (await response.json())["error"]["code"] == code

@@ -100,6 +100,23 @@ async def test_a_peer_transcribes_in_every_form() -> None:
         assert not a.router.peers.federation._contents.held_bytes  # type: ignore[union-attr]
 
 
+async def test_a_file_whose_name_is_no_utf_8_is_passed_on() -> None:
+    async with federation(("a", "b")) as rigs:
+        a, b = rigs["a"], rigs["b"]
+        await a.publish()
+        await with_sounds(b, a)
+        fields = ((b'"model"', HEARS.encode()), (b'"file"; filename="M\xfcller.wav"', WAV))
+        body = b"".join(
+            b"--B\r\nContent-Disposition: form-data; name=%s\r\n\r\n%s\r\n" % field
+            for field in fields
+        )
+        headers = {"Content-Type": "multipart/form-data; boundary=B"}
+        url = f"{a.url}/v1/audio/transcriptions"
+        async with a.http.post(url, data=body + b"--B--\r\n", headers=headers) as response:
+            assert response.status == 200, await response.text()
+        assert b.worker.task_blobs == [(WAV,)]
+
+
 async def test_a_peer_speaks_as_the_model_makes_it() -> None:
     async with federation(("a", "b")) as rigs:
         a, b = rigs["a"], rigs["b"]
