@@ -4,6 +4,7 @@ process at a time. Runs only inside the fetch program."""
 import errno
 import fcntl
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -12,11 +13,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from lmx.protocol.errors import ErrorCode, OperationError
-from lmx.supervisor.memory.files import STAMP_NAME, file_sizes
+from lmx.supervisor.memory.files import STAMP_NAME, file_sizes, read_stamp, whole_conversion
 
 _POLL_S: Final = 1.0
 RESULT: Final = "result"
 """The entry of a stamp that says what came out, and not what the folder was made from."""
+_FILES: Final = "files"
 
 
 def make_once(
@@ -29,11 +31,12 @@ def make_once(
 ) -> Path:
     """Return the folder ``target``, after ``make`` has made it if need be.
 
-    A folder whose stamp and files fit is used again. ``make`` takes a path at which it makes the
-    folder, and returns what is kept as its result; the folder then gets its stamp and its name.
-    What a killed process left is deleted before. Two processes make it once: the second waits, and
-    calls ``on_wait`` every second. ``name`` is what the errors call what it is made from. Raises
-    `OperationError`: `insufficient_disk`, `conversion_failed`, and what ``make`` raises.
+    A folder whose stamp and files fit is used again, whatever else people have put into it. One
+    that replaces it gets that, too. ``make`` takes a path at which it makes the folder, and returns
+    what is kept as its result; the folder then gets its stamp and its name. What a killed process
+    left is deleted before. Two processes make it once: the second waits, and calls ``on_wait``
+    every second. ``name`` is what the errors call what it is made from. Raises `OperationError`:
+    `insufficient_disk`, `conversion_failed`, and what ``make`` raises.
     """
     if is_complete(target, stamp):
         return target
@@ -56,13 +59,8 @@ def make_once(
 
 def is_complete(folder: Path, stamp: Mapping[str, Any]) -> bool:
     """Whether the folder was made from the stamped source, and has all its files in full size."""
-    try:
-        found = json.loads((folder / STAMP_NAME).read_text())
-        files: dict[str, int] = found.pop("files")
-        found.pop(RESULT, None)
-        return bool(found == stamp) and files == file_sizes(folder)
-    except (OSError, ValueError, KeyError, AttributeError):
-        return False
+    found = whole_conversion(folder) or {}
+    return {entry: found[entry] for entry in found if entry not in (_FILES, RESULT)} == stamp
 
 
 def _make(
@@ -75,13 +73,46 @@ def _make(
     try:
         made = scratch / "model"
         result = make(made)
-        whole = {**stamp, **({RESULT: result} if result else {}), "files": file_sizes(made)}
+        whole = {**stamp, **({RESULT: result} if result else {}), _FILES: file_sizes(made)}
         (made / STAMP_NAME).write_text(json.dumps(whole, indent=1))
         if target.exists():
+            _keep_added(target, made)
             target.rename(scratch / "outdated")
         made.rename(target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _keep_added(outdated: Path, made: Path) -> None:
+    """Give the folder that was made what people have added to the one that it replaces."""
+    stamp = read_stamp(outdated)
+    if stamp is None:
+        return
+
+    def left_out(folder: str, names: list[str]) -> list[str]:
+        place = Path(folder).relative_to(outdated)
+        return [
+            name
+            for name in names
+            if name == STAMP_NAME
+            or str(place / name) in stamp[_FILES]
+            or (made / place / name).is_file()
+        ]
+
+    shutil.copytree(
+        *(outdated, made),
+        symlinks=True,
+        ignore=left_out,
+        copy_function=_link,
+        dirs_exist_ok=True,
+    )
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # Not every file system has hard links.
+        shutil.copy2(source, target)
 
 
 @contextmanager

@@ -11,8 +11,8 @@ from typing import Any, Final
 from lmx.protocol.host.regular_file import IrregularFileError, parse_json, read_regular
 
 STAMP_NAME: Final = ".lmx-import.json"
-"""The file in a folder that was made from a GGUF file. It names that file and what belongs to the
-folder."""
+"""The file in a folder that lmx made, from a GGUF file for example. It says what the folder was
+made from, and which files belong to it."""
 
 _INDEX: Final = "*.safetensors.index.json"
 _SHARD: Final = re.compile(r"(.*-)(\d{5})(-of-)(\d{5})(\.safetensors)")
@@ -86,13 +86,25 @@ def part_names(name: str) -> list[str]:
 
 
 def whole_conversion(folder: Path) -> dict[str, Any] | None:
-    """Return the stamp of a folder that was made from a GGUF file, None if it is not complete."""
+    """Return the stamp of a folder that lmx made, None if it is not complete. What people have
+    added to the folder, a drafter for example, changes nothing."""
+    stamp = read_stamp(folder)
     try:
-        content = read_regular(folder / STAMP_NAME, _INDEX_LIMIT_BYTES)
-        stamp: dict[str, Any] = parse_json(content)
-        return stamp if stamp["files"] == file_sizes(folder) else None
-    except (OSError, ValueError, KeyError, TypeError):
+        whole = stamp is not None and stamp["files"].items() <= file_sizes(folder).items()
+    except OSError:
         return None
+    return stamp if whole else None
+
+
+def read_stamp(folder: Path) -> dict[str, Any] | None:
+    """Return the stamp of a folder that lmx made, with the sizes of its ``files``; None if it has
+    none."""
+    try:
+        stamp = parse_json(read_regular(folder / STAMP_NAME, _INDEX_LIMIT_BYTES))
+    except (OSError, ValueError):
+        return None
+    made = isinstance(stamp, dict) and isinstance(stamp.get("files"), dict)
+    return stamp if made else None
 
 
 def file_sizes(folder: Path) -> dict[str, int]:

@@ -1,5 +1,6 @@
 """The import of GGUF files, with the conversion itself replaced."""
 
+import errno
 import json
 import os
 import shutil
@@ -166,6 +167,32 @@ def test_converts_again_what_does_not_fit(source: Path, models: Path, damage: st
     assert len(convert.forms) == 2
     assert run(source, models, convert) == folder
     assert len(convert.forms) == 2
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_what_people_add_changes_nothing_and_stays(
+    source: Path, models: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    def refuse(*_paths: str) -> None:
+        raise OSError(errno.EPERM, "no hard links here")
+
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
+    convert = FakeConverter()
+    folder = run(source, models, convert)
+    (folder / "drafter" / "inner").mkdir(parents=True)
+    (folder / "drafter" / "inner" / "config.json").write_text("{}")
+    (folder / "elsewhere").symlink_to(models)
+    (folder / ".DS_Store").write_text("of the Finder")
+    assert run(source, models, convert) == folder
+    assert len(convert.forms) == 1
+    (folder / "model.safetensors").write_bytes(b"short")
+    assert run(source, models, convert) == folder
+    assert len(convert.forms) == 2
+    assert (folder / "model.safetensors").read_bytes() != b"short"
+    assert (folder / "drafter" / "inner" / "config.json").read_text() == "{}"
+    assert (folder / "elsewhere").is_symlink()
+    assert (folder / ".DS_Store").exists()
 
 
 def test_two_files_of_one_name_are_kept_apart(tmp_path: Path, source: Path, models: Path) -> None:

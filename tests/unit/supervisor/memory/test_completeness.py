@@ -90,11 +90,13 @@ def test_a_conversion_is_what_its_stamp_says(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     stamp = {"source": "/m.gguf", "files": file_sizes(tmp_path)}
     (tmp_path / STAMP_NAME).write_text(json.dumps(stamp))
+    (tmp_path / ".DS_Store").write_text("of the Finder")
     assert whole_conversion(tmp_path) == stamp
     (tmp_path / "config.json").write_text("{} ")
     assert whole_conversion(tmp_path) is None
-    (tmp_path / STAMP_NAME).write_text("[]")
-    assert whole_conversion(tmp_path) is None
+    for nonsense in ("[]", "{", '{"files": []}', '{"files": {"config.json": [3]}}'):
+        (tmp_path / STAMP_NAME).write_text(nonsense)
+        assert whole_conversion(tmp_path) is None
 
 
 def test_an_index_of_other_files_promises_nothing(tmp_path: Path) -> None:
