@@ -177,6 +177,11 @@ class Keyring:
         ring = cls(keys, required)
         return replace(ring, digest=hashlib.sha256(encode(ring)).hexdigest()[:16])
 
+    @property
+    def protects_models(self) -> bool:
+        """Whether requests to models need a key."""
+        return self.required or any(KeyScope.INFERENCE in key.scopes for key in self.keys)
+
 
 @message
 @dataclass(frozen=True, slots=True)

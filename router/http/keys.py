@@ -66,7 +66,7 @@ class Ring:
         )
         return cls(
             keys,
-            not (ring.required or for_models),
+            not ring.protects_models,
             for_models + of_peers > 1,
             ring.digest,
             tuple(

@@ -313,10 +313,14 @@ def _apply_variables(
             target = section
         try:
             # In YAML a text that begins with a star is an alias, and here nothing can be aliased.
-            target[key[-1]] = text if text.startswith("*") else yaml.safe_load(text)
+            value = text if text.startswith("*") else yaml.safe_load(text)
         except (ValueError, yaml.YAMLError):
             given = "what it is set to" if is_secret(key) else repr(text)
             problems.append(f"{name}: {given} is not a value")
+        else:
+            # An IPv6 address may be a map in YAML, as `::` is.
+            other = key == ("server", "host") and not isinstance(value, str)
+            target[key[-1]] = text if other else value
     return applied
 
 

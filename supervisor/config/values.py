@@ -79,13 +79,16 @@ Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False), DURATION
 SecondsFromZero = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False), DURATION]
 """The same, and 0."""
 
+MOST_BYTES: Final = 2**60
+"""More than any machine has. Processes send each other numbers of at most 64 bits."""
+
 Size = Annotated[
     ByteSize,
-    Field(gt=0),
+    Field(gt=0, le=MOST_BYTES),
     WithJsonSchema(
         {
             "anyOf": [
-                {"type": "integer", "minimum": 1},
+                {"type": "integer", "minimum": 1, "maximum": MOST_BYTES},
                 {"type": "string", "pattern": r"^\s*\d*\.?\d+\s*[A-Za-z]*\s*$"},
             ]
         }

@@ -60,7 +60,7 @@ class Keys:
 
     def local(self) -> messages.LocalKey:
         """Return the secret with which this machine's own commands ask models."""
-        if not (self.ring.required or _has_for_models(self.ring.keys)):
+        if not self.ring.protects_models:
             return messages.LocalKey("")
         if self._local is None:
             secret = new_secret()

@@ -322,7 +322,12 @@ def wire(
         ),
         shutdown=shutdown,
         sleep=SleepPrevention(settings, lambda: _is_working(core, processes.runs)),
-        announcer=Announcer(lambda: _announcement(settings.current, guard, version), notify),
+        announcer=Announcer(
+            lambda: _announcement(
+                settings.current, guard, version, keyed=keys.ring.protects_models
+            ),
+            notify,
+        ),
         lent=lent,
         spare=SpareKeeper(processes.spare, core, memory, settings),
     )
@@ -450,13 +455,15 @@ def _machine(config: Config, guard: RouterGuard) -> Machine:
     return Machine(config.server.name or host_name(), config.server.host, guard.port or 0)
 
 
-def _announcement(config: Config, guard: RouterGuard, version: str) -> Announcement | None:
+def _announcement(
+    config: Config, guard: RouterGuard, version: str, *, keyed: bool
+) -> Announcement | None:
     server = config.server
     if not server.advertise or not (port := guard.port):
         return None
     labels = mdns_labels(server.name or host_name(), host_name())
-    keyed = "yes" if config.security.api_keys else "no"
-    facts = (("version", version), ("path", "/v1"), ("key", keyed), ("tls", "no"))
+    key = "yes" if keyed else "no"
+    facts = (("version", version), ("path", "/v1"), ("key", key), ("tls", "no"))
     try:
         own = () if server.host in ALL_ADDRESSES else (str(ip_address(server.host)),)
     except ValueError:

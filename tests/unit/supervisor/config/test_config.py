@@ -46,6 +46,7 @@ def load(text: str, tmp_path: Path, **variables: str) -> Config:
         ("server: {allowed_hosts: [http://a.example]}", ["server.allowed_hosts.0", "without http"]),
         ("server: {allowed_hosts: 'a, b'}", ["server.allowed_hosts", "[A, B]"]),
         ("server: {allowed_hosts: 3}", ["server.allowed_hosts"]),
+        ("server: {body_limit_bytes: 99999999PB}", ["server.body_limit_bytes", "at most"]),
         ("server: {cors_origins: [a.example]}", ["server.cors_origins.0", "https://app.example"]),
         ("server: {cors_origins: [https://a.example/]}", ["server.cors_origins.0", "slash"]),
         ("timing: {beat_timeout_s: 1}", ["beat_timeout_s", "beat_interval_s"]),
@@ -245,6 +246,21 @@ def test_variables_go_over_the_file(tmp_path: Path) -> None:
         ("org/Name", "org/Name"),
     ]
     assert config.default_model_id == "b"
+
+
+@pytest.mark.parametrize(
+    ("text", "host"),
+    [
+        ("::", "::"),
+        ("2001:db8::", "2001:db8::"),
+        ("::1", "::1"),
+        ('"127.0.0.1"', "127.0.0.1"),
+        ("studio.lan", "studio.lan"),
+    ],
+)
+def test_a_host_from_a_variable_is_a_text(text: str, host: str, tmp_path: Path) -> None:
+    lan = "server: {allow_lan_without_key: true}"
+    assert load(lan, tmp_path, LMX_SERVER_HOST=text).server.host == host
 
 
 def test_models_variable_takes_yaml_too(tmp_path: Path) -> None:

@@ -77,6 +77,23 @@ def test_the_key_of_this_machine_is_in_no_list_and_no_file_and_closes_nothing(
     assert len(closed.ring.keys) == 1
 
 
+@pytest.mark.parametrize(
+    ("scopes", "closed", "protected"),
+    [
+        ((KeyScope.INFERENCE,), False, True),
+        ((KeyScope.METRICS,), False, False),
+        ((), False, False),
+        ((), True, True),
+    ],
+)
+def test_a_keyring_knows_whether_models_need_a_key(
+    scopes: tuple[KeyScope, ...], closed: bool, protected: bool
+) -> None:
+    keys = tuple(ApiKey.of_secret("k" * 16, scopes=(scope,)) for scope in scopes)
+    ring = Keyring.of(keys, required=closed)
+    assert ring.protects_models is protected
+
+
 def test_two_keys_of_one_name_and_none_where_others_come_are_noticed() -> None:
     def notices(text: dict[str, Any], *stored: str) -> list[str]:
         keys = [ApiKey.of_secret(f"the-secret-of-{name}", name) for name in stored]

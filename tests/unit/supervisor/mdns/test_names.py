@@ -78,9 +78,8 @@ def test_an_announcement_crosses_a_pipe() -> None:
 def test_what_is_announced_is_where_lmx_listens(
     server: dict[str, object], port: int | None, addresses: tuple[str, ...] | None
 ) -> None:
-    keys = {"api_keys": ["a-key-of-this-test-0123456789"]}
-    config = Config.model_validate({"server": {**server, "name": "studio"}, "security": keys})
-    found = _announcement(config, Mock(port=port), "1.2.3")
+    config = Config.model_validate({"server": {**server, "name": "studio"}})
+    found = _announcement(config, Mock(port=port), "1.2.3", keyed=True)
     if addresses is None:
         assert found is None
         return
