@@ -36,6 +36,7 @@ SHARED = {
     "restart": {"max_failures": 1000, "backoff_base_s": 0.1, "backoff_max_s": 0.2},
 }
 LONG = {"tokens": 200, "step_s": 0.02}
+ENDLESS = {"tokens": 100_000, "step_s": 0.02}
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +63,7 @@ async def test_a_crash_is_one_error_event_and_nothing_to_the_others(lmx: Rig) ->
     router = lmx.status()["router"]["pid"]
     async with http() as session:
         url = lmx.url
-        dying = Stream(session, url, ask("alpha", LONG))
+        dying = Stream(session, url, ask("alpha", ENDLESS))
         living = Stream(session, url, ask("beta", LONG))
         await asyncio.gather(dying.has_text(50), living.has_text(50))
         os.kill(before["alpha"]["pid"], signal.SIGKILL)
@@ -89,7 +90,7 @@ async def test_a_stopped_worker_is_found_killed_and_started_again(lmx: Rig) -> N
     lmx.wait_state("beta", "ready")
     async with http() as session:
         url = lmx.url
-        hung = Stream(session, url, ask("alpha", LONG))
+        hung = Stream(session, url, ask("alpha", ENDLESS))
         other = Stream(session, url, ask("beta", LONG))
         await asyncio.gather(hung.has_text(50), other.has_text(20))
         os.kill(first["pid"], signal.SIGSTOP)

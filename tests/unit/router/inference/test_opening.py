@@ -119,7 +119,7 @@ async def test_an_error_after_the_headers_is_an_event(rig: Rig) -> None:
 
 
 async def test_an_error_that_comes_soon_keeps_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lmx.router.inference.answering.QUIET_S", 5.0)
+    monkeypatch.setattr("lmx.router.inference.answering.QUIET_S", 600.0)
     async with router_rig() as rig:
         await rig.publish(weights(0.4))
         rig.supervisor.acquire_reply = lambda _: Denied(ErrorCode.INSUFFICIENT_MEMORY, "too big")

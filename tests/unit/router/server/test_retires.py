@@ -19,7 +19,7 @@ async def test_it_answers_what_is_under_way_and_says_goodbye_on_kept_connections
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # A busy machine may need more than its second for the last request of a kept connection.
-    monkeypatch.setattr(process, "_LINGER_S", 5.0)
+    monkeypatch.setattr(process, "_LINGER_S", 10.0)
     release = asyncio.Event()
     slow = plays("so far", release, ends(" and the end"))
 

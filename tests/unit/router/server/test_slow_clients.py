@@ -18,7 +18,7 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 HEAD = (
     b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 )
-ANSWER_DEADLINE_S = 20.0
+ANSWER_DEADLINE_S = 90.0
 
 
 @contextlib.asynccontextmanager
@@ -48,7 +48,7 @@ async def test_connections_that_trickle_idle_or_hang_starve_nobody(rig: Rig) -> 
             writer.write(HEAD[:40])
         for _, writer in bodies:
             writer.write(HEAD + b"Content-Length: 500\r\n\r\n{")
-        await until(lambda: rig.router.traffic.under_way == 300, 20)
+        await until(lambda: rig.router.traffic.under_way == 300, 90)
         await answers_others(rig)
         # One more byte of each, while others ask.
         asking = asyncio.create_task(answers_others(rig))
@@ -75,7 +75,7 @@ async def test_clients_that_never_read_their_stream_starve_nobody() -> None:
     async with router_rig(flood) as rig, connected(rig, 10) as opened:
         for _, writer in opened:
             writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-        await until(lambda: len(rig.worker.streams) == 10, 20)
+        await until(lambda: len(rig.worker.streams) == 10, 90)
         for _ in range(5):
             async with asyncio.timeout(ANSWER_DEADLINE_S):
                 assert (await rig.chat_json(max_tokens=1))[0] == 200
@@ -93,7 +93,7 @@ async def closed_at_last(connection: Connection) -> bytes:
 async def test_headers_that_never_end_and_idle_connections_are_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(process, "_KEEPALIVE_S", 0.3)
+    monkeypatch.setattr(process, "_KEEPALIVE_S", 2.0)
     async with router_rig() as rig, connected(rig, 3) as (silent, trickling, kept):
         kept[1].write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         ends = [asyncio.create_task(closed_at_last(one)) for one in (silent, trickling, kept)]

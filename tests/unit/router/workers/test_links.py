@@ -238,7 +238,7 @@ async def test_silence_without_open_streams_means_nothing() -> None:
 async def test_last_words_that_the_news_of_the_exit_overtook_are_delivered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("lmx.router.workers.links._LAST_MESSAGES_S", 2.0)
+    monkeypatch.setattr("lmx.router.workers.links._LAST_MESSAGES_S", 60.0)
     async with router_rig(begin) as rig:
         request = asyncio.create_task(rig.chat_events())
         fake = await rig.worker.stream()
