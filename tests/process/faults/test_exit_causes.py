@@ -16,7 +16,7 @@ from tests.support.rigs.rig import Rig, Stream, ask, http, rig, scripted, wait_u
 pytestmark = pytest.mark.process
 
 QUICKLY = {"tokens": 3}
-HANG_S = 1.0
+HANG_S = 3.0
 """After so long without progress the model "hangs" is taken for hung; others have an hour."""
 
 AT = 20

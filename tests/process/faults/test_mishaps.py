@@ -226,13 +226,14 @@ def test_a_home_that_can_not_be_used_is_said_so() -> None:
         lmx.close()
 
 
-def test_a_habitual_hangup_signal_costs_nobody_a_stream(running: Rig) -> None:
+async def test_a_habitual_hangup_signal_costs_nobody_a_stream(running: Rig) -> None:
     lmx = running
     before = lmx.wait_state("alpha", "ready")
     router = lmx.status()["router"]["pid"]
     for pid in (before["pid"], router):
         os.kill(pid, signal.SIGHUP)
-    wait_until(lambda: lmx.worker("alpha")["memory_bytes"] > 0, "a beat")
+    async with http() as session:
+        assert (await whole(session, lmx.url, "alpha", {"tokens": 1}))[0] == 200
     assert lmx.worker("alpha")["pid"] == before["pid"]
     assert lmx.status()["router"]["pid"] == router
 

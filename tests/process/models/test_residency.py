@@ -49,6 +49,15 @@ async def answered(session: aiohttp.ClientSession, url: str, name: str, **settin
     assert answer["choices"][0]["message"]["content"] == WORDS
 
 
+async def idle(lmx: Rig, *names: str) -> None:
+    """Wait until the workers have said that they are idle: who was used last is judged by that."""
+
+    def all_are() -> bool:
+        return all(lmx.worker(name)["requests_active"] == 0 for name in names)
+
+    await asyncio.to_thread(wait_until, all_are, f"{' and '.join(names)} are idle")
+
+
 @pytest.fixture(scope="class")
 def room_for_two() -> Iterator[Rig]:
     memory = {"budget_bytes": "250 MiB", "min_residency_s": 0}
@@ -65,6 +74,7 @@ class TestRoomForTwo:
         async with http() as session:
             for name in ("a", "b", "c"):
                 if name == "c":
+                    await idle(room_for_two, "a", "b")
                     plan: LoadPlan = await asyncio.to_thread(room_for_two.ask, PlanLoad("c"))
                     assert (plan.outcome, plan.evicts) == ("evicts", ("a",)), plan
                     assert plan.need_bytes == 100 * 2**20
@@ -117,7 +127,8 @@ class TestRoomForTwo:
             async with http() as session:
                 async with session.post(f"{url}/audio/speech", json=spoken) as response:
                     assert (response.status, len(await response.read())) == (200, 48_000)
-                for name in ("a", "b"):
+                for name, before in (("a", "voice"), ("b", "a")):
+                    await idle(room_for_two, before)
                     await answered(session, url, name)
                 assert states(room_for_two)["voice"] == "cold"
                 line = await asyncio.to_thread(room_for_two.worker, "voice")

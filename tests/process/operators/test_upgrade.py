@@ -133,7 +133,8 @@ async def test_a_new_supervisor_takes_over_in_the_same_process() -> None:
         assert lmx.status()["router"]["restarts"] == 0
         again = lmx.cli("up", "--config", str(lmx.config_path))
         assert (again.returncode, str(lmx.supervisor.pid) in again.stderr) == (5, True)
-        assert zombies_of(lmx.supervisor.pid) == []
+        pid = lmx.supervisor.pid
+        wait_until(lambda: zombies_of(pid) == [], "no zombie stays")
 
 
 def test_a_program_that_can_not_start_replaces_nobody(one: Rig) -> None:
