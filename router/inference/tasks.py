@@ -10,7 +10,7 @@ from aiohttp import web
 from pydantic import BaseModel
 
 from lmx.protocol.messages.snapshot import ModelView
-from lmx.protocol.messages.tasks import Embed, Scores, Task, TaskFinished, Tokenize
+from lmx.protocol.messages.tasks import Embed, Scores, Task, TaskFinished, TaskPart, Tokenize
 from lmx.router.http.bodies.capture import CAPTURES
 from lmx.router.http.bodies.json_body import next_step, read_object
 from lmx.router.http.endpoint import api_of
@@ -22,7 +22,7 @@ from lmx.router.schema.requests.unsupported import ignored_fields
 from lmx.router.services import SERVICES
 from lmx.router.workers.dispatch import COMPUTE_DEADLINE_S
 from lmx.router.workers.fallback import perform_on_first
-from lmx.router.workers.task import Last, OrderedPart, Part
+from lmx.router.workers.task import Last, OrderedPart
 from lmx.router.workers.waits import Waits
 
 _Parsed = TypeVar("_Parsed")
@@ -37,7 +37,7 @@ class Computed:
 
     model_id: str
     """The model that computed it."""
-    parts: Sequence[Part]
+    parts: Sequence[TaskPart]
     """The result for each text, in any order; none is missing."""
     prompt_tokens: int
 
@@ -78,6 +78,7 @@ class ListedTask:
         self.live = request[LIVE_REQUEST] = LiveRequest(
             answer_id, request[CONTEXT], kind, api_of(request), request.remote, models[0].model_id
         )
+        self.live.is_captured = request.app[CAPTURES].keep(answer_id, request)
         self._services = request.app[SERVICES]
         self._models = models
         self._task = _own(request, task)
@@ -120,7 +121,6 @@ async def compute(
     REQUEST_CANCELLED."""
     listed = ListedTask(request, models, task, kind, answer_id)
     live = listed.live
-    live.is_captured = request.app[CAPTURES].keep(live.id, request)
     follow_outcome(request, lambda: Outcome(model=live.model_id))
     computed = await listed.perform()
     set_outcome(request, Outcome(model=computed.model_id, prompt_tokens=computed.prompt_tokens))

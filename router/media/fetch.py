@@ -53,12 +53,10 @@ class Fetcher:
     ) -> None:
         self._limits = limits
         self._user_agent = user_agent
-        self._system_lookup = SystemLookup() if lookup is None else None
-        self._resolver = CheckedResolver(
-            AddressRule(limits.allowed_networks),
-            lookup or self._system_lookup or SystemLookup(),
-            own_networks,
-        )
+        self._system_lookup = None
+        if lookup is None:
+            lookup = self._system_lookup = SystemLookup()
+        self._resolver = CheckedResolver(AddressRule(limits.allowed_networks), lookup, own_networks)
         self._slots = FairSemaphore(limits.max_fetches)
         self._session: aiohttp.ClientSession | None = None
         self._authorities = Authorities()

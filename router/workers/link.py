@@ -33,6 +33,7 @@ from lmx.protocol.messages.tasks import (
     Scores,
     Task,
     TaskFinished,
+    TaskPart,
     Tokenized,
     TokenizerDescribed,
     Vectors,
@@ -41,7 +42,7 @@ from lmx.protocol.wire.codec import MAX_MESSAGE_BYTES, decode, encode
 from lmx.protocol.wire.sockets import Role, open_socket, send_nowait
 from lmx.router.http.errors import rejection
 from lmx.router.workers.stream import CREDIT_DELTAS, WorkerStream
-from lmx.router.workers.task import Last, OrderedPart, Part, WorkerTask
+from lmx.router.workers.task import Last, OrderedPart, WorkerTask
 
 _SILENCE_CHECKS: Final = 4
 """Silence is counted in checks and not read from a clock: a router that was itself stopped for a
@@ -252,7 +253,7 @@ class WorkerLink:
         if request is not None:  # It was not cancelled meanwhile.
             request.timeout.begin()
 
-    def _feed_task(self, message: Part | Last) -> None:
+    def _feed_task(self, message: TaskPart | Last) -> None:
         task = self._pending.get(message.stream_id)
         if task is None:
             return  # Cancelled meanwhile.

@@ -6,27 +6,19 @@ from dataclasses import dataclass, replace
 
 from lmx.protocol.errors import ErrorCode, GenerationError, LmxError
 from lmx.protocol.messages.speech import Spoken, Transcript
-from lmx.protocol.messages.tasks import (
-    Detokenized,
-    Scores,
-    TaskFinished,
-    Tokenized,
-    TokenizerDescribed,
-    Vectors,
-)
+from lmx.protocol.messages.tasks import Scores, TaskFinished, TaskPart, TaskReply, Vectors
 from lmx.router.workers.phased_timeout import PhasedTimeout
 
-Part = Vectors | Scores | Transcript | Spoken
 OrderedPart = Transcript | Spoken
 """The parts that come in order, and may be passed on at once."""
-Last = TaskFinished | Tokenized | Detokenized | TokenizerDescribed
+Last = TaskFinished | TaskReply
 
 
 @dataclass(frozen=True, slots=True)
 class TaskAnswer:
     """All that a worker answered."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[TaskPart, ...]
     """The parts of each input, in any order; those of a transcript or a sound in
     theirs. The bytes of a sound are left out: they were passed on."""
     last: Last
@@ -44,7 +36,7 @@ class WorkerTask:
         self.stream_id = stream_id
         self._missing = set(range(inputs))
         self._on_part = on_part
-        self._parts: list[Part] = []
+        self._parts: list[TaskPart] = []
         self._last: Last | None = None
         self._error: LmxError | None = None
         self._ended = asyncio.Event()
@@ -55,7 +47,7 @@ class WorkerTask:
         """Whether the worker will send nothing more."""
         return self._ended.is_set()
 
-    def feed(self, message: Part | Last) -> None:
+    def feed(self, message: TaskPart | Last) -> None:
         """Take a message of the worker."""
         if isinstance(message, OrderedPart):
             kept = replace(message, data=b"") if isinstance(message, Spoken) else message

@@ -71,7 +71,7 @@ class _Lent:
     key: asyncio.Future[str]
     """Its public key."""
     said: bytearray = field(default_factory=bytearray)
-    timer: asyncio.TimerHandle | None = field(default=None)
+    timer: asyncio.TimerHandle | None = None
     leaving: str = ""
     """Why it ends; empty: it doesn't."""
 

@@ -45,7 +45,7 @@ class PocketVoice:
         self.rate_hz = int(model.sample_rate)
 
     def read(self, text: str, voice: str, speed: float) -> Sequence[str]:
-        found = (sentence for sentence in sentences(text, _MOST_CHARS))
+        found = sentences(text, _MOST_CHARS)
         return [prepare_text_prompt(one)[0] for one in found if any(map(str.isalnum, one))]
 
     def tokens(self, utterance: str) -> int:

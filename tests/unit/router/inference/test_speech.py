@@ -224,6 +224,20 @@ async def test_a_sound_is_measured_by_its_length(rig: Rig) -> None:
     assert histograms["request_generation_tokens"].total == 225
 
 
+async def test_its_body_is_captured() -> None:
+    async with router_rig(capture_requests=2) as rig:
+        await serve(rig)
+        async with rig.http.post(
+            f"{rig.url}/v1/audio/speech", json={"input": "Hello."}
+        ) as response:
+            assert await response.read() == SOUND
+        _, listed = await rig.admin("GET", "/admin/requests?ended=1")
+        (ended,) = listed["ended"]
+        assert ended["captured"] is True
+        _, found = await rig.admin("GET", f"/admin/requests/{ended['id']}/capture")
+        assert (found["path"], found["body"]) == ("/v1/audio/speech", {"input": "Hello."})
+
+
 async def test_operators_see_and_cancel_it(rig: Rig) -> None:
     await serve(rig, lambda task: list(says(task))[:1])
     body = {"model": MODEL, "input": "Hello."}
