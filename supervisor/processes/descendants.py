@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Final
 
 import psutil
@@ -58,6 +59,17 @@ def marked(home: Home, process_id: str | None = None) -> list[psutil.Process]:
         and _HOME in environment
         and os.path.realpath(environment[_HOME]) == real
     ]
+
+
+def of_same_home(process: psutil.Process) -> list[psutil.Process]:
+    """Return the living processes of lmx in the home of one of them; none if this is no process of
+    lmx, or another user's. Takes as long as :func:`marked`."""
+    try:
+        environment = process.environ()
+    except (psutil.Error, OSError):
+        return []
+    home = environment.get(_HOME)
+    return [] if home is None or _ID not in environment else marked(Home(Path(home)))
 
 
 def end_marked(home: Home, process_id: str | None = None) -> list[int]:

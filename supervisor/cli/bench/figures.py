@@ -101,7 +101,7 @@ class Figures:
     requests: int
     errors: Mapping[str, int]
     prompt_tokens: float
-    """The mean of a request; 0 if the server counts none."""
+    """The mean of the requests whose tokens the server has counted; 0 if it counts none."""
     cached_tokens: float
     tokens_per_s: Spread | None
     """Tokens of answers, from the first request's start to the last one's end."""
@@ -135,13 +135,15 @@ def figures_of(runs: Sequence[Run]) -> list[Figures]:
 def _figures(kind: str, rounds: Sequence[Sequence[Sample]]) -> Figures:
     samples = [sample for one in rounds for sample in one]
     good = [sample for sample in samples if not sample.error]
+    # Who hangs up does not learn how many tokens there were.
+    known = [sample for sample in good if sample.prompt_tokens]
     rates = [rate for one in rounds if (rate := _tokens_per_s(one)) is not None]
     return Figures(
         kind=kind,
         requests=len(samples),
         errors=dict(Counter(sample.error for sample in samples if sample.error)),
-        prompt_tokens=_mean([one.prompt_tokens for one in good]),
-        cached_tokens=_mean([one.cached_tokens for one in good]),
+        prompt_tokens=_mean([one.prompt_tokens for one in known]),
+        cached_tokens=_mean([one.cached_tokens for one in known]),
         tokens_per_s=Spread.of(rates),
         first_token_s=Percentiles.of(
             [[s.first_s for s in one if s.first_s is not None and not s.error] for one in rounds]

@@ -78,8 +78,13 @@ def _bar(bar: Bar, corner: tuple[int, int], scale: float, colour: str) -> list[s
         f'<rect x="{left}" y="{top + 2}" width="{bar.value * scale:.1f}" '
         f'height="{_ROW_PX - 4}" fill="{colour}"/>',
         f'<line class="range" x1="{least:.1f}" x2="{most:.1f}" y1="{middle}" y2="{middle}"/>',
-        _text(max(most, left + bar.value * scale) + 6, top + 12, f"{bar.value:.3g}"),
+        _text(max(most, left + bar.value * scale) + 6, top + 12, number_text(bar.value)),
     ]
+
+
+def number_text(value: float) -> str:
+    """Return a number with three digits, and a large one without a fraction."""
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
 
 
 def _text(x: float, y: float, text: str, kind: str = "") -> str:

@@ -1,4 +1,7 @@
-"""Processor time and memory of a server of this machine, found by the port that it listens on."""
+"""Processor time and memory of a server of this machine, found by the port that it listens on.
+
+Workers of lmx that outlived their supervisor descend from nothing that listens: they are found by
+their home."""
 
 from contextlib import suppress
 from urllib.parse import urlsplit
@@ -6,6 +9,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from lmx.protocol.web_origins import is_loopback
+from lmx.supervisor.processes.descendants import of_same_home
 
 
 class ServerProcesses:
@@ -23,7 +27,9 @@ class ServerProcesses:
         if not is_loopback(parts.hostname or ""):
             return None
         owners = [process for process in psutil.process_iter() if _listens(process, port)]
-        return cls(owners) if owners else None
+        if not owners:
+            return None
+        return cls([*owners, *(each for one in owners for each in of_same_home(one))])
 
     def cpu_s(self) -> float:
         """Return the processor time of all of them until now, of ended children too."""

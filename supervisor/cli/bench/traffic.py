@@ -32,6 +32,8 @@ _MOST_MODELS_SHOWN: Final = 5
 _WARM_UP_WORDS: Final = (20, 120)
 _TOKENS_PER_WORD: Final = 1.1
 """For a server that does not count the tokens of prompts."""
+_REFUSED: Final = ("HTTP 400", "HTTP 422")
+"""How a server refuses a field that it does not know."""
 _CODE: Final = re.compile(r"[a-z0-9_]{1,40}")
 
 
@@ -111,8 +113,8 @@ async def warm_up(http: aiohttp.ClientSession, target: Target, seed: str, at_onc
     for words in _WARM_UP_WORDS:
         client = Client(prompt_tokens=words, answer_tokens=8)
         sample = await _warm(http, target, client, f"{seed} {words}")
-        if sample.error and target.has_usage:
-            target.has_usage = False
+        if sample.error:
+            target.has_usage = target.has_usage and not sample.error.startswith(_REFUSED)
             sample = await _warm(http, target, client, f"{seed} {words} again")
         if sample.error:
             raise _not_ready(target, f"the first request failed: {sample.error}")
@@ -162,6 +164,7 @@ class Answer:
 
     sample: Sample
     text: str
+    """Without the thoughts before it: a client does not send these again."""
 
 
 @dataclass
@@ -175,6 +178,8 @@ class _Client:
     limit_s: float
     samples: list[Sample]
     _history: list[dict[str, str]] = field(default_factory=list)
+    _is_first: bool = True
+    """Whether no request of it has been answered yet."""
 
     async def run(self, end_s: float) -> None:
         wait_s = self.client.delay_s
@@ -190,8 +195,10 @@ class _Client:
         request = self._request(turn)
         answer = await ask(
             self.http, self.target, request, self.client, self.began_s, self.limit_s,
-            self.client.first_kind if not turn and self.client.first_kind else self.client.kind,
+            self.client.first_kind if self._is_first and self.client.first_kind
+            else self.client.kind,
         )  # fmt: skip
+        self._is_first = self._is_first and bool(answer.sample.error)
         if self.client.grows_tokens is not None and not answer.sample.error:
             said = {"role": "assistant", "content": answer.text or "..."}
             self._history = [*request.messages[-1 - len(self._history) :], said]
@@ -271,6 +278,7 @@ class _Reader:
         self.times_s: list[float] = []
         """When each piece of text came."""
         self.texts: list[str] = []
+        """The pieces of the answer itself, without its thoughts."""
         self.prompt_tokens = self.cached_tokens = self.answer_tokens = 0
         self.hung_up = False
         self._is_finished = False
@@ -308,14 +316,12 @@ class _Reader:
             raise _AnswerError(f"error in the answer{_code(event['error'])}")
         for choice in event.get("choices") or ():
             delta = choice.get("delta") or {}
-            text = "".join(
-                part for name in ("reasoning_content", "reasoning", "content")
-                if isinstance(part := delta.get(name), str)
-            )  # fmt: skip
-            if text:
-                self._letters += len(text)
+            parts = {name: part for name in ("reasoning_content", "reasoning", "content")
+                     if isinstance(part := delta.get(name), str) and part}  # fmt: skip
+            if parts:
+                self._letters += sum(map(len, parts.values()))
                 self.times_s.append(time.monotonic())
-                self.texts.append(text)
+                self.texts.append(parts.get("content", ""))
             self._is_finished = self._is_finished or choice.get("finish_reason") is not None
         if usage := event.get("usage"):
             self.prompt_tokens = max(0, int(usage["prompt_tokens"]))

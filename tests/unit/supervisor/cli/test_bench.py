@@ -73,6 +73,8 @@ async def serving(answers: Mapping[str, str]) -> AsyncIterator[tuple[str, list[A
                 return web.json_response(error, status=503)
             case "redirect":
                 raise web.HTTPFound("/good/v1/chat/completions")
+            case "busy_once" if len(sent) == 1:
+                return web.json_response({}, status=429)
             case "no_options" if "stream_options" in sent[-1]:
                 return web.json_response({"detail": "unknown field"}, status=422)
             case "silent":
@@ -174,6 +176,9 @@ def test_figures_of_kinds_and_of_nothing() -> None:
     assert [one.kind for one in (whole, agent, small)] == ["all", "agent", "small"]
     assert whole.tokens_per_s is not None
     assert whole.tokens_per_s.median == 4
+    known = samples("", (0, 1, 3), prompt_tokens=90, cached_tokens=40)
+    (figures,) = figures_of([Run((*known, *samples("", (0, 1, 1), hung_up=True)))])
+    assert (figures.prompt_tokens, figures.cached_tokens) == (90, 40), "of those that are known"
     failed = Sample("", 0, 1, error="timeout")
     assert figures_of([Run((failed,))])[0].tokens_per_s is None
 
@@ -216,6 +221,11 @@ async def test_a_server_without_usage_is_counted_by_pieces() -> None:
         assert figures.not_counted == 1
         with pytest.raises(OperationError, match="first request failed: HTTP 503 model_loading"):
             await warm_up(http, target(url, "status"), "seed")
+    async with serving({}) as (url, sent), session() as http:
+        busy = target(url, "busy_once")
+        await warm_up(http, busy, "seed")
+        assert busy.has_usage
+        assert all("stream_options" in body for body in sent)
 
 
 async def test_a_model_is_chosen_where_there_are_several() -> None:
@@ -240,6 +250,32 @@ async def test_a_conversation_grows_and_a_marker_changes() -> None:
         assert roles[2] == ["system", *["user", "assistant"] * 2, "user"]
         assert sent[2]["messages"][1:4] == sent[1]["messages"][1:]
         assert len({body["messages"][0]["content"] for body in sent}) == 3
+
+
+async def test_thoughts_are_timed_and_not_sent_back() -> None:
+    def thought(name: str) -> str:
+        return event(choices=[{"index": 0, "delta": {name: "hm"}}])
+
+    thinks = thought("reasoning_content") + thought("reasoning") + GOOD
+    async with serving({"thinks": thinks}) as (url, sent), session() as http:
+        chat = Client(10, 4, grows_tokens=5, most_requests=2)
+        found: list[Sample] = []
+        await run_phase(
+            http, target(url, "thinks"), Phase("s", "p", (chat,), 60), "seed", 60, found
+        )
+    assert [one.answer_tokens for one in found] == [4, 4]
+    assert sent[1]["messages"][1] == {"role": "assistant", "content": "ab"}
+
+
+async def test_the_first_turn_is_the_first_that_is_answered() -> None:
+    async with serving({}) as (url, _), session() as http:
+        agent = Client(10, 4, "later", "first", grows_tokens=5, most_requests=3)
+        found: list[Sample] = []
+        phase = Phase("s", "p", (agent,), 60)
+        await run_phase(http, target(url, "busy_once"), phase, "seed", 60, found)
+    assert [(one.kind, one.error) for one in found] == [
+        ("first", "HTTP 429"), ("first", ""), ("later", ""),
+    ]  # fmt: skip
 
 
 async def test_a_client_hangs_up() -> None:
@@ -293,6 +329,11 @@ def test_the_plot_is_xml_and_names_are_escaped() -> None:
     assert ET.fromstring(
         plot.svg(plot.panels_of([("p", {"A": empty or [figures_of([])[0]]})]), "t")
     )
+
+
+def test_large_numbers_are_written_out() -> None:
+    numbers = (0.01234, 12.34, 999.4, 999.6, 1234.0)
+    assert [*map(plot.number_text, numbers)] == ["0.0123", "12.3", "999", "1,000", "1,234"]
 
 
 def test_nothing_measured_is_no_figure() -> None:
