@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Final
 
 from lmx.protocol.errors import ErrorCode, LmxError, OperationError
 from lmx.protocol.messages.inventory import Available, Deleted
+from lmx.protocol.messages.status import LentRank
 from lmx.protocol.states import DOWN
 from lmx.supervisor.core.core import Core
 from lmx.supervisor.core.slot import Slot
@@ -44,6 +45,8 @@ class Deletion:
     _downloads: Downloads
     _home: Home
     _events: Events
+    _lent: Callable[[], tuple[LentRank, ...]]
+    """The ranks of other machines' models that run here."""
 
     async def available(self) -> Available:
         """Return the models whose files are complete on this machine."""
@@ -55,16 +58,24 @@ class Deletion:
         forgotten. Raises :class:`LmxError`: MODEL_NOT_FOUND; MODEL_LOADED unless ``force``;
         NOT_DELETABLE."""
         target = self._target(name)
-        repos, conversions = await asyncio.gather(scan_hub(), scan_conversions(self._home.models))
         is_added = isinstance(target, Served) and self._core.slots[target.model_id].added
-        gone, ids = plan_and_users(
-            name, target, self._served(), repos, conversions, is_added=is_added
-        )
+        repos, conversions = await asyncio.gather(scan_hub(), scan_conversions(self._home.models))
+
+        def planned() -> tuple[DeletionPlan, tuple[str, ...]]:
+            return plan_and_users(
+                name, target, self._served(), repos, conversions, is_added=is_added
+            )
+
+        gone, ids = planned()
+        self._refuse_lent(ids)
         if force:
             for download in self._unfinished(gone):
                 await self._downloads.cancel(download)
             await self._unload(ids)
+            # Other models may have been added meanwhile.
+            _, ids = planned()
         # Nothing is awaited between the look and the mark: no request begins to load meanwhile.
+        self._refuse_lent(ids)
         self._refuse_used(ids, gone)
         with self._leaving(ids, gone):
             await self._downloads.wait_stopped()
@@ -97,6 +108,17 @@ class Deletion:
         if gone.repo_id is None:
             return []
         return [d.download_id for d in self._downloads.of(gone.repo_id) if d.unfinished]
+
+    def _refuse_lent(self, ids: tuple[str, ...]) -> None:
+        """Refuse to delete files that another machine has this one read."""
+        rank = next((rank for rank in self._lent() if rank.model in ids), None)
+        if rank is not None:
+            raise OperationError(
+                ErrorCode.MODEL_LOADED,
+                f"rank {rank.rank} of {rank.count} of {rank.model} runs here for {rank.owner}, "
+                "from these files: unload the model on that machine first",
+                param="model_id",
+            )
 
     def _refuse_used(self, ids: tuple[str, ...], gone: DeletionPlan) -> None:
         """Refuse to delete files that are in use, or are about to be used."""

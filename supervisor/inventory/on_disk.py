@@ -32,15 +32,15 @@ class Served:
     file: Path | None = None
     """The GGUF file that the model is made from, with links followed. None for other models, and
     while the model's files were not inspected yet."""
-    repositories: tuple[HubSource, ...] = ()
-    """The repositories that its adapters come from."""
+    parts: tuple[Source, ...] = ()
+    """Where its adapters and its draft model come from."""
 
     @classmethod
     def of(cls, model: ModelConfig, file: Path | None) -> Served:
         """Return a model with its GGUF file, as far as that is known."""
-        found = (parse_source(repository) for repository in model.hub_adapters)
-        repositories = tuple(each for each in found if isinstance(each, HubSource))
-        return cls(model.id, parse_source(model.source), file, repositories)
+        draft = model.speculation and model.speculation.draft
+        parts = (*model.adapters.values(), *([draft] if draft else []))
+        return cls(model.id, parse_source(model.source), file, tuple(map(parse_source, parts)))
 
     @property
     def gguf(self) -> Path | None:
@@ -176,9 +176,8 @@ def plan_and_users(
 
 
 def _needs(served: Served, gone: DeletionPlan, repos: Sequence[CachedRepo]) -> bool:
-    return any(
-        _comes_from(source, served, gone, repos) for source in (served.source, *served.repositories)
-    )
+    sources = (served.source, *served.parts)
+    return any(_comes_from(source, served, gone, repos) for source in sources)
 
 
 def _comes_from(

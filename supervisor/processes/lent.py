@@ -213,6 +213,8 @@ class LentRanks:
             )
         if slot.life.held:
             raise _refused(f"{model_id} is drained here: `lmx undrain {model_id}`")
+        if slot.life.files_leaving:
+            raise _refused(f"the files of {model_id} are being deleted here")
         if slot.model.engine != MLX_ENGINE:
             raise _refused(f"{model_id} has an engine of its own here")
         found = slot.files.inspection

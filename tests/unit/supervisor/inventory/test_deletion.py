@@ -1,6 +1,7 @@
 """A model whose files are being deleted is not loaded from them."""
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,11 +9,15 @@ from typing import Any
 
 import pytest
 
-from lmx.protocol.errors import ErrorCode
+from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.messages import control
+from lmx.protocol.messages.status import LentRank
 from lmx.protocol.states import SlotState
 from lmx.supervisor.events import EventLog
 from lmx.supervisor.inventory import deletion
 from lmx.supervisor.inventory.deletion import Deletion
+from lmx.supervisor.inventory.disk import Conversion
+from lmx.supervisor.inventory.on_disk import DeletionPlan
 from lmx.supervisor.state.home import Home
 from tests.support.rigs.core_rig import CoreRig
 
@@ -53,10 +58,90 @@ async def test_a_request_during_a_deletion_begins_no_load(
     monkeypatch.setattr(deletion, "delete_files", delete_files)
     others: Any = SimpleNamespace()
     downloads: Any = SimpleNamespace(deleting=mark, of=lambda _: (), wait_stopped=wait_stopped)
-    deleting = Deletion(rig.core, others, downloads, Home(tmp_path), EventLog("e1"))
+    deleting = Deletion(rig.core, others, downloads, Home(tmp_path), EventLog("e1"), lambda: ())
     assert (await deleting.delete("a", force=False)).freed_bytes == 7
     assert (asked[0].code, "being deleted" in asked[0].message) == (ErrorCode.MODEL_UNLOADED, True)
     assert rig.slot("a").problem is None
     assert not deleted
     rig.ask("a")
     assert rig.state("a") == "starting"
+
+
+def made(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    rig: CoreRig,
+    *,
+    scanning: Callable[[], None] = lambda: None,
+    lent: tuple[LentRank, ...] = (),
+) -> tuple[Deletion, list[tuple[str, ...]]]:
+    """Return what deletes the folder /a that lmx made, and the models whose files it has deleted.
+    ``scanning`` is called while the disk is looked at."""
+    deleted: list[tuple[str, ...]] = []
+
+    async def scan_hub() -> tuple[()]:
+        scanning()
+        return ()
+
+    async def scan_conversions(_: Path) -> tuple[Conversion]:
+        return (Conversion(Path("/a"), None, 70, 6.0),)
+
+    async def delete_files(_gone: DeletionPlan, _home: Home, ids: tuple[str, ...]) -> int:
+        deleted.append(ids)
+        return 7
+
+    async def wait_stopped() -> None:
+        pass
+
+    monkeypatch.setattr(deletion, "scan_hub", scan_hub)
+    monkeypatch.setattr(deletion, "scan_conversions", scan_conversions)
+    monkeypatch.setattr(deletion, "delete_files", delete_files)
+    downloads: Any = SimpleNamespace(wait_stopped=wait_stopped)
+    others: Any = SimpleNamespace()
+    log = EventLog("e1")
+    return Deletion(rig.core, others, downloads, Home(tmp_path), log, lambda: lent), deleted
+
+
+async def test_a_model_that_is_removed_during_its_deletion_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = CoreRig({"a": 100})
+    slots: Any = rig.core.slots
+    deleting, deleted = made(tmp_path, monkeypatch, rig, scanning=slots.clear)
+    assert (await deleting.delete("a", force=False)).freed_bytes == 7
+    assert deleted == [("a",)]
+
+
+async def test_a_model_that_is_added_during_a_deletion_keeps_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = CoreRig({"a": 100, "b": 100}, models={"b": {"source": "/a"}})
+    rig.up("a")
+    slots: Any = rig.core.slots
+    added = slots.pop("b")
+    deleting, deleted = made(tmp_path, monkeypatch, rig)
+    ending = asyncio.ensure_future(deleting.delete("a", force=True))
+    async with asyncio.timeout(90):
+        while control.Drain(if_idle=False) not in rig.sent("a"):
+            await asyncio.sleep(0.01)
+    slots["b"] = added
+    rig.up("b")
+    rig.drains("a")
+    with pytest.raises(OperationError, match="b is loaded"):
+        await ending
+    assert not deleted
+
+
+@pytest.mark.parametrize("force", [True, False])
+async def test_files_that_another_machine_uses_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, force: bool
+) -> None:
+    rig = CoreRig({"a": 100})
+    rig.up("a")
+    sent = len(rig.sent("a"))
+    rank = LentRank(model="a", owner="peer", rank=1, count=2, pid=1, reserved_bytes=1)
+    deleting, deleted = made(tmp_path, monkeypatch, rig, lent=(rank,))
+    with pytest.raises(OperationError, match="rank 1 of 2 of a runs here for peer") as refused:
+        await deleting.delete("a", force=force)
+    assert refused.value.code is ErrorCode.MODEL_LOADED
+    assert (len(rig.sent("a")), deleted) == (sent, [])

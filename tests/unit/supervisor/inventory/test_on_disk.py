@@ -1,11 +1,13 @@
 """What on a disk is a model, whose it is, and what goes when it is deleted."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.states import DownloadStatus, QuantizedBits
+from lmx.supervisor.config.model import ModelConfig
 from lmx.supervisor.config.sources import parse_source
 from lmx.supervisor.inventory.disk import CachedRepo, Conversion, Snapshot
 from lmx.supervisor.inventory.download_records import Download
@@ -127,3 +129,21 @@ def test_who_needs_what_goes() -> None:
     assert needed_by(served("x", "org/m@v1")) == ("old", "commit", "folder")
     assert needed_by("m-int4") == ("file",)
     assert needed_by(served("x", "org/never")) == ()
+
+
+def test_a_draft_model_and_adapters_are_needed_too() -> None:
+    def of(model_id: str, **settings: Any) -> Served:
+        model = ModelConfig.model_validate({"id": model_id, "source": "/large", **settings})
+        return Served.of(model, None)
+
+    models = [
+        of("drafted", speculation={"method": "draft_model", "draft": str(OLD.path)}),
+        of("quantized", speculation={"method": "draft_model", "draft": str(QUANTIZED.path)}),
+        of("folder", adapters={"f": str(OLD.path / "adapter")}),
+        of("hub", adapters={"h": "org/m@v1"}),
+        of("none"),
+    ]
+    old = gone_with(served("x", "org/m@v1"))
+    assert users(old, models, [REPO]) == ("drafted", "folder", "hub")
+    made = plan_deletion(QUANTIZED.path.name, [], [QUANTIZED])
+    assert users(made, models, [REPO]) == ("quantized",)

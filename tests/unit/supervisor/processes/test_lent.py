@@ -24,6 +24,7 @@ from lmx.protocol.models.default_engine import MLX_ENGINE
 from lmx.protocol.models.ranks import Parallel
 from lmx.protocol.states import MemoryPressure
 from lmx.supervisor.core.inspect_files import question_of
+from lmx.supervisor.decisions.slots import events
 from lmx.supervisor.memory.inspection import Inspection
 from lmx.supervisor.processes import lent
 from lmx.supervisor.state.home import Home
@@ -240,6 +241,12 @@ async def test_what_is_refused_takes_nothing(
 async def test_a_drained_machine_starts_none(machine: Machine) -> None:
     machine.rig.core.drain(True, 0.0)
     with pytest.raises(LmxError, match="drained"):
+        await machine.lend()
+
+
+async def test_none_is_started_from_files_that_are_being_deleted(machine: Machine) -> None:
+    machine.rig.core.operator.take("tiny", events.FilesLeaving(True), 0.0)
+    with pytest.raises(LmxError, match="are being deleted here"):
         await machine.lend()
 
 
