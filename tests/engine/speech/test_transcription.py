@@ -17,6 +17,8 @@ from lmx.protocol.states import ModelKind
 from lmx.worker.engine.interfaces import Engine
 from lmx.worker.engine.values import TaskPiece
 from lmx.worker.media.values import Sound
+from lmx.worker.mlx.speech import transcription
+from lmx.worker.mlx.speech.decoder import EncodedWindow
 from tests.support.models.speech_samples import espeak, word_errors
 from tests.support.models.whisper_models import (
     CLIP_TEXT,
@@ -174,6 +176,18 @@ def test_in_silence_nobody_speaks(tiny_en: Engine) -> None:
         parts = transcribe(tiny_en, samples)
         assert text_of(parts) == ""
         assert parts[-1].heard_s == parts[-1].duration_s
+
+
+def test_the_language_is_that_of_a_window_in_which_somebody_speaks(
+    tiny: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = iter(("en", "de", "fr"))
+    silent = iter((True, False, True, False))
+    monkeypatch.setattr(EncodedWindow, "likeliest_language", lambda _: next(found))
+    monkeypatch.setattr(transcription, "is_silence", lambda _: next(silent))
+    monkeypatch.setattr(transcription, "is_poor", lambda _: False)
+    todo = pieces(tiny, noise(150), temperature=0.5)
+    assert [finish(next(todo)).language for _ in range(4)] == ["", "german", "german", "german"]
 
 
 def test_a_window_is_done_in_parts_and_the_rest_is_done_on_demand(tiny: Engine) -> None:

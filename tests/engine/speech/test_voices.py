@@ -97,6 +97,19 @@ def test_a_text_becomes_frames_between_which_others_are_heard(pocket: Engine) ->
     assert caught.value.code is ErrorCode.UNSUPPORTED_VALUE
 
 
+def test_a_long_word_has_the_time_that_its_characters_take(
+    pocket: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks: Any = pocket.tasks
+    monkeypatch.setattr(tasks._speech.model, "eos_threshold", float("inf"))
+
+    def longest_s(text: str) -> float:
+        return sum(part.duration_s for part in speak(pocket, text)[0])
+
+    assert longest_s("One two six ten.") == pytest.approx(6, abs=0.1)
+    assert longest_s("1" * 12) > 6
+
+
 def test_a_quantized_folder_is_read_as_mlx_audio_writes_it(tmp_path: Path) -> None:
     folder = make_tiny_pocket(tmp_path / "m")
     file = folder / "model.safetensors"

@@ -78,6 +78,8 @@ class Transcription:
         self._seed = int.from_bytes(sound.digest[:4], "little")
         self._frames = -(-sound.samples.size // SAMPLES_PER_FRAME)
         self._language = language
+        self._language_known = language is not None
+        """Whether it was given, or found in a window in which somebody speaks."""
         self._written = list(prompt)
         self._context_from = 0
         """From this token on, the text is context for the next window."""
@@ -220,6 +222,10 @@ class Transcription:
     ) -> Transcript:
         self._seek = next_seek(window.seek, advance_frames)
         kept = [one for one in segments if one.text.strip() and one.end_s > one.start_s]
+        if kept:
+            self._language_known = True
+        elif not self._language_known:
+            self._language = None
         self._written += [token for one in kept for token in one.tokens]
         if attempt is not None and attempt.temperature > FORGET_ABOVE_TEMPERATURE:
             self._context_from = len(self._written)

@@ -31,6 +31,24 @@ __all__ = ["Model", "ModelConfig", "PocketVoice", "make_pocket"]
 _MOST_CHARS: Final = 200
 DEFAULT: Final = "alba"
 
+_LETTERS_PER_S: Final = 4
+_OTHERS_PER_S: Final = 2
+"""How many letters, and digits and signs, are said in a second at least."""
+
+
+class _Timed(str):
+    """A text that the library breaks off after a second for each of the words that it is split
+    into, and two more. So a number of many digits, or an address, must not be a single one."""
+
+    def split(self, *_: Any) -> list[str]:  # type: ignore[override]
+        most_s = sum(map(_most_s, super().split()))
+        return [""] * int(most_s)
+
+
+def _most_s(word: str) -> float:
+    letters = sum(map(str.isalpha, word))
+    return max(1.0, letters / _LETTERS_PER_S + (len(word) - letters) / _OTHERS_PER_S)
+
 
 class PocketVoice:
     """A ``SpeechModel``. Its codec keeps the state of the sentence that is being said: so only one
@@ -64,7 +82,7 @@ class PocketVoice:
             frames_after_eos = prepare_text_prompt(utterance)[1] + 2
             frames = []
             for frame in model._generate_audio_stream_short_text(
-                state, utterance, frames_after_eos
+                state, _Timed(utterance), frames_after_eos
             ):
                 frames.append(np.array(frame.astype(mx.float32)))
                 yield None
