@@ -2,9 +2,10 @@
 fetch program."""
 
 import errno
+from collections.abc import Mapping
 from typing import Final
 
-from httpx2 import ConnectError, TimeoutException
+from httpx2 import TransportError
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -13,6 +14,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.utils import parse_ratelimit_headers
 
 from lmx.protocol.errors import ErrorCode, OperationError
 
@@ -48,7 +50,7 @@ def explained(error: Exception, repo_id: str, revision: str | None) -> Operation
         return OperationError(
             failed, f"{repo_id} is not complete in the cache, and HF_HUB_OFFLINE is set: unset it"
         )
-    if isinstance(error, ConnectError | TimeoutException):
+    if isinstance(error, TransportError):
         return OperationError(
             failed,
             f"{repo_id} is not complete in the cache, and the hub is out of reach "
@@ -85,10 +87,8 @@ def _refused(error: HfHubHTTPError, repo_id: str) -> OperationError:
             param="repo_id",
         )
     if status == 429:
-        asked = error.response.headers.get("retry-after", "")
-        # It may also be a date, which is not worth reading.
-        known = asked.isascii() and asked.isdecimal() and len(asked) < _MOST_DIGITS
-        wait_s = int(asked) if known else _BUSY_RETRY_S
+        requested_s = requested_wait_s(error.response.headers)
+        wait_s = _BUSY_RETRY_S if requested_s is None else requested_s
         return OperationError(
             failed,
             f"the hub takes no more requests from this machine for now (429): try again in "
@@ -104,6 +104,18 @@ def _refused(error: HfHubHTTPError, repo_id: str) -> OperationError:
     return OperationError(
         failed, f"the hub refused {repo_id} ({status}: {_first_line(error)}); {_KEPT}"
     )
+
+
+def requested_wait_s(headers: Mapping[str, str]) -> int | None:
+    """Return how long the hub asks to wait before the next request; None: it does not say. Pure."""
+    limit = parse_ratelimit_headers(headers)
+    if limit is not None and limit.remaining == 0:
+        wait_s: int = limit.reset_in_seconds
+        return wait_s
+    requested = headers.get("retry-after", "").strip()
+    # It may also be a date, which is not worth reading.
+    known = requested.isascii() and requested.isdecimal() and len(requested) < _MOST_DIGITS
+    return int(requested) if known else None
 
 
 def _first_line(error: BaseException) -> str:

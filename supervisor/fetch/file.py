@@ -17,25 +17,33 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from filelock import Timeout
+from httpx2 import TransportError
 from huggingface_hub import constants
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
-from huggingface_hub.file_download import http_get
-from huggingface_hub.utils import WeakFileLock, build_hf_headers
+from huggingface_hub.utils import (
+    WeakFileLock,
+    build_hf_headers,
+    get_session,
+    hf_raise_for_status,
+)
 
 from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.supervisor.fetch.errors import requested_wait_s
 
 _READ_BYTES: Final = 1 << 20
-# The client's own pieces of 10 MB are lost whole when a connection breaks, and make progress jump.
-constants.DOWNLOAD_CHUNK_SIZE = 1 << 16
+# What has come of a piece is lost when a connection breaks.
+_PIECE_BYTES: Final = 1 << 16
 _LOCK_LOOK_S: Final = 2.0
 _WAITS_S: Final = (1.0, 2.0, 4.0)
 LONGEST_WAIT_S: Final = 60.0
 """If the hub asks for a longer wait than this, the download fails and names that time."""
 
-_LATER: Final = frozenset({429, 500, 502, 503, 504})
-# The client tries these again itself.
-_LATER_FOR_FILES: Final = _LATER - {429}
+_LATER: Final = frozenset({408, 429, 500, 502, 503, 504})
 _TRIES: Final = 3
+_CONNECTIONS: Final = 6
+"""So many in a row may bring nothing more of a file."""
+
+_RECONNECT_S: Final = 1.0
 
 Found = TypeVar("Found")
 
@@ -58,46 +66,38 @@ class HubFile:
 
 
 def wait_before_retry_s(
-    status: int | None,
-    retry_after: str | None,
-    wait_s: float,
-    longest_wait_s: float = LONGEST_WAIT_S,
+    status: int, requested_s: int | None, wait_s: float, longest_wait_s: float
 ) -> float | None:
     """Return how long to wait before a request is made again; None: it is not to be. Pure.
 
-    ``retry_after`` is the hub's own word, in seconds; one beyond ``longest_wait_s`` is not waited
-    for.
+    ``requested_s`` is what the hub asks for; more than ``longest_wait_s`` is not waited for.
     """
     if status not in _LATER:
         return None
-    if retry_after is None or not retry_after.strip().isdigit():
+    if requested_s is None:
         return wait_s
-    asked_s = float(retry_after)
-    return None if asked_s > longest_wait_s else max(asked_s, wait_s)
+    return None if requested_s > longest_wait_s else max(requested_s, wait_s)
 
 
-def patiently(
-    ask: Callable[[], Found],
-    statuses: frozenset[int] = _LATER,
-    longest_wait_s: float = LONGEST_WAIT_S,
-) -> Found:
+def patiently(ask: Callable[[], Found], longest_wait_s: float = LONGEST_WAIT_S) -> Found:
     """Return what ``ask`` does; while the hub is overloaded or broken, ask again a few times."""
     for wait_s in _WAITS_S:
         try:
             return ask()
         except HfHubHTTPError as error:
-            status = error.response.status_code
-            asked = error.response.headers.get("retry-after")
-            pause_s = wait_before_retry_s(status, asked, wait_s, longest_wait_s)
-            if pause_s is None or status not in statuses:
+            response = error.response
+            pause_s = wait_before_retry_s(
+                response.status_code, requested_wait_s(response.headers), wait_s, longest_wait_s
+            )
+            if pause_s is None:
                 raise
             time.sleep(pause_s)
     return ask()
 
 
 class _Part:
-    """What has arrived of a file so far. The hub client writes to it, and each piece is hashed and
-    counted. A part from an earlier try is taken over."""
+    """What has arrived of a file so far. Each piece is hashed and counted. A part from an earlier
+    try is taken over."""
 
     def __init__(self, path: Path, file: HubFile, advanced: Callable[[int], None]) -> None:
         self._file = path.open("r+b" if path.exists() else "w+b")
@@ -113,25 +113,11 @@ class _Part:
         if self.size_bytes > file.size_bytes:
             self.restart()
 
-    def write(self, piece: bytes) -> int:
+    def write(self, piece: bytes) -> None:
         self._file.write(piece)
         self._hash.update(piece)
         self.size_bytes += len(piece)
         self._advanced(len(piece))
-        return len(piece)
-
-    def tell(self) -> int:
-        return self.size_bytes
-
-    def seek(self, offset: int) -> int:
-        """Go back to the start, as the client does when a server sends a file again. Nothing else
-        is supported."""
-        assert offset == 0
-        self.restart()
-        return 0
-
-    def truncate(self) -> int:
-        return self.size_bytes
 
     def restart(self) -> None:
         self._file.seek(0)
@@ -176,7 +162,7 @@ def fetch_file(
         part = _Part(part_of(blob), file, advanced)
         try:
             for _ in range(_TRIES):
-                patiently(lambda: _get(url, part, file), _LATER_FOR_FILES)
+                patiently(lambda: _get(url, part, file))
                 if part.is_right:
                     break
                 if part.size_bytes >= file.size_bytes:
@@ -194,29 +180,46 @@ def fetch_file(
 
 
 def _get(url: str, part: _Part, file: HubFile) -> None:
-    """Let the client write what is missing. It continues by itself when a connection breaks off."""
-    try:
-        http_get(
-            url,
-            part,
-            resume_size=part.size_bytes,
-            headers=build_hf_headers(),
-            expected_size=file.size_bytes,
-        )
-    except RepositoryNotFoundError:
-        raise
-    except HfHubHTTPError as error:
-        if error.response.status_code != HTTPStatus.NOT_FOUND:
+    """Add what is missing. A connection that breaks off is made again, as long as each few of them
+    bring more of the file."""
+    left, most_bytes = _CONNECTIONS, part.size_bytes
+    while part.size_bytes < file.size_bytes:
+        try:
+            _read_rest(url, part, file)
+            return
+        except TransportError:
+            left = _CONNECTIONS if part.size_bytes > most_bytes else left - 1
+            if left == 0:
+                raise
+            most_bytes = max(most_bytes, part.size_bytes)
+            time.sleep(_RECONNECT_S)
+
+
+def _read_rest(url: str, part: _Part, file: HubFile) -> None:
+    headers = build_hf_headers()
+    if part.size_bytes:
+        headers["Range"] = f"bytes={part.size_bytes}-"
+    timeout_s = constants.HF_HUB_DOWNLOAD_TIMEOUT
+    with get_session().stream("GET", url, headers=headers, timeout=timeout_s) as response:
+        try:
+            hf_raise_for_status(response)
+        except RepositoryNotFoundError:
             raise
-        raise OperationError(
-            ErrorCode.DOWNLOAD_FAILED,
-            f"the hub lists {file.name}, but does not have it (404): try again later, or tell "
-            "those who keep the repository",
-        ) from error
-    except OSError as error:
-        # Its word for another size than expected, which the part knows as well.
-        if error.errno is not None:
-            raise
+        except HfHubHTTPError as error:
+            if error.response.status_code != HTTPStatus.NOT_FOUND:
+                raise
+            raise OperationError(
+                ErrorCode.DOWNLOAD_FAILED,
+                f"the hub lists {file.name}, but does not have it (404): try again later, or tell "
+                "those who keep the repository",
+            ) from error
+        if part.size_bytes and response.status_code != HTTPStatus.PARTIAL_CONTENT:
+            # The whole file comes again.
+            part.restart()
+        for piece in response.iter_bytes(_PIECE_BYTES):
+            part.write(piece)
+            if part.size_bytes > file.size_bytes:
+                return
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Final
 from huggingface_hub import constants, hf_hub_url
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_stream_backoff
 
-from lmx.supervisor.fetch.file import HubFile
+from lmx.supervisor.fetch.file import HubFile, patiently
 
 _SMALL: Final = (
     *("config.json", "model.safetensors.index.json"),
@@ -25,6 +25,9 @@ _FIRST_BYTES: Final = 128 * 1024
 _MOST_HEAD_BYTES: Final = 32 * 1024**2
 _PIECE_BYTES: Final = 64 * 1024
 _AT_ONCE: Final = 8
+_LONGEST_WAIT_S: Final = 10.0
+"""Of a hub that takes no more requests for now: whoever looks at a model does not wait longer."""
+
 _LENGTH: Final = struct.Struct("<Q")
 
 
@@ -51,16 +54,21 @@ def fetch_model_heads(repo_id: str, commit: str, files: list[HubFile], folder: P
 
 
 def first_bytes(url: str, count: int) -> bytes:
-    """Return the first bytes of a file, less if it is shorter. Servers may send more than they
-    are requested."""
+    """Return the first bytes of a file, less if it is shorter."""
+    return patiently(lambda: _first_bytes(url, count), _LONGEST_WAIT_S)
+
+
+def _first_bytes(url: str, count: int) -> bytes:
+    """Return the first bytes of a file. Servers may send more than they are requested."""
     headers = {
         **build_hf_headers(),
         "range": f"bytes=0-{max(count, 1) - 1}",
         "accept-encoding": "identity",
     }
     content = bytearray()
+    timeout_s = constants.HF_HUB_DOWNLOAD_TIMEOUT
     with http_stream_backoff(
-        "GET", url, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT, max_retries=1
+        "GET", url, headers=headers, timeout=timeout_s, max_retries=1, retry_on_status_codes=()
     ) as response:
         hf_raise_for_status(response)
         for piece in response.iter_bytes(_PIECE_BYTES):

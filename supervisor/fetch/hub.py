@@ -17,7 +17,7 @@ from pathlib import Path, PurePath
 from types import TracebackType
 from typing import Any, Final, Protocol
 
-from httpx2 import ConnectError, TimeoutException
+from httpx2 import TransportError
 from huggingface_hub import HfApi, constants, hf_hub_download, hf_hub_url, snapshot_download
 from huggingface_hub.errors import (
     HfHubHTTPError,
@@ -90,7 +90,7 @@ def fetch_hub(
             )
         except RevisionNotFoundError:
             raise
-        except (HfHubHTTPError, OfflineModeIsEnabled, ConnectError, TimeoutException) as error:
+        except (HfHubHTTPError, OfflineModeIsEnabled, TransportError) as error:
             return _cached(repo_id, revision, filename, adapter, error)
         files = _wanted(listed, repo_id, filename, adapter)
         counted = _fetch_missing(repo_id, commit, files, report)

@@ -19,7 +19,8 @@ import psutil
 import pytest
 
 from lmx.supervisor.config.sources import SourceError, parse_file_name
-from lmx.supervisor.fetch.file import wait_before_retry_s
+from lmx.supervisor.fetch.errors import requested_wait_s
+from lmx.supervisor.fetch.file import LONGEST_WAIT_S, wait_before_retry_s
 from tests.support.fakes.fake_hub import FakeHub, Fault, commit_of, fake_hub
 
 WEIGHTS = "model.safetensors"
@@ -192,12 +193,27 @@ def test_a_file_that_never_comes(fetch: Fetch, hub: FakeHub) -> None:
     assert "HF_HUB_OFFLINE is set" in fetch.error("org/tiny")[1]
 
 
-def test_a_cut_connection_resumes_where_it_was(fetch: Fetch, hub: FakeHub) -> None:
-    hub.faults[WEIGHTS] = Fault(cut_after_bytes=PART_BYTES)
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_cut_connection_resumes_where_it_was(fetch: Fetch, hub: FakeHub, reset: bool) -> None:
+    hub.faults[WEIGHTS] = Fault(cut_after_bytes=PART_BYTES, reset=reset)
     folder = fetch.path("org/tiny")
     assert (folder / WEIGHTS).read_bytes() == FILES[WEIGHTS]
     assert hub.asked[WEIGHTS] > 1
     assert hub.served[WEIGHTS] < len(FILES[WEIGHTS]) + 2 * PART_BYTES
+
+
+def test_connections_that_bring_nothing_end_a_download(fetch: Fetch, hub: FakeHub) -> None:
+    hub.faults[WEIGHTS] = Fault(cut_after_bytes=0, reset=True)
+    code, message = fetch.error("org/tiny")
+    assert (code, "check the network" in message) == ("download_failed", True), message
+    assert hub.asked[WEIGHTS] == 6
+
+
+def test_a_file_that_the_hub_refuses_for_long_is_not_waited_for(fetch: Fetch, hub: FakeHub) -> None:
+    hub.faults[WEIGHTS] = Fault(status=429, headers={"Retry-After": "7200"})
+    reported = fetch.reported("org/tiny")
+    assert (reported["code"], reported["retry_after_s"]) == ("download_failed", 7200), reported
+    assert hub.asked[WEIGHTS] == 1
 
 
 @pytest.mark.parametrize(
@@ -364,9 +380,16 @@ def test_it_stops_with_its_parent(fetch: Fetch, hub: FakeHub) -> None:
 
 
 def test_how_long_it_waits_before_it_asks_again() -> None:
-    assert wait_before_retry_s(503, None, 2.0) == 2.0
-    assert wait_before_retry_s(429, "10", 2.0) == 10.0
-    assert wait_before_retry_s(429, "0", 2.0) == 2.0
-    assert wait_before_retry_s(429, "3600", 2.0) is None
-    assert wait_before_retry_s(404, None, 2.0) is None
-    assert wait_before_retry_s(503, "Wed, 21 Oct 2015 07:28:00 GMT", 2.0) == 2.0
+    def waits_s(status: int, headers: dict[str, str]) -> float | None:
+        return wait_before_retry_s(status, requested_wait_s(headers), 2.0, LONGEST_WAIT_S)
+
+    assert waits_s(503, {}) == 2.0
+    assert waits_s(429, {"retry-after": "10"}) == 10.0
+    assert waits_s(429, {"retry-after": "0"}) == 2.0
+    assert waits_s(429, {"retry-after": "3600"}) is None
+    assert waits_s(429, {"retry-after": "9" * 5000}) == 2.0
+    assert waits_s(404, {}) is None
+    assert waits_s(503, {"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}) == 2.0
+    assert waits_s(429, {"ratelimit": '"api";r=0;t=55'}) == 55.0
+    assert waits_s(429, {"ratelimit": '"api";r=0;t=300'}) is None
+    assert waits_s(503, {"ratelimit": '"api";r=9;t=55'}) == 2.0

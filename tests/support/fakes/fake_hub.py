@@ -6,6 +6,8 @@ and faults that a test switches on. It counts the bytes that it serves of each f
 
 import asyncio
 import hashlib
+import socket
+import struct
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -25,13 +27,14 @@ class Fault:
     """What goes wrong with the answers that it is set for; ``times`` None is always.
 
     ``status`` answers with it. ``cut_after_bytes`` breaks the connection off so far into each
-    answer; ``wait_after_bytes`` goes no further until the fault is gone. ``bytes_per_s`` is
-    slow. ``body`` is served in place of the file.
+    answer, and ``reset`` does so with a TCP reset; ``wait_after_bytes`` goes no further until the
+    fault is gone. ``bytes_per_s`` is slow. ``body`` is served in place of the file.
     """
 
     status: int | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     cut_after_bytes: int | None = None
+    reset: bool = False
     wait_after_bytes: int | None = None
     bytes_per_s: float | None = None
     body: bytes | None = None
@@ -239,6 +242,11 @@ class FakeHub:
                 await asyncio.sleep(0.01)
             if fault.cut_after_bytes is not None and sent >= fault.cut_after_bytes:
                 assert request.transport is not None
+                if fault.reset:
+                    connection = request.transport.get_extra_info("socket")
+                    linger = struct.pack("ii", 1, 0)
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                    request.transport.abort()
                 request.transport.close()
                 return response
             piece = body[offset : offset + _PIECE_BYTES]

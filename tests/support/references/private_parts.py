@@ -362,15 +362,8 @@ PARTS: dict[str, Sequence[Part]] = {
         Part("gguf2mlx.vlm:is_vlm", (GGUF,), "refusing files of multimodal models", ("reader",))),
     "huggingface_hub": (
         Part(
-            "huggingface_hub.file_download:http_get", (FILE,),
-            "downloading a file from where the last try stopped",
-            ("url", "temp_file", "resume_size", "headers", "expected_size")),
-        Part(
             "huggingface_hub.file_download:repo_folder_name", (HUB, CACHE),
             "where the hub client keeps a repository", ("repo_id", "repo_type")),
-        Part(
-            "huggingface_hub.constants:DOWNLOAD_CHUNK_SIZE", (FILE,),
-            "how much of a file is lost when a connection breaks: lmx sets it"),
         Part(
             "huggingface_hub.constants:MAX_HTTP_DOWNLOAD_SIZE", (HUB,),
             "which files are left to the hub client"),
