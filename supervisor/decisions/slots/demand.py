@@ -41,6 +41,8 @@ class Demand:
     """Since when the oldest of the requests had waited whose time to wait ended last."""
     lapsed_at_s: float | None = None
     """When the time of these requests ended."""
+    joined: bool = False
+    """Whether the model was on its way already when the first of them began to wait."""
 
     @property
     def is_full(self) -> bool:

@@ -19,12 +19,15 @@ from lmx.supervisor.decisions.worker import KillRequested, StopRequested
 # Requests.
 
 
-def ask(life: SlotLife, event: events.Requested, rules: Rules, _now_s: float) -> Result:
+def ask(life: SlotLife, event: events.Requested, rules: Rules, now_s: float) -> Result:
     """The request waits, if one more may wait."""
     error = _refusal(life, rules)
     if error is not None:
         return life, (Deny((event.waiter,), error),)
-    demand = life.demand.with_waiter(event.waiter)
+    demand = life.demand
+    if demand.requested_at_s(now_s) is None:
+        demand = replace(demand, joined=life.wanted and life.state is not SlotState.COLD)
+    demand = demand.with_waiter(event.waiter)
     return to.changed(life, demand=demand, intent=to.intended(life, Intent.UP)), ()
 
 
@@ -91,10 +94,11 @@ def withdraw(life: SlotLife, event: events.Withdrawn, _rules: Rules, _now_s: flo
 
 
 def withdraw_queued(life: SlotLife, event: events.Withdrawn, _rules: Rules, now_s: float) -> Result:
-    """No model is evicted for a model that nobody waits for any more."""
+    """No model is evicted for a model that nobody waits for any more. One that was on its way
+    before they came, as a preload is, waits as it did then."""
     demand = life.demand.without(event.identity)
     after = to.changed(life, demand=demand)
-    if demand == life.demand or demand.requested_at_s(now_s) is not None:
+    if demand == life.demand or demand.joined or demand.requested_at_s(now_s) is not None:
         return after, ()
     detail = "the requests that waited for it have left: its next one loads it"
     cold = to.enter(after, SlotState.COLD, intent=to.intended(life, Intent.DOWN), problem=None)

@@ -380,6 +380,34 @@ def test_a_machine_that_starts_no_process_is_asked_again() -> None:
 # The picture.
 
 
+GONE = events.Withdrawn(b"router")
+
+
+@pytest.mark.parametrize(
+    ("script", "state"),
+    [
+        ((asked(),), S.COLD),
+        ((asked(), asked(2)), S.COLD),
+        ((events.Preloaded(),), S.QUEUED),
+        ((events.Preloaded(), asked(), GONE), S.QUEUED),
+        ((*CRASHED, Tick(), Tick()), S.QUEUED),
+        # Dropped and asked for again it has nobody else.
+        ((events.Preloaded(), asked(), GONE, events.Dropped(), asked()), S.COLD),
+    ],
+)
+def test_who_leaves_takes_only_that_back_for_which_it_came(
+    script: tuple[Any, ...], state: SlotState
+) -> None:
+    life = SlotLife("m")
+    for at_s, event in enumerate(script):
+        life, _ = step(life, event, RULES, 100.0 * at_s)
+    now_s = 100.0 * len(script)
+    life, _ = step(life, asked(7, now_s), RULES, now_s)
+    life, _ = step(life, GONE, RULES, now_s)
+    assert (life.state, life.wanted) == (state, state is S.QUEUED)
+    assert life.demand.requested_at_s(now_s) is None
+
+
 def test_lifecycle_md_has_the_picture_of_the_table() -> None:
     """Every arrow between two states, with its events; those that end where they began are in the
     table alone."""
