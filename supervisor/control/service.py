@@ -38,6 +38,10 @@ class ServiceActions(Protocol):
     def replace(self) -> None:
         """Begin to put a new program in the place of this one."""
 
+    @property
+    def replacing(self) -> bool:
+        """Whether that has begun."""
+
 
 @dataclass(eq=False, repr=False)
 class ServiceCommands:
@@ -80,6 +84,7 @@ class ServiceCommands:
     def _reload(
         self, _question: control.ReloadConfig, now_s: float
     ) -> control.Reloaded | Coroutine[Any, Any, control.Reloaded]:
+        self._refuse_while_replacing()
         reloaded = self._reloader.reload("an operator requested it", now_s)
         return reloaded if self._guard.settled else self._in_effect(reloaded)
 
@@ -99,6 +104,7 @@ class ServiceCommands:
 
     async def _restart_router(self, _question: control.RestartRouter, now_s: float) -> control.Done:
         self._core.refuse_while_stopping()
+        self._refuse_while_replacing()
         try:
             pid = self._guard.replace(now_s)
         except OSError as error:
@@ -136,6 +142,15 @@ class ServiceCommands:
         self._refuse_while_changing()
         self._service.replace()
         return control.Done("the supervisor replaces itself")
+
+    def _refuse_while_replacing(self) -> None:
+        """Refuse to start a router that the next supervisor would take for an old one."""
+        if self._service.replacing:
+            raise UnavailableError(
+                ErrorCode.SHUTTING_DOWN,
+                "the supervisor is being replaced: try again when that is done",
+                retry_after_s=1.0,
+            )
 
     def _refuse_while_changing(self) -> None:
         """Refuse while models end or a router is being replaced. A new supervisor would not know

@@ -143,8 +143,11 @@ class Adoption:
 
 def _is_bound(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
         try:
             probe.connect(str(path))
+        except BlockingIOError:
+            return True  # Its backlog is full.
         except OSError:
             return False
         return True

@@ -237,12 +237,16 @@ def wire(
     report_routing_gaps(settings.current, events)
     keys.report(config)
     downloads = _downloads(base, processes, core, added)
-    shutdown = Shutdown(core, guard, lambda: downloads.close(resume=False))
     remote = RemoteRanks(core, settings, lambda: peers.list, processes.server.send)
     lent = LentRanks(
         core, settings, home, processes.launcher, processes.descendants, events,
         lambda name: any(key.name == name for key in keys.ring.keys),
     )  # fmt: skip
+
+    async def close_others() -> None:
+        await asyncio.gather(downloads.close(resume=False), lent.close())
+
+    shutdown = Shutdown(core, guard, close_others)
     reports = Reports(core, guard, memory, counts, downloads, shutdown, remote)
 
     reloader = Reloader(invocation.read_config, added, core, settings, events)

@@ -122,10 +122,15 @@ class Service:
         """Begin to put another program in this one's place."""
         self._replace_asked.set()
 
+    @property
+    def replacing(self) -> bool:
+        """Whether that has begun."""
+        return self._replace_asked.is_set()
+
     def reload(self, why: str) -> None:
         """Read the configuration again. An event notes the result, also when the configuration is
-        rejected."""
-        if self._parts is None or not self.serving:
+        rejected. The program that is put in this one's place reads it by itself."""
+        if self._parts is None or not self.serving or self.replacing:
             return
         now_s = time.monotonic()
         with contextlib.suppress(LmxError):
@@ -177,9 +182,12 @@ class Service:
             self._report_ready(parts)
             done, _ = await asyncio.wait([*asked, *tasks], return_when=asyncio.FIRST_COMPLETED)
             if done == {asked[1]}:
-                return await self._hand_over(parts)
+                # Only the fetches end. The next program continues them where they were.
+                log.info("supervisor.replacing")
+                await parts.downloads.close(resume=True)
+                if not self.stop_asked:
+                    return leave(parts.core, self._lock.descriptor, parts.guard.listener)
             await parts.shutdown.run(parts.settings.current.timing.shutdown_grace_s)
-            await parts.lent.close()
             await parts.processes.spare.close()
             await parts.processes.descendants.end_all()
             parts.launches.forget()
@@ -204,12 +212,6 @@ class Service:
             parts.events.note("supervisor.took_over", None, because)
         elif self._took_over is not None:
             parts.events.note("supervisor.took_over", None, self._took_over)
-
-    async def _hand_over(self, parts: Parts) -> Handover:
-        """End only the fetches, which the next program continues where they were."""
-        log.info("supervisor.replacing")
-        await parts.downloads.close(resume=True)
-        return leave(parts.core, self._lock.descriptor, parts.guard.listener)
 
 
 _POLL_S: Final = 0.1

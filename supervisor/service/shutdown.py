@@ -16,14 +16,15 @@ log = structlog.get_logger()
 
 class Shutdown:
     """Shuts everything down. It must be notified of each exit. The deadlines are those of the
-    ticks, and end in SIGKILL. ``close_fetches`` ends every fetch and download."""
+    ticks, and end in SIGKILL. ``close_others`` ends every fetch and download, and the ranks of
+    other machines' models."""
 
     def __init__(
-        self, core: Core, guard: RouterGuard, close_fetches: Callable[[], Awaitable[None]]
+        self, core: Core, guard: RouterGuard, close_others: Callable[[], Awaitable[None]]
     ) -> None:
         self._core = core
         self._guard = guard
-        self._close_fetches = close_fetches
+        self._close_others = close_others
         self._wake = asyncio.Event()
         self._at_once = False
 
@@ -50,16 +51,15 @@ class Shutdown:
         self._core.stop_workers(time.monotonic(), at_once=hurried)
         if hurried:
             self._guard.stop(time.monotonic(), 0.0)
-        try:
-            await self._close_fetches()
-        except Exception:
-            log.exception(
-                "fetches.not_closed"
-            )  # the processes that are left are ended all the same
+        closing = asyncio.ensure_future(self._close_others())
         await self._until(lambda: not self._processes_left() or self._at_once != hurried)
         if self._processes_left():
             self._core.stop_workers(time.monotonic(), at_once=True)
             await self._until(lambda: not self._processes_left())
+        try:
+            await closing
+        except Exception:
+            log.exception("fetches.not_closed")
         log.info("supervisor.stopped")
 
     def _processes_left(self) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lmx.protocol.errors import OperationError
+from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.host.processor_wait import ProcessorWait
 from lmx.protocol.messages import control
 from lmx.protocol.messages.control import Drain
@@ -153,6 +153,7 @@ class Restarting:
         self.rig = CoreRig({"a": 100})
         self.guard = SimpleNamespace(process=None, successor=None, settled=False)
         self.replaced = 0
+        self.replacing = False
         self.replies: asyncio.Queue[Any] = asyncio.Queue()
         parts: list[Any] = [self, self.rig.core, self.guard, None, self, self]
         self.commands = self.answering(ServiceCommands(*parts))
@@ -171,8 +172,8 @@ class Restarting:
     async def check_successor(self) -> None:
         await asyncio.sleep(0)
 
-    async def ask(self) -> Any:
-        self.commands.answer(REQUESTER, control.RestartSupervisor(), 0.0)
+    async def ask(self, question: Any = None) -> Any:
+        self.commands.answer(REQUESTER, question or control.RestartSupervisor(), 0.0)
         return await asyncio.wait_for(self.replies.get(), 90)
 
 
@@ -190,6 +191,15 @@ async def test_the_supervisor_is_not_replaced_in_the_middle_of_a_change() -> Non
     assert restarting.replaced == 0
     assert isinstance(await restarting.ask(), control.Done)
     assert restarting.replaced == 1
+
+
+@pytest.mark.parametrize("question", [control.ReloadConfig(), control.RestartRouter()])
+async def test_no_router_is_started_once_the_supervisor_is_being_replaced(question: Any) -> None:
+    """The next one would take it for an old one, and keep the router with the old settings."""
+    restarting = Restarting()
+    restarting.replacing = True
+    answer = await restarting.ask(question)
+    assert (answer.code, answer.retry_after_s) == (ErrorCode.SHUTTING_DOWN, 1.0)
 
 
 def test_a_lock_that_was_handed_over_is_held_all_along(tmp_path: Path) -> None:

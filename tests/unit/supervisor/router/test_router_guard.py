@@ -330,7 +330,7 @@ async def test_two_restarts_that_cross_are_both_answered_by_the_router_that_serv
     guard.start(0.0)
     replies: asyncio.Queue[Any] = asyncio.Queue()
     handlers = Handlers(lambda _requester, message: replies.put_nowait(message))
-    core: Any = SimpleNamespace(refuse_while_stopping=lambda: None)
+    core: Any = SimpleNamespace(refuse_while_stopping=lambda: None, replacing=False)
     handlers.add(ServiceCommands(core, core, guard, core, core, core).handlers)
     for number in (1, 2):
         handlers.answer(Requester(b"cli", number), control.RestartRouter(), float(number))

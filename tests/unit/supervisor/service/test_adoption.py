@@ -1,5 +1,6 @@
 """Processes that an earlier supervisor left without a record that can be read."""
 
+import contextlib
 import socket
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from lmx.protocol.messages import control
 from lmx.protocol.states import WorkerState
 from lmx.protocol.wire.endpoints import RunDirectory
 from lmx.supervisor.router.guard import RouterGuard
-from lmx.supervisor.service.adoption import Adoption
+from lmx.supervisor.service.adoption import Adoption, _is_bound
 from lmx.supervisor.state.disk_retry import change_once
 from lmx.supervisor.state.process_records import Records, RouterRecord
 from tests.support.rigs.core_rig import CoreRig
@@ -72,3 +73,21 @@ class _NoRouters:
 
     def note(self, name: str, model_id: str | None, detail: str, **data: Any) -> None:
         raise AssertionError(name)
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="there a full backlog refuses at once")
+def test_a_worker_that_accepts_nothing_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the path of a socket must be short
+    with contextlib.ExitStack() as opened:
+        stopped = opened.enter_context(socket.socket(socket.AF_UNIX))
+        stopped.bind("w-1")
+        stopped.listen(0)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                client = opened.enter_context(socket.socket(socket.AF_UNIX))
+                client.setblocking(False)
+                client.connect("w-1")
+        assert _is_bound(Path("w-1"))
+    assert not _is_bound(Path("w-1"))

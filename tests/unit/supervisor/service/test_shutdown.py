@@ -1,9 +1,18 @@
 """Going down ends every process, whatever trips over a bug on the way."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock, MagicMock
 
+import pytest
+
+from lmx.supervisor.config.schema import Config
+from lmx.supervisor.processes.handover import Invocation
+from lmx.supervisor.service import service as service_module
+from lmx.supervisor.service.service import Service
 from lmx.supervisor.service.shutdown import Shutdown
+from lmx.supervisor.state.home import Home
 from tests.support.rigs.core_rig import CoreRig
 
 
@@ -67,6 +76,7 @@ async def test_to_be_hurried_counts_while_fetches_are_closed() -> None:
 
     async def close_fetches() -> None:
         shutdown.hurry()
+        await asyncio.Event().wait()  # it may take longer than the workers have
 
     shutdown = Shutdown(rig.core, guard, close_fetches)
     ending = asyncio.create_task(shutdown.run(1.0))
@@ -75,3 +85,30 @@ async def test_to_be_hurried_counts_while_fetches_are_closed() -> None:
             await asyncio.sleep(0.01)
     assert seen == [False, True]
     ending.cancel()
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+async def test_a_stop_in_the_midst_of_a_handover_is_obeyed(
+    stopped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def forever(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(service_module, "tick_forever", forever)
+    monkeypatch.setattr(service_module, "_come_up", AsyncMock())
+    monkeypatch.setattr(service_module, "leave", lambda *_: "what is left")
+    invocation = Invocation(None, True, Config)
+    service = Service(Config(), Home(tmp_path), "1", invocation, lambda _logs: None)
+    parts: Any = MagicMock()
+    parts.processes.server.serve = forever
+    parts.processes.spare.close = parts.processes.descendants.end_all = AsyncMock()
+    parts.shutdown.run = parts.close = AsyncMock()
+    parts.downloads.close = AsyncMock()
+    if stopped:
+        parts.downloads.close.side_effect = lambda **_: service.stop("somebody asked for it")
+    service._parts, service._lock = parts, MagicMock()
+    assert not service.replacing
+    service.replace()
+    assert service.replacing
+    async with asyncio.timeout(90):
+        assert await service._serve(parts) == (None if stopped else "what is left")
