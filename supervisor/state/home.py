@@ -159,7 +159,8 @@ class Home:
 
     def prepare(self) -> list[str]:
         """Make the folders, which only their owner can read. What is there and is not a folder is
-        set aside. Returns a sentence for people about each such thing.
+        set aside, but for a link of the models to a disk that may come. Returns a sentence for
+        people about each such thing.
 
         Raises :class:`OperationError` when other users can change what is in the home.
         """
@@ -172,6 +173,9 @@ class Home:
         notices = []
         private = (self.state, self.logs, self.cache, self.temporary, self.run.path)
         for folder in (*private, self.models):
+            if folder == self.models and _leads_nowhere(folder):
+                notices.append(f"{folder} is a link to {folder.readlink()}, which is not there now")
+                continue
             if os.path.lexists(folder) and not folder.is_dir():
                 aside = quarantine_file(folder)
                 notices.append(f"{folder} was no folder: it was set aside as {aside.name}")
@@ -190,6 +194,11 @@ def _unusable(folder: Path, why: str) -> OperationError:
         ErrorCode.CONFIG_INVALID,
         f"{folder} can't be the home of lmx ({why}): set LMX_HOME to a folder of your own",
     )
+
+
+def _leads_nowhere(folder: Path) -> bool:
+    """Return whether this is a link to what is not there, as to a disk that is not mounted."""
+    return folder.is_symlink() and not folder.exists()
 
 
 def _check_private(folder: Path) -> None:
@@ -212,7 +221,7 @@ _VALUE: Final = plistlib.dumps("com.apple.backupd", fmt=plistlib.FMT_BINARY)
 def keep_out_of_backups(folder: Path) -> None:
     """Have Time Machine leave a folder out, as far as the file system can note that, and make the
     folder if it is not there. Does nothing on other machines. Raises ``OSError``."""
-    if sys.platform != "darwin":
+    if sys.platform != "darwin" or _leads_nowhere(folder):
         return
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     call = getattr(ctypes.CDLL(None), "setxattr", None)

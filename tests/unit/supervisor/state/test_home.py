@@ -39,3 +39,15 @@ def test_a_name_that_is_not_utf_8_is_refused_in_words() -> None:
         Home.from_environment({"LMX_HOME": name})
     assert caught.value.code is ErrorCode.CONFIG_INVALID
     assert caught.value.message.isascii()
+
+
+def test_models_on_a_disk_that_is_not_there_yet_are_left_to_it(tmp_path: Path) -> None:
+    home, disk = Home(tmp_path / "h"), tmp_path / "disk"
+    home.path.mkdir(mode=0o700)
+    home.models.symlink_to(disk)
+    (notice,) = home.prepare()
+    assert str(disk) in notice
+    assert home.models.is_symlink()
+    disk.mkdir()
+    assert home.prepare() == []
+    assert home.models.samefile(disk)
