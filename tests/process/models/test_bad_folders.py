@@ -26,6 +26,7 @@ def lmx() -> Iterator[Rig]:
         write_bad(made.root / name, name)
     try:
         made.up()
+        made.wait_state("good", "ready")
         yield made
     finally:
         made.close()
@@ -36,7 +37,6 @@ def lines(lmx: Rig) -> dict[str, dict[str, Any]]:
 
 
 def test_each_has_its_problem_and_the_others_none(lmx: Rig) -> None:
-    lmx.wait_state("good", "ready")
     wait_until(lambda: all(lines(lmx)[name]["problem"] for name in BAD), "all were read")
     found = lmx.cli("status", "--json")
     assert found.returncode == 0, found.stderr
