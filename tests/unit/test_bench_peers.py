@@ -1,13 +1,15 @@
 """The page of `make bench-peers`: ratios of the same turn, and words where there is no number."""
 
 import xml.etree.ElementTree as ET
+from typing import Any
 
 from tests.bench.bench_peers import figures, page, plot, ratios
 from tests.bench.peers.rows import ROWS
 from tests.bench.peers.servers import PEERS
 
-RESULTS = {
+RESULTS: dict[str, Any] = {
     "long": 6000,
+    "mlx": "0.1.2",
     "loads": [9.0, 21.2],
     "0 lmx start": {"start, s": 2.0},
     "0 mlx_lm.server start": {"start, s": 1.0},
@@ -16,7 +18,14 @@ RESULTS = {
     "1 mlx_lm.server start": {"start, s": 3.2},
     "1 mlx_lm.server killed": "never: the server is gone",
     "1 lmx killed": {"served again, s": 5.0},
-}
+    "0 lmx idle": "too late",
+    "1 lmx idle": {"memory, MiB": 1234.4},
+    "0 mlx_lm.server idle": {"memory, MiB": 300.0},
+    "1 mlx_vlm.server idle": {"memory, MiB": 617.2},
+    "0 mlx_vlm.server idle": "2 of 3 requests: timeout",
+    "commits": {"0 lmx start": "aaaa", "1 lmx start": "aaaa", "1 lmx killed": "aaaa",
+                "0 lmx idle": "aaaa", "1 lmx idle": "bbbb"},
+}  # fmt: skip
 
 
 def test_ratios_are_of_the_same_turn() -> None:
@@ -38,3 +47,21 @@ def test_the_page_says_where_lmx_is_behind_and_why_there_is_no_number() -> None:
 def test_each_row_and_each_peer_has_a_name_of_its_own() -> None:
     assert len({peer.name for peer in PEERS}) == len(PEERS)
     assert not [name for name in (*ROWS, *(peer.name for peer in PEERS)) if name.strip() != name]
+
+
+def test_the_page_hides_no_turn_that_failed() -> None:
+    lines = {line.split(" | ")[0]: line for line in page(RESULTS).splitlines()}
+    assert lines["| memory, MiB"].strip("| ").split(" | ")[1:4] == [
+        "1,234 (1 of 2 turns; other: too late)",
+        "300 alone",
+        "**0.50 (1 of 2 turns; other: 2 of 3 requests: timeout)**",
+    ]
+
+
+def test_the_page_says_of_which_commits_the_rows_are() -> None:
+    words = "Its commits: bbbb: idle; all other rows: aaaa."
+    assert words in page(RESULTS)
+    assert "lmx's commit: aaaa." in page(
+        {**RESULTS, "1 lmx idle": None, "commits": dict.fromkeys(RESULTS["commits"], "aaaa")}
+    )
+    assert 'PEERS="--turns 2 --long 6000"' in page(RESULTS)

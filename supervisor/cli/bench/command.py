@@ -96,8 +96,8 @@ def bench(
     URL is an address such as http://studio:8000, with or without /v1, of any program that has
     /v1/chat/completions; without one it is this machine's lmx. Several are measured in turns, in
     another order in each round, and stand in the results as A, B, ... or by their NAMEs. The key of
-    `lmx --key` or LMX_API_KEY is sent to all of them. No two prompts begin alike, except where that
-    is what is measured. Ctrl-C ends it, and prints what was measured. The file of --json names the
+    `lmx --key` or LMX_API_KEY is sent to all of them. No two prompts begin alike, except in prefix,
+    agent and mixed. Ctrl-C ends it, and prints what was measured. The file of --json names the
     machine's processor and the programs' versions, but no names, addresses or texts.
 
     \b

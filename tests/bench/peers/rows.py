@@ -46,13 +46,14 @@ class Server:
     started_s: float = 0.0
     started_cpu_s: float = 0.0
     tokens_per_word: float = field(default=1.1)
+    has_usage: bool = True
 
     def target(self, model: str | None = None) -> Target:
         """Return the first model, or another one, to be asked."""
         name = model or next(iter(self.models))
         found = Target(self.peer.name, Remote.parse(self.running.url, None),
                        self.peer.named(name, self.models[name]))  # fmt: skip
-        found.tokens_per_word = self.tokens_per_word
+        found.tokens_per_word, found.has_usage = self.tokens_per_word, self.has_usage
         return found
 
     async def phase(self, *clients: Client, name: str = "row") -> Run:
