@@ -68,6 +68,8 @@ def main() -> None:
     if shape == "page":
         _PAGE.write_text(_page(kept))
         return
+    for earlier in kept.glob("*.json"):
+        earlier.unlink()  # It may be of another device.
     (kept / "device").write_text(_device())
     print(_device(), flush=True)
     for bits in _BITS:
@@ -102,16 +104,25 @@ def _page(kept: Path) -> str:
 
 def _row(measured: Mapping[str, Any]) -> str:
     (figures,) = measured["figures"]
-    rate, cpu_ms = figures["tokens_per_s"], figures["cpu_ms_per_token"]
-    times = [
-        f"{1000 * figures[name]['p50']:.0f}, {1000 * figures[name]['p95']:.0f}"
-        for name in ("first_token_s", "next_token_s")
+    cells = [
+        measured["phase"],
+        measured["server"],
+        f"{sum(figures['errors'].values())} of {figures['requests']}",
+        _known(figures["tokens_per_s"], "{median:.0f} ({least:.0f}-{most:.0f})"),
+        *(_in_ms(figures[name]) for name in ("first_token_s", "next_token_s")),
+        _known(figures["cpu_ms_per_token"], "{median:.1f}"),
     ]
-    return (
-        f"| {measured['phase']} | {measured['server']} | {sum(figures['errors'].values())} of "
-        f"{figures['requests']} | {rate['median']:.0f} ({rate['least']:.0f}-{rate['most']:.0f}) | "
-        f"{times[0]} | {times[1]} | {cpu_ms['median']:.1f} |\n"
-    )
+    return f"| {' | '.join(cells)} |\n"
+
+
+def _in_ms(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return "-"
+    return f"{1000 * found['p50']:.0f}, {1000 * found['p95']:.0f}"
+
+
+def _known(found: Mapping[str, float] | None, words: str) -> str:
+    return "-" if found is None else words.format(**found)
 
 
 def _model(folder: Path, shape: str, bits: int) -> Path:
@@ -145,7 +156,7 @@ def _compare(model: Path, figures: Path) -> None:
             running = stack.enter_context(started(peer, Path(sys.executable), {"m": model}))
             asyncio.run(_wait(peer, running, model))
             command += [f"{peer.name}={running.url}", "--model", peer.named("m", model)]
-        subprocess.run(command, check=False, timeout=600)
+        subprocess.run(command, check=True, timeout=600)
 
 
 async def _wait(peer: Peer, running: Started, model: Path) -> None:

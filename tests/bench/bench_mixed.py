@@ -10,7 +10,6 @@ of its own, is measured in turns with it.
 import asyncio
 import json
 import random
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -61,12 +60,12 @@ def measure(_: Path) -> Section:
         f"An agent whose conversation begins with {AGENT_TOKENS} tokens and grows by 1000 a turn, "
         f"{CHATS} chats, each with its own history, and twenty small requests a minute, all at "
         "once over HTTP, on the tiny model with real lengths (`make bench-mixed`; `AGAINST=` "
-        f"another checkout measures both in turns). {TURNS} times {DURATION_S} s. An agent's "
-        "first tokens are few: their higher percentiles are about the longest of them. In a run of "
-        "one turn each, the version that read one prompt to its end before the next, and made all "
-        "rows as long as the longest, needed 84.3 s (chats), 55.6 s (small) and 86.1 s (agent) to "
-        "the first token at p50, and this one 1.0, 0.46 and 93.0 s; between tokens, at p99, 2.9, "
-        "5.9 and 1.6 s, and this one 0.77, 0.71 and 0.04 s.",
+        f"another checkout measures both in turns). Percentiles of {TURNS} times {DURATION_S} s. "
+        "An agent's first tokens are few: their higher percentiles are about the longest of them. "
+        "In a run of one turn each, the version that read one prompt to its end before the next, "
+        "and made all rows as long as the longest, needed 84.3 s (chats), 55.6 s (small) and "
+        "86.1 s (agent) to the first token at p50, and the version after it 1.0, 0.46 and 93.0 s; "
+        "between tokens, at p99, 2.9, 5.9 and 1.6 s, and the one after it 0.77, 0.71 and 0.04 s.",
         rows,
     )
 
@@ -88,8 +87,10 @@ def _rows(seen: Mapping[str, Sequence[float]]) -> list[list[str]]:
 def _cells(values: Sequence[float]) -> list[str]:
     if not values:
         return ["none"] * len(_PERCENTILES)
-    cuts = statistics.quantiles([*values, values[-1]], n=100, method="inclusive")
-    return [f"{1000 * cuts[each - 1]:.1f}" for each in _PERCENTILES]
+    from lmx.supervisor.cli.bench.figures import percentile  # Earlier checkouts have none.
+
+    ordered = sorted(values)
+    return [f"{1000 * percentile(ordered, each):.1f}" for each in _PERCENTILES]
 
 
 def _measure() -> dict[str, list[float]]:

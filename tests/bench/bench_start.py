@@ -40,7 +40,11 @@ _TEXT = (
     "processes of the tree, those that have ended included, until the answer is there; their "
     "compiled modules (`.pyc`) and mlx's kernels are there already. A swap is from the request for "
     "the model that is not loaded to its answer, with pauses in which a spare worker imports; its "
-    "processor time is what is used within it."
+    "processor time is what is used within it. What [imports.md](decisions/imports.md) brought, "
+    "when it was done, in processor time: 1.19 s without a model instead of 1.42, and 2.22 s with "
+    "one instead of 2.96. A later version (dataclasses' texts at first use, an installation's own "
+    "file of exports, no rich without a terminal) needed 0.93 of the time before it with a model: "
+    "three pairs that ran at the same time, at a load of 40."
 )
 
 
@@ -158,7 +162,7 @@ def _kind(command: list[str]) -> str:
 def _lmx(model: dict[str, Any]) -> Iterator[int]:
     from tests.support.rigs.rig import PATIENT, Rig
 
-    port = _free_port()
+    port = free_port()
     lmx = Rig({"server": {"port": port}, "models": [model], "timing": PATIENT})
     try:
         lmx.up(wait=False)
@@ -169,7 +173,7 @@ def _lmx(model: dict[str, Any]) -> Iterator[int]:
 
 @contextmanager
 def _mlx_lm(model: Path) -> Iterator[int]:
-    port = _free_port()
+    port = free_port()
     server = subprocess.Popen(
         [sys.executable, "-m", "mlx_lm", "server", "--model", str(model), "--port", str(port)],
         stdin=subprocess.DEVNULL,
@@ -184,7 +188,8 @@ def _mlx_lm(model: Path) -> Iterator[int]:
         server.wait()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -65,3 +65,21 @@ def test_the_page_says_of_which_commits_the_rows_are() -> None:
         {**RESULTS, "1 lmx idle": None, "commits": dict.fromkeys(RESULTS["commits"], "aaaa")}
     )
     assert 'PEERS="--turns 2 --long 6000"' in page(RESULTS)
+
+
+def test_a_phase_without_tokens_has_a_row_on_the_page_of_a_device() -> None:
+    from tests.bench.bench_device import _row
+
+    figures = {"errors": {"timeout": 3}, "requests": 3, **dict.fromkeys(
+        ("tokens_per_s", "first_token_s", "next_token_s", "cpu_ms_per_token"))}  # fmt: skip
+    measured = {"phase": "1 client", "server": "lmx", "figures": [figures]}
+    assert _row(measured) == "| 1 client | lmx | 3 of 3 | - | - | - | - |\n"
+    spread = {"median": 5.0, "least": 4.0, "most": 6.0}
+    figures |= {"tokens_per_s": spread, "first_token_s": {"p50": 0.5, "p95": 1.0}}
+    assert "| 5 (4-6) | 500, 1000 | - | - |" in _row(measured)
+
+
+def test_percentiles_of_a_mixed_day_count_each_value_once() -> None:
+    from tests.bench.bench_mixed import _cells
+
+    assert _cells([0.2, 0.1])[0] == "150.0"

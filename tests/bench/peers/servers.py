@@ -10,7 +10,6 @@ import hashlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ import yaml
 
 from lmx.protocol.host.cache_folder import cache_dir
 from lmx.supervisor.cli.bench.processes import ServerProcesses
+from tests.bench.bench_start import free_port
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 _INSTALL_S: Final = 900.0
@@ -225,11 +225,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         with suppress(psutil.Error):
             each.kill()
     process.wait(_END_S)
-
-
-def free_port() -> int:
-    """Return a port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

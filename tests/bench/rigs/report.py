@@ -26,8 +26,9 @@ def write_page(sections: Sequence[Section], model: str) -> None:
     lines = [
         "# Benchmarks",
         "",
-        "Written by `make bench`: run it on your own machine. Figures of one table come from one "
-        "run, taken in turns, and are medians; compare ratios, not machines.",
+        "Written by `make bench` in one run: run it on your own machine, and compare ratios, not "
+        "machines. Where a text does not say otherwise, the figures are medians of turns. What a "
+        "text says of other versions was measured when they were made.",
         "",
         f"Machine: {platform.system()} {platform.machine()}, {os.cpu_count()} cores; "
         f"mlx {version('mlx')}, mlx-vlm {version('mlx-vlm')}{blas}; model: {model}.",

@@ -1,4 +1,4 @@
-"""All families at once on models of all kinds, in the memory of four of seven: clients leave and
+"""All families at once on models of all kinds, in the memory of five of seven: clients leave and
 read slowly, rows outgrow their KV caches, an operator loads, kills, pins and restarts. No answer
 differs from the one that is given alone, and nothing is shot that was only slow."""
 

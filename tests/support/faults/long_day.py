@@ -1,4 +1,4 @@
-"""A long day with the memory of four models for seven: questions of all families come without end,
+"""A long day with the memory of five models for seven: questions of all families come without end,
 some of whose clients leave or read slowly, while an operator loads, unloads, kills, pins and
 restarts. What was answered is asked again alone afterwards."""
 
